@@ -1,0 +1,70 @@
+# Everything runs in .venv, which the first target to need it makes: only make and Python 3.11 must be there.
+# PYTHON=<path> names the Python to use, WORKERS=<n> the number of test processes, UPGRADE=1 lets `make lock`
+# take newer versions.
+
+PYTHON ?= $(shell for python in python3.11 python3 python; do \
+	$$python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo $$python && break; done)
+WORKERS ?= 2
+UPGRADE ?=
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test slow lint types bench lock clean
+
+help:
+	@echo "make demo    simulate a log, train on it, report: the results are in runs/demo"
+	@echo "make test    the tests, without the slow ones"
+	@echo "make slow    the slow tests"
+	@echo "make lint    style, formatting, and which module may import which"
+	@echo "make types   type checks"
+	@echo "make bench   the benchmarks"
+	@echo "make lock    requirements.lock anew from pyproject.toml (UPGRADE=1: with newer versions)"
+	@echo "make clean   removes .venv, builds and caches"
+
+# The lock holds uv too: pip installs that one, checked by its hash, and uv the rest, many times faster.
+$(INSTALLED): requirements.lock setup.py pyproject.toml
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 found; make PYTHON=<path> names it" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "error: $(PYTHON) is not Python 3.11")'
+	$(PYTHON) -m venv .venv
+	sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > .venv/uv.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r .venv/uv.txt
+	$(BIN)/uv pip sync --python $(BIN)/python --require-hashes --compile-bytecode requirements.lock
+	$(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/ctr demo --out runs/demo
+
+test: $(INSTALLED)
+	$(PYTEST) -m "not slow"
+
+# Exit status 5 says that there is no slow test, which is no failure.
+slow: $(INSTALLED)
+	$(PYTEST) -m slow || { status=$$?; test $$status -eq 5 || exit $$status; }
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	@set -e; for file in benchmarks/bench_*.py; do \
+		test -e "$$file" || { echo "no benchmarks/bench_*.py"; break; }; \
+		echo "$$file"; $(BIN)/python "$$file"; done
+
+# uv keeps the versions it finds in the present lock unless told to upgrade.
+lock: $(INSTALLED)
+	$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 --python-platform linux \
+		--extra test --generate-hashes --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade) \
+		--output-file requirements.lock pyproject.toml
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,216 @@
+"""The command line. Each command imports what it needs when it runs: ``--help`` loads no TensorFlow."""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ctr import __version__
+from ctr.errors import InputError
+
+# Those beside table and mind are mapping files; all that ctr.data.mapping ships (tested).
+FORMATS = ("table", "mind", "criteo", "avazu", "movielens", "open_bandit")
+
+
+def _load_tensorflow() -> None:
+    """Imports TensorFlow with Keras 2 and without the notices that it prints whatever the log level is."""
+    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with tempfile.TemporaryFile() as notices:
+        sys.stderr.flush()
+        standard_error = os.dup(2)
+        os.dup2(notices.fileno(), 2)
+        try:
+            import tensorflow  # noqa: F401
+        except BaseException:
+            notices.seek(0)
+            os.write(standard_error, notices.read())
+            raise
+        finally:
+            os.dup2(standard_error, 2)
+            os.close(standard_error)
+
+
+class _Bar:
+    """A progress bar on a terminal, nothing elsewhere."""
+
+    def __init__(self, total: int | None, unit: str) -> None:
+        from tqdm import tqdm
+
+        self._bar = tqdm(total=total, unit=unit, unit_scale=True, dynamic_ncols=True, disable=not sys.stderr.isatty())
+
+    def __call__(self, position: int, shown: dict[str, Any] | None = None) -> None:
+        self._bar.update(position - self._bar.n)
+        if shown:
+            self._bar.set_postfix(shown, refresh=False)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+_RUNNING_METRICS = ("per_query_auc", "auc", "logloss", "calibration_bias")
+
+
+def _running_metrics(line: dict[str, Any]) -> dict[str, str]:
+    return {key: f"{line[key]:.4f}" for key in _RUNNING_METRICS if line.get(key) is not None}
+
+
+def _print_result(arguments: argparse.Namespace, result: dict[str, Any], text: str) -> None:
+    print(json.dumps(result, indent=1) if arguments.json else text)
+
+
+def _ingest(arguments: argparse.Namespace) -> None:
+    _load_tensorflow()
+    from ctr.data.mapping import load_format, load_mapping
+    from ctr.pipelines.ingest import ingest
+
+    if (arguments.format == "table") != (arguments.mapping is not None):
+        raise InputError("--mapping FILE goes with the format table, and is needed for it")
+    mapping = load_mapping(arguments.mapping) if arguments.format == "table" else load_format(arguments.format)
+    bar = _Bar(None, "rows")
+    try:
+        result = ingest(
+            mapping, arguments.input, arguments.out, max_reject_share=arguments.max_reject_share, progress=bar
+        )
+    finally:
+        bar.close()
+    counts = result.as_dict()
+    _print_result(arguments, counts, "  ".join(f"{key}: {value}" for key, value in counts.items()))
+
+
+def _simulate(arguments: argparse.Namespace) -> None:
+    _load_tensorflow()
+    from ctr.simulator.config import load_simulator_config
+    from ctr.simulator.simulate import simulate
+
+    config = load_simulator_config(arguments.config, [f"examples={arguments.examples}", *arguments.set])
+    bar = _Bar(config.examples, "examples")
+    try:
+        result = simulate(config, arguments.out, bar)
+    finally:
+        bar.close()
+    _print_result(arguments, result, "  ".join(f"{key}: {value}" for key, value in result.items()))
+
+
+def _summary_text(run: Path, summary: dict[str, Any]) -> str:
+    def interval(name: str) -> str:
+        value, bounds = summary.get(name), summary.get(f"{name}_ci95")
+        if value is None:
+            return "-"
+        return f"{value:.5f}" + (f"  [{bounds[0]:.5f}, {bounds[1]:.5f}]" if bounds and bounds[0] is not None else "")
+
+    lines = [f"{run}: {summary['examples']} examples, {summary['queries']} queries"]
+    for name in ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias"):
+        lines.append(f"  {name:<20}{interval(name)}")
+    for name in ("examples_per_second", "step_ms_p50", "skipped_steps", "rejected_rows"):
+        if name in summary:
+            lines.append(f"  {name:<20}{summary[name]}")
+    return "\n".join(lines)
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    from ctr.config import load_model
+    from ctr.data.log import read_manifests
+    from ctr.training.config import TrainConfig
+
+    config = load_model(TrainConfig, arguments.config, "config", arguments.set)
+    _load_tensorflow()
+    from ctr.training.loop import train
+
+    bar = _Bar(sum(manifest.rows for manifest in read_manifests(arguments.log)), "examples")
+    try:
+        summary = train(
+            arguments.log, config, arguments.out, lambda position, line: bar(position, _running_metrics(line))
+        )
+    finally:
+        bar.close()
+    _print_result(arguments, summary, _summary_text(arguments.out, summary))
+
+
+def _compare(arguments: argparse.Namespace) -> None:
+    from ctr.eval.run_comparison import compare_runs
+
+    comparison = compare_runs(arguments.run_a, arguments.run_b)
+    _print_result(arguments, comparison.as_dict(), comparison.as_text())
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    from ctr.eval.report import write_report
+
+    path = write_report(arguments.run, arguments.out)
+    _print_result(arguments, {"report": str(path)}, str(path))
+
+
+def _demo(arguments: argparse.Namespace) -> None:
+    _load_tensorflow()
+    from ctr.demo import run_demo
+
+    run_demo(arguments.out, arguments.examples)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ctr", description="Trains click-through-rate models in a single pass over time-ordered logs."
+    )
+    parser.add_argument("--version", action="version", version=f"ctr {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], None], help_text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=help_text, description=help_text)
+        added.set_defaults(run_command=run)
+        added.add_argument("--json", action="store_true", help="print the result as JSON")
+        return added
+
+    demo = command("demo", _demo, "simulate a log, train two models on it, compare them and write a report")
+    demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for everything (runs/demo)")
+    demo.add_argument("--examples", type=int, default=300_000, help="simulated examples (300000)")
+
+    simulate = command("simulate", _simulate, "write an example log of a simulated world with known click probabilities")
+    simulate.add_argument("--examples", type=int, required=True, help="how many examples to make")
+    simulate.add_argument("--config", type=Path, help="YAML file with the world's settings")
+    simulate.add_argument("--out", type=Path, required=True, help="folder of the log")
+    simulate.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting")
+
+    ingest = command("ingest", _ingest, "turn raw logs into an ordered example log")
+    ingest.add_argument("format", choices=FORMATS, help="a format that ships with the package, or table")
+    ingest.add_argument("input", type=Path, nargs="+", help="files or folders")
+    ingest.add_argument("--mapping", type=Path, help="for the format table: the file that names columns and features")
+    ingest.add_argument("--out", type=Path, required=True, help="folder of the log")
+    ingest.add_argument(
+        "--max-reject-share", type=float, default=0.01, help="stop when more than this share of rows is malformed (0.01)"
+    )
+
+    train = command("train", _train, "train one pass over a log, or resume a run")
+    train.add_argument("log", type=Path, help="folder of the log")
+    train.add_argument("--config", type=Path, required=True, help="YAML file")
+    train.add_argument("--out", type=Path, required=True, help="run directory")
+    train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting, e.g. seed=2")
+
+    compare = command("compare", _compare, "compare two runs metric by metric, with paired 95%% intervals")
+    compare.add_argument("run_a", type=Path, help="run directory")
+    compare.add_argument("run_b", type=Path, help="run directory")
+
+    report = command("report", _report, "write one HTML file with the plots of one or more runs")
+    report.add_argument("run", type=Path, nargs="+", help="run directories")
+    report.add_argument("--out", type=Path, help="the file to write (report.html in the first run directory)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command. Returns 0, or 1 after one line on bad input; usage errors exit with 2."""
+    arguments = _parser().parse_args(argv)
+    try:
+        arguments.run_command(arguments)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0

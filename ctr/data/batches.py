@@ -1,0 +1,90 @@
+"""Batches of whole queries.
+
+A query never straddles two batches: the labels of its first impressions would leak, through the update
+between the two, into the predictions of its last.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ctr.data.reader import Rows, join_rows
+from ctr.errors import InputError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Whole queries.
+
+    Attributes:
+        rows: the good rows.
+        rejects: the faulty rows that lay among them.
+        end: the position in the log after this batch.
+    """
+
+    rows: Rows
+    rejects: Rows
+    end: int
+
+
+def whole_query_batches(blocks: Iterable[Rows], batch_rows: int, largest_query: int) -> Iterator[Batch]:
+    """Packs as many whole queries into each batch as fit into ``batch_rows`` rows.
+
+    A larger query is a batch of its own.
+
+    Args:
+        blocks: a log's rows in order.
+        batch_rows: rows of a batch, at most.
+        largest_query: the number of rows that a query may have, at least ``batch_rows``.
+
+    Raises:
+        InputError: a query has more than ``largest_query`` rows. It is named; nothing is cut off.
+    """
+    pending: list[Rows] = []
+    waiting = 0
+    for block in blocks:
+        if not len(block):
+            continue
+        pending.append(block)
+        waiting += len(block)
+        # The query at the end of what has been read may go on in the next block.
+        if waiting > batch_rows:
+            rows = join_rows(pending)
+            consumed = 0
+            for batch, consumed in _pack(rows, batch_rows, largest_query, ended=False):
+                yield batch
+            rest = rows.slice(consumed, len(rows))
+            pending, waiting = [rest], len(rest)
+    if waiting:
+        for batch, _ in _pack(join_rows(pending), batch_rows, largest_query, ended=True):
+            yield batch
+
+
+def _pack(rows: Rows, batch_rows: int, largest_query: int, ended: bool) -> Iterator[tuple[Batch, int]]:
+    begins = rows.query_begins()
+    # Where queries are known to end: the last one of ``rows`` only when the log does.
+    ends = np.concatenate([begins[1:], [len(rows)]]) if ended else begins[1:]
+    position = 0
+    while position < len(rows):
+        fitting = int(np.searchsorted(ends, position + batch_rows, side="right")) - 1
+        if fitting < 0 or ends[fitting] <= position:
+            larger = int(np.searchsorted(ends, position, side="right"))
+            size = int(ends[larger] if larger < len(ends) else len(rows)) - position
+            if size > largest_query:
+                raise InputError(
+                    f"query_id {rows.query_id[position]} (from row {rows.first + position} of the log) has {size} rows "
+                    f"or more; at most {largest_query} are allowed (batch.largest_query)"
+                )
+            if larger >= len(ends):
+                return
+            fitting = larger
+        elif not ended and fitting == len(ends) - 1 and len(rows) - position <= batch_rows:
+            # More of the log may still fit into this batch.
+            return
+        end = int(ends[fitting])
+        part = rows.slice(position, end)
+        good = part.fault == 0
+        kept = part if good.all() else part.keep(good)
+        yield Batch(kept, part.keep(~good), rows.first + end), end
+        position = end

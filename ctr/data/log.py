@@ -1,0 +1,338 @@
+"""The example log on disk: immutable shards, and one manifest per published interval.
+
+::
+
+    LOG/schema.json                      the features (schema.py)
+    LOG/manifests/START-END.json         one interval [START, END) of query time, in microseconds
+    LOG/shards/START-END-N-HASH.parquet  rows sorted by (query_time, query_id, example_id)
+    LOG/sidecars/NAME/                   columns written later, keyed by example_id (sidecar.py)
+
+A shard is complete before its name appears, and counts only once a manifest names it; a manifest is
+created exclusively. So an interval is there whole or not at all, also with several publishers, and
+publishing it again gives the same bytes.
+
+Columns of a shard: ``query_time, timestamp, query_id, example_id`` (int64; times in microseconds, UTC),
+``label`` (int8), ``train_weight, metric_weight`` (float32), ``ids`` (the ids of all single-valued
+features, int32 little-endian, packed in one fixed-size binary), and a ``list<int32>`` for each
+multivalent feature.
+"""
+
+import hashlib
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import Field
+
+from ctr.config import StrictModel, parse_model
+from ctr.data.schema import Schema
+from ctr.errors import InputError
+from ctr.files import create_exclusively, file_sha256, write_atomic_bytes
+
+KEY_COLUMNS = ("query_time", "query_id", "example_id")
+IDS_COLUMN = "ids"
+MAX_TIME_US = 2**62
+_FORMAT = 1
+
+
+def shard_schema(schema: Schema) -> pa.Schema:
+    """The Arrow schema of the shards of a log with these features."""
+    fields = [pa.field(name, pa.int64(), nullable=False) for name in ("query_time", "timestamp", "query_id", "example_id")]
+    fields.append(pa.field("label", pa.int8(), nullable=False))
+    fields += [pa.field(name, pa.float32(), nullable=False) for name in ("train_weight", "metric_weight")]
+    if schema.single_valued:
+        fields.append(pa.field(IDS_COLUMN, pa.binary(4 * len(schema.single_valued)), nullable=False))
+    fields += [
+        pa.field(name, pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False)
+        for name in schema.multivalent
+    ]
+    return pa.schema(fields)
+
+
+def pack_ids(ids: np.ndarray) -> pa.Array:
+    """[N, F] int32 ids as the packed column of a shard."""
+    rows, features = ids.shape
+    content = np.ascontiguousarray(ids, dtype="<i4")
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(4 * features), rows, [None, pa.py_buffer(content)])
+
+
+def unpack_ids(column: pa.FixedSizeBinaryArray) -> np.ndarray:
+    """The inverse of ``pack_ids``, without a copy."""
+    features = column.type.byte_width // 4
+    flat = np.frombuffer(column.buffers()[1], dtype="<i4")
+    return flat[column.offset * features : (column.offset + len(column)) * features].reshape(-1, features)
+
+
+class ShardEntry(StrictModel):
+    """What a manifest says of one shard. Times are query times in microseconds."""
+
+    file: str = Field(pattern=r"^[0-9a-zA-Z.\-]+\.parquet$")
+    rows: int = Field(ge=0)
+    queries: int = Field(ge=0)
+    first_query_time: int
+    last_query_time: int
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Manifest(StrictModel):
+    """One published interval [start, end) of query time, in microseconds."""
+
+    format: int = Field(default=_FORMAT, ge=_FORMAT, le=_FORMAT)
+    start: int = Field(ge=0, lt=MAX_TIME_US)
+    end: int = Field(gt=0, le=MAX_TIME_US)
+    schema_version: str
+    rows: int
+    queries: int
+    clicks: int
+    shards: tuple[ShardEntry, ...]
+    counters: dict[str, int] = {}
+
+    @property
+    def name(self) -> str:
+        """The file name stem: sorts as the times do."""
+        return f"{self.start:019d}-{self.end:019d}"
+
+
+def _json_bytes(content: object) -> bytes:
+    return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+
+
+def create_log(folder: Path, schema: Schema) -> None:
+    """Makes the folder a log with this schema, or checks that it is one.
+
+    Raises:
+        InputError: the folder holds a log of another schema, or something else.
+    """
+    if folder.exists() and not (folder / "schema.json").exists() and any(folder.iterdir()):
+        raise InputError(f"{folder} is neither empty nor an example log: another folder is needed")
+    content = _json_bytes({"format": _FORMAT, "version": schema.version, **schema.model_dump(mode="json")})
+    if not create_exclusively(folder / "schema.json", content):
+        found = read_schema(folder).version
+        if found != schema.version:
+            raise InputError(
+                f"{folder / 'schema.json'}: this log was written under schema {found}, not {schema.version}: "
+                "features cannot change inside a log; write to another folder"
+            )
+
+
+def read_schema(folder: Path) -> Schema:
+    """The features of a log. Raises InputError when it is missing, malformed or changed by hand."""
+    path = folder / "schema.json"
+    content = _read_json(path, f"{folder} is not an example log: it has no schema.json")
+    if content.pop("format", None) != _FORMAT:
+        raise InputError(f"{path}: this is not a log of format {_FORMAT}")
+    version = content.pop("version", None)
+    schema = parse_model(Schema, content, str(path))
+    if schema.version != version:
+        raise InputError(f"{path}: the features do not match the recorded version {version}: the file was changed")
+    return schema
+
+
+def _read_json(path: Path, absent: str) -> dict[str, object]:
+    if not path.is_file():
+        raise InputError(absent)
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: a JSON object is expected")
+    return content
+
+
+def sort_rows(table: pa.Table) -> pa.Table:
+    """Sorts by (query_time, query_id, example_id): the order of a log."""
+    order = np.lexsort([table.column(name).to_numpy() for name in reversed(KEY_COLUMNS)])
+    return table.take(pa.array(order))
+
+
+def _check_order(table: pa.Table, where: str) -> np.ndarray:
+    """Checks the order; returns the row numbers at which a query begins."""
+    time, query, example = (table.column(name).to_numpy() for name in KEY_COLUMNS)
+    later = time[1:] > time[:-1]
+    same_time = time[1:] == time[:-1]
+    same_query = same_time & (query[1:] == query[:-1])
+    in_order = later | (same_time & (query[1:] > query[:-1])) | (same_query & (example[1:] > example[:-1]))
+    if not in_order.all():
+        row = int(np.flatnonzero(~in_order)[0]) + 1
+        problem = "repeats an example_id of its query" if same_query[row - 1] and example[row] == example[row - 1] else (
+            "is out of order"
+        )
+        raise InputError(
+            f"{where}: row {row} (example_id {example[row]}) {problem}; rows are sorted by {', '.join(KEY_COLUMNS)}"
+        )
+    return np.concatenate([[0], np.flatnonzero(~same_query) + 1]) if len(time) else np.zeros(0, np.int64)
+
+
+def _shard_bytes(table: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    packed = [IDS_COLUMN] if IDS_COLUMN in table.column_names else False
+    pq.write_table(
+        table,
+        sink,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=[name for name in table.column_names if name in ("label", "train_weight", "metric_weight")],
+        column_encoding=None,
+        use_byte_stream_split=packed,
+        write_page_checksum=True,
+        row_group_size=64 * 1024,
+        store_schema=False,
+    )
+    return sink.getvalue()
+
+
+def publish_interval(
+    folder: Path,
+    schema: Schema,
+    start: int,
+    end: int,
+    rows: pa.Table,
+    counters: dict[str, int] | None = None,
+    shard_rows: int = 1_000_000,
+) -> Manifest:
+    """Publishes the interval [start, end) of query time (microseconds) whole.
+
+    Args:
+        rows: the interval's examples under ``shard_schema(schema)``, sorted as ``sort_rows`` does, no
+            (query, example_id) twice.
+        counters: what became of the interval's input, kept in the manifest.
+        shard_rows: a new shard starts at the first query boundary after this many rows.
+
+    Raises:
+        InputError: rows out of order or outside the interval, an interval that overlaps a published one,
+            or the same interval published before with other content.
+    """
+    rows = rows.cast(shard_schema(schema)).combine_chunks()
+    name = f"interval [{start}, {end}) of {folder}"
+    begins = _check_order(rows, name)
+    times = rows.column("query_time").to_numpy()
+    if len(times) and not start <= times[0] <= times[-1] < end:
+        raise InputError(f"{name}: holds query times from {times[0]} to {times[-1]}")
+    stem = f"{start:019d}-{end:019d}"
+    shards: list[ShardEntry] = []
+    for index, (first, last) in enumerate(_shard_ranges(begins, len(times), shard_rows)):
+        part = rows.slice(first, last - first)
+        content = _shard_bytes(part)
+        digest = hashlib.sha256(content).hexdigest()
+        # The hash in the name lets two publishers of different content not overwrite each other's shard.
+        file = f"{stem}-{index:04d}-{digest[:16]}.parquet"
+        path = folder / "shards" / file
+        if not path.exists() or file_sha256(path) != digest:
+            write_atomic_bytes(path, content)
+        shards.append(
+            ShardEntry(
+                file=file,
+                rows=last - first,
+                queries=int(np.count_nonzero((begins >= first) & (begins < last))),
+                first_query_time=int(times[first]),
+                last_query_time=int(times[last - 1]),
+                bytes=len(content),
+                sha256=digest,
+            )
+        )
+    manifest = Manifest(
+        start=start,
+        end=end,
+        schema_version=schema.version,
+        rows=rows.num_rows,
+        queries=len(begins),
+        clicks=int(rows.column("label").to_numpy().sum()),
+        shards=tuple(shards),
+        counters=dict(counters or {}),
+    )
+    _create_manifest(folder, manifest)
+    return manifest
+
+
+def _create_manifest(folder: Path, manifest: Manifest) -> None:
+    for other in list_intervals(folder):
+        if other != (manifest.start, manifest.end) and other[0] < manifest.end and manifest.start < other[1]:
+            raise InputError(
+                f"{folder}: the interval [{manifest.start}, {manifest.end}) overlaps the published "
+                f"[{other[0]}, {other[1]})"
+            )
+    path = folder / "manifests" / f"{manifest.name}.json"
+    content = _json_bytes(manifest.model_dump(mode="json"))
+    if not create_exclusively(path, content) and path.read_bytes() != content:
+        raise InputError(f"{path}: this interval was published before with other content; the first one stays")
+
+
+def _shard_ranges(begins: np.ndarray, rows: int, shard_rows: int) -> Iterator[tuple[int, int]]:
+    first = 0
+    while first < rows:
+        next_query = np.searchsorted(begins, first + shard_rows)
+        last = int(begins[next_query]) if next_query < len(begins) else rows
+        yield first, last
+        first = last
+
+
+def list_intervals(folder: Path) -> list[tuple[int, int]]:
+    """The published intervals (start, end) in order of time, from the names of the manifests."""
+    intervals = []
+    for path in (folder / "manifests").glob("*.json"):
+        start, _, end = path.stem.partition("-")
+        if not (start.isdigit() and end.isdigit()):
+            raise InputError(f"{path}: not the name of a manifest (START-END.json)")
+        intervals.append((int(start), int(end)))
+    return sorted(intervals)
+
+
+def read_manifests(folder: Path) -> list[Manifest]:
+    """All published intervals in order of time, checked for overlaps and against the log's schema."""
+    version = read_schema(folder).version
+    manifests = []
+    for start, end in list_intervals(folder):
+        path = folder / "manifests" / f"{start:019d}-{end:019d}.json"
+        content = _read_json(path, f"{path}: no such manifest")
+        manifest = parse_model(Manifest, content, str(path))
+        if (manifest.start, manifest.end) != (start, end):
+            raise InputError(f"{path}: names another interval, [{manifest.start}, {manifest.end})")
+        if manifest.schema_version != version:
+            raise InputError(
+                f"{path}: written under schema {manifest.schema_version}, but the log's schema is {version}"
+            )
+        if manifests and manifests[-1].end > manifest.start:
+            raise InputError(f"{path}: overlaps the interval before it, {manifests[-1].name}")
+        manifests.append(manifest)
+    return manifests
+
+
+def log_sha256(manifests: Sequence[Manifest]) -> str:
+    """One hash for the content of the whole log: of its manifests, which hold the shards' hashes."""
+    digest = hashlib.sha256()
+    for manifest in manifests:
+        digest.update(_json_bytes(manifest.model_dump(mode="json")))
+    return digest.hexdigest()
+
+
+def read_shard(folder: Path, entry: ShardEntry, schema: Schema) -> pa.Table:
+    """Reads a shard after verifying its bytes; nothing of a damaged shard is returned.
+
+    Raises:
+        InputError: missing, truncated or changed file, or one that does not hold what the manifest says.
+    """
+    path = folder / "shards" / entry.file
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{path}: the shard is missing, though a manifest names it") from None
+    if len(content) != entry.bytes or hashlib.sha256(content).hexdigest() != entry.sha256:
+        raise InputError(
+            f"{path}: damaged: its {len(content)} bytes do not have the SHA-256 that the manifest records "
+            f"({entry.bytes} bytes, {entry.sha256[:16]}...)"
+        )
+    table = pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
+    expected = shard_schema(schema)
+    if table.column_names != expected.names:
+        raise InputError(f"{path}: holds the columns {table.column_names}, not {expected.names}")
+    table = table.cast(expected).combine_chunks()
+    if table.num_rows != entry.rows:
+        raise InputError(f"{path}: holds {table.num_rows} rows, the manifest says {entry.rows}")
+    _check_order(table, str(path))
+    return table

@@ -1,0 +1,134 @@
+"""The example log as a stream of column blocks in its order, verified before a row of them is used."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ctr.data.log import IDS_COLUMN, Manifest, read_shard, unpack_ids
+from ctr.data.schema import Schema, bucket_counts
+
+KEYS = ("query_time", "timestamp", "query_id", "example_id")
+
+# Reasons for which a row cannot be trained on or scored; their positions are the codes in Rows.fault.
+FAULTS = (
+    "",
+    "label is neither 0 nor 1",
+    "train_weight is negative or not finite",
+    "metric_weight is negative or not finite",
+    "an id lies outside its feature's buckets",
+)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """N rows of a log.
+
+    Attributes:
+        query_time, timestamp, query_id, example_id: int64 [N]; times in microseconds, UTC.
+        label, train_weight, metric_weight: float32 [N].
+        ids: int32 [N, F], the single-valued features.
+        multivalent: for each multivalent feature its ids (int32) and offsets (int64 [N + 1]) into them.
+        fault: int8 [N], index into ``FAULTS``; 0 for a good row.
+        first: the position in the log of the first of these rows.
+    """
+
+    query_time: np.ndarray
+    timestamp: np.ndarray
+    query_id: np.ndarray
+    example_id: np.ndarray
+    label: np.ndarray
+    train_weight: np.ndarray
+    metric_weight: np.ndarray
+    ids: np.ndarray
+    multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    fault: np.ndarray
+    first: int
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    _COLUMNS = (*KEYS, "label", "train_weight", "metric_weight", "ids", "fault")
+
+    def slice(self, begin: int, end: int) -> "Rows":
+        """Rows ``begin`` to ``end`` (exclusive), without a copy of the columns."""
+        columns = {name: getattr(self, name)[begin:end] for name in self._COLUMNS}
+        multivalent = {}
+        for name, (values, offsets) in self.multivalent.items():
+            low, high = int(offsets[begin]), int(offsets[end])
+            multivalent[name] = (values[low:high], offsets[begin : end + 1] - low)
+        return Rows(**columns, multivalent=multivalent, first=self.first + begin)
+
+    def keep(self, mask: np.ndarray) -> "Rows":
+        """The rows where ``mask`` (bool [N]) holds; ``first`` stays the position of the first row before."""
+        columns = {name: getattr(self, name)[mask] for name in self._COLUMNS}
+        multivalent = {}
+        for name, (values, offsets) in self.multivalent.items():
+            lengths = np.diff(offsets)
+            kept = np.concatenate([[0], np.cumsum(lengths[mask])])
+            multivalent[name] = (values[np.repeat(mask, lengths)], kept)
+        return Rows(**columns, multivalent=multivalent, first=self.first)
+
+    def query_begins(self) -> np.ndarray:
+        """int64: the row numbers at which a query begins."""
+        if not len(self):
+            return np.zeros(0, np.int64)
+        new = (self.query_time[1:] != self.query_time[:-1]) | (self.query_id[1:] != self.query_id[:-1])
+        return np.concatenate([[0], np.flatnonzero(new) + 1])
+
+
+def join_rows(parts: Sequence[Rows]) -> Rows:
+    """Consecutive blocks as one."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in Rows._COLUMNS}
+    multivalent = {}
+    for name in parts[0].multivalent:
+        values = np.concatenate([part.multivalent[name][0] for part in parts])
+        lengths = np.concatenate([np.diff(part.multivalent[name][1]) for part in parts])
+        multivalent[name] = (values, np.concatenate([[0], np.cumsum(lengths)]))
+    return Rows(**columns, multivalent=multivalent, first=parts[0].first)
+
+
+def _single_array(column: pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+
+
+def rows_of_table(table: pa.Table, schema: Schema, first: int) -> Rows:
+    """A shard's table (``ctr.data.log.read_shard``) as arrays, its faulty rows marked."""
+    count = table.num_rows
+    columns: dict[str, np.ndarray] = {name: table.column(name).to_numpy() for name in KEYS}
+    for name in ("label", "train_weight", "metric_weight"):
+        columns[name] = table.column(name).to_numpy().astype(np.float32)
+    names = schema.single_valued
+    ids = unpack_ids(_single_array(table.column(IDS_COLUMN))) if names else np.zeros((count, 0), np.int32)
+    multivalent = {}
+    outside = ((ids < 0) | (ids >= np.array(bucket_counts(schema, names), np.int32))).any(axis=1)
+    for name in schema.multivalent:
+        array = _single_array(table.column(name))
+        offsets = array.offsets.to_numpy().astype(np.int64)
+        values = array.flatten().to_numpy()
+        offsets = offsets - offsets[0]
+        wrong = np.flatnonzero((values < 0) | (values >= schema.by_name[name].buckets))
+        outside[np.searchsorted(offsets, wrong, side="right") - 1] = True
+        multivalent[name] = (values, offsets)
+    fault = np.zeros(count, np.int8)
+    fault[outside] = 4
+    for code, name in ((3, "metric_weight"), (2, "train_weight")):
+        fault[~(np.isfinite(columns[name]) & (columns[name] >= 0))] = code
+    fault[(columns["label"] != 0) & (columns["label"] != 1)] = 1
+    return Rows(**columns, ids=ids, multivalent=multivalent, fault=fault, first=first)
+
+
+def read_rows(folder: Path, schema: Schema, manifests: Sequence[Manifest], start: int = 0) -> Iterator[Rows]:
+    """The log's rows shard by shard, from position ``start`` (a number of rows from the log's beginning)."""
+    position = 0
+    for manifest in manifests:
+        for entry in manifest.shards:
+            end = position + entry.rows
+            if end > start:
+                rows = rows_of_table(read_shard(folder, entry, schema), schema, position)
+                yield rows.slice(max(0, start - position), len(rows))
+            position = end

@@ -1,0 +1,240 @@
+"""What an example's features are: their kinds, sources, buckets, widths and towers.
+
+The schema is fixed when a log is written: its hash is the log's schema version. All features are
+categorical (FF section 2): whatever comes in leaves as row ids in ``[0, buckets)``. Id 0 is kept
+for "missing", so that a missing value has a meaning of its own.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from ctr.config import StrictModel
+
+Tower = Literal["quality", "ui"]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.\-]*$", max_length=100)]
+Buckets = Annotated[int, Field(ge=2, le=2**31 - 1)]
+
+MISSING_ID = 0
+
+
+class FeatureBase(StrictModel):
+    """What all features share: a name, an embedding width (0: only a linear weight) and a tower."""
+
+    name: Name
+    width: int = Field(default=16, ge=0, le=4096)
+    tower: Tower = "quality"
+
+
+class Category(FeatureBase):
+    """A string or integer, hashed to ``buckets`` ids or looked up in a ``vocabulary``.
+
+    ``multivalent`` reads lists, or strings cut at ``separator``; of more than ``max_values`` values the
+    last ones are kept (``keep: last``, for histories that grow at their end) or the first ones.
+    """
+
+    kind: Literal["category"] = "category"
+    source: str
+    buckets: Buckets = 100_000
+    vocabulary: tuple[str, ...] | None = None
+    multivalent: bool = False
+    separator: str = Field(default=" ", min_length=1)
+    max_values: int = Field(default=100, ge=1)
+    keep: Literal["first", "last"] = "first"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _vocabulary_sets_buckets(cls, content: Any) -> Any:
+        # Ids: 0 missing, 1..n the vocabulary, n + 1 everything else.
+        if isinstance(content, dict) and content.get("vocabulary"):
+            buckets = len(content["vocabulary"]) + 2
+            if content.get("buckets", buckets) != buckets:
+                raise ValueError(f"buckets follows from the vocabulary ({buckets}) and must not be set")
+            return {**content, "buckets": buckets}
+        return content
+
+    @field_validator("vocabulary")
+    @classmethod
+    def _distinct(cls, vocabulary: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if vocabulary is not None and len(set(vocabulary)) != len(vocabulary):
+            raise ValueError("the vocabulary repeats a value")
+        return vocabulary
+
+
+class LogBuckets(StrictModel):
+    """Boundaries that grow geometrically from 1 to ``maximum``, mirrored below 0 when ``signed``."""
+
+    per_octave: int = Field(default=2, ge=1, le=64)
+    maximum: float = Field(default=1e6, gt=1)
+    signed: bool = False
+
+
+class StepBuckets(StrictModel):
+    """Boundaries ``low, low + size, ...`` up to ``high``."""
+
+    low: float
+    high: float
+    size: float = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        if not self.low < self.high:
+            raise ValueError("low must be below high")
+        if (self.high - self.low) / self.size > 1_000_000:
+            raise ValueError("at most 1,000,000 buckets are allowed")
+        return self
+
+
+class Number(FeatureBase):
+    """A number put into buckets: ``boundaries`` given, or made from ``log`` or ``step`` (exactly one).
+
+    Id 0 is missing (empty, null or NaN); id ``1 + k`` is a number with ``k`` boundaries at or below it.
+    Boundaries and values are compared as float32.
+    """
+
+    kind: Literal["number"] = "number"
+    source: str
+    boundaries: tuple[float, ...] | None = None
+    log: LogBuckets | None = None
+    step: StepBuckets | None = None
+
+    @model_validator(mode="after")
+    def _one_bucketing(self) -> Self:
+        if sum(way is not None for way in (self.boundaries, self.log, self.step)) != 1:
+            raise ValueError("exactly one of boundaries, log and step is needed")
+        if self.boundaries is not None:
+            if not self.boundaries:
+                raise ValueError("boundaries is empty")
+            if any(a >= b for a, b in zip(self.boundaries, self.boundaries[1:], strict=False)):
+                raise ValueError("boundaries must rise")
+        return self
+
+    def edges(self) -> list[float]:
+        """The rising boundaries between buckets."""
+        if self.boundaries is not None:
+            return list(self.boundaries)
+        if self.step is not None:
+            count = math.floor((self.step.high - self.step.low) / self.step.size + 1e-9) + 1
+            return [self.step.low + index * self.step.size for index in range(count)]
+        assert self.log is not None
+        octaves = math.log2(self.log.maximum)
+        positive = [2 ** (k / self.log.per_octave) for k in range(math.floor(octaves * self.log.per_octave) + 1)]
+        if self.log.signed:
+            return [-edge for edge in reversed(positive)] + [0.0] + positive
+        return [0.0, *positive]
+
+    @property
+    def buckets(self) -> int:
+        """Number of ids: missing, and one more than there are boundaries."""
+        return len(self.edges()) + 2
+
+
+class Text(FeatureBase):
+    """Words (lower-cased runs of letters and digits), word n-grams, and n-grams inside words; hashed.
+
+    FF section 2: bi-grams and n-grams on sub-word units. ``subwords: [3, 4]`` adds the character
+    n-grams of ``<word>``. Of more than ``max_values`` tokens the first ones are kept.
+    """
+
+    kind: Literal["text"] = "text"
+    source: str
+    buckets: Buckets = 100_000
+    words: tuple[int, ...] = (1,)
+    subwords: tuple[int, ...] = ()
+    max_values: int = Field(default=64, ge=1)
+
+    @field_validator("words", "subwords")
+    @classmethod
+    def _sizes(cls, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        if any(not 1 <= size <= 10 for size in sizes) or len(set(sizes)) != len(sizes):
+            raise ValueError("n-gram sizes are distinct numbers from 1 to 10")
+        return sizes
+
+    @model_validator(mode="after")
+    def _some_tokens(self) -> Self:
+        if not self.words and not self.subwords:
+            raise ValueError("words and subwords are both empty: the feature would have no values")
+        return self
+
+
+class Cross(FeatureBase):
+    """The product of two or more features, hashed; at most one of them multivalent."""
+
+    kind: Literal["cross"] = "cross"
+    of: tuple[Name, ...] = Field(min_length=2)
+    buckets: Buckets = 100_000
+
+
+Feature = Annotated[Category | Number | Text | Cross, Field(discriminator="kind")]
+
+
+class Schema(StrictModel):
+    """The features of a log, in the order in which they are stored."""
+
+    features: tuple[Feature, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        known: dict[str, Category | Number | Text | Cross] = {}
+        for feature in self.features:
+            if feature.name in known:
+                raise ValueError(f"feature {feature.name} is named twice")
+            if isinstance(feature, Cross):
+                for part in feature.of:
+                    if part not in known:
+                        raise ValueError(f"feature {feature.name} crosses {part}, which is not a feature before it")
+                    if isinstance(known[part], Cross):
+                        raise ValueError(f"feature {feature.name} crosses {part}, itself a cross: name its parts")
+                if sum(is_multivalent(known[part], known) for part in feature.of) > 1:
+                    raise ValueError(f"feature {feature.name} crosses more than one multivalent feature")
+            known[feature.name] = feature
+        return self
+
+    @property
+    def by_name(self) -> dict[str, Category | Number | Text | Cross]:
+        """The features by their names."""
+        return {feature.name: feature for feature in self.features}
+
+    @property
+    def single_valued(self) -> tuple[str, ...]:
+        """Names of the features with exactly one id a row: the columns of the packed id matrix."""
+        known = self.by_name
+        return tuple(f.name for f in self.features if not is_multivalent(f, known))
+
+    @property
+    def multivalent(self) -> tuple[str, ...]:
+        """Names of the features with any number of ids a row."""
+        known = self.by_name
+        return tuple(f.name for f in self.features if is_multivalent(f, known))
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The raw columns that the features read, each once."""
+        return tuple(dict.fromkeys(f.source for f in self.features if not isinstance(f, Cross)))
+
+    def canonical_json(self) -> str:
+        """The schema as text that depends on nothing but its meaning."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+    @property
+    def version(self) -> str:
+        """The first 16 hexadecimal digits of the SHA-256 of the canonical text."""
+        return hashlib.sha256(self.canonical_json().encode()).hexdigest()[:16]
+
+
+def is_multivalent(
+    feature: Category | Number | Text | Cross, known: dict[str, Category | Number | Text | Cross]
+) -> bool:
+    """Whether a row can have any number of ids of the feature; ``known`` resolves the parts of crosses."""
+    if isinstance(feature, Cross):
+        return any(is_multivalent(known[part], known) for part in feature.of)
+    return isinstance(feature, Text) or (isinstance(feature, Category) and feature.multivalent)
+
+
+def bucket_counts(schema: Schema, names: Sequence[str]) -> list[int]:
+    """The bucket counts of the named features."""
+    return [schema.by_name[name].buckets for name in names]

@@ -1,0 +1,412 @@
+"""From raw columns to feature ids, with operations that exist in the TensorFlow graph.
+
+The exported model takes raw strings and numbers, so what ingestion did must be done again inside the
+graph. Both ways therefore run the same functions of this module: ``transform_tensors`` on every row,
+``transform_table`` on the distinct values of each column, whose ids are then gathered with NumPy.
+
+Ids. Strings are hashed with FarmHash Fingerprint64 (``tf.strings.to_hash_bucket_fast``): missing is 0,
+everything else ``1 + fingerprint mod (buckets - 1)``; a vocabulary gives ``1..n``, and ``n + 1`` to other
+values. A number gives 0 when missing, else ``1 + count(edges <= x)`` in float32. A cross mixes the full
+64-bit fingerprints of its parts (not their ids, which collide), for numbers their ids, in the order in
+which they are named; a missing part counts as a value of its own, and if all are missing the id is 0.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import tensorflow as tf
+
+from ctr.data.log import IDS_COLUMN, pack_ids, shard_schema
+from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text, is_multivalent
+from ctr.errors import InputError
+
+Lists = tuple[np.ndarray, np.ndarray]
+"""Of a multivalent feature: values int32, lengths int32 of each row."""
+
+_NOT_A_WORD = r"[^\p{L}\p{M}\p{N}]+"
+# Lower-casing follows the process's locale for Turkish, Azeri and Lithuanian. With ASCII lower-cased
+# first, these letters are the ones that would still come out differently under another LANG.
+_LOCALE_LETTERS = {"İ": "i̇", "Ì": "ì", "Í": "í", "Ĩ": "ĩ", "Į": "į"}
+# TensorFlow's kernels take subnormal numbers as 0 in some threads and not in others; here they are all 0.
+_SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
+
+
+# ---------------------------------------------------------------- operations, the same in both ways
+
+
+def _fingerprints(strings: tf.Tensor) -> tf.Tensor:
+    """[M] strings -> [M] uint64, FarmHash Fingerprint64."""
+    return tf.bitcast(tf.fingerprint(strings, method="farmhash64"), tf.uint64)
+
+
+def _string_ids(feature: Category | Text, strings: tf.Tensor) -> tf.Tensor:
+    """[M] strings -> [M] int32 ids; the empty string is missing."""
+    vocabulary = feature.vocabulary if isinstance(feature, Category) else None
+    if vocabulary:
+        # By search among fingerprints: a lookup table would be state that the exported model must carry.
+        with tf.init_scope():
+            known = _fingerprints(tf.constant(vocabulary)).numpy()
+        order = np.argsort(known)
+        wanted = _fingerprints(strings)
+        # searchsorted has no unsigned kernel; flipping the top bit keeps the order in int64.
+        flip = np.uint64(1 << 63)
+        place = tf.searchsorted(
+            tf.constant((known[order] ^ flip).view(np.int64)),
+            tf.bitcast(tf.bitwise.bitwise_xor(wanted, flip), tf.int64),
+        )
+        place = tf.minimum(place, len(vocabulary) - 1)
+        found = tf.equal(tf.gather(tf.constant(known[order]), place), wanted)
+        ids = tf.where(found, tf.gather(tf.constant(order.astype(np.int32) + 1), place), len(vocabulary) + 1)
+    else:
+        ids = 1 + tf.cast(tf.strings.to_hash_bucket_fast(strings, feature.buckets - 1), tf.int32)
+    return tf.where(tf.equal(strings, ""), MISSING_ID, ids)
+
+
+def _number_ids(feature: Number, values: tf.Tensor) -> tf.Tensor:
+    """[M] float32 -> [M] int32 ids; NaN is missing."""
+    edges = np.asarray(feature.edges(), np.float32)
+    edges[np.abs(edges) < _SMALLEST_NORMAL] = 0
+    values = tf.where(tf.abs(values) < _SMALLEST_NORMAL, tf.zeros_like(values), values)
+    ids = 1 + tf.searchsorted(tf.constant(edges), values, side="right")
+    return tf.where(tf.math.is_nan(values), MISSING_ID, ids)
+
+
+def _keep_values(feature: Category, items: tf.RaggedTensor, present: tf.Tensor) -> tf.RaggedTensor:
+    """Drops the items that are not ``present`` (bool, one per flat item), then those beyond max_values."""
+    items = tf.ragged.boolean_mask(items, items.with_values(present))
+    return items[:, : feature.max_values] if feature.keep == "first" else items[:, -feature.max_values :]
+
+
+def _lower(strings: tf.Tensor) -> tf.Tensor:
+    """Lower case by Unicode's rules, whatever the process's locale is."""
+    strings = tf.strings.lower(strings)
+    for letter, lower in _LOCALE_LETTERS.items():
+        strings = tf.strings.regex_replace(strings, letter, lower)
+    return tf.strings.lower(strings, encoding="utf-8")
+
+
+def _text_tokens(feature: Text, text: tf.Tensor) -> tf.RaggedTensor:
+    """[M] strings -> [M, None] strings: word n-grams, then sub-word n-grams, in the order of the sizes.
+
+    Words are runs of letters (with their combining marks) and digits. The cut comes before the
+    lower-casing, which would end a string at its first NUL.
+    """
+    words = tf.strings.split(_lower(tf.strings.regex_replace(text, _NOT_A_WORD, " ")))
+    tokens = [tf.strings.ngrams(words, size, separator=" ") for size in feature.words]
+    if feature.subwords:
+        marked = tf.strings.join(["<", words.values, ">"])
+        letters = tf.strings.unicode_split(marked, "UTF-8", errors="replace")
+        for size in feature.subwords:
+            grams = words.with_values(tf.strings.ngrams(letters, size, separator=""))
+            tokens.append(grams.merge_dims(1, 2))
+    return tf.concat(tokens, axis=1)[:, : feature.max_values]
+
+
+def _cross_ids(feature: Cross, parts: Sequence[tf.Tensor], all_missing: tf.Tensor) -> tf.Tensor:
+    """[M] uint64 fingerprints of each part -> [M] int32 ids.
+
+    ``h = mix((h * 0x9E3779B97F4A7C15) ^ part)`` modulo 2^64 for one part after the other, h = 1 at the
+    start; ``mix`` is the finaliser ``x ^= x >> 32; x *= 0xD6E8FEB86659FD93; x ^= x >> 32``.
+    """
+    half = tf.constant(32, tf.uint64)
+    state = tf.ones_like(parts[0])
+    for part in parts:
+        state = tf.bitwise.bitwise_xor(state * tf.constant(0x9E3779B97F4A7C15, tf.uint64), part)
+        state = tf.bitwise.bitwise_xor(state, tf.bitwise.right_shift(state, half))
+        state *= tf.constant(0xD6E8FEB86659FD93, tf.uint64)
+        state = tf.bitwise.bitwise_xor(state, tf.bitwise.right_shift(state, half))
+    ids = 1 + tf.cast(tf.math.floormod(state, tf.constant(feature.buckets - 1, tf.uint64)), tf.int32)
+    return tf.where(all_missing, MISSING_ID, ids)
+
+
+# ---------------------------------------------------------------- every row, in the graph
+
+
+def transform_tensors(
+    schema: Schema, raw: Mapping[str, tf.Tensor | tf.RaggedTensor]
+) -> dict[str, tf.Tensor | tf.RaggedTensor]:
+    """The ids of all features of N rows, in pure graph operations without state.
+
+    Args:
+        raw: one tensor for each source column: for a number, [N] of any numeric dtype, NaN where missing;
+            for a category or text, [N] strings (or integers, read as decimal text), empty where missing;
+            for a multivalent category also a RaggedTensor [N, None] of these.
+
+    Returns:
+        int32 [N] for each single-valued feature, int32 RaggedTensor [N, None] for each multivalent one.
+
+    Raises:
+        InputError: a source column is absent.
+    """
+    ids: dict[str, tf.Tensor | tf.RaggedTensor] = {}
+    prints: dict[str, tf.Tensor | tf.RaggedTensor] = {}
+    for feature in schema.features:
+        if isinstance(feature, Cross):
+            ids[feature.name] = _cross_tensors(feature, ids, prints)
+            continue
+        if feature.source not in raw:
+            raise InputError(_absent(feature, list(raw)))
+        value = raw[feature.source]
+        if isinstance(feature, Number):
+            ids[feature.name] = _number_ids(feature, tf.cast(value, tf.float32))
+            prints[feature.name] = tf.cast(ids[feature.name], tf.uint64)
+            continue
+        strings = value if value.dtype == tf.string else tf.strings.as_string(value)
+        if isinstance(feature, Text):
+            strings = _text_tokens(feature, strings)
+        elif feature.multivalent:
+            items = strings if isinstance(strings, tf.RaggedTensor) else tf.strings.split(strings, feature.separator)
+            strings = _keep_values(feature, items, tf.not_equal(items.values, ""))
+        if isinstance(strings, tf.RaggedTensor):
+            ids[feature.name] = strings.with_values(_string_ids(feature, strings.values))
+            prints[feature.name] = strings.with_values(_fingerprints(strings.values))
+        else:
+            ids[feature.name] = _string_ids(feature, strings)
+            prints[feature.name] = _fingerprints(strings)
+    return ids
+
+
+def _cross_tensors(
+    feature: Cross,
+    ids: Mapping[str, tf.Tensor | tf.RaggedTensor],
+    prints: Mapping[str, tf.Tensor | tf.RaggedTensor],
+) -> tf.Tensor | tf.RaggedTensor:
+    ragged = next((prints[part] for part in feature.of if isinstance(prints[part], tf.RaggedTensor)), None)
+    if ragged is None:
+        missing = tf.reduce_all([tf.equal(ids[part], MISSING_ID) for part in feature.of], axis=0)
+        return _cross_ids(feature, [prints[part] for part in feature.of], missing)
+    rows = ragged.value_rowids()
+    parts = [ragged.values if prints[part] is ragged else tf.gather(prints[part], rows) for part in feature.of]
+    return ragged.with_values(_cross_ids(feature, parts, tf.zeros_like(rows, tf.bool)))
+
+
+# ---------------------------------------------------------------- distinct values, for ingestion
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """A source column: of each row (or list item) the number of its distinct value."""
+
+    codes: np.ndarray  # int32 [rows], or [items] of a list column
+    distinct: tf.Tensor  # strings; missing is empty; the empty string may stand twice
+    lengths: np.ndarray | None  # int32 [rows] of a list column
+
+
+def _absent(feature: Category | Number | Text, columns: Sequence[str]) -> str:
+    return (
+        f"feature {feature.name}: its source column {feature.source} is absent; "
+        f"the columns are {', '.join(columns) or '(none)'}"
+    )
+
+
+def _strings_tensor(strings: pa.Array) -> tf.Tensor:
+    """An Arrow string array as a TensorFlow one; null becomes empty. Bytes, so that a NUL does not end it."""
+    content = pc.fill_null(strings.cast(pa.large_binary()), b"").to_numpy(zero_copy_only=False)
+    return tf.constant(content, tf.string, shape=(len(content),))
+
+
+def _encode(feature: Category | Text, column: pa.ChunkedArray) -> _Encoded:
+    """Raises InputError for a column type that the feature cannot read."""
+    lengths = None
+    kind = column.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        if not (isinstance(feature, Category) and feature.multivalent):
+            raise InputError(
+                f"feature {feature.name}: its source column {feature.source} holds lists ({kind}), "
+                "which only a multivalent category reads"
+            )
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int32)
+        column = pc.list_flatten(column)
+        kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+        kind = column.type
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+    if not (text or whole or pa.types.is_null(kind)):
+        advice = "make it a number feature, or " if pa.types.is_floating(kind) and lengths is None else ""
+        raise InputError(
+            f"feature {feature.name}: its source column {feature.source} is of type {kind}; a {feature.kind} reads "
+            f"strings, integers and booleans: {advice}convert the column to strings"
+        )
+    if not whole:
+        column = column.cast(pa.large_string())
+    encoded = pc.dictionary_encode(column, null_encoding="encode").unify_dictionaries()
+    if not encoded.num_chunks:
+        return _Encoded(np.zeros(0, np.int32), tf.constant([], tf.string), lengths)
+    codes = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks])
+    return _Encoded(codes, _strings_tensor(encoded.chunk(0).dictionary.cast(pa.large_string())), lengths)
+
+
+def _float_column(feature: Number, column: pa.ChunkedArray) -> np.ndarray:
+    """A numeric column as float32, NaN where missing."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+        column = column.cast(kind)
+    types = pa.types
+    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+            or types.is_decimal(kind) or types.is_null(kind)):  # fmt: skip
+        raise InputError(
+            f"feature {feature.name}: its source column {feature.source} is of type {kind}; a number is needed"
+        )
+    if types.is_boolean(kind):
+        column = column.cast(pa.uint8())
+    return pc.fill_null(column.cast(pa.float32(), safe=False), np.nan).to_numpy()
+
+
+def _gather_lists(values: np.ndarray, lengths: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Concatenates the lists number ``codes`` of a list of lists; returns (values, lengths)."""
+    begins = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])[:-1]
+    chosen = lengths[codes]
+    shifts = begins[codes] - (np.cumsum(chosen, dtype=np.int64) - chosen)
+    return values[np.arange(int(chosen.sum(dtype=np.int64))) + np.repeat(shifts, chosen)], chosen
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A transformed feature: ids [M] int32, its fingerprints [M] uint64 if a cross asks, lengths if multivalent."""
+
+    ids: np.ndarray
+    prints: np.ndarray | None
+    lengths: np.ndarray | None
+
+
+def _string_column(feature: Category | Text, source: _Encoded, crossed: bool) -> _Column:
+    lengths, codes, strings = source.lengths, source.codes, source.distinct
+    if lengths is not None:
+        assert isinstance(feature, Category)
+        items = tf.RaggedTensor.from_row_lengths(codes, lengths, validate=False)
+        kept = _keep_values(feature, items, tf.not_equal(strings, "").numpy()[codes])
+        codes, lengths = kept.values.numpy(), kept.row_lengths().numpy().astype(np.int32)
+    elif is_multivalent(feature, {}):
+        if isinstance(feature, Text):
+            tokens = _text_tokens(feature, strings)
+        else:
+            items = tf.strings.split(strings, feature.separator)
+            tokens = _keep_values(feature, items, tf.not_equal(items.values, ""))
+        strings = tokens.values
+        places = np.arange(strings.shape[0], dtype=np.int32)
+        codes, lengths = _gather_lists(places, tokens.row_lengths().numpy().astype(np.int32), codes)
+    prints = _fingerprints(strings).numpy()[codes] if crossed else None
+    return _Column(_string_ids(feature, strings).numpy()[codes], prints, lengths)
+
+
+def _cross_column(feature: Cross, columns: Mapping[str, _Column]) -> _Column:
+    parts = [columns[part] for part in feature.of]
+    lengths = next((part.lengths for part in parts if part.lengths is not None), None)
+    missing = np.logical_and.reduce(
+        [np.zeros(1, bool) if lengths is not None else part.ids == MISSING_ID for part in parts]
+    )
+    prints = [
+        part.prints if lengths is None or part.lengths is not None else np.repeat(part.prints, lengths)
+        for part in parts
+        if part.prints is not None
+    ]
+    return _Column(_cross_ids(feature, prints, missing).numpy(), None, lengths)
+
+
+def transform_table(schema: Schema, table: pa.Table) -> tuple[np.ndarray, dict[str, Lists]]:
+    """The ids of all features of a table's N rows, equal to those of ``transform_tensors``.
+
+    Args:
+        table: the source columns. Categories and text: strings, integers (as decimal text), booleans, or
+            dictionaries of them; multivalent categories also lists of these; numbers: any numeric type.
+            Null, NaN and the empty string are missing. Other columns are ignored.
+
+    Returns:
+        int32 [N, F], the ids of the single-valued features in the schema's order (C-contiguous), and for
+        each multivalent feature its values (int32, flat) and lengths (int32 [N]).
+
+    Raises:
+        InputError: a source column is absent or of a type that its feature cannot read.
+    """
+    crossed = {part for feature in schema.features if isinstance(feature, Cross) for part in feature.of}
+    encoded: dict[str, _Encoded] = {}
+    columns: dict[str, _Column] = {}
+    for feature in schema.features:
+        if isinstance(feature, Cross):
+            columns[feature.name] = _cross_column(feature, columns)
+            continue
+        if feature.source not in table.column_names:
+            raise InputError(_absent(feature, table.column_names))
+        column = table.column(feature.source)
+        if isinstance(feature, Number):
+            ids = _number_ids(feature, tf.constant(_float_column(feature, column))).numpy()
+            columns[feature.name] = _Column(ids, ids.astype(np.uint64), None)
+        else:
+            if feature.source not in encoded:
+                encoded[feature.source] = _encode(feature, column)
+            columns[feature.name] = _string_column(feature, encoded[feature.source], feature.name in crossed)
+    single = [columns[name].ids for name in schema.single_valued]
+    matrix = np.stack(single, axis=1) if single else np.zeros((table.num_rows, 0), np.int32)
+    lists = {name: (columns[name].ids, columns[name].lengths) for name in schema.multivalent}
+    return matrix, lists  # type: ignore[return-value]  # the lengths of a multivalent feature are there
+
+
+def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table) -> pa.Table:
+    """Rows of a shard from key columns and raw source columns, in the given order.
+
+    Args:
+        keys: the columns of ``shard_schema`` that are not features (times, query_id, example_id, label and
+            the weights), without nulls.
+        raw: the source columns of the same rows.
+
+    Raises:
+        InputError: keys absent, null, out of their type's range, or a label other than 0 and 1; and all
+            that ``transform_table`` refuses.
+    """
+    target = shard_schema(schema)
+    matrix, lists = transform_table(schema, raw)
+    columns: list[pa.Array | pa.ChunkedArray] = []
+    for field in target:
+        if field.name == IDS_COLUMN and len(schema.single_valued):
+            columns.append(pack_ids(matrix))
+        elif field.name in lists:
+            values, lengths = lists[field.name]
+            offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+            if offsets[-1] >= 2**31:
+                raise InputError(f"feature {field.name}: {offsets[-1]} values in one table; at most 2^31 - 1 fit")
+            columns.append(pa.ListArray.from_arrays(offsets.astype(np.int32), values, type=field.type))
+        else:
+            columns.append(_key_column(keys, field))
+    return pa.table(columns, schema=target)
+
+
+def _key_column(keys: pa.Table, field: pa.Field) -> pa.ChunkedArray:
+    if field.name not in keys.column_names:
+        raise InputError(f"the key column {field.name} is absent; the columns are {', '.join(keys.column_names)}")
+    column = keys.column(field.name)
+    if column.null_count:
+        raise InputError(f"the key column {field.name} has {column.null_count} nulls; every row needs a value")
+    try:
+        column = column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InputError(f"the key column {field.name} is not {field.type}: {error}") from None
+    if field.name == "label" and not pc.all(pc.is_in(column, pa.array([0, 1], pa.int8())), min_count=0).as_py():
+        raise InputError("the key column label holds values other than 0 and 1")
+    return column
+
+
+def string_ids(values: pa.Array | pa.ChunkedArray | np.ndarray) -> np.ndarray:
+    """Int64 keys of strings: their FarmHash Fingerprint64, its 64 bits read as signed.
+
+    For the query_id and example_id of logs that name them by strings.
+
+    Args:
+        values: [N] strings without nulls.
+
+    Raises:
+        InputError: a value is null, or the values are not strings.
+    """
+    array = pa.array(values) if isinstance(values, np.ndarray) else values
+    if array.null_count:
+        raise InputError(f"{array.null_count} of the values to be made ids are null; every row needs one")
+    if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
+        raise InputError(f"values of type {array.type} cannot be made ids; strings are needed")
+    if isinstance(array, pa.ChunkedArray):
+        array = array.cast(pa.large_string()).combine_chunks()
+    return _fingerprints(_strings_tensor(array)).numpy().view(np.int64)

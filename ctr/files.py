@@ -1,0 +1,90 @@
+"""Files that appear whole or not at all, and hashes of files."""
+
+import hashlib
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from ctr.errors import InputError
+
+_TEMPORARY_MARK = ".partial-"
+
+
+def sync_folder(folder: Path) -> None:
+    """Flushes a folder's own entries, so that a rename in it survives a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_temporary(path: Path, write: Callable[[BinaryIO], object]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}{_TEMPORARY_MARK}{secrets.token_hex(8)}")
+    try:
+        with temporary.open("xb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Creates or replaces ``path``: temporary name, fsync, rename, fsync of the folder."""
+    temporary = _write_temporary(path, write)
+    try:
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_atomic_bytes(path: Path, content: bytes) -> None:
+    """``write_atomic`` for content that is already in memory."""
+    write_atomic(path, lambda file: file.write(content))
+
+
+def create_exclusively(path: Path, content: bytes) -> bool:
+    """Creates ``path`` with all of ``content`` unless it exists.
+
+    The name appears by a hard link, which is atomic and fails when the name is taken: of several
+    publishers exactly one wins, and no reader ever sees half a file.
+
+    Returns:
+        True when this call created the file, False when it existed before.
+    """
+    temporary = _write_temporary(path, lambda file: file.write(content))
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+    return True
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Deletes what an interrupted ``write_atomic`` left in ``folder``."""
+    for path in folder.glob(f"*{_TEMPORARY_MARK}*"):
+        path.unlink(missing_ok=True)
+
+
+def require_file(path: Path, what: str) -> Path:
+    """Returns ``path``, or raises InputError naming it when it is no readable file."""
+    if not path.is_file():
+        raise InputError(f"{what} {path}: no such file")
+    return path

@@ -1,0 +1,18 @@
+"""Weights that grow from 0 to 1 over the first part of training (FF 4.1.3, 4.3)."""
+
+from pydantic import Field
+
+from ctr.config import StrictModel
+
+
+class Ramp(StrictModel):
+    """0 up to ``start`` examples, then linear to 1 over ``length`` examples; no length: a step at ``start``."""
+
+    start: int = Field(default=0, ge=0)
+    length: int = Field(default=0, ge=0)
+
+    def at(self, examples: int) -> float:
+        """The weight for a batch before which ``examples`` examples were trained on."""
+        if examples < self.start:
+            return 0.0
+        return min(1.0, (examples - self.start) / self.length) if self.length else 1.0

@@ -1,0 +1,88 @@
+"""Checkpoints: all arrays of a run and its position, in one folder that appears whole or not at all.
+
+::
+
+    checkpoints/00000000000000150000/arrays.npz   no pickled objects
+    checkpoints/00000000000000150000/state.json   with the SHA-256 of arrays.npz
+"""
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ctr.errors import InputError
+from ctr.files import file_sha256, sync_folder, write_atomic
+
+_ARRAYS = "arrays.npz"
+_STATE = "state.json"
+_PARTIAL = ".partial"
+
+log = logging.getLogger(__name__)
+
+
+def save(folder: Path, examples: int, arrays: Mapping[str, np.ndarray], state: Mapping[str, Any], keep: int) -> None:
+    """Writes the checkpoint of position ``examples`` and deletes all but the newest ``keep``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for leftover in folder.glob(f"*{_PARTIAL}"):
+        shutil.rmtree(leftover)
+    final = folder / f"{examples:020d}"
+    partial = folder / f"{final.name}{_PARTIAL}"
+    partial.mkdir()
+    write_atomic(partial / _ARRAYS, lambda file: np.savez(file, allow_pickle=False, **arrays))
+    content = {**state, "arrays_sha256": file_sha256(partial / _ARRAYS)}
+    content["state_sha256"] = _state_hash(content)
+    write_atomic(partial / _STATE, lambda file: file.write((json.dumps(content, indent=1) + "\n").encode()))
+    if final.exists():
+        # The same position written again, after a resume from an older one because this was damaged.
+        shutil.rmtree(final)
+    partial.rename(final)
+    sync_folder(folder)
+    for old in _complete(folder)[:-keep]:
+        shutil.rmtree(old)
+
+
+def _state_hash(content: Mapping[str, Any]) -> str:
+    covered = {key: value for key, value in content.items() if key != "state_sha256"}
+    return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()
+
+
+def _complete(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*") if path.is_dir() and path.name.isdigit())
+
+
+def restore_newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+    """The arrays and state of the newest checkpoint whose bytes are what was written.
+
+    A damaged one is reported and the one before it taken.
+
+    Returns:
+        None when there is no checkpoint.
+
+    Raises:
+        InputError: there are checkpoints, but every one of them is damaged.
+    """
+    found = _complete(folder)
+    for path in reversed(found):
+        try:
+            return _read(path)
+        except (OSError, ValueError, KeyError) as error:
+            log.warning("checkpoint %s is damaged (%s); the one before it is used", path, error)
+    if found:
+        raise InputError(f"{folder}: every checkpoint is damaged; delete the run directory to start again")
+    return None
+
+
+def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    state = json.loads((path / _STATE).read_bytes())
+    if state["state_sha256"] != _state_hash(state):
+        raise ValueError(f"{_STATE} was changed")
+    if file_sha256(path / _ARRAYS) != state["arrays_sha256"]:
+        raise ValueError(f"{_ARRAYS} does not have the recorded SHA-256")
+    with np.load(path / _ARRAYS, allow_pickle=False) as arrays:
+        return dict(arrays.items()), state

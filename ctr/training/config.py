@@ -1,0 +1,150 @@
+"""The configuration of a training run."""
+
+import hashlib
+import json
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from ctr.config import StrictModel
+from ctr.data.schema import Schema
+from ctr.errors import InputError
+from ctr.objective.ramps import Ramp
+
+
+class BatchConfig(StrictModel):
+    """Whole queries up to ``rows`` rows; a query of up to ``largest_query`` rows is a batch of its own."""
+
+    rows: int = Field(default=4096, ge=1, le=2**20)
+    largest_query: int = Field(default=65536, ge=1, le=2**22)
+
+    @model_validator(mode="after")
+    def _largest_at_least_rows(self) -> Self:
+        if self.largest_query < self.rows:
+            raise ValueError(f"largest_query ({self.largest_query}) must be at least rows ({self.rows})")
+        return self
+
+
+class CrossConfig(StrictModel):
+    """FF 4.3: ``layers`` low-rank crosses, switched on by ``ramp`` (alpha2); rank 0 is a full matrix."""
+
+    layers: int = Field(default=3, ge=0, le=32)
+    rank: int = Field(default=64, ge=0)
+    ramp: Ramp = Ramp(length=100_000)
+
+
+class DeepConfig(StrictModel):
+    """The fully-connected layers after the crosses; ``activation`` is a Keras name."""
+
+    units: tuple[int, ...] = (1024, 512, 256)
+    activation: Literal["relu", "gelu", "swish", "mish", "softplus", "tanh", "elu"] = "relu"
+
+    @model_validator(mode="after")
+    def _positive(self) -> Self:
+        if any(not 1 <= units <= 65536 for units in self.units):
+            raise ValueError("widths of layers lie in 1..65536")
+        return self
+
+
+class ModelConfig(StrictModel):
+    """DCNv2; without crosses and deep layers a logistic regression.
+
+    ``prior`` is the click probability at which the output bias starts. ``init_scale`` is the standard
+    deviation of fresh embeddings. ``widths`` replaces the schema's width of some features.
+    """
+
+    crosses: CrossConfig = CrossConfig()
+    deep: DeepConfig = DeepConfig()
+    prior: float = Field(default=0.5, gt=0, lt=1)
+    init_scale: float = Field(default=0.05, ge=0)
+    widths: dict[str, int] = {}
+
+    @property
+    def has_network(self) -> bool:
+        """Whether embeddings are used at all."""
+        return bool(self.crosses.layers or self.deep.units)
+
+    @model_validator(mode="after")
+    def _widths_in_range(self) -> Self:
+        for name, width in self.widths.items():
+            if not 0 <= width <= 4096:
+                raise ValueError(f"widths.{name} is {width}; allowed: 0..4096")
+        return self
+
+    def feature_widths(self, schema: Schema) -> dict[str, int]:
+        """The embedding width of each feature of a log. Raises InputError for a width of no feature."""
+        unknown = sorted(set(self.widths) - set(schema.by_name))
+        if unknown:
+            raise InputError(
+                f"config: model.widths names {unknown[0]}, which is no feature of the log; "
+                f"allowed: {', '.join(schema.by_name)}"
+            )
+        if not self.has_network:
+            return dict.fromkeys(schema.by_name, 0)
+        widths = {feature.name: self.widths.get(feature.name, feature.width) for feature in schema.features}
+        if not any(widths.values()):
+            raise InputError("config: all features have width 0, so the network would have no input")
+        return widths
+
+
+class RowOptimizerConfig(StrictModel):
+    """Element-wise AdaGrad for embedding rows and linear weights.
+
+    ``gradient: sum`` takes the gradient of the loss summed over the batch, ``mean`` that of its mean;
+    the initial accumulators are on that scale. ``tower_rates`` multiply both rates.
+    """
+
+    learning_rate: float = Field(default=0.1, ge=0)
+    initial_accumulator: float = Field(default=0.1, ge=0)
+    linear_learning_rate: float = Field(default=0.1, ge=0)
+    linear_initial_accumulator: float = Field(default=0.1, ge=0)
+    gradient: Literal["sum", "mean"] = "sum"
+    tower_rates: dict[Literal["quality", "ui"], float] = {"quality": 1.0, "ui": 1.0}
+
+
+class DenseOptimizerConfig(StrictModel):
+    """AdaGrad for dense weights, on the gradient of the mean loss."""
+
+    learning_rate: float = Field(default=0.02, ge=0)
+    initial_accumulator: float = Field(default=1e-6, ge=0)
+
+
+class OptimizerConfig(StrictModel):
+    """How weights learn: the rows of embedding tables, and everything else."""
+
+    rows: RowOptimizerConfig = RowOptimizerConfig()
+    dense: DenseOptimizerConfig = DenseOptimizerConfig()
+
+
+class MetricsConfig(StrictModel):
+    """A line of metrics.jsonl every ``window_examples``; calibration by id of the features ``slices``."""
+
+    window_examples: int = Field(default=50_000, ge=1)
+    slices: tuple[str, ...] = ()
+
+
+class CheckpointConfig(StrictModel):
+    """A checkpoint every ``every_examples``, the newest ``keep`` of them on disk."""
+
+    every_examples: int = Field(default=500_000, ge=1)
+    keep: int = Field(default=2, ge=1)
+
+
+class TrainConfig(StrictModel):
+    """Everything that decides what a run computes."""
+
+    seed: int = Field(default=1, ge=0, lt=2**31)
+    batch: BatchConfig = BatchConfig()
+    model: ModelConfig = ModelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    jit: Literal["auto", True, False] = "auto"
+    metrics: MetricsConfig = MetricsConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    record_predictions: bool = True
+    max_rejected_share: float = Field(default=0.001, ge=0, le=1)
+
+    def sha256(self) -> str:
+        """A hash of the meaning of the configuration."""
+        content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()

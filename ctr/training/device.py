@@ -1,0 +1,70 @@
+"""What this machine computes best in, and the settings that make a run repeatable on it."""
+
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from ctr.training.config import TrainConfig
+
+_BFLOAT16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
+
+
+def cpu_flags() -> frozenset[str]:
+    """The processor's feature flags, where the system tells them."""
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return frozenset()
+    for line in path.read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "flags":
+            return frozenset(value.split())
+    return frozenset()
+
+
+def resolve_compute_dtype(config: TrainConfig) -> str:
+    """``float32`` or ``bfloat16``; ``auto`` is bfloat16 where the processor multiplies in it, or on a TPU."""
+    if config.compute_dtype != "auto":
+        return config.compute_dtype
+    accelerated = bool(tf.config.list_physical_devices("TPU")) or bool(cpu_flags() & _BFLOAT16_FLAGS)
+    return "bfloat16" if accelerated else "float32"
+
+
+def resolve_jit(config: TrainConfig) -> bool:
+    """Whether XLA compiles the step. ``auto``: not on a CPU, where XLA leaves the matrix units unused."""
+    if config.jit != "auto":
+        return config.jit
+    return bool(tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"))
+
+
+def make_deterministic(seed: int) -> None:
+    """Seeds Python, NumPy and TensorFlow, and restricts TensorFlow to operations that repeat bit by bit."""
+    tf.keras.utils.set_random_seed(seed)
+    tf.config.experimental.enable_op_determinism()
+
+
+def describe_environment(config: TrainConfig) -> dict[str, Any]:
+    """Everything outside the configuration that can change a bit of the result."""
+    packages = ("ctr", "tensorflow", "tf-keras", "tensorflow-recommenders", "numpy", "pandas", "pyarrow")
+    versions = {}
+    for name in packages:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "versions": versions,
+        "cpu_count": os.cpu_count(),
+        "bfloat16_units": sorted(cpu_flags() & _BFLOAT16_FLAGS),
+        "devices": [device.name for device in tf.config.list_physical_devices()],
+        "compute_dtype": resolve_compute_dtype(config),
+        "jit": resolve_jit(config),
+        "intra_op_threads": tf.config.threading.get_intra_op_parallelism_threads(),
+        "inter_op_threads": tf.config.threading.get_inter_op_parallelism_threads(),
+    }

@@ -1,0 +1,169 @@
+"""The files of a run: what was configured, what was measured, what was predicted.
+
+::
+
+    RUN/config.yaml            the whole configuration
+    RUN/environment.json       versions, devices, threads
+    RUN/metrics.jsonl          one line a window
+    RUN/tensorboard/           the same as TensorBoard events
+    RUN/checkpoints/           checkpoint.py
+    RUN/predictions/           one Parquet file for each stretch between checkpoints
+    RUN/rejects.jsonl          rows that could not be used, with reason and position
+    RUN/metric_states.npz      the metrics' states by query bucket, for intervals and paired comparisons
+    RUN/summary.json           the results
+
+What grows during a run is cut back, on a resume, to where it was at the checkpoint.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ctr.config import dump_yaml, load_model
+from ctr.data.batches import Batch
+from ctr.data.reader import FAULTS
+from ctr.errors import InputError
+from ctr.files import sync_folder, write_atomic, write_atomic_bytes
+from ctr.training.config import TrainConfig
+
+PREDICTION_COLUMNS = (
+    "example_id", "query_id", "query_time", "label", "train_weight", "metric_weight", "logit",
+)  # fmt: skip
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes JSON atomically, keys in their order."""
+    write_atomic_bytes(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+
+
+class GrowingFile:
+    """A file of JSON lines whose length at a checkpoint is known, so that a resume can cut it back."""
+
+    def __init__(self, path: Path, length: int) -> None:
+        self._file = path.open("ab")
+        self._file.truncate(length)
+
+    def append(self, content: dict[str, Any]) -> None:
+        """Adds one line."""
+        self._file.write((json.dumps(content, allow_nan=False) + "\n").encode())
+        self._file.flush()
+
+    def sync(self) -> int:
+        """Makes all lines durable; returns the length in bytes."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._file.seek(0, os.SEEK_END)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def adopt_config(run: Path, config: TrainConfig) -> None:
+    """Writes config.yaml, or checks that the run was begun under the same configuration.
+
+    Raises:
+        InputError: it was begun under another one; the keys that differ are named.
+    """
+    path = run / "config.yaml"
+    if path.exists():
+        before = load_model(TrainConfig, path, "config").model_dump(mode="json")
+        differences = _differing_keys(before, config.model_dump(mode="json"))
+        if differences:
+            raise InputError(
+                f"{run} was begun under another configuration ({'; '.join(differences)}): "
+                "use that one to resume it, or another folder"
+            )
+        return
+    if run.exists() and any(run.iterdir()):
+        raise InputError(f"{run} is neither empty nor a run directory: another folder is needed")
+    write_atomic_bytes(path, dump_yaml(config).encode())
+
+
+def _differing_keys(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    differences = []
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            differences += _differing_keys(old, new, f"{prefix}{key}.")
+        elif old != new:
+            differences.append(f"{prefix}{key} was {old!r}, is {new!r}")
+    return differences
+
+
+def adopt_environment(run: Path, environment: dict[str, Any]) -> None:
+    """Writes environment.json, or refuses to resume a run where its bits would come out otherwise."""
+    path = run / "environment.json"
+    if not path.exists():
+        write_json(path, environment)
+        return
+    before = json.loads(path.read_bytes())
+    differences = _differing_keys(before, json.loads(json.dumps(environment)))
+    if differences:
+        raise InputError(
+            f"{run} was begun in another environment ({'; '.join(differences)}), "
+            "in which the same computation gives other bits: use another folder to start anew"
+        )
+
+
+class PredictionWriter:
+    """Collects progressive predictions and writes one Parquet file for each stretch between checkpoints."""
+
+    def __init__(self, folder: Path, kept_parts: Sequence[str]) -> None:
+        self._folder = folder
+        self.parts = list(kept_parts)
+        self._pending: list[dict[str, np.ndarray]] = []
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.iterdir():
+            if path.name not in self.parts:
+                path.unlink()
+        missing = [part for part in self.parts if not (folder / part).exists()]
+        if missing:
+            raise InputError(f"{folder / missing[0]}: missing, though the checkpoint names it")
+
+    def add(self, batch: Batch, logit: np.ndarray) -> None:
+        """Takes the logits (float32 [N]) of a batch's good rows."""
+        columns = {name: getattr(batch.rows, name) for name in PREDICTION_COLUMNS[:-1]}
+        self._pending.append({**columns, "logit": logit})
+
+    def flush(self, end: int) -> None:
+        """Writes what was collected up to position ``end`` of the log."""
+        if not self._pending:
+            return
+        table = pa.table(
+            {name: np.concatenate([part[name] for part in self._pending]) for name in PREDICTION_COLUMNS}
+        )
+        name = f"{end:020d}.parquet"
+        write_atomic(
+            self._folder / name,
+            lambda file: pq.write_table(table, file, compression="zstd", write_page_checksum=True),
+        )
+        self.parts.append(name)
+        self._pending = []
+
+
+def describe_rejects(batch: Batch) -> list[dict[str, Any]]:
+    """One entry for each faulty row of a batch."""
+    rejects = batch.rejects
+    return [
+        {
+            "reason": FAULTS[rejects.fault[index]],
+            "example_id": int(rejects.example_id[index]),
+            "query_id": int(rejects.query_id[index]),
+            "query_time": int(rejects.query_time[index]),
+            "between_log_rows": [batch.rows.first, batch.end],
+        }
+        for index in range(len(rejects))
+    ]
+
+
+def write_metric_states(run: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Writes the states of the metrics over the whole run."""
+    write_atomic(run / "metric_states.npz", lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
+    sync_folder(run)

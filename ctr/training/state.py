@@ -1,0 +1,88 @@
+"""The weights and optimizer state of a run."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.data.schema import Schema
+from ctr.models.dcn import DCN
+from ctr.models.embeddings import create_table
+from ctr.models.rows import FeatureRows, TableLayout, lay_out_tables
+from ctr.optim.adagrad import create_accumulator
+from ctr.training.config import TrainConfig
+
+
+def table_layouts(schema: Schema, config: TrainConfig) -> tuple[TableLayout, ...]:
+    """The embedding tables for a log's features under a configuration."""
+    widths = config.model.feature_widths(schema)
+    columns = {name: index for index, name in enumerate(schema.single_valued)}
+    return lay_out_tables(
+        [FeatureRows(f.name, f.buckets, widths[f.name], f.tower, columns.get(f.name)) for f in schema.features]
+    )
+
+
+class TrainState:
+    """All variables that training changes.
+
+    Attributes:
+        tables: for each layout a float32 [rows, width + 1] variable.
+        row_accumulators: their AdaGrad sums, of the same shapes.
+        network: the dense part of the model.
+        dense: its trainable variables.
+        dense_accumulators: their AdaGrad sums.
+    """
+
+    def __init__(self, layouts: tuple[TableLayout, ...], config: TrainConfig, compute_dtype: str) -> None:
+        model, rows = config.model, config.optimizer.rows
+        self.layouts = layouts
+        self.tables = [create_table(layout, model.init_scale, config.seed) for layout in layouts]
+        self.row_accumulators = []
+        for layout in layouts:
+            initial = np.full(layout.width + 1, rows.initial_accumulator, np.float32)
+            initial[layout.width] = rows.linear_initial_accumulator
+            value = tf.broadcast_to(initial, [layout.rows, layout.width + 1])
+            self.row_accumulators.append(tf.Variable(value, trainable=False))
+        self.network = DCN(
+            cross_layers=model.crosses.layers,
+            cross_rank=model.crosses.rank,
+            deep_units=model.deep.units,
+            activation=model.deep.activation,
+            prior=model.prior,
+            compute_dtype=compute_dtype,
+        )
+        width = sum(layout.width * len(layout.features) for layout in layouts)
+        self.network(tf.zeros([1, width]), tf.zeros([1]), tf.constant(0.0))
+        self.dense = list(self.network.trainable_variables)
+        initial_dense = config.optimizer.dense.initial_accumulator
+        self.dense_accumulators = [create_accumulator(variable, initial_dense) for variable in self.dense]
+
+    def variables(self) -> dict[str, tf.Variable]:
+        """All variables under names that do not depend on the process."""
+        named = {}
+        for layout, table, accumulator in zip(self.layouts, self.tables, self.row_accumulators, strict=True):
+            named[f"rows/{layout.name}"] = table
+            named[f"rows_accumulator/{layout.name}"] = accumulator
+        for index, (variable, accumulator) in enumerate(zip(self.dense, self.dense_accumulators, strict=True)):
+            named[f"dense/{index:03d}"] = variable
+            named[f"dense_accumulator/{index:03d}"] = accumulator
+        return named
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The values of all variables."""
+        return {name: variable.numpy() for name, variable in self.variables().items()}
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Sets all variables. Raises ValueError when names or shapes differ."""
+        variables = self.variables()
+        if set(arrays) != set(variables):
+            raise ValueError(f"the checkpoint holds {sorted(arrays)}, the model {sorted(variables)}")
+        for name, variable in variables.items():
+            variable.assign(arrays[name])
+
+    def parameter_counts(self) -> dict[str, int]:
+        """Number of dense and of embedding parameters."""
+        return {
+            "parameters_dense": sum(int(np.prod(variable.shape)) for variable in self.dense),
+            "parameters_embedding": sum(int(np.prod(table.shape)) for table in self.tables),
+        }

@@ -1,0 +1,99 @@
+"""Array types, and the checks of input columns that every metric shares."""
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+def checked_finite(name: str, values: npt.ArrayLike) -> FloatArray:
+    """`values` as float64 [N].
+
+    Raises:
+        ValueError: not one-dimensional, or holds a NaN or an infinity.
+    """
+    column = np.asarray(values, dtype=np.float64)
+    _check_one_dimensional(name, column)
+    _check_all(name, np.isfinite(column), column, "finite numbers")
+    return column
+
+
+def checked_labels(values: npt.ArrayLike) -> BoolArray:
+    """`values` as bool [N].
+
+    Raises:
+        ValueError: not one-dimensional, or a label is neither 0 nor 1.
+    """
+    column = np.asarray(values)
+    _check_one_dimensional("label", column)
+    clicked = column.astype(np.bool_)
+    _check_all("label", clicked == column, column, "0 or 1")
+    return clicked
+
+
+def checked_weights(values: npt.ArrayLike) -> FloatArray:
+    """`values` as float64 [N].
+
+    Raises:
+        ValueError: not one-dimensional, or a weight is negative, infinite or NaN.
+    """
+    column = np.asarray(values, dtype=np.float64)
+    _check_one_dimensional("weight", column)
+    _check_all("weight", (column >= 0) & (column < np.inf), column, "finite numbers of at least 0")
+    return column
+
+
+def checked_probabilities(name: str, values: npt.ArrayLike) -> FloatArray:
+    """`values` as float64 [N].
+
+    Raises:
+        ValueError: not one-dimensional, or a value lies outside 0..1 or is NaN.
+    """
+    column = np.asarray(values, dtype=np.float64)
+    _check_one_dimensional(name, column)
+    _check_all(name, (column >= 0) & (column <= 1), column, "probabilities from 0 to 1")
+    return column
+
+
+def checked_ids(name: str, values: npt.ArrayLike) -> IntArray:
+    """`values` as int64 [N].
+
+    Raises:
+        ValueError: not one-dimensional, or not signed integers. Unsigned ones are refused too: those above
+            2**63 would change their value, and with it the query they belong to.
+    """
+    column = np.asarray(values)
+    _check_one_dimensional(name, column)
+    if column.dtype.kind != "i" and column.size:
+        raise ValueError(f"{name} must be int64, got {column.dtype}")
+    return column.astype(np.int64, copy=False)
+
+
+def check_same_length(**columns: npt.NDArray[np.generic]) -> None:
+    """Raise ValueError when the named columns, each [N], differ in N."""
+    if len({len(column) for column in columns.values()}) > 1:
+        lengths = ", ".join(f"{name} {len(column)}" for name, column in columns.items())
+        raise ValueError(f"columns must have one length, got {lengths}")
+
+
+def ratio(numerator: npt.ArrayLike, denominator: npt.ArrayLike) -> FloatArray:
+    """`numerator` / `denominator` (each broadcast to [...]), NaN where the denominator is 0."""
+    above, below = np.broadcast_arrays(
+        np.asarray(numerator, dtype=np.float64), np.asarray(denominator, dtype=np.float64)
+    )
+    out = np.full(below.shape, np.nan)
+    np.divide(above, below, out=out, where=below != 0)
+    return out
+
+
+def _check_one_dimensional(name: str, column: npt.NDArray[np.generic]) -> None:
+    if column.ndim != 1:
+        raise ValueError(f"{name} must be one-dimensional, got shape {column.shape}")
+
+
+def _check_all(name: str, good: BoolArray, column: npt.NDArray[np.generic], allowed: str) -> None:
+    if not good.all():
+        row = int(np.argmin(good))
+        raise ValueError(f"{name} must hold {allowed}, got {column[row]} at row {row}")

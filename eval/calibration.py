@@ -1,0 +1,216 @@
+"""Calibration bias, label minus prediction (FF section 6): overall, by decile of prediction, by slice."""
+
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from ctr.eval.arrays import BoolArray, FloatArray, IntArray, check_same_length, checked_ids, ratio
+from ctr.eval.buckets import BUCKETS
+from ctr.eval.intervals import Estimate, check_multiplicity, deletions
+from ctr.eval.keyed_sums import KeyedSums
+from ctr.eval.logistic import sigmoid
+from ctr.eval.logit_histogram import LogitHistogram, coarse_edges
+from ctr.eval.rows import ScoredRows
+from ctr.eval.states import Arrays, SumState
+
+DECILES = 10
+ID_LIMIT = 2**55
+"""Slice ids lie within -2**55..2**55-1: hash buckets, codes, and times in microseconds do."""
+
+_SLICES_AT_ONCE = 1024
+
+
+class Calibration(SumState):
+    """Overall calibration.
+
+    Attributes:
+        sums: float64 [K, 3], sums of weight, weight * label, weight * probability.
+    """
+
+    LAYOUT: ClassVar = {"sums": ((BUCKETS, 3), np.float64)}
+
+    sums: FloatArray
+
+    def update(self, rows: ScoredRows) -> None:
+        """Add a batch."""
+        for column, values in enumerate(_terms(rows)):
+            self.sums[:, column] += np.bincount(rows.bucket, values, BUCKETS)
+
+    def result(self) -> float:
+        """Bias: weighted mean label minus weighted mean probability; NaN without rows."""
+        return float(_bias(self.sums.sum(axis=0)))
+
+    def prediction_ratio(self) -> float:
+        """Predicted clicks over clicks: above 1 the model promises too much; NaN without clicks."""
+        _, label, prediction = self.sums.sum(axis=0)
+        return float(ratio(prediction, label))
+
+    def replicates(self, multiplicity: FloatArray) -> FloatArray:
+        """Bias with each bucket counted as often as `multiplicity` [R, K] says, [R]."""
+        check_multiplicity(multiplicity)
+        return _bias(multiplicity @ self.sums)
+
+    def occupied(self) -> BoolArray:
+        """Buckets that hold weight, bool [K]."""
+        return self.sums[:, 0] > 0
+
+    def estimate(self) -> Estimate:
+        """`result` with its delete-one-bucket replicates."""
+        return _bias_estimate(self.sums)
+
+
+class SliceCalibration:
+    """Calibration by the ids of one feature, one id a slice; unseen ids appear as they come.
+
+    A time window is an id too: ``query_time // window``. Memory is 32 bytes for each pair of a slice and a
+    query bucket that occurs, at most 8 kB a slice.
+    """
+
+    def __init__(self) -> None:
+        """Start without slices."""
+        self._cells = KeyedSums(width=3)
+
+    def update(self, rows: ScoredRows, ids: npt.ArrayLike) -> None:
+        """Add a batch.
+
+        Args:
+            rows: the batch.
+            ids: int64 [rows.examples], one id for each row read, those of weight 0 included.
+
+        Raises:
+            ValueError: ids are not as described, or outside `ID_LIMIT`.
+        """
+        checked = checked_ids("slice ids", ids)
+        check_same_length(slice_ids=checked, rows=rows.kept)
+        if len(checked) and not (checked.min() >= -ID_LIMIT and checked.max() < ID_LIMIT):
+            raise ValueError(
+                f"slice ids must lie within -2**55..2**55-1, got {checked.min()}..{checked.max()}"
+            )
+        self._cells.add(checked[rows.kept] * BUCKETS + rows.bucket, _terms(rows))
+
+    def merge(self, other: Self) -> None:
+        """Add the rows that `other` has seen; `other` stays as it is."""
+        self._cells.add(*other._cells.items())
+
+    def result(self) -> pd.DataFrame:
+        """One row per slice, by ascending id.
+
+        Columns: id, weight, mean_label, mean_prediction, bias, ci95_low, ci95_high (of the bias; NaN for a
+        slice that fewer than two query buckets have).
+        """
+        keys, sums = self._cells.items()
+        ids, place = np.unique(keys // BUCKETS, return_inverse=True)
+        parts = []
+        for start in range(0, max(len(ids), 1), _SLICES_AT_ONCE):
+            part = ids[start : start + _SLICES_AT_ONCE]
+            cells = slice(*np.searchsorted(place, [start, start + len(part)]))
+            dense = np.zeros((BUCKETS, len(part), 3))
+            dense[keys[cells] % BUCKETS, place[cells] - start] = sums[:, cells].T
+            parts.append(_bias_table(part, dense))
+        return pd.concat(parts, ignore_index=True)
+
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The state as plain arrays, C pairs of slice and bucket in ascending order.
+
+        ``key``: int64 [C], id * 256 + bucket. ``sums``: float64 [3, C]: weight, weight * label,
+        weight * probability.
+        """
+        key, sums = self._cells.items()
+        return {"key": key, "sums": sums}
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> Self:
+        """The state that `to_arrays` wrote.
+
+        Raises:
+            ValueError: the arrays are not those of `to_arrays`.
+        """
+        if set(arrays) != {"key", "sums"}:
+            raise ValueError(f"SliceCalibration has arrays ['key', 'sums'], got {sorted(arrays)}")
+        key, sums = arrays["key"], arrays["sums"]
+        if key.dtype != np.int64 or sums.dtype != np.float64 or sums.shape != (3, *key.shape):
+            raise ValueError(
+                "SliceCalibration must have key int64 [C] and sums float64 [3, C], "
+                f"got {key.dtype} {key.shape} and {sums.dtype} {sums.shape}"
+            )
+        state = cls()
+        state._cells.add(key, sums)
+        return state
+
+
+def calibration_buckets(histogram: LogitHistogram) -> pd.DataFrame:
+    """Bias by decile of prediction, the deciles cut by weight between coarse bins of the histogram.
+
+    A bin (1/32 logit wide) belongs whole to the decile in which its middle lies, so the deciles' weights
+    differ a little, and a prediction that very many rows share leaves other deciles empty. Intervals take
+    the cuts as given.
+
+    Returns:
+        Ten rows: low, high (probabilities between which the decile lies), weight, mean_label,
+        mean_prediction, bias, ci95_low, ci95_high (of the bias); NaN but weight 0 for an empty decile.
+    """
+    weight = histogram.coarse_weight()
+    used = np.flatnonzero(weight)
+    low, high = np.full((2, DECILES), np.nan)
+    sums = np.zeros((BUCKETS, DECILES, 3))
+    if len(used):
+        through = np.cumsum(weight[used])
+        middle = (through - weight[used] / 2) / through[-1]
+        decile = np.minimum((middle * DECILES).astype(np.int64), DECILES - 1)
+        starts = np.flatnonzero(np.diff(decile, prepend=-1))
+        occurring = decile[starts]
+        edges = sigmoid(coarse_edges())
+        low[occurring] = edges[used[starts]]
+        high[occurring] = edges[used[np.append(starts[1:], len(used)) - 1] + 1]
+        per_bin = np.stack(
+            [
+                histogram.coarse[:, used].sum(axis=2),
+                histogram.coarse[:, used, 1],
+                histogram.coarse_prediction[:, used],
+            ],
+            axis=2,
+        )
+        sums[:, occurring] = np.add.reduceat(per_bin, starts, axis=1)
+    table = _bias_table(np.arange(DECILES), sums)
+    table.insert(0, "high", high)
+    table.insert(0, "low", low)
+    return table.drop(columns="id")
+
+
+def _terms(rows: ScoredRows) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Weight, weight * label and weight * probability of each row, each [N]."""
+    return rows.weight, np.where(rows.label, rows.weight, 0.0), rows.weight * rows.probability
+
+
+def _bias(sums: FloatArray) -> FloatArray:
+    """Bias from sums of weight, weight * label, weight * probability [..., 3]; [...]."""
+    return ratio(sums[..., 1] - sums[..., 2], sums[..., 0])
+
+
+def _bias_estimate(sums: FloatArray) -> Estimate:
+    """Bias from sums [K, ..., 3] per bucket."""
+    return Estimate(
+        point=_bias(sums.sum(axis=0)),
+        replicates=_bias(np.tensordot(deletions(), sums, axes=1)),
+        occupied=sums[..., 0] > 0,
+    )
+
+
+def _bias_table(ids: IntArray, sums: FloatArray) -> pd.DataFrame:
+    """Calibration of S slices from their sums [K, S, 3]."""
+    estimate = _bias_estimate(sums)
+    low, high = estimate.interval()
+    weight, label, prediction = sums.sum(axis=0).T
+    return pd.DataFrame(
+        {
+            "id": ids,
+            "weight": weight,
+            "mean_label": ratio(label, weight),
+            "mean_prediction": ratio(prediction, weight),
+            "bias": estimate.point,
+            "ci95_low": low,
+            "ci95_high": high,
+        }
+    )

@@ -1,0 +1,116 @@
+"""95% intervals by the jackknife over query buckets.
+
+Rows of one query are not independent, so queries, never rows, are resampled: they fall by hash into
+K = 256 buckets, each metric keeps its state per bucket, and a replicate is the metric of all buckets but
+one. With n buckets that hold anything and replicates r_1 .. r_n,
+
+    variance = (n - 1) / n * sum_k (r_k - mean r)^2        (Tukey's jackknife over groups)
+    interval = point -+ t * sqrt(variance)                 (t: Student, n - 1 degrees of freedom)
+
+No random numbers are drawn, and no prediction is kept. Two runs over the same log share their buckets, so
+the difference of their replicates is a replicate of their difference: what both runs owe to the same
+queries cancels.
+
+The interval is symmetric and treats the buckets as alike; where a few queries carry most of the weight, or
+only a handful of buckets hold anything, it covers less than it says.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from ctr.eval.arrays import BoolArray, FloatArray
+from ctr.eval.buckets import BUCKETS
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A metric, scalar or an array of shape [...], with its delete-one-bucket replicates.
+
+    Attributes:
+        point: float64 [...], the metric of all rows.
+        replicates: float64 [K, ...], the metric without bucket k.
+        occupied: bool [K, ...], whether bucket k holds anything the metric depends on.
+    """
+
+    point: FloatArray
+    replicates: FloatArray
+    occupied: BoolArray
+
+    def interval(self) -> tuple[FloatArray, FloatArray]:
+        """Low and high end of the 95% interval, each [...].
+
+        NaN with fewer than two occupied buckets, and where a replicate is undefined (all clicks in one
+        bucket, say): too little data to tell.
+        """
+        buckets = self.occupied.sum(axis=0)
+        kept = np.where(self.occupied, self.replicates, 0.0)
+        mean = kept.sum(axis=0) / np.maximum(buckets, 1)
+        deviations = np.where(self.occupied, self.replicates - mean, 0.0)
+        spread = np.square(deviations).sum(axis=0) * (buckets - 1) / np.maximum(buckets, 1)
+        margin = _quantiles()[np.maximum(buckets - 1, 0)] * np.sqrt(np.maximum(spread, 0.0))
+        return self.point - margin, self.point + margin
+
+
+def difference(first: Estimate, second: Estimate) -> Estimate:
+    """`second` minus `first`, paired bucket by bucket: two runs over the same queries."""
+    return Estimate(
+        point=second.point - first.point,
+        replicates=second.replicates - first.replicates,
+        occupied=first.occupied | second.occupied,
+    )
+
+
+def deletions() -> FloatArray:
+    """Multiplicity of each bucket in each delete-one replicate, float64 [K, K]: 0 on the diagonal, else 1."""
+    return np.ones((BUCKETS, BUCKETS)) - np.eye(BUCKETS)
+
+
+def check_multiplicity(multiplicity: FloatArray) -> None:
+    """Raise ValueError unless `multiplicity` is [R, K]: how often replicate r counts bucket k."""
+    if multiplicity.ndim != 2 or multiplicity.shape[1] != BUCKETS:
+        raise ValueError(f"multiplicity must have shape [R, {BUCKETS}], got {multiplicity.shape}")
+
+
+def student_t_quantile(degrees: int) -> float:
+    """Half-width t for which a Student variable lies within -t..t with probability 0.95.
+
+    For whole degrees of freedom the distribution is a finite sum in theta = arctan(t / sqrt(degrees))
+    (Abramowitz and Stegun, 26.7.3 and 26.7.4); it grows with theta, which is found by bisection.
+
+    Args:
+        degrees: at least 1.
+    """
+    if degrees < 1:
+        raise ValueError(f"degrees must be at least 1, got {degrees}")
+    low, high = 0.0, math.pi / 2
+    while True:
+        theta = (low + high) / 2
+        if theta in (low, high):
+            return math.sqrt(degrees) * math.tan(theta)
+        if _central_probability(theta, degrees) < CONFIDENCE:
+            low = theta
+        else:
+            high = theta
+
+
+def _central_probability(theta: float, degrees: int) -> float:
+    """P(abs(T) <= sqrt(degrees) * tan(theta)) for a Student variable T."""
+    sine, cosine = math.sin(theta), math.cos(theta)
+    odd = degrees % 2
+    term = cosine if odd else 1.0
+    total = 0.0 if degrees == 1 else term
+    for power in range(2 + odd, degrees - 1, 2):
+        term *= cosine * cosine * (power - 1) / power
+        total += term
+    return 2.0 / math.pi * (theta + sine * total) if odd else sine * total
+
+
+@cache
+def _quantiles() -> FloatArray:
+    """`student_t_quantile` by degrees of freedom, [K]; NaN for 0, where one bucket says nothing of spread."""
+    return np.array([math.nan, *(student_t_quantile(degrees) for degrees in range(1, BUCKETS))])

@@ -1,0 +1,231 @@
+"""The metrics of a training run, gathered as it predicts."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from ctr.eval.arrays import IntArray
+from ctr.eval.auc import StreamingAUC
+from ctr.eval.calibration import Calibration, SliceCalibration, calibration_buckets
+from ctr.eval.intervals import Estimate
+from ctr.eval.logloss import Logloss
+from ctr.eval.per_query_auc import PerQueryAUC
+from ctr.eval.rows import ScoredRows, scored_rows
+from ctr.eval.states import Arrays, SumState
+
+SLICES_SHOWN = 20
+"""Slices of a feature that `ProgressiveMetrics.summary` lists, the heaviest first."""
+
+_SLICES = "slices/"
+
+
+class Traffic(SumState):
+    """What was read, whatever its weight.
+
+    Attributes:
+        examples: int64 [], rows read.
+        queries: int64 [], queries read.
+    """
+
+    LAYOUT: ClassVar = {"examples": ((), np.int64), "queries": ((), np.int64)}
+
+    examples: IntArray
+    queries: IntArray
+
+    def update(self, rows: ScoredRows) -> None:
+        """Add a batch."""
+        self.examples += rows.examples
+        self.queries += rows.queries
+
+
+class ProgressiveMetrics:
+    """Every metric of progressive validation (FF section 2), as one mergeable state.
+
+    Each example is given once, with the prediction made before it was trained on. Making one is cheap (its
+    7 MB of zeros stay untouched until rows come), so a window of a run can have its own, which the run's
+    then merges:
+
+        window.update(...)      # every batch
+        window.headline()       # at the window's end: a line of metrics.jsonl
+        run.merge(window); window = ProgressiveMetrics(slices)
+        run.summary()           # at the run's end, with intervals
+
+    Attributes:
+        traffic: examples and queries read. Rows of metric weight 0 count here and nowhere else.
+        auc: AUC, and the histogram behind the calibration deciles.
+        per_query_auc: PerQueryAUC.
+        logloss: logloss and normalized entropy.
+        calibration: overall calibration.
+        slices: calibration by the ids of each named feature.
+    """
+
+    def __init__(self, slices: Sequence[str] = ()) -> None:
+        """Start empty.
+
+        Args:
+            slices: names of the features whose ids are slices for calibration.
+        """
+        self.traffic = Traffic()
+        self.auc = StreamingAUC()
+        self.per_query_auc = PerQueryAUC()
+        self.logloss = Logloss()
+        self.calibration = Calibration()
+        self.slices = {name: SliceCalibration() for name in slices}
+
+    def update(
+        self,
+        label: npt.ArrayLike,
+        logit: npt.ArrayLike,
+        weight: npt.ArrayLike,
+        query_id: npt.ArrayLike,
+        slices: Mapping[str, npt.ArrayLike] | None = None,
+    ) -> None:
+        """Add a batch of whole queries.
+
+        Args:
+            label: 0 or 1 [N].
+            logit: finite float [N], the prediction of record.
+            weight: float [N], metric weight, at least 0.
+            query_id: int64 [N], in any order, but all rows of a query in this batch.
+            slices: int64 [N] for each name given to the constructor.
+
+        Raises:
+            ValueError: a column is not as described, or lengths or slice names differ.
+        """
+        rows = scored_rows(label, logit, weight, query_id)
+        ids = slices or {}
+        self._check_slices(ids)
+        for name, state in self.slices.items():
+            state.update(rows, ids[name])
+        self.traffic.update(rows)
+        self.auc.update(rows)
+        self.per_query_auc.update(rows)
+        self.logloss.update(rows)
+        self.calibration.update(rows)
+
+    def merge(self, other: Self) -> None:
+        """Add the batches that `other` has seen; `other` stays as it is.
+
+        Raises:
+            ValueError: the two have different slices.
+        """
+        self._check_slices(other.slices)
+        others = other._states()
+        for name, state in self._states().items():
+            state.merge(others[name])
+
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The state as plain arrays, named like ``auc/fine`` and ``slices/position/key``."""
+        return {
+            f"{name}/{key}": array
+            for name, state in self._states().items()
+            for key, array in state.to_arrays().items()
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> Self:
+        """The state that `to_arrays` wrote, slices included.
+
+        Raises:
+            ValueError: the arrays are not those of `to_arrays`.
+        """
+        parts: dict[str, dict[str, npt.NDArray[Any]]] = {}
+        for path, array in arrays.items():
+            name, _, key = path.rpartition("/")
+            parts.setdefault(name, {})[key] = array
+        metrics = cls([name.removeprefix(_SLICES) for name in parts if name.startswith(_SLICES)])
+        states = metrics._states()
+        if set(parts) != set(states):
+            raise ValueError(f"ProgressiveMetrics has states {sorted(states)}, got {sorted(parts)}")
+        for name, state in states.items():
+            state.merge(state.from_arrays(parts[name]))
+        return metrics
+
+    def headline(self) -> dict[str, float | int | None]:
+        """Counts and point values: no intervals, no tables, cheap enough for every window.
+
+        Returns:
+            Python numbers ready for JSON; None where undefined (no rows, one class, no scored query).
+            `logits_clipped` counts rows whose logit lies outside the histogram behind AUC and deciles.
+        """
+        return {
+            "examples": int(self.traffic.examples),
+            "queries": int(self.traffic.queries),
+            "queries_scored": int(self.per_query_auc.scored.sum()),
+            "queries_one_class": int(self.per_query_auc.one_class.sum()),
+            "weight_sum": float(self.logloss.class_weight.sum()),
+            "auc": _json_number(self.auc.result()),
+            "auc_error_bound": _json_number(self.auc.error_bound()),
+            "logits_clipped": int(self.auc.clipped.sum()),
+            "per_query_auc": _json_number(self.per_query_auc.result()),
+            "logloss": _json_number(self.logloss.result()),
+            "normalized_entropy": _json_number(self.logloss.normalized_entropy()),
+            "calibration_bias": _json_number(self.calibration.result()),
+            "calibration_ratio": _json_number(self.calibration.prediction_ratio()),
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """`headline`, and 95% intervals, calibration by decile and slice, PerQueryAUC by query size.
+
+        Returns:
+            A dict ready for JSON, None where undefined. Beside the headline: ``<metric>_ci95`` [low, high]
+            for each of `estimates`; ``calibration_buckets``, ten dicts, and ``per_query_auc_by_size``, the
+            rows of those tables with the interval as one list; ``calibration_slices``, for each feature
+            the number of slices and the heaviest of them.
+        """
+        out: dict[str, Any] = dict(self.headline())
+        for name, estimate in self.estimates().items():
+            out[f"{name}_ci95"] = [_json_number(float(end)) for end in estimate.interval()]
+        out["calibration_buckets"] = _records(calibration_buckets(self.auc), "bias_ci95")
+        out["per_query_auc_by_size"] = _records(self.per_query_auc.by_size(), "auc_ci95")
+        out["calibration_slices"] = {name: _heaviest(state) for name, state in self.slices.items()}
+        return out
+
+    def estimates(self) -> dict[str, Estimate]:
+        """The metrics that have an interval, with their replicates."""
+        return {
+            "auc": self.auc.estimate(),
+            "per_query_auc": self.per_query_auc.estimate(),
+            "logloss": self.logloss.estimate(),
+            "normalized_entropy": self.logloss.normalized_entropy_estimate(),
+            "calibration_bias": self.calibration.estimate(),
+        }
+
+    def _states(self) -> dict[str, Any]:
+        return {
+            "traffic": self.traffic,
+            "auc": self.auc,
+            "per_query_auc": self.per_query_auc,
+            "logloss": self.logloss,
+            "calibration": self.calibration,
+            **{_SLICES + name: state for name, state in self.slices.items()},
+        }
+
+    def _check_slices(self, given: Mapping[str, object]) -> None:
+        if set(given) != set(self.slices):
+            raise ValueError(f"slices must be {sorted(self.slices)}, got {sorted(given)}")
+
+
+def _heaviest(state: SliceCalibration) -> dict[str, Any]:
+    table = state.result()
+    heaviest = table.sort_values(["weight", "id"], ascending=[False, True]).head(SLICES_SHOWN)
+    return {"slices": len(table), "heaviest": _records(heaviest, "bias_ci95")}
+
+
+def _records(table: pd.DataFrame, interval: str) -> list[dict[str, Any]]:
+    """Rows of `table` as dicts, its columns ci95_low and ci95_high as the list `interval`."""
+    records = []
+    for row in table.to_dict("records"):
+        record = {str(key): _json_number(value) for key, value in row.items()}
+        record[interval] = [record.pop("ci95_low"), record.pop("ci95_high")]
+        records.append(record)
+    return records
+
+
+def _json_number(value: Any) -> Any:
+    """`value`, None for NaN."""
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,0 +1,107 @@
+"""Scored rows: one batch of whole queries, checked once, as every metric reads it."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from ctr.eval.arrays import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    check_same_length,
+    checked_finite,
+    checked_ids,
+    checked_labels,
+    checked_weights,
+)
+from ctr.eval.buckets import query_bucket
+from ctr.eval.logistic import row_logloss, sigmoid
+
+
+@dataclass(frozen=True)
+class ScoredRows:
+    """Rows of positive metric weight, N of them, from Q whole queries.
+
+    Attributes:
+        examples: rows read, those of weight 0 included.
+        queries: Q, queries read, those without any weight included.
+        kept: bool [examples], which rows read are among the N.
+        label: bool [N], clicked or not.
+        logit: float64 [N].
+        weight: float64 [N], metric weight, above 0.
+        query: int64 [N], 0..Q-1, numbering the queries in the order of their ids.
+        query_buckets: int64 [Q], the bucket of each query.
+    """
+
+    examples: int
+    queries: int
+    kept: BoolArray
+    label: BoolArray
+    logit: FloatArray
+    weight: FloatArray
+    query: IntArray
+    query_buckets: IntArray
+
+    @cached_property
+    def bucket(self) -> IntArray:
+        """Query bucket of each row, int64 [N]."""
+        return self.query_buckets[self.query]
+
+    @cached_property
+    def probability(self) -> FloatArray:
+        """Predicted probability of a click, float64 [N]."""
+        return sigmoid(self.logit)
+
+    @cached_property
+    def loss(self) -> FloatArray:
+        """Logloss of each row in nats, float64 [N]."""
+        return row_logloss(self.label, self.logit)
+
+
+def scored_rows(
+    label: npt.ArrayLike, logit: npt.ArrayLike, weight: npt.ArrayLike, query_id: npt.ArrayLike
+) -> ScoredRows:
+    """Check a batch of whole queries and drop its rows of weight 0.
+
+    Args:
+        label: 0 or 1 [N], of any dtype.
+        logit: finite float [N], the prediction of record.
+        weight: float [N], metric weight, at least 0.
+        query_id: int64 [N]; the rows of a query need not stand together, but must all be here.
+
+    Raises:
+        ValueError: a column is not as described, or lengths differ.
+    """
+    clicked = checked_labels(label)
+    logits = checked_finite("logit", logit)
+    weights = checked_weights(weight)
+    ids = checked_ids("query_id", query_id)
+    check_same_length(label=clicked, logit=logits, weight=weights, query_id=ids)
+    distinct, query = _distinct(ids)
+    kept = weights > 0
+    if not kept.all():
+        clicked, logits, weights, query = clicked[kept], logits[kept], weights[kept], query[kept]
+    return ScoredRows(
+        examples=len(ids),
+        queries=len(distinct),
+        kept=kept,
+        label=clicked,
+        logit=logits,
+        weight=weights,
+        query=query,
+        query_buckets=query_bucket(distinct),
+    )
+
+
+def _distinct(ids: IntArray) -> tuple[IntArray, IntArray]:
+    """Distinct ids, ascending, and the place of each row's id among them.
+
+    Only the first row of each run of equal ids is sorted: rows of a query usually stand together.
+    """
+    first_of_run = np.ones(len(ids), dtype=np.bool_)
+    np.not_equal(ids[1:], ids[:-1], out=first_of_run[1:])
+    starts = np.flatnonzero(first_of_run)
+    distinct, place = np.unique(ids[starts], return_inverse=True)
+    return distinct, np.repeat(place, np.diff(starts, append=len(ids)))

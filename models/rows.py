@@ -1,0 +1,162 @@
+"""Where each feature's embedding rows lie, and which distinct rows a batch needs.
+
+The rows of all features that share a tower and an embedding width lie in one table. A row holds the
+embedding and, as its last column, the feature's linear weight::
+
+    table (quality, 16):  [ embedding 0..15 | linear ]   row = offset of the feature + id
+
+A batch names each row it touches once (``distinct``) and refers to it by position. So a row is gathered
+once however often it occurs, and its gradient arrives already summed over the batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class FeatureRows:
+    """A feature as the tables see it. ``single`` is its column in the id matrix, None if multivalent."""
+
+    name: str
+    buckets: int
+    width: int
+    tower: str
+    single: int | None
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """One table: its features in order, single-valued before multivalent, and each one's first row."""
+
+    tower: str
+    width: int
+    features: tuple[FeatureRows, ...]
+
+    @property
+    def name(self) -> str:
+        """Tower and width, for instance ``quality-16``."""
+        return f"{self.tower}-{self.width}"
+
+    @property
+    def single(self) -> tuple[FeatureRows, ...]:
+        """The features with exactly one id a row."""
+        return tuple(f for f in self.features if f.single is not None)
+
+    @property
+    def multivalent(self) -> tuple[FeatureRows, ...]:
+        """The features with any number of ids a row."""
+        return tuple(f for f in self.features if f.single is None)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of the table."""
+        return sum(f.buckets for f in self.features)
+
+    def offsets(self) -> dict[str, int]:
+        """First row of each feature."""
+        starts = np.cumsum([0, *(f.buckets for f in self.features)])
+        return {feature.name: int(start) for feature, start in zip(self.features, starts, strict=False)}
+
+
+def lay_out_tables(features: Sequence[FeatureRows]) -> tuple[TableLayout, ...]:
+    """Groups features by tower and width, in a fixed order.
+
+    Raises:
+        ValueError: a table would have more rows than int32 can number.
+    """
+    groups: dict[tuple[str, int], list[FeatureRows]] = {}
+    for feature in features:
+        groups.setdefault((feature.tower, feature.width), []).append(feature)
+    layouts = []
+    for (tower, width), members in sorted(groups.items()):
+        layout = TableLayout(tower, width, tuple(sorted(members, key=lambda f: f.single is None)))
+        if layout.rows > np.iinfo(np.int32).max:
+            raise ValueError(f"table {layout.name}: {layout.rows} rows are too many (at most 2^31 - 1)")
+        layouts.append(layout)
+    return tuple(layouts)
+
+
+def padded_size(size: int, smallest: int = 64) -> int:
+    """The capacity for ``size`` entries: few different ones, at most a quarter of it empty beyond ``smallest``."""
+    if size <= smallest:
+        return smallest
+    step = 1 << (int(size - 1).bit_length() - 3)
+    return -(-size // step) * step
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """What a batch of B rows (padded) needs of one table with S single- and M multivalent features.
+
+    Attributes:
+        distinct: int32 [U], rows of the table, each once; the padding repeats row 0, which then gets
+            a gradient of zero.
+        single: int32 [B, S], positions in ``distinct``.
+        values: int32 [V], positions in ``distinct`` of the multivalent ids, row by row and in a row
+            feature by feature.
+        segments: int32 [V], non-decreasing, ``row * M + feature``; B * M for padding.
+        distinct_count: number of entries of ``distinct`` before the padding.
+    """
+
+    distinct: np.ndarray
+    single: np.ndarray
+    values: np.ndarray
+    segments: np.ndarray
+    distinct_count: int
+
+
+def plan_table(
+    layout: TableLayout,
+    ids: np.ndarray,
+    multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    padded_rows: int,
+) -> TablePlan:
+    """Finds the distinct rows of a batch in one table.
+
+    Args:
+        ids: int32 [N, F], the ids of all single-valued features.
+        multivalent: for each multivalent feature its ids int32 [v] row after row and lengths int32 [N].
+        padded_rows: B >= N; rows from N on refer to some row, and the model gives them weight 0.
+    """
+    offsets = layout.offsets()
+    rows = len(ids)
+    single_columns = [f.single for f in layout.single if f.single is not None]
+    single = ids[:, single_columns] + np.array([offsets[f.name] for f in layout.single], np.int32)
+    values, segments = _merge_multivalent(layout, offsets, multivalent, rows)
+    everything = np.concatenate([single.ravel(), values])
+    distinct, positions = np.unique(everything, return_inverse=True)
+    positions = positions.astype(np.int32)
+    padded_single = np.zeros((padded_rows, len(single_columns)), np.int32)
+    padded_single[:rows] = positions[: single.size].reshape(single.shape)
+    value_capacity = padded_size(len(values)) if layout.multivalent else 0
+    padded_values = np.zeros(value_capacity, np.int32)
+    padded_values[: len(values)] = positions[single.size :]
+    padded_segments = np.full(value_capacity, padded_rows * len(layout.multivalent), np.int32)
+    padded_segments[: len(values)] = segments
+    padded_distinct = np.zeros(padded_size(len(distinct)), np.int32)
+    padded_distinct[: len(distinct)] = distinct
+    return TablePlan(padded_distinct, padded_single, padded_values, padded_segments, len(distinct))
+
+
+def _merge_multivalent(
+    layout: TableLayout,
+    offsets: Mapping[str, int],
+    multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    rows: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    count = len(layout.multivalent)
+    if not count:
+        return np.zeros(0, np.int32), np.zeros(0, np.int32)
+    values = []
+    segments = []
+    for index, feature in enumerate(layout.multivalent):
+        ids, lengths = multivalent[feature.name]
+        values.append(ids + np.int32(offsets[feature.name]))
+        segments.append(np.repeat(np.arange(rows, dtype=np.int32) * count + index, lengths))
+    if count == 1:
+        return values[0], segments[0]
+    all_segments = np.concatenate(segments)
+    order = np.argsort(all_segments, kind="stable")
+    return np.concatenate(values)[order], all_segments[order]

@@ -1,0 +1,76 @@
+"""What every test may rely on."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Set before any test loads TensorFlow: the tests of one process share it, and ctr.models needs Keras 2. A test
+# that needs a process as a user has it, or Keras 3, starts one of its own with `fresh_python`.
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+FreshPython = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The root of the checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def fresh_python() -> FreshPython:
+    """Runs Python in a new process whose environment has nothing of the tests' own; returns it completed."""
+
+    def run(
+        *arguments: str | Path,
+        cwd: Path,
+        python: str | Path = sys.executable,
+        path: Path | None = None,
+        check: bool = True,
+    ) -> subprocess.CompletedProcess[str]:
+        env = {k: v for k, v in os.environ.items() if k not in ("TF_USE_LEGACY_KERAS", "PYTHONPATH")}
+        if path is not None:
+            env["PYTHONPATH"] = str(path)
+        done = subprocess.run(
+            [str(python), *map(str, arguments)],
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        if check and done.returncode != 0:
+            pytest.fail(f"{done.args} ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
+        return done
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def copy_checkout() -> Callable[[Path], Path]:
+    """Copies what a checkout holds, its links as links, without what builds and runs leave in it."""
+    names = (
+        *("ctr", "eval", "models", "optim", "pipelines", "tests", "benchmarks", "examples", "docs"),
+        *("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"),
+    )
+
+    def copy(target: Path) -> Path:
+        target.mkdir(parents=True)
+        for name in names:
+            source = ROOT / name
+            if source.is_dir():
+                ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+                shutil.copytree(source, target / name, symlinks=True, ignore=ignored)
+            elif source.exists():
+                shutil.copy2(source, target / name)
+        return target
+
+    return copy

@@ -1,0 +1,439 @@
+"""Ids of features: against independent truths, and ingestion against the graph."""
+
+import os
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctr.config import parse_model
+from ctr.data.log import shard_schema, unpack_ids
+from ctr.data.schema import Schema
+from ctr.data.transform import pack_table, string_ids, transform_table, transform_tensors
+from ctr.errors import InputError
+
+# Published values of FarmHash Fingerprint64 (its empty string is the constant k2 of the algorithm).
+FINGERPRINT_OF_EMPTY = 0x9AE16A3B2F90404F
+FINGERPRINT_OF_A = 12917804110809363939
+FINGERPRINT_OF_HELLO = 13009744463427800296
+
+
+def make_schema(*features: dict[str, Any]) -> Schema:
+    return parse_model(Schema, {"features": list(features)}, "test")
+
+
+def fingerprint(text: str) -> int:
+    return int(np.uint64(tf.bitcast(tf.fingerprint([text], "farmhash64"), tf.uint64).numpy()[0]))
+
+
+def hashed(text: str, buckets: int) -> int:
+    return 1 + fingerprint(text) % (buckets - 1)
+
+
+def cross_id(parts: Sequence[int], buckets: int) -> int:
+    state, mask = 1, 2**64 - 1
+    for part in parts:
+        state = (state * 0x9E3779B97F4A7C15 & mask) ^ part
+        state ^= state >> 32
+        state = state * 0xD6E8FEB86659FD93 & mask
+        state ^= state >> 32
+    return 1 + state % (buckets - 1)
+
+
+def plain_tokens(text: str, words: Sequence[int], subwords: Sequence[int], max_values: int) -> list[str]:
+    kept = "".join(letter if unicodedata.category(letter)[0] in "LMN" else " " for letter in text).lower().split()
+    tokens = [
+        " ".join(kept[at : at + size]) for size in words for at in range(len(kept) - size + 1)
+    ]
+    for size in subwords:
+        for word in kept:
+            marked = f"<{word}>"
+            tokens += [marked[at : at + size] for at in range(len(marked) - size + 1)]
+    return tokens[:max_values]
+
+
+def lists_of(values: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
+    ends = np.cumsum(lengths)
+    assert (ends[-1] if len(ends) else 0) == len(values)
+    return [values[end - length : end].tolist() for end, length in zip(ends, lengths, strict=True)]
+
+
+def table_ids(schema: Schema, columns: dict[str, Any]) -> dict[str, list[Any]]:
+    matrix, lists = transform_table(schema, pa.table(columns))
+    assert matrix.dtype == np.int32
+    result: dict[str, list[Any]] = {name: matrix[:, at].tolist() for at, name in enumerate(schema.single_valued)}
+    for name, (values, lengths) in lists.items():
+        assert values.dtype == lengths.dtype == np.int32
+        result[name] = lists_of(values, lengths)
+    return result
+
+
+def tensor_ids(schema: Schema, raw: dict[str, Any]) -> dict[str, list[Any]]:
+    ids = transform_tensors(schema, raw)
+    assert all(value.dtype == tf.int32 for value in ids.values())
+    return {
+        name: value.to_list() if isinstance(value, tf.RaggedTensor) else value.numpy().tolist()
+        for name, value in ids.items()
+    }
+
+
+def test_known_fingerprints() -> None:
+    assert [fingerprint(text) for text in ("", "a", "hello")] == [
+        FINGERPRINT_OF_EMPTY, FINGERPRINT_OF_A, FINGERPRINT_OF_HELLO
+    ]  # fmt: skip
+
+
+def test_category_is_its_fingerprint_modulo_the_buckets() -> None:
+    schema = make_schema({"kind": "category", "name": "c", "source": "s", "buckets": 1000})
+    values = ["a", "hello", "", None, "日本"]
+    expected = [1 + FINGERPRINT_OF_A % 999, 1 + FINGERPRINT_OF_HELLO % 999, 0, 0, hashed("日本", 1000)]
+    assert table_ids(schema, {"s": values})["c"] == expected
+    assert 1 + int(tf.strings.to_hash_bucket_fast(["hello"], 999).numpy()[0]) == expected[1]
+
+
+def test_two_buckets_leave_one_id_for_all_values() -> None:
+    schema = make_schema({"kind": "category", "name": "c", "source": "s", "buckets": 2})
+    assert table_ids(schema, {"s": ["a", "b", None]})["c"] == [1, 1, 0]
+
+
+def test_the_largest_bucket_count_fits_int32() -> None:
+    schema = make_schema({"kind": "category", "name": "c", "source": "s", "buckets": 2**31 - 1})
+    texts = [str(number) for number in range(100)]
+    assert table_ids(schema, {"s": texts})["c"] == [hashed(text, 2**31 - 1) for text in texts]
+
+
+def test_vocabulary_ids_follow_its_order() -> None:
+    words = [f"word{number}" for number in range(50)]
+    schema = make_schema({"kind": "category", "name": "c", "source": "s", "vocabulary": words})
+    ids = table_ids(schema, {"s": [*words, "other", "zzz", "", None]})["c"]
+    assert ids == [*range(1, 51), 51, 51, 0, 0]
+    assert schema.by_name["c"].buckets == 52
+
+
+def test_integers_booleans_and_dictionaries_are_their_text() -> None:
+    schema = make_schema({"kind": "category", "name": "c", "source": "s"})
+    expected = [hashed("-7", 100_000), 0, hashed("12", 100_000)]
+    for kind in (pa.int8(), pa.int32(), pa.int64()):
+        assert table_ids(schema, {"s": pa.array([-7, None, 12], kind)})["c"] == expected
+    text = pa.array(["-7", None, "12"])
+    for kind in (pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())):
+        assert table_ids(schema, {"s": text.cast(kind)})["c"] == expected
+    numbers = pa.array([-7, None, 12]).dictionary_encode()
+    assert table_ids(schema, {"s": numbers})["c"] == expected
+    null_in_dictionary = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2]), pa.array(["-7", None, "12"]))
+    assert table_ids(schema, {"s": null_in_dictionary})["c"] == expected
+    assert table_ids(schema, {"s": [True, False]})["c"] == [hashed("true", 100_000), hashed("false", 100_000)]
+    assert tensor_ids(schema, {"s": tf.constant([True, False])}) == table_ids(schema, {"s": [True, False]})
+    assert tensor_ids(schema, {"s": tf.constant([-7, 12])})["c"] == [expected[0], expected[2]]
+    assert table_ids(schema, {"s": pa.nulls(2)})["c"] == [0, 0]
+
+
+def test_a_nul_inside_a_string_counts() -> None:
+    schema = make_schema({"kind": "category", "name": "c", "source": "s"})
+    assert table_ids(schema, {"s": ["a\0b", "a"]})["c"] == [hashed("a\0b", 100_000), hashed("a", 100_000)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20, unique=True),
+    st.lists(st.floats(width=64) | st.none(), max_size=50),
+)
+def test_number_is_the_float32_count_of_edges(edges: list[float], values: list[float | None]) -> None:
+    edges = sorted(set(edges))
+    schema = make_schema({"kind": "number", "name": "n", "source": "x", "boundaries": edges})
+    smallest = np.finfo(np.float32).tiny
+    edges32 = np.array(edges, np.float32)
+    with np.errstate(over="ignore"):
+        x = np.array([np.nan if value is None else value for value in values], np.float32)
+    for array in (edges32, x):  # subnormal numbers are 0
+        array[np.abs(array) < smallest] = 0
+    expected = np.where(np.isnan(x), 0, 1 + np.searchsorted(edges32, x, side="right"))
+    assert table_ids(schema, {"x": pa.array(values, pa.float64())})["n"] == expected.tolist()
+    assert tensor_ids(schema, {"x": tf.constant(x)})["n"] == expected.tolist()
+
+
+def test_numbers_of_all_types() -> None:
+    schema = make_schema({"kind": "number", "name": "n", "source": "x", "boundaries": [0, 1, 2.5]})
+    expected = [1, 2, 0, 3, 4]
+    values = [-1, 0, None, 1, 3]
+    for kind in (pa.int16(), pa.int64(), pa.float16(), pa.float32(), pa.float64(), pa.decimal128(30, 2)):
+        assert table_ids(schema, {"x": pa.array(values).cast(kind)})["n"] == expected
+    assert table_ids(schema, {"x": [True, False, None]})["n"] == [3, 2, 0]
+    assert table_ids(schema, {"x": pa.array([1.0, 3.0]).dictionary_encode()})["n"] == [3, 4]
+
+
+def test_a_boundary_rounds_to_float32_as_the_value_does() -> None:
+    schema = make_schema({"kind": "number", "name": "n", "source": "x", "step": {"low": 0, "high": 1, "size": 0.1}})
+    values = [0.1 * k for k in range(11)]
+    assert table_ids(schema, {"x": values})["n"] == list(range(2, 13))
+
+
+TEXTS = ["Best Running Shoes!", "best-running SHOES", "", None, "…", "ΟΔΟΣ ΣΑΣ", "Straße 12½", "a\0b c", "हिन्दी",
+         "日本語 ニュース", "e\u0301te\u0301", "İstanbul I", "x"]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "subwords", "most"), [((1, 2), (), 64), ((1,), (3, 4), 64), ((), (2,), 5), ((2, 1), (3,), 3)])
+def test_text_matches_a_plain_tokeniser(words: tuple[int, ...], subwords: tuple[int, ...], most: int) -> None:
+    schema = make_schema(
+        {"kind": "text", "name": "t", "source": "s", "words": words, "subwords": subwords, "max_values": most}
+    )
+    expected = [[hashed(token, 100_000) for token in plain_tokens(text or "", words, subwords, most)] for text in TEXTS]
+    assert table_ids(schema, {"s": TEXTS})["t"] == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.text(max_size=30), min_size=1, max_size=5))
+def test_any_text_matches_a_plain_tokeniser(texts: list[str]) -> None:
+    schema = make_schema({"kind": "text", "name": "t", "source": "s", "words": [1, 2], "subwords": [3], "max_values": 20})
+    expected = [[hashed(token, 100_000) for token in plain_tokens(text, (1, 2), (3,), 20)] for text in texts]
+    assert table_ids(schema, {"s": texts})["t"] == expected
+
+
+def test_bytes_that_are_not_utf8_do_not_stop_the_graph() -> None:
+    schema = make_schema({"kind": "text", "name": "t", "source": "s", "subwords": [2]})
+    assert len(tensor_ids(schema, {"s": tf.constant([b"ab\xff\xfecd", b"\xc3"])})["t"]) == 2
+
+
+@pytest.mark.parametrize("locale", ["tr_TR.UTF-8", "lt_LT.UTF-8", "de_DE.UTF-8"])
+def test_lower_case_does_not_follow_the_locale(locale: str) -> None:
+    text = "TITLE İstanbul I ÌÍĨJ\u0303Į\u0301 J\u0300"
+    code = (
+        "import tensorflow as tf\n"
+        "from ctr.data.transform import _lower\n"
+        f"print(_lower(tf.constant([{text!r}])).numpy()[0].hex())"
+    )
+    environment = {**os.environ, "LC_ALL": locale, "LANG": locale, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert bytes.fromhex(run.stdout.strip()).decode() == text.lower()
+
+
+def test_multivalent_category_cuts_drops_and_keeps() -> None:
+    for keep, kept in (("first", ["a", "b"]), ("last", ["c", "a"])):
+        schema = make_schema(
+            {"kind": "category", "name": "m", "source": "s", "multivalent": True, "separator": "|", "max_values": 2, "keep": keep}
+        )
+        ids = [[hashed(text, 100_000) for text in kept], [], [], [hashed("x y", 100_000)]]
+        assert table_ids(schema, {"s": ["|a||b|c|a|", "", None, "x y"]})["m"] == ids
+        rows = [["", "a", "b", None, "c", "a"], [], None, ["x y"]]
+        for kind in (pa.list_(pa.string()), pa.large_list(pa.large_string()), pa.list_(pa.dictionary(pa.int8(), pa.string()))):
+            column = pa.array(rows, pa.list_(pa.string())).cast(kind)
+            assert table_ids(schema, {"s": column})["m"] == ids
+            assert table_ids(schema, {"s": column.slice(1, 3)})["m"] == ids[1:]
+
+
+def test_lists_of_integers_are_their_text() -> None:
+    schema = make_schema({"kind": "category", "name": "m", "source": "s", "multivalent": True})
+    assert table_ids(schema, {"s": [[1, 22], [], None, [None, 1]]}) == table_ids(schema, {"s": ["1 22", "", None, "1"]})
+    fixed = pa.array([[1, 22], [3, 4]], pa.list_(pa.int64(), 2))
+    assert table_ids(schema, {"s": fixed}) == table_ids(schema, {"s": ["1 22", "3 4"]})
+    ragged = tf.ragged.constant([[1, 22], []], tf.int64)
+    assert tensor_ids(schema, {"s": ragged}) == table_ids(schema, {"s": ["1 22", ""]})
+
+
+CROSSES = make_schema(
+    {"kind": "category", "name": "a", "source": "a", "buckets": 5},
+    {"kind": "category", "name": "b", "source": "b", "vocabulary": ["x", "y"]},
+    {"kind": "number", "name": "n", "source": "n", "boundaries": [0, 1]},
+    {"kind": "text", "name": "t", "source": "t", "words": [1, 2]},
+    {"kind": "category", "name": "m", "source": "m", "multivalent": True, "max_values": 2, "keep": "last"},
+    {"kind": "cross", "name": "ab", "of": ["a", "b"], "buckets": 1000},
+    {"kind": "cross", "name": "ba", "of": ["b", "a"], "buckets": 1000},
+    {"kind": "cross", "name": "abn", "of": ["a", "b", "n"], "buckets": 1000},
+    {"kind": "cross", "name": "at", "of": ["a", "t"], "buckets": 1000},
+    {"kind": "cross", "name": "mn", "of": ["m", "n"], "buckets": 1000},
+)
+
+
+def test_cross_mixes_the_full_fingerprints_in_order() -> None:
+    columns = {"a": ["p", "", ""], "b": ["q", "x", None], "n": [0.5, 3, None], "t": ["u v", "", "w"], "m": ["1 2 3", "", "4"]}
+    ids = table_ids(CROSSES, columns)
+    prints = {text: fingerprint(text) for text in ("", "p", "q", "x", "u", "v", "u v", "w", "2", "3", "4")}
+    assert ids["ab"] == [cross_id([prints["p"], prints["q"]], 1000), cross_id([prints[""], prints["x"]], 1000), 0]
+    assert ids["ba"][0] == cross_id([prints["q"], prints["p"]], 1000) != ids["ab"][0]
+    assert ids["abn"] == [
+        cross_id([prints["p"], prints["q"], 2], 1000), cross_id([prints[""], prints["x"], 3], 1000), 0
+    ]  # fmt: skip
+    assert ids["at"] == [
+        [cross_id([prints["p"], prints[token]], 1000) for token in ("u", "v", "u v")],
+        [],
+        [cross_id([prints[""], prints["w"]], 1000)],
+    ]
+    assert ids["mn"] == [
+        [cross_id([prints["2"], 2], 1000), cross_id([prints["3"], 2], 1000)],
+        [],
+        [cross_id([prints["4"], 0], 1000)],
+    ]
+
+
+def test_crosses_do_not_inherit_the_collisions_of_their_parts() -> None:
+    left = [f"l{number}" for number in range(2000)]
+    schema = make_schema(
+        {"kind": "category", "name": "a", "source": "a", "buckets": 2},
+        {"kind": "number", "name": "n", "source": "n", "step": {"low": 0, "high": 63, "size": 1}},
+        {"kind": "cross", "name": "an", "of": ["a", "n"], "buckets": 1_000_001},
+        {"kind": "cross", "name": "na", "of": ["n", "a"], "buckets": 65},
+    )
+    ids = table_ids(schema, {"a": left, "n": [number % 64 for number in range(2000)]})
+    assert len(set(ids["an"])) > 1990
+    counts = np.bincount(ids["na"], minlength=65)[1:]
+    assert ((counts - 2000 / 64) ** 2 / (2000 / 64)).sum() < 120  # chi-square, 63 degrees of freedom
+
+
+SIGNATURE = {
+    "a": tf.TensorSpec([None], tf.string),
+    "b": tf.TensorSpec([None], tf.string),
+    "n": tf.TensorSpec([None], tf.float32),
+    "t": tf.TensorSpec([None], tf.string),
+    "m": tf.TensorSpec([None], tf.string),
+}
+IN_GRAPH = tf.function(lambda raw: transform_tensors(CROSSES, raw), input_signature=[SIGNATURE])
+LISTS_IN_GRAPH = tf.function(
+    lambda raw: transform_tensors(CROSSES, raw),
+    input_signature=[{**SIGNATURE, "m": tf.RaggedTensorSpec([None, None], tf.string, 1)}],
+)
+
+text_or_none = st.none() | st.text(max_size=12) | st.sampled_from(["x", "y", "A b A b", " ", "  a  b c d"])
+rows_of_columns = st.lists(
+    st.tuples(
+        text_or_none,
+        text_or_none,
+        st.none() | st.floats(width=32),
+        text_or_none,
+        st.none() | st.lists(st.none() | st.text(st.characters(codec="utf-8", exclude_characters=" "), max_size=4), max_size=5),
+    ),
+    max_size=12,
+)
+text_types = st.sampled_from([pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+
+
+def arrange(array: pa.Array, cuts: tuple[int, int]) -> pa.ChunkedArray:
+    """The same values as slices of a longer array, in up to three chunks."""
+    longer = pa.concat_arrays([array, array, array])
+    first, second = sorted(cut % (len(array) + 1) for cut in cuts)
+    bounds = [0, first, second, len(array)]
+    return pa.chunked_array(
+        [longer.slice(len(array) + start, end - start) for start, end in zip(bounds, bounds[1:], strict=False)], array.type
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows_of_columns, st.lists(text_types, min_size=4, max_size=4), st.tuples(st.integers(0, 12), st.integers(0, 12)), st.booleans())
+def test_ingestion_equals_the_graph(
+    rows: list[tuple[Any, ...]], types: list[pa.DataType], cuts: tuple[int, int], as_lists: bool
+) -> None:
+    a, b, n, t, m = ([row[at] for row in rows] for at in range(5))
+    joined = [" ".join(item or "" for item in items or ()) for items in m]
+    columns = {
+        "a": pa.array(a, pa.string()).cast(types[0]),
+        "b": pa.array(b, pa.string()).cast(types[1]),
+        "n": pa.array(n, pa.float32()),
+        "t": pa.array(t, pa.string()).cast(types[2]),
+        "m": pa.array(m, pa.list_(pa.string())) if as_lists else pa.array(joined, pa.string()).cast(types[3]),
+    }
+    found = table_ids(CROSSES, {name: arrange(array, cuts) for name, array in columns.items()})
+    raw = {name: tf.constant([value or "" for value in values], tf.string) for name, values in (("a", a), ("b", b), ("t", t))}
+    raw["n"] = tf.constant([float("nan") if value is None else value for value in n], tf.float32)
+    if as_lists:
+        raw["m"] = tf.ragged.constant([[item or "" for item in items or ()] for items in m], tf.string, ragged_rank=1)
+    else:
+        raw["m"] = tf.constant(joined, tf.string)
+    in_graph = (LISTS_IN_GRAPH if as_lists else IN_GRAPH)(raw)
+    for name, value in in_graph.items():
+        ids = value.to_list() if isinstance(value, tf.RaggedTensor) else value.numpy().tolist()
+        assert found[name] == ids, name
+        assert all(0 <= one < CROSSES.by_name[name].buckets for one in (sum(ids, []) if ids and isinstance(ids[0], list) else ids))
+
+
+@pytest.mark.parametrize(
+    ("feature", "column", "message"),
+    [
+        ({"kind": "category"}, pa.array([1.5]), "of type double; a category reads strings, integers and booleans: make it a number"),
+        ({"kind": "category"}, pa.array([["a"]]), "holds lists (list<item: string>), which only a multivalent category reads"),
+        ({"kind": "text"}, pa.array([["a"]]), "holds lists"),
+        ({"kind": "category", "multivalent": True}, pa.array([[1.5]]), "of type double; a category reads strings"),
+        ({"kind": "category"}, pa.array([b"a"]), "of type binary"),
+        ({"kind": "number", "boundaries": [1]}, pa.array(["1"]), "of type string; a number is needed"),
+        ({"kind": "number", "boundaries": [1]}, pa.array([[1]]), "a number is needed"),
+    ],
+)
+def test_unreadable_columns_are_refused(feature: dict[str, Any], column: pa.Array, message: str) -> None:
+    schema = make_schema({**feature, "name": "f", "source": "s"})
+    with pytest.raises(InputError) as refusal:
+        transform_table(schema, pa.table({"s": column}))
+    assert message in str(refusal.value) and "feature f: its source column s" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_absent_source_is_refused() -> None:
+    schema = make_schema({"kind": "category", "name": "f", "source": "s"})
+    expected = "feature f: its source column s is absent; the columns are a, b"
+    with pytest.raises(InputError, match=expected):
+        transform_table(schema, pa.table({"a": [1], "b": [2]}))
+    with pytest.raises(InputError, match=expected):
+        transform_tensors(schema, {"a": tf.constant([1]), "b": tf.constant([1])})
+
+
+def keys_of(rows: int) -> dict[str, Any]:
+    whole = list(range(rows))
+    return {"query_time": whole, "timestamp": whole, "query_id": whole, "example_id": whole, "label": [row % 2 for row in whole],
+            "train_weight": [1.0] * rows, "metric_weight": [0.5] * rows}  # fmt: skip
+
+
+def test_pack_table_is_under_the_shard_schema() -> None:
+    raw = pa.table({"a": ["p", "q"], "b": ["x", "y"], "n": [1, 2], "t": ["u v", ""], "m": [["1"], ["2", "3"]]})
+    table = pack_table(CROSSES, pa.table(keys_of(2)), raw)
+    assert table.schema.equals(shard_schema(CROSSES))
+    table.validate(full=True)
+    ids = table_ids(CROSSES, dict(zip(raw.column_names, raw.columns, strict=True)))
+    packed = unpack_ids(table.column("ids").combine_chunks())
+    for at, name in enumerate(CROSSES.single_valued):
+        assert packed[:, at].tolist() == ids[name]
+    for name in CROSSES.multivalent:
+        assert table.column(name).to_pylist() == ids[name]
+    assert table.column("label").to_pylist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("label", [0, 2], "the key column label holds values other than 0 and 1"),
+        ("label", [0, 300], "the key column label is not int8"),
+        ("query_id", [1, None], "the key column query_id has 1 nulls"),
+        ("query_id", ["a", "b"], "the key column query_id is not int64"),
+        ("query_id", None, "the key column query_id is absent"),
+    ],
+)
+def test_pack_table_refuses_bad_keys(name: str, values: list[Any] | None, message: str) -> None:
+    schema = make_schema({"kind": "category", "name": "f", "source": "s"})
+    keys = {**keys_of(2), name: values}
+    with pytest.raises(InputError, match=message):
+        pack_table(schema, pa.table({key: value for key, value in keys.items() if value is not None}), pa.table({"s": ["a", "b"]}))
+
+
+def test_tables_without_rows() -> None:
+    empty = pa.table({"a": pa.array([], pa.string()), "b": pa.array([], pa.dictionary(pa.int32(), pa.string())),
+                      "n": pa.array([], pa.float64()), "t": pa.array([], pa.string()),
+                      "m": pa.array([], pa.list_(pa.string()))})  # fmt: skip
+    none = pack_table(CROSSES, pa.table(keys_of(0)).cast(pa.schema(list(shard_schema(CROSSES))[:7])), empty)
+    assert none.num_rows == 0 and none.schema.equals(shard_schema(CROSSES))
+
+
+def test_string_ids_are_signed_fingerprints() -> None:
+    expected = np.array([FINGERPRINT_OF_A, FINGERPRINT_OF_HELLO], np.uint64).view(np.int64)
+    for values in (pa.array(["a", "hello"]), np.array(["a", "hello"]), np.array(["a", "hello"], object),
+                   pa.chunked_array([["a"], ["hello"]]), pa.array(["", "a", "hello"], pa.large_string()).slice(1)):  # fmt: skip
+        ids = string_ids(values)
+        assert ids.dtype == np.int64 and ids.tolist() == expected.tolist()
+    assert len(string_ids(pa.chunked_array([], pa.string()))) == 0
+    with pytest.raises(InputError, match="1 of the values to be made ids are null"):
+        string_ids(pa.array(["a", None]))
+    with pytest.raises(InputError, match="values of type int64 cannot be made ids"):
+        string_ids(pa.array([1]))

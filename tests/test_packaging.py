@@ -1,0 +1,216 @@
+"""The package runs from the root, as an editable install, from a wheel and from the sdist; it holds what runs."""
+
+import ast
+import os
+import shutil
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOMS = ("eval", "models", "optim", "pipelines")
+
+# Says where the package was found, and that its rooms were found inside it and nowhere else.
+FIND = """
+import importlib.util, pathlib, sys
+import ctr
+home = pathlib.Path(ctr.__file__).parent
+for room in ("eval", "models", "optim", "pipelines"):
+    assert importlib.util.find_spec(room) is None, f"a bare {room} can be imported"
+    found = pathlib.Path(importlib.util.find_spec(f"ctr.{room}").origin)
+    assert found == home / room / "__init__.py", found
+print(home)
+"""
+
+LOADED = "print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+KERAS_OR_TENSORFLOW = {"keras", "tensorflow", "tensorflow_recommenders", "tf_keras"}
+
+
+def package_files(tree: Path) -> set[str]:
+    """The paths below `tree` of all files of the package, links followed, without compiled ones."""
+    return {
+        str(Path(folder, file).relative_to(tree))
+        for folder, _, files in os.walk(tree / "ctr", followlinks=True)
+        for file in files
+        if not folder.endswith("__pycache__")
+    }
+
+
+def python_files(root: Path) -> list[Path]:
+    folders = ("ctr", *ROOMS, "tests", "benchmarks", "examples", "docs")
+    return [
+        root / "setup.py",
+        *(path for folder in folders for path in sorted((root / folder).rglob("*.py"))),
+    ]
+
+
+def bare_imports(source: str, file: str = "") -> list[str]:
+    """The rooms that a module imports as if they were top-level packages."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(source, file)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.append(node.module)
+    return [name for name in names if name.partition(".")[0] in ROOMS]
+
+
+def build(fresh_python, tree: Path, target: Path) -> Path:
+    """Builds a wheel of `tree` with what is installed here, without the network."""
+    fresh_python("-m", "build", "--no-isolation", "--wheel", "--outdir", target, tree, cwd=target)
+    (wheel,) = target.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def checkout(copy_checkout, tmp_path_factory) -> Path:
+    return copy_checkout(tmp_path_factory.mktemp("packaging") / "checkout")
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout, fresh_python, tmp_path_factory) -> Path:
+    return build(fresh_python, checkout, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def sdist(checkout, fresh_python, tmp_path_factory) -> Path:
+    """The sdist as `--setup_file ./setup.py` of Beam builds it."""
+    target = tmp_path_factory.mktemp("sdist")
+    fresh_python("setup.py", "--quiet", "sdist", "--dist-dir", target, cwd=checkout)
+    (archive,) = target.glob("*.tar.gz")
+    return archive
+
+
+def test_bare_imports_are_found():
+    source = "import models\nfrom eval.metrics import auc\ndef late():\n    import numpy, optim.roots\n"
+    assert sorted(bare_imports(source)) == ["eval.metrics", "models", "optim.roots"]
+    assert bare_imports("from ctr import models\nfrom . import eval\nimport ctr.optim, evaluate\n") == []
+
+
+def test_nothing_imports_a_bare_room(root):
+    files = python_files(root)
+    assert len(files) > len(ROOMS)
+    faults = {str(path.relative_to(root)): bare_imports(path.read_text(), str(path)) for path in files}
+    assert {path: names for path, names in faults.items() if names} == {}
+
+
+def test_runs_from_the_root(root, fresh_python):
+    done = fresh_python("-m", "ctr", "--help", cwd=root)
+    assert "usage: ctr" in done.stdout
+
+
+def test_help_loads_no_tensorflow(fresh_python, tmp_path, root):
+    code = (
+        "import sys\n"
+        "from ctr.cli import main\n"
+        "sys.argv = ['ctr', '--help']\n"
+        "try:\n"
+        "    status = main()\n"
+        "except SystemExit as stop:\n"
+        "    status = stop.code\n"
+        "assert not status, status\n" + LOADED
+    )
+    done = fresh_python("-c", code, cwd=tmp_path, path=root)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "ctr" in loaded
+    assert not loaded & KERAS_OR_TENSORFLOW
+
+
+def test_eval_loads_no_tensorflow_and_sets_nothing(fresh_python, tmp_path, root):
+    code = (
+        "import importlib, os, pkgutil, sys\n"
+        "before = dict(os.environ)\n"
+        "import ctr, ctr.eval\n"
+        "for module in pkgutil.walk_packages(ctr.eval.__path__, 'ctr.eval.'):\n"
+        "    importlib.import_module(module.name)\n"
+        "assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())\n" + LOADED
+    )
+    done = fresh_python("-c", code, cwd=tmp_path, path=root)
+    assert not set(done.stdout.split()) & KERAS_OR_TENSORFLOW
+
+
+@pytest.mark.parametrize("module", ["ctr", "ctr.eval", "ctr.optim"])
+def test_import_leaves_the_choice_of_keras_alone(module, fresh_python, tmp_path, root):
+    code = f"import os, {module}; assert 'TF_USE_LEGACY_KERAS' not in os.environ"
+    fresh_python("-c", code, cwd=tmp_path, path=root)
+
+
+def test_folders_of_the_user_with_the_same_names_do_no_harm(fresh_python, tmp_path, root):
+    for room in ROOMS:
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").write_text(f"raise RuntimeError('the {room} of the user')\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import importlib, pkgutil, sys\n"
+        "import ctr.cli, ctr.data, ctr.objective, ctr.pipelines, ctr.simulator, ctr.training\n"
+        "for room in ('eval', 'models', 'optim'):\n"
+        "    package = importlib.import_module(f'ctr.{room}')\n"
+        "    names = [module.name for module in pkgutil.iter_modules(package.__path__)]\n"
+        "    for name in names:\n"
+        "        importlib.import_module(f'ctr.{room}.{name}')\n"
+        "    assert room not in sys.modules\n"
+    )
+    fresh_python(script, cwd=tmp_path, path=root)
+
+
+def test_wheel_carries_the_package_and_nothing_else(checkout, wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        licenses = [name for name in archive.namelist() if name.endswith("/licenses/LICENSE")]
+    assert names == package_files(checkout)
+    assert {f"ctr/{room}/__init__.py" for room in ROOMS} <= names
+    assert "ctr/py.typed" in names
+    assert len(licenses) == 1
+
+
+def test_wheel_runs(wheel, fresh_python, tmp_path):
+    target = tmp_path / "target"
+    options = ("--no-deps", "--no-index", "--disable-pip-version-check")
+    fresh_python("-m", "pip", "install", *options, "--target", target, wheel, cwd=tmp_path)
+    done = fresh_python("-c", FIND, cwd=tmp_path, path=target)
+    assert done.stdout.strip() == str(target / "ctr")
+    assert "usage: ctr" in fresh_python("-m", "ctr", "--help", cwd=tmp_path, path=target).stdout
+    code = "import ctr, importlib.metadata as m; assert m.version('ctr') == ctr.__version__; print(m.metadata('ctr'))"
+    metadata = fresh_python("-c", code, cwd=tmp_path, path=target).stdout
+    assert "License-Expression: Apache-2.0" in metadata
+    assert "Requires-Dist: tensorflow==2.21.*" in metadata
+
+
+def test_sdist_builds_the_same_wheel(checkout, sdist, wheel, fresh_python, tmp_path):
+    with tarfile.open(sdist) as archive:
+        members = archive.getmembers()
+        assert all(member.isfile() or member.isdir() for member in members)
+    shutil.unpack_archive(sdist, tmp_path)
+    (tree,) = tmp_path.iterdir()
+    inside = {path.name for path in tree.iterdir()}
+    assert not inside & {*ROOMS, "tests", "benchmarks", "examples", "docs"}
+    assert package_files(tree) == package_files(checkout)
+
+    rebuilt = build(fresh_python, tree, tmp_path)
+    with zipfile.ZipFile(rebuilt) as ours, zipfile.ZipFile(wheel) as direct:
+        assert sorted(ours.namelist()) == sorted(direct.namelist())
+
+
+def test_editable_install_runs(copy_checkout, fresh_python, tmp_path):
+    tree = copy_checkout(tmp_path / "checkout")
+    home = tmp_path / "environment"
+    venv.create(home, symlinks=True)
+    python = home / "bin" / "python"
+    packages = home / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    # The new environment sees all that is installed here, except what another editable install adds by its .pth.
+    (packages / "installed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+    options = ("--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check")
+    fresh_python("-m", "pip", "install", *options, "--editable", tree, cwd=tmp_path, python=python)
+    done = fresh_python("-c", FIND, cwd=tmp_path, python=python)
+    assert done.stdout.strip() == str(tree / "ctr")
+    assert "usage: ctr" in fresh_python("--help", cwd=tmp_path, python=home / "bin" / "ctr").stdout
+
+    (tree / "eval" / "added_later.py").write_text("SEEN = True\n")
+    fresh_python(
+        "-c", "from ctr.eval import added_later; assert added_later.SEEN", cwd=tmp_path, python=python
+    )
