@@ -1,6 +1,7 @@
 """The command line. Each command imports what it needs when it runs: ``--help`` loads no TensorFlow."""
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -35,6 +36,9 @@ def _load_tensorflow() -> None:
             os.close(standard_error)
 
 
+_RUNNING_METRICS = ("per_query_auc", "auc", "logloss", "calibration_bias")
+
+
 class _Bar:
     """A progress bar on a terminal, nothing elsewhere."""
 
@@ -43,20 +47,17 @@ class _Bar:
 
         self._bar = tqdm(total=total, unit=unit, unit_scale=True, dynamic_ncols=True, disable=not sys.stderr.isatty())
 
-    def __call__(self, position: int, shown: dict[str, Any] | None = None) -> None:
+    def __call__(self, position: int, metrics: dict[str, Any] | None = None) -> None:
         self._bar.update(position - self._bar.n)
-        if shown:
+        if metrics:
+            shown = {key: f"{metrics[key]:.4f}" for key in _RUNNING_METRICS if metrics.get(key) is not None}
             self._bar.set_postfix(shown, refresh=False)
+
+    def advance(self, count: int) -> None:
+        self._bar.update(count)
 
     def close(self) -> None:
         self._bar.close()
-
-
-_RUNNING_METRICS = ("per_query_auc", "auc", "logloss", "calibration_bias")
-
-
-def _running_metrics(line: dict[str, Any]) -> dict[str, str]:
-    return {key: f"{line[key]:.4f}" for key in _RUNNING_METRICS if line.get(key) is not None}
 
 
 def _print_result(arguments: argparse.Namespace, result: dict[str, Any], text: str) -> None:
@@ -74,20 +75,28 @@ def _ingest(arguments: argparse.Namespace) -> None:
     bar = _Bar(None, "rows")
     try:
         result = ingest(
-            mapping, arguments.input, arguments.out, max_reject_share=arguments.max_reject_share, progress=bar
+            mapping, arguments.input, arguments.out, max_reject_share=arguments.max_reject_share, progress=bar.advance
         )
     finally:
         bar.close()
-    counts = result.as_dict()
-    _print_result(arguments, counts, "  ".join(f"{key}: {value}" for key, value in counts.items()))
+    counts = dataclasses.asdict(result)
+    text = f"{arguments.out}: {result.examples} examples, {result.queries} queries, {result.clicks} clicks"
+    text += f", {len(result.intervals)} intervals, {result.seconds['total']:.1f} s"
+    if result.rejected:
+        text += f"\n{result.rejected} of {result.rows} rows rejected, see {result.rejects_file}:"
+        text += "".join(f"\n  {count} x {reason}" for reason, count in result.reject_reasons.items())
+    _print_result(arguments, {**counts, "rejects_file": str(result.rejects_file or "")}, text)
 
 
 def _simulate(arguments: argparse.Namespace) -> None:
     _load_tensorflow()
-    from ctr.simulator.config import load_simulator_config
+    from ctr.config import apply_settings, parse_model, read_yaml
+    from ctr.simulator.config import SimulatorConfig
     from ctr.simulator.simulate import simulate
 
-    config = load_simulator_config(arguments.config, [f"examples={arguments.examples}", *arguments.set])
+    content = read_yaml(arguments.config, "config") if arguments.config else {}
+    settings = [f"examples={arguments.examples}", *arguments.set]
+    config = parse_model(SimulatorConfig, apply_settings(content, settings), str(arguments.config or "settings"))
     bar = _Bar(config.examples, "examples")
     try:
         result = simulate(config, arguments.out, bar)
@@ -123,9 +132,7 @@ def _train(arguments: argparse.Namespace) -> None:
 
     bar = _Bar(sum(manifest.rows for manifest in read_manifests(arguments.log)), "examples")
     try:
-        summary = train(
-            arguments.log, config, arguments.out, lambda position, line: bar(position, _running_metrics(line))
-        )
+        summary = train(arguments.log, config, arguments.out, bar)
     finally:
         bar.close()
     _print_result(arguments, summary, _summary_text(arguments.out, summary))
@@ -149,7 +156,8 @@ def _demo(arguments: argparse.Namespace) -> None:
     _load_tensorflow()
     from ctr.demo import run_demo
 
-    run_demo(arguments.out, arguments.examples)
+    report = run_demo(arguments.out, arguments.examples, print, _Bar)
+    _print_result(arguments, {"report": str(report)}, f"The report: {report}")
 
 
 def _parser() -> argparse.ArgumentParser:

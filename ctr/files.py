@@ -77,6 +77,11 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def is_temporary(path: Path) -> bool:
+    """Whether an interrupted ``write_atomic`` or ``create_exclusively`` left this file."""
+    return _TEMPORARY_MARK in path.name
+
+
 def remove_temporaries(folder: Path) -> None:
     """Deletes what an interrupted ``write_atomic`` left in ``folder``."""
     for path in folder.glob(f"*{_TEMPORARY_MARK}*"):

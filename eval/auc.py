@@ -17,7 +17,9 @@ from ctr.eval.arrays import (
     ratio,
 )
 from ctr.eval.intervals import Estimate, check_multiplicity, deletions
-from ctr.eval.logit_histogram import LogitHistogram
+from ctr.eval.logit_histogram import COARSE_BINS, LogitHistogram
+
+_COARSE_TIES = 0.1
 
 
 def roc_auc(label: npt.ArrayLike, score: npt.ArrayLike, weight: npt.ArrayLike | None = None) -> float:
@@ -54,7 +56,9 @@ class StreamingAUC(LogitHistogram):
 
     which is reached only if every pair inside a bin is ordered the same way; true ties are in it too. Fine
     bins (1/2048 logit) give `result` and its bound: about 1e-4 for logits of standard deviation 1, and far
-    less in error. Coarse bins (1/32 logit) give the replicates, whose spread alone is used.
+    less in error. Coarse bins (1/32 logit) give the replicates, of which only the spread is used; where they
+    tie more than a tenth of the pairs that fine bins tell apart (logits of standard deviation below 0.1),
+    the spread would be too small, and the interval is undefined.
     """
 
     def result(self) -> float:
@@ -63,7 +67,7 @@ class StreamingAUC(LogitHistogram):
 
     def error_bound(self) -> float:
         """Largest possible distance of `result` from the exact AUC; NaN when a class is absent."""
-        return float(np.sum(_share(self.fine[:, 0]) * _share(self.fine[:, 1])) / 2)
+        return _tied_pairs(self.fine) / 2
 
     def replicates(self, multiplicity: FloatArray) -> FloatArray:
         """AUC (coarse bins) with each bucket counted as often as `multiplicity` [R, K] says, [R]."""
@@ -74,19 +78,30 @@ class StreamingAUC(LogitHistogram):
 
     def occupied(self) -> BoolArray:
         """Buckets that hold weight, bool [K]."""
-        return self.coarse.sum(axis=(1, 2)) > 0
+        weight: FloatArray = self.coarse.sum(axis=(1, 2))
+        return weight > 0
 
     def estimate(self) -> Estimate:
-        """`result` with its delete-one-bucket replicates."""
-        return Estimate(np.array(self.result()), self.replicates(deletions()), self.occupied())
+        """`result` with its delete-one-bucket replicates; NaN replicates where coarse bins tie too much."""
+        replicates = self.replicates(deletions())
+        coarse = self.fine.reshape(COARSE_BINS, -1, 2).sum(axis=1)
+        if _tied_pairs(coarse) - _tied_pairs(self.fine) > _COARSE_TIES:
+            replicates[:] = np.nan
+        return Estimate(np.array(self.result()), replicates, self.occupied())
+
+
+def _tied_pairs(weight: FloatArray) -> float:
+    """Share of pairs of a non-click and a click that fall into one bin; from their weights [B, 2]."""
+    return float(np.sum(_share(weight[:, 0]) * _share(weight[:, 1])))
 
 
 def _auc(negative: FloatArray, positive: FloatArray) -> FloatArray:
     """AUC [...] from the weights of non-clicks and of clicks by ascending score, each [..., B]."""
     share = _share(negative)
     below = np.cumsum(share, axis=-1) - share / 2
-    auc: FloatArray = np.sum(_share(positive) * below, axis=-1)
-    return auc
+    # The sum over no bins at all would be 0; the classes then are as absent as with empty bins.
+    both = (negative.sum(axis=-1) > 0) & (positive.sum(axis=-1) > 0)
+    return np.where(both, np.sum(_share(positive) * below, axis=-1), np.nan)
 
 
 def _share(weight: FloatArray) -> FloatArray:

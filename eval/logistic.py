@@ -16,7 +16,7 @@ def sigmoid(logit: npt.ArrayLike) -> FloatArray:
         Probability, float64 [...].
     """
     logit = np.asarray(logit, dtype=np.float64)
-    decay = np.exp(-np.abs(logit))
+    decay: FloatArray = np.exp(-np.abs(logit))
     numerator: FloatArray = np.where(logit >= 0, 1.0, decay)
     return numerator / (1.0 + decay)
 

@@ -55,7 +55,8 @@ class Logloss(SumState):
 
     def occupied(self) -> BoolArray:
         """Buckets that hold weight, bool [K]."""
-        return self.class_weight.sum(axis=1) > 0
+        weight: FloatArray = self.class_weight.sum(axis=1)
+        return weight > 0
 
     def estimate(self) -> Estimate:
         """`result` with its delete-one-bucket replicates."""

@@ -63,7 +63,8 @@ class PerQueryAUC(SumState):
 
     def occupied(self) -> BoolArray:
         """Buckets that hold a scored query, bool [K]."""
-        return self.scored.sum(axis=1) > 0
+        scored: IntArray = self.scored.sum(axis=1)
+        return scored > 0
 
     def estimate(self) -> Estimate:
         """`result` with its delete-one-bucket replicates."""

@@ -43,7 +43,7 @@ class Traffic(SumState):
 
 
 class ProgressiveMetrics:
-    """Every metric of progressive validation (FF section 2), as one mergeable state.
+    """Every metric of progressive validation (FF section 2.1), as one mergeable state.
 
     Each example is given once, with the prediction made before it was trained on. Making one is cheap (its
     7 MB of zeros stay untouched until rows come), so a window of a run can have its own, which the run's

@@ -8,11 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Set before any test loads TensorFlow: the tests of one process share it, and ctr.models needs Keras 2. A test
 # that needs a process as a user has it, or Keras 3, starts one of its own with `fresh_python`.
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+# A loaded machine is slow, not wrong. Where CI is set, Hypothesis draws the same examples every time.
+settings.register_profile("no deadline", settings.default, deadline=None)
+settings.load_profile("no deadline")
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -9,7 +9,13 @@ import pytest
 
 ROOMS = ("eval", "models", "optim", "pipelines")
 
-LINT = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True, no_logo=True))"
+LINT = """
+import os, sys
+os.environ["COLUMNS"] = "1000"
+os.environ.pop("FORCE_COLOR", None)
+from importlinter.cli import lint_imports
+sys.exit(lint_imports(no_cache=True, no_logo=True))
+"""
 
 FLOORS = "Each floor imports only those below it"
 PIPELINES = "Pipelines reach models and optimizers only through the floors of ctr"

@@ -22,16 +22,17 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ctr.config import StrictModel, parse_model
 from ctr.data.schema import Schema
 from ctr.errors import InputError
-from ctr.files import create_exclusively, file_sha256, write_atomic_bytes
+from ctr.files import create_exclusively, file_sha256, is_temporary, write_atomic_bytes
 
 KEY_COLUMNS = ("query_time", "query_id", "example_id")
 IDS_COLUMN = "ids"
@@ -97,9 +98,45 @@ class Manifest(StrictModel):
         """The file name stem: sorts as the times do."""
         return f"{self.start:019d}-{self.end:019d}"
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for count in ("rows", "queries"):
+            if getattr(self, count) != sum(getattr(shard, count) for shard in self.shards):
+                raise ValueError(f"{count} is not the sum over the shards")
+        for shard in self.shards:
+            if not self.start <= shard.first_query_time <= shard.last_query_time < self.end:
+                raise ValueError(f"the times of shard {shard.file} lie outside the interval")
+        return self
 
-def _json_bytes(content: object) -> bytes:
+
+def json_bytes(content: object) -> bytes:
+    """The text of a manifest: the same bytes for the same content."""
     return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+
+
+def check_log(folder: Path, schema: Schema) -> None:
+    """Checks that the folder is a log with this schema or can become one; changes nothing.
+
+    Hidden files and ``rejects/`` may stand there before there is a log.
+
+    Raises:
+        InputError: the folder holds a log of another schema, or something else.
+    """
+    path = folder / "schema.json"
+    if path.exists():
+        found = read_schema(folder).version
+        if found != schema.version:
+            raise InputError(
+                f"{path}: this log was written under schema {found}, not {schema.version}: "
+                "features cannot change inside a log; write to another folder"
+            )
+    elif folder.exists():
+        others = not folder.is_dir() or any(
+            other.name != "rejects" and not other.name.startswith(".") and not is_temporary(other)
+            for other in folder.iterdir()
+        )
+        if others:
+            raise InputError(f"{folder} is neither empty nor an example log: another folder is needed")
 
 
 def create_log(folder: Path, schema: Schema) -> None:
@@ -108,22 +145,16 @@ def create_log(folder: Path, schema: Schema) -> None:
     Raises:
         InputError: the folder holds a log of another schema, or something else.
     """
-    if folder.exists() and not (folder / "schema.json").exists() and any(folder.iterdir()):
-        raise InputError(f"{folder} is neither empty nor an example log: another folder is needed")
-    content = _json_bytes({"format": _FORMAT, "version": schema.version, **schema.model_dump(mode="json")})
+    check_log(folder, schema)
+    content = json_bytes({"format": _FORMAT, "version": schema.version, **schema.model_dump(mode="json")})
     if not create_exclusively(folder / "schema.json", content):
-        found = read_schema(folder).version
-        if found != schema.version:
-            raise InputError(
-                f"{folder / 'schema.json'}: this log was written under schema {found}, not {schema.version}: "
-                "features cannot change inside a log; write to another folder"
-            )
+        check_log(folder, schema)
 
 
 def read_schema(folder: Path) -> Schema:
     """The features of a log. Raises InputError when it is missing, malformed or changed by hand."""
     path = folder / "schema.json"
-    content = _read_json(path, f"{folder} is not an example log: it has no schema.json")
+    content = read_json_object(path, f"{folder} is not an example log: it has no schema.json")
     if content.pop("format", None) != _FORMAT:
         raise InputError(f"{path}: this is not a log of format {_FORMAT}")
     version = content.pop("version", None)
@@ -133,7 +164,8 @@ def read_schema(folder: Path) -> Schema:
     return schema
 
 
-def _read_json(path: Path, absent: str) -> dict[str, object]:
+def read_json_object(path: Path, absent: str) -> dict[str, object]:
+    """Parses a JSON object. Raises InputError: ``absent`` when there is no such file, or that it is malformed."""
     if not path.is_file():
         raise InputError(absent)
     try:
@@ -169,7 +201,8 @@ def _check_order(table: pa.Table, where: str) -> np.ndarray:
     return np.concatenate([[0], np.flatnonzero(~same_query) + 1]) if len(time) else np.zeros(0, np.int64)
 
 
-def _shard_bytes(table: pa.Table) -> bytes:
+def parquet_bytes(table: pa.Table) -> bytes:
+    """A table as a Parquet file with page checksums; the same bytes for the same table."""
     sink = io.BytesIO()
     packed = [IDS_COLUMN] if IDS_COLUMN in table.column_names else False
     pq.write_table(
@@ -208,8 +241,16 @@ def publish_interval(
         InputError: rows out of order or outside the interval, an interval that overlaps a published one,
             or the same interval published before with other content.
     """
-    rows = rows.cast(shard_schema(schema)).combine_chunks()
     name = f"interval [{start}, {end}) of {folder}"
+    if not 0 <= start < end <= MAX_TIME_US:
+        raise InputError(f"{name}: start must be below end, both from 0 to {MAX_TIME_US} microseconds")
+    found = read_schema(folder).version
+    if found != schema.version:
+        raise InputError(f"{name}: the rows were made under schema {schema.version}, the log has schema {found}")
+    try:
+        rows = rows.cast(shard_schema(schema)).combine_chunks()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+        raise InputError(f"{name}: the rows are not under the log's schema: {error}") from None
     begins = _check_order(rows, name)
     times = rows.column("query_time").to_numpy()
     if len(times) and not start <= times[0] <= times[-1] < end:
@@ -218,7 +259,7 @@ def publish_interval(
     shards: list[ShardEntry] = []
     for index, (first, last) in enumerate(_shard_ranges(begins, len(times), shard_rows)):
         part = rows.slice(first, last - first)
-        content = _shard_bytes(part)
+        content = parquet_bytes(part)
         digest = hashlib.sha256(content).hexdigest()
         # The hash in the name lets two publishers of different content not overwrite each other's shard.
         file = f"{stem}-{index:04d}-{digest[:16]}.parquet"
@@ -258,7 +299,7 @@ def _create_manifest(folder: Path, manifest: Manifest) -> None:
                 f"[{other[0]}, {other[1]})"
             )
     path = folder / "manifests" / f"{manifest.name}.json"
-    content = _json_bytes(manifest.model_dump(mode="json"))
+    content = json_bytes(manifest.model_dump(mode="json"))
     if not create_exclusively(path, content) and path.read_bytes() != content:
         raise InputError(f"{path}: this interval was published before with other content; the first one stays")
 
@@ -289,7 +330,7 @@ def read_manifests(folder: Path) -> list[Manifest]:
     manifests = []
     for start, end in list_intervals(folder):
         path = folder / "manifests" / f"{start:019d}-{end:019d}.json"
-        content = _read_json(path, f"{path}: no such manifest")
+        content = read_json_object(path, f"{path}: no such manifest")
         manifest = parse_model(Manifest, content, str(path))
         if (manifest.start, manifest.end) != (start, end):
             raise InputError(f"{path}: names another interval, [{manifest.start}, {manifest.end})")
@@ -307,8 +348,22 @@ def log_sha256(manifests: Sequence[Manifest]) -> str:
     """One hash for the content of the whole log: of its manifests, which hold the shards' hashes."""
     digest = hashlib.sha256()
     for manifest in manifests:
-        digest.update(_json_bytes(manifest.model_dump(mode="json")))
+        digest.update(json_bytes(manifest.model_dump(mode="json")))
     return digest.hexdigest()
+
+
+def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
+    """Reads a Parquet file whose size and SHA-256 a manifest records. Raises InputError when it has others."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{path}: the file is missing, though a manifest names it") from None
+    if len(content) != size or hashlib.sha256(content).hexdigest() != sha256:
+        raise InputError(
+            f"{path}: damaged: its {len(content)} bytes do not have the SHA-256 that the manifest records "
+            f"({size} bytes, {sha256[:16]}...)"
+        )
+    return pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
 
 
 def read_shard(folder: Path, entry: ShardEntry, schema: Schema) -> pa.Table:
@@ -318,16 +373,7 @@ def read_shard(folder: Path, entry: ShardEntry, schema: Schema) -> pa.Table:
         InputError: missing, truncated or changed file, or one that does not hold what the manifest says.
     """
     path = folder / "shards" / entry.file
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise InputError(f"{path}: the shard is missing, though a manifest names it") from None
-    if len(content) != entry.bytes or hashlib.sha256(content).hexdigest() != entry.sha256:
-        raise InputError(
-            f"{path}: damaged: its {len(content)} bytes do not have the SHA-256 that the manifest records "
-            f"({entry.bytes} bytes, {entry.sha256[:16]}...)"
-        )
-    table = pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
+    table = read_verified_parquet(path, entry.bytes, entry.sha256)
     expected = shard_schema(schema)
     if table.column_names != expected.names:
         raise InputError(f"{path}: holds the columns {table.column_names}, not {expected.names}")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from ctr.config import StrictModel, parse_model, read_yaml
-from ctr.data.schema import Feature, Number, Schema
+from ctr.data.schema import Category, Feature, Number, Schema, Text
 from ctr.errors import InputError
 
 TIME_SOURCE = "time"
@@ -115,16 +115,16 @@ def input_patterns(form: DelimitedInput | JsonlInput | ParquetInput | MindInput)
 
 
 class Join(StrictModel):
-    """A side table, looked up by the key column ``on``; its columns are named ``prefix`` + name.
+    """A side table, looked up by the column ``key`` that both have; its columns are named ``prefix`` + name.
 
     ``file`` is a name or a glob, seen from the folder of the input file. ``input`` says how the side table
-    is read when that differs from the input.
+    is read; by default as the input.
     """
 
     file: str = Field(min_length=1)
-    on: Column
+    key: Column
     prefix: str = ""
-    input: Input | None = None
+    input: Annotated[DelimitedInput | ParquetInput, Field(discriminator="type")] | None = None
 
 
 class RowOrder(StrictModel):
@@ -270,8 +270,8 @@ class Mapping(StrictModel):
                 raise ValueError(f"derive.{name}: {derived.source} is itself derived")
         if isinstance(self.input, MindInput) and self.joins:
             raise ValueError("joins: the mind reader already looks up the news")
-        if any(isinstance(join.input, MindInput) for join in self.joins):
-            raise ValueError("joins: a side table is csv, tsv, jsonl or parquet")
+        if isinstance(self.input, JsonlInput) and any(join.input is None for join in self.joins):
+            raise ValueError("joins: beside jsonl, input must say how the side table (csv, tsv, parquet) is read")
         return self
 
     @property
@@ -299,9 +299,19 @@ class Mapping(StrictModel):
         return tuple(dict.fromkeys((*self.key_columns, *derived_from, *sources)))
 
     @property
-    def number_columns(self) -> tuple[str, ...]:
+    def number_sources(self) -> tuple[str, ...]:
         """The sources of number features."""
         return tuple(dict.fromkeys(f.source for f in self.features if isinstance(f, Number)))
+
+    @property
+    def text_sources(self) -> tuple[str, ...]:
+        """The sources of category and text features."""
+        return tuple(dict.fromkeys(f.source for f in self.features if isinstance(f, Category | Text)))
+
+    @property
+    def list_sources(self) -> dict[str, str]:
+        """The sources of multivalent categories, with the separator of their values."""
+        return {f.source: f.separator for f in self.features if isinstance(f, Category) and f.multivalent}
 
 
 def load_mapping(path: Path) -> Mapping:

@@ -20,6 +20,10 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.\-]*$", max_length=1
 Buckets = Annotated[int, Field(ge=2, le=2**31 - 1)]
 
 MISSING_ID = 0
+# Names of a shard's other columns (log.py).
+RESERVED_NAMES = frozenset(
+    ("query_time", "timestamp", "query_id", "example_id", "label", "train_weight", "metric_weight", "ids")
+)
 
 
 class FeatureBase(StrictModel):
@@ -50,7 +54,7 @@ class Category(FeatureBase):
     @classmethod
     def _vocabulary_sets_buckets(cls, content: Any) -> Any:
         # Ids: 0 missing, 1..n the vocabulary, n + 1 everything else.
-        if isinstance(content, dict) and content.get("vocabulary"):
+        if isinstance(content, dict) and isinstance(content.get("vocabulary"), list | tuple):
             buckets = len(content["vocabulary"]) + 2
             if content.get("buckets", buckets) != buckets:
                 raise ValueError(f"buckets follows from the vocabulary ({buckets}) and must not be set")
@@ -60,6 +64,8 @@ class Category(FeatureBase):
     @field_validator("vocabulary")
     @classmethod
     def _distinct(cls, vocabulary: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if vocabulary is not None and not vocabulary:
+            raise ValueError("the vocabulary is empty")
         if vocabulary is not None and len(set(vocabulary)) != len(vocabulary):
             raise ValueError("the vocabulary repeats a value")
         return vocabulary
@@ -180,17 +186,30 @@ class Schema(StrictModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         known: dict[str, Category | Number | Text | Cross] = {}
+        kinds: dict[str, Category | Number | Text] = {}
         for feature in self.features:
             if feature.name in known:
                 raise ValueError(f"feature {feature.name} is named twice")
+            if feature.name in RESERVED_NAMES:
+                raise ValueError(f"feature {feature.name} has the name of a column of the log: another one is needed")
             if isinstance(feature, Cross):
                 for part in feature.of:
                     if part not in known:
                         raise ValueError(f"feature {feature.name} crosses {part}, which is not a feature before it")
                     if isinstance(known[part], Cross):
                         raise ValueError(f"feature {feature.name} crosses {part}, itself a cross: name its parts")
+                if len(set(feature.of)) != len(feature.of):
+                    raise ValueError(f"feature {feature.name} crosses a feature with itself")
                 if sum(is_multivalent(known[part], known) for part in feature.of) > 1:
                     raise ValueError(f"feature {feature.name} crosses more than one multivalent feature")
+            else:
+                # The exported model gets one tensor for each source: of numbers, or of strings.
+                other = kinds.setdefault(feature.source, feature)
+                if isinstance(other, Number) != isinstance(feature, Number):
+                    raise ValueError(
+                        f"features {other.name} and {feature.name} read the column {feature.source} as a number and as "
+                        "a string: give the column twice, under two names"
+                    )
             known[feature.name] = feature
         return self
 

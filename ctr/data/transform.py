@@ -1,7 +1,7 @@
 """From raw columns to feature ids, with operations that exist in the TensorFlow graph.
 
 The exported model takes raw strings and numbers, so what ingestion did must be done again inside the
-graph. Both ways therefore run the same functions of this module: ``transform_tensors`` on every row,
+graph. Both ways therefore run the same functions (feature_ops.py): ``transform_tensors`` on every row,
 ``transform_table`` on the distinct values of each column, whose ids are then gathered with NumPy.
 
 Ids. Strings are hashed with FarmHash Fingerprint64 (``tf.strings.to_hash_bucket_fast``): missing is 0,
@@ -19,108 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tensorflow as tf
 
+from ctr.data.feature_ops import category_ids, cross_ids, fingerprints, keep_values, number_ids, text_tokens
 from ctr.data.log import IDS_COLUMN, pack_ids, shard_schema
 from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text, is_multivalent
 from ctr.errors import InputError
 
 Lists = tuple[np.ndarray, np.ndarray]
 """Of a multivalent feature: values int32, lengths int32 of each row."""
-
-_NOT_A_WORD = r"[^\p{L}\p{M}\p{N}]+"
-# Lower-casing follows the process's locale for Turkish, Azeri and Lithuanian. With ASCII lower-cased
-# first, these letters are the ones that would still come out differently under another LANG.
-_LOCALE_LETTERS = {"İ": "i̇", "Ì": "ì", "Í": "í", "Ĩ": "ĩ", "Į": "į"}
-# TensorFlow's kernels take subnormal numbers as 0 in some threads and not in others; here they are all 0.
-_SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
-
-
-# ---------------------------------------------------------------- operations, the same in both ways
-
-
-def _fingerprints(strings: tf.Tensor) -> tf.Tensor:
-    """[M] strings -> [M] uint64, FarmHash Fingerprint64."""
-    return tf.bitcast(tf.fingerprint(strings, method="farmhash64"), tf.uint64)
-
-
-def _string_ids(feature: Category | Text, strings: tf.Tensor) -> tf.Tensor:
-    """[M] strings -> [M] int32 ids; the empty string is missing."""
-    vocabulary = feature.vocabulary if isinstance(feature, Category) else None
-    if vocabulary:
-        # By search among fingerprints: a lookup table would be state that the exported model must carry.
-        with tf.init_scope():
-            known = _fingerprints(tf.constant(vocabulary)).numpy()
-        order = np.argsort(known)
-        wanted = _fingerprints(strings)
-        # searchsorted has no unsigned kernel; flipping the top bit keeps the order in int64.
-        flip = np.uint64(1 << 63)
-        place = tf.searchsorted(
-            tf.constant((known[order] ^ flip).view(np.int64)),
-            tf.bitcast(tf.bitwise.bitwise_xor(wanted, flip), tf.int64),
-        )
-        place = tf.minimum(place, len(vocabulary) - 1)
-        found = tf.equal(tf.gather(tf.constant(known[order]), place), wanted)
-        ids = tf.where(found, tf.gather(tf.constant(order.astype(np.int32) + 1), place), len(vocabulary) + 1)
-    else:
-        ids = 1 + tf.cast(tf.strings.to_hash_bucket_fast(strings, feature.buckets - 1), tf.int32)
-    return tf.where(tf.equal(strings, ""), MISSING_ID, ids)
-
-
-def _number_ids(feature: Number, values: tf.Tensor) -> tf.Tensor:
-    """[M] float32 -> [M] int32 ids; NaN is missing."""
-    edges = np.asarray(feature.edges(), np.float32)
-    edges[np.abs(edges) < _SMALLEST_NORMAL] = 0
-    values = tf.where(tf.abs(values) < _SMALLEST_NORMAL, tf.zeros_like(values), values)
-    ids = 1 + tf.searchsorted(tf.constant(edges), values, side="right")
-    return tf.where(tf.math.is_nan(values), MISSING_ID, ids)
-
-
-def _keep_values(feature: Category, items: tf.RaggedTensor, present: tf.Tensor) -> tf.RaggedTensor:
-    """Drops the items that are not ``present`` (bool, one per flat item), then those beyond max_values."""
-    items = tf.ragged.boolean_mask(items, items.with_values(present))
-    return items[:, : feature.max_values] if feature.keep == "first" else items[:, -feature.max_values :]
-
-
-def _lower(strings: tf.Tensor) -> tf.Tensor:
-    """Lower case by Unicode's rules, whatever the process's locale is."""
-    strings = tf.strings.lower(strings)
-    for letter, lower in _LOCALE_LETTERS.items():
-        strings = tf.strings.regex_replace(strings, letter, lower)
-    return tf.strings.lower(strings, encoding="utf-8")
-
-
-def _text_tokens(feature: Text, text: tf.Tensor) -> tf.RaggedTensor:
-    """[M] strings -> [M, None] strings: word n-grams, then sub-word n-grams, in the order of the sizes.
-
-    Words are runs of letters (with their combining marks) and digits. The cut comes before the
-    lower-casing, which would end a string at its first NUL.
-    """
-    words = tf.strings.split(_lower(tf.strings.regex_replace(text, _NOT_A_WORD, " ")))
-    tokens = [tf.strings.ngrams(words, size, separator=" ") for size in feature.words]
-    if feature.subwords:
-        marked = tf.strings.join(["<", words.values, ">"])
-        letters = tf.strings.unicode_split(marked, "UTF-8", errors="replace")
-        for size in feature.subwords:
-            grams = words.with_values(tf.strings.ngrams(letters, size, separator=""))
-            tokens.append(grams.merge_dims(1, 2))
-    return tf.concat(tokens, axis=1)[:, : feature.max_values]
-
-
-def _cross_ids(feature: Cross, parts: Sequence[tf.Tensor], all_missing: tf.Tensor) -> tf.Tensor:
-    """[M] uint64 fingerprints of each part -> [M] int32 ids.
-
-    ``h = mix((h * 0x9E3779B97F4A7C15) ^ part)`` modulo 2^64 for one part after the other, h = 1 at the
-    start; ``mix`` is the finaliser ``x ^= x >> 32; x *= 0xD6E8FEB86659FD93; x ^= x >> 32``.
-    """
-    half = tf.constant(32, tf.uint64)
-    state = tf.ones_like(parts[0])
-    for part in parts:
-        state = tf.bitwise.bitwise_xor(state * tf.constant(0x9E3779B97F4A7C15, tf.uint64), part)
-        state = tf.bitwise.bitwise_xor(state, tf.bitwise.right_shift(state, half))
-        state *= tf.constant(0xD6E8FEB86659FD93, tf.uint64)
-        state = tf.bitwise.bitwise_xor(state, tf.bitwise.right_shift(state, half))
-    ids = 1 + tf.cast(tf.math.floormod(state, tf.constant(feature.buckets - 1, tf.uint64)), tf.int32)
-    return tf.where(all_missing, MISSING_ID, ids)
-
 
 # ---------------------------------------------------------------- every row, in the graph
 
@@ -151,21 +56,25 @@ def transform_tensors(
             raise InputError(_absent(feature, list(raw)))
         value = raw[feature.source]
         if isinstance(feature, Number):
-            ids[feature.name] = _number_ids(feature, tf.cast(value, tf.float32))
+            ids[feature.name] = number_ids(feature, tf.cast(value, tf.float32))
             prints[feature.name] = tf.cast(ids[feature.name], tf.uint64)
             continue
         strings = value if value.dtype == tf.string else tf.strings.as_string(value)
         if isinstance(feature, Text):
-            strings = _text_tokens(feature, strings)
+            strings = text_tokens(feature, strings)
         elif feature.multivalent:
-            items = strings if isinstance(strings, tf.RaggedTensor) else tf.strings.split(strings, feature.separator)
-            strings = _keep_values(feature, items, tf.not_equal(items.values, ""))
+            items = (
+                strings
+                if isinstance(strings, tf.RaggedTensor)
+                else tf.strings.split(strings, feature.separator)
+            )
+            strings = keep_values(feature, items, tf.not_equal(items.values, ""))
         if isinstance(strings, tf.RaggedTensor):
-            ids[feature.name] = strings.with_values(_string_ids(feature, strings.values))
-            prints[feature.name] = strings.with_values(_fingerprints(strings.values))
+            ids[feature.name] = strings.with_values(category_ids(feature, strings.values))
+            prints[feature.name] = strings.with_values(fingerprints(strings.values))
         else:
-            ids[feature.name] = _string_ids(feature, strings)
-            prints[feature.name] = _fingerprints(strings)
+            ids[feature.name] = category_ids(feature, strings)
+            prints[feature.name] = fingerprints(strings)
     return ids
 
 
@@ -177,10 +86,12 @@ def _cross_tensors(
     ragged = next((prints[part] for part in feature.of if isinstance(prints[part], tf.RaggedTensor)), None)
     if ragged is None:
         missing = tf.reduce_all([tf.equal(ids[part], MISSING_ID) for part in feature.of], axis=0)
-        return _cross_ids(feature, [prints[part] for part in feature.of], missing)
+        return cross_ids(feature, [prints[part] for part in feature.of], missing)
     rows = ragged.value_rowids()
-    parts = [ragged.values if prints[part] is ragged else tf.gather(prints[part], rows) for part in feature.of]
-    return ragged.with_values(_cross_ids(feature, parts, tf.zeros_like(rows, tf.bool)))
+    parts = [
+        ragged.values if prints[part] is ragged else tf.gather(prints[part], rows) for part in feature.of
+    ]
+    return ragged.with_values(cross_ids(feature, parts, tf.zeros_like(rows, tf.bool)))
 
 
 # ---------------------------------------------------------------- distinct values, for ingestion
@@ -203,8 +114,8 @@ def _absent(feature: Category | Number | Text, columns: Sequence[str]) -> str:
 
 
 def _strings_tensor(strings: pa.Array) -> tf.Tensor:
-    """An Arrow string array as a TensorFlow one; null becomes empty. Bytes, so that a NUL does not end it."""
-    content = pc.fill_null(strings.cast(pa.large_binary()), b"").to_numpy(zero_copy_only=False)
+    """An Arrow large_string array without nulls as a TensorFlow one."""
+    content = strings.cast(pa.large_binary()).to_numpy(zero_copy_only=False)
     return tf.constant(content, tf.string, shape=(len(content),))
 
 
@@ -234,11 +145,16 @@ def _encode(feature: Category | Text, column: pa.ChunkedArray) -> _Encoded:
         )
     if not whole:
         column = column.cast(pa.large_string())
-    encoded = pc.dictionary_encode(column, null_encoding="encode").unify_dictionaries()
-    if not encoded.num_chunks:
-        return _Encoded(np.zeros(0, np.int32), tf.constant([], tf.string), lengths)
-    codes = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks])
-    return _Encoded(codes, _strings_tensor(encoded.chunk(0).dictionary.cast(pa.large_string())), lengths)
+    encoded = pc.dictionary_encode(column).unify_dictionaries()
+    distinct = (
+        encoded.chunk(0).dictionary.cast(pa.large_string())
+        if encoded.num_chunks
+        else pa.array([], pa.large_string())
+    )
+    missing = len(distinct)  # one more distinct value, empty, stands for null
+    codes = [pc.fill_null(chunk.indices, missing).to_numpy() for chunk in encoded.chunks]
+    strings = _strings_tensor(pa.concat_arrays([distinct, pa.array([""], pa.large_string())]))
+    return _Encoded(np.concatenate([np.zeros(0, np.int32), *codes]), strings, lengths)
 
 
 def _float_column(feature: Number, column: pa.ChunkedArray) -> np.ndarray:
@@ -258,7 +174,9 @@ def _float_column(feature: Number, column: pa.ChunkedArray) -> np.ndarray:
     return pc.fill_null(column.cast(pa.float32(), safe=False), np.nan).to_numpy()
 
 
-def _gather_lists(values: np.ndarray, lengths: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _gather_lists(
+    values: np.ndarray, lengths: np.ndarray, codes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Concatenates the lists number ``codes`` of a list of lists; returns (values, lengths)."""
     begins = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])[:-1]
     chosen = lengths[codes]
@@ -280,19 +198,19 @@ def _string_column(feature: Category | Text, source: _Encoded, crossed: bool) ->
     if lengths is not None:
         assert isinstance(feature, Category)
         items = tf.RaggedTensor.from_row_lengths(codes, lengths, validate=False)
-        kept = _keep_values(feature, items, tf.not_equal(strings, "").numpy()[codes])
+        kept = keep_values(feature, items, tf.not_equal(strings, "").numpy()[codes])
         codes, lengths = kept.values.numpy(), kept.row_lengths().numpy().astype(np.int32)
     elif is_multivalent(feature, {}):
         if isinstance(feature, Text):
-            tokens = _text_tokens(feature, strings)
+            tokens = text_tokens(feature, strings)
         else:
             items = tf.strings.split(strings, feature.separator)
-            tokens = _keep_values(feature, items, tf.not_equal(items.values, ""))
+            tokens = keep_values(feature, items, tf.not_equal(items.values, ""))
         strings = tokens.values
         places = np.arange(strings.shape[0], dtype=np.int32)
         codes, lengths = _gather_lists(places, tokens.row_lengths().numpy().astype(np.int32), codes)
-    prints = _fingerprints(strings).numpy()[codes] if crossed else None
-    return _Column(_string_ids(feature, strings).numpy()[codes], prints, lengths)
+    prints = fingerprints(strings).numpy()[codes] if crossed else None
+    return _Column(category_ids(feature, strings).numpy()[codes], prints, lengths)
 
 
 def _cross_column(feature: Cross, columns: Mapping[str, _Column]) -> _Column:
@@ -306,7 +224,7 @@ def _cross_column(feature: Cross, columns: Mapping[str, _Column]) -> _Column:
         for part in parts
         if part.prints is not None
     ]
-    return _Column(_cross_ids(feature, prints, missing).numpy(), None, lengths)
+    return _Column(cross_ids(feature, prints, missing).numpy(), None, lengths)
 
 
 def transform_table(schema: Schema, table: pa.Table) -> tuple[np.ndarray, dict[str, Lists]]:
@@ -335,7 +253,7 @@ def transform_table(schema: Schema, table: pa.Table) -> tuple[np.ndarray, dict[s
             raise InputError(_absent(feature, table.column_names))
         column = table.column(feature.source)
         if isinstance(feature, Number):
-            ids = _number_ids(feature, tf.constant(_float_column(feature, column))).numpy()
+            ids = number_ids(feature, tf.constant(_float_column(feature, column))).numpy()
             columns[feature.name] = _Column(ids, ids.astype(np.uint64), None)
         else:
             if feature.source not in encoded:
@@ -356,7 +274,7 @@ def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table) -> pa.Table:
         raw: the source columns of the same rows.
 
     Raises:
-        InputError: keys absent, null, out of their type's range, or a label other than 0 and 1; and all
+        InputError: keys absent, null or out of their range (labels are 0 and 1, weights finite and not negative); and all
             that ``transform_table`` refuses.
     """
     target = shard_schema(schema)
@@ -369,7 +287,9 @@ def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table) -> pa.Table:
             values, lengths = lists[field.name]
             offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
             if offsets[-1] >= 2**31:
-                raise InputError(f"feature {field.name}: {offsets[-1]} values in one table; at most 2^31 - 1 fit")
+                raise InputError(
+                    f"feature {field.name}: {offsets[-1]} values in one table; at most 2^31 - 1 fit"
+                )
             columns.append(pa.ListArray.from_arrays(offsets.astype(np.int32), values, type=field.type))
         else:
             columns.append(_key_column(keys, field))
@@ -378,16 +298,27 @@ def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table) -> pa.Table:
 
 def _key_column(keys: pa.Table, field: pa.Field) -> pa.ChunkedArray:
     if field.name not in keys.column_names:
-        raise InputError(f"the key column {field.name} is absent; the columns are {', '.join(keys.column_names)}")
+        raise InputError(
+            f"the key column {field.name} is absent; the columns are {', '.join(keys.column_names)}"
+        )
     column = keys.column(field.name)
     if column.null_count:
-        raise InputError(f"the key column {field.name} has {column.null_count} nulls; every row needs a value")
+        raise InputError(
+            f"the key column {field.name} has {column.null_count} nulls; every row needs a value"
+        )
     try:
         column = column.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InputError(f"the key column {field.name} is not {field.type}: {error}") from None
-    if field.name == "label" and not pc.all(pc.is_in(column, pa.array([0, 1], pa.int8())), min_count=0).as_py():
+    if (
+        field.name == "label"
+        and not pc.all(pc.is_in(column, pa.array([0, 1], pa.int8())), min_count=0).as_py()
+    ):
         raise InputError("the key column label holds values other than 0 and 1")
+    if field.name.endswith("weight"):
+        weights = column.to_numpy()
+        if not (np.isfinite(weights) & (weights >= 0)).all():
+            raise InputError(f"the key column {field.name} holds values that are not finite or below 0")
     return column
 
 
@@ -409,4 +340,4 @@ def string_ids(values: pa.Array | pa.ChunkedArray | np.ndarray) -> np.ndarray:
         raise InputError(f"values of type {array.type} cannot be made ids; strings are needed")
     if isinstance(array, pa.ChunkedArray):
         array = array.cast(pa.large_string()).combine_chunks()
-    return _fingerprints(_strings_tensor(array)).numpy().view(np.int64)
+    return fingerprints(_strings_tensor(array)).numpy().view(np.int64)

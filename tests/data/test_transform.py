@@ -1,10 +1,9 @@
 """Ids of features: against independent truths, and ingestion against the graph."""
 
-import os
-import subprocess
-import sys
+import itertools
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,10 +48,12 @@ def cross_id(parts: Sequence[int], buckets: int) -> int:
 
 
 def plain_tokens(text: str, words: Sequence[int], subwords: Sequence[int], max_values: int) -> list[str]:
-    kept = "".join(letter if unicodedata.category(letter)[0] in "LMN" else " " for letter in text).lower().split()
-    tokens = [
-        " ".join(kept[at : at + size]) for size in words for at in range(len(kept) - size + 1)
-    ]
+    kept = (
+        "".join(letter if unicodedata.category(letter)[0] in "LMN" else " " for letter in text)
+        .lower()
+        .split()
+    )
+    tokens = [" ".join(kept[at : at + size]) for size in words for at in range(len(kept) - size + 1)]
     for size in subwords:
         for word in kept:
             marked = f"<{word}>"
@@ -69,7 +70,9 @@ def lists_of(values: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
 def table_ids(schema: Schema, columns: dict[str, Any]) -> dict[str, list[Any]]:
     matrix, lists = transform_table(schema, pa.table(columns))
     assert matrix.dtype == np.int32
-    result: dict[str, list[Any]] = {name: matrix[:, at].tolist() for at, name in enumerate(schema.single_valued)}
+    result: dict[str, list[Any]] = {
+        name: matrix[:, at].tolist() for at, name in enumerate(schema.single_valued)
+    }
     for name, (values, lengths) in lists.items():
         assert values.dtype == lengths.dtype == np.int32
         result[name] = lists_of(values, lengths)
@@ -143,7 +146,9 @@ def test_a_nul_inside_a_string_counts() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(
-    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20, unique=True),
+    st.lists(
+        st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20, unique=True
+    ),
     st.lists(st.floats(width=64) | st.none(), max_size=50),
 )
 def test_number_is_the_float32_count_of_edges(edges: list[float], values: list[float | None]) -> None:
@@ -171,7 +176,9 @@ def test_numbers_of_all_types() -> None:
 
 
 def test_a_boundary_rounds_to_float32_as_the_value_does() -> None:
-    schema = make_schema({"kind": "number", "name": "n", "source": "x", "step": {"low": 0, "high": 1, "size": 0.1}})
+    schema = make_schema(
+        {"kind": "number", "name": "n", "source": "x", "step": {"low": 0, "high": 1, "size": 0.1}}
+    )
     values = [0.1 * k for k in range(11)]
     assert table_ids(schema, {"x": values})["n"] == list(range(2, 13))
 
@@ -180,19 +187,31 @@ TEXTS = ["Best Running Shoes!", "best-running SHOES", "", None, "…", "ΟΔΟΣ
          "日本語 ニュース", "e\u0301te\u0301", "İstanbul I", "x"]  # fmt: skip
 
 
-@pytest.mark.parametrize(("words", "subwords", "most"), [((1, 2), (), 64), ((1,), (3, 4), 64), ((), (2,), 5), ((2, 1), (3,), 3)])
+@pytest.mark.parametrize(
+    ("words", "subwords", "most"), [((1, 2), (), 64), ((1,), (3, 4), 64), ((), (2,), 5), ((2, 1), (3,), 3)]
+)
 def test_text_matches_a_plain_tokeniser(words: tuple[int, ...], subwords: tuple[int, ...], most: int) -> None:
     schema = make_schema(
         {"kind": "text", "name": "t", "source": "s", "words": words, "subwords": subwords, "max_values": most}
     )
-    expected = [[hashed(token, 100_000) for token in plain_tokens(text or "", words, subwords, most)] for text in TEXTS]
+    expected = [
+        [hashed(token, 100_000) for token in plain_tokens(text or "", words, subwords, most)]
+        for text in TEXTS
+    ]
     assert table_ids(schema, {"s": TEXTS})["t"] == expected
 
 
+# Letters that an old Unicode knows: Python's tables and TensorFlow's are not of the same version.
+LETTERS = st.characters(codec="utf-8").filter(lambda one: unicodedata.ucd_3_2_0.category(one) != "Cn")
+LETTERS_OF_HARD_CASES = st.sampled_from("ΣσςΑα İIıi ÌJĮ \u0301\u0307'.-\0\n\u00ad\u2019ßẞǅ")  # noqa: RUF001
+
+
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.text(max_size=30), min_size=1, max_size=5))
+@given(st.lists(st.text(LETTERS | LETTERS_OF_HARD_CASES, max_size=30), min_size=1, max_size=5))
 def test_any_text_matches_a_plain_tokeniser(texts: list[str]) -> None:
-    schema = make_schema({"kind": "text", "name": "t", "source": "s", "words": [1, 2], "subwords": [3], "max_values": 20})
+    schema = make_schema(
+        {"kind": "text", "name": "t", "source": "s", "words": [1, 2], "subwords": [3], "max_values": 20}
+    )
     expected = [[hashed(token, 100_000) for token in plain_tokens(text, (1, 2), (3,), 20)] for text in texts]
     assert table_ids(schema, {"s": texts})["t"] == expected
 
@@ -202,28 +221,42 @@ def test_bytes_that_are_not_utf8_do_not_stop_the_graph() -> None:
     assert len(tensor_ids(schema, {"s": tf.constant([b"ab\xff\xfecd", b"\xc3"])})["t"]) == 2
 
 
-@pytest.mark.parametrize("locale", ["tr_TR.UTF-8", "lt_LT.UTF-8", "de_DE.UTF-8"])
-def test_lower_case_does_not_follow_the_locale(locale: str) -> None:
+@pytest.mark.parametrize("locale", ["tr_TR.UTF-8", pytest.param("lt_LT.UTF-8", marks=pytest.mark.slow)])
+def test_lower_case_does_not_follow_the_locale(
+    locale: str, root: Path, fresh_python: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = "TITLE İstanbul I ÌÍĨJ\u0303Į\u0301 J\u0300"
+    monkeypatch.setenv("LC_ALL", locale)
     code = (
         "import tensorflow as tf\n"
-        "from ctr.data.transform import _lower\n"
-        f"print(_lower(tf.constant([{text!r}])).numpy()[0].hex())"
+        "from ctr.data.feature_ops import lower_case\n"
+        f"print(lower_case(tf.constant([{text!r}])).numpy()[0].hex())"
     )
-    environment = {**os.environ, "LC_ALL": locale, "LANG": locale, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    run = fresh_python("-c", code, cwd=root, path=root)
     assert bytes.fromhex(run.stdout.strip()).decode() == text.lower()
 
 
 def test_multivalent_category_cuts_drops_and_keeps() -> None:
     for keep, kept in (("first", ["a", "b"]), ("last", ["c", "a"])):
         schema = make_schema(
-            {"kind": "category", "name": "m", "source": "s", "multivalent": True, "separator": "|", "max_values": 2, "keep": keep}
+            {
+                "kind": "category",
+                "name": "m",
+                "source": "s",
+                "multivalent": True,
+                "separator": "|",
+                "max_values": 2,
+                "keep": keep,
+            }
         )
         ids = [[hashed(text, 100_000) for text in kept], [], [], [hashed("x y", 100_000)]]
         assert table_ids(schema, {"s": ["|a||b|c|a|", "", None, "x y"]})["m"] == ids
         rows = [["", "a", "b", None, "c", "a"], [], None, ["x y"]]
-        for kind in (pa.list_(pa.string()), pa.large_list(pa.large_string()), pa.list_(pa.dictionary(pa.int8(), pa.string()))):
+        for kind in (
+            pa.list_(pa.string()),
+            pa.large_list(pa.large_string()),
+            pa.list_(pa.dictionary(pa.int8(), pa.string())),
+        ):
             column = pa.array(rows, pa.list_(pa.string())).cast(kind)
             assert table_ids(schema, {"s": column})["m"] == ids
             assert table_ids(schema, {"s": column.slice(1, 3)})["m"] == ids[1:]
@@ -231,7 +264,9 @@ def test_multivalent_category_cuts_drops_and_keeps() -> None:
 
 def test_lists_of_integers_are_their_text() -> None:
     schema = make_schema({"kind": "category", "name": "m", "source": "s", "multivalent": True})
-    assert table_ids(schema, {"s": [[1, 22], [], None, [None, 1]]}) == table_ids(schema, {"s": ["1 22", "", None, "1"]})
+    assert table_ids(schema, {"s": [[1, 22], [], None, [None, 1]]}) == table_ids(
+        schema, {"s": ["1 22", "", None, "1"]}
+    )
     fixed = pa.array([[1, 22], [3, 4]], pa.list_(pa.int64(), 2))
     assert table_ids(schema, {"s": fixed}) == table_ids(schema, {"s": ["1 22", "3 4"]})
     ragged = tf.ragged.constant([[1, 22], []], tf.int64)
@@ -253,10 +288,20 @@ CROSSES = make_schema(
 
 
 def test_cross_mixes_the_full_fingerprints_in_order() -> None:
-    columns = {"a": ["p", "", ""], "b": ["q", "x", None], "n": [0.5, 3, None], "t": ["u v", "", "w"], "m": ["1 2 3", "", "4"]}
+    columns = {
+        "a": ["p", "", ""],
+        "b": ["q", "x", None],
+        "n": [0.5, 3, None],
+        "t": ["u v", "", "w"],
+        "m": ["1 2 3", "", "4"],
+    }
     ids = table_ids(CROSSES, columns)
     prints = {text: fingerprint(text) for text in ("", "p", "q", "x", "u", "v", "u v", "w", "2", "3", "4")}
-    assert ids["ab"] == [cross_id([prints["p"], prints["q"]], 1000), cross_id([prints[""], prints["x"]], 1000), 0]
+    assert ids["ab"] == [
+        cross_id([prints["p"], prints["q"]], 1000),
+        cross_id([prints[""], prints["x"]], 1000),
+        0,
+    ]
     assert ids["ba"][0] == cross_id([prints["q"], prints["p"]], 1000) != ids["ab"][0]
     assert ids["abn"] == [
         cross_id([prints["p"], prints["q"], 2], 1000), cross_id([prints[""], prints["x"], 3], 1000), 0
@@ -307,7 +352,10 @@ rows_of_columns = st.lists(
         text_or_none,
         st.none() | st.floats(width=32),
         text_or_none,
-        st.none() | st.lists(st.none() | st.text(st.characters(codec="utf-8", exclude_characters=" "), max_size=4), max_size=5),
+        st.none()
+        | st.lists(
+            st.none() | st.text(st.characters(codec="utf-8", exclude_characters=" "), max_size=4), max_size=5
+        ),
     ),
     max_size=12,
 )
@@ -320,12 +368,18 @@ def arrange(array: pa.Array, cuts: tuple[int, int]) -> pa.ChunkedArray:
     first, second = sorted(cut % (len(array) + 1) for cut in cuts)
     bounds = [0, first, second, len(array)]
     return pa.chunked_array(
-        [longer.slice(len(array) + start, end - start) for start, end in zip(bounds, bounds[1:], strict=False)], array.type
+        [longer.slice(len(array) + start, end - start) for start, end in itertools.pairwise(bounds)],
+        array.type,
     )
 
 
 @settings(max_examples=150, deadline=None)
-@given(rows_of_columns, st.lists(text_types, min_size=4, max_size=4), st.tuples(st.integers(0, 12), st.integers(0, 12)), st.booleans())
+@given(
+    rows_of_columns,
+    st.lists(text_types, min_size=4, max_size=4),
+    st.tuples(st.integers(0, 12), st.integers(0, 12)),
+    st.booleans(),
+)
 def test_ingestion_equals_the_graph(
     rows: list[tuple[Any, ...]], types: list[pa.DataType], cuts: tuple[int, int], as_lists: bool
 ) -> None:
@@ -339,26 +393,44 @@ def test_ingestion_equals_the_graph(
         "m": pa.array(m, pa.list_(pa.string())) if as_lists else pa.array(joined, pa.string()).cast(types[3]),
     }
     found = table_ids(CROSSES, {name: arrange(array, cuts) for name, array in columns.items()})
-    raw = {name: tf.constant([value or "" for value in values], tf.string) for name, values in (("a", a), ("b", b), ("t", t))}
+    raw = {
+        name: tf.constant([value or "" for value in values], tf.string)
+        for name, values in (("a", a), ("b", b), ("t", t))
+    }
     raw["n"] = tf.constant([float("nan") if value is None else value for value in n], tf.float32)
     if as_lists:
-        raw["m"] = tf.ragged.constant([[item or "" for item in items or ()] for items in m], tf.string, ragged_rank=1)
+        raw["m"] = tf.ragged.constant(
+            [[item or "" for item in items or ()] for items in m], tf.string, ragged_rank=1
+        )
     else:
         raw["m"] = tf.constant(joined, tf.string)
     in_graph = (LISTS_IN_GRAPH if as_lists else IN_GRAPH)(raw)
     for name, value in in_graph.items():
         ids = value.to_list() if isinstance(value, tf.RaggedTensor) else value.numpy().tolist()
         assert found[name] == ids, name
-        assert all(0 <= one < CROSSES.by_name[name].buckets for one in (sum(ids, []) if ids and isinstance(ids[0], list) else ids))
+        flat = value.values if isinstance(value, tf.RaggedTensor) else value
+        assert ((flat.numpy() >= 0) & (flat.numpy() < CROSSES.by_name[name].buckets)).all()
 
 
 @pytest.mark.parametrize(
     ("feature", "column", "message"),
     [
-        ({"kind": "category"}, pa.array([1.5]), "of type double; a category reads strings, integers and booleans: make it a number"),
-        ({"kind": "category"}, pa.array([["a"]]), "holds lists (list<item: string>), which only a multivalent category reads"),
+        (
+            {"kind": "category"},
+            pa.array([1.5]),
+            "of type double; a category reads strings, integers and booleans: make it a number",
+        ),
+        (
+            {"kind": "category"},
+            pa.array([["a"]]),
+            "holds lists (list<item: string>), which only a multivalent category reads",
+        ),
         ({"kind": "text"}, pa.array([["a"]]), "holds lists"),
-        ({"kind": "category", "multivalent": True}, pa.array([[1.5]]), "of type double; a category reads strings"),
+        (
+            {"kind": "category", "multivalent": True},
+            pa.array([[1.5]]),
+            "of type double; a category reads strings",
+        ),
         ({"kind": "category"}, pa.array([b"a"]), "of type binary"),
         ({"kind": "number", "boundaries": [1]}, pa.array(["1"]), "of type string; a number is needed"),
         ({"kind": "number", "boundaries": [1]}, pa.array([[1]]), "a number is needed"),
@@ -382,13 +454,18 @@ def test_absent_source_is_refused() -> None:
 
 
 def keys_of(rows: int) -> dict[str, Any]:
-    whole = list(range(rows))
-    return {"query_time": whole, "timestamp": whole, "query_id": whole, "example_id": whole, "label": [row % 2 for row in whole],
-            "train_weight": [1.0] * rows, "metric_weight": [0.5] * rows}  # fmt: skip
+    return {
+        **{name: list(range(rows)) for name in ("query_time", "timestamp", "query_id", "example_id")},
+        "label": [row % 2 for row in range(rows)],
+        "train_weight": [1.0] * rows,
+        "metric_weight": [0.5] * rows,
+    }
 
 
 def test_pack_table_is_under_the_shard_schema() -> None:
-    raw = pa.table({"a": ["p", "q"], "b": ["x", "y"], "n": [1, 2], "t": ["u v", ""], "m": [["1"], ["2", "3"]]})
+    raw = pa.table(
+        {"a": ["p", "q"], "b": ["x", "y"], "n": [1, 2], "t": ["u v", ""], "m": [["1"], ["2", "3"]]}
+    )
     table = pack_table(CROSSES, pa.table(keys_of(2)), raw)
     assert table.schema.equals(shard_schema(CROSSES))
     table.validate(full=True)
@@ -415,7 +492,11 @@ def test_pack_table_refuses_bad_keys(name: str, values: list[Any] | None, messag
     schema = make_schema({"kind": "category", "name": "f", "source": "s"})
     keys = {**keys_of(2), name: values}
     with pytest.raises(InputError, match=message):
-        pack_table(schema, pa.table({key: value for key, value in keys.items() if value is not None}), pa.table({"s": ["a", "b"]}))
+        pack_table(
+            schema,
+            pa.table({key: value for key, value in keys.items() if value is not None}),
+            pa.table({"s": ["a", "b"]}),
+        )
 
 
 def test_tables_without_rows() -> None:
@@ -428,8 +509,14 @@ def test_tables_without_rows() -> None:
 
 def test_string_ids_are_signed_fingerprints() -> None:
     expected = np.array([FINGERPRINT_OF_A, FINGERPRINT_OF_HELLO], np.uint64).view(np.int64)
-    for values in (pa.array(["a", "hello"]), np.array(["a", "hello"]), np.array(["a", "hello"], object),
-                   pa.chunked_array([["a"], ["hello"]]), pa.array(["", "a", "hello"], pa.large_string()).slice(1)):  # fmt: skip
+    arrays = (
+        pa.array(["a", "hello"]),
+        pa.chunked_array([["a"], ["hello"]]),
+        pa.array(["", "a", "hello"], pa.large_string()).slice(1),
+        np.array(["a", "hello"]),
+        np.array(["a", "hello"], object),
+    )
+    for values in arrays:
         ids = string_ids(values)
         assert ids.dtype == np.int64 and ids.tolist() == expected.tolist()
     assert len(string_ids(pa.chunked_array([], pa.string()))) == 0

@@ -1,0 +1,148 @@
+"""Columns written later beside a log, keyed by example_id: a teacher's predictions, the simulator's truth.
+
+::
+
+    LOG/sidecars/NAME/START-END.json          the manifest of one interval of the log, as in log.py
+    LOG/sidecars/NAME/START-END-HASH.parquet  example_id and the columns, one row for each of the interval's
+
+A sidecar's interval belongs to the content of the log's interval, whose hash its manifest records: read
+beside another log it is refused. It is published as intervals are, whole or not at all and only once.
+"""
+
+import hashlib
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field
+
+from ctr.config import StrictModel, parse_model
+from ctr.data.log import (
+    Manifest,
+    json_bytes,
+    log_sha256,
+    parquet_bytes,
+    read_json_object,
+    read_verified_parquet,
+)
+from ctr.errors import InputError
+from ctr.files import create_exclusively, file_sha256, write_atomic_bytes
+
+_EXAMPLE_ID = "example_id"
+_FORMAT = 1
+
+
+class SidecarManifest(StrictModel):
+    """One interval of a sidecar. Times are those of the log's interval, in microseconds."""
+
+    format: int = Field(default=_FORMAT, ge=_FORMAT, le=_FORMAT)
+    start: int
+    end: int
+    interval_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    file: str = Field(pattern=r"^[0-9a-zA-Z.\-]+\.parquet$")
+    rows: int = Field(ge=0)
+    columns: tuple[str, ...]
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+def sidecar_folder(log: Path, name: str) -> Path:
+    """Where the sidecar lies. Raises InputError for a name that is not letters, digits, ``_`` and ``-``."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        raise InputError(f"sidecar {name!r}: a name is made of letters, digits, _ and -")
+    return log / "sidecars" / name
+
+
+def list_sidecars(log: Path) -> list[str]:
+    """The names of the log's sidecars that have at least one published interval."""
+    return sorted({path.parent.name for path in (log / "sidecars").glob("*/*.json")})
+
+
+def write_sidecar_interval(log: Path, name: str, interval: Manifest, table: pa.Table) -> SidecarManifest:
+    """Publishes a sidecar's columns for one published interval of the log.
+
+    Args:
+        interval: the log's manifest of the interval.
+        table: ``example_id`` (int64) and at least one more column; one row for each row of the interval,
+            in any order (that of the log is the fastest to read), no example_id twice.
+
+    Raises:
+        InputError: a bad name or table, or the interval published before with other content.
+    """
+    folder = sidecar_folder(log, name)
+    where = f"{folder}, interval [{interval.start}, {interval.end})"
+    if _EXAMPLE_ID not in table.column_names or table.num_columns < 2:
+        raise InputError(f"{where}: example_id and at least one more column are needed, not {table.column_names}")
+    ids = table.column(_EXAMPLE_ID)
+    if ids.type != pa.int64() or ids.null_count:
+        raise InputError(f"{where}: example_id must be int64 without nulls, not {ids.type}, {ids.null_count} nulls")
+    if table.num_rows != interval.rows:
+        raise InputError(f"{where}: {table.num_rows} rows are given, the log's interval has {interval.rows}")
+    if len(np.unique(ids.to_numpy())) != table.num_rows:
+        raise InputError(f"{where}: an example_id stands twice; the rows are told apart by it")
+    content = parquet_bytes(table.combine_chunks())
+    digest = hashlib.sha256(content).hexdigest()
+    path = folder / f"{interval.name}-{digest[:16]}.parquet"
+    if not path.exists() or file_sha256(path) != digest:
+        write_atomic_bytes(path, content)
+    manifest = SidecarManifest(
+        start=interval.start,
+        end=interval.end,
+        interval_sha256=log_sha256([interval]),
+        file=path.name,
+        rows=table.num_rows,
+        columns=tuple(table.column_names),
+        bytes=len(content),
+        sha256=digest,
+    )
+    target = folder / f"{interval.name}.json"
+    text = json_bytes(manifest.model_dump(mode="json"))
+    if not create_exclusively(target, text) and target.read_bytes() != text:
+        raise InputError(f"{target}: this interval was published before with other content; the first one stays")
+    return manifest
+
+
+def read_sidecar_interval(log: Path, name: str, interval: Manifest) -> pa.Table:
+    """Reads and verifies a sidecar's columns for one interval of the log, as they were written.
+
+    Raises:
+        InputError: the sidecar lacks the interval, belongs to another log, or is damaged.
+    """
+    folder = sidecar_folder(log, name)
+    path = folder / f"{interval.name}.json"
+    content = read_json_object(
+        path, f"{folder}: the sidecar {name} lacks the interval [{interval.start}, {interval.end}): no {path.name}"
+    )
+    manifest = parse_model(SidecarManifest, content, str(path))
+    if (manifest.start, manifest.end) != (interval.start, interval.end):
+        raise InputError(f"{path}: names another interval, [{manifest.start}, {manifest.end})")
+    if manifest.interval_sha256 != log_sha256([interval]):
+        raise InputError(f"{path}: was written for an interval of other content: the log is not the same")
+    table = read_verified_parquet(folder / manifest.file, manifest.bytes, manifest.sha256)
+    if tuple(table.column_names) != manifest.columns or table.num_rows != manifest.rows:
+        raise InputError(f"{folder / manifest.file}: does not hold the rows and columns that {path.name} names")
+    return table.combine_chunks()
+
+
+def align_sidecar(table: pa.Table, example_ids: np.ndarray, where: str) -> pa.Table:
+    """The sidecar's rows for these examples, in their order.
+
+    Args:
+        table: what ``read_sidecar_interval`` returned.
+        example_ids: int64 [N], of examples of that interval.
+        where: names the sidecar in the error.
+
+    Raises:
+        InputError: an example is not in the sidecar.
+    """
+    known = table.column(_EXAMPLE_ID).to_numpy()
+    if np.array_equal(known, example_ids):
+        return table
+    order = np.argsort(known, kind="stable")
+    places = np.minimum(np.searchsorted(known[order], example_ids), max(len(known) - 1, 0))
+    rows = order[places] if len(known) else np.zeros(0, np.int64)
+    found = known[rows] == example_ids if len(known) else np.zeros(len(example_ids), bool)
+    if not found.all():
+        raise InputError(f"{where}: has no row for example_id {example_ids[np.flatnonzero(~found)[0]]}")
+    return table.take(pa.array(rows))

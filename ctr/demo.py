@@ -1,0 +1,70 @@
+"""The main job end to end on a simulated log: what ``ctr demo`` runs."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ctr.eval.report import write_report
+from ctr.eval.run_comparison import compare_runs
+from ctr.objective.ramps import Ramp
+from ctr.simulator.config import SimulatorConfig
+from ctr.simulator.simulate import simulate
+from ctr.training.config import (
+    BatchConfig,
+    CheckpointConfig,
+    CrossConfig,
+    DeepConfig,
+    MetricsConfig,
+    ModelConfig,
+    TrainConfig,
+)
+from ctr.training.loop import train
+
+Bar = Callable[..., None]
+
+
+def _configs() -> dict[str, TrainConfig]:
+    common: dict[str, Any] = {
+        "batch": BatchConfig(rows=512),
+        "metrics": MetricsConfig(window_examples=20_000, slices=("position",)),
+        "checkpoint": CheckpointConfig(every_examples=100_000),
+    }
+    no_network = {"crosses": CrossConfig(layers=0), "deep": DeepConfig(units=())}
+    network = {
+        "crosses": CrossConfig(layers=2, rank=32, ramp=Ramp(length=50_000)),
+        "deep": DeepConfig(units=(128, 64)),
+    }
+    return {
+        "logistic-regression": TrainConfig(model=ModelConfig(prior=0.08, **no_network), **common),
+        "dcn": TrainConfig(model=ModelConfig(prior=0.08, **network), **common),
+    }
+
+
+def run_demo(out: Path, examples: int, say: Callable[[str], None], bar: Callable[[int, str], Any]) -> Path:
+    """Simulates a log, trains a logistic regression and a DCNv2 on it, compares them and writes a report.
+
+    Args:
+        out: folder for the log, the two runs and the report. What is there already is not done again.
+        examples: how many examples to simulate.
+        say: shows a line of text.
+        bar: makes a progress bar from a total and a unit; an object to call with a position (and metrics)
+            and to ``close``.
+
+    Returns:
+        The path of the report.
+    """
+    log = out / "log"
+    say(f"Simulating {examples} examples -> {log}")
+    shown = bar(examples, "examples")
+    simulate(SimulatorConfig(examples=examples), log, shown)
+    shown.close()
+    runs = []
+    for name, config in _configs().items():
+        run = out / name
+        say(f"Training {name} in one pass -> {run}")
+        shown = bar(examples, "examples")
+        train(log, config, run, shown)
+        shown.close()
+        runs.append(run)
+    say(f"\n{compare_runs(*runs).as_text()}\n")
+    return write_report(runs, out / "report.html")

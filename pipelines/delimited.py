@@ -1,0 +1,110 @@
+"""Reads csv and tsv files in chunks; every column as bytes, lines with a wrong number of fields set aside."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from ctr.data.mapping import DelimitedInput
+from ctr.errors import InputError
+from ctr.pipelines.chunks import Chunk
+from ctr.pipelines.rejects import Reject, make_reject
+from ctr.pipelines.sources import SourceFile, faults_named, open_bytes, require_columns
+
+_HEADER_LIMIT = 1 << 20
+
+
+def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
+    """The names of a file's columns, from its header or the mapping.
+
+    Raises:
+        InputError: an unreadable file, or one without the header that it should have.
+    """
+    if form.columns is not None:
+        return form.columns
+    with faults_named(path), open_bytes(path) as stream:
+        start = bytes(stream.read(_HEADER_LIMIT))
+        line = start.split(b"\n", 1)[0].decode("utf-8-sig").rstrip("\r")
+    if not line:
+        raise InputError(f"{path}: the first line is empty, and the column names are expected there")
+    quoting = csv.QUOTE_MINIMAL if form.quotes else csv.QUOTE_NONE
+    return tuple(next(csv.reader([line], delimiter=form.field_delimiter, quoting=quoting)))
+
+
+def read_delimited(
+    source: SourceFile, form: DelimitedInput, wanted: Sequence[str], block_bytes: int
+) -> Iterator[Chunk]:
+    """Yields the wanted columns of a csv or tsv file, as binary with nulls.
+
+    Rows are numbered as records: the header is one, empty lines are none, a quoted value may hold line ends.
+
+    Raises:
+        InputError: a missing column, a damaged file, a record longer than ``block_bytes``.
+    """
+    names = delimited_columns(source.path, form)
+    require_columns(source.path, wanted, names)
+    repeated = [name for name in wanted if names.count(name) > 1]
+    if repeated:
+        raise InputError(f"{source.path}: the column {repeated[0]} stands twice in the header")
+    refused: list[Any] = []
+
+    def refuse(row: Any) -> str:
+        refused.append(row)
+        return "skip"
+
+    # Columns that nobody asks for get names of their own, since a header may repeat them.
+    given = [name if name in wanted else f"\0{place}" for place, name in enumerate(names)]
+    first = 2 if form.header else 1
+    with faults_named(source.path), open_bytes(source.path) as stream:
+        try:
+            reader = pa_csv.open_csv(
+                stream,
+                # One thread: only then does Arrow number the refused rows. The reader is not the bottleneck.
+                pa_csv.ReadOptions(use_threads=False, block_size=block_bytes, column_names=given, skip_rows=first - 1),
+                pa_csv.ParseOptions(
+                    delimiter=form.field_delimiter,
+                    quote_char='"' if form.quotes else False,
+                    newlines_in_values=form.quotes,
+                    invalid_row_handler=refuse,
+                ),
+                pa_csv.ConvertOptions(
+                    include_columns=list(wanted),
+                    column_types={name: pa.binary() for name in wanted},
+                    strings_can_be_null=True,
+                    null_values=list(form.nulls),
+                ),
+            )
+        except pa.ArrowInvalid as error:
+            if "Empty CSV file" in str(error):
+                return
+            raise
+        row = first
+        for batch in reader:
+            # Arrow parses ahead: what it refused by now may stand after this batch's last row.
+            places = np.ones(batch.num_rows + len(refused), bool)
+            numbers = np.array([bad.number for bad in refused], np.int64) - row
+            places[numbers[numbers < len(places)]] = False
+            rows = row + np.flatnonzero(places)[: batch.num_rows]
+            row = int(rows[-1]) + 1 if len(rows) else row
+            passed = [bad for bad in refused if bad.number < row]
+            refused[:] = [bad for bad in refused if bad.number >= row]
+            yield Chunk(source.number, pa.Table.from_batches([batch]), rows, _field_rejects(source, passed))
+        if refused:
+            nothing = pa.table({name: pa.array([], pa.binary()) for name in wanted})
+            yield Chunk(source.number, nothing, np.zeros(0, np.int64), _field_rejects(source, refused))
+
+
+def _field_rejects(source: SourceFile, refused: Sequence[Any]) -> list[Reject]:
+    rejects = []
+    for bad in refused:
+        allowed = f"{bad.expected_columns} fields"
+        lines = bad.text.count("\n") + 1
+        reason = "wrong number of fields" if lines == 1 else "wrong number of fields in a quoted run of lines"
+        # A quote that is never closed swallows the lines after it: each counts, none is lost silently.
+        one = make_reject(source.number, bad.number, "line", reason, bad.text.replace("\n", " "), allowed)
+        rejects += [one] * lines
+    return rejects

@@ -1,0 +1,32 @@
+"""Reads Parquet files batch by batch."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ctr.pipelines.chunks import Chunk
+from ctr.pipelines.sources import SourceFile, faults_named, require_columns
+
+
+def parquet_columns(path: Path) -> tuple[str, ...]:
+    """The names of a file's columns. Raises InputError when the file is damaged."""
+    with faults_named(path):
+        return tuple(pq.read_schema(path).names)
+
+
+def read_parquet(source: SourceFile, wanted: Sequence[str], batch_rows: int) -> Iterator[Chunk]:
+    """Yields the wanted columns in their own types; rows are numbered from 1.
+
+    Raises:
+        InputError: a missing column or a damaged file.
+    """
+    require_columns(source.path, wanted, parquet_columns(source.path))
+    row = 1
+    with faults_named(source.path), pq.ParquetFile(source.path, page_checksum_verification=True) as file:
+        for batch in file.iter_batches(batch_rows, columns=list(wanted), use_threads=False):
+            rows = np.arange(row, row + batch.num_rows)
+            row += batch.num_rows
+            yield Chunk(source.number, pa.Table.from_batches([batch]), rows, [])

@@ -1,0 +1,85 @@
+"""Input files: which ones, in what order, under which names, and how their bytes are read."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ctr.errors import InputError
+
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One input file. ``name`` stands in rejects and in the hashes of rows: it does not depend on the machine."""
+
+    number: int
+    path: Path
+    name: str
+
+
+def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequence[str]) -> list[SourceFile]:
+    """The files of ``inputs`` in order: files as given, of a folder those that match a pattern, by path.
+
+    A file is named by its own name, or by its path below the given folder.
+
+    Args:
+        patterns: globs for folders.
+        excluded: globs, seen from a file's own folder, of side tables; they are no input.
+
+    Raises:
+        InputError: an input that does not exist, a folder without files, two files of one name.
+    """
+    files: list[SourceFile] = []
+    seen: dict[str, Path] = {}
+    for given in inputs:
+        if given.is_dir():
+            found = sorted({path for pattern in patterns for path in given.glob(pattern) if path.is_file()})
+            found = [path for path in found if not any(path.match(glob) for glob in excluded)]
+            if not found:
+                raise InputError(f"input {given}: no file in this folder matches {' or '.join(patterns)}")
+            named = [(path, path.relative_to(given).as_posix()) for path in found]
+        elif given.is_file():
+            named = [(given, given.name)]
+        else:
+            raise InputError(f"input {given}: no such file or folder")
+        for path, name in named:
+            if name in seen:
+                raise InputError(
+                    f"input {path} and {seen[name]} are both named {name}, and rows are told apart by name and "
+                    "number: give each file once, or the folder above them"
+                )
+            seen[name] = path
+            files.append(SourceFile(len(files), path, name))
+    if not files:
+        raise InputError("no input is given")
+    return files
+
+
+@contextmanager
+def faults_named(path: Path) -> Iterator[None]:
+    """Turns a fault while reading ``path`` into an InputError that names it."""
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: damaged, truncated or not of this format: {' '.join(str(error).split())}") from None
+
+
+def open_bytes(path: Path) -> Any:
+    """A readable Arrow stream of the file's content, decompressed by its extension (.gz, .zst)."""
+    compression = _COMPRESSIONS.get(path.suffix)
+    file = pa.OSFile(str(path))
+    return file if compression is None else pa.CompressedInputStream(file, compression)
+
+
+def require_columns(path: Path, wanted: Sequence[str], found: Sequence[str]) -> None:
+    """Raises InputError naming the file, the missing columns and those it has."""
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise InputError(
+            f"{path}: no column {', '.join(missing)}; the columns found are {', '.join(found) or '(none)'}"
+        )

@@ -1,0 +1,156 @@
+"""Rows set down on disk until all of their interval are there: temporary files inside the log's folder."""
+
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+_PREFIX = ".spill-"
+_BUFFER_BYTES = 128 << 20
+
+
+@contextmanager
+def spill_folder(log: Path) -> Iterator[Path]:
+    """A temporary folder inside ``log``, removed at the end, whatever happens.
+
+    A process that is killed leaves its folder behind: the next one removes it, which it can tell from the
+    folder of a process that lives by the lock that the latter holds.
+    """
+    log.mkdir(parents=True, exist_ok=True)
+    # The log's own lock is held only while folders are looked through and made: another process then never
+    # finds a folder that is made but not yet locked.
+    with _open_folder(log) as log_lock:
+        fcntl.flock(log_lock, fcntl.LOCK_EX)
+        for left in log.glob(f"{_PREFIX}*"):
+            _remove_unless_locked(left)
+        folder = log / f"{_PREFIX}{secrets.token_hex(8)}"
+        folder.mkdir()
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+@contextmanager
+def _open_folder(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _remove_unless_locked(folder: Path) -> None:
+    try:
+        with _open_folder(folder) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    except (BlockingIOError, FileNotFoundError):
+        pass
+
+
+class Arrival:
+    """All rows in the order of arrival, for logs whose query times are known only at the end."""
+
+    def __init__(self, folder: Path, schema: pa.Schema) -> None:
+        self._path = folder / "arrival"
+        self._schema = schema
+        self._file = pa.OSFile(str(self._path), "wb")
+        self._writer = pa.ipc.new_stream(self._file, schema)
+
+    def append(self, table: pa.Table) -> None:
+        """Takes the next rows."""
+        self._writer.write_table(table)
+
+    def close(self) -> None:
+        """Ends the writing."""
+        self._writer.close()
+        self._file.close()
+
+    def read_back(self) -> Iterator[pa.Table]:
+        """Yields all rows in order, after ``close``; then nothing is left."""
+        with pa.memory_map(str(self._path)) as file, pa.ipc.open_stream(file) as reader:
+            for batch in reader:
+                yield pa.Table.from_batches([batch])
+        self._path.unlink()
+
+
+class IntervalSpill:
+    """Rows by interval of query time, each interval in the order of arrival.
+
+    Args:
+        folder: where the files go.
+        interval_us: the length of an interval; they begin at multiples of it.
+        buffer_bytes: rows kept in memory before the largest intervals go to disk.
+    """
+
+    def __init__(self, folder: Path, interval_us: int, buffer_bytes: int = _BUFFER_BYTES) -> None:
+        self._folder = folder
+        self._interval_us = interval_us
+        self._buffer_bytes = buffer_bytes
+        self._buffers: dict[int, list[pa.Table]] = {}
+        self._sizes: dict[int, int] = {}
+        self._starts: set[int] = set()
+
+    def append(self, table: pa.Table) -> None:
+        """Takes rows with their final query times."""
+        if not table.num_rows:
+            return
+        times = table.column("query_time").to_numpy()
+        starts = times - times % self._interval_us
+        order = None if (starts[1:] >= starts[:-1]).all() else np.argsort(starts, kind="stable")
+        if order is not None:
+            table, starts = table.take(pa.array(order)), starts[order]
+        begins = np.flatnonzero(np.append(True, starts[1:] != starts[:-1]))
+        for begin, end in zip(begins, np.append(begins[1:], len(starts)), strict=True):
+            self._buffer(int(starts[begin]), table.slice(begin, end - begin))
+        if sum(self._sizes.values()) > self._buffer_bytes:
+            self._flush(self._buffer_bytes // 2)
+
+    def _buffer(self, start: int, rows: pa.Table) -> None:
+        self._starts.add(start)
+        self._buffers.setdefault(start, []).append(rows)
+        self._sizes[start] = self._sizes.get(start, 0) + rows.nbytes
+
+    def _flush(self, keep_bytes: int) -> None:
+        """Writes the largest buffers until at most ``keep_bytes`` remain in memory."""
+        total = sum(self._sizes.values())
+        for start in sorted(self._sizes, key=lambda start: (-self._sizes[start], start)):
+            if total <= keep_bytes:
+                return
+            total -= self._sizes.pop(start)
+            tables = self._buffers.pop(start)
+            # A file is a run of Arrow streams, one for each flush: no interval holds a file open.
+            with self._path(start).open("ab") as file, pa.ipc.new_stream(file, tables[0].schema) as writer:
+                for table in tables:
+                    writer.write_table(table)
+
+    def _path(self, start: int) -> Path:
+        return self._folder / f"{start:019d}"
+
+    def intervals(self) -> list[tuple[int, int]]:
+        """The intervals (start, end) that have rows, in order of time."""
+        return [(start, start + self._interval_us) for start in sorted(self._starts)]
+
+    def take(self, start: int) -> pa.Table:
+        """All rows of an interval in the order of arrival; frees what they occupied."""
+        tables = []
+        path = self._path(start)
+        if path.exists():
+            with pa.memory_map(str(path)) as file:
+                while file.tell() < file.size():
+                    with pa.ipc.open_stream(file) as reader:
+                        tables.append(reader.read_all())
+            path.unlink()
+        tables += self._buffers.pop(start, [])
+        self._sizes.pop(start, None)
+        return pa.concat_tables(tables)

@@ -1,0 +1,181 @@
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+
+from ctr.eval.auc import StreamingAUC, roc_auc
+from ctr.eval.buckets import BUCKETS, query_bucket
+from ctr.eval.intervals import deletions
+from ctr.eval.rows import scored_rows
+
+LOGITS = st.integers(-40, 40).map(lambda tenth: tenth / 10)
+ROWS = st.lists(st.tuples(st.booleans(), LOGITS, st.integers(0, 3)), min_size=1, max_size=40)
+
+
+def pairwise_auc(label: Any, score: Any, weight: Any) -> float:
+    """AUC by its definition: every pair of a click and a non-click."""
+    won = total = 0.0
+    for clicked, high, weight_1 in zip(label, score, weight, strict=True):
+        for other, low, weight_2 in zip(label, score, weight, strict=True):
+            if clicked and not other:
+                total += weight_1 * weight_2
+                won += weight_1 * weight_2 * ((high > low) + 0.5 * (high == low))
+    return won / total if total else float("nan")
+
+
+def stream(log: Any) -> StreamingAUC:
+    auc = StreamingAUC()
+    auc.update(scored_rows(*log.columns()))
+    return auc
+
+
+def floor_to(logit: Any, width: float) -> Any:
+    return np.floor(np.clip(logit, -16, 16 - 1e-9) / width)
+
+
+def test_exact_auc_is_the_share_of_ordered_pairs(make_log: Callable[..., Any]) -> None:
+    for seed in range(5):
+        log = make_log(seed, queries=12)
+        expected = pairwise_auc(log.label, log.logit, log.weight)
+        assert roc_auc(log.label, log.logit, log.weight) == pytest.approx(expected, abs=1e-13)
+
+
+def test_exact_auc_agrees_with_sklearn(make_log: Callable[..., Any]) -> None:
+    log = make_log(1, queries=2000)
+    expected = roc_auc_score(log.label, log.logit, sample_weight=log.weight)
+    assert roc_auc(log.label, log.logit, log.weight) == pytest.approx(expected, abs=1e-12)
+    assert roc_auc(log.label, log.logit) == pytest.approx(roc_auc_score(log.label, log.logit), abs=1e-12)
+
+
+def test_hand_worked() -> None:
+    # Clicks at 3 (weight 2) and 1; non-clicks at 2, 1 (weight 3), 0: of 3 * 5 weighted pairs, the click at 3
+    # wins 2 * 5, the one at 1 wins 1 and ties 3.
+    assert roc_auc([1, 1, 0, 0, 0], [3, 1, 2, 1, 0], [2, 1, 1, 3, 1]) == pytest.approx(12.5 / 15)
+
+
+@pytest.mark.parametrize(
+    ("label", "score", "weight"),
+    [([], [], []), ([1], [0.0], [1.0]), ([0, 0], [0.0, 1.0], [1, 1]), ([0, 1], [0.0, 1.0], [1, 0])],
+)
+def test_undefined_without_both_classes(label: Any, score: Any, weight: Any) -> None:
+    assert np.isnan(roc_auc(label, score, weight))
+    auc = StreamingAUC()
+    auc.update(scored_rows(label, score, weight, np.arange(len(label))))
+    assert np.isnan(auc.result())
+    assert np.isnan(auc.error_bound())
+    assert np.isnan(auc.estimate().interval()).all()
+
+
+@pytest.mark.parametrize("scale", [1e-150, 1e150, 1e300])
+def test_scale_of_weights_is_immaterial(scale: float) -> None:
+    assert roc_auc([1, 0, 1, 0], [3, 2, 2, 1], np.array([1, 2, 3, 1]) * scale) == pytest.approx(9 / 12)
+
+
+def test_one_huge_weight_does_not_drown_the_rest() -> None:
+    assert roc_auc([1, 0, 0, 0], [1, 2, 0, 0], [1e30, 1, 1, 2]) == pytest.approx(0.75, abs=1e-15)
+
+
+def test_bad_columns_are_refused() -> None:
+    with pytest.raises(ValueError, match="score must hold finite numbers, got nan at row 1"):
+        roc_auc([0, 1], [0.0, np.nan])
+    with pytest.raises(ValueError, match="columns must have one length, got label 2, score 2, weight 1"):
+        roc_auc([0, 1], [0.0, 1.0], [1.0])
+
+
+def test_stream_equals_binned_auc_within_its_bound_at_every_prefix(make_log: Callable[..., Any]) -> None:
+    log = make_log(2)
+    rng = np.random.default_rng(2)
+    # Clusters far narrower than a bin, so that binning does tie pairs, in and against their order.
+    object.__setattr__(log, "logit", log.logit + rng.uniform(0, 5e-4, len(log.logit)))
+    auc = StreamingAUC()
+    seen: list[Any] = []
+    distances = []
+    for batch in log.batches(queries=3):
+        auc.update(scored_rows(*batch.columns()))
+        seen.append(batch.columns())
+        label, logit, weight, _ = (np.concatenate(column) for column in zip(*seen, strict=True))
+        binned = pairwise_auc(label, floor_to(logit, 1 / 2048), weight)
+        assert auc.result() == pytest.approx(binned, abs=1e-12, nan_ok=True)
+        distances.append(abs(auc.result() - roc_auc(label, logit, weight)))
+        assert not distances[-1] > auc.error_bound()
+    assert max(distances[5:]) > 0 and auc.error_bound() < 0.05
+
+
+def test_error_bound_is_reached_when_a_bin_holds_all_pairs_in_order() -> None:
+    auc = StreamingAUC()
+    auc.update(scored_rows([0, 1], [1e-6, 2e-6], [3.0, 5.0], [1, 1]))
+    assert auc.result() == 0.5
+    assert auc.error_bound() == 0.5
+    assert roc_auc([0, 1], [1e-6, 2e-6]) == 1.0
+
+
+def test_clipped_logits_are_counted_and_tied() -> None:
+    auc = StreamingAUC()
+    auc.update(scored_rows([0, 1, 1, 0, 1], [-1e4, -17, 1e4, 16, 15.999], np.ones(5), np.zeros(5, int)))
+    np.testing.assert_array_equal(auc.clipped, [2, 2])
+    # Ties: (-1e4, -17) and (1e4, 16, 15.999 lies in its own bin). Pairs: 0.5 + 1 + 1 against -1e4;
+    # 0 + 0.5 + 0 against 16.
+    assert auc.result() == pytest.approx(3.0 / 6)
+
+
+def test_replicates_repeat_whole_buckets(make_log: Callable[..., Any]) -> None:
+    log = make_log(3, queries=60)
+    multiplicity = np.random.default_rng(0).integers(0, 4, (5, BUCKETS)).astype(float)
+    replicates = stream(log).replicates(multiplicity)
+    for row, times in enumerate(multiplicity[:, query_bucket(log.query_id)]):
+        expected = roc_auc(log.label, floor_to(log.logit, 1 / 32), log.weight * times)
+        assert replicates[row] == pytest.approx(expected, abs=1e-12)
+    with pytest.raises(ValueError, match=r"multiplicity must have shape \[R, 256\], got \(256,\)"):
+        stream(log).replicates(np.ones(BUCKETS))
+
+
+def test_interval_is_undefined_when_coarse_bins_tie_what_fine_bins_tell_apart() -> None:
+    rng = np.random.default_rng(5)
+    label, logit = rng.integers(0, 2, 3000), rng.normal(0, 1, 3000)
+    for spread, defined in ((1.0, True), (0.2, True), (0.03, False)):
+        auc = StreamingAUC()
+        auc.update(scored_rows(label, spread * (logit + label), np.ones(3000), np.arange(3000)))
+        assert auc.result() == pytest.approx(roc_auc(label, logit + label), abs=2e-3)
+        assert np.isfinite(auc.estimate().interval()).all() == defined
+    # True ties are no reason: a model of two predictions has its interval.
+    auc = StreamingAUC()
+    auc.update(scored_rows(label, np.sign(logit + label), np.ones(3000), np.arange(3000)))
+    assert np.isfinite(auc.estimate().interval()).all()
+
+
+def test_occupied_buckets_are_those_with_weight() -> None:
+    auc = StreamingAUC()
+    auc.update(scored_rows([0, 1, 1], [0, 0, 0], [1, 0, 2], [10, 11, 12]))
+    np.testing.assert_array_equal(np.flatnonzero(auc.occupied()), np.sort(query_bucket(np.array([10, 12]))))
+    assert deletions()[0, 0] == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROWS)
+def test_increasing_transforms_change_nothing(rows: list[tuple[bool, float, int]]) -> None:
+    label, score, weight = (np.array(column) for column in zip(*rows, strict=True))
+    expected = roc_auc(label, score, weight)
+    for transformed in (np.exp(score), score**3, 1e-3 * score - 5, np.unique(score, return_inverse=True)[1]):
+        np.testing.assert_equal(roc_auc(label, transformed, weight), expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROWS, st.randoms(use_true_random=False))
+def test_a_whole_weight_counts_as_copies_in_any_order(rows: list[tuple[bool, float, int]], rnd: Any) -> None:
+    label, score, weight = (np.array(column) for column in zip(*rows, strict=True))
+    copies = [row for row in rows for _ in range(row[2])]
+    rnd.shuffle(copies)
+    expected = roc_auc(label, score, weight)
+    got = roc_auc([row[0] for row in copies], [row[1] for row in copies])
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROWS)
+def test_swapping_the_classes_mirrors_auc(rows: list[tuple[bool, float, int]]) -> None:
+    label, score, weight = (np.array(column) for column in zip(*rows, strict=True))
+    np.testing.assert_allclose(roc_auc(~label, score, weight), 1 - roc_auc(label, score, weight), atol=1e-12)

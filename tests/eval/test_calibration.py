@@ -1,0 +1,203 @@
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ctr.eval.auc import StreamingAUC
+from ctr.eval.buckets import BUCKETS, query_bucket
+from ctr.eval.calibration import Calibration, SliceCalibration, calibration_buckets
+from ctr.eval.logistic import sigmoid
+from ctr.eval.rows import scored_rows
+
+
+def stream(columns: Any) -> Calibration:
+    metric = Calibration()
+    metric.update(scored_rows(*columns))
+    return metric
+
+
+def plain(log: Any) -> pd.Series:
+    probability = 1 / (1 + np.exp(-log.logit))
+    label, prediction = (np.average(values, weights=log.weight) for values in (log.label, probability))
+    return pd.Series(
+        {
+            "weight": log.weight.sum(),
+            "mean_label": label,
+            "mean_prediction": prediction,
+            "bias": label - prediction,
+        }
+    )
+
+
+def test_agrees_with_plain_means_at_every_prefix(make_log: Callable[..., Any]) -> None:
+    log = make_log(0)
+    metric = Calibration()
+    seen = np.zeros(len(log.label), bool)
+    for batch in log.batches(queries=4):
+        metric.update(scored_rows(*batch.columns()))
+        seen |= np.isin(log.query_id, batch.query_id)
+        expected = plain(log[seen])
+        assert metric.result() == pytest.approx(expected["bias"], abs=1e-13)
+        ratio = expected["mean_prediction"] / expected["mean_label"]
+        assert metric.prediction_ratio() == pytest.approx(ratio, rel=1e-12)
+
+
+def test_bias_is_label_minus_prediction() -> None:
+    metric = stream(([1, 0], [np.log(0.25 / 0.75)] * 2, [3.0, 1.0], [1, 2]))
+    assert metric.result() == pytest.approx(0.75 - 0.25)
+    assert metric.prediction_ratio() == pytest.approx(0.25 / 0.75)
+
+
+def test_undefined() -> None:
+    empty = stream(([], [], [], []))
+    assert np.isnan(empty.result()) and np.isnan(empty.prediction_ratio())
+    no_click = stream(([0], [0.0], [1.0], [1]))
+    assert no_click.result() == -0.5 and np.isnan(no_click.prediction_ratio())
+    assert np.isnan(no_click.estimate().interval()).all()
+
+
+def test_replicates_repeat_whole_buckets(make_log: Callable[..., Any]) -> None:
+    log = make_log(3)
+    multiplicity = np.random.default_rng(0).integers(0, 4, (5, BUCKETS)).astype(float)
+    replicates = stream(log.columns()).replicates(multiplicity)
+    for row, times in enumerate(multiplicity[:, query_bucket(log.query_id)]):
+        resampled = stream((log.label, log.logit, log.weight * times, log.query_id))
+        assert replicates[row] == pytest.approx(resampled.result(), rel=1e-12)
+
+
+def deciles(log: Any) -> StreamingAUC:
+    histogram = StreamingAUC()
+    histogram.update(scored_rows(*log.columns()))
+    return histogram
+
+
+def test_deciles_agree_with_plain_means_of_their_rows(make_log: Callable[..., Any]) -> None:
+    log = make_log(4, queries=800)
+    table = calibration_buckets(deciles(log))
+    probability = sigmoid(log.logit)
+    assert len(table) == 10
+    for _, row in table.iterrows():
+        rows = (probability >= row["low"]) & (probability < row["high"])
+        pd.testing.assert_series_equal(row[plain(log).index], plain(log[rows]), check_names=False, rtol=1e-12)
+    assert table["weight"].sum() == pytest.approx(log.weight.sum())
+    # A bin of the rounded logits holds up to 3% of the weight, so a decile holds 10% give or take 3%.
+    assert (table["weight"] / log.weight.sum()).between(0.07, 0.13).all()
+    assert (table["low"].to_numpy()[1:] >= table["high"].to_numpy()[:-1]).all()
+
+
+def test_interval_of_a_decile_is_that_of_its_rows(make_log: Callable[..., Any]) -> None:
+    log = make_log(5, queries=300)
+    row = calibration_buckets(deciles(log)).iloc[6]
+    rows = (sigmoid(log.logit) >= row["low"]) & (sigmoid(log.logit) < row["high"])
+    low, high = stream(log[rows].columns()).estimate().interval()
+    assert (row["ci95_low"], row["ci95_high"]) == pytest.approx((float(low), float(high)), rel=1e-9)
+
+
+def test_deciles_of_few_predictions_leave_others_empty() -> None:
+    histogram = StreamingAUC()
+    assert calibration_buckets(histogram)["weight"].tolist() == [0.0] * 10
+    histogram.update(scored_rows([0, 1, 1, 0], [-20, -20, 1, 1e4], [1, 1, 1, 1], [1, 2, 3, 4]))
+    table = calibration_buckets(histogram)
+    assert table["weight"].tolist() == [0, 0, 2, 0, 0, 0, 1, 0, 1, 0]
+    assert table.loc[2, "low"] == 0.0 and table.loc[8, "high"] == 1.0
+    assert table.loc[2, "bias"] == pytest.approx(0.5, abs=1e-8)
+    assert table.loc[[0, 1, 3], ["low", "high", "bias", "ci95_low"]].isna().all(axis=None)
+
+
+def make_slices(log: Any, cardinality: int) -> Any:
+    return np.random.default_rng(9).zipf(1.3, len(log.label)) % cardinality - 3
+
+
+def test_each_slice_agrees_with_calibration_of_its_rows(make_log: Callable[..., Any]) -> None:
+    log = make_log(6, queries=400)
+    ids = make_slices(log, 30)
+    state = SliceCalibration()
+    for batch in range(8):
+        part = log.query_id % 8 == batch
+        state.update(scored_rows(*log[part].columns()), ids[part])
+    table = state.result()
+    assert table["id"].tolist() == sorted(set(ids[log.weight > 0].tolist()))
+    for _, row in table.iterrows():
+        rows = log[ids == row["id"]]
+        metric = stream(rows.columns())
+        low, high = metric.estimate().interval()
+        np.testing.assert_allclose(
+            row[["weight", "bias", "ci95_low", "ci95_high"]].to_numpy(float),
+            [rows.weight.sum(), metric.result(), low, high],
+            rtol=1e-9,
+            atol=1e-12,
+        )
+
+
+def test_more_slices_than_are_evaluated_at_once(make_log: Callable[..., Any]) -> None:
+    log = make_log(7, queries=800)
+    ids = np.arange(len(log.label)) // 2
+    state = SliceCalibration()
+    state.update(scored_rows(*log.columns()), ids)
+    table = state.result().set_index("id")
+    assert len(table) > 2000
+    weight = pd.Series(log.weight).groupby(ids).sum()
+    np.testing.assert_allclose(table["weight"], weight[weight > 0])
+    pair = 1300 if 1300 in table.index else 1301
+    assert table.loc[pair, "bias"] == pytest.approx(plain(log[ids == pair])["bias"], abs=1e-12)
+
+
+def test_no_slices() -> None:
+    assert len(SliceCalibration().result()) == 0
+
+
+def test_slices_merge_and_round_trip(make_log: Callable[..., Any]) -> None:
+    log = make_log(8, queries=500)
+    ids = make_slices(log, 10**6)
+    whole = SliceCalibration()
+    parts = [SliceCalibration() for _ in range(3)]
+    for shard, part in enumerate(parts):
+        rows = log.query_id % 3 == shard
+        part.update(scored_rows(*log[rows].columns()), ids[rows])
+        whole.update(scored_rows(*log[rows].columns()), ids[rows])
+    forward, backward = SliceCalibration(), SliceCalibration()
+    for part in parts:
+        forward.merge(part)
+    for part in reversed(parts):
+        backward.merge(part)
+    pd.testing.assert_frame_equal(forward.result(), whole.result(), rtol=1e-12)
+    pd.testing.assert_frame_equal(backward.result(), whole.result(), rtol=1e-12)
+
+    arrays = whole.to_arrays()
+    assert arrays["key"].shape == (len(arrays["key"]),) and arrays["sums"].shape == (3, len(arrays["key"]))
+    again = SliceCalibration.from_arrays(arrays)
+    for state in (whole, again):
+        state.update(scored_rows(*log.columns()), ids)
+    for name, array in whole.to_arrays().items():
+        np.testing.assert_array_equal(again.to_arrays()[name], array)
+
+
+def test_slice_ids_reach_their_limits() -> None:
+    state = SliceCalibration()
+    rows = scored_rows([0, 1], [0, 0], [1, 1], [1, 2])
+    state.update(rows, np.array([-(2**55), 2**55 - 1]))
+    assert state.result()["id"].tolist() == [-(2**55), 2**55 - 1]
+    assert state.result()["bias"].tolist() == [-0.5, 0.5]
+    with pytest.raises(
+        ValueError, match=r"slice ids must lie within -2\*\*55..2\*\*55-1, got 0..36028797018963968"
+    ):
+        state.update(rows, np.array([0, 2**55]))
+    with pytest.raises(ValueError, match="slice ids must be int64, got float64"):
+        state.update(rows, np.array([0.0, 1.0]))
+    with pytest.raises(ValueError, match="columns must have one length, got slice_ids 1, rows 2"):
+        state.update(rows, np.array([0]))
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"key": np.zeros(2, np.int64)},
+        {"key": np.zeros(2, np.int64), "sums": np.zeros((2, 3))},
+        {"key": np.zeros(2), "sums": np.zeros((3, 2))},
+    ],
+)
+def test_foreign_arrays_are_refused(arrays: Any) -> None:
+    with pytest.raises(ValueError, match="SliceCalibration"):
+        SliceCalibration.from_arrays(arrays)

@@ -1,0 +1,88 @@
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ctr.eval.compare import compare, same_examples
+from ctr.eval.progressive import ProgressiveMetrics
+
+
+def stream(log: Any, noise: float = 0.0, shift: float = 0.0) -> ProgressiveMetrics:
+    rng = np.random.default_rng(0)
+    metrics = ProgressiveMetrics()
+    logit = log.logit + rng.normal(0, 1, len(log.label)) * noise + shift
+    metrics.update(log.label, logit, log.weight, log.query_id)
+    return metrics
+
+
+def test_columns_say_how_b_differs_from_a(make_log: Callable[..., Any]) -> None:
+    log = make_log(0, queries=3000)
+    a, b = stream(log), stream(log, noise=0.8)
+    table = compare(a, b)
+    assert table.index.tolist() == [
+        "auc",
+        "per_query_auc",
+        "logloss",
+        "normalized_entropy",
+        "calibration_bias",
+    ]
+    for metric, row in table.iterrows():
+        assert row["a"] == a.headline()[str(metric)] and row["b"] == b.headline()[str(metric)]
+        assert row["difference"] == pytest.approx(row["b"] - row["a"], abs=1e-15)
+        assert row["relative_percent"] == pytest.approx(100 * (row["b"] - row["a"]) / abs(row["a"]))
+        assert row["ci95_low"] < row["difference"] < row["ci95_high"]
+    # Noise on the logits spoils ranking and loss, beyond chance on a log of this size.
+    assert table.loc[["auc", "per_query_auc"], "ci95_high"].max() < 0
+    assert table.loc[["logloss", "normalized_entropy"], "ci95_low"].min() > 0
+    assert table.loc[["auc", "per_query_auc", "logloss", "normalized_entropy"], "significant"].all()
+
+
+def test_a_shift_moves_calibration_and_not_ranking(make_log: Callable[..., Any]) -> None:
+    log = make_log(1, queries=500)
+    table = compare(stream(log), stream(log, shift=0.5))
+    assert table.loc["calibration_bias", "significant"] and table.loc["calibration_bias", "difference"] < 0
+    assert table.loc["per_query_auc", "difference"] == 0
+    assert not table.loc[["auc", "per_query_auc"], "significant"].any()
+
+
+def test_swapping_the_runs_mirrors_the_table(make_log: Callable[..., Any]) -> None:
+    log = make_log(2, queries=200)
+    forward, backward = (
+        compare(*pair) for pair in ((stream(log), stream(log, 0.5)), (stream(log, 0.5), stream(log)))
+    )
+    np.testing.assert_allclose(forward["difference"], -backward["difference"])
+    np.testing.assert_allclose(forward["ci95_low"], -backward["ci95_high"])
+    np.testing.assert_array_equal(forward["significant"], backward["significant"])
+
+
+def test_a_run_summed_in_another_order_does_not_differ(make_log: Callable[..., Any]) -> None:
+    log = make_log(3, queries=300)
+    merged = ProgressiveMetrics()
+    for batch in log.batches(queries=7):
+        shard = ProgressiveMetrics()
+        shard.update(*batch.columns())
+        merged.merge(shard)
+    table = compare(stream(log), merged)
+    np.testing.assert_allclose(table["difference"], 0, atol=1e-12)
+    assert not table["significant"].any()
+    assert same_examples(stream(log), merged)
+
+
+def test_undefined_is_not_significant() -> None:
+    table = compare(ProgressiveMetrics(), ProgressiveMetrics())
+    assert table.drop(columns="significant").isna().all(axis=None)
+    assert not table["significant"].any()
+
+
+def test_same_examples_notices_other_rows_weights_and_labels(make_log: Callable[..., Any]) -> None:
+    log = make_log(4)
+    metrics = stream(log)
+    assert same_examples(metrics, stream(log, noise=1.0))
+    assert not same_examples(metrics, stream(log[1:]))
+    assert not same_examples(metrics, stream(make_log(5)))
+    for column, values in (("label", 1 - log.label), ("weight", log.weight * 1.001)):
+        changed = {"label": log.label, "weight": log.weight} | {column: values}
+        other = ProgressiveMetrics()
+        other.update(changed["label"], log.logit, changed["weight"], log.query_id)
+        assert not same_examples(metrics, other)

@@ -1,0 +1,154 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from threadpoolctl import threadpool_limits
+
+from ctr.eval.auc import StreamingAUC
+from ctr.eval.buckets import BUCKETS
+from ctr.eval.calibration import Calibration
+from ctr.eval.intervals import Estimate, deletions, difference, student_t_quantile
+from ctr.eval.logloss import Logloss
+from ctr.eval.per_query_auc import PerQueryAUC
+from ctr.eval.rows import ScoredRows, scored_rows
+
+
+@pytest.mark.parametrize("degrees", [*range(1, 256), 10_000])
+def test_student_t_quantile_agrees_with_scipy(degrees: int) -> None:
+    assert student_t_quantile(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=1e-11)
+
+
+def test_student_t_needs_a_degree_of_freedom() -> None:
+    with pytest.raises(ValueError, match="degrees must be at least 1, got 0"):
+        student_t_quantile(0)
+
+
+def mean_estimate(values: Any, occupied: Any) -> Estimate:
+    """The mean of one value per occupied bucket, with its replicates."""
+    total, count = np.where(occupied, values, 0.0).sum(axis=0), occupied.sum(axis=0)
+    without = (total - np.where(occupied, values, 0.0)) / np.maximum(count - occupied, 1)
+    return Estimate(total / np.maximum(count, 1), without, occupied)
+
+
+def test_interval_of_a_mean_is_the_classical_one() -> None:
+    # The jackknife of a mean is exact: standard deviation / sqrt(n), Student's t.
+    rng = np.random.default_rng(0)
+    values = rng.normal(5, 2, BUCKETS)
+    for count in (2, 3, 17, BUCKETS):
+        occupied = rng.permutation(np.arange(BUCKETS) < count)
+        sample = values[occupied]
+        expected = stats.t.interval(0.95, count - 1, sample.mean(), stats.sem(sample))
+        assert np.array(mean_estimate(values, occupied).interval()) == pytest.approx(
+            np.array(expected), rel=1e-11
+        )
+
+
+def test_each_entry_of_an_array_has_its_own_buckets() -> None:
+    rng = np.random.default_rng(1)
+    values = rng.normal(size=(BUCKETS, 3, 2))
+    occupied = rng.random((BUCKETS, 3, 2)) < np.array([[0.1, 0.5], [1.0, 0.9], [0.0, 0.3]])
+    low, high = mean_estimate(values, occupied).interval()
+    assert low.shape == high.shape == (3, 2)
+    for place in np.ndindex(3, 2):
+        alone = mean_estimate(values[:, *place], occupied[:, *place]).interval()
+        np.testing.assert_allclose([low[place], high[place]], alone, rtol=1e-12, equal_nan=True)
+    assert np.isnan([low[2, 0], high[2, 0]]).all()
+
+
+def test_undefined_with_one_bucket_or_an_undefined_replicate() -> None:
+    first = np.arange(BUCKETS) == 7
+    assert np.isnan(mean_estimate(np.ones(BUCKETS), first).interval()).all()
+    replicates = np.where(np.arange(BUCKETS) == 3, np.nan, 0.5)
+    everywhere = np.ones(BUCKETS, bool)
+    assert np.isnan(Estimate(np.array(0.5), replicates, everywhere).interval()).all()
+    # A replicate that is undefined because its bucket holds nothing does no harm.
+    elsewhere = np.arange(BUCKETS) != 3
+    assert np.array_equal(Estimate(np.array(0.5), replicates, elsewhere).interval(), (0.5, 0.5))
+
+
+def test_deletions_leave_out_one_bucket_each() -> None:
+    counts = np.arange(BUCKETS, dtype=float)
+    np.testing.assert_array_equal(deletions() @ counts, counts.sum() - counts)
+
+
+def test_difference_pairs_buckets() -> None:
+    rng = np.random.default_rng(2)
+    shared, own = rng.normal(size=(2, BUCKETS))
+    everywhere = np.ones(BUCKETS, bool)
+    first, second = mean_estimate(shared, everywhere), mean_estimate(shared + 0.1 * own + 1, everywhere)
+    expected = mean_estimate(0.1 * own + 1, everywhere).interval()
+    np.testing.assert_allclose(difference(first, second).interval(), expected, rtol=1e-10)
+
+
+class Population:
+    """Queries that differ: each has its own size, level of clicks, and error of the models.
+
+    A query's level moves the labels and, in part, the logits of all its rows; both models share most of
+    their error, and `second` has less of it.
+    """
+
+    def __init__(self, seed: int, queries: int) -> None:
+        rng = np.random.default_rng(seed)
+        size = np.minimum(1 + rng.geometric(0.3, queries), 12)
+        query = np.repeat(np.arange(queries), size)
+        rows = len(query)
+        level, shared = rng.normal(0, 0.8, queries)[query], rng.normal(0, 0.5, queries)[query]
+        appeal = rng.normal(0, 1, rows)
+        truth = -1.0 + level + appeal
+        error = shared + rng.normal(0, 0.7, rows)
+        self.label = rng.random(rows) < 1 / (1 + np.exp(-truth))
+        self.first = -1.2 + 0.6 * level + 0.8 * appeal + error
+        self.second = -1.1 + 0.7 * level + 0.8 * appeal + 0.9 * error + rng.normal(0, 0.1, rows)
+        self.weight = rng.choice([0.5, 1.0, 4.0], queries)[query]
+        self.query = query
+        self.ids = rng.permutation(2**40 + np.arange(queries))[query]
+
+    def rows(self, logit: Any, queries: slice) -> ScoredRows:
+        rows = slice(*np.searchsorted(self.query, [queries.start, queries.stop]))
+        return scored_rows(self.label[rows], logit[rows], self.weight[rows], self.ids[rows])
+
+
+def estimates(rows: ScoredRows) -> dict[str, Estimate]:
+    auc, per_query, logloss, calibration = StreamingAUC(), PerQueryAUC(), Logloss(), Calibration()
+    for metric in (auc, per_query, logloss, calibration):
+        metric.update(rows)
+    return {
+        "auc": auc.estimate(),
+        "per_query_auc": per_query.estimate(),
+        "logloss": logloss.estimate(),
+        "normalized_entropy": logloss.normalized_entropy_estimate(),
+        "calibration_bias": calibration.estimate(),
+    }
+
+
+def test_intervals_cover_the_truth_and_pairing_narrows_them() -> None:
+    logs, queries = 300, 300
+    population = Population(seed=0, queries=400_000)
+    everything = slice(0, 400_000)
+    truth_first, truth_second = (
+        {name: estimate.point for name, estimate in estimates(population.rows(logit, everything)).items()}
+        for logit in (population.first, population.second)
+    )
+    covered: dict[str, list[bool]] = {name: [] for name in truth_first}
+    covered_difference: dict[str, list[bool]] = {name: [] for name in truth_first}
+    width: dict[str, list[tuple[float, float]]] = {name: [] for name in truth_first}
+    with threadpool_limits(1):
+        for log in range(logs):
+            part = slice(log * queries, (log + 1) * queries)
+            first, second = (
+                estimates(population.rows(logit, part)) for logit in (population.first, population.second)
+            )
+            for name, estimate in first.items():
+                low, high = estimate.interval()
+                covered[name].append(bool(low <= truth_first[name] <= high))
+                low_2, high_2 = difference(estimate, second[name]).interval()
+                truth = truth_second[name] - truth_first[name]
+                covered_difference[name].append(bool(low_2 <= truth <= high_2))
+                unpaired = np.hypot(high - low, np.subtract(*second[name].interval()))
+                width[name].append((float(high_2 - low_2), float(unpaired)))
+    for name in truth_first:
+        assert 0.92 <= np.mean(covered[name]) <= 0.98, (name, np.mean(covered[name]))
+        assert 0.92 <= np.mean(covered_difference[name]) <= 0.98, (name, np.mean(covered_difference[name]))
+        paired, unpaired = np.mean(width[name], axis=0)
+        assert paired < 0.3 * unpaired, (name, paired, unpaired)

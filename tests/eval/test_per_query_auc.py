@@ -1,0 +1,182 @@
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctr.eval.buckets import BUCKETS, query_bucket
+from ctr.eval.per_query_auc import PerQueryAUC, query_auc
+from ctr.eval.rows import scored_rows
+
+LOGITS = st.integers(-5, 5).map(float)
+ROWS = st.lists(
+    st.tuples(st.booleans(), LOGITS, st.integers(0, 3), st.integers(0, 5)), min_size=1, max_size=40
+)
+SMALL_SIZES = {2: "2", 4: "3-4", 8: "5-8", 16: "9-16"}
+
+
+def brute(log: Any) -> tuple[dict[int, float], dict[int, int]]:
+    """AUC of each query with both classes, and rows of weight of every query that has any."""
+    aucs, sizes = {}, {}
+    for query in set(log.query_id.tolist()):
+        rows = [
+            (clicked, logit, weight)
+            for clicked, logit, weight, other in zip(*log.columns(), strict=True)
+            if other == query and weight > 0
+        ]
+        if rows:
+            sizes[query] = len(rows)
+        won = total = 0.0
+        for clicked, high, weight_1 in rows:
+            for other, low, weight_2 in rows:
+                if clicked == 1 and other == 0:
+                    total += weight_1 * weight_2
+                    won += weight_1 * weight_2 * ((high > low) + 0.5 * (high == low))
+        if total:
+            aucs[query] = won / total
+    return aucs, sizes
+
+
+def stream(columns: Any) -> PerQueryAUC:
+    metric = PerQueryAUC()
+    metric.update(scored_rows(*columns))
+    return metric
+
+
+def test_agrees_with_pairs_at_every_prefix(make_log: Callable[..., Any]) -> None:
+    metric = PerQueryAUC()
+    aucs: dict[int, float] = {}
+    sizes: dict[int, int] = {}
+    for batch in make_log(0, queries=120).batches(queries=5):
+        metric.update(scored_rows(*batch.columns()))
+        more_aucs, more_sizes = brute(batch)
+        aucs |= more_aucs
+        sizes |= more_sizes
+        assert metric.result() == pytest.approx(float(np.mean(list(aucs.values()))), abs=1e-12)
+        assert metric.scored.sum() == len(aucs)
+        assert metric.one_class.sum() == len(sizes) - len(aucs)
+    assert len(aucs) > 60 and len(sizes) - len(aucs) > 10
+
+    by_bin: dict[str, list[float]] = {}
+    for query, auc in aucs.items():
+        name = next(name for largest, name in SMALL_SIZES.items() if sizes[query] <= largest)
+        by_bin.setdefault(name, []).append(auc)
+    table = metric.by_size().set_index("size")
+    assert set(table.index) == set(by_bin) and len(by_bin) == 4
+    for name, values in by_bin.items():
+        assert table.loc[name, "queries"] == len(values)
+        assert table.loc[name, "auc"] == pytest.approx(float(np.mean(values)), abs=1e-12)
+
+
+def test_hand_worked() -> None:
+    # Query 1: clicks 3 and 1 against 2 (weight 3) and 1: (3 beats both: 4) + (1 ties 1: 0.5) of 8.
+    # Query 2: one pair, wrong. Query 3: clicks only. Query 4: its only click has no weight.
+    metric = stream(
+        (
+            [1, 1, 0, 0, 1, 0, 1, 1, 1, 0],
+            [3, 1, 2, 1, 0, 5, 1, 2, 1, 0],
+            [1, 1, 3, 1, 9, 2, 1, 1, 0, 1],
+            [1, 1, 1, 1, 2, 2, 3, 3, 4, 4],
+        )
+    )
+    assert metric.result() == pytest.approx((4.5 / 8 + 0.0) / 2)
+    assert (metric.scored.sum(), metric.one_class.sum()) == (2, 2)
+    assert metric.by_size()["size"].tolist() == ["2", "3-4"]
+    assert metric.by_size()["auc"].tolist() == pytest.approx([0.0, 4.5 / 8])
+
+
+@pytest.mark.parametrize(
+    ("size", "name"),
+    [
+        (2, "2"),
+        (3, "3-4"),
+        (4, "3-4"),
+        (5, "5-8"),
+        (8, "5-8"),
+        (9, "9-16"),
+        (1024, "513-1024"),
+        (1025, "1025-2048"),
+        (2048, "1025-2048"),
+        (2049, "2049+"),
+        (5000, "2049+"),
+    ],
+)
+def test_size_bins(size: int, name: str) -> None:
+    metric = stream((np.arange(size) == 0, np.zeros(size), np.ones(size), np.zeros(size, int)))
+    table = metric.by_size()
+    assert table[["size", "queries"]].values.tolist() == [[name, 1]]
+    assert table["auc"].tolist() == pytest.approx([0.5], abs=1e-13)
+
+
+@pytest.mark.parametrize(
+    "columns", [([], [], [], []), ([1], [0.0], [1.0], [1]), ([0, 1], [0, 1], [1, 1], [1, 2])]
+)
+def test_undefined_without_a_scored_query(columns: Any) -> None:
+    metric = stream(columns)
+    assert np.isnan(metric.result())
+    assert metric.one_class.sum() == len(columns[0])
+    assert len(metric.by_size()) == 0
+    assert np.isnan(metric.estimate().interval()).all()
+
+
+def test_more_queries_than_sixteen_bits_number() -> None:
+    queries = 70_000
+    ids = np.repeat(np.arange(queries), 2)
+    label = np.tile([0, 1], queries)
+    logit = np.where((ids % 4 == 0) == (label == 1), 1.0, -1.0)
+    order = np.random.default_rng(0).permutation(2 * queries)
+    metric = stream(tuple(column[order] for column in (label, logit, np.ones(2 * queries), ids)))
+    assert metric.result() == 0.25
+    assert metric.scored.sum() == queries
+
+
+def test_a_query_of_huge_weights_takes_no_digits_from_others() -> None:
+    label, logit = np.array([0, 1, 0, 1, 0]), np.array([0.0, 1.0, 2.0, 1.0, 0.0])
+    weight, query = np.array([1e200, 1e250, 1.0, 1.0, 1e-200]), np.array([0, 0, 1, 1, 1])
+    np.testing.assert_allclose(query_auc(label == 1, logit, weight, query, 2), [1.0, 1e-200], atol=1e-15)
+
+
+def test_replicates_repeat_whole_buckets(make_log: Callable[..., Any]) -> None:
+    log = make_log(3, queries=60)
+    aucs, _ = brute(log)
+    multiplicity = np.random.default_rng(0).integers(0, 4, (5, BUCKETS)).astype(float)
+    times = multiplicity[:, query_bucket(np.array(list(aucs)))]
+    expected = times @ list(aucs.values()) / times.sum(axis=1)
+    np.testing.assert_allclose(stream(log.columns()).replicates(multiplicity), expected, rtol=1e-12)
+
+
+def as_columns(rows: list[tuple[bool, float, int, int]]) -> tuple[Any, ...]:
+    return tuple(np.array(column) for column in zip(*rows, strict=True))
+
+
+def assert_same(first: PerQueryAUC, second: PerQueryAUC) -> None:
+    np.testing.assert_allclose(first.auc_sum, second.auc_sum, rtol=0, atol=1e-12)
+    np.testing.assert_array_equal(first.scored, second.scored)
+    np.testing.assert_array_equal(first.one_class, second.one_class)
+
+
+@settings(max_examples=80, deadline=None)
+@given(ROWS, st.randoms(use_true_random=False))
+def test_order_of_rows_is_immaterial(rows: list[tuple[bool, float, int, int]], rnd: Any) -> None:
+    expected = stream(as_columns(rows))
+    rnd.shuffle(rows)
+    assert_same(stream(as_columns(rows)), expected)
+
+
+@settings(max_examples=80, deadline=None)
+@given(ROWS)
+def test_a_whole_weight_counts_as_copies(rows: list[tuple[bool, float, int, int]]) -> None:
+    copies = [(label, logit, 1, query) for label, logit, times, query in rows for _ in range(times)]
+    whole, copied = stream(as_columns(rows)), stream(as_columns(copies) if copies else ([], [], [], []))
+    np.testing.assert_allclose(whole.auc_sum.sum(), copied.auc_sum.sum(), rtol=0, atol=1e-12)
+    assert whole.one_class.sum() == copied.one_class.sum()
+
+
+@settings(max_examples=80, deadline=None)
+@given(ROWS)
+def test_increasing_transforms_of_each_query_change_nothing(rows: list[tuple[bool, float, int, int]]) -> None:
+    label, logit, weight, query = as_columns(rows)
+    shifted = np.exp(logit) + 100.0 * query
+    assert_same(stream((label, shifted, weight, query)), stream((label, logit, weight, query)))

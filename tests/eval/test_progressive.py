@@ -1,0 +1,265 @@
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctr.eval.auc import roc_auc
+from ctr.eval.logistic import sigmoid
+from ctr.eval.progressive import ProgressiveMetrics
+
+HEADLINE = [
+    "examples",
+    "queries",
+    "queries_scored",
+    "queries_one_class",
+    "weight_sum",
+    "auc",
+    "auc_error_bound",
+    "logits_clipped",
+    "per_query_auc",
+    "logloss",
+    "normalized_entropy",
+    "calibration_bias",
+    "calibration_ratio",
+]
+WITH_INTERVAL = ["auc", "per_query_auc", "logloss", "normalized_entropy", "calibration_bias"]
+
+
+def stream(*logs: Any) -> ProgressiveMetrics:
+    metrics = ProgressiveMetrics()
+    for log in logs:
+        metrics.update(*log.columns())
+    return metrics
+
+
+def strict_json(value: Any) -> Any:
+    return json.loads(json.dumps(value, allow_nan=False))
+
+
+def assert_close(first: Any, second: Any) -> None:
+    """Two summaries agree to rounding."""
+    if isinstance(first, dict):
+        assert list(first) == list(second)
+        for key in first:
+            assert_close(first[key], second[key])
+    elif isinstance(first, list):
+        assert len(first) == len(second)
+        for one, other in zip(first, second, strict=True):
+            assert_close(one, other)
+    elif isinstance(first, float):
+        assert first == pytest.approx(second, rel=1e-9, abs=1e-11)
+    else:
+        assert first == second
+
+
+def assert_identical(first: ProgressiveMetrics, second: ProgressiveMetrics) -> None:
+    arrays_1, arrays_2 = first.to_arrays(), second.to_arrays()
+    assert set(arrays_1) == set(arrays_2)
+    for name, array in arrays_1.items():
+        assert array.dtype == arrays_2[name].dtype
+        np.testing.assert_array_equal(array, arrays_2[name])
+
+
+def test_summary_of_a_log(make_log: Callable[..., Any]) -> None:
+    log = make_log(0, queries=300)
+    summary = strict_json(stream(*log.batches(queries=50)).summary())
+    assert list(summary)[: len(HEADLINE)] == HEADLINE
+    assert summary["examples"] == len(log.label)
+    assert summary["queries"] == 300
+    weighted = log[log.weight > 0]
+    assert summary["queries_scored"] + summary["queries_one_class"] == len(np.unique(weighted.query_id))
+    assert summary["weight_sum"] == pytest.approx(log.weight.sum())
+    exact = roc_auc(log.label, log.logit, log.weight)
+    assert abs(summary["auc"] - exact) <= summary["auc_error_bound"]
+    rate = np.average(log.label, weights=log.weight)
+    prediction = np.average(sigmoid(log.logit), weights=log.weight)
+    assert summary["calibration_bias"] == pytest.approx(rate - prediction)
+    assert summary["calibration_ratio"] == pytest.approx(prediction / rate)
+    entropy = -rate * np.log(rate) - (1 - rate) * np.log(1 - rate)
+    assert summary["normalized_entropy"] == pytest.approx(summary["logloss"] / entropy)
+    for name in WITH_INTERVAL:
+        low, high = summary[f"{name}_ci95"]
+        assert low < summary[name] < high
+    assert len(summary["calibration_buckets"]) == 10
+    assert list(summary["calibration_buckets"][0]) == [
+        "low",
+        "high",
+        "weight",
+        "mean_label",
+        "mean_prediction",
+        "bias",
+        "bias_ci95",
+    ]
+    by_size = summary["per_query_auc_by_size"]
+    assert [row["size"] for row in by_size] == ["2", "3-4", "5-8", "9-16"]
+    assert list(by_size[0]) == ["size", "queries", "auc", "auc_ci95"]
+    assert sum(row["queries"] for row in by_size) == summary["queries_scored"]
+    assert summary["calibration_slices"] == {}
+
+
+@pytest.mark.parametrize(
+    ("columns", "defined"),
+    [
+        (([], [], [], []), []),
+        (([0, 1], [0.0, 1.0], [0.0, 0.0], [1, 2]), []),
+        (([1], [0.5], [1.0], [1]), ["logloss", "calibration_bias", "calibration_ratio"]),
+        (([0, 0, 0], [0.5, 0.0, 1.0], [1, 1, 1], [1, 1, 2]), ["logloss", "calibration_bias"]),
+        (
+            ([0, 1], [0.0, 1.0], [1.0, 0.0], [1, 1]),
+            ["logloss", "calibration_bias"],
+        ),
+        (
+            ([0, 1], [0.0, 1.0], [1.0, 2.0], [1, 2]),
+            [
+                "auc",
+                "auc_error_bound",
+                "logloss",
+                "normalized_entropy",
+                "calibration_bias",
+                "calibration_ratio",
+            ],
+        ),
+    ],
+)
+def test_undefined_numbers_are_none(columns: Any, defined: list[str]) -> None:
+    metrics = ProgressiveMetrics()
+    metrics.update(*columns)
+    summary = strict_json(metrics.summary())
+    numbers = ["auc", "auc_error_bound", "per_query_auc", *HEADLINE[9:]]
+    assert [name for name in numbers if summary[name] is not None] == defined
+    assert summary["examples"] == len(columns[0])
+    if len(columns[0]) < 2:
+        assert all(summary[f"{name}_ci95"] == [None, None] for name in WITH_INTERVAL)
+
+
+def test_nothing_read_at_all() -> None:
+    summary = strict_json(ProgressiveMetrics(["position"]).summary())
+    assert [summary[name] for name in HEADLINE] == [0, 0, 0, 0, 0.0, None, None, 0, *[None] * 5]
+    assert summary["calibration_slices"] == {"position": {"slices": 0, "heaviest": []}}
+
+
+@pytest.mark.parametrize("scale", [1e-100, 1e15, 1e100, 1e290])
+def test_scale_of_weights_is_immaterial(scale: float, make_log: Callable[..., Any]) -> None:
+    log = make_log(1, queries=60)
+    expected = stream(log).summary()
+    metrics = ProgressiveMetrics()
+    metrics.update(log.label, log.logit, log.weight * scale, log.query_id)
+    got = strict_json(metrics.summary())
+    for part in (expected, *expected["calibration_buckets"]):
+        part.pop("weight_sum", None), part.pop("weight", None)
+    for part in (got, *got["calibration_buckets"]):
+        part.pop("weight_sum", None), part.pop("weight", None)
+    assert_close(got, expected)
+
+
+def test_extreme_logits() -> None:
+    metrics = ProgressiveMetrics()
+    metrics.update([1, 0, 1, 0], [1e4, -1e4, -1e4, 1e4], [1, 1, 1, 1], [1, 1, 2, 2])
+    headline = strict_json(metrics.headline())
+    assert headline["logloss"] == 5000.0
+    assert (headline["auc"], headline["per_query_auc"], headline["logits_clipped"]) == (0.5, 0.5, 4)
+    assert headline["calibration_bias"] == 0.0
+
+
+def test_rows_of_weight_zero_count_as_read_only(make_log: Callable[..., Any]) -> None:
+    log = make_log(2)
+    kept = log[log.weight > 0]
+    unweighted = int((log.weight == 0).sum())
+    assert unweighted > 0
+    whole, without = stream(log).summary(), stream(kept).summary()
+    assert whole.pop("examples") == without.pop("examples") + unweighted
+    assert whole.pop("queries") >= without.pop("queries")
+    assert_close(whole, without)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), data=st.data())
+def test_any_shards_merged_in_any_order_agree_with_one_stream(
+    make_log: Callable[..., Any], seed: int, data: Any
+) -> None:
+    log = make_log(seed, queries=12)
+    ids = np.unique(log.query_id)
+    shard = np.array(data.draw(st.lists(st.integers(0, 3), min_size=len(ids), max_size=len(ids))))
+    merged = ProgressiveMetrics()
+    for index in data.draw(st.permutations(range(4))):
+        merged.merge(stream(log[np.isin(log.query_id, ids[shard == index])]))
+    rows = np.array(data.draw(st.permutations(range(len(log.label)))))
+    assert_close(merged.headline(), stream(log[rows]).headline())
+
+
+def test_summary_of_merged_windows(make_log: Callable[..., Any]) -> None:
+    log = make_log(3, queries=200)
+    run = ProgressiveMetrics()
+    for batch in log.batches(queries=30):
+        run.merge(stream(batch))
+    assert_close(run.summary(), stream(log).summary())
+
+
+def with_slices(*logs: Any) -> ProgressiveMetrics:
+    metrics = ProgressiveMetrics(["position", "ad/id"])
+    for log in logs:
+        position = np.arange(len(log.label)) % 3
+        metrics.update(*log.columns(), {"position": position, "ad/id": log.query_id % 50})
+    return metrics
+
+
+def test_slices(make_log: Callable[..., Any]) -> None:
+    log = make_log(4, queries=300)
+    metrics = with_slices(log)
+    summary = strict_json(metrics.summary())["calibration_slices"]
+    assert {name: entry["slices"] for name, entry in summary.items()} == {"position": 3, "ad/id": 50}
+    heaviest = summary["ad/id"]["heaviest"]
+    weights = np.bincount(log.query_id % 50, log.weight)
+    assert [row["weight"] for row in heaviest] == pytest.approx(np.sort(weights)[::-1][:20].tolist())
+    assert list(heaviest[0]) == ["id", "weight", "mean_label", "mean_prediction", "bias", "bias_ci95"]
+    biases = [row["bias"] * row["weight"] for row in summary["position"]["heaviest"]]
+    assert sum(biases) / log.weight.sum() == pytest.approx(metrics.calibration.result())
+
+
+def test_resumed_state_goes_on_bit_for_bit(make_log: Callable[..., Any]) -> None:
+    first, second = make_log(5, queries=300), make_log(6, queries=300)
+    straight = with_slices(first, second)
+    resumed = ProgressiveMetrics.from_arrays(with_slices(first).to_arrays())
+    assert_identical(resumed, with_slices(first))
+    position = np.arange(len(second.label)) % 3
+    resumed.update(*second.columns(), {"position": position, "ad/id": second.query_id % 50})
+    assert_identical(resumed, straight)
+    assert resumed.summary() == straight.summary()
+
+
+def test_empty_slices_survive_the_round_trip() -> None:
+    again = ProgressiveMetrics.from_arrays(ProgressiveMetrics(["b", "a"]).to_arrays())
+    assert set(again.slices) == {"a", "b"}
+
+
+def test_misuse_is_refused_in_one_line(make_log: Callable[..., Any]) -> None:
+    log = make_log(7)
+    metrics = ProgressiveMetrics(["position"])
+    for slices in (None, {}, {"ad": log.label}, {"position": log.label, "ad": log.label}):
+        with pytest.raises(ValueError, match=r"^slices must be \['position'\], got \[.*\]$"):
+            metrics.update(*log.columns(), slices)
+    with pytest.raises(ValueError, match="columns must have one length, got slice_ids 1, rows"):
+        metrics.update(*log.columns(), {"position": [1]})
+    with pytest.raises(ValueError, match="logit must hold finite numbers, got nan at row 0"):
+        metrics.update(log.label, np.full(len(log.label), np.nan), log.weight, log.query_id)
+    assert metrics.headline() == ProgressiveMetrics().headline()
+    with pytest.raises(ValueError, match=r"slices must be \['position'\], got \[\]"):
+        metrics.merge(ProgressiveMetrics())
+    arrays = metrics.to_arrays()
+    with pytest.raises(ValueError, match="ProgressiveMetrics has states"):
+        ProgressiveMetrics.from_arrays({name: array for name, array in arrays.items() if "auc/" not in name})
+
+
+def test_eval_needs_neither_tensorflow_nor_scipy() -> None:
+    code = (
+        "import sys, ctr.eval.compare, ctr.eval.prediction_difference\n"
+        "print(sorted({'tensorflow', 'scipy', 'sklearn'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
