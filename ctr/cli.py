@@ -45,7 +45,9 @@ class _Bar:
     def __init__(self, total: int | None, unit: str) -> None:
         from tqdm import tqdm
 
-        self._bar = tqdm(total=total, unit=unit, unit_scale=True, dynamic_ncols=True, disable=not sys.stderr.isatty())
+        self._bar = tqdm(
+            total=total, unit=unit, unit_scale=True, dynamic_ncols=True, disable=not sys.stderr.isatty()
+        )
 
     def __call__(self, position: int, metrics: dict[str, Any] | None = None) -> None:
         self._bar.update(position - self._bar.n)
@@ -71,11 +73,17 @@ def _ingest(arguments: argparse.Namespace) -> None:
 
     if (arguments.format == "table") != (arguments.mapping is not None):
         raise InputError("--mapping FILE goes with the format table, and is needed for it")
-    mapping = load_mapping(arguments.mapping) if arguments.format == "table" else load_format(arguments.format)
+    mapping = (
+        load_mapping(arguments.mapping) if arguments.format == "table" else load_format(arguments.format)
+    )
     bar = _Bar(None, "rows")
     try:
         result = ingest(
-            mapping, arguments.input, arguments.out, max_reject_share=arguments.max_reject_share, progress=bar.advance
+            mapping,
+            arguments.input,
+            arguments.out,
+            max_reject_share=arguments.max_reject_share,
+            progress=bar.advance,
         )
     finally:
         bar.close()
@@ -96,7 +104,9 @@ def _simulate(arguments: argparse.Namespace) -> None:
 
     content = read_yaml(arguments.config, "config") if arguments.config else {}
     settings = [f"examples={arguments.examples}", *arguments.set]
-    config = parse_model(SimulatorConfig, apply_settings(content, settings), str(arguments.config or "settings"))
+    config = parse_model(
+        SimulatorConfig, apply_settings(content, settings), str(arguments.config or "settings")
+    )
     bar = _Bar(config.examples, "examples")
     try:
         result = simulate(config, arguments.out, bar)
@@ -110,7 +120,9 @@ def _summary_text(run: Path, summary: dict[str, Any]) -> str:
         value, bounds = summary.get(name), summary.get(f"{name}_ci95")
         if value is None:
             return "-"
-        return f"{value:.5f}" + (f"  [{bounds[0]:.5f}, {bounds[1]:.5f}]" if bounds and bounds[0] is not None else "")
+        return f"{value:.5f}" + (
+            f"  [{bounds[0]:.5f}, {bounds[1]:.5f}]" if bounds and bounds[0] is not None else ""
+        )
 
     lines = [f"{run}: {summary['examples']} examples, {summary['queries']} queries"]
     for name in ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias"):
@@ -140,15 +152,23 @@ def _train(arguments: argparse.Namespace) -> None:
 
 def _compare(arguments: argparse.Namespace) -> None:
     from ctr.eval.run_comparison import compare_runs
+    from ctr.eval.run_files import RunError
 
-    comparison = compare_runs(arguments.run_a, arguments.run_b)
+    try:
+        comparison = compare_runs(arguments.run_a, arguments.run_b)
+    except RunError as error:
+        raise InputError(str(error)) from None
     _print_result(arguments, comparison.as_dict(), comparison.as_text())
 
 
 def _report(arguments: argparse.Namespace) -> None:
     from ctr.eval.report import write_report
+    from ctr.eval.run_files import RunError
 
-    path = write_report(arguments.run, arguments.out)
+    try:
+        path = write_report(arguments.run, arguments.out)
+    except RunError as error:
+        raise InputError(str(error)) from None
     _print_result(arguments, {"report": str(path)}, str(path))
 
 
@@ -156,7 +176,10 @@ def _demo(arguments: argparse.Namespace) -> None:
     _load_tensorflow()
     from ctr.demo import run_demo
 
-    report = run_demo(arguments.out, arguments.examples, print, _Bar)
+    def say(text: str) -> None:
+        print(text, file=sys.stderr if arguments.json else sys.stdout, flush=True)
+
+    report = run_demo(arguments.out, arguments.examples, say, _Bar)
     _print_result(arguments, {"report": str(report)}, f"The report: {report}")
 
 
@@ -167,7 +190,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ctr {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    def command(name: str, run: Callable[[argparse.Namespace], None], help_text: str) -> argparse.ArgumentParser:
+    def command(
+        name: str, run: Callable[[argparse.Namespace], None], help_text: str
+    ) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=help_text, description=help_text)
         added.set_defaults(run_command=run)
         added.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -177,7 +202,9 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for everything (runs/demo)")
     demo.add_argument("--examples", type=int, default=300_000, help="simulated examples (300000)")
 
-    simulate = command("simulate", _simulate, "write an example log of a simulated world with known click probabilities")
+    simulate = command(
+        "simulate", _simulate, "write an example log of a simulated world with known click probabilities"
+    )
     simulate.add_argument("--examples", type=int, required=True, help="how many examples to make")
     simulate.add_argument("--config", type=Path, help="YAML file with the world's settings")
     simulate.add_argument("--out", type=Path, required=True, help="folder of the log")
@@ -186,17 +213,24 @@ def _parser() -> argparse.ArgumentParser:
     ingest = command("ingest", _ingest, "turn raw logs into an ordered example log")
     ingest.add_argument("format", choices=FORMATS, help="a format that ships with the package, or table")
     ingest.add_argument("input", type=Path, nargs="+", help="files or folders")
-    ingest.add_argument("--mapping", type=Path, help="for the format table: the file that names columns and features")
+    ingest.add_argument(
+        "--mapping", type=Path, help="for the format table: the file that names columns and features"
+    )
     ingest.add_argument("--out", type=Path, required=True, help="folder of the log")
     ingest.add_argument(
-        "--max-reject-share", type=float, default=0.01, help="stop when more than this share of rows is malformed (0.01)"
+        "--max-reject-share",
+        type=float,
+        default=0.01,
+        help="stop when more than this share of rows is malformed (0.01)",
     )
 
     train = command("train", _train, "train one pass over a log, or resume a run")
     train.add_argument("log", type=Path, help="folder of the log")
     train.add_argument("--config", type=Path, required=True, help="YAML file")
     train.add_argument("--out", type=Path, required=True, help="run directory")
-    train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting, e.g. seed=2")
+    train.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting, e.g. seed=2"
+    )
 
     compare = command("compare", _compare, "compare two runs metric by metric, with paired 95%% intervals")
     compare.add_argument("run_a", type=Path, help="run directory")
@@ -213,10 +247,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         arguments.run_command(arguments)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        sys.stdout.flush()
     except BrokenPipeError:
+        # Whoever read the output is gone; Python would complain about what is left of it when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except (InputError, OSError) as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -3,21 +3,69 @@
 Each part of the system keeps its own model beside itself; this module only holds what they share.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ctr.errors import InputError
 from ctr.files import require_file
 
 
 class StrictModel(BaseModel):
-    """Refuses unknown keys and does not change after it is made."""
+    """Refuses unknown keys, texts and truth values for numbers, and does not change after it is made."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_conversions(cls, content: Any) -> Any:
+        # Pydantic would read "5" and true as the numbers 5 and 1, and "off" and 0 as false.
+        if not isinstance(content, dict):
+            return content
+        faults: list[InitErrorDetails] = []
+        for name, field in cls.model_fields.items():
+            value = content.get(field.alias or name)
+            types = _leaf_types(field.annotation)
+            if types <= _NUMBERS and _holds(value, str | bool):
+                needed = "a number is needed"
+            elif types <= _TRUTHS and _holds(value, str | int | float) and not _holds(value, bool):
+                needed = "true or false is needed"
+            else:
+                continue
+            error = PydanticCustomError("conversion", needed)
+            faults.append({"type": error, "loc": (field.alias or name,), "input": value})
+        if faults:
+            raise ValidationError.from_exception_data(cls.__name__, faults)
+        return content
+
+
+_NUMBERS = frozenset({int, float, type(None)})
+_TRUTHS = frozenset({bool, type(None)})
+
+
+def _leaf_types(annotation: Any) -> frozenset[Any]:
+    """The types of the values that an annotation allows, within tuples and dicts too."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal or not arguments:
+        return frozenset({origin or annotation})
+    if origin is Annotated:
+        return _leaf_types(arguments[0])
+    if origin is dict:
+        return _leaf_types(arguments[1])
+    return frozenset().union(*(_leaf_types(argument) for argument in arguments if argument is not Ellipsis))
+
+
+def _holds(value: Any, types: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_holds(part, types) for part in value)
+    if isinstance(value, dict):
+        return any(_holds(part, types) for part in value.values())
+    return isinstance(value, types)
 
 
 ModelT = TypeVar("ModelT", bound=StrictModel)
@@ -39,7 +87,7 @@ def describe_validation_error(error: ValidationError, model: type[BaseModel], wh
     """One line for all faults of a config: each with its key's path, the value, and what is allowed."""
     faults = []
     for fault in error.errors(include_url=False):
-        path = ".".join(str(part) for part in fault["loc"]) or "(top level)"
+        path = ".".join(str(part) for part in fault["loc"] if part != "[key]") or "(top level)"
         if fault["type"] == "extra_forbidden":
             allowed = _allowed_keys(model, fault["loc"])
             message = "unknown key" + (f"; allowed: {allowed}" if allowed else "")
@@ -47,7 +95,7 @@ def describe_validation_error(error: ValidationError, model: type[BaseModel], wh
             message = "missing"
         else:
             received = repr(fault["input"])
-            message = f"{received[:80]} is not allowed: {fault['msg']}"
+            message = f"{received[:80]} is not allowed: {fault['msg'].removeprefix('Value error, ')}"
         faults.append(f"{path}: {message}")
     return f"{where}: " + "; ".join(faults)
 
@@ -55,17 +103,44 @@ def describe_validation_error(error: ValidationError, model: type[BaseModel], wh
 def parse_model(model: type[ModelT], content: object, where: str) -> ModelT:
     """Validates ``content`` (nested dicts) as ``model``; raises InputError with one line on any fault."""
     if not isinstance(content, dict):
-        raise InputError(f"{where}: a mapping of keys to values is expected, received {type(content).__name__}")
+        raise InputError(
+            f"{where}: a mapping of keys to values is expected, received {type(content).__name__}"
+        )
     try:
         return model.model_validate(content)
     except ValidationError as error:
         raise InputError(describe_validation_error(error, model, where)) from None
 
 
+class _Loader(yaml.SafeLoader):
+    """Plain YAML, except that 1e-6 is a number (PyYAML wants 1.0e-6) and that no key may stand twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping. Raises ConstructorError for a key that stands twice, of which the last would win."""
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for index, key in enumerate(keys):
+            if key in keys[:index]:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key} stands twice", node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+
+
+def _parse_yaml(text: str) -> Any:
+    return yaml.load(text, _Loader)
+
+
 def read_yaml(path: Path, what: str) -> Any:
     """Parses a YAML file; an empty one is an empty mapping. Raises InputError with the line of a fault."""
     try:
-        content = yaml.safe_load(require_file(path, what).read_text(encoding="utf-8"))
+        content = _parse_yaml(require_file(path, what).read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"{what} {path}: not YAML: {' '.join(str(error).split())}") from None
     return {} if content is None else content
@@ -80,12 +155,14 @@ def apply_settings(content: dict[str, Any], settings: Sequence[str]) -> dict[str
         if not separator or not all(keys):
             raise InputError(f"--set {setting}: the form is key.path=value")
         try:
-            value = yaml.safe_load(text)
+            value = _parse_yaml(text)
         except yaml.YAMLError as error:
             raise InputError(f"--set {setting}: not YAML: {' '.join(str(error).split())}") from None
         node = changed
         for key in keys[:-1]:
-            child = node.setdefault(key, {})
+            child = node.get(key)
+            if child is None:
+                child = node[key] = {}
             if not isinstance(child, dict):
                 raise InputError(f"--set {setting}: {key} is a value, not a group of keys")
             node = child

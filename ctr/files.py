@@ -21,8 +21,17 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(folder: Path) -> None:
+    """Makes a folder and those above it unless they exist; each new name survives a power cut."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
 def _write_temporary(path: Path, write: Callable[[BinaryIO], object]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.with_name(f"{path.name}{_TEMPORARY_MARK}{secrets.token_hex(8)}")
     try:
         with temporary.open("xb") as file:
@@ -83,13 +92,13 @@ def is_temporary(path: Path) -> bool:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Deletes what an interrupted ``write_atomic`` left in ``folder``."""
+    """Deletes what an interrupted write left in ``folder``. Nobody else may be writing there."""
     for path in folder.glob(f"*{_TEMPORARY_MARK}*"):
         path.unlink(missing_ok=True)
 
 
 def require_file(path: Path, what: str) -> Path:
-    """Returns ``path``, or raises InputError naming it when it is no readable file."""
+    """Returns ``path``, or raises InputError naming it when there is no such file."""
     if not path.is_file():
         raise InputError(f"{what} {path}: no such file")
     return path

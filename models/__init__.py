@@ -9,13 +9,17 @@ import sys
 
 
 def _choose_keras_2() -> None:
-    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+    chosen = os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     tensorflow = sys.modules.get("tensorflow")
-    # tf.keras is resolved at its first use; asking for a class settles which package it is.
-    package = tensorflow.keras.Model.__module__.partition(".")[0] if tensorflow is not None else "tf_keras"
-    if os.environ["TF_USE_LEGACY_KERAS"].lower() not in ("1", "true") or package != "tf_keras":
+    if tensorflow is None:
+        # The values that TensorFlow takes for yes.
+        is_keras_2 = chosen in ("true", "True", "1")
+    else:
+        # tf.keras is resolved at its first use; asking for a class settles which package it is.
+        is_keras_2 = tensorflow.keras.Model.__module__.partition(".")[0] == "tf_keras"
+    if not is_keras_2:
         raise ImportError(
-            f"ctr.models needs Keras 2 (tf_keras), but tf.keras is Keras 3 in this process: "
+            "ctr.models needs Keras 2 (tf_keras), but tf.keras is Keras 3 in this process: "
             "import ctr.models before tensorflow, or set TF_USE_LEGACY_KERAS=1 in the environment"
         )
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 
-class LowRankCross(tfrs.layers.dcn.Cross):  # type: ignore[misc]
+class LowRankCross(tfrs.layers.dcn.Cross):
     """tensorflow-recommenders' cross, whose inner layers compute in this layer's dtype.
 
     The base class gives them its variable dtype, so under ``mixed_bfloat16`` they would compute in
@@ -27,7 +27,7 @@ class LowRankCross(tfrs.layers.dcn.Cross):  # type: ignore[misc]
             layer._set_dtype_policy(self.dtype_policy)
 
 
-class DCN(tf.keras.Model):  # type: ignore[misc]
+class DCN(tf.keras.Model):
     """The dense part of the click model: crosses, deep layers, and the logit.
 
     Args:
@@ -66,7 +66,9 @@ class DCN(tf.keras.Model):  # type: ignore[misc]
             initializer=tf.keras.initializers.Constant(math.log(prior / (1.0 - prior))),
         )
         has_network = bool(self.crosses or self.deep)
-        self.head = tf.keras.layers.Dense(1, use_bias=False, dtype="float32", name="head") if has_network else None
+        self.head = (
+            tf.keras.layers.Dense(1, use_bias=False, dtype="float32", name="head") if has_network else None
+        )
 
     def call(self, e0: tf.Tensor, linear: tf.Tensor, alpha2: tf.Tensor) -> tf.Tensor:
         """Logits.

@@ -46,7 +46,9 @@ def look_up(layout: TableLayout, rows: tf.Tensor, plan: Plan) -> tf.Tensor:
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis=1)
 
 
-def split_columns(looked_up: Sequence[tf.Tensor], layouts: Sequence[TableLayout]) -> tuple[tf.Tensor, tf.Tensor]:
+def split_columns(
+    looked_up: Sequence[tf.Tensor], layouts: Sequence[TableLayout]
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Separates embeddings from linear weights, over all tables.
 
     Args:

@@ -82,7 +82,7 @@ def padded_size(size: int, smallest: int = 64) -> int:
     """The capacity for ``size`` entries: few different ones, at most a quarter of it empty beyond ``smallest``."""
     if size <= smallest:
         return smallest
-    step = 1 << (int(size - 1).bit_length() - 3)
+    step = 1 << max(0, int(size - 1).bit_length() - 3)
     return -(-size // step) * step
 
 

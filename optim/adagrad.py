@@ -14,7 +14,9 @@ def create_accumulator(variable: tf.Variable, initial: float) -> tf.Variable:
     return tf.Variable(tf.fill(variable.shape, tf.constant(initial, tf.float32)), trainable=False)
 
 
-def update_dense(variable: tf.Variable, accumulator: tf.Variable, gradient: tf.Tensor, rate: tf.Tensor | float) -> None:
+def update_dense(
+    variable: tf.Variable, accumulator: tf.Variable, gradient: tf.Tensor, rate: tf.Tensor | float
+) -> None:
     """One AdaGrad step on a whole variable, in place."""
     accumulated = accumulator.assign_add(tf.square(gradient), read_value=True)
     variable.assign_sub(rate * tf.math.divide_no_nan(gradient, tf.sqrt(accumulated)))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -44,14 +45,16 @@ def convert_checked(values: pa.Array, convert: Callable[[pa.Array], pa.Array]) -
     except pa.ArrowInvalid:
         encoded = values.dictionary_encode()
     pieces, refused = _convert_halves(encoded.dictionary, convert)
-    kind = next((piece.type for piece in pieces if not pa.types.is_null(piece.type)), pa.null())
+    kind = convert(values.slice(0, 0)).type
     distinct = pa.concat_arrays([piece.cast(kind) for piece in pieces])
     bad = np.array(refused)[pc.fill_null(encoded.indices, 0).to_numpy()]
     bad &= encoded.indices.is_valid().to_numpy(zero_copy_only=False)
     return distinct.take(encoded.indices), bad
 
 
-def _convert_halves(values: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> tuple[list[pa.Array], list[bool]]:
+def _convert_halves(
+    values: pa.Array, convert: Callable[[pa.Array], pa.Array]
+) -> tuple[list[pa.Array], list[bool]]:
     try:
         return [convert(values)], [False] * len(values)
     except pa.ArrowInvalid:
@@ -75,7 +78,7 @@ def check_utf8(column: pa.Array) -> tuple[pa.Array, Bad]:
         column = column.cast(pa.string())
         kind = column.type
     if pa.types.is_list(kind) and (is_text(kind.value_type) or pa.types.is_binary(kind.value_type)):
-        values, bad_values = check_utf8(column.flatten())
+        _, bad_values = check_utf8(column.flatten())
         bad = np.zeros(len(column), bool)
         bad[column.value_parent_indices().to_numpy()[bad_values]] = True
         return (column if not bad.any() else pc.if_else(pa.array(bad), None, column)), bad
@@ -110,7 +113,12 @@ def parse_numbers(column: pa.Array, whole: bool = False) -> tuple[pa.Array, Bad]
         return converted, bad | bad_whole
     if pa.types.is_boolean(kind):
         return column.cast(pa.int8()).cast(target), np.zeros(len(column), bool)
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind)):
+    if not (
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_decimal(kind)
+        or pa.types.is_null(kind)
+    ):
         raise InputError(f"of type {kind}, where numbers are needed")
     return convert_checked(column, lambda values: values.cast(target))
 
@@ -159,18 +167,26 @@ def _times_by_iso(column: pa.Array) -> tuple[pa.Array, Bad]:
     has_offset = pc.fill_null(pc.match_substring_regex(column, _HAS_OFFSET), False)
     times = pa.nulls(len(column), pa.int64())
     bad = np.zeros(len(column), bool)
-    for chosen, kind in ((has_offset, pa.timestamp("us", "UTC")), (pc.invert(has_offset), pa.timestamp("us"))):
+    for chosen, kind in (
+        (has_offset, pa.timestamp("us", "UTC")),
+        (pc.invert(has_offset), pa.timestamp("us")),
+    ):
         if not pc.any(chosen, min_count=0).as_py():
             continue
+        to_us = partial(_iso_us, kind)
         texts = pc.if_else(chosen, column, None)
-        parsed, refused = convert_checked(texts, lambda values, kind=kind: values.cast(kind).cast(pa.int64()))
+        parsed, refused = convert_checked(texts, to_us)
         if refused.any():
             # Digits finer than a microsecond are cut.
             texts = pc.replace_substring_regex(texts, r"([.][0-9]{6})[0-9]+", r"\1")
-            parsed, refused = convert_checked(texts, lambda values, kind=kind: values.cast(kind).cast(pa.int64()))
+            parsed, refused = convert_checked(texts, to_us)
         times = pc.coalesce(times, parsed.cast(pa.int64()))
         bad |= refused
     return times, bad
+
+
+def _iso_us(kind: pa.DataType, texts: pa.Array) -> pa.Array:
+    return texts.cast(kind).cast(pa.int64())
 
 
 def _times_by_format(column: pa.Array, form: str) -> tuple[pa.Array, Bad]:
@@ -269,7 +285,9 @@ def mix_ids(*parts: int | np.ndarray) -> np.ndarray:
     """[N] int64 hashes of tuples of int64s: the finaliser of splitmix64 over one part after the other."""
     state = np.zeros(1, np.uint64)
     for part in parts:
-        state = state * np.uint64(0x9E3779B97F4A7C15) ^ np.atleast_1d(np.asarray(part, np.int64)).view(np.uint64)
+        state = state * np.uint64(0x9E3779B97F4A7C15) ^ np.atleast_1d(np.asarray(part, np.int64)).view(
+            np.uint64
+        )
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         state = state ^ (state >> np.uint64(31))

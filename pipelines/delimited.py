@@ -1,6 +1,7 @@
 """Reads csv and tsv files in chunks; every column as bytes, lines with a wrong number of fields set aside."""
 
 import csv
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,9 @@ def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
         line = start.split(b"\n", 1)[0].decode("utf-8-sig").rstrip("\r")
     if not line:
         raise InputError(f"{path}: the first line is empty, and the column names are expected there")
-    quoting = csv.QUOTE_MINIMAL if form.quotes else csv.QUOTE_NONE
-    return tuple(next(csv.reader([line], delimiter=form.field_delimiter, quoting=quoting)))
+    if not form.quotes:
+        return tuple(line.split(form.field_delimiter))
+    return tuple(next(csv.reader([line], delimiter=form.field_delimiter)))
 
 
 def read_delimited(
@@ -50,7 +52,7 @@ def read_delimited(
     repeated = [name for name in wanted if names.count(name) > 1]
     if repeated:
         raise InputError(f"{source.path}: the column {repeated[0]} stands twice in the header")
-    refused: list[Any] = []
+    refused: deque[Any] = deque()
 
     def refuse(row: Any) -> str:
         refused.append(row)
@@ -64,7 +66,9 @@ def read_delimited(
             reader = pa_csv.open_csv(
                 stream,
                 # One thread: only then does Arrow number the refused rows. The reader is not the bottleneck.
-                pa_csv.ReadOptions(use_threads=False, block_size=block_bytes, column_names=given, skip_rows=first - 1),
+                pa_csv.ReadOptions(
+                    use_threads=False, block_size=block_bytes, column_names=given, skip_rows=first - 1
+                ),
                 pa_csv.ParseOptions(
                     delimiter=form.field_delimiter,
                     quote_char='"' if form.quotes else False,
@@ -85,26 +89,25 @@ def read_delimited(
         row = first
         for batch in reader:
             # Arrow parses ahead: what it refused by now may stand after this batch's last row.
-            places = np.ones(batch.num_rows + len(refused), bool)
-            numbers = np.array([bad.number for bad in refused], np.int64) - row
+            numbers = np.array([bad.number for bad in list(refused)], np.int64) - row
+            places = np.ones(batch.num_rows + len(numbers), bool)
             places[numbers[numbers < len(places)]] = False
             rows = row + np.flatnonzero(places)[: batch.num_rows]
             row = int(rows[-1]) + 1 if len(rows) else row
-            passed = [bad for bad in refused if bad.number < row]
-            refused[:] = [bad for bad in refused if bad.number >= row]
-            yield Chunk(source.number, pa.Table.from_batches([batch]), rows, _field_rejects(source, passed))
-        if refused:
-            nothing = pa.table({name: pa.array([], pa.binary()) for name in wanted})
-            yield Chunk(source.number, nothing, np.zeros(0, np.int64), _field_rejects(source, refused))
+            rejects = []
+            while refused and refused[0].number < row:
+                rejects += _field_rejects(source, refused.popleft())
+            yield Chunk(source.number, pa.Table.from_batches([batch]), rows, rejects)
+        nothing = pa.table({name: pa.array([], pa.binary()) for name in wanted})
+        rejects = [reject for bad in refused for reject in _field_rejects(source, bad)]
+        yield Chunk(source.number, nothing, np.zeros(0, np.int64), rejects)
 
 
-def _field_rejects(source: SourceFile, refused: Sequence[Any]) -> list[Reject]:
-    rejects = []
-    for bad in refused:
-        allowed = f"{bad.expected_columns} fields"
-        lines = bad.text.count("\n") + 1
-        reason = "wrong number of fields" if lines == 1 else "wrong number of fields in a quoted run of lines"
-        # A quote that is never closed swallows the lines after it: each counts, none is lost silently.
-        one = make_reject(source.number, bad.number, "line", reason, bad.text.replace("\n", " "), allowed)
-        rejects += [one] * lines
-    return rejects
+def _field_rejects(source: SourceFile, bad: Any) -> list[Reject]:
+    lines = bad.text.count("\n") + 1
+    reason = "wrong number of fields" if lines == 1 else "wrong number of fields in a quoted run of lines"
+    text = bad.text.replace("\n", " ")
+    # A quote that is never closed swallows the lines after it: each counts, none is lost silently.
+    return [
+        make_reject(source.number, bad.number, "line", reason, text, f"{bad.expected_columns} fields")
+    ] * lines

@@ -31,13 +31,16 @@ from ctr.pipelines.joins import SideTable
 from ctr.pipelines.rejects import Reject, make_reject
 from ctr.pipelines.sources import SourceFile
 
-FILE_COLUMN, ROW_COLUMN = "source_file", "source_row"
-"""Columns beside those of a shard that say where an example comes from, until it is published."""
+FILE_COLUMN, ROW_COLUMN = "@file", "@row"
+"""Columns beside those of a shard that say where an example comes from; no feature can have such a name."""
 
 
 def spill_schema(schema: Schema) -> pa.Schema:
     """The columns of a shard, then the number of the source file (int32) and the row in it (int64)."""
-    fields = [pa.field(FILE_COLUMN, pa.int32(), nullable=False), pa.field(ROW_COLUMN, pa.int64(), nullable=False)]
+    fields = [
+        pa.field(FILE_COLUMN, pa.int32(), nullable=False),
+        pa.field(ROW_COLUMN, pa.int64(), nullable=False),
+    ]
     return pa.schema([*shard_schema(schema), *fields])
 
 
@@ -194,18 +197,17 @@ class ExampleMaker:
             if derived.part is not None:
                 columns[name] = pa.array(_TIME_PARTS[derived.part](times))
                 continue
-            assert derived.prefix is not None
             source = columns[derived.source]
-            text = source if is_text(source.type) else source.cast(pa.string())
-            columns[name] = pc.utf8_slice_codeunits(text, 0, derived.prefix)
+            if derived.prefix is not None:
+                text = source if is_text(source.type) else source.cast(pa.string())
+                source = pc.utf8_slice_codeunits(text, 0, derived.prefix)
+            columns[name] = source
 
     def _check_numbers(self, columns: dict[str, pa.Array], verdict: _Verdict) -> None:
-        """Makes the sources of numbers numeric; those also read as categories become whole numbers."""
+        """Makes the sources of numbers numeric."""
         for name in self._mapping.number_sources:
-            whole = name in self._mapping.text_sources
-            numbers, bad = _parse(name, columns, parse_numbers, whole)
-            reason, allowed = ("not a whole number", "a whole number") if whole else ("not a number", "a number")
-            verdict.refuse(bad, name, reason, columns[name], f"{allowed}, or empty")
+            numbers, bad = _parse(name, columns, parse_numbers)
+            verdict.refuse(bad, name, "not a number", columns[name], "a number, or empty")
             columns[name] = numbers
 
 

@@ -34,7 +34,7 @@ from ctr.pipelines.sessions import assign_queries
 from ctr.pipelines.sources import SourceFile, find_files
 from ctr.pipelines.spill import Arrival, IntervalSpill, spill_folder
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 16 << 20
 """Bytes of an input file that are read, checked and transformed at a time."""
 
 _WORKERS = 2
@@ -250,7 +250,12 @@ def _with_queries(table: pa.Table, query_ids: np.ndarray, query_times: np.ndarra
 
 
 def _publish_all(
-    mapping: Mapping, out: Path, spill: IntervalSpill, rejects: RejectLog, rows: int, seconds: dict[str, float]
+    mapping: Mapping,
+    out: Path,
+    spill: IntervalSpill,
+    rejects: RejectLog,
+    rows: int,
+    seconds: dict[str, float],
 ) -> list[Manifest]:
     """Publishes all intervals in order of time; the next one is sorted while one is written."""
     schema = mapping.feature_schema
@@ -269,7 +274,9 @@ def _publish_all(
             rejects.add(duplicates)
             rejects.check(rows)
             with _timed(seconds, "publish"):
-                published.append(publish_interval(out, schema, start, end, table, shard_rows=mapping.shard_rows))
+                published.append(
+                    publish_interval(out, schema, start, end, table, shard_rows=mapping.shard_rows)
+                )
     return published
 
 
@@ -285,6 +292,8 @@ def _sorted_interval(table: pa.Table) -> tuple[pa.Table, list[Reject]]:
         for row in again:
             place = (row[FILE_COLUMN], row[ROW_COLUMN])
             allowed = "each example once in a query"
-            rejects.append(make_reject(*place, "example_id", "duplicate in its query", row["example_id"], allowed))
+            rejects.append(
+                make_reject(*place, "example_id", "duplicate in its query", row["example_id"], allowed)
+            )
         table = table.filter(pa.array(~repeated))
     return table.drop_columns([FILE_COLUMN, ROW_COLUMN]), rejects

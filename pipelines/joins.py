@@ -49,7 +49,9 @@ def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]
     keys = table.column(join.key).combine_chunks().cast(pa.string())
     if keys.null_count:
         row = rows[keys.is_null().index(True).as_py()]
-        raise InputError(f"{path} row {row}: the key {join.key} is missing; every row of a side table needs one")
+        raise InputError(
+            f"{path} row {row}: the key {join.key} is missing; every row of a side table needs one"
+        )
     counts = keys.value_counts()
     repeated = counts.filter(pc.greater(counts.field("counts"), 1))
     if len(repeated):
@@ -57,4 +59,6 @@ def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]
         row = rows[pc.index(keys, key).as_py()]
         raise InputError(f"{path}: the key {join.key} {key!r} stands more than once (first in row {row})")
     columns = table.drop_columns([join.key])
-    return SideTable(join.key, keys, columns.rename_columns([join.prefix + name for name in columns.column_names]))
+    return SideTable(
+        join.key, keys, columns.rename_columns([join.prefix + name for name in columns.column_names])
+    )

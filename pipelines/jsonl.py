@@ -65,7 +65,8 @@ class JsonlReader:
         table = self._fast(block, len(rows)) if len(rows) else None
         if table is not None:
             columns = [
-                table.column(name) if name in table.column_names else pa.nulls(len(rows)) for name in self._wanted
+                table.column(name) if name in table.column_names else pa.nulls(len(rows))
+                for name in self._wanted
             ]
             chunk = Chunk(source.number, pa.table(columns, names=list(self._wanted)), rows, [])
             return chunk, table.column_names, len(texts)
@@ -82,7 +83,9 @@ class JsonlReader:
                     pa_json.ReadOptions(use_threads=False, block_size=len(block) + 1),
                     pa_json.ParseOptions(explicit_schema=pa.schema(list(self._declared.items()))),
                 )
-                times = [f.name for f in table.schema if f.name in self._wanted and pa.types.is_temporal(f.type)]
+                times = [
+                    f.name for f in table.schema if f.name in self._wanted and pa.types.is_temporal(f.type)
+                ]
                 if not times:
                     break
                 self._declared.update((name, pa.string()) for name in times)
@@ -101,7 +104,9 @@ class JsonlReader:
             return field.name in self._numbers
         return not pa.types.is_nested(kind)
 
-    def _slow(self, source: SourceFile, texts: list[bytes], rows: np.ndarray, line: int) -> tuple[Chunk, list[str]]:
+    def _slow(
+        self, source: SourceFile, texts: list[bytes], rows: np.ndarray, line: int
+    ) -> tuple[Chunk, list[str]]:
         rejects: list[Reject] = []
         kept: list[int] = []
         objects: list[dict[str, Any]] = []
@@ -118,7 +123,9 @@ class JsonlReader:
                 rejects.append(make_reject(source.number, row, "line", "invalid UTF-8", text, "UTF-8"))
                 continue
             except (ValueError, RecursionError):
-                rejects.append(make_reject(source.number, row, "line", "malformed JSON", text, "one JSON object"))
+                rejects.append(
+                    make_reject(source.number, row, "line", "malformed JSON", text, "one JSON object")
+                )
                 continue
             keys.update(dict.fromkeys(content))
             nested = next((name for name in self._wanted if not self._plain(name, content.get(name))), None)

@@ -5,7 +5,7 @@ candidates with their clicks (``N123-1 N45-0``). ``news.tsv`` beside it has a li
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,16 @@ _BEHAVIORS = DelimitedInput(
 _NEWS = DelimitedInput(
     type="tsv",
     header=False,
-    columns=("id", "category", "subcategory", "title", "abstract", "url", "title_entities", "abstract_entities"),
+    columns=(
+        "id",
+        "category",
+        "subcategory",
+        "title",
+        "abstract",
+        "url",
+        "title_entities",
+        "abstract_entities",
+    ),
 )
 _NEWS_TEXTS = ("category", "subcategory", "title", "abstract")
 _NEWS_LISTS = ("title_entities", "entities")
@@ -58,7 +67,9 @@ class News:
         Raises:
             InputError: missing, malformed, or an id twice.
         """
-        paths = [path for name in ("news.tsv", "news.tsv.gz", "news.tsv.zst") if (path := folder / name).is_file()]
+        paths = [
+            path for name in ("news.tsv", "news.tsv.gz", "news.tsv.zst") if (path := folder / name).is_file()
+        ]
         if not paths:
             raise InputError(f"{folder / 'news.tsv'}: no such file; the news lie beside behaviors.tsv")
         assert _NEWS.columns is not None
@@ -67,7 +78,9 @@ class News:
         seen: dict[str | None, int] = {None: 0}
         for row, news in zip(rows, ids.to_pylist(), strict=True):
             if news in seen:
-                raise InputError(f"{paths[0]} row {row}: the news id {news!r} is missing or stands more than once")
+                raise InputError(
+                    f"{paths[0]} row {row}: the news id {news!r} is missing or stands more than once"
+                )
             seen[news] = row
         title = _entities(paths[0], rows, table.column("title_entities"))
         abstract = _entities(paths[0], rows, table.column("abstract_entities"))
@@ -85,7 +98,9 @@ def _entities(path: Path, rows: Sequence[int], column: pa.ChunkedArray) -> list[
         try:
             entities = [entity["WikidataId"] for entity in json.loads(text or "[]")]
         except (ValueError, TypeError, KeyError):
-            raise InputError(f"{path} row {row}: the entities are no JSON list with WikidataId: {text[:80]}") from None
+            raise InputError(
+                f"{path} row {row}: the entities are no JSON list with WikidataId: {text[:80]}"
+            ) from None
         lists.append(list(dict.fromkeys(entities)))
     return lists
 
@@ -100,7 +115,9 @@ def read_mind(source: SourceFile, news: News, wanted: Sequence[str], block_bytes
     """
     require_columns(source.path, wanted, MIND_COLUMNS)
     assert _BEHAVIORS.columns is not None
-    for chunk in read_delimited(source, _BEHAVIORS, _BEHAVIORS.columns, max(block_bytes // _BLOCK_SHARE, 1 << 14)):
+    for chunk in read_delimited(
+        source, _BEHAVIORS, _BEHAVIORS.columns, max(block_bytes // _BLOCK_SHARE, 1 << 14)
+    ):
         lines: dict[str, pa.Array] = {}
         broken = np.zeros(chunk.table.num_rows, bool)
         for name in _BEHAVIORS.columns:
@@ -131,20 +148,22 @@ def _explode(lines: dict[str, pa.Array], news: News, wanted: Sequence[str]) -> t
     shown = pc.coalesce(parts.field("news"), candidates)
     places = pc.index_in(shown, news.ids)
 
-    makers: dict[str, Callable[[], pa.Array]] = {
-        "news_id": lambda: shown,
-        # A candidate without a click mark keeps its whole text here, for the reject to show.
-        "clicked": lambda: pc.coalesce(parts.field("clicked"), candidates),
-        "example_id": lambda: pc.binary_join_element_wise(lines["impression_id"].take(parents), shown, "-"),
-        "history": lambda: _histories(lines).take(parents),
-    }
-    for name, text in _HISTORY_TEXTS.items():
-        makers[name] = lambda text=text: _history_texts(lines, news, text).take(parents)
-    for name in (*_NEWS_TEXTS, *_NEWS_LISTS):
-        makers[name] = lambda name=name: news.columns.column(name).combine_chunks().take(places)
-    for name in ("impression_id", "user_id", "time"):
-        makers[name] = lambda name=name: lines[name].take(parents)
-    return pa.table({name: makers[name]() for name in wanted}), parents.to_numpy()
+    def column(name: str) -> pa.Array:
+        if name in lines:
+            return _histories(lines).take(parents) if name == "history" else lines[name].take(parents)
+        if name in _HISTORY_TEXTS:
+            return _history_texts(lines, news, _HISTORY_TEXTS[name]).take(parents)
+        if name in news.columns.column_names:
+            return news.columns.column(name).combine_chunks().take(places)
+        if name == "news_id":
+            return shown
+        if name == "clicked":
+            # A candidate without a click mark keeps its whole text here, for the reject to show.
+            return pc.coalesce(parts.field("clicked"), candidates)
+        assert name == "example_id"
+        return pc.binary_join_element_wise(lines["impression_id"].take(parents), shown, "-")
+
+    return pa.table({name: column(name) for name in wanted}), parents.to_numpy()
 
 
 def _histories(lines: dict[str, pa.Array]) -> pa.ListArray:
@@ -156,9 +175,7 @@ def _history_texts(lines: dict[str, pa.Array], news: News, name: str) -> pa.List
     histories = _histories(lines)
     places = pc.index_in(histories.flatten(), news.ids)
     known = places.is_valid()
-    counts = np.bincount(
-        histories.value_parent_indices().filter(known).to_numpy(), minlength=len(histories)
-    )
+    counts = np.bincount(histories.value_parent_indices().filter(known).to_numpy(), minlength=len(histories))
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     texts = news.columns.column(name).combine_chunks().take(places.filter(known))
     return pa.ListArray.from_arrays(pa.array(offsets), texts)

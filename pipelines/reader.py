@@ -72,7 +72,7 @@ class RawReader:
             raise InputError(
                 f"{source.path}: the column {both[0]} is there and in a side table too: give the join a prefix"
             )
-        requiretable_file_columns(source.path, wanted, (*names, *joined))
+        require_columns(source.path, wanted, (*names, *joined))
         yield from read_table_file(source, form, wanted, self.block_bytes)
 
     def _jsonl_reader(self, wanted: Sequence[str]) -> JsonlReader:
@@ -83,7 +83,9 @@ class RawReader:
         texts |= {derived.source for derived in mapping.derive.values()}
         if mapping.query is not None:
             texts.add(mapping.query.group_column)
-        numbers = [name for name in (*mapping.number_sources, *keys) if name is not None and name not in texts]
+        numbers = [
+            name for name in (*mapping.number_sources, *keys) if name is not None and name not in texts
+        ]
         return JsonlReader(wanted, numbers, mapping.list_sources)
 
     def _side_tables(self, folder: Path) -> tuple[SideTable, ...]:
@@ -92,7 +94,9 @@ class RawReader:
             names = [name for side in loaded for name in side.columns.column_names]
             repeated = next((name for name in names if names.count(name) > 1), None)
             if repeated is not None:
-                raise InputError(f"{folder}: two side tables give the column {repeated}: give the joins prefixes")
+                raise InputError(
+                    f"{folder}: two side tables give the column {repeated}: give the joins prefixes"
+                )
             self._sides[folder] = tuple(side for side in loaded if side.columns.num_columns)
         return self._sides[folder]
 
@@ -101,7 +105,7 @@ class RawReader:
         assert isinstance(form, DelimitedInput | ParquetInput)
         path = find_side_file(join, folder)
         names = table_file_columns(path, form)
-        requiretable_file_columns(path, [join.key], names)
+        require_columns(path, [join.key], names)
         needed = self.mapping.raw_columns
         wanted = [join.key, *(name for name in names if name != join.key and join.prefix + name in needed)]
         return make_side_table(join, path, *read_strictly(path, form, wanted, self.block_bytes))

@@ -5,7 +5,9 @@ import numpy as np
 from ctr.pipelines.convert import mix_ids
 
 
-def assign_queries(groups: np.ndarray, times: np.ndarray, gap_us: int | None) -> tuple[np.ndarray, np.ndarray]:
+def assign_queries(
+    groups: np.ndarray, times: np.ndarray, gap_us: int | None
+) -> tuple[np.ndarray, np.ndarray]:
     """Gives each row its query.
 
     Args:

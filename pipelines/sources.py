@@ -1,5 +1,6 @@
 """Input files: which ones, in what order, under which names, and how their bytes are read."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,9 +24,10 @@ class SourceFile:
 
 
 def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequence[str]) -> list[SourceFile]:
-    """The files of ``inputs`` in order: files as given, of a folder those that match a pattern, by path.
+    """The files of ``inputs``, in order: files as given, of a folder those that match a pattern.
 
-    A file is named by its own name, or by its path below the given folder.
+    The files of a folder are sorted by path, digits as numbers: day_2 comes before day_10. A file is named by
+    its own name, or by its path below the given folder.
 
     Args:
         patterns: globs for folders.
@@ -38,7 +40,8 @@ def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequen
     seen: dict[str, Path] = {}
     for given in inputs:
         if given.is_dir():
-            found = sorted({path for pattern in patterns for path in given.glob(pattern) if path.is_file()})
+            matches = {path for pattern in patterns for path in given.glob(pattern) if path.is_file()}
+            found = sorted(matches, key=lambda path: _natural_order(path.relative_to(given).as_posix()))
             found = [path for path in found if not any(path.match(glob) for glob in excluded)]
             if not found:
                 raise InputError(f"input {given}: no file in this folder matches {' or '.join(patterns)}")
@@ -60,13 +63,22 @@ def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequen
     return files
 
 
+def _natural_order(name: str) -> list[tuple[int, str]]:
+    parts = re.split(r"([0-9]+)", name)
+    key = [(int(part) if part.isdigit() else -1, part) for part in parts]
+    return [*key, (0, name)]
+
+
 @contextmanager
 def faults_named(path: Path) -> Iterator[None]:
     """Turns a fault while reading ``path`` into an InputError that names it."""
     try:
         yield
-    except (pa.ArrowInvalid, pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: damaged, truncated or not of this format: {' '.join(str(error).split())}") from None
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        fault = "damaged, truncated or not of this format: " + " ".join(str(error).split())
+        if "straddling object" in fault:
+            fault = "a record is longer than what is read at a time; is a quote never closed?"
+        raise InputError(f"{path}: {fault}") from None
 
 
 def open_bytes(path: Path) -> Any:

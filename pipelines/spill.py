@@ -90,7 +90,7 @@ class IntervalSpill:
     Args:
         folder: where the files go.
         interval_us: the length of an interval; they begin at multiples of it.
-        buffer_bytes: rows kept in memory before the largest intervals go to disk.
+        buffer_bytes: rows kept in memory before they go to disk.
     """
 
     def __init__(self, folder: Path, interval_us: int, buffer_bytes: int = _BUFFER_BYTES) -> None:
@@ -98,7 +98,7 @@ class IntervalSpill:
         self._interval_us = interval_us
         self._buffer_bytes = buffer_bytes
         self._buffers: dict[int, list[pa.Table]] = {}
-        self._sizes: dict[int, int] = {}
+        self._buffered_bytes = 0
         self._starts: set[int] = set()
 
     def append(self, table: pa.Table) -> None:
@@ -112,27 +112,22 @@ class IntervalSpill:
             table, starts = table.take(pa.array(order)), starts[order]
         begins = np.flatnonzero(np.append(True, starts[1:] != starts[:-1]))
         for begin, end in zip(begins, np.append(begins[1:], len(starts)), strict=True):
-            self._buffer(int(starts[begin]), table.slice(begin, end - begin))
-        if sum(self._sizes.values()) > self._buffer_bytes:
-            self._flush(self._buffer_bytes // 2)
+            start = int(starts[begin])
+            self._starts.add(start)
+            self._buffers.setdefault(start, []).append(table.slice(begin, end - begin))
+        self._buffered_bytes += table.nbytes
+        if self._buffered_bytes > self._buffer_bytes:
+            self._flush()
 
-    def _buffer(self, start: int, rows: pa.Table) -> None:
-        self._starts.add(start)
-        self._buffers.setdefault(start, []).append(rows)
-        self._sizes[start] = self._sizes.get(start, 0) + rows.nbytes
-
-    def _flush(self, keep_bytes: int) -> None:
-        """Writes the largest buffers until at most ``keep_bytes`` remain in memory."""
-        total = sum(self._sizes.values())
-        for start in sorted(self._sizes, key=lambda start: (-self._sizes[start], start)):
-            if total <= keep_bytes:
-                return
-            total -= self._sizes.pop(start)
-            tables = self._buffers.pop(start)
+    def _flush(self) -> None:
+        # All buffers, not the largest: their tables are slices, and one that stays keeps the whole in memory.
+        for start, tables in self._buffers.items():
             # A file is a run of Arrow streams, one for each flush: no interval holds a file open.
             with self._path(start).open("ab") as file, pa.ipc.new_stream(file, tables[0].schema) as writer:
                 for table in tables:
                     writer.write_table(table)
+        self._buffers.clear()
+        self._buffered_bytes = 0
 
     def _path(self, start: int) -> Path:
         return self._folder / f"{start:019d}"
@@ -152,5 +147,4 @@ class IntervalSpill:
                         tables.append(reader.read_all())
             path.unlink()
         tables += self._buffers.pop(start, [])
-        self._sizes.pop(start, None)
         return pa.concat_tables(tables)

@@ -47,7 +47,9 @@ def read_strictly(
     rows = [row for chunk in chunks for row in chunk.rows.tolist()]
     for chunk in chunks:
         for reject in chunk.rejects:
-            raise InputError(f"{path} row {reject.row}: {reject.reason} ({reject.value!r}; allowed: {reject.allowed})")
+            raise InputError(
+                f"{path} row {reject.row}: {reject.reason} ({reject.value!r}; allowed: {reject.allowed})"
+            )
     columns = []
     for name in wanted:
         pieces = [chunk.table.column(name).combine_chunks() for chunk in chunks]

@@ -43,25 +43,28 @@ def whole_query_batches(blocks: Iterable[Rows], batch_rows: int, largest_query: 
     """
     pending: list[Rows] = []
     waiting = 0
+    enough = batch_rows
     for block in blocks:
         if not len(block):
             continue
         pending.append(block)
         waiting += len(block)
-        # The query at the end of what has been read may go on in the next block.
-        if waiting > batch_rows:
+        if waiting > enough:
             rows = join_rows(pending)
-            consumed = 0
-            for batch, consumed in _pack(rows, batch_rows, largest_query, ended=False):
+            packed = 0
+            for batch in _pack(rows, batch_rows, largest_query, ended=False):
+                packed = batch.end - rows.first
                 yield batch
-            rest = rows.slice(consumed, len(rows))
+            rest = rows.slice(packed, len(rows))
             pending, waiting = [rest], len(rest)
+            # Joined again only when it has doubled: a large query may come in many small blocks.
+            enough = max(batch_rows, 2 * waiting)
     if waiting:
-        for batch, _ in _pack(join_rows(pending), batch_rows, largest_query, ended=True):
-            yield batch
+        yield from _pack(join_rows(pending), batch_rows, largest_query, ended=True)
 
 
-def _pack(rows: Rows, batch_rows: int, largest_query: int, ended: bool) -> Iterator[tuple[Batch, int]]:
+def _pack(rows: Rows, batch_rows: int, largest_query: int, ended: bool) -> Iterator[Batch]:
+    # Unless the log has ended, the last query may go on in the next block.
     begins = rows.query_begins()
     # Where queries are known to end: the last one of ``rows`` only when the log does.
     ends = np.concatenate([begins[1:], [len(rows)]]) if ended else begins[1:]
@@ -86,5 +89,5 @@ def _pack(rows: Rows, batch_rows: int, largest_query: int, ended: bool) -> Itera
         part = rows.slice(position, end)
         good = part.fault == 0
         kept = part if good.all() else part.keep(good)
-        yield Batch(kept, part.keep(~good), rows.first + end), end
+        yield Batch(kept, part.keep(~good), rows.first + end)
         position = end

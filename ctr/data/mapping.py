@@ -227,7 +227,7 @@ class Label(StrictModel):
 
 
 class Derived(StrictModel):
-    """A new raw column: a ``part`` of the row's time, or the first ``prefix`` characters of a column."""
+    """A new raw column: a ``part`` of the row's time, the first ``prefix`` characters of a column, or a copy."""
 
     source: Column = Field(alias="from")
     part: Literal["hour", "weekday"] | None = None
@@ -235,8 +235,8 @@ class Derived(StrictModel):
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        if (self.part is None) == (self.prefix is None):
-            raise ValueError("exactly one of part and prefix is needed")
+        if self.part is not None and self.prefix is not None:
+            raise ValueError("part and prefix exclude each other")
         if self.part is not None and self.source != TIME_SOURCE:
             raise ValueError(f"part is taken of the row's time: from: {TIME_SOURCE}")
         return self
@@ -268,10 +268,14 @@ class Mapping(StrictModel):
         for name, derived in self.derive.items():
             if derived.source in self.derive:
                 raise ValueError(f"derive.{name}: {derived.source} is itself derived")
+            if name in self.key_columns:
+                raise ValueError(f"derive.{name}: a column of this name is read as a key")
         if isinstance(self.input, MindInput) and self.joins:
             raise ValueError("joins: the mind reader already looks up the news")
         if isinstance(self.input, JsonlInput) and any(join.input is None for join in self.joins):
-            raise ValueError("joins: beside jsonl, input must say how the side table (csv, tsv, parquet) is read")
+            raise ValueError(
+                "joins: beside jsonl, input must say how the side table (csv, tsv, parquet) is read"
+            )
         return self
 
     @property
@@ -294,7 +298,7 @@ class Mapping(StrictModel):
     @property
     def raw_columns(self) -> tuple[str, ...]:
         """The columns that the input and its side tables must have, each once."""
-        derived_from = (d.source for d in self.derive.values() if d.prefix is not None)
+        derived_from = (d.source for d in self.derive.values() if d.part is None)
         sources = (source for source in self.feature_schema.sources if source not in self.derive)
         return tuple(dict.fromkeys((*self.key_columns, *derived_from, *sources)))
 
@@ -327,5 +331,7 @@ def format_names() -> tuple[str, ...]:
 def load_format(name: str) -> Mapping:
     """The mapping of a shipped format. Raises InputError naming the formats when there is none of the name."""
     if name not in format_names():
-        raise InputError(f"format {name}: unknown; the formats are {', '.join(format_names())}; or give --mapping")
+        raise InputError(
+            f"format {name}: unknown; the formats are {', '.join(format_names())}; or give --mapping"
+        )
     return load_mapping(FORMATS_FOLDER / f"{name}.yaml")

@@ -12,7 +12,7 @@ from ctr.data.schema import Schema, bucket_counts
 
 KEYS = ("query_time", "timestamp", "query_id", "example_id")
 
-# Reasons for which a row cannot be trained on or scored; their positions are the codes in Rows.fault.
+# Reasons for which a row cannot be trained on or scored, by their codes in Rows.fault. Of several the first counts.
 FAULTS = (
     "",
     "label is neither 0 nor 1",
@@ -20,6 +20,7 @@ FAULTS = (
     "metric_weight is negative or not finite",
     "an id lies outside its feature's buckets",
 )
+_LABEL, _TRAIN_WEIGHT, _METRIC_WEIGHT, _ID = range(1, len(FAULTS))
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ def rows_of_table(table: pa.Table, schema: Schema, first: int) -> Rows:
     names = schema.single_valued
     ids = unpack_ids(_single_array(table.column(IDS_COLUMN))) if names else np.zeros((count, 0), np.int32)
     multivalent = {}
-    outside = ((ids < 0) | (ids >= np.array(bucket_counts(schema, names), np.int32))).any(axis=1)
+    buckets = np.array(bucket_counts(schema, names), np.int32)
+    outside: np.ndarray = np.any((ids < 0) | (ids >= buckets), axis=1)
     for name in schema.multivalent:
         array = _single_array(table.column(name))
         offsets = array.offsets.to_numpy().astype(np.int64)
@@ -115,10 +117,10 @@ def rows_of_table(table: pa.Table, schema: Schema, first: int) -> Rows:
         outside[np.searchsorted(offsets, wrong, side="right") - 1] = True
         multivalent[name] = (values, offsets)
     fault = np.zeros(count, np.int8)
-    fault[outside] = 4
-    for code, name in ((3, "metric_weight"), (2, "train_weight")):
+    fault[outside] = _ID
+    for code, name in ((_METRIC_WEIGHT, "metric_weight"), (_TRAIN_WEIGHT, "train_weight")):
         fault[~(np.isfinite(columns[name]) & (columns[name] >= 0))] = code
-    fault[(columns["label"] != 0) & (columns["label"] != 1)] = 1
+    fault[(columns["label"] != 0) & (columns["label"] != 1)] = _LABEL
     return Rows(**columns, ids=ids, multivalent=multivalent, fault=fault, first=first)
 
 

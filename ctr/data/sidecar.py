@@ -73,10 +73,14 @@ def write_sidecar_interval(log: Path, name: str, interval: Manifest, table: pa.T
     folder = sidecar_folder(log, name)
     where = f"{folder}, interval [{interval.start}, {interval.end})"
     if _EXAMPLE_ID not in table.column_names or table.num_columns < 2:
-        raise InputError(f"{where}: example_id and at least one more column are needed, not {table.column_names}")
+        raise InputError(
+            f"{where}: example_id and at least one more column are needed, not {table.column_names}"
+        )
     ids = table.column(_EXAMPLE_ID)
     if ids.type != pa.int64() or ids.null_count:
-        raise InputError(f"{where}: example_id must be int64 without nulls, not {ids.type}, {ids.null_count} nulls")
+        raise InputError(
+            f"{where}: example_id must be int64 without nulls, not {ids.type}, {ids.null_count} nulls"
+        )
     if table.num_rows != interval.rows:
         raise InputError(f"{where}: {table.num_rows} rows are given, the log's interval has {interval.rows}")
     if len(np.unique(ids.to_numpy())) != table.num_rows:
@@ -99,7 +103,9 @@ def write_sidecar_interval(log: Path, name: str, interval: Manifest, table: pa.T
     target = folder / f"{interval.name}.json"
     text = json_bytes(manifest.model_dump(mode="json"))
     if not create_exclusively(target, text) and target.read_bytes() != text:
-        raise InputError(f"{target}: this interval was published before with other content; the first one stays")
+        raise InputError(
+            f"{target}: this interval was published before with other content; the first one stays"
+        )
     return manifest
 
 
@@ -112,7 +118,8 @@ def read_sidecar_interval(log: Path, name: str, interval: Manifest) -> pa.Table:
     folder = sidecar_folder(log, name)
     path = folder / f"{interval.name}.json"
     content = read_json_object(
-        path, f"{folder}: the sidecar {name} lacks the interval [{interval.start}, {interval.end}): no {path.name}"
+        path,
+        f"{folder}: the sidecar {name} lacks the interval [{interval.start}, {interval.end}): no {path.name}",
     )
     manifest = parse_model(SidecarManifest, content, str(path))
     if (manifest.start, manifest.end) != (interval.start, interval.end):
@@ -121,7 +128,9 @@ def read_sidecar_interval(log: Path, name: str, interval: Manifest) -> pa.Table:
         raise InputError(f"{path}: was written for an interval of other content: the log is not the same")
     table = read_verified_parquet(folder / manifest.file, manifest.bytes, manifest.sha256)
     if tuple(table.column_names) != manifest.columns or table.num_rows != manifest.rows:
-        raise InputError(f"{folder / manifest.file}: does not hold the rows and columns that {path.name} names")
+        raise InputError(
+            f"{folder / manifest.file}: does not hold the rows and columns that {path.name} names"
+        )
     return table.combine_chunks()
 
 

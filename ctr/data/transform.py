@@ -281,7 +281,7 @@ def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table) -> pa.Table:
     matrix, lists = transform_table(schema, raw)
     columns: list[pa.Array | pa.ChunkedArray] = []
     for field in target:
-        if field.name == IDS_COLUMN and len(schema.single_valued):
+        if field.name == IDS_COLUMN:
             columns.append(pack_ids(matrix))
         elif field.name in lists:
             values, lengths = lists[field.name]

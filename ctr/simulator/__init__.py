@@ -1,0 +1,1 @@
+"""A simulated ad system: logs whose true click probabilities are known."""

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import shutil
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,21 @@ from typing import Any
 import numpy as np
 
 from ctr.errors import InputError
-from ctr.files import file_sha256, sync_folder, write_atomic
+from ctr.files import file_sha256, make_folder, sync_folder, write_atomic
 
 _ARRAYS = "arrays.npz"
 _STATE = "state.json"
 _PARTIAL = ".partial"
+_DAMAGED = ".damaged"
 
 log = logging.getLogger(__name__)
 
 
-def save(folder: Path, examples: int, arrays: Mapping[str, np.ndarray], state: Mapping[str, Any], keep: int) -> None:
+def save(
+    folder: Path, examples: int, arrays: Mapping[str, np.ndarray], state: Mapping[str, Any], keep: int
+) -> None:
     """Writes the checkpoint of position ``examples`` and deletes all but the newest ``keep``."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for leftover in folder.glob(f"*{_PARTIAL}"):
         shutil.rmtree(leftover)
     final = folder / f"{examples:020d}"
@@ -38,9 +42,6 @@ def save(folder: Path, examples: int, arrays: Mapping[str, np.ndarray], state: M
     content = {**state, "arrays_sha256": file_sha256(partial / _ARRAYS)}
     content["state_sha256"] = _state_hash(content)
     write_atomic(partial / _STATE, lambda file: file.write((json.dumps(content, indent=1) + "\n").encode()))
-    if final.exists():
-        # The same position written again, after a resume from an older one because this was damaged.
-        shutil.rmtree(final)
     partial.rename(final)
     sync_folder(folder)
     for old in _complete(folder)[:-keep]:
@@ -59,7 +60,8 @@ def _complete(folder: Path) -> list[Path]:
 def restore_newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
     """The arrays and state of the newest checkpoint whose bytes are what was written.
 
-    A damaged one is reported and the one before it taken.
+    A damaged one is reported and the one before it taken. Then the damaged one is set aside under another
+    name: it must not count among those that ``save`` keeps, nor stand where the next one will be.
 
     Returns:
         None when there is no checkpoint.
@@ -67,13 +69,20 @@ def restore_newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]
     Raises:
         InputError: there are checkpoints, but every one of them is damaged.
     """
-    found = _complete(folder)
-    for path in reversed(found):
+    damaged: list[Path] = []
+    for path in reversed(_complete(folder)):
         try:
-            return _read(path)
-        except (OSError, ValueError, KeyError) as error:
+            content = _read(path)
+        except (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
             log.warning("checkpoint %s is damaged (%s); the one before it is used", path, error)
-    if found:
+            damaged.append(path)
+            continue
+        for other in damaged:
+            aside = other.with_name(f"{other.name}{_DAMAGED}")
+            shutil.rmtree(aside, ignore_errors=True)
+            other.rename(aside)
+        return content
+    if damaged:
         raise InputError(f"{folder}: every checkpoint is damaged; delete the run directory to start again")
     return None
 

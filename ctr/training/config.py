@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from ctr.config import StrictModel
-from ctr.data.schema import Schema
+from ctr.data.schema import Schema, Tower
 from ctr.errors import InputError
 from ctr.objective.ramps import Ramp
 
@@ -99,7 +99,7 @@ class RowOptimizerConfig(StrictModel):
     linear_learning_rate: float = Field(default=0.1, ge=0)
     linear_initial_accumulator: float = Field(default=0.1, ge=0)
     gradient: Literal["sum", "mean"] = "sum"
-    tower_rates: dict[Literal["quality", "ui"], float] = {"quality": 1.0, "ui": 1.0}
+    tower_rates: dict[Tower, Annotated[float, Field(ge=0)]] = {"quality": 1.0, "ui": 1.0}
 
 
 class DenseOptimizerConfig(StrictModel):

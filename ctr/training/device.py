@@ -9,21 +9,26 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctr import __version__
 from ctr.training.config import TrainConfig
 
 _BFLOAT16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
 
 
+def _cpu_info(wanted: str) -> str:
+    """What the system tells of its first processor under a key; empty when it tells nothing."""
+    path = Path("/proc/cpuinfo")
+    if path.exists():
+        for line in path.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == wanted:
+                return value.strip()
+    return ""
+
+
 def cpu_flags() -> frozenset[str]:
     """The processor's feature flags, where the system tells them."""
-    path = Path("/proc/cpuinfo")
-    if not path.exists():
-        return frozenset()
-    for line in path.read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "flags":
-            return frozenset(value.split())
-    return frozenset()
+    return frozenset(_cpu_info("flags").split())
 
 
 def resolve_compute_dtype(config: TrainConfig) -> str:
@@ -49,8 +54,8 @@ def make_deterministic(seed: int) -> None:
 
 def describe_environment(config: TrainConfig) -> dict[str, Any]:
     """Everything outside the configuration that can change a bit of the result."""
-    packages = ("ctr", "tensorflow", "tf-keras", "tensorflow-recommenders", "numpy", "pandas", "pyarrow")
-    versions = {}
+    packages = ("tensorflow", "tf-keras", "tensorflow-recommenders", "numpy", "pandas", "pyarrow")
+    versions = {"ctr": __version__}
     for name in packages:
         try:
             versions[name] = metadata.version(name)
@@ -60,6 +65,7 @@ def describe_environment(config: TrainConfig) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "versions": versions,
+        "processor": _cpu_info("model name"),
         "cpu_count": os.cpu_count(),
         "bfloat16_units": sorted(cpu_flags() & _BFLOAT16_FLAGS),
         "devices": [device.name for device in tf.config.list_physical_devices()],

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -39,7 +39,8 @@ def make_feed(batch: Batch, layouts: tuple[TableLayout, ...], batch_rows: int) -
     weight = np.zeros(capacity, np.float32)
     weight[: len(rows)] = rows.train_weight
     multivalent = {
-        name: (values, np.diff(offsets).astype(np.int32)) for name, (values, offsets) in rows.multivalent.items()
+        name: (values, np.diff(offsets).astype(np.int32))
+        for name, (values, offsets) in rows.multivalent.items()
     }
     plans = tuple(plan_table(layout, rows.ids, multivalent, capacity) for layout in layouts)
     return Feed(batch, label, weight, plans)
@@ -48,10 +49,11 @@ def make_feed(batch: Batch, layouts: tuple[TableLayout, ...], batch_rows: int) -
 _END = object()
 
 
-def read_ahead(items: Iterator[ItemT], depth: int = 4) -> Iterator[ItemT]:
+def read_ahead(items: Iterable[ItemT], depth: int = 4) -> Generator[ItemT, None, None]:
     """Yields ``items`` in order while a thread prepares the next ``depth`` of them.
 
-    An exception in the thread is raised here, in its place. Closing the generator ends the thread.
+    An exception in the thread is raised here, in its place. Closing the generator ends the thread, after
+    the item that it is just preparing.
     """
     ready: queue.Queue[object] = queue.Queue(maxsize=depth)
     stopped = threading.Event()

@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from ctr.training.run_directory import (
     adopt_config,
     adopt_environment,
     describe_rejects,
+    only_process,
     write_json,
     write_metric_states,
 )
@@ -40,13 +41,28 @@ _WHOLE_RUN_TABLES = frozenset({"calibration_buckets", "per_query_auc_by_size", "
 Progress = Callable[[int, dict[str, Any]], None]
 
 
+# A step that is skipped again and again must not make the checkpoints grow.
+_RANGES_NOTED = 100
+
+
 @dataclass
 class Position:
-    """Where a run stands. ``examples`` counts the rows of the log that are behind it, rejects included."""
+    """Where a run stands, and what went wrong on the way.
+
+    Attributes:
+        examples: rows of the log that are behind it, rejects included.
+        batches: batches that are behind it.
+        skipped_steps: steps that changed nothing because the loss or a gradient was not finite.
+        skipped_ranges: the rows [begin, end) of the log of the first such steps.
+        rejected_rows: faulty rows.
+        nonfinite_predictions: rows whose prediction was not finite.
+        examples_at_window: ``examples`` when the present window of the metrics began.
+    """
 
     examples: int = 0
     batches: int = 0
     skipped_steps: int = 0
+    skipped_ranges: list[list[int]] = field(default_factory=list)
     rejected_rows: int = 0
     nonfinite_predictions: int = 0
     examples_at_window: int = 0
@@ -74,12 +90,25 @@ class _Run:
         if saved is not None:
             lengths, parts = self._restore(*saved)
         self.saved_at = self.position.examples
+        self.predictions = PredictionWriter(run / "predictions", parts) if config.record_predictions else None
         self.metrics_file = GrowingFile(run / "metrics.jsonl", lengths["metrics"])
         self.rejects_file = GrowingFile(run / "rejects.jsonl", lengths["rejects"])
-        self.predictions = PredictionWriter(run / "predictions", parts) if config.record_predictions else None
+        # TensorBoard's events are written anew from metrics.jsonl: those from after the checkpoint disappear.
+        for old in (run / "tensorboard").glob("events.out.tfevents.*"):
+            old.unlink()
         self.events = tf.summary.create_file_writer(str(run / "tensorboard"))
+        for line in (run / "metrics.jsonl").read_bytes().splitlines():
+            self._write_events(json.loads(line))
 
-    def _restore(self, arrays: dict[str, np.ndarray], state: dict[str, Any]) -> tuple[dict[str, int], list[str]]:
+    def _write_events(self, line: dict[str, Any]) -> None:
+        with self.events.as_default(step=line["examples"]):
+            for name, value in line.items():
+                if isinstance(value, int | float) and name != "examples":
+                    tf.summary.scalar(f"window/{name}", value)
+
+    def _restore(
+        self, arrays: dict[str, np.ndarray], state: dict[str, Any]
+    ) -> tuple[dict[str, int], list[str]]:
         consumed = state["consumed_intervals"]
         if state["consumed_sha256"] != log_sha256(self.manifests[:consumed]):
             raise InputError(
@@ -134,6 +163,8 @@ class _Run:
             return
         if not applied:
             self.position.skipped_steps += 1
+            self.position.skipped_ranges += [[rows.first, batch.end]]
+            del self.position.skipped_ranges[_RANGES_NOTED:]
         if not self.window.traffic.examples:
             self.window_times[0] = int(rows.query_time[0])
         self.window_times[1] = int(rows.query_time[-1])
@@ -153,7 +184,7 @@ class _Run:
         return np.where(bad, np.float32(math.log(prior / (1 - prior))), logit)
 
     def close_window(self, extra: dict[str, float]) -> dict[str, Any]:
-        """Writes the line of the window that ends here, and begins the next one."""
+        """Writes the line of the window that ends here (with ``extra``), and begins the next one."""
         summary = self.window.summary()
         line = {
             "examples": self.position.examples,
@@ -161,13 +192,11 @@ class _Run:
             "window_end": self.window_times[1],
             "window_examples": summary.pop("examples"),
             **{name: value for name, value in summary.items() if name not in _WHOLE_RUN_TABLES},
+            "alpha2": self.config.model.crosses.ramp.at(self.position.examples),
             **extra,
         }
         self.metrics_file.append(line)
-        with self.events.as_default(step=self.position.examples):
-            for name, value in line.items():
-                if isinstance(value, int | float) and name != "examples":
-                    tf.summary.scalar(f"window/{name}", value)
+        self._write_events(line)
         self.events.flush()
         self.total.merge(self.window)
         self.window = ProgressiveMetrics(self.config.metrics.slices)
@@ -195,7 +224,7 @@ def train(log: Path, config: TrainConfig, run: Path, progress: Progress | None =
 
     Raises:
         InputError: bad log, bad configuration for this log, or a run directory of another configuration,
-            environment or log.
+            environment or log, or in use.
     """
     schema = read_schema(log)
     manifests = read_manifests(log)
@@ -204,15 +233,16 @@ def train(log: Path, config: TrainConfig, run: Path, progress: Progress | None =
     _check_slices(schema, config)
     layouts = table_layouts(schema, config)
     adopt_config(run, config)
-    adopt_environment(run, describe_environment(config))
-    make_deterministic(config.seed)
-    state = TrainState(layouts, config, resolve_compute_dtype(config))
-    current = _Run(run, config, state, schema, manifests)
-    try:
-        timing = _pass_over(log, schema, current, progress)
-    finally:
-        current.close()
-    return _finish(current, timing)
+    with only_process(run):
+        adopt_environment(run, describe_environment(config))
+        make_deterministic(config.seed)
+        state = TrainState(layouts, config, resolve_compute_dtype(config))
+        current = _Run(run, config, state, schema, manifests)
+        try:
+            timing = _pass_over(log, schema, current, progress)
+        finally:
+            current.close()
+        return _finish(current, timing)
 
 
 def _check_slices(schema: Schema, config: TrainConfig) -> None:
@@ -229,11 +259,15 @@ def _pass_over(log: Path, schema: Schema, current: _Run, progress: Progress | No
     step = make_step(current.state, config, resolve_jit(config))
     started_at = position.examples
     batches = whole_query_batches(
-        read_rows(log, schema, current.manifests, position.examples), config.batch.rows, config.batch.largest_query
+        read_rows(log, schema, current.manifests, position.examples),
+        config.batch.rows,
+        config.batch.largest_query,
     )
     feeds = read_ahead(make_feed(batch, current.state.layouts, config.batch.rows) for batch in batches)
     step_seconds: list[float] = []
     window_line: dict[str, Any] = {}
+    # A window that was begun before a resume is timed from the resume on.
+    timed_from = started_at
     begun = window_begun = time.perf_counter()
     try:
         for feed in feeds:
@@ -250,28 +284,31 @@ def _pass_over(log: Path, schema: Schema, current: _Run, progress: Progress | No
                 )
             if position.examples - position.examples_at_window >= config.metrics.window_examples:
                 now = time.perf_counter()
-                rate = (position.examples - position.examples_at_window) / (now - window_begun)
-                window_begun = now
-                window_line = current.close_window({"alpha2": alpha2, "examples_per_second": round(rate, 1)})
+                rate = (position.examples - timed_from) / (now - window_begun)
+                timed_from, window_begun = position.examples, now
+                window_line = current.close_window({"examples_per_second": round(rate, 1)})
             if progress is not None:
                 progress(position.examples, window_line)
             if position.examples - current.saved_at >= config.checkpoint.every_examples:
                 current.save()
     finally:
-        feeds.close()  # type: ignore[attr-defined]
+        feeds.close()
     seconds = time.perf_counter() - begun
     if current.window.traffic.examples:
-        current.close_window({"alpha2": config.model.crosses.ramp.at(position.examples)})
+        current.close_window({})
     if position.examples != current.saved_at:
         current.save()
-    timing = {}
-    if step_seconds:
-        timing["examples_per_second"] = round((position.examples - started_at) / seconds, 1)
-        timing["step_ms_p50"] = round(1000 * float(np.median(step_seconds)), 3)
-    return timing
+    if not step_seconds:
+        return {}
+    return {
+        "examples_per_second": round((position.examples - started_at) / seconds, 1),
+        "step_ms_p50": round(1000 * float(np.median(step_seconds)), 3),
+    }
 
 
-def _score_and_learn(step: Callable[[Feed, float], Any], feed: Feed, alpha2: float) -> tuple[np.ndarray, bool]:
+def _score_and_learn(
+    step: Callable[[Feed, float], Any], feed: Feed, alpha2: float
+) -> tuple[np.ndarray, bool]:
     rows = len(feed.batch.rows)
     if not rows:
         return np.zeros(0, np.float32), True
@@ -287,6 +324,7 @@ def _finish(current: _Run, timing: dict[str, float]) -> dict[str, Any]:
         "log_rows": position.examples,
         "batches": position.batches,
         "skipped_steps": position.skipped_steps,
+        "skipped_ranges": position.skipped_ranges,
         "rejected_rows": position.rejected_rows,
         "nonfinite_predictions": position.nonfinite_predictions,
         **current.state.parameter_counts(),
@@ -299,9 +337,10 @@ def _finish(current: _Run, timing: dict[str, float]) -> dict[str, Any]:
     return summary
 
 
-def _timing_before(summary_path: Path) -> dict[str, float]:
-    """A finished run that is asked for again has nothing left to time: its first timing stands."""
-    if not summary_path.exists():
-        return {}
-    before = json.loads(summary_path.read_bytes())
-    return {key: before[key] for key in ("examples_per_second", "step_ms_p50") if key in before}
+def _timing_before(summary_path: Path) -> dict[str, float | None]:
+    """A finished run that is asked for again has nothing left to time: its first timing stands, if any."""
+    try:
+        before = json.loads(summary_path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        before = {}
+    return {key: before.get(key) for key in ("examples_per_second", "step_ms_p50")}

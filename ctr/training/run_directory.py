@@ -11,13 +11,16 @@
     RUN/rejects.jsonl          rows that could not be used, with reason and position
     RUN/metric_states.npz      the metrics' states by query bucket, for intervals and paired comparisons
     RUN/summary.json           the results
+    RUN/.lock                  held by the process that trains
 
 What grows during a run is cut back, on a resume, to where it was at the checkpoint.
 """
 
+import fcntl
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +30,17 @@ import pyarrow.parquet as pq
 
 from ctr.config import dump_yaml, load_model
 from ctr.data.batches import Batch
+from ctr.data.log import read_json_object
 from ctr.data.reader import FAULTS
 from ctr.errors import InputError
-from ctr.files import sync_folder, write_atomic, write_atomic_bytes
+from ctr.files import (
+    create_exclusively,
+    is_temporary,
+    make_folder,
+    sync_folder,
+    write_atomic,
+    write_atomic_bytes,
+)
 from ctr.training.config import TrainConfig
 
 PREDICTION_COLUMNS = (
@@ -43,11 +54,19 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 class GrowingFile:
-    """A file of JSON lines whose length at a checkpoint is known, so that a resume can cut it back."""
+    """A file of JSON lines whose length at a checkpoint is known, so that a resume can cut it back.
+
+    Raises:
+        InputError: the file is shorter than it was at the checkpoint.
+    """
 
     def __init__(self, path: Path, length: int) -> None:
+        found = path.stat().st_size if path.exists() else 0
+        if found < length:
+            raise InputError(f"{path}: has {found} bytes, {length} at the checkpoint: lines of it were lost")
         self._file = path.open("ab")
         self._file.truncate(length)
+        sync_folder(path.parent)
 
     def append(self, content: dict[str, Any]) -> None:
         """Adds one line."""
@@ -65,25 +84,41 @@ class GrowingFile:
         self._file.close()
 
 
+@contextmanager
+def only_process(run: Path) -> Iterator[None]:
+    """Holds the run directory for this process, until the block ends or the process dies.
+
+    Raises:
+        InputError: another process is training in it.
+    """
+    with (run / ".lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{run}: another process is training in this run directory") from None
+        yield
+
+
 def adopt_config(run: Path, config: TrainConfig) -> None:
     """Writes config.yaml, or checks that the run was begun under the same configuration.
 
     Raises:
-        InputError: it was begun under another one; the keys that differ are named.
+        InputError: it was begun under another one (the keys that differ are named), or ``run`` is
+            something else than a run directory.
     """
     path = run / "config.yaml"
-    if path.exists():
-        before = load_model(TrainConfig, path, "config").model_dump(mode="json")
-        differences = _differing_keys(before, config.model_dump(mode="json"))
-        if differences:
-            raise InputError(
-                f"{run} was begun under another configuration ({'; '.join(differences)}): "
-                "use that one to resume it, or another folder"
-            )
-        return
-    if run.exists() and any(run.iterdir()):
-        raise InputError(f"{run} is neither empty nor a run directory: another folder is needed")
-    write_atomic_bytes(path, dump_yaml(config).encode())
+    if not path.exists():
+        if run.exists() and not (run.is_dir() and all(is_temporary(other) for other in run.iterdir())):
+            raise InputError(f"{run} is neither empty nor a run directory: another folder is needed")
+        if create_exclusively(path, dump_yaml(config).encode()):
+            return
+    before = load_model(TrainConfig, path, "config").model_dump(mode="json")
+    differences = _differing_keys(before, config.model_dump(mode="json"))
+    if differences:
+        raise InputError(
+            f"{run} was begun under another configuration ({'; '.join(differences)}): "
+            "use that one to resume it, or another folder"
+        )
 
 
 def _differing_keys(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
@@ -98,13 +133,17 @@ def _differing_keys(before: dict[str, Any], now: dict[str, Any], prefix: str = "
 
 
 def adopt_environment(run: Path, environment: dict[str, Any]) -> None:
-    """Writes environment.json, or refuses to resume a run where its bits would come out otherwise."""
+    """Writes environment.json, or refuses to resume a run where its bits would come out otherwise.
+
+    The key ``platform`` is there to be read only: a new kernel computes no other bits.
+    """
     path = run / "environment.json"
     if not path.exists():
         write_json(path, environment)
         return
-    before = json.loads(path.read_bytes())
-    differences = _differing_keys(before, json.loads(json.dumps(environment)))
+    before = read_json_object(path, f"{path}: no such file")
+    now = json.loads(json.dumps(environment))
+    differences = _differing_keys({**before, "platform": None}, {**now, "platform": None})
     if differences:
         raise InputError(
             f"{run} was begun in another environment ({'; '.join(differences)}), "
@@ -113,13 +152,19 @@ def adopt_environment(run: Path, environment: dict[str, Any]) -> None:
 
 
 class PredictionWriter:
-    """Collects progressive predictions and writes one Parquet file for each stretch between checkpoints."""
+    """Collects progressive predictions and writes them in Parquet files, the last one before each checkpoint.
 
-    def __init__(self, folder: Path, kept_parts: Sequence[str]) -> None:
+    Attributes:
+        parts: names of the files written, in the log's order.
+    """
+
+    def __init__(self, folder: Path, kept_parts: Sequence[str], part_rows: int = 1_000_000) -> None:
         self._folder = folder
+        self._part_rows = part_rows
         self.parts = list(kept_parts)
         self._pending: list[dict[str, np.ndarray]] = []
-        folder.mkdir(parents=True, exist_ok=True)
+        self._pending_rows = 0
+        make_folder(folder)
         for path in folder.iterdir():
             if path.name not in self.parts:
                 path.unlink()
@@ -131,6 +176,9 @@ class PredictionWriter:
         """Takes the logits (float32 [N]) of a batch's good rows."""
         columns = {name: getattr(batch.rows, name) for name in PREDICTION_COLUMNS[:-1]}
         self._pending.append({**columns, "logit": logit})
+        self._pending_rows += len(logit)
+        if self._pending_rows >= self._part_rows:
+            self.flush(batch.end)
 
     def flush(self, end: int) -> None:
         """Writes what was collected up to position ``end`` of the log."""
@@ -146,6 +194,7 @@ class PredictionWriter:
         )
         self.parts.append(name)
         self._pending = []
+        self._pending_rows = 0
 
 
 def describe_rejects(batch: Batch) -> list[dict[str, Any]]:
@@ -165,5 +214,7 @@ def describe_rejects(batch: Batch) -> list[dict[str, Any]]:
 
 def write_metric_states(run: Path, arrays: dict[str, np.ndarray]) -> None:
     """Writes the states of the metrics over the whole run."""
-    write_atomic(run / "metric_states.npz", lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
+    write_atomic(
+        run / "metric_states.npz", lambda file: np.savez_compressed(file, allow_pickle=False, **arrays)
+    )
     sync_folder(run)

@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.data.schema import Schema
+from ctr.errors import InputError
 from ctr.models.dcn import DCN
 from ctr.models.embeddings import create_table
 from ctr.models.rows import FeatureRows, TableLayout, lay_out_tables
@@ -14,12 +15,20 @@ from ctr.training.config import TrainConfig
 
 
 def table_layouts(schema: Schema, config: TrainConfig) -> tuple[TableLayout, ...]:
-    """The embedding tables for a log's features under a configuration."""
+    """The embedding tables for a log's features under a configuration.
+
+    Raises:
+        InputError: the configuration does not fit the features, or the features no table.
+    """
     widths = config.model.feature_widths(schema)
     columns = {name: index for index, name in enumerate(schema.single_valued)}
-    return lay_out_tables(
-        [FeatureRows(f.name, f.buckets, widths[f.name], f.tower, columns.get(f.name)) for f in schema.features]
-    )
+    rows = [
+        FeatureRows(f.name, f.buckets, widths[f.name], f.tower, columns.get(f.name)) for f in schema.features
+    ]
+    try:
+        return lay_out_tables(rows)
+    except ValueError as error:
+        raise InputError(f"config: {error}; other widths (model.widths) make other tables") from None
 
 
 class TrainState:
@@ -63,7 +72,9 @@ class TrainState:
         for layout, table, accumulator in zip(self.layouts, self.tables, self.row_accumulators, strict=True):
             named[f"rows/{layout.name}"] = table
             named[f"rows_accumulator/{layout.name}"] = accumulator
-        for index, (variable, accumulator) in enumerate(zip(self.dense, self.dense_accumulators, strict=True)):
+        for index, (variable, accumulator) in enumerate(
+            zip(self.dense, self.dense_accumulators, strict=True)
+        ):
             named[f"dense/{index:03d}"] = variable
             named[f"dense_accumulator/{index:03d}"] = accumulator
         return named

@@ -30,12 +30,18 @@ class StepResult(NamedTuple):
 
 
 def _plan_tensors(plan: TablePlan) -> dict[str, np.ndarray]:
-    return {"distinct": plan.distinct, "single": plan.single, "values": plan.values, "segments": plan.segments}
+    return {
+        "distinct": plan.distinct,
+        "single": plan.single,
+        "values": plan.values,
+        "segments": plan.segments,
+    }
 
 
 def _all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    # A sum is finite when all its terms are (an overflow counts as a fault too), and is one pass.
-    return tf.reduce_all([tf.math.is_finite(tf.reduce_sum(tensor)) for tensor in tensors])
+    # A sum of squares is finite only when all its terms are, and is one pass. That of a gradient may not
+    # overflow either: AdaGrad would add an infinity to its sums, and the weight never move again.
+    return tf.reduce_all([tf.math.is_finite(tf.nn.l2_loss(tensor)) for tensor in tensors])
 
 
 def make_step(state: TrainState, config: TrainConfig, jit: bool) -> Callable[[Feed, float], StepResult]:
@@ -45,13 +51,16 @@ def make_step(state: TrainState, config: TrainConfig, jit: bool) -> Callable[[Fe
         A function of a feed and of alpha2 (the ramp of the crosses).
     """
     optimizer = config.optimizer
+    tower_rates: dict[str, float] = dict(optimizer.rows.tower_rates.items())
     row_rates = []
     for layout in state.layouts:
         rate = np.full(layout.width + 1, optimizer.rows.learning_rate, np.float32)
         rate[layout.width] = optimizer.rows.linear_learning_rate
-        row_rates.append(tf.constant(rate * optimizer.rows.tower_rates.get(layout.tower, 1.0)))
+        row_rates.append(tf.constant(rate * tower_rates.get(layout.tower, 1.0)))
 
-    def forward(rows: Sequence[tf.Tensor], plans: Sequence[dict[str, tf.Tensor]], alpha2: tf.Tensor) -> tf.Tensor:
+    def forward(
+        rows: Sequence[tf.Tensor], plans: Sequence[dict[str, tf.Tensor]], alpha2: tf.Tensor
+    ) -> tf.Tensor:
         looked_up = [
             look_up(layout, part, plan) for layout, part, plan in zip(state.layouts, rows, plans, strict=True)
         ]
@@ -59,7 +68,9 @@ def make_step(state: TrainState, config: TrainConfig, jit: bool) -> Callable[[Fe
         return state.network(e0, linear, alpha2)
 
     def learn(
-        plans: Sequence[dict[str, tf.Tensor]], row_gradients: Sequence[tf.Tensor], dense_gradients: Sequence[tf.Tensor]
+        plans: Sequence[dict[str, tf.Tensor]],
+        row_gradients: Sequence[tf.Tensor],
+        dense_gradients: Sequence[tf.Tensor],
     ) -> None:
         for table, accumulator, plan, gradient, rate in zip(
             state.tables, state.row_accumulators, plans, row_gradients, row_rates, strict=True
@@ -113,7 +124,10 @@ def make_step(state: TrainState, config: TrainConfig, jit: bool) -> Callable[[Fe
         result = compiled(
             tf.constant(feed.label),
             tf.constant(feed.train_weight),
-            [{name: tf.constant(array) for name, array in _plan_tensors(plan).items()} for plan in feed.plans],
+            [
+                {name: tf.constant(array) for name, array in _plan_tensors(plan).items()}
+                for plan in feed.plans
+            ],
             tf.constant(alpha2, tf.float32),
         )
         return StepResult(*result)

@@ -80,6 +80,8 @@ def test_same_examples_notices_other_rows_weights_and_labels(make_log: Callable[
     metrics = stream(log)
     assert same_examples(metrics, stream(log, noise=1.0))
     assert not same_examples(metrics, stream(log[1:]))
+    # Rows of weight 0 change no weight; they were read all the same.
+    assert not same_examples(metrics, stream(log[log.weight > 0]))
     assert not same_examples(metrics, stream(make_log(5)))
     for column, values in (("label", 1 - log.label), ("weight", log.weight * 1.001)):
         changed = {"label": log.label, "weight": log.weight} | {column: values}

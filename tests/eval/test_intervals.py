@@ -81,6 +81,17 @@ def test_difference_pairs_buckets() -> None:
     np.testing.assert_allclose(difference(first, second).interval(), expected, rtol=1e-10)
 
 
+def test_difference_counts_buckets_that_either_run_has() -> None:
+    values = np.arange(BUCKETS) % 5.0
+    first_half = np.arange(BUCKETS) < BUCKETS / 2
+    first = mean_estimate(values, first_half)
+    second = mean_estimate(values, ~first_half)
+    spread_1, spread_2 = (np.ptp(estimate.interval()) for estimate in (first, second))
+    # Runs without a common query are independent: the variances add.
+    expected = np.hypot(spread_1, spread_2)
+    assert np.ptp(difference(first, second).interval()) == pytest.approx(expected, rel=0.02)
+
+
 class Population:
     """Queries that differ: each has its own size, level of clicks, and error of the models.
 

@@ -132,6 +132,12 @@ def test_more_queries_than_sixteen_bits_number() -> None:
     assert metric.scored.sum() == queries
 
 
+def test_equal_scores_of_different_queries_are_no_ties() -> None:
+    label = np.array([True, False, False, True, False])
+    auc = query_auc(label, np.array([1.0, 0.0, 1.0, 1.0, 1.0]), np.ones(5), np.array([0, 0, 1, 1, 2]), 3)
+    np.testing.assert_array_equal(auc, [1.0, 0.5, np.nan])
+
+
 def test_a_query_of_huge_weights_takes_no_digits_from_others() -> None:
     label, logit = np.array([0, 1, 0, 1, 0]), np.array([0.0, 1.0, 2.0, 1.0, 0.0])
     weight, query = np.array([1e200, 1e250, 1.0, 1.0, 1e-200]), np.array([0, 0, 1, 1, 1])

@@ -1,0 +1,162 @@
+"""Rows a second of ``ctr ingest criteo``, from a text file to a published log.
+
+Generates a file in the Criteo format with the missing shares and the numbers of distinct values of the
+Kaggle set (45.8 million rows; a column of ten million values keeps its head and its long tail), ingests it,
+and measures beside it what the same machine needs for parsing the file alone.
+
+    python benchmarks/ingest.py [--rows 2000000] [--json]
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+
+from ctr.data.mapping import Mapping, load_format
+from ctr.pipelines.ingest import BLOCK_BYTES, ingest
+
+DISTINCT = (
+    *(1460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5683, 8_351_593, 3194),
+    *(27, 14_992, 5_461_306, 10, 5652, 2173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572),
+)
+MISSING_CATEGORIES = {
+    3: 0.034,
+    4: 0.034,
+    6: 0.12,
+    12: 0.034,
+    16: 0.034,
+    19: 0.44,
+    20: 0.44,
+    21: 0.034,
+    22: 0.76,
+}
+MISSING_NUMBERS = (0.45, 0.0, 0.21, 0.22, 0.03, 0.22, 0.04, 0.0, 0.04, 0.45, 0.04, 0.76, 0.22)
+NUMBER_SCALES = (3.5, 106.0, 27.0, 7.3, 18_500.0, 116.0, 16.0, 12.5, 106.0, 0.6, 2.7, 1.0, 8.2)
+ZIPF = 1.1
+CHUNK_ROWS = 250_000
+
+_HEX = np.array([f"{value:04x}".encode() for value in range(1 << 16)]).view(np.uint32)
+
+
+def hashed_strings(column: int, ranks: np.ndarray, missing: np.ndarray) -> pa.Array:
+    """[N] ranks -> [N] strings of 8 hexadecimal digits, a different set for each column."""
+    state = ranks.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(column)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (state >> np.uint64(32)).astype(np.uint32)
+    digits = np.stack([_HEX[values >> 16], _HEX[values & 0xFFFF]], axis=1)
+    offsets = pa.py_buffer(np.arange(0, 8 * len(ranks) + 1, 8, dtype=np.int32))
+    text = pa.StringArray.from_buffers(len(ranks), offsets, pa.py_buffer(digits.tobytes()))
+    return pc.if_else(pa.array(missing), None, text)
+
+
+def zipf_ranks(generator: np.random.Generator, distinct: int, rows: int) -> np.ndarray:
+    """[rows] ranks in [0, distinct), with P(rank) falling like a power of the rank."""
+    uniform = generator.random(rows)
+    power = 1.0 - ZIPF
+    ranks = ((float(distinct) ** power - 1.0) * uniform + 1.0) ** (1.0 / power)
+    return np.minimum(ranks.astype(np.int64), distinct) - 1
+
+
+def write_criteo(path: Path, rows: int, seed: int) -> None:
+    """Writes a file in the Criteo format."""
+    generator = np.random.default_rng(seed)
+    options = pa_csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
+    with path.open("wb") as file:
+        for first in range(0, rows, CHUNK_ROWS):
+            count = min(CHUNK_ROWS, rows - first)
+            columns = [pa.array((generator.random(count) < 0.25).astype(np.int8))]
+            for missing, scale in zip(MISSING_NUMBERS, NUMBER_SCALES, strict=True):
+                values = np.floor(scale * generator.lognormal(-1.0, 1.4, count)).astype(np.int64)
+                columns.append(pa.array(values, mask=generator.random(count) < missing))
+            for column, distinct in enumerate(DISTINCT, 1):
+                absent = generator.random(count) < MISSING_CATEGORIES.get(column, 0.0)
+                columns.append(hashed_strings(column, zipf_ranks(generator, distinct, count), absent))
+            table = pa.table(columns, names=[f"c{place}" for place in range(len(columns))])
+            pa_csv.write_csv(table, file, options)
+
+
+def parse_alone(path: Path, mapping: Mapping) -> float:
+    """Seconds to parse the file with all columns as bytes and nothing else."""
+    names = list(mapping.input.columns)
+    started = time.perf_counter()
+    reader = pa_csv.open_csv(
+        path,
+        pa_csv.ReadOptions(block_size=BLOCK_BYTES, column_names=names),
+        pa_csv.ParseOptions(delimiter="\t", quote_char=False),
+        pa_csv.ConvertOptions(column_types=dict.fromkeys(names, pa.binary())),
+    )
+    for _ in reader:
+        pass
+    return time.perf_counter() - started
+
+
+def peak_memory_mb() -> int:
+    """The most memory that this process has held so far."""
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="where the files go (default: a temporary folder)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    arguments = parser.parse_args()
+    mapping = load_format("criteo")
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+        folder = Path(name)
+        small, large = folder / "warm.tsv", folder / "train.tsv"
+        # In a process of its own, so that the peak of memory is that of the ingest.
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            process.submit(write_criteo, small, 1000, arguments.seed).result()
+            process.submit(write_criteo, large, arguments.rows, arguments.seed).result()
+        # The first use of TensorFlow's kernels takes a second or two, whatever the size of the input.
+        ingest(mapping, [small], folder / "warm")
+        memory_before = peak_memory_mb()
+        cpu_before = time.process_time()
+        result = ingest(mapping, [large], folder / "log")
+        cpu = time.process_time() - cpu_before
+        memory = peak_memory_mb()
+        parse_seconds = parse_alone(large, mapping)
+        seconds = result.seconds["total"]
+        megabytes = large.stat().st_size / 1e6
+        log_megabytes = sum(path.stat().st_size for path in (folder / "log" / "shards").iterdir()) / 1e6
+    report = {
+        "rows": result.rows,
+        "input_mb": round(megabytes, 1),
+        "log_mb": round(log_megabytes, 1),
+        "seconds": round(seconds, 2),
+        "cpu_seconds": round(cpu, 2),
+        "rows_per_second": round(result.rows / seconds),
+        "mb_per_second": round(megabytes / seconds, 1),
+        "parse_alone_rows_per_second": round(result.rows / parse_seconds),
+        "peak_rss_mb": memory,
+        "rss_before_mb": memory_before,
+        "busy_seconds": {
+            stage: round(value, 2) for stage, value in result.seconds.items() if stage != "total"
+        },
+        "cores": len(os.sched_getaffinity(0)),
+    }
+    if arguments.json:
+        json.dump(report, sys.stdout)
+        print()
+        return
+    for key, value in report.items():
+        print(f"{key:28} {value}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""How metrics and numbers are written for people."""
+
+import math
+
+METRIC_TITLES = {
+    "per_query_auc": "PerQueryAUC",
+    "auc": "AUC",
+    "logloss": "logloss",
+    "normalized_entropy": "normalized entropy",
+    "calibration_bias": "calibration bias",
+}
+
+ABSENT = "–"
+
+_HIGHER_IS_BETTER = {"per_query_auc": True, "auc": True, "logloss": False, "normalized_entropy": False}
+_DECIMALS = 5
+_MOST_DECIMALS = 9
+
+
+def verdict(metric: str, difference: float, significant: bool) -> str:
+    """What a difference says: better, worse, differs (of a metric without a better side), or not significant."""
+    if not significant:
+        return "not significant"
+    if metric not in _HIGHER_IS_BETTER:
+        return "differs"
+    return "better" if (difference > 0) == _HIGHER_IS_BETTER[metric] else "worse"
+
+
+def decimals_for(low: float | None, high: float | None) -> int:
+    """Digits after the point with which an interval's half-width still shows two digits; at least 5."""
+    if low is None or high is None or not high - low > 0:
+        return _DECIMALS
+    return min(max(_DECIMALS, math.ceil(-math.log10((high - low) / 2)) + 1), _MOST_DECIMALS)
+
+
+def fixed(value: float | None, decimals: int = _DECIMALS, *, signed: bool = False) -> str:
+    """`value` with that many decimals; `ABSENT` for None and NaN."""
+    if value is None or math.isnan(value):
+        return ABSENT
+    # Rounding first keeps "-0.00000" away.
+    rounded = round(value, decimals) + 0.0
+    return f"{rounded:{'+' if signed and rounded else ''}.{decimals}f}"
+
+
+def interval(
+    low: float | None, high: float | None, decimals: int = _DECIMALS, *, signed: bool = False
+) -> str:
+    """``[low, high]``; `ABSENT` where undefined."""
+    if low is None or high is None or math.isnan(low) or math.isnan(high):
+        return ABSENT
+    return f"[{fixed(low, decimals, signed=signed)}, {fixed(high, decimals, signed=signed)}]"
+
+
+def amount(value: float | None) -> str:
+    """A count or a rate with thousands parted: ``1,234,567``, ``18,530``, ``16.3``, ``0.0131``."""
+    if value is None or math.isnan(value):
+        return ABSENT
+    if math.isinf(value) or value == int(value) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if abs(value) < 100 else f"{value:.1f}"
+
+
+def times(ratio: float | None) -> str:
+    """A ratio as a factor: ``2.80×``, ``16,737×``, ``0.013×``, ``<0.001×``."""
+    if ratio is None:
+        return ABSENT
+    if ratio >= 0.1:
+        return f"{ratio:,.0f}×" if ratio >= 100 else f"{ratio:.2f}×"
+    return f"{ratio:.3f}×" if ratio >= 0.001 or ratio <= 0 else "<0.001×"
+
+
+def aligned(rows: list[list[str]]) -> list[str]:
+    """Rows of cells as lines: the first column to the left, the others to the right, two blanks between."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        cells = [first.ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines

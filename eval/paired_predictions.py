@@ -1,0 +1,95 @@
+"""Prediction difference of two runs over the same log, from the predictions that they recorded.
+
+Both runs wrote their predictions in the order of the log, cut into files at different places. The two are read
+side by side, a stretch of query time at a time, and joined by example_id inside the stretch: memory holds
+about one file of each run, however long the log.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ctr.eval.intervals import Estimate
+from ctr.eval.prediction_difference import PredictionDifference, join_predictions
+from ctr.eval.run_files import RunError, prediction_parts, read_predictions
+
+_COLUMNS = ("example_id", "query_id", "query_time", "logit")
+
+
+@dataclass(frozen=True)
+class PairedPredictions:
+    """How far apart the predictions of two runs lie.
+
+    Attributes:
+        difference: PD, with its replicates by query bucket.
+        examples: examples that both runs recorded.
+        only_a: examples that only the first run recorded.
+        only_b: examples that only the second run recorded.
+    """
+
+    difference: Estimate
+    examples: int
+    only_a: int
+    only_b: int
+
+
+def pair_predictions(run_a: Path, run_b: Path) -> PairedPredictions:
+    """Join what two runs predicted.
+
+    Raises:
+        RunError: a file is damaged or not in the order of the log.
+        ValueError: the predictions cannot be joined: an example_id repeats, or has two queries.
+    """
+    state = PredictionDifference()
+    only_a = only_b = 0
+    stream_a, stream_b = _Stream(run_a), _Stream(run_b)
+    read_up_to = -math.inf
+    while read_up_to < math.inf:
+        stream_a.read_beyond(read_up_to)
+        stream_b.read_beyond(read_up_to)
+        read_up_to = min(stream_a.complete_up_to, stream_b.complete_up_to)
+        joined = join_predictions(stream_a.take_before(read_up_to), stream_b.take_before(read_up_to))
+        state.update(joined.first, joined.second, joined.query_id)
+        only_a += joined.only_first
+        only_b += joined.only_second
+    return PairedPredictions(state.estimate(), int(state.examples.sum()), only_a, only_b)
+
+
+class _Stream:
+    """The predictions of a run, taken by query time.
+
+    Attributes:
+        complete_up_to: all rows with an earlier query time are read; infinite after the last file.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._parts = prediction_parts(run)
+        self._held = pd.DataFrame({name: np.empty(0, np.int64) for name in _COLUMNS})
+        self.complete_up_to = -math.inf if self._parts else math.inf
+
+    def read_beyond(self, time: float) -> None:
+        """Read files until all rows up to and including `time` are there."""
+        while self._parts and self.complete_up_to <= time:
+            path = self._parts.pop(0)
+            part = read_predictions(path, _COLUMNS)
+            times = part["query_time"].to_numpy()
+            if len(times) and (times[0] < self.complete_up_to or np.any(times[1:] < times[:-1])):
+                raise RunError(
+                    f"{path}: predictions must be in the order of the log, ascending by query_time"
+                )
+            self._held = pd.concat([self._held, part]) if len(self._held) else part
+            if not self._parts:
+                self.complete_up_to = math.inf
+            elif len(times):
+                self.complete_up_to = int(times[-1])
+
+    def take_before(self, time: float) -> pd.DataFrame:
+        """Hand out the rows before `time` that were not handed out yet."""
+        end = len(self._held)
+        if time < math.inf:
+            end = int(np.searchsorted(self._held["query_time"].to_numpy(), int(time)))
+        taken, self._held = self._held.iloc[:end], self._held.iloc[end:]
+        return taken

@@ -1,0 +1,389 @@
+"""The plots of a report, as SVG.
+
+Runs are told apart by colour and marker (`COLORS`, `MARKERS`, in the order of the runs), which the page
+around explains: no text of a run's files is in a plot. The same data give the same bytes.
+"""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from ctr.eval.arrays import FloatArray
+from ctr.eval.logistic import sigmoid
+from ctr.eval.logit_histogram import LOGIT_LIMIT
+from ctr.eval.per_query_auc import SIZE_NAMES
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#333333")
+"""Of Okabe and Ito, which people with any kind of colour vision tell apart."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+_INK = "#1f2933"
+_QUIET = "#8a94a0"
+_WIDE = (6.4, 2.9)
+_STYLE: dict[Any, Any] = {
+    "font.size": 9.0,
+    "text.color": _INK,
+    "text.parse_math": False,
+    "axes.edgecolor": _QUIET,
+    "axes.labelcolor": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": "#e4e7eb",
+    "grid.linewidth": 0.7,
+    "xtick.color": _QUIET,
+    "xtick.labelcolor": _INK,
+    "ytick.color": _QUIET,
+    "ytick.labelcolor": _INK,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "ctr",
+}
+_FONTS = "Inter, 'Segoe UI', 'Helvetica Neue', Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
+_FEW_WINDOWS = 40
+_MANY_WINDOWS = 1000
+_BASELINES = {"calibration_bias": 0.0, "normalized_entropy": 1.0}
+_SUMMED_BY = {"per_query_auc": "queries_scored", "logloss": "weight_sum", "calibration_bias": "weight_sum"}
+"""The metrics whose value over several windows is the mean of theirs, and its weights."""
+
+_FIRST_TIME, _LAST_TIME = np.array(["0001-01-02", "9999-12-30"], "datetime64[us]").astype(np.int64)
+_DATES = ["%Y", "%b", "%d %b", "%H:%M", "%H:%M", "%S.%f"]
+_DATES_BESIDE = ["", "%Y", "%Y", "%d %b %Y", "%d %b %Y", "%d %b %Y %H:%M"]
+"""What stands at ticks of years, months, ..., seconds, and what stands once beside the axis."""
+_HISTOGRAM_BINS = 80
+_TAIL = 0.0005
+_PROBABILITIES = (1e-6, 1e-5, 1e-4, 0.001, 0.01, 0.03, 0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.99, 0.999, 0.9999)
+
+
+def has_running_mean(metric: str) -> bool:
+    """Whether `progressive_metric` also draws the value of all windows so far."""
+    return metric in _SUMMED_BY
+
+
+def uses_event_time(windows: Sequence[pd.DataFrame]) -> bool:
+    """Whether the windows' times spread them out: else they are drawn by the number of examples."""
+    for table in windows:
+        times = table[["window_begin", "window_end"]].to_numpy()
+        if len(times) and (times.min() < _FIRST_TIME or times.max() > _LAST_TIME):
+            return False
+        middle = _middle_time(table)
+        if 2 * len(np.unique(middle)) <= len(middle) or np.any(np.diff(middle) < 0):
+            return len(middle) == 1
+    return True
+
+
+def progressive_metric(windows: Sequence[pd.DataFrame], metric: str) -> str:
+    """A metric of each window over the pass, with its interval as a band.
+
+    Args:
+        windows: for each run its windows, as `ctr.eval.run_files.read_windows` gives them.
+        metric: one of `ctr.eval.run_files.METRICS`.
+    """
+    with matplotlib.rc_context(_STYLE):
+        figure, axes = _figure(_WIDE)
+        by_time = uses_event_time(windows)
+        shown = []
+        for index, table in enumerate(windows):
+            x = _position(table, by_time)
+            y = table[metric].to_numpy()
+            low, high = table[f"{metric}_low"].to_numpy(), table[f"{metric}_high"].to_numpy()
+            if len(table) == 1:
+                _with_bars(axes, x, y, low, high, index)
+            else:
+                color = COLORS[index % len(COLORS)]
+                coarse = len(table) > _MANY_WINDOWS
+                axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0, rasterized=coarse)
+                _with_line(axes, x, y, index)
+                if has_running_mean(metric):
+                    mean = _running_mean(y, table[_SUMMED_BY[metric]].to_numpy())
+                    axes.plot(x, mean, color=color, linestyle=(0, (5, 2)), linewidth=1, rasterized=coarse)
+            full = table["window_examples"].to_numpy() >= table["window_examples"].median() / 4
+            shown.append(np.concatenate([y[full], (y[full] + low[full]) / 2, (y[full] + high[full]) / 2]))
+        _frame(axes, np.concatenate(shown), _BASELINES.get(metric))
+        _label_time_or_examples(axes, by_time)
+        return _svg(figure)
+
+
+def throughput(windows: Sequence[pd.DataFrame]) -> str:
+    """Examples per second in each window over the pass."""
+    with matplotlib.rc_context(_STYLE):
+        figure, axes = _figure(_WIDE)
+        by_time = uses_event_time(windows)
+        rates = [np.zeros(1)]
+        for index, table in enumerate(windows):
+            rates.append(table["examples_per_second"].to_numpy())
+            _with_line(axes, _position(table, by_time), rates[-1], index)
+        _frame(axes, np.concatenate(rates), None)
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(_thousands())
+        _label_time_or_examples(axes, by_time)
+        return _svg(figure)
+
+
+def reliability(deciles: Sequence[pd.DataFrame]) -> str:
+    """Share of clicks against mean prediction, by decile of prediction; the diagonal is perfect.
+
+    Args:
+        deciles: for each run the table of `ctr.eval.calibration.calibration_buckets`.
+    """
+    with matplotlib.rc_context(_STYLE):
+        figure, axes = _figure((4.6, 4.2))
+        predictions = np.concatenate([table["mean_prediction"].to_numpy() for table in deciles])
+        labels = np.concatenate([table["mean_label"].to_numpy() for table in deciles])
+        positive = predictions[predictions > 0]
+        logarithmic = len(positive) > 0 and positive.max() > 20 * positive.min()
+        values = np.concatenate([predictions, labels])
+        values = values[np.isfinite(values) & ((values > 0) | ~logarithmic)]
+        low, high = (values.min(), values.max()) if len(values) else (0.0, 1.0)
+        if logarithmic:
+            low, high = low / 1.5, high * 1.5
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+        else:
+            margin = 0.06 * (high - low) or 0.01
+            low, high = low - margin, high + margin
+        axes.plot([low, high], [low, high], color=_QUIET, linestyle=(0, (4, 3)), linewidth=1)
+        for index, table in enumerate(deciles):
+            mean = table["mean_prediction"].to_numpy()
+            lowest = mean + table["ci95_low"].to_numpy()
+            if logarithmic:
+                lowest = np.maximum(lowest, low / 10)
+            highest = mean + table["ci95_high"].to_numpy()
+            _with_bars(axes, mean, table["mean_label"].to_numpy(), lowest, highest, index)
+        axes.set_xlim(low, high)
+        axes.set_ylim(low, high)
+        axes.set_aspect("equal")
+        axes.set_xlabel("mean prediction")
+        axes.set_ylabel("share of clicks")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+            axis.set_minor_formatter("")
+        return _svg(figure)
+
+
+def bias_by_group(
+    tables: Sequence[pd.DataFrame], groups: Sequence[str], label: str, size: tuple[float, float]
+) -> str:
+    """Calibration bias by group, the runs beside one another.
+
+    Args:
+        tables: for each run columns bias, ci95_low, ci95_high, one row for each group; NaN where it has none.
+        groups: names of the groups.
+        label: what the groups are.
+        size: of the image, in inches.
+    """
+    with matplotlib.rc_context(_STYLE):
+        figure, axes = _figure(size)
+        for index, table in enumerate(tables):
+            x = np.arange(len(groups)) + _offset(index, len(tables))
+            bounds = table["ci95_low"].to_numpy(), table["ci95_high"].to_numpy()
+            _with_bars(axes, x, table["bias"].to_numpy(), *bounds, index)
+        axes.axhline(0, color=_QUIET, linestyle=(0, (4, 3)), linewidth=1)
+        _name_groups(axes, groups, label)
+        axes.set_ylabel("share of clicks − mean prediction")
+        return _svg(figure)
+
+
+def auc_by_query_size(tables: Sequence[pd.DataFrame]) -> str:
+    """PerQueryAUC by the number of a query's rows, over how many queries have that many.
+
+    Args:
+        tables: for each run the table of `ctr.eval.per_query_auc.PerQueryAUC.by_size`.
+    """
+    sizes = [name for name in SIZE_NAMES if any(name in set(table["size"]) for table in tables)]
+    rows = [table.set_index("size").reindex(sizes) for table in tables]
+    same = all(table["queries"].equals(rows[0]["queries"]) for table in rows)
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+        for index, table in enumerate(rows):
+            x = np.arange(len(sizes)) + _offset(index, len(rows))
+            bounds = table["ci95_low"].to_numpy(), table["ci95_high"].to_numpy()
+            _with_bars(above, x, table["auc"].to_numpy(), *bounds, index)
+            if not same:
+                width = min(0.7 / len(rows), 0.25)
+                below.bar(x, table["queries"].to_numpy(), width, color=COLORS[index % len(COLORS)])
+        if same:
+            below.bar(np.arange(len(sizes)), rows[0]["queries"].to_numpy(), 0.5, color="#c3cad2")
+        above.set_ylabel("PerQueryAUC")
+        above.tick_params(bottom=False)
+        below.set_ylabel("queries")
+        below.yaxis.set_major_formatter(_thousands())
+        below.yaxis.get_major_locator().set_params(nbins=3)
+        _name_groups(below, sizes, "rows in the query")
+        return _svg(figure)
+
+
+def prediction_range(histograms: Sequence[FloatArray]) -> tuple[int, int]:
+    """The fine logit bins, from and up to, outside which each run has at most `_TAIL` of its weight on a side."""
+    begin, end = len(histograms[0]), 0
+    for histogram in histograms:
+        up_to = np.cumsum(histogram.sum(axis=1))
+        if up_to[-1] > 0:
+            inside = np.searchsorted(up_to, np.array([_TAIL, 1 - _TAIL]) * up_to[-1])
+            begin, end = min(begin, int(inside[0])), max(end, int(inside[1]) + 1)
+    return (begin, end) if begin < end else (0, len(histograms[0]))
+
+
+def prediction_histogram(histogram: FloatArray, limits: tuple[int, int], index: int) -> str:
+    """Predictions of clicked and of not clicked examples, each as shares of its class, on the scale of logits.
+
+    Args:
+        histogram: float64 [B, 2], weight of non-clicks and of clicks by fine logit bin.
+        limits: the fine bins to draw, from and up to.
+        index: of the run.
+    """
+    step = -(-(limits[1] - limits[0]) // _HISTOGRAM_BINS)
+    edges = np.arange(limits[0], limits[1] + step, step)
+    padded = np.concatenate([histogram, np.zeros((step, 2))])
+    weight = np.add.reduceat(padded, edges, axis=0)[:-1]
+    logits = edges * (2 * LOGIT_LIMIT / len(histogram)) - LOGIT_LIMIT
+    with matplotlib.rc_context(_STYLE):
+        figure, axes = _figure(_WIDE)
+        for clicked, color, name in (
+            (0, "#7b8794", "not clicked"),
+            (1, COLORS[index % len(COLORS)], "clicked"),
+        ):
+            total = histogram[:, clicked].sum()
+            if total > 0:
+                share = weight[:, clicked] / total
+                axes.stairs(share, logits, fill=True, color=color, alpha=0.22)
+                axes.stairs(share, logits, color=color, linewidth=1.4, label=name)
+        ticks = np.array([p for p in _PROBABILITIES if logits[0] <= np.log(p / (1 - p)) <= logits[-1]])
+        axes.set_xticks(np.log(ticks / (1 - ticks)), [f"{tick:g}" for tick in ticks])
+        axes.set_xlim(logits[0], logits[-1])
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
+        axes.set_xlabel("predicted probability of a click")
+        axes.set_ylabel("share of the class")
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="upper right")
+        return _svg(figure)
+
+
+def mean_probability(histogram: FloatArray, clicked: int) -> float:
+    """Mean prediction of a class, from the bins' middles; NaN without examples."""
+    middles = (np.arange(len(histogram)) + 0.5) * (2 * LOGIT_LIMIT / len(histogram)) - LOGIT_LIMIT
+    total = histogram[:, clicked].sum()
+    return float(histogram[:, clicked] @ sigmoid(middles) / total) if total > 0 else float("nan")
+
+
+def _figure(size: tuple[float, float]) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots()
+
+
+def _svg(figure: Figure) -> str:
+    stream = io.StringIO()
+    figure.savefig(stream, format="svg", dpi=160, metadata={"Date": None, "Creator": None})
+    families = ", ".join(
+        name if name in ("sans-serif", "serif", "cursive", "fantasy", "monospace") else f"'{name}'"
+        for name in matplotlib.rcParams["font.sans-serif"]
+    )
+    return stream.getvalue().replace(families, _FONTS)
+
+
+def _middle_time(table: pd.DataFrame) -> npt.NDArray[np.int64]:
+    begin = table["window_begin"].to_numpy()
+    middle: npt.NDArray[np.int64] = begin + (table["window_end"].to_numpy() - begin) // 2
+    return middle
+
+
+def _position(table: pd.DataFrame, by_time: bool) -> npt.NDArray[np.generic]:
+    """Where the windows lie along the pass."""
+    return _middle_time(table).astype("datetime64[us]") if by_time else table["examples"].to_numpy()
+
+
+def _running_mean(values: FloatArray, weights: FloatArray) -> FloatArray:
+    known = np.isfinite(values) & np.isfinite(weights)
+    weights = np.where(known, weights, 0.0)
+    total = np.cumsum(weights)
+    mean: FloatArray = np.full(len(values), np.nan)
+    np.divide(np.cumsum(weights * np.where(known, values, 0.0)), total, out=mean, where=total > 0)
+    return mean
+
+
+def _with_line(axes: Axes, x: npt.NDArray[np.generic], y: FloatArray, index: int) -> None:
+    axes.plot(
+        x,
+        y,
+        color=COLORS[index % len(COLORS)],
+        marker=MARKERS[index % len(MARKERS)] if len(x) <= _FEW_WINDOWS else None,
+        markersize=3.5,
+        linewidth=1.4,
+        rasterized=len(x) > _MANY_WINDOWS,
+    )
+
+
+def _with_bars(
+    axes: Axes, x: npt.NDArray[np.generic], y: FloatArray, low: FloatArray, high: FloatArray, index: int
+) -> None:
+    margins = np.nan_to_num(np.stack([y - low, high - y]))
+    axes.errorbar(
+        x,
+        y,
+        yerr=np.maximum(margins, 0.0),
+        color=COLORS[index % len(COLORS)],
+        marker=MARKERS[index % len(MARKERS)],
+        markersize=4.5,
+        linestyle="none",
+        elinewidth=1.2,
+        capsize=2.5,
+    )
+
+
+def _offset(index: int, runs: int) -> float:
+    """How far beside a group's middle a run is drawn."""
+    return (index - (runs - 1) / 2) * min(0.7 / runs, 0.25)
+
+
+def _frame(axes: Axes, values: FloatArray, baseline: float | None) -> None:
+    """Frame `values`, and `baseline` where it lies near them."""
+    values = values[np.isfinite(values)]
+    if not len(values):
+        axes.text(0.5, 0.5, "undefined in every window", transform=axes.transAxes, ha="center", color=_QUIET)
+        axes.set_yticks([])
+        return
+    low, high = float(values.min()), float(values.max())
+    margin = 0.1 * (high - low) or 0.01 * max(abs(high), 0.01)
+    if baseline is not None and low - 3 * margin <= baseline <= high + 3 * margin:
+        low, high = min(low, baseline), max(high, baseline)
+        axes.axhline(baseline, color=_QUIET, linestyle=(0, (4, 3)), linewidth=1)
+    axes.set_ylim(low - margin, high + margin)
+
+
+def _label_time_or_examples(axes: Axes, by_time: bool) -> None:
+    if by_time:
+        locator = AutoDateLocator(minticks=4, maxticks=8)  # type: ignore[no-untyped-call]
+        axes.xaxis.set_major_locator(locator)
+        axes.xaxis.set_major_formatter(
+            ConciseDateFormatter(locator, formats=_DATES, offset_formats=_DATES_BESIDE)  # type: ignore[no-untyped-call]
+        )
+        axes.set_xlabel("event time (UTC)")
+    else:
+        axes.xaxis.set_major_formatter(_thousands())
+        axes.set_xlabel("examples")
+
+
+def _name_groups(axes: Axes, groups: Sequence[str], label: str) -> None:
+    crowded = sum(map(len, groups)) > 70
+    turned: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
+    axes.set_xticks(np.arange(len(groups)), list(groups), **turned)
+    axes.set_xlim(-0.6, max(len(groups), 1) - 0.4)
+    axes.grid(False, axis="x")
+    axes.set_xlabel(label)
+
+
+def _thousands() -> FuncFormatter:
+    return FuncFormatter(lambda value, _: f"{value:,.0f}")

@@ -1,0 +1,190 @@
+"""The figures of a report: plots with their words."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ctr.eval import display, plots
+from ctr.eval.run_files import METRICS
+from ctr.eval.shown_run import ShownRun
+
+
+@dataclass(frozen=True)
+class ReportFigure:
+    """A plot with its words.
+
+    Attributes:
+        title: what it shows.
+        source: the image, as a data URI.
+        alt: what is to be seen in it, for those who do not see it.
+        run: the run it is about, if it is about one alone.
+    """
+
+    title: str
+    source: str
+    alt: str
+    run: ShownRun | None = None
+
+
+@dataclass(frozen=True)
+class SliceTable:
+    """Calibration by the ids of one feature.
+
+    Attributes:
+        feature: its name.
+        slices: how many ids occur.
+        figure: bias by id.
+        rows: the heaviest ids: id, weight and share of clicks in the first run that has them, and for each run
+            its bias with the interval.
+    """
+
+    feature: str
+    slices: int
+    figure: ReportFigure
+    rows: list[tuple[str, str, str, list[tuple[str, str]]]]
+
+
+def progressive_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
+    """Each metric over the pass, and the throughput."""
+    windows = [shown.windows for shown in runs]
+    figures = []
+    for metric in METRICS:
+        title = display.METRIC_TITLES[metric]
+        figures.append(
+            _figure(
+                f"{title}, dashed: of all windows so far" if plots.has_running_mean(metric) else title,
+                plots.progressive_metric(windows, metric),
+                f"{title} of each window over the pass. {_courses(runs, metric, 4)}",
+            )
+        )
+    rates = _courses(runs, "examples_per_second", 0)
+    return [
+        *figures,
+        _figure(
+            "throughput, examples/s", plots.throughput(windows), f"Examples per second over the pass. {rates}"
+        ),
+    ]
+
+
+def calibration_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
+    """Reliability, and bias by decile."""
+    deciles = [shown.deciles for shown in runs]
+    worst = " ".join(
+        f"{shown.name}: bias between {display.fixed(shown.deciles['bias'].min(), signed=True)} "
+        f"and {display.fixed(shown.deciles['bias'].max(), signed=True)}."
+        for shown in runs
+    )
+    return [
+        _figure(
+            "Share of clicks against prediction, by decile of prediction",
+            plots.reliability(deciles),
+            f"Share of clicks against mean prediction for ten deciles of prediction. {worst}",
+        ),
+        _figure(
+            "Bias by decile of prediction",
+            plots.bias_by_group(
+                deciles, [str(decile) for decile in range(1, 11)], "decile of prediction", (7.2, 4.2)
+            ),
+            f"Share of clicks minus mean prediction for ten deciles of prediction. {worst}",
+        ),
+    ]
+
+
+def query_size_figure(runs: Sequence[ShownRun]) -> ReportFigure | None:
+    """PerQueryAUC by query size; None when no query has both a click and a non-click."""
+    if not any(len(shown.sizes) for shown in runs):
+        return None
+    ranges = " ".join(
+        f"{shown.name}: between {display.fixed(shown.sizes['auc'].min(), 3)} "
+        f"and {display.fixed(shown.sizes['auc'].max(), 3)}."
+        for shown in runs
+    )
+    return _figure(
+        "PerQueryAUC by the number of rows in the query, and the number of such queries",
+        plots.auc_by_query_size([shown.sizes for shown in runs]),
+        f"PerQueryAUC for queries of different sizes. {ranges}",
+    )
+
+
+def histogram_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
+    """What each run predicted for clicked and for not clicked examples."""
+    histograms = [shown.run.metrics.auc.fine for shown in runs]
+    limits = plots.prediction_range(histograms)
+    figures = []
+    for index, (shown, histogram) in enumerate(zip(runs, histograms, strict=True)):
+        clicked, other = (display.fixed(plots.mean_probability(histogram, side), 4) for side in (1, 0))
+        words = f"mean prediction {clicked} where clicked, {other} where not"
+        figures.append(
+            _figure(
+                words.capitalize(),
+                plots.prediction_histogram(histogram, limits, index),
+                f"Histogram of the predictions of {shown.name}: {words}.",
+                shown,
+            )
+        )
+    return figures
+
+
+def slice_tables(runs: Sequence[ShownRun]) -> list[SliceTable]:
+    """Calibration by slice, for each feature that a run was sliced by."""
+    features = dict.fromkeys(name for shown in runs for name in shown.summary["calibration_slices"])
+    return [_slice_table(runs, feature) for feature in features]
+
+
+def _slice_table(runs: Sequence[ShownRun], feature: str) -> SliceTable:
+    sliced = [shown.summary["calibration_slices"].get(feature) for shown in runs]
+    tables = [
+        pd.DataFrame(
+            [
+                [row["id"], row["weight"], row["mean_label"], row["bias"], *row["bias_ci95"]]
+                for row in part["heaviest"]
+            ]
+            if part
+            else [],
+            columns=["id", "weight", "mean_label", "bias", "ci95_low", "ci95_high"],
+        ).set_index("id")
+        for part in sliced
+    ]
+    first = next(table for table, part in zip(tables, sliced, strict=True) if part)
+    aligned = [table.reindex(first.index).astype(np.float64) for table in tables]
+    rows = []
+    for place, (index, row) in enumerate(first.iterrows()):
+        biases = [
+            (
+                display.fixed(table["bias"].iloc[place], signed=True),
+                display.interval(table["ci95_low"].iloc[place], table["ci95_high"].iloc[place], signed=True),
+            )
+            for table in aligned
+        ]
+        rows.append((str(index), display.amount(row["weight"]), display.fixed(row["mean_label"]), biases))
+    return SliceTable(
+        feature=feature,
+        slices=max(part["slices"] for part in sliced if part),
+        figure=_figure(
+            "Bias by id, the heaviest first",
+            plots.bias_by_group(aligned, [str(index) for index in first.index], "id", (6.4, 3.2)),
+            f"Share of clicks minus mean prediction for the heaviest ids of {feature}; the table has the numbers.",
+        ),
+        rows=rows,
+    )
+
+
+def _figure(title: str, svg: str, alt: str, run: ShownRun | None = None) -> ReportFigure:
+    source = f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
+    return ReportFigure(title, source, alt, run)
+
+
+def _courses(runs: Sequence[ShownRun], column: str, decimals: int) -> str:
+    """Where a column of the windows begins and ends in each run, in words."""
+    courses = []
+    for shown in runs:
+        known = shown.windows[column].dropna()
+        words = "undefined"
+        if len(known):
+            first, last = (display.fixed(value, decimals) for value in (known.iloc[0], known.iloc[-1]))
+            words = f"{first} in the first window, {last} in the last"
+        courses.append(f"{shown.name}: {words}.")
+    return " ".join(courses)

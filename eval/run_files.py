@@ -1,0 +1,255 @@
+"""Reading a run directory: the files that a training run leaves behind.
+
+Every fault of a file becomes a `RunError` that names the file.
+"""
+
+import json
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from ctr.eval.progressive import ProgressiveMetrics
+
+METRICS = ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias")
+"""The metrics with an interval, the most telling first."""
+
+_WINDOW_COUNTS = ("examples", "window_begin", "window_end", "window_examples")
+_WINDOW_SUMS = ("queries_scored", "weight_sum", "examples_per_second")
+_INTERVAL_ENDS = tuple(f"{metric}_{end}" for metric in METRICS for end in ("low", "high"))
+
+
+class RunError(ValueError):
+    """A run directory that cannot be used, in one line: what, which file, what is allowed."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a finished run measured, and under which configuration.
+
+    Attributes:
+        folder: the run directory.
+        config: content of config.yaml.
+        summary: content of summary.json.
+        metrics: the metrics' states over the whole pass.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    metrics: ProgressiveMetrics
+
+    @property
+    def log_sha256(self) -> str:
+        """Identifies the log that the run read."""
+        return str(self.summary["log_sha256"])
+
+    @property
+    def config_sha256(self) -> str:
+        """Identifies the configuration."""
+        return str(self.summary["config_sha256"])
+
+    def number(self, key: str) -> float | None:
+        """A number of summary.json; None where it is absent or null.
+
+        Raises:
+            RunError: it is something else.
+        """
+        value = self.summary.get(key)
+        if value is not None and not _is_number(value):
+            raise RunError(f"{self.folder / 'summary.json'}: {key} must be a number, got {value!r:.80}")
+        return value
+
+
+def read_run(folder: Path) -> Run:
+    """Read a finished run.
+
+    Raises:
+        RunError: there is no finished run in `folder`, or a file is damaged.
+    """
+    if not folder.is_dir():
+        raise RunError(f"{folder}: no such run directory")
+    summary_path = folder / "summary.json"
+    config_path = folder / "config.yaml"
+    if not summary_path.exists():
+        hint = "the run is not finished" if config_path.exists() else "this is no run directory"
+        raise RunError(f"{folder}: no summary.json, so {hint}; allowed: a folder that `ctr train` finished")
+    summary = _json_object(summary_path, _text(summary_path))
+    for key in ("log_sha256", "config_sha256"):
+        if not isinstance(summary.get(key), str):
+            raise RunError(f"{summary_path}: {key} must be a string, got {summary.get(key)!r:.80}")
+    metrics = _read_metrics(folder / "metric_states.npz")
+    examples = int(metrics.traffic.examples)
+    if summary.get("examples") != examples:
+        raise RunError(
+            f"{folder}: summary.json tells of {summary.get('examples')} examples, metric_states.npz of "
+            f"{examples}, so the run did not end; `ctr train` with the same arguments finishes it"
+        )
+    return Run(folder, _read_config(config_path), summary, metrics)
+
+
+def read_environment(folder: Path) -> dict[str, Any]:
+    """Content of environment.json.
+
+    Raises:
+        RunError: it is missing or damaged.
+    """
+    path = folder / "environment.json"
+    return _json_object(path, _text(path))
+
+
+def config_text(folder: Path) -> str:
+    """Config.yaml as it stands.
+
+    Raises:
+        RunError: it is missing or not UTF-8.
+    """
+    return _text(folder / "config.yaml")
+
+
+def read_windows(folder: Path) -> pd.DataFrame:
+    """The windows of the pass, in its order.
+
+    Returns:
+        One row per line of metrics.jsonl. Int64 columns examples (read by the window's end), window_begin and
+        window_end (event time, microseconds), window_examples; float64 columns queries_scored, weight_sum,
+        examples_per_second and, for each of `METRICS`, ``<metric>``, ``<metric>_low``, ``<metric>_high``, NaN
+        where null or absent.
+
+    Raises:
+        RunError: the file is missing, or a line is not as described.
+    """
+    path = folder / "metrics.jsonl"
+    rows = [_window(where, line) for where, line in _json_lines(path)]
+    return pd.DataFrame(
+        {
+            key: np.array([row[key] for row in rows], np.int64 if key in _WINDOW_COUNTS else np.float64)
+            for key in (*_WINDOW_COUNTS, *_WINDOW_SUMS, *METRICS, *_INTERVAL_ENDS)
+        }
+    )
+
+
+def count_rejects(folder: Path) -> dict[str, int]:
+    """Rejected rows by reason, the most frequent first; empty without a rejects.jsonl.
+
+    Raises:
+        RunError: a line is damaged.
+    """
+    path = folder / "rejects.jsonl"
+    if not path.exists():
+        return {}
+    counts = Counter(str(line.get("reason")) for _, line in _json_lines(path))
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def prediction_parts(folder: Path) -> list[Path]:
+    """The files of recorded predictions, in the log's order; none when the run did not record any."""
+    return sorted((folder / "predictions").glob("*.parquet"))
+
+
+def read_predictions(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    """Columns of one file of predictions, its page checksums verified.
+
+    Raises:
+        RunError: the file cannot be read or lacks a column.
+    """
+    try:
+        return pd.read_parquet(path, columns=list(columns), page_checksum_verification=True)
+    except (OSError, ValueError) as error:  # Arrow's own errors are among these.
+        raise RunError(f"{path}: not readable as predictions: {_one_line(error)}") from None
+
+
+def distinct_names(folders: Sequence[Path]) -> list[str]:
+    """A short name for each folder: its last part, or as many of its last parts as tell the folders apart.
+
+    Raises:
+        RunError: a folder is given twice.
+    """
+    parts = [folder.resolve().parts for folder in folders]
+    for index, own in enumerate(parts):
+        if own in parts[:index]:
+            raise RunError(f"{folders[index]}: given twice; allowed: each run once")
+    for length in range(1, max(map(len, parts), default=1) + 1):
+        names = ["/".join(own[-length:]) for own in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [str(folder) for folder in folders]
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load(_text(path))
+    except yaml.YAMLError as error:
+        raise RunError(f"{path}: not YAML: {_one_line(error)}") from None
+    if not isinstance(config, dict):
+        raise RunError(f"{path}: must be a mapping of keys to values, got {type(config).__name__}")
+    # Dates and keys that are no strings become strings, as they are in JSON.
+    plain: dict[str, Any] = json.loads(json.dumps(config, default=str))
+    return plain
+
+
+def _read_metrics(path: Path) -> ProgressiveMetrics:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return ProgressiveMetrics.from_arrays(dict(arrays))
+    except FileNotFoundError:
+        raise RunError(f"{path}: no such file; a finished run has one") from None
+    except (OSError, EOFError, KeyError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise RunError(f"{path}: damaged, or of another version: {_one_line(error)}") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RunError(f"{path}: no such file; a finished run has one") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{path}: not readable: {_one_line(error)}") from None
+
+
+def _json_object(where: Path | str, text: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise RunError(f"{where}: not JSON: {_one_line(error)}") from None
+    if not isinstance(content, dict):
+        raise RunError(f"{where}: must be a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in enumerate(_text(path).splitlines(), start=1):
+        where = f"{path} line {number}"
+        yield where, _json_object(where, line)
+
+
+def _window(where: str, line: dict[str, Any]) -> dict[str, float | None]:
+    row = {key: line.get(key) for key in (*_WINDOW_COUNTS, *_WINDOW_SUMS, *METRICS)}
+    for metric in METRICS:
+        ends = line.get(f"{metric}_ci95", [None, None])
+        if not isinstance(ends, list) or len(ends) != 2:
+            raise RunError(f"{where}: {metric}_ci95 must hold two numbers, got {ends!r:.80}")
+        row[f"{metric}_low"], row[f"{metric}_high"] = ends
+    for key, value in row.items():
+        if key in _WINDOW_COUNTS and not (_is_number(value) and isinstance(value, int)):
+            raise RunError(f"{where}: {key} must be a whole number, got {value!r:.80}")
+        if value is not None and not _is_number(value):
+            raise RunError(f"{where}: {key} must be a number, got {value!r:.80}")
+    return row
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return -(2**63) <= value < 2**63
+    return isinstance(value, float)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,103 @@
+"""A run as a report shows it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ctr.eval import display, plots
+from ctr.eval.calibration import calibration_buckets
+from ctr.eval.run_files import (
+    Run,
+    config_text,
+    count_rejects,
+    distinct_names,
+    read_environment,
+    read_run,
+    read_windows,
+)
+
+SIGNS = "●■▲◆▼✚✖"
+"""`plots.MARKERS` as text."""
+
+_SIZE_DECIMALS = 4
+
+
+@dataclass(frozen=True)
+class ShownRun:
+    """A run with its name, its colour and its tables.
+
+    Attributes:
+        name: tells the run from the others.
+        color: its colour in all plots.
+        sign: its marker in all plots.
+        run: what was read.
+        summary: the metrics, with intervals and tables, as `ProgressiveMetrics.summary` gives them.
+        windows: the windows of the pass.
+        deciles: calibration by decile of prediction.
+        sizes: PerQueryAUC by query size.
+        config: text of config.yaml.
+        environment: keys and values of environment.json.
+        rejects: rejected rows by reason.
+    """
+
+    name: str
+    color: str
+    sign: str
+    run: Run
+    summary: dict[str, Any]
+    windows: pd.DataFrame
+    deciles: pd.DataFrame
+    sizes: pd.DataFrame
+    config: str
+    environment: dict[str, str]
+    rejects: dict[str, int]
+
+    def value(self, metric: str) -> str:
+        """A metric, with as many digits as its interval deserves."""
+        return display.fixed(self.summary[metric], display.decimals_for(*self.summary[f"{metric}_ci95"]))
+
+    def bounds(self, metric: str) -> str:
+        """The interval of a metric."""
+        low, high = self.summary[f"{metric}_ci95"]
+        return display.interval(low, high, display.decimals_for(low, high))
+
+    def by_size(self, size: str) -> tuple[str, str, str]:
+        """Number of queries of a size, their PerQueryAUC, and its interval."""
+        for row in self.sizes[self.sizes["size"] == size].to_dict("records"):
+            bounds = display.interval(row["ci95_low"], row["ci95_high"], _SIZE_DECIMALS)
+            return display.amount(row["queries"]), display.fixed(row["auc"], _SIZE_DECIMALS), bounds
+        return "0", display.ABSENT, display.ABSENT
+
+
+def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
+    """Read finished runs.
+
+    Raises:
+        RunError: a run cannot be read, or is given twice.
+    """
+    return [
+        ShownRun(
+            name=name,
+            color=plots.COLORS[index % len(plots.COLORS)],
+            sign=SIGNS[index % len(SIGNS)],
+            run=run,
+            summary=run.metrics.summary(),
+            windows=read_windows(folder),
+            deciles=calibration_buckets(run.metrics.auc),
+            sizes=run.metrics.per_query_auc.by_size(),
+            config=config_text(folder),
+            environment={key: _text(value) for key, value in read_environment(folder).items()},
+            rejects=count_rejects(folder),
+        )
+        for index, (folder, name, run) in enumerate(
+            zip(folders, distinct_names(folders), map(read_run, folders), strict=True)
+        )
+    ]
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

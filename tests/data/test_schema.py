@@ -1,0 +1,163 @@
+"""What a schema allows, and the one line with which it refuses."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctr.config import parse_model
+from ctr.data.schema import LogBuckets, Number, Schema, bucket_counts
+from ctr.errors import InputError
+
+CATEGORY = {"kind": "category", "name": "a", "source": "s"}
+OTHER = {"kind": "category", "name": "b", "source": "t"}
+TEXT = {"kind": "text", "name": "t", "source": "t"}
+LIST = {"kind": "category", "name": "m", "source": "m", "multivalent": True}
+
+
+def make(*features: dict[str, Any]) -> Schema:
+    return parse_model(Schema, {"features": list(features)}, "schema.yaml")
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ([], "features: [] is not allowed: Tuple should have at least 1 item"),
+        ([{**CATEGORY, "bucket": 5}], "features.0.category.bucket: unknown key"),
+        ([{"name": "a", "source": "s"}], "features.0: "),
+        ([{**CATEGORY, "kind": "image"}], "'category', 'number', 'text', 'cross'"),
+        ([{"kind": "category", "name": "a"}], "features.0.category.source: missing"),
+        ([{**CATEGORY, "name": "a b"}], "features.0.category.name: 'a b' is not allowed"),
+        ([{**CATEGORY, "name": "ids"}], "feature ids has the name of a column of the log"),
+        ([{**CATEGORY, "name": "label"}], "feature label has the name of a column of the log"),
+        ([{**CATEGORY, "buckets": 1}], "features.0.category.buckets: 1 is not allowed"),
+        ([{**CATEGORY, "buckets": 2**31}], "features.0.category.buckets: 2147483648 is not allowed"),
+        ([{**CATEGORY, "buckets": "many"}], "features.0.category.buckets: 'many' is not allowed"),
+        ([{**CATEGORY, "tower": "both"}], "features.0.category.tower: 'both' is not allowed"),
+        ([{**CATEGORY, "width": -1}], "features.0.category.width: -1 is not allowed"),
+        ([{**CATEGORY, "vocabulary": ["x", "x"]}], "the vocabulary repeats a value"),
+        ([{**CATEGORY, "vocabulary": []}], "the vocabulary is empty"),
+        ([{**CATEGORY, "vocabulary": 5}], "features.0.category.vocabulary: 5 is not allowed"),
+        ([{**CATEGORY, "vocabulary": ["x"], "buckets": 7}], "buckets follows from the vocabulary (3)"),
+        ([{**LIST, "separator": ""}], "features.0.category.separator: '' is not allowed"),
+        ([CATEGORY, CATEGORY], "feature a is named twice"),
+        (
+            [{"kind": "number", "name": "n", "source": "s"}],
+            "exactly one of boundaries, log and step is needed",
+        ),
+        (
+            [{"kind": "number", "name": "n", "source": "s", "boundaries": [1], "log": {}}],
+            "exactly one of boundaries, log and step is needed",
+        ),
+        ([{"kind": "number", "name": "n", "source": "s", "boundaries": []}], "boundaries is empty"),
+        ([{"kind": "number", "name": "n", "source": "s", "boundaries": [1, 1]}], "boundaries must rise"),
+        ([{"kind": "number", "name": "n", "source": "s", "boundaries": [math.nan]}], "nan is not allowed"),
+        (
+            [{"kind": "number", "name": "n", "source": "s", "step": {"low": 1, "high": 1, "size": 1}}],
+            "low must be below high",
+        ),
+        (
+            [{"kind": "number", "name": "n", "source": "s", "step": {"low": 0, "high": 1, "size": 1e-7}}],
+            "at most 1,000,000 buckets are allowed",
+        ),
+        ([{"kind": "number", "name": "n", "source": "s", "log": {"maximum": 1}}], "1 is not allowed"),
+        ([{**TEXT, "words": [0]}], "n-gram sizes are distinct numbers from 1 to 10"),
+        ([{**TEXT, "words": [1, 1]}], "n-gram sizes are distinct numbers from 1 to 10"),
+        ([{**TEXT, "words": []}], "words and subwords are both empty"),
+        ([CATEGORY, {"kind": "cross", "name": "x", "of": ["a"]}], "features.1.cross.of"),
+        (
+            [CATEGORY, {"kind": "cross", "name": "x", "of": ["a", "z"]}],
+            "feature x crosses z, which is not a feature",
+        ),
+        (
+            [{"kind": "cross", "name": "x", "of": ["a", "b"]}, CATEGORY, OTHER],
+            "feature x crosses a, which is not",
+        ),
+        (
+            [CATEGORY, {"kind": "cross", "name": "x", "of": ["a", "a"]}],
+            "feature x crosses a feature with itself",
+        ),
+        (
+            [
+                CATEGORY,
+                OTHER,
+                {"kind": "cross", "name": "x", "of": ["a", "b"]},
+                {"kind": "cross", "name": "y", "of": ["x", "b"]},
+            ],
+            "feature y crosses x, itself a cross",
+        ),
+        (
+            [TEXT, LIST, {"kind": "cross", "name": "x", "of": ["t", "m"]}],
+            "crosses more than one multivalent feature",
+        ),
+        (
+            [CATEGORY, {"kind": "number", "name": "n", "source": "s", "log": {}}],
+            "features a and n read the column s as a number and as a string",
+        ),
+    ],
+)
+def test_refusals_are_one_clear_line(features: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        make(*features)
+    line = str(refusal.value)
+    assert message in line
+    assert line.startswith("schema.yaml: ")
+    assert "\n" not in line
+
+
+def test_features_are_parted_by_how_many_ids_they_have() -> None:
+    schema = make(
+        TEXT,
+        CATEGORY,
+        LIST,
+        {"kind": "number", "name": "n", "source": "x", "boundaries": [1, 2]},
+        {"kind": "cross", "name": "an", "of": ["a", "n"], "buckets": 77},
+        {"kind": "cross", "name": "at", "of": ["a", "t"]},
+    )
+    assert schema.single_valued == ("a", "n", "an")
+    assert schema.multivalent == ("t", "m", "at")
+    assert schema.sources == ("t", "s", "m", "x")
+    assert bucket_counts(schema, ["n", "an", "a"]) == [4, 77, 100_000]
+
+
+def test_the_version_depends_on_the_meaning_alone() -> None:
+    spelled_out = make({"source": "s", "buckets": 100_000, "name": "a", "kind": "category", "width": 16})
+    assert spelled_out.version == make(CATEGORY).version
+    assert make({**CATEGORY, "width": 8}).version != make(CATEGORY).version
+    assert make(CATEGORY, OTHER).version != make(OTHER, CATEGORY).version
+
+
+def test_a_schema_survives_its_own_json() -> None:
+    schema = make(
+        {**CATEGORY, "vocabulary": ["x", "ÿ"]},
+        {"kind": "number", "name": "n", "source": "x", "boundaries": [0.1, 1 / 3]},
+    )
+    again = parse_model(Schema, schema.model_dump(mode="json"), "again")
+    assert again == schema
+    assert again.version == schema.version
+
+
+def test_vocabulary_has_an_id_for_missing_and_one_for_others() -> None:
+    assert make({**CATEGORY, "vocabulary": ["x", "y"]}).by_name["a"].buckets == 4
+
+
+@given(st.integers(1, 64), st.floats(1.5, 1e30), st.booleans())
+def test_log_edges_rise_to_the_maximum(per_octave: int, maximum: float, signed: bool) -> None:
+    number = Number(
+        name="n", source="x", log=LogBuckets(per_octave=per_octave, maximum=maximum, signed=signed)
+    )
+    edges = np.array(number.edges())
+    assert (np.diff(edges) > 0).all()
+    assert edges[-1] <= maximum < edges[-1] * 2 ** (1 / per_octave) * (1 + 1e-9)
+    assert number.buckets == len(edges) + 2
+    assert (edges[0] == -edges[-1]) if signed else (edges[0] == 0)
+
+
+def test_step_edges_reach_high() -> None:
+    schema = make(
+        {"kind": "number", "name": "n", "source": "x", "step": {"low": 0, "high": 0.3, "size": 0.1}}
+    )
+    assert schema.by_name["n"].buckets == 4 + 2

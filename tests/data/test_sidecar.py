@@ -1,0 +1,150 @@
+"""Columns beside a log: bound to its content, published once, verified, joined by example_id."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ctr.config import parse_model
+from ctr.data.log import Manifest, create_log, publish_interval
+from ctr.data.schema import Schema
+from ctr.data.sidecar import align_sidecar, list_sidecars, read_sidecar_interval, write_sidecar_interval
+from ctr.data.transform import pack_table
+from ctr.errors import InputError
+
+SCHEMA = parse_model(Schema, {"features": [{"kind": "category", "name": "a", "source": "a"}]}, "test")
+
+
+def make_interval(log: Path, rows: int, start: int = 0, value: str = "x") -> Manifest:
+    create_log(log, SCHEMA)
+    keys = {
+        name: np.arange(start, start + rows) for name in ("query_time", "timestamp", "query_id", "example_id")
+    }
+    ones = np.ones(rows)
+    table = pa.table({**keys, "label": np.zeros(rows), "train_weight": ones, "metric_weight": ones})
+    return publish_interval(
+        log, SCHEMA, start, start + 100, pack_table(SCHEMA, table, pa.table({"a": [value] * rows}))
+    )
+
+
+def columns(rows: int, seed: int = 0) -> pa.Table:
+    values = np.random.default_rng(seed).normal(size=rows).astype(np.float32)
+    return pa.table({"example_id": np.arange(rows), "logit": values})
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+def test_what_is_written_is_read(log: Path) -> None:
+    interval, empty = make_interval(log, 30), make_interval(log, 0, start=100)
+    assert list_sidecars(log) == []
+    write_sidecar_interval(log, "teacher-1", interval, columns(30))
+    write_sidecar_interval(log, "teacher-1", empty, columns(0))
+    write_sidecar_interval(log, "truth", interval, columns(30, seed=1))
+    assert list_sidecars(log) == ["teacher-1", "truth"]
+    assert read_sidecar_interval(log, "teacher-1", interval).equals(columns(30))
+    assert read_sidecar_interval(log, "truth", interval).equals(columns(30, seed=1))
+    assert read_sidecar_interval(log, "teacher-1", empty).equals(columns(0))
+
+
+def test_writing_again_gives_the_same_bytes_and_nothing_else_is_taken(log: Path) -> None:
+    interval = make_interval(log, 30)
+    first = write_sidecar_interval(log, "truth", interval, columns(30))
+    parts = pa.concat_tables([columns(30).slice(0, 3), columns(30).slice(3)])
+    assert write_sidecar_interval(log, "truth", interval, parts) == first
+    with pytest.raises(InputError, match="published before with other content; the first one stays"):
+        write_sidecar_interval(log, "truth", interval, columns(30, seed=1))
+    assert read_sidecar_interval(log, "truth", interval).equals(columns(30))
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a b", "ä", "a\n", "a.b"])
+def test_names_stay_inside_the_folder(log: Path, name: str) -> None:
+    interval = make_interval(log, 3)
+    with pytest.raises(InputError, match="a name is made of letters, digits, _ and -"):
+        write_sidecar_interval(log, name, interval, columns(3))
+    with pytest.raises(InputError, match="a name is made of letters, digits, _ and -"):
+        read_sidecar_interval(log, name, interval)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (columns(2), "2 rows are given, the log's interval has 3"),
+        (columns(3).select(["logit"]), "example_id and at least one more column are needed"),
+        (columns(3).select(["example_id"]), "example_id and at least one more column are needed"),
+        (pa.table({"example_id": ["a", "b", "c"], "p": [1, 2, 3]}), "example_id must be int64 without nulls"),
+        (pa.table({"example_id": [1, 2, None], "p": [1, 2, 3]}), "1 nulls"),
+        (pa.table({"example_id": [1, 2, 1], "p": [1, 2, 3]}), "an example_id stands twice"),
+    ],
+)
+def test_bad_tables_are_refused(log: Path, table: pa.Table, message: str) -> None:
+    interval = make_interval(log, 3)
+    with pytest.raises(InputError, match=message):
+        write_sidecar_interval(log, "truth", interval, table)
+    assert list_sidecars(log) == []
+
+
+def test_damage_and_absence_are_named(log: Path) -> None:
+    interval = make_interval(log, 30)
+    with pytest.raises(InputError, match=r"the sidecar truth lacks the interval \[0, 100\)"):
+        read_sidecar_interval(log, "truth", interval)
+    manifest = write_sidecar_interval(log, "truth", interval, columns(30))
+    path = log / "sidecars" / "truth" / manifest.file
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="damaged"):
+        read_sidecar_interval(log, "truth", interval)
+    path.unlink()
+    with pytest.raises(InputError, match="the file is missing, though a manifest names it"):
+        read_sidecar_interval(log, "truth", interval)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"start": 1}, "names another interval"),
+        ({"rows": 29}, "does not hold the rows and columns"),
+        ({"columns": ["example_id", "p"]}, "does not hold the rows and columns"),
+        ({"file": "../x.parquet"}, "is not allowed"),
+        ({"more": 1}, "unknown key"),
+    ],
+)
+def test_a_changed_manifest_is_refused(log: Path, values: dict[str, Any], message: str) -> None:
+    interval = make_interval(log, 30)
+    write_sidecar_interval(log, "truth", interval, columns(30))
+    path = log / "sidecars" / "truth" / f"{interval.name}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    with pytest.raises(InputError, match=message):
+        read_sidecar_interval(log, "truth", interval)
+
+
+def test_a_sidecar_of_another_log_is_refused(log: Path, tmp_path: Path) -> None:
+    interval = make_interval(log, 30)
+    other = make_interval(tmp_path / "other", 30, value="y")
+    write_sidecar_interval(log, "truth", interval, columns(30))
+    with pytest.raises(InputError, match="was written for an interval of other content"):
+        read_sidecar_interval(log, "truth", other)
+
+
+def test_alignment_by_example_id() -> None:
+    table = columns(30)
+    assert align_sidecar(table, np.arange(30), "truth").equals(table)
+    wanted = np.array([29, 0, 7])
+    shuffled = table.take(np.random.default_rng(0).permutation(30))
+    for source in (table, shuffled):
+        aligned = align_sidecar(source, wanted, "truth")
+        assert aligned.column("example_id").to_numpy().tolist() == wanted.tolist()
+        assert (
+            aligned.column("logit").to_numpy().tolist() == table.column("logit").to_numpy()[wanted].tolist()
+        )
+    with pytest.raises(InputError, match="truth: has no row for example_id 30"):
+        align_sidecar(table, np.array([3, 30]), "truth")
+    with pytest.raises(InputError, match="truth: has no row for example_id 1"):
+        align_sidecar(columns(0), np.array([1]), "truth")
+    assert align_sidecar(columns(0), np.array([], np.int64), "truth").num_rows == 0

@@ -1,0 +1,83 @@
+"""Rows come back by interval, in the order of arrival; nothing is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ctr.pipelines.spill import Arrival, IntervalSpill, spill_folder
+
+SCHEMA = pa.schema([pa.field("query_time", pa.int64()), pa.field("place", pa.int64())])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    chunks=st.lists(st.lists(st.integers(0, 99), max_size=12), max_size=8),
+    interval=st.integers(1, 40),
+    buffer_bytes=st.sampled_from([0, 200, 1 << 20]),
+)
+def test_rows_come_back_by_interval_in_order_of_arrival(tmp_path, chunks, interval, buffer_bytes):
+    with spill_folder(tmp_path) as folder:
+        spill = IntervalSpill(folder, interval, buffer_bytes)
+        expected = {}
+        count = 0
+        for chunk in chunks:
+            places = list(range(count, count + len(chunk)))
+            count += len(chunk)
+            spill.append(pa.table({"query_time": pa.array(chunk, pa.int64()), "place": places}, schema=SCHEMA))
+            for time, place in zip(chunk, places, strict=True):
+                expected.setdefault(time // interval * interval, []).append((time, place))
+        assert spill.intervals() == [(start, start + interval) for start in sorted(expected)]
+        for start, rows in expected.items():
+            table = spill.take(start)
+            assert [(row["query_time"], row["place"]) for row in table.to_pylist()] == rows
+        assert list(folder.iterdir()) == []
+
+
+def test_a_small_buffer_spills_to_disk(tmp_path):
+    with spill_folder(tmp_path) as folder:
+        spill = IntervalSpill(folder, 10, buffer_bytes=0)
+        spill.append(pa.table({"query_time": [3, 15, 4], "place": [0, 1, 2]}, schema=SCHEMA))
+        assert len(list(folder.iterdir())) == 2
+
+
+def test_arrivals_come_back_in_order(tmp_path):
+    with spill_folder(tmp_path) as folder:
+        arrival = Arrival(folder, SCHEMA)
+        for first in (0, 3):
+            arrival.append(pa.table({"query_time": [9, 8, 7], "place": range(first, first + 3)}, schema=SCHEMA))
+        arrival.close()
+        assert [p for table in arrival.read_back() for p in table.column("place").to_pylist()] == list(range(6))
+        assert list(folder.iterdir()) == []
+
+
+def test_the_folder_goes_also_after_a_failure(tmp_path):
+    with pytest.raises(KeyError), spill_folder(tmp_path) as folder:
+        (folder / "rows").write_text("x")
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_living_process_keeps_its_folder_and_a_dead_one_does_not(root, tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path; from ctr.pipelines.spill import spill_folder\n"
+        "with spill_folder(Path(sys.argv[1])) as folder: print(folder, flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=root, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    other = process.stdout.readline().strip()
+    with spill_folder(tmp_path):
+        assert os.path.isdir(other)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert os.path.isdir(other)
+    with spill_folder(tmp_path) as folder:
+        assert [str(path) for path in tmp_path.iterdir()] == [str(folder)]

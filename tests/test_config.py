@@ -1,0 +1,251 @@
+"""Typed configuration: what is refused, in which words, and what survives a round trip."""
+
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
+
+from ctr.config import StrictModel, apply_settings, dump_yaml, load_model, parse_model, read_yaml
+from ctr.errors import InputError
+from ctr.training.config import TrainConfig
+
+
+class Inner(StrictModel):
+    rate: float = Field(default=0.5, ge=0, le=1)
+    mode: Literal["sum", "mean"] = "sum"
+
+
+class Outer(StrictModel):
+    count: int = 1
+    on: bool = False
+    maybe: float | None = None
+    sizes: tuple[int, ...] = ()
+    widths: dict[str, int] = {}
+    inner: Inner = Inner()
+    needed: str
+
+
+def refusal(content: object, model: type[StrictModel] = Outer) -> str:
+    if isinstance(content, dict) and model is Outer:
+        content = {"needed": "x", **content}
+    with pytest.raises(InputError) as caught:
+        parse_model(model, content, "config run.yaml")
+    message = str(caught.value)
+    assert message.startswith("config run.yaml: ")
+    assert "\n" not in message
+    return message.removeprefix("config run.yaml: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"cuont": 2}, ["cuont: unknown key", "allowed: count, inner, maybe, needed, on, sizes, widths"]),
+        ({"inner": {"raet": 2}}, ["inner.raet: unknown key", "allowed: mode, rate"]),
+        ({"inner": {"rate": 2}}, ["inner.rate: 2 ", "less than or equal to 1"]),
+        ({"inner": {"rate": float("nan")}}, ["inner.rate: nan ", "finite"]),
+        ({"inner": {"mode": "max"}}, ["inner.mode: 'max' ", "'sum' or 'mean'"]),
+        ({"inner": 3}, ["inner: 3 ", "dictionary"]),
+        ({"count": "2"}, ["count: '2' ", "a number is needed"]),
+        ({"count": True}, ["count: True ", "a number is needed"]),
+        ({"count": 2.5}, ["count: 2.5 ", "integer"]),
+        ({"count": None}, ["count: None ", "integer"]),
+        ({"maybe": "2"}, ["maybe: '2' ", "a number is needed"]),
+        ({"sizes": [1, "2"]}, ["sizes: [1, '2'] ", "a number is needed"]),
+        ({"widths": {"a": True}}, ["widths: {'a': True} ", "a number is needed"]),
+        ({"on": "off"}, ["on: 'off' ", "true or false is needed"]),
+        ({"on": 0}, ["on: 0 ", "true or false is needed"]),
+        ({"needed": None}, ["needed: None ", "string"]),
+        ({"needed": 5}, ["needed: 5 ", "string"]),
+    ],
+)
+def test_a_fault_is_told_with_path_value_and_what_is_allowed(content, words):
+    message = refusal(content)
+    assert all(word in message for word in words), message
+
+
+def test_all_faults_are_told_together():
+    message = refusal({"count": 2.5, "extra": 1, "inner": {"rate": 7, "mode": "max"}})
+    assert all(path in message for path in ("count: ", "extra: ", "inner.rate: ", "inner.mode: "))
+    assert message.count("; ") >= 3
+
+
+def test_a_missing_key_and_content_that_is_no_mapping():
+    assert refusal({"count": 1}, TrainConfig).startswith("count: unknown key")
+    with pytest.raises(InputError, match=r"^x: needed: missing$"):
+        parse_model(Outer, {}, "x")
+    with pytest.raises(InputError, match=r"^x: a mapping of keys to values is expected, received list$"):
+        parse_model(Outer, [1], "x")
+
+
+def test_a_long_value_is_cut():
+    assert len(refusal({"needed": list(range(10_000))})) < 200
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (
+            {"batch": {"rows": 10, "largest_query": 9}},
+            ["batch: ", "largest_query (9) must be at least rows (10)"],
+        ),
+        ({"batch": {"rows": 0}}, ["batch.rows: 0 "]),
+        ({"model": {"deep": {"units": [8, 0]}}}, ["model.deep: ", "1..65536"]),
+        ({"model": {"deep": {"activation": "sine"}}}, ["model.deep.activation: 'sine' ", "'relu'"]),
+        ({"model": {"widths": {"a": -1}}}, ["widths.a is -1; allowed: 0..4096"]),
+        ({"model": {"prior": 0}}, ["model.prior: 0 ", "greater than 0"]),
+        ({"model": {"crosses": {"ramp": {"length": -1}}}}, ["model.crosses.ramp.length: -1 "]),
+        (
+            {"optimizer": {"rows": {"tower_rates": {"quality": -1}}}},
+            ["optimizer.rows.tower_rates.quality: -1 "],
+        ),
+        ({"optimizer": {"rows": {"tower_rates": {"left": 1}}}}, ["tower_rates.left: ", "'quality' or 'ui'"]),
+        ({"jit": "maybe"}, ["jit: 'maybe' ", "'auto', True or False"]),
+        ({"seed": 2**31}, [f"seed: {2**31} "]),
+        ({"checkpoint": {"keep": 0}}, ["checkpoint.keep: 0 "]),
+        ({"max_rejected_share": 1.5}, ["max_rejected_share: 1.5 "]),
+    ],
+)
+def test_impossible_training_configurations_are_refused(content, words):
+    message = refusal(content, TrainConfig)
+    assert all(word in message for word in words), message
+
+
+def test_a_configuration_does_not_change():
+    config = TrainConfig()
+    with pytest.raises(ValueError, match="frozen"):
+        config.seed = 3
+
+
+def test_settings_reach_every_depth_and_the_last_one_wins():
+    content = {"seed": 4, "model": {"prior": 0.1}, "batch": None}
+    settings = ["model.crosses.ramp.length=7", "seed=5", "batch.rows=64", "seed=6", "metrics.slices=[a, b]"]
+    changed = apply_settings(content, settings)
+    config = parse_model(TrainConfig, changed, "x")
+    assert (config.seed, config.model.prior, config.model.crosses.ramp.length) == (6, 0.1, 7)
+    assert (config.batch.rows, config.metrics.slices) == (64, ("a", "b"))
+    # The original stays as it was.
+    assert content == {"seed": 4, "model": {"prior": 0.1}, "batch": None}
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("seed", "key.path=value"),
+        ("=5", "key.path=value"),
+        ("model..prior=1", "key.path=value"),
+        ("seed.deep=1", "seed is a value, not a group of keys"),
+        ("seed=[1", "not YAML"),
+    ],
+)
+def test_a_malformed_setting_is_named(setting, words):
+    with pytest.raises(InputError) as caught:
+        apply_settings({"seed": 1}, [setting])
+    message = str(caught.value)
+    assert message.startswith(f"--set {setting}: ")
+    assert words in message
+    assert "\n" not in message
+
+
+def test_a_setting_of_an_unknown_key_is_refused_with_its_path(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("seed: 3\n")
+    with pytest.raises(
+        InputError, match=r"run\.yaml: model\.crosses\.rnk: unknown key; allowed: layers, ramp, rank"
+    ):
+        load_model(TrainConfig, path, "config", ["model.crosses.rnk=5"])
+    assert load_model(TrainConfig, path, "config", ["model.crosses.rank=5"]).model.crosses.rank == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-6", 1e-6),
+        ("1.0e-6", 1e-6),
+        ("-2.E+3", -2e3),
+        (".5e1", 5.0),
+        ("5E2", 500.0),
+        ("0.25", 0.25),
+        ("12", 12),
+        ("e5", "e5"),
+        ("1e", "1e"),
+        ("'1e-6'", "1e-6"),
+    ],
+)
+def test_numbers_of_yaml(tmp_path, text, value):
+    path = tmp_path / "file.yaml"
+    path.write_text(f"value: {text}\n")
+    found = read_yaml(path, "file")["value"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_a_whole_number_may_be_written_with_an_exponent(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("checkpoint: {every_examples: 1e6}\n")
+    assert load_model(TrainConfig, path, "config").checkpoint.every_examples == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"a: [1\n", "line 2"),
+        (b"a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\n", "the key c stands twice"),
+        (b"\xff\xfe", "not YAML"),
+        (b"a: !!python/object/apply:os.system [ls]\n", "not YAML"),
+    ],
+)
+def test_what_is_not_yaml_is_told_in_one_line(tmp_path, content, words):
+    path = tmp_path / "file.yaml"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        read_yaml(path, "config")
+    message = str(caught.value)
+    assert message.startswith(f"config {path}: ")
+    assert words in message
+    assert "\n" not in message
+
+
+def test_an_empty_file_is_the_defaults(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("# nothing\n")
+    assert load_model(TrainConfig, path, "config") == TrainConfig()
+
+
+@given(
+    seed=st.integers(0, 2**31 - 1),
+    rate=st.floats(0, 1e30, allow_nan=False),
+    units=st.lists(st.integers(1, 5000), max_size=4),
+    widths=st.dictionaries(st.text(min_size=1), st.integers(0, 4096), max_size=3),
+    jit=st.sampled_from(["auto", True, False]),
+)
+def test_the_dump_of_a_configuration_is_that_configuration(tmp_path_factory, seed, rate, units, widths, jit):
+    content = {
+        "seed": seed,
+        "jit": jit,
+        "model": {"deep": {"units": units}, "widths": widths},
+        "optimizer": {"dense": {"initial_accumulator": rate}},
+    }
+    config = parse_model(TrainConfig, content, "x")
+    path = tmp_path_factory.mktemp("dump") / "config.yaml"
+    path.write_text(dump_yaml(config), encoding="utf-8")
+    again = load_model(TrainConfig, path, "config")
+    assert again == config
+    assert again.sha256() == config.sha256()
+
+
+def test_the_dump_holds_every_key_in_order():
+    lines = dump_yaml(TrainConfig()).splitlines()
+    top = [line.partition(":")[0] for line in lines if not line.startswith(" ")]
+    assert top == list(TrainConfig.model_fields)
+    assert "      length: 100000" in lines
+
+
+def test_the_hash_depends_on_the_meaning_only():
+    one = {"seed": 3, "model": {"prior": 0.25, "widths": {"a": 1, "b": 2}}}
+    other = {"model": {"widths": {"b": 2, "a": 1}, "prior": 0.25, "init_scale": 0.05}, "seed": 3}
+    config = parse_model(TrainConfig, one, "x")
+    assert parse_model(TrainConfig, other, "x").sha256() == config.sha256()
+    for changed in ({**one, "seed": 4}, {**one, "batch": {"rows": 8}}, {"seed": 3}):
+        assert parse_model(TrainConfig, changed, "x").sha256() != config.sha256()
