@@ -146,9 +146,14 @@ def read_yaml(path: Path, what: str) -> Any:
     return {} if content is None else content
 
 
-def apply_settings(content: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """Applies ``a.b=value`` settings (values in YAML) on a copy of ``content``, the last one winning."""
+def apply_settings(content: Any, settings: Sequence[str]) -> Any:
+    """Applies ``a.b=value`` settings (values in YAML) on a copy of ``content``, the last one winning.
+
+    What is no mapping comes back as it is, for ``parse_model`` to refuse.
+    """
     changed = _copy_tree(content)
+    if not isinstance(changed, dict):
+        return changed
     for setting in settings:
         path, separator, text = setting.partition("=")
         keys = path.strip().split(".")
@@ -178,10 +183,7 @@ def _copy_tree(node: Any) -> Any:
 
 def load_model(model: type[ModelT], path: Path, what: str, settings: Sequence[str] = ()) -> ModelT:
     """Reads, changes and validates a YAML file as ``model``."""
-    content = read_yaml(path, what)
-    if isinstance(content, dict):
-        content = apply_settings(content, settings)
-    return parse_model(model, content, f"{what} {path}")
+    return parse_model(model, apply_settings(read_yaml(path, what), settings), f"{what} {path}")
 
 
 def dump_yaml(model: BaseModel) -> str:

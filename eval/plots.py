@@ -18,13 +18,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from ctr.eval.arrays import FloatArray
-from ctr.eval.logistic import sigmoid
 from ctr.eval.logit_histogram import LOGIT_LIMIT
 from ctr.eval.per_query_auc import SIZE_NAMES
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#333333")
 """Of Okabe and Ito, which people with any kind of colour vision tell apart."""
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+"""Fewer than the colours: the first 42 runs all look different."""
 
 _INK = "#1f2933"
 _QUIET = "#8a94a0"
@@ -103,15 +103,18 @@ def progressive_metric(windows: Sequence[pd.DataFrame], metric: str) -> str:
             else:
                 color = COLORS[index % len(COLORS)]
                 coarse = len(table) > _MANY_WINDOWS
-                axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0, rasterized=coarse)
+                alpha = min(0.15, 0.5 / len(windows))
+                axes.fill_between(x, low, high, color=color, alpha=alpha, linewidth=0, rasterized=coarse)
                 _with_line(axes, x, y, index)
                 if has_running_mean(metric):
                     mean = _running_mean(y, table[_SUMMED_BY[metric]].to_numpy())
                     axes.plot(x, mean, color=color, linestyle=(0, (5, 2)), linewidth=1, rasterized=coarse)
+            # Windows with few examples, and the outer half of the bands, may lie outside the frame.
             full = table["window_examples"].to_numpy() >= table["window_examples"].median() / 4
-            shown.append(np.concatenate([y[full], (y[full] + low[full]) / 2, (y[full] + high[full]) / 2]))
+            inner = (y + low) / 2, (y + high) / 2
+            shown += [y[full], *(bound[full] for bound in (inner if len(table) > 1 else (low, high)))]
         _frame(axes, np.concatenate(shown), _BASELINES.get(metric))
-        _label_time_or_examples(axes, by_time)
+        _frame_pass(axes, windows, by_time)
         return _svg(figure)
 
 
@@ -120,14 +123,14 @@ def throughput(windows: Sequence[pd.DataFrame]) -> str:
     with matplotlib.rc_context(_STYLE):
         figure, axes = _figure(_WIDE)
         by_time = uses_event_time(windows)
-        rates = [np.zeros(1)]
+        rates = []
         for index, table in enumerate(windows):
             rates.append(table["examples_per_second"].to_numpy())
             _with_line(axes, _position(table, by_time), rates[-1], index)
+        axes.yaxis.set_major_formatter(_thousands())
         _frame(axes, np.concatenate(rates), None)
         axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(_thousands())
-        _label_time_or_examples(axes, by_time)
+        _frame_pass(axes, windows, by_time)
         return _svg(figure)
 
 
@@ -216,6 +219,8 @@ def auc_by_query_size(tables: Sequence[pd.DataFrame]) -> str:
                 below.bar(x, table["queries"].to_numpy(), width, color=COLORS[index % len(COLORS)])
         if same:
             below.bar(np.arange(len(sizes)), rows[0]["queries"].to_numpy(), 0.5, color="#c3cad2")
+        low, high = above.get_ylim()
+        above.set_ylim(max(low, -0.03), min(high, 1.03))
         above.set_ylabel("PerQueryAUC")
         above.tick_params(bottom=False)
         below.set_ylabel("queries")
@@ -270,13 +275,6 @@ def prediction_histogram(histogram: FloatArray, limits: tuple[int, int], index: 
         if axes.get_legend_handles_labels()[0]:
             axes.legend(loc="upper right")
         return _svg(figure)
-
-
-def mean_probability(histogram: FloatArray, clicked: int) -> float:
-    """Mean prediction of a class, from the bins' middles; NaN without examples."""
-    middles = (np.arange(len(histogram)) + 0.5) * (2 * LOGIT_LIMIT / len(histogram)) - LOGIT_LIMIT
-    total = histogram[:, clicked].sum()
-    return float(histogram[:, clicked] @ sigmoid(middles) / total) if total > 0 else float("nan")
 
 
 def _figure(size: tuple[float, float]) -> tuple[Figure, Axes]:
@@ -363,12 +361,20 @@ def _frame(axes: Axes, values: FloatArray, baseline: float | None) -> None:
     axes.set_ylim(low - margin, high + margin)
 
 
-def _label_time_or_examples(axes: Axes, by_time: bool) -> None:
+def _frame_pass(axes: Axes, windows: Sequence[pd.DataFrame], by_time: bool) -> None:
     if by_time:
+        begin = min((table["window_begin"].min() for table in windows if len(table)), default=0)
+        end = max((table["window_end"].max() for table in windows if len(table)), default=0)
+        # One query alone has no duration.
+        margin = (end - begin) // 40 or 1_000_000
+        limits = np.array([begin - margin, end + margin]).astype("datetime64[us]")
+        axes.set_xlim(limits[0], limits[1])
         locator = AutoDateLocator(minticks=4, maxticks=8)  # type: ignore[no-untyped-call]
         axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(
-            ConciseDateFormatter(locator, formats=_DATES, offset_formats=_DATES_BESIDE)  # type: ignore[no-untyped-call]
+            ConciseDateFormatter(  # type: ignore[no-untyped-call]
+                locator, formats=_DATES, offset_formats=_DATES_BESIDE
+            )
         )
         axes.set_xlabel("event time (UTC)")
     else:

@@ -25,18 +25,9 @@ from ctr.eval.report_figures import (
 )
 from ctr.eval.run_comparison import COSTS, NotComparableError, RunComparison, compare_read_runs
 from ctr.eval.run_files import METRICS, RunError
-from ctr.eval.shown_run import ShownRun, show_runs
+from ctr.eval.shown_run import COUNTS, ShownRun, show_runs
 
 _TEMPLATE = "report.html.j2"
-_COUNTS = {
-    "log_rows": "rows of the log",
-    "batches": "batches",
-    "skipped_steps": "skipped steps",
-    "nonfinite_predictions": "predictions that were not finite",
-    "rejected_rows": "rejected rows",
-}
-"""Entries of summary.json that tell how the pass went, with their titles."""
-
 _BAR_HALF = 56.0
 _BAR_MIDDLE = 60.0
 _VERDICT_SIGNS = {"better": "▲", "worse": "▼", "differs": "◆", "not significant": ""}
@@ -89,18 +80,9 @@ def write_report(runs: Sequence[Path], out: Path | None) -> Path:
     if not runs:
         raise RunError("a report needs at least one run directory, got none")
     path = runs[0] / "report.html" if out is None else out
-    content = render_report(runs).encode()
-    temporary = path.with_name(f"{path.name}.partial-{secrets.token_hex(4)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise RunError(f"{path}: cannot be written: {error.strerror}") from None
+    if path.is_dir():
+        raise RunError(f"{path}: is a folder; allowed: a file to write the report to")
+    _write_atomic(path, render_report(runs).encode())
     return path
 
 
@@ -125,7 +107,7 @@ def render_report(runs: Sequence[Path]) -> str:
         metrics=METRICS,
         titles=display.METRIC_TITLES,
         costs=COSTS,
-        counts=_COUNTS,
+        counts=COUNTS,
         sizes=_sizes(shown),
         environment_keys=list(dict.fromkeys(key for item in shown for key in item.environment)),
         period=_period(shown),
@@ -136,6 +118,22 @@ def render_report(runs: Sequence[Path]) -> str:
         query_size=query_size_figure(shown),
         histograms=histogram_figures(shown),
     )
+
+
+def _write_atomic(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f"{path.name}.partial-{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror}") from None
+    finally:
+        if temporary.is_file():
+            temporary.unlink()
 
 
 def _compare(first: ShownRun, other: ShownRun) -> _Compared:

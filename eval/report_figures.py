@@ -1,6 +1,7 @@
 """The figures of a report: plots with their words."""
 
 import base64
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,9 @@ import numpy as np
 import pandas as pd
 
 from ctr.eval import display, plots
+from ctr.eval.arrays import FloatArray, ratio
+from ctr.eval.logistic import sigmoid
+from ctr.eval.logit_histogram import LOGIT_LIMIT
 from ctr.eval.run_files import METRICS
 from ctr.eval.shown_run import ShownRun
 
@@ -115,8 +119,12 @@ def histogram_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
     limits = plots.prediction_range(histograms)
     figures = []
     for index, (shown, histogram) in enumerate(zip(runs, histograms, strict=True)):
-        clicked, other = (display.fixed(plots.mean_probability(histogram, side), 4) for side in (1, 0))
-        words = f"mean prediction {clicked} where clicked, {other} where not"
+        means = [
+            f"{display.fixed(mean, 4)} {where}"
+            for clicked, where in ((1, "where clicked"), (0, "where not"))
+            if not math.isnan(mean := _mean_prediction(histogram, clicked))
+        ]
+        words = "mean prediction " + ", ".join(means or [display.ABSENT])
         figures.append(
             _figure(
                 words.capitalize(),
@@ -126,6 +134,12 @@ def histogram_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
             )
         )
     return figures
+
+
+def _mean_prediction(histogram: FloatArray, clicked: int) -> float:
+    """Mean prediction of a class, from the middles of the fine logit bins [B, 2]; NaN without examples."""
+    middles = (np.arange(len(histogram)) + 0.5) * (2 * LOGIT_LIMIT / len(histogram)) - LOGIT_LIMIT
+    return float(ratio(histogram[:, clicked] @ sigmoid(middles), histogram[:, clicked].sum()))
 
 
 def slice_tables(runs: Sequence[ShownRun]) -> list[SliceTable]:

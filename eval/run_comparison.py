@@ -63,6 +63,7 @@ class RunComparison:
         metrics: rows as `ctr.eval.compare.compare` gives them, in the order of `METRICS`.
         predictions: how far apart the predictions lie; None when that cannot be told.
         no_predictions: why it cannot be told.
+        costs: for each of `COSTS` its value in run a, in run b, and b / a; None where unknown.
         configuration: where config.yaml differs.
         environment: where environment.json differs. If it does, speeds may differ by more than the
             configuration.
@@ -73,16 +74,9 @@ class RunComparison:
     metrics: pd.DataFrame
     predictions: PairedPredictions | None
     no_predictions: str
+    costs: dict[str, tuple[float | None, float | None, float | None]]
     configuration: list[Difference]
     environment: list[Difference]
-
-    def costs(self) -> list[tuple[str, float | None, float | None, float | None]]:
-        """For each of `COSTS`: its key, its value in run a and in run b, and b / a; None where unknown."""
-        out = []
-        for key in COSTS:
-            a, b = self.run_a.number(key), self.run_b.number(key)
-            out.append((key, a, b, None if a is None or b is None or a == 0 else b / a))
-        return out
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON; None where undefined."""
@@ -115,7 +109,7 @@ class RunComparison:
                 for metric, row in self.metrics.iterrows()
             },
             "prediction_difference": difference,
-            "cost": {key: {"a": a, "b": b, "ratio": ratio} for key, a, b, ratio in self.costs()},
+            "cost": {key: {"a": a, "b": b, "ratio": ratio} for key, (a, b, ratio) in self.costs.items()},
             "configuration": [{"key": entry.key, **entry.values} for entry in self.configuration],
             "environment": [{"key": entry.key, **entry.values} for entry in self.environment],
         }
@@ -135,7 +129,10 @@ class RunComparison:
             "",
             *aligned(
                 [["cost", "a", "b", "b / a"]]
-                + [[COSTS[key], amount(a), amount(b), times(ratio)] for key, a, b, ratio in self.costs()]
+                + [
+                    [COSTS[key], amount(a), amount(b), times(ratio)]
+                    for key, (a, b, ratio) in self.costs.items()
+                ]
             ),
         ]
         if not self.configuration:
@@ -215,6 +212,7 @@ def compare_read_runs(run_a: Run, run_b: Run) -> RunComparison:
         metrics=compare(run_a.metrics, run_b.metrics).loc[list(METRICS)],
         predictions=predictions,
         no_predictions=no_predictions,
+        costs={key: _cost(run_a.number(key), run_b.number(key)) for key in COSTS},
         configuration=differing_keys(run_a.config, run_b.config),
         environment=differing_keys(read_environment(run_a.folder), read_environment(run_b.folder)),
     )
@@ -229,6 +227,10 @@ def differing_keys(a: dict[str, Any], b: dict[str, Any]) -> list[Difference]:
         if len(values) < 2 or values["a"] != values["b"]:
             differences.append(Difference(key, values))
     return differences
+
+
+def _cost(a: float | None, b: float | None) -> tuple[float | None, float | None, float | None]:
+    return a, b, None if a is None or b is None or a == 0 else b / a
 
 
 def _pair_predictions(run_a: Run, run_b: Run) -> tuple[PairedPredictions | None, str]:

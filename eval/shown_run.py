@@ -10,8 +10,10 @@ import pandas as pd
 
 from ctr.eval import display, plots
 from ctr.eval.calibration import calibration_buckets
+from ctr.eval.run_comparison import COSTS
 from ctr.eval.run_files import (
     Run,
+    RunError,
     config_text,
     count_rejects,
     distinct_names,
@@ -20,10 +22,20 @@ from ctr.eval.run_files import (
     read_windows,
 )
 
-SIGNS = "●■▲◆▼✚✖"
+COUNTS = {
+    "log_rows": "rows of the log",
+    "batches": "batches",
+    "skipped_steps": "skipped steps",
+    "nonfinite_predictions": "predictions that were not finite",
+    "rejected_rows": "rejected rows",
+}
+"""Entries of summary.json that tell how the pass went, with their titles."""
+
+SIGNS = "●■▲◆▼✚"
 """`plots.MARKERS` as text."""
 
 _SIZE_DECIMALS = 4
+_SKIPPED_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,10 @@ class ShownRun:
         sizes: PerQueryAUC by query size.
         config: text of config.yaml.
         environment: keys and values of environment.json.
+        costs: what it costs, for each of `COSTS`.
+        counts: how the pass went, for each of `COUNTS`.
         rejects: rejected rows by reason.
+        skipped: rows of the log, from and up to, that skipped steps were about; the first of them.
     """
 
     name: str
@@ -54,7 +69,10 @@ class ShownRun:
     sizes: pd.DataFrame
     config: str
     environment: dict[str, str]
+    costs: dict[str, float | None]
+    counts: dict[str, float | None]
     rejects: dict[str, int]
+    skipped: list[str]
 
     def value(self, metric: str) -> str:
         """A metric, with as many digits as its interval deserves."""
@@ -91,12 +109,22 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
             sizes=run.metrics.per_query_auc.by_size(),
             config=config_text(folder),
             environment={key: _text(value) for key, value in read_environment(folder).items()},
+            costs={key: run.number(key) for key in COSTS},
+            counts={key: run.number(key) for key in COUNTS},
             rejects=count_rejects(folder),
+            skipped=_skipped(run),
         )
         for index, (folder, name, run) in enumerate(
             zip(folders, distinct_names(folders), map(read_run, folders), strict=True)
         )
     ]
+
+
+def _skipped(run: Run) -> list[str]:
+    ranges = run.summary.get("skipped_ranges", [])
+    if not isinstance(ranges, list):
+        raise RunError(f"{run.folder / 'summary.json'}: skipped_ranges must be a list, got {ranges!r:.80}")
+    return [_text(rows) for rows in ranges[:_SKIPPED_SHOWN]]
 
 
 def _text(value: object) -> str:

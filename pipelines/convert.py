@@ -1,5 +1,6 @@
 """Conversions of whole columns that say of each row whether it could be converted."""
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -77,7 +78,8 @@ def check_utf8(column: pa.Array) -> tuple[pa.Array, Bad]:
     if pa.types.is_string_view(kind):
         column = column.cast(pa.string())
         kind = column.type
-    if pa.types.is_list(kind) and (is_text(kind.value_type) or pa.types.is_binary(kind.value_type)):
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if is_list and (is_text(kind.value_type) or pa.types.is_binary(kind.value_type)):
         _, bad_values = check_utf8(column.flatten())
         bad = np.zeros(len(column), bool)
         bad[column.value_parent_indices().to_numpy()[bad_values]] = True
@@ -88,6 +90,13 @@ def check_utf8(column: pa.Array) -> tuple[pa.Array, Bad]:
         return column, np.zeros(len(column), bool)
     target = pa.large_string() if pa.types.is_large_binary(column.type) else pa.string()
     return convert_checked(column, lambda values: values.cast(target))
+
+
+def show_bytes(column: pa.Array) -> pa.Array:
+    """A column of text, or lists of it, as bytes, which Python can show where they are not UTF-8."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column.cast(pa.list_(pa.large_binary()) if pa.types.is_nested(column.type) else pa.large_binary())
 
 
 def parse_numbers(column: pa.Array, whole: bool = False) -> tuple[pa.Array, Bad]:
@@ -120,6 +129,8 @@ def parse_numbers(column: pa.Array, whole: bool = False) -> tuple[pa.Array, Bad]
         or pa.types.is_null(kind)
     ):
         raise InputError(f"of type {kind}, where numbers are needed")
+    if pa.types.is_integer(kind) and not whole:
+        return column.cast(target, safe=False), np.zeros(len(column), bool)
     return convert_checked(column, lambda values: values.cast(target))
 
 
@@ -190,13 +201,18 @@ def _iso_us(kind: pa.DataType, texts: pa.Array) -> pa.Array:
 
 
 def _times_by_format(column: pa.Array, form: str) -> tuple[pa.Array, Bad]:
-    # Python's strptime on the distinct values: it knows %f and %z, and refuses a 30th of February.
+    # Python's strptime on the distinct values: it knows %f and %z, and refuses a 30th of February. Where
+    # numbers touch, as in %m%d, it would also read too short a text; then the text must be what it prints.
+    touching = re.search("%[a-zA-Z]%", form) is not None
     encoded = column.dictionary_encode()
     times: list[int | None] = []
     for text in encoded.dictionary.to_pylist():
         try:
             parsed = datetime.strptime(text, form)
         except ValueError:
+            times.append(None)
+            continue
+        if touching and parsed.strftime(form) != text:
             times.append(None)
             continue
         aware = parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=UTC)

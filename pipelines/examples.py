@@ -26,6 +26,7 @@ from ctr.pipelines.convert import (
     parse_numbers,
     parse_times,
     parse_weights,
+    show_bytes,
 )
 from ctr.pipelines.joins import SideTable
 from ctr.pipelines.rejects import Reject, make_reject
@@ -64,15 +65,15 @@ class _Verdict:
         self.good = np.ones(chunk.table.num_rows, bool)
         self.rejects = list(chunk.rejects)
 
-    def refuse(self, bad: np.ndarray, key: str, reason: str, values: pa.Array | None, allowed: str) -> None:
+    def refuse(self, bad: np.ndarray, key: str, reason: str, values: pa.Array, allowed: str) -> None:
+        """Sets the ``bad`` rows aside, with the value that each has; a null or empty one is called missing."""
         places = np.flatnonzero(bad & self.good)
         if not len(places):
             return
         self.good[places] = False
-        found = [None] * len(places) if values is None else values.take(pa.array(places)).to_pylist()
+        found = values.take(pa.array(places)).to_pylist()
         for row, value in zip(self._chunk.rows[places].tolist(), found, strict=True):
-            is_missing = value is None or value == ""
-            why = "missing" if is_missing and values is not None else reason
+            why = "missing" if value is None or value == "" else reason
             self.rejects.append(make_reject(self._chunk.file, row, key, why, value, allowed))
 
 
@@ -102,7 +103,9 @@ class ExampleMaker:
             InputError: a column of a type that its use cannot read.
         """
         verdict = _Verdict(chunk)
-        table = self._attach(self._checked_text(chunk.table, verdict), sides)
+        table = self._checked_text(chunk.table, verdict)
+        for side in sides:
+            table = side.attach(table)
         columns = {name: table.column(name).combine_chunks() for name in table.column_names}
         times = self._times(columns, chunk, first, verdict)
         labels, bad, allowed = _parse(self._mapping.label.column, columns, parse_labels, self._mapping.label)
@@ -144,13 +147,9 @@ class ExampleMaker:
         for name in table.column_names:
             raw = table.column(name).combine_chunks()
             columns[name], bad = check_utf8(raw)
-            verdict.refuse(bad, name, "invalid UTF-8", raw, "UTF-8")
+            if bad.any():
+                verdict.refuse(bad, name, "invalid UTF-8", show_bytes(raw), "UTF-8")
         return pa.table(columns)
-
-    def _attach(self, table: pa.Table, sides: Iterable[SideTable]) -> pa.Table:
-        for side in sides:
-            table = side.attach(table)
-        return table
 
     def _times(self, columns: dict[str, pa.Array], chunk: Chunk, first: int, verdict: _Verdict) -> np.ndarray:
         time = self._mapping.time

@@ -89,6 +89,8 @@ class JsonlReader:
                 if not times:
                     break
                 self._declared.update((name, pa.string()) for name in times)
+            # Arrow builds a broken column of lists when the first one begins with two nulls.
+            table.validate(full=True)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError):
             return None
         certain = all(self._certain(field) for field in table.schema if field.name in self._wanted)

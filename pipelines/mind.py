@@ -145,7 +145,8 @@ def _explode(lines: dict[str, pa.Array], news: News, wanted: Sequence[str]) -> t
     candidates = items.flatten()
     parents = items.value_parent_indices()
     parts = pc.extract_regex(candidates, r"^(?P<news>.+)-(?P<clicked>[^-]*)$")
-    shown = pc.coalesce(parts.field("news"), candidates)
+    # struct_field, unlike the array's own field, keeps in mind which candidates did not match.
+    shown = pc.coalesce(pc.struct_field(parts, "news"), candidates)
     places = pc.index_in(shown, news.ids)
 
     def column(name: str) -> pa.Array:
@@ -159,7 +160,7 @@ def _explode(lines: dict[str, pa.Array], news: News, wanted: Sequence[str]) -> t
             return shown
         if name == "clicked":
             # A candidate without a click mark keeps its whole text here, for the reject to show.
-            return pc.coalesce(parts.field("clicked"), candidates)
+            return pc.coalesce(pc.struct_field(parts, "clicked"), candidates)
         assert name == "example_id"
         return pc.binary_join_element_wise(lines["impression_id"].take(parents), shown, "-")
 

@@ -249,3 +249,10 @@ def test_the_hash_depends_on_the_meaning_only():
     assert parse_model(TrainConfig, other, "x").sha256() == config.sha256()
     for changed in ({**one, "seed": 4}, {**one, "batch": {"rows": 8}}, {"seed": 3}):
         assert parse_model(TrainConfig, changed, "x").sha256() != config.sha256()
+
+
+def test_settings_leave_what_is_no_mapping_to_be_refused(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("[1, 2]\n")
+    with pytest.raises(InputError, match="a mapping of keys to values is expected, received list"):
+        load_model(TrainConfig, path, "config", ["seed=3"])

@@ -75,9 +75,10 @@ def _pack(rows: Rows, batch_rows: int, largest_query: int, ended: bool) -> Itera
             larger = int(np.searchsorted(ends, position, side="right"))
             size = int(ends[larger] if larger < len(ends) else len(rows)) - position
             if size > largest_query:
+                or_more = "" if larger < len(ends) else " or more"
                 raise InputError(
-                    f"query_id {rows.query_id[position]} (from row {rows.first + position} of the log) has {size} rows "
-                    f"or more; at most {largest_query} are allowed (batch.largest_query)"
+                    f"query_id {rows.query_id[position]} (from row {rows.first + position} of the log) has {size} rows"
+                    f"{or_more}; at most {largest_query} are allowed (batch.largest_query)"
                 )
             if larger >= len(ends):
                 return

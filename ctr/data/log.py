@@ -38,11 +38,13 @@ KEY_COLUMNS = ("query_time", "query_id", "example_id")
 IDS_COLUMN = "ids"
 MAX_TIME_US = 2**62
 _FORMAT = 1
+_FEW_VALUED = ("label", "train_weight", "metric_weight")
 
 
 def shard_schema(schema: Schema) -> pa.Schema:
     """The Arrow schema of the shards of a log with these features."""
-    fields = [pa.field(name, pa.int64(), nullable=False) for name in ("query_time", "timestamp", "query_id", "example_id")]
+    keys = ("query_time", "timestamp", "query_id", "example_id")
+    fields = [pa.field(name, pa.int64(), nullable=False) for name in keys]
     fields.append(pa.field("label", pa.int8(), nullable=False))
     fields += [pa.field(name, pa.float32(), nullable=False) for name in ("train_weight", "metric_weight")]
     if schema.single_valued:
@@ -160,7 +162,9 @@ def read_schema(folder: Path) -> Schema:
     version = content.pop("version", None)
     schema = parse_model(Schema, content, str(path))
     if schema.version != version:
-        raise InputError(f"{path}: the features do not match the recorded version {version}: the file was changed")
+        raise InputError(
+            f"{path}: the features do not match the recorded version {version}: the file was changed"
+        )
     return schema
 
 
@@ -193,9 +197,8 @@ def _check_order(table: pa.Table, where: str) -> np.ndarray:
     in_order = later | (same_time & (query[1:] > query[:-1])) | (same_query & (example[1:] > example[:-1]))
     if not in_order.all():
         row = int(np.flatnonzero(~in_order)[0]) + 1
-        problem = "repeats an example_id of its query" if same_query[row - 1] and example[row] == example[row - 1] else (
-            "is out of order"
-        )
+        repeated = same_query[row - 1] and example[row] == example[row - 1]
+        problem = "repeats an example_id of its query" if repeated else "is out of order"
         raise InputError(
             f"{where}: row {row} (example_id {example[row]}) {problem}; rows are sorted by {', '.join(KEY_COLUMNS)}"
         )
@@ -211,7 +214,7 @@ def parquet_bytes(table: pa.Table) -> bytes:
         sink,
         compression="zstd",
         compression_level=1,
-        use_dictionary=[name for name in table.column_names if name in ("label", "train_weight", "metric_weight")],
+        use_dictionary=[name for name in _FEW_VALUED if name in table.column_names],
         column_encoding=None,
         use_byte_stream_split=packed,
         write_page_checksum=True,
@@ -247,7 +250,9 @@ def publish_interval(
         raise InputError(f"{name}: start must be below end, both from 0 to {MAX_TIME_US} microseconds")
     found = read_schema(folder).version
     if found != schema.version:
-        raise InputError(f"{name}: the rows were made under schema {schema.version}, the log has schema {found}")
+        raise InputError(
+            f"{name}: the rows were made under schema {schema.version}, the log has schema {found}"
+        )
     try:
         rows = rows.cast(shard_schema(schema)).combine_chunks()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
@@ -302,7 +307,9 @@ def _create_manifest(folder: Path, manifest: Manifest) -> None:
     path = folder / "manifests" / f"{manifest.name}.json"
     content = json_bytes(manifest.model_dump(mode="json"))
     if not create_exclusively(path, content) and path.read_bytes() != content:
-        raise InputError(f"{path}: this interval was published before with other content; the first one stays")
+        raise InputError(
+            f"{path}: this interval was published before with other content; the first one stays"
+        )
 
 
 def _shard_ranges(begins: np.ndarray, rows: int, shard_rows: int) -> Iterator[tuple[int, int]]:
@@ -328,7 +335,7 @@ def list_intervals(folder: Path) -> list[tuple[int, int]]:
 def read_manifests(folder: Path) -> list[Manifest]:
     """All published intervals in order of time, checked for overlaps and against the log's schema."""
     version = read_schema(folder).version
-    manifests = []
+    manifests: list[Manifest] = []
     for start, end in list_intervals(folder):
         path = folder / "manifests" / f"{start:019d}-{end:019d}.json"
         content = read_json_object(path, f"{path}: no such manifest")

@@ -131,7 +131,7 @@ class RowOrder(StrictModel):
     """Times for logs that have none: ``start`` plus ``step_us`` microseconds for each row before."""
 
     start: datetime
-    step_us: int = Field(ge=1)
+    step_us: int = Field(ge=1, le=86_400_000_000)
 
     @property
     def start_us(self) -> int:

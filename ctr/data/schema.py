@@ -128,7 +128,9 @@ class Number(FeatureBase):
             return [self.step.low + index * self.step.size for index in range(count)]
         assert self.log is not None
         octaves = math.log2(self.log.maximum)
-        positive = [2 ** (k / self.log.per_octave) for k in range(math.floor(octaves * self.log.per_octave) + 1)]
+        positive = [
+            2 ** (k / self.log.per_octave) for k in range(math.floor(octaves * self.log.per_octave) + 1)
+        ]
         if self.log.signed:
             return [-edge for edge in reversed(positive)] + [0.0] + positive
         return [0.0, *positive]
@@ -191,13 +193,19 @@ class Schema(StrictModel):
             if feature.name in known:
                 raise ValueError(f"feature {feature.name} is named twice")
             if feature.name in RESERVED_NAMES:
-                raise ValueError(f"feature {feature.name} has the name of a column of the log: another one is needed")
+                raise ValueError(
+                    f"feature {feature.name} has the name of a column of the log: another one is needed"
+                )
             if isinstance(feature, Cross):
                 for part in feature.of:
                     if part not in known:
-                        raise ValueError(f"feature {feature.name} crosses {part}, which is not a feature before it")
+                        raise ValueError(
+                            f"feature {feature.name} crosses {part}, which is not a feature before it"
+                        )
                     if isinstance(known[part], Cross):
-                        raise ValueError(f"feature {feature.name} crosses {part}, itself a cross: name its parts")
+                        raise ValueError(
+                            f"feature {feature.name} crosses {part}, itself a cross: name its parts"
+                        )
                 if len(set(feature.of)) != len(feature.of):
                     raise ValueError(f"feature {feature.name} crosses a feature with itself")
                 if sum(is_multivalent(known[part], known) for part in feature.of) > 1:

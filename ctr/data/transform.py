@@ -274,8 +274,8 @@ def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table) -> pa.Table:
         raw: the source columns of the same rows.
 
     Raises:
-        InputError: keys absent, null or out of their range (labels are 0 and 1, weights finite and not negative); and all
-            that ``transform_table`` refuses.
+        InputError: keys absent, null or out of their range (labels are 0 and 1, weights finite and not
+            negative); and all that ``transform_table`` refuses.
     """
     target = shard_schema(schema)
     matrix, lists = transform_table(schema, raw)

@@ -1,6 +1,6 @@
 """A day's queries and impressions, and the probability with which each is clicked."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -57,11 +57,13 @@ class Impressions:
     def first(self, count: int) -> "Impressions":
         """The first ``count`` impressions."""
         queries = int(self.query[count - 1]) + 1
-        return Impressions(
-            *(values[:count] for values in (self.query, self.ad, self.position)),
-            *(values[:queries] for values in (self.time_us, self.user, self.device, self.topic, self.words)),
-            day=self.day,
-            first_day=self.first_day,
+        return replace(
+            self,
+            **{name: getattr(self, name)[:count] for name in ("query", "ad", "position")},
+            **{
+                name: getattr(self, name)[:queries]
+                for name in ("time_us", "user", "device", "topic", "words")
+            },
         )
 
 

@@ -14,6 +14,17 @@ from ctr.training.config import TrainConfig
 
 _BFLOAT16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
 
+# Variables that choose other kernels or other numbers of threads.
+_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "ONEDNN_MAX_CPU_ISA",
+    "TF_ENABLE_ONEDNN_OPTS",
+    "TF_NUM_INTEROP_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+    "TF_XLA_FLAGS",
+    "XLA_FLAGS",
+)
+
 
 def _cpu_info(wanted: str) -> str:
     """What the system tells of its first processor under a key; empty when it tells nothing."""
@@ -66,11 +77,12 @@ def describe_environment(config: TrainConfig) -> dict[str, Any]:
         "platform": platform.platform(),
         "versions": versions,
         "processor": _cpu_info("model name"),
-        "cpu_count": os.cpu_count(),
+        "cpu_count": len(os.sched_getaffinity(0)),
         "bfloat16_units": sorted(cpu_flags() & _BFLOAT16_FLAGS),
         "devices": [device.name for device in tf.config.list_physical_devices()],
         "compute_dtype": resolve_compute_dtype(config),
         "jit": resolve_jit(config),
         "intra_op_threads": tf.config.threading.get_intra_op_parallelism_threads(),
         "inter_op_threads": tf.config.threading.get_inter_op_parallelism_threads(),
+        "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }

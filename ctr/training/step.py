@@ -117,8 +117,8 @@ def make_step(state: TrainState, config: TrainConfig, jit: bool) -> Callable[[Fe
         for layout in state.layouts
     ]
     signature = [vector, vector, plans, tf.TensorSpec([], tf.float32)]
-    # XLA needs static shapes: there, each of the few padded sizes is compiled by itself.
-    compiled = tf.function(step, jit_compile=True) if jit else tf.function(step, input_signature=signature)
+    # XLA compiles each of the few padded sizes by itself, from this one trace.
+    compiled = tf.function(step, input_signature=signature, jit_compile=jit or None)
 
     def run(feed: Feed, alpha2: float) -> StepResult:
         result = compiled(

@@ -373,7 +373,7 @@ def arrange(array: pa.Array, cuts: tuple[int, int]) -> pa.ChunkedArray:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     rows_of_columns,
     st.lists(text_types, min_size=4, max_size=4),
@@ -410,6 +410,25 @@ def test_ingestion_equals_the_graph(
         assert found[name] == ids, name
         flat = value.values if isinstance(value, tf.RaggedTensor) else value
         assert ((flat.numpy() >= 0) & (flat.numpy() < CROSSES.by_name[name].buckets)).all()
+
+
+def test_a_saved_model_gives_the_same_ids(tmp_path: Path) -> None:
+    module = tf.Module()
+    module.transform = IN_GRAPH
+    tf.saved_model.save(module, str(tmp_path))
+    raw = {
+        "a": tf.constant(["p", ""]),
+        "b": tf.constant(["x", "other"]),
+        "n": tf.constant([0.5, float("nan")]),
+        "t": tf.constant(["Two Words", ""]),
+        "m": tf.constant(["1 2 3", ""]),
+    }
+    loaded = tf.saved_model.load(str(tmp_path)).transform(raw)
+    for name, ids in transform_tensors(CROSSES, raw).items():
+        if isinstance(ids, tf.RaggedTensor):
+            assert loaded[name].to_list() == ids.to_list()
+        else:
+            assert loaded[name].numpy().tolist() == ids.numpy().tolist()
 
 
 @pytest.mark.parametrize(
@@ -482,6 +501,8 @@ def test_pack_table_is_under_the_shard_schema() -> None:
     ("name", "values", "message"),
     [
         ("label", [0, 2], "the key column label holds values other than 0 and 1"),
+        ("train_weight", [1, -1], "the key column train_weight holds values that are not finite or below 0"),
+        ("metric_weight", [1, float("nan")], "the key column metric_weight holds values that are not finite"),
         ("label", [0, 300], "the key column label is not int8"),
         ("query_id", [1, None], "the key column query_id has 1 nulls"),
         ("query_id", ["a", "b"], "the key column query_id is not int64"),

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -163,7 +164,7 @@ def plain_sessions(events: list[tuple[int, int]], gap_us: int | None) -> list[tu
         places = sorted((time, place) for place, (other, time) in enumerate(events) if other == group)
         session = [places[0]]
         sessions = [session]
-        for (before, _), here in zip(places, places[1:], strict=False):
+        for (before, _), here in pairwise(places):
             if gap_us is not None and here[0] - before > gap_us:
                 session = []
                 sessions.append(session)
@@ -190,13 +191,18 @@ def reference(rows: list[tuple[str, int, dict[str, Any]]], mapping: Mapping) -> 
     times = [int(row["time"]) * 1_000_000 for _, _, row in rows]
     if mapping.example_id is None:
         names = {name: int(string_ids(pa.array([name]))[0]) for name, _, _ in rows}
-        ids = [plain_mix(names[name], number, time) for (name, number, _), time in zip(rows, times, strict=True)]
+        ids = [
+            plain_mix(names[name], number, time) for (name, number, _), time in zip(rows, times, strict=True)
+        ]
     else:
         ids = [int(row["id"]) for _, _, row in rows]
     if mapping.query is None:
         queries = list(zip(ids, times, strict=True))
     else:
-        events = [(int(row[mapping.query.group_column]), time) for (_, _, row), time in zip(rows, times, strict=True)]
+        events = [
+            (int(row[mapping.query.group_column]), time)
+            for (_, _, row), time in zip(rows, times, strict=True)
+        ]
         queries = plain_sessions(events, GAP_S * 1_000_000 if mapping.query.session else None)
     examples = []
     for (_, _, row), time, example_id, query in zip(rows, times, ids, queries, strict=True):
@@ -229,7 +235,9 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     for manifest in read_manifests(folder):
         for entry in manifest.shards:
             table = read_shard(folder, entry, schema)
-            ids = unpack_ids(table.column("ids").combine_chunks()) if schema.single_valued else np.zeros((0, 0))
+            ids = (
+                unpack_ids(table.column("ids").combine_chunks()) if schema.single_valued else np.zeros((0, 0))
+            )
             for place, row in enumerate(table.to_pylist()):
                 row.pop("ids", None)
                 row |= {name: int(ids[place, at]) for at, name in enumerate(schema.single_valued)}

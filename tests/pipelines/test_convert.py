@@ -40,7 +40,13 @@ def label_of(content):
 def checked(result):
     """[(value, bad)] of a conversion's result."""
     values, bad = result[0], result[1]
-    return list(zip(values.tolist() if isinstance(values, np.ndarray) else values.to_pylist(), bad.tolist(), strict=True))
+    return list(
+        zip(
+            values.tolist() if isinstance(values, np.ndarray) else values.to_pylist(),
+            bad.tolist(),
+            strict=True,
+        )
+    )
 
 
 @given(st.lists(st.sampled_from(["1", "-7", "x", "", None, "2.5", "99"]), max_size=30))
@@ -202,7 +208,11 @@ def test_plain_labels():
         *[(0, True)] * 3,
     ]
     assert checked(parse_labels(pa.array([True, False]), label_of("click"))) == [(1, False), (0, False)]
-    assert checked(parse_labels(pa.array([1.0, 0.5, math.nan]), label_of("click"))) == [(1, False), (0, True), (0, True)]
+    assert checked(parse_labels(pa.array([1.0, 0.5, math.nan]), label_of("click"))) == [
+        (1, False),
+        (0, True),
+        (0, True),
+    ]
 
 
 @given(
@@ -214,10 +224,15 @@ def test_label_rules(op, bound, values):
     import operator
 
     compare = {">=": "ge", ">": "gt", "<=": "le", "<": "lt", "==": "eq", "!=": "ne"}[op]
-    expected = [(0, True) if v is None else (int(getattr(operator, compare)(v, bound)), False) for v in values]
+    expected = [
+        (0, True) if v is None else (int(getattr(operator, compare)(v, bound)), False) for v in values
+    ]
     rule = label_of(f"rating {op} {bound}")
     assert checked(parse_labels(pa.array(values, pa.int64()), rule)) == expected
-    assert checked(parse_labels(pa.array([None if v is None else str(v) for v in values], pa.string()), rule)) == expected
+    assert (
+        checked(parse_labels(pa.array([None if v is None else str(v) for v in values], pa.string()), rule))
+        == expected
+    )
 
 
 def test_label_rules_on_text():
@@ -228,11 +243,28 @@ def test_label_rules_on_text():
 
 def test_weights():
     texts = ["1", "0", "0.25", "-1", "nan", "inf", "1e39", "", None, "x"]
-    assert checked(parse_weights(pa.array(texts))) == [(1.0, False), (0.0, False), (0.25, False), *[(0.0, True)] * 7]
+    assert checked(parse_weights(pa.array(texts))) == [
+        (1.0, False),
+        (0.0, False),
+        (0.25, False),
+        *[(0.0, True)] * 7,
+    ]
 
 
 def test_ids():
-    texts = ["7", "-7", "0", "007", "+7", "-0", "9223372036854775807", "9223372036854775808", "u7", "0x10", " 7"]
+    texts = [
+        "7",
+        "-7",
+        "0",
+        "007",
+        "+7",
+        "-0",
+        "9223372036854775807",
+        "9223372036854775808",
+        "u7",
+        "0x10",
+        " 7",
+    ]
     ids, missing = parse_ids(pa.array([*texts, "", None]))
     whole = {"7": 7, "-7": -7, "0": 0, "9223372036854775807": 2**63 - 1}
     expected = [whole.get(text, int(string_ids(pa.array([text]))[0])) for text in texts]
@@ -244,7 +276,10 @@ def test_ids():
 def test_ids_of_other_types_agree_with_their_text():
     assert checked(parse_ids(pa.array([5, None], pa.int32()))) == [(5, False), (0, True)]
     big = 2**63 + 5
-    assert parse_ids(pa.array([5, big], pa.uint64()))[0].tolist() == parse_ids(pa.array(["5", str(big)]))[0].tolist()
+    assert (
+        parse_ids(pa.array([5, big], pa.uint64()))[0].tolist()
+        == parse_ids(pa.array(["5", str(big)]))[0].tolist()
+    )
     assert checked(parse_ids(pa.nulls(1))) == [(0, True)]
     with pytest.raises(InputError, match="ids are whole numbers or text"):
         parse_ids(pa.array([1.5]))

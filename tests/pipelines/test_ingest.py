@@ -1,5 +1,6 @@
 """Whole ingests: against a plain-Python one, in any order and block size, again and after a kill."""
 
+import json
 import random
 import signal
 import subprocess
@@ -39,7 +40,10 @@ def test_the_log_is_that_of_a_plain_ingestion(tmp_path, helpers, suffix, query):
     assert (result.rows, result.examples, result.rejected, sum(progress)) == (150, 150, 0, 150)
     assert result.queries == len({(e["query_time"], e["query_id"]) for e in expected})
     assert result.clicks == sum(e["label"] for e in expected)
-    assert (result.first_time_us, result.last_time_us) == (expected[0]["query_time"], expected[-1]["query_time"])
+    assert (result.first_time_us, result.last_time_us) == (
+        expected[0]["query_time"],
+        expected[-1]["query_time"],
+    )
     assert result.intervals == list_intervals(tmp_path / "log")
     hours = {e["query_time"] // helpers.HOUR_US for e in expected}
     assert [start for start, _ in result.intervals] == [hour * helpers.HOUR_US for hour in sorted(hours)]
@@ -96,7 +100,9 @@ def test_rows_without_an_id_get_a_hash_of_name_row_and_time(tmp_path, helpers):
     rows = helpers.make_rows(90, seed=5)
     for name, part in (("part-10", rows[60:]), ("part-2", rows[30:60]), ("part-1", rows[:30])):
         helpers.write_rows(folder, part, name=name)
-    mapping = helpers.make_mapping(input={"type": "csv", "pattern": "part-*.csv"}, example_id=None, query=None)
+    mapping = helpers.make_mapping(
+        input={"type": "csv", "pattern": "part-*.csv"}, example_id=None, query=None
+    )
     ingest(mapping, [folder], tmp_path / "log")
     # The first row of a file with a header is number 2.
     numbered = [(f"part-{n}.csv", 2 + place, row) for n, part in ((1, rows[:30]), (2, rows[30:60]), (10, rows[60:]))
@@ -128,7 +134,9 @@ def test_a_second_ingest_adds_other_intervals_and_keeps_its_own_rejects(tmp_path
     early, late = rows[:cut], rows[cut:]
     early[0]["rating"] = late[0]["rating"] = "x"
     mapping = helpers.make_mapping(query=None)
-    paths = [helpers.write_rows(tmp_path / "in", part, name=name) for name, part in (("a", early), ("b", late))]
+    paths = [
+        helpers.write_rows(tmp_path / "in", part, name=name) for name, part in (("a", early), ("b", late))
+    ]
     for path in paths:
         ingest(mapping, [path], tmp_path / "log", max_reject_share=0.1)
     ingest(mapping, paths, tmp_path / "whole", max_reject_share=0.1)
@@ -207,7 +215,7 @@ module.ingest(load_mapping(Path(sys.argv[1])), [Path(sys.argv[2])], Path(sys.arg
 def test_a_killed_run_is_simply_run_again(root, tmp_path, helpers):
     path = helpers.write_rows(tmp_path / "in", helpers.make_rows(200, seed=10))
     mapping = helpers.make_mapping()
-    (tmp_path / "mapping.yaml").write_text(__import__("json").dumps(helpers.base_content()))
+    (tmp_path / "mapping.yaml").write_text(json.dumps(helpers.base_content()))
     ingest(mapping, [path], tmp_path / "whole")
     log = tmp_path / "log"
     command = [sys.executable, "-c", KILLED, tmp_path / "mapping.yaml", path, log]

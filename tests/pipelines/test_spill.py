@@ -29,7 +29,9 @@ def test_rows_come_back_by_interval_in_order_of_arrival(tmp_path, chunks, interv
         for chunk in chunks:
             places = list(range(count, count + len(chunk)))
             count += len(chunk)
-            spill.append(pa.table({"query_time": pa.array(chunk, pa.int64()), "place": places}, schema=SCHEMA))
+            spill.append(
+                pa.table({"query_time": pa.array(chunk, pa.int64()), "place": places}, schema=SCHEMA)
+            )
             for time, place in zip(chunk, places, strict=True):
                 expected.setdefault(time // interval * interval, []).append((time, place))
         assert spill.intervals() == [(start, start + interval) for start in sorted(expected)]
@@ -50,16 +52,24 @@ def test_arrivals_come_back_in_order(tmp_path):
     with spill_folder(tmp_path) as folder:
         arrival = Arrival(folder, SCHEMA)
         for first in (0, 3):
-            arrival.append(pa.table({"query_time": [9, 8, 7], "place": range(first, first + 3)}, schema=SCHEMA))
+            arrival.append(
+                pa.table({"query_time": [9, 8, 7], "place": range(first, first + 3)}, schema=SCHEMA)
+            )
         arrival.close()
-        assert [p for table in arrival.read_back() for p in table.column("place").to_pylist()] == list(range(6))
+        assert [p for table in arrival.read_back() for p in table.column("place").to_pylist()] == list(
+            range(6)
+        )
         assert list(folder.iterdir()) == []
 
 
 def test_the_folder_goes_also_after_a_failure(tmp_path):
-    with pytest.raises(KeyError), spill_folder(tmp_path) as folder:
-        (folder / "rows").write_text("x")
-        raise KeyError
+    def fail():
+        with spill_folder(tmp_path) as folder:
+            (folder / "rows").write_text("x")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     assert list(tmp_path.iterdir()) == []
 
 

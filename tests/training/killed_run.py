@@ -1,6 +1,7 @@
-"""Run by name in a process of its own: trains, and kills that process after a number of batches.
+"""Run by its path in a process of its own: trains, and kills that process.
 
-``log``, ``config`` (a dict), ``run`` and ``kill_after`` are given as globals.
+Given as globals: ``log``, ``config`` (a dict) and ``run``; ``kill_after``, a number of batches, and
+``kill_at_sync``, a number of calls of fsync, 0 for never.
 """
 
 import os
@@ -12,14 +13,21 @@ from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 
 given = globals()
-batches = 0
+fsync = os.fsync
+counts = {"batches": 0, "syncs": 0}
 
 
-def count_and_kill(position, metrics):
-    global batches
-    batches += 1
-    if batches == given["kill_after"]:
+def die_at(name, limit):
+    counts[name] += 1
+    if counts[name] == limit:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-train(Path(given["log"]), parse_model(TrainConfig, given["config"], "test"), Path(given["run"]), count_and_kill)
+def counting_fsync(descriptor):
+    die_at("syncs", given["kill_at_sync"])
+    fsync(descriptor)
+
+
+os.fsync = counting_fsync
+config = parse_model(TrainConfig, given["config"], "test")
+train(Path(given["log"]), config, Path(given["run"]), lambda *_: die_at("batches", given["kill_after"]))

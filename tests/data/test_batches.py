@@ -1,0 +1,203 @@
+"""Whole-query batches, against a packer of a few lines."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctr.data.batches import Batch, whole_query_batches
+from ctr.data.reader import Rows
+from ctr.errors import InputError
+
+
+def make_rows(query_sizes: list[int], faulty: set[int] = frozenset(), same_time: bool = False) -> Rows:
+    """A log whose rows can be told apart in every column. Neighbouring queries differ in time or in id only."""
+    count = sum(query_sizes)
+    query = np.repeat(np.arange(len(query_sizes)), query_sizes)
+    row = np.arange(count)
+    lengths = row % 3
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return Rows(
+        query_time=np.zeros(count, np.int64) if same_time else query * 10,
+        timestamp=query * 10 + 1,
+        query_id=query + 100 if same_time else np.full(count, 100),
+        example_id=row + 1000,
+        label=(row % 2).astype(np.float32),
+        train_weight=row.astype(np.float32),
+        metric_weight=row.astype(np.float32) / 2,
+        ids=np.stack([row, -row], axis=1).astype(np.int32),
+        multivalent={"m": (np.arange(offsets[-1], dtype=np.int32), offsets)},
+        fault=np.isin(row, list(faulty)).astype(np.int8),
+        first=0,
+    )
+
+
+def rows_as_tuples(rows: Rows) -> list[tuple]:
+    values, offsets = rows.multivalent["m"]
+    return [
+        (
+            *(
+                getattr(rows, name)[index].item()
+                for name in ("query_time", "timestamp", "query_id", "example_id")
+            ),
+            *(
+                getattr(rows, name)[index].item()
+                for name in ("label", "train_weight", "metric_weight", "fault")
+            ),
+            tuple(rows.ids[index].tolist()),
+            tuple(values[offsets[index] : offsets[index + 1]].tolist()),
+        )
+        for index in range(len(rows))
+    ]
+
+
+def cut(rows: Rows, cuts: list[int]) -> list[Rows]:
+    places = [0, *sorted(min(place, len(rows)) for place in cuts), len(rows)]
+    return [rows.slice(begin, end) for begin, end in pairwise(places)]
+
+
+def pack_greedily(query_sizes: list[int], batch_rows: int) -> list[tuple[int, int]]:
+    """The ranges of rows that batches cover: query after query, a new batch where the next one does not fit."""
+    ranges = []
+    begin = end = 0
+    for size in query_sizes:
+        if end > begin and end + size - begin > batch_rows:
+            ranges.append((begin, end))
+            begin = end
+        end += size
+    return [*ranges, (begin, end)] if end > begin else ranges
+
+
+def same(batch: Batch, other: Batch) -> bool:
+    return (
+        batch.end == other.end
+        and batch.rows.first == other.rows.first
+        and rows_as_tuples(batch.rows) == rows_as_tuples(other.rows)
+        and rows_as_tuples(batch.rejects) == rows_as_tuples(other.rejects)
+    )
+
+
+@dataclass
+class Case:
+    query_sizes: list[int]
+    faulty: set[int]
+    batch_rows: int
+    cuts: list[int]
+    same_time: bool
+
+    @property
+    def rows(self) -> Rows:
+        return make_rows(self.query_sizes, self.faulty, self.same_time)
+
+    def batches(self, start: int = 0) -> list[Batch]:
+        rows = self.rows.slice(start, sum(self.query_sizes))
+        return list(whole_query_batches(cut(rows, self.cuts), self.batch_rows, 10_000))
+
+
+cases = st.builds(
+    Case,
+    query_sizes=st.lists(st.integers(1, 12), max_size=25),
+    faulty=st.sets(st.integers(0, 100), max_size=12),
+    batch_rows=st.integers(1, 20),
+    cuts=st.lists(st.integers(0, 150), max_size=30),
+    same_time=st.booleans(),
+)
+
+
+@given(cases)
+def test_batches_are_the_greedily_packed_whole_queries_of_the_log(case):
+    batches = case.batches()
+    begins = [0, *(batch.end for batch in batches)]
+    found = [(begin, batch.end) for begin, batch in zip(begins, batches, strict=False)]
+    assert found == pack_greedily(case.query_sizes, case.batch_rows)
+    log = rows_as_tuples(case.rows)
+    for (begin, end), batch in zip(found, batches, strict=True):
+        assert batch.rows.first == begin
+        # Of the rows of the range none is lost, changed or twice there; only faulty ones are set apart.
+        assert rows_as_tuples(batch.rows) == [row for row in log[begin:end] if row[7] == 0]
+        assert rows_as_tuples(batch.rejects) == [row for row in log[begin:end] if row[7] != 0]
+
+
+@given(cases, st.lists(st.integers(0, 150), max_size=30))
+def test_batches_do_not_depend_on_the_blocks_they_come_in(case, other_cuts):
+    other = Case(case.query_sizes, case.faulty, case.batch_rows, other_cuts, case.same_time)
+    for batch, again in zip(case.batches(), other.batches(), strict=True):
+        assert same(batch, again)
+
+
+@settings(max_examples=50)
+@given(cases)
+def test_from_the_end_of_any_batch_the_remaining_ones_are_the_same(case):
+    batches = case.batches()
+    for index, batch in enumerate(batches):
+        remaining = case.batches(start=batch.end)
+        assert all(same(*pair) for pair in zip(batches[index + 1 :], remaining, strict=True))
+
+
+def test_a_worked_example():
+    rows = make_rows([2, 2, 1, 7, 3], faulty={1, 4})
+    batches = list(whole_query_batches([rows], batch_rows=5, largest_query=7))
+    assert [batch.end for batch in batches] == [5, 12, 15]
+    assert [batch.rows.example_id.tolist() for batch in batches] == [
+        [1000, 1002, 1003],
+        [1005, 1006, 1007, 1008, 1009, 1010, 1011],
+        [1012, 1013, 1014],
+    ]
+    assert [batch.rejects.example_id.tolist() for batch in batches] == [[1001, 1004], [], []]
+
+
+def test_a_batch_of_only_faulty_rows_still_moves_the_position():
+    batches = list(whole_query_batches([make_rows([3, 3], faulty={0, 1, 2})], batch_rows=3, largest_query=3))
+    assert [(len(batch.rows), len(batch.rejects), batch.end) for batch in batches] == [(0, 3, 3), (3, 0, 6)]
+
+
+@pytest.mark.parametrize("block", [1, 2, 7, 1000])
+def test_a_query_that_is_too_large_is_named(block):
+    rows = make_rows([3, 2, 9, 1], same_time=True)
+    stream = whole_query_batches(cut(rows, list(range(0, 15, block))), batch_rows=4, largest_query=8)
+    found = []
+    with pytest.raises(InputError) as caught:
+        found.extend(iter(stream))
+    message = str(caught.value)
+    assert "query_id 102 (from row 5 of the log) has 9 rows" in message
+    assert "at most 8 are allowed (batch.largest_query)" in message
+    # The same query is let through when it may be that large.
+    allowed = list(whole_query_batches([rows], batch_rows=4, largest_query=9))
+    assert [batch.end for batch in allowed] == [3, 5, 14, 15]
+
+
+def test_an_endless_query_is_refused_before_the_log_ends():
+    def blocks():
+        rows = make_rows([10_000])
+        for begin in range(0, 10_000, 10):
+            assert begin < 1000, "the whole log was read first"
+            yield rows.slice(begin, begin + 10)
+
+    with pytest.raises(InputError, match=r"or more; at most 100 are allowed"):
+        list(whole_query_batches(blocks(), batch_rows=20, largest_query=100))
+
+
+def test_a_large_query_in_small_blocks_is_not_copied_again_and_again(monkeypatch):
+    copied = 0
+    concatenate = np.concatenate
+
+    def counting(arrays, *args, **kwargs):
+        nonlocal copied
+        joined = concatenate(arrays, *args, **kwargs)
+        copied += len(joined)
+        return joined
+
+    rows = make_rows([4000])
+    blocks = cut(rows, list(range(0, 4000, 5)))
+    monkeypatch.setattr(np, "concatenate", counting)
+    assert [batch.end for batch in whole_query_batches(blocks, batch_rows=10, largest_query=4000)] == [4000]
+    # Some dozen columns, each copied a few times over; joined at every block it would be 400 times over.
+    assert copied < 4000 * 100
+
+
+def test_no_blocks_no_batches():
+    assert list(whole_query_batches([], 5, 5)) == []
+    assert list(whole_query_batches([make_rows([]), make_rows([])], 5, 5)) == []

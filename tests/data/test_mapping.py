@@ -1,0 +1,239 @@
+"""The mapping file: what it accepts, and how it says what it does not."""
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ctr.config import dump_yaml, parse_model
+from ctr.data.mapping import (
+    Label,
+    Mapping,
+    duration_us,
+    format_names,
+    input_patterns,
+    load_format,
+    load_mapping,
+)
+from ctr.errors import InputError
+
+CONTENT = {
+    "input": {"type": "csv"},
+    "joins": [{"file": "items.csv", "key": "item", "prefix": "item_"}],
+    "time": {"column": "at", "unit": "ms"},
+    "query": {"session": {"by": "user", "gap": "30m"}},
+    "example_id": "id",
+    "label": "rating >= 4",
+    "weight": "w",
+    "derive": {
+        "hour": {"from": "time", "part": "hour"},
+        "zip3": {"from": "zip", "prefix": 3},
+        "copy": {"from": "z"},
+    },
+    "interval": "1d",
+    "features": [
+        {"name": "user", "kind": "category", "source": "user"},
+        {"name": "hour", "kind": "category", "source": "hour"},
+        {"name": "zip3", "kind": "category", "source": "zip3"},
+        {"name": "copy", "kind": "category", "source": "copy"},
+        {"name": "price", "kind": "number", "source": "item_price", "log": {}},
+        {"name": "tags", "kind": "category", "source": "tags", "multivalent": True, "separator": "|"},
+        {"name": "title", "kind": "text", "source": "item_title"},
+        {"name": "user_x_price", "kind": "cross", "of": ["user", "price"]},
+    ],
+}
+
+
+def changed(path, value):
+    content = copy.deepcopy(CONTENT)
+    node = content
+    *parents, last = path.split(".")
+    for key in parents:
+        node = node[int(key) if isinstance(node, list) else key]
+    if value is ...:
+        del node[last]
+    elif isinstance(node, list):
+        node[int(last)] = value
+    else:
+        node[last] = value
+    return content
+
+
+def parse(content):
+    return parse_model(Mapping, content, "mapping")
+
+
+def test_columns():
+    mapping = parse(CONTENT)
+    assert mapping.key_columns == ("at", "user", "id", "rating", "w")
+    assert mapping.raw_columns == (
+        *("at", "user", "id", "rating", "w", "zip", "z"),
+        *("item_price", "tags", "item_title"),
+    )
+    assert mapping.number_sources == ("item_price",)
+    assert mapping.text_sources == ("user", "hour", "zip3", "copy", "tags", "item_title")
+    assert mapping.list_sources == {"tags": "|"}
+    assert mapping.interval_us == 86_400_000_000
+    assert mapping.query.session.gap_us == 1_800_000_000
+    assert [feature.name for feature in mapping.feature_schema.features][-1] == "user_x_price"
+
+
+def test_what_may_be_left_out():
+    content = {key: CONTENT[key] for key in ("input", "time", "label", "interval")}
+    mapping = parse({**content, "features": CONTENT["features"][:1]})
+    assert (mapping.joins, mapping.query, mapping.example_id, mapping.weight, mapping.derive) == (
+        (),
+        None,
+        None,
+        None,
+        {},
+    )
+    assert mapping.shard_rows == 1_000_000
+    assert parse({**content, "query": "none", "features": CONTENT["features"][:1]}).query is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("colour", 1, "colour: unknown key; allowed: derive, example_id"),
+        ("input.type", "xml", "input: .*'csv'"),
+        ("input.type", ..., "input: .*type"),
+        ("input.delimitr", ",", "input.csv.delimitr: unknown key"),
+        ("input.delimiter", ";;", "input.csv.delimiter: ';;'"),
+        ("input.header", False, "header: false needs it"),
+        ("input.columns", ["a"], "header: false needs it"),
+        ("input", {"type": "csv", "header": False, "columns": ["a", "a"]}, "columns repeats a name"),
+        ("input", {"type": "parquet", "header": True}, "input.parquet.header: unknown key"),
+        ("input", {"type": "jsonl"}, "beside jsonl, input must say"),
+        ("input", {"type": "mind"}, "the mind reader already looks up"),
+        ("joins.0.on", "item", "joins.0.on: unknown key"),
+        ("joins.0.key", ..., "joins.0.key: missing"),
+        ("joins.0.input", {"type": "jsonl"}, "joins.0.input: .*'parquet'"),
+        ("time", {}, "exactly one of column and row_order"),
+        ("time.format", "iso8601", "exactly one of unit and format"),
+        ("time.unit", ..., "exactly one of unit and format"),
+        ("time.unit", "minutes", "time.unit: 'minutes'"),
+        ("time", {"row_order": {"start": "soon", "step_us": 1}}, "time.row_order.start: 'soon'"),
+        ("time", {"row_order": {"start": 0, "step_us": 0}}, "time.row_order.step_us: 0"),
+        ("time", {"row_order": {"start": 0, "step_us": 1}, "unit": "s"}, "row_order needs neither"),
+        ("query", {"column": "q", "session": {"by": "u", "gap": "1m"}}, "exactly one of column and session"),
+        ("query", {}, "exactly one of column and session"),
+        ("query", "all", "query: 'all'"),
+        ("query.session.gap", 30, "query.session.gap: 30"),
+        ("query.session.gap", "30 minutes", "a duration is a whole number and a unit"),
+        ("label", {"column": "r", "op": ">="}, "both op and value"),
+        ("label", "event >= buy", ">= compares numbers"),
+        ("label", 1, "label: 1"),
+        ("interval", "0h", "a duration is a whole number and a unit"),
+        ("interval", ..., "interval: missing"),
+        ("shard_rows", 0, "shard_rows: 0"),
+        ("derive.hour.from", "at", "part is taken of the row's time: from: time"),
+        ("derive.hour.prefix", 2, "part and prefix exclude each other"),
+        ("derive.zip3.prefix", 0, "derive.zip3.prefix: 0"),
+        ("derive.zip3.from", "copy", "copy is itself derived"),
+        ("derive.at", {"from": "zip"}, "derive.at: a column of this name is read as a key"),
+        ("features", [], "features: "),
+        ("features.0.kind", "embedding", "features.0: .*'category'"),
+        ("features.0.width", -1, "features.0.category.width: -1"),
+        ("features.1.name", "user", "feature user is named twice"),
+        ("features.4.log", ..., "exactly one of boundaries, log and step"),
+    ],
+)
+def test_faults_are_named_by_their_path(path, value, message):
+    with pytest.raises(InputError, match=message) as caught:
+        parse(changed(path, value))
+    assert "\n" not in str(caught.value)
+
+
+def test_all_faults_are_told_together():
+    content = changed("interval", "soon")
+    content["shard_rows"] = 0
+    with pytest.raises(InputError, match=r"interval: 'soon'.*shard_rows: 0|shard_rows: 0.*interval: 'soon'"):
+        parse(content)
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "op", "value"),
+    [
+        ("click", "click", None, None),
+        (" rating >= 4 ", "rating", ">=", 4.0),
+        ("rating>=4", "rating", ">=", 4.0),
+        ("rating:float < -1.5", "rating:float", "<", -1.5),
+        ("event == buy", "event", "==", "buy"),
+        ("event != 'no buy'", "event", "!=", "no buy"),
+        ("two words <= 1e3", "two words", "<=", 1000.0),
+    ],
+)
+def test_labels_as_text(text, column, op, value):
+    label = Label.model_validate(text)
+    assert (label.column, label.op, label.value) == (column, op, value)
+
+
+@pytest.mark.parametrize(
+    ("text", "us"),
+    [("1us", 1), ("5ms", 5000), ("90s", 90_000_000), ("30m", 1.8e9), ("2h", 7.2e9), ("7d", 6.048e11)],
+)
+def test_durations(text, us):
+    assert duration_us(text) == us
+
+
+def test_the_start_of_row_order_is_utc():
+    for start in ("2020-01-01T00:00:00Z", "2020-01-01", "2020-01-01T01:00:00+01:00", 1_577_836_800):
+        time = {"row_order": {"start": start, "step_us": 1}}
+        assert parse(changed("time", time)).time.row_order.start_us == 1_577_836_800_000_000
+
+
+def test_patterns():
+    assert input_patterns(parse(CONTENT).input) == ("*.csv", "*.csv.gz", "*.csv.zst")
+    assert input_patterns(parse(changed("input", {"type": "parquet"})).input) == ("*.parquet",)
+    assert input_patterns(parse(changed("input.pattern", "day_*")).input) == ("day_*",)
+
+
+def test_a_mapping_survives_its_own_echo(tmp_path):
+    mapping = parse(CONTENT)
+    path = tmp_path / "mapping.yaml"
+    path.write_text(yaml.safe_dump(mapping.model_dump(mode="json", by_alias=True)))
+    assert load_mapping(path) == mapping
+    assert "rating" in dump_yaml(mapping)
+
+
+def test_a_file_is_named_in_its_faults(tmp_path):
+    path = tmp_path / "mapping.yaml"
+    with pytest.raises(InputError, match=re.escape(f"mapping {path}: no such file")):
+        load_mapping(path)
+    path.write_text("input: [")
+    with pytest.raises(InputError, match=re.escape(f"mapping {path}: not YAML")):
+        load_mapping(path)
+    path.write_text("- 1")
+    with pytest.raises(InputError, match=re.escape(f"mapping {path}: a mapping of keys")):
+        load_mapping(path)
+
+
+def test_the_shipped_formats():
+    assert format_names() == ("avazu", "criteo", "mind", "movielens", "open_bandit")
+    for name in format_names():
+        assert load_format(name).features
+    with pytest.raises(InputError, match="format yahoo: unknown; the formats are avazu, criteo, mind"):
+        load_format("yahoo")
+
+
+def test_the_example_of_the_documentation_is_valid(root, tmp_path):
+    text = (Path(root) / "docs" / "mapping.md").read_text()
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert blocks
+    (tmp_path / "mapping.yaml").write_text(blocks[0])
+    mapping = load_mapping(tmp_path / "mapping.yaml")
+    assert {"joins", "query", "weight", "derive"} <= mapping.model_fields_set
+
+
+@pytest.mark.parametrize(
+    "model", ["Mapping", "DelimitedInput", "Join", "Time", "RowOrder", "Session", "Derived"]
+)
+def test_every_key_is_documented(root, model):
+    import ctr.data.mapping as module
+
+    text = (Path(root) / "docs" / "mapping.md").read_text()
+    for name, field in getattr(module, model).model_fields.items():
+        assert f"`{field.alias or name}`" in text

@@ -1,0 +1,252 @@
+"""The log as arrays: faults, slices, and nothing of a damaged shard."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctr.data.log import create_log, pack_ids, publish_interval, read_manifests
+from ctr.data.reader import FAULTS, Rows, join_rows, read_rows, rows_of_table
+from ctr.data.schema import Category, Schema
+from ctr.errors import InputError
+
+SCHEMA = Schema(
+    features=(
+        Category(name="a", source="a", buckets=10),
+        Category(name="m", source="m", buckets=6, multivalent=True),
+        Category(name="b", source="b", buckets=4),
+        Category(name="n", source="n", buckets=8, multivalent=True),
+    )
+)
+LISTS = ("m", "n")
+
+
+def make_table(count: int, seed: int = 0, first: int = 0) -> pa.Table:
+    """Good rows ``first`` to ``first + count`` of a log with two rows a query and a query a millisecond."""
+    rng = np.random.default_rng([seed, first])
+    row = np.arange(first, first + count)
+    columns = {
+        "query_time": row // 2 * 1000,
+        "timestamp": row * 500,
+        "query_id": row // 2 + 7,
+        "example_id": row + 50,
+        "label": rng.integers(0, 2, count).astype(np.int8),
+        "train_weight": rng.random(count).astype(np.float32),
+        "metric_weight": rng.random(count).astype(np.float32),
+        "ids": pack_ids(
+            np.stack([rng.integers(0, 10, count), rng.integers(0, 4, count)], axis=1).astype(np.int32)
+        ),
+    }
+    for name, buckets in (("m", 6), ("n", 8)):
+        lengths = rng.integers(0, 4, count)
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        values = rng.integers(0, buckets, offsets[-1]).astype(np.int32)
+        columns[name] = pa.ListArray.from_arrays(offsets, values)
+    return pa.table(columns)
+
+
+def with_column(table: pa.Table, name: str, values: object) -> pa.Table:
+    return table.set_column(table.column_names.index(name), name, values)
+
+
+def as_records(rows: Rows) -> list[dict]:
+    records = []
+    for index in range(len(rows)):
+        names = (
+            "query_time",
+            "timestamp",
+            "query_id",
+            "example_id",
+            "label",
+            "train_weight",
+            "metric_weight",
+        )
+        record = {name: getattr(rows, name)[index].item() for name in (*names, "fault")}
+        record["ids"] = rows.ids[index].tolist()
+        for name in LISTS:
+            values, offsets = rows.multivalent[name]
+            record[name] = values[offsets[index] : offsets[index + 1]].tolist()
+        records.append(record)
+    return records
+
+
+def as_written(table: pa.Table) -> list[dict]:
+    """What ``as_records`` should give for a table of good rows, by way of Arrow's own conversion."""
+    records = table.to_pylist()
+    for record in records:
+        record["ids"] = np.frombuffer(record["ids"], "<i4").tolist()
+        record["fault"] = 0
+    return records
+
+
+@pytest.fixture
+def log(tmp_path) -> Path:
+    """60 rows in two intervals and five shards."""
+    folder = tmp_path / "log"
+    create_log(folder, SCHEMA)
+    publish_interval(folder, SCHEMA, 0, 20_000, make_table(40), shard_rows=15)
+    publish_interval(folder, SCHEMA, 20_000, 30_000, make_table(20, first=40), shard_rows=15)
+    assert [len(manifest.shards) for manifest in read_manifests(folder)] == [3, 2]
+    return folder
+
+
+def test_rows_hold_what_was_written():
+    table = make_table(30)
+    rows = rows_of_table(table, SCHEMA, first=5)
+    assert as_records(rows) == as_written(table)
+    assert rows.first == 5
+    assert rows.ids.dtype == np.int32
+    assert {rows.label.dtype, rows.train_weight.dtype, rows.metric_weight.dtype} == {np.dtype(np.float32)}
+
+
+def test_a_sliced_table_has_its_own_rows_only():
+    table = make_table(30)
+    assert as_records(rows_of_table(table.slice(11, 9), SCHEMA, 0)) == as_written(table.slice(11, 9))
+
+
+@given(st.data())
+def test_slices_selections_and_joins(data):
+    count = data.draw(st.integers(0, 12))
+    rows = rows_of_table(make_table(count), SCHEMA, first=3)
+    records = as_records(rows)
+    begin = data.draw(st.integers(0, count))
+    end = data.draw(st.integers(begin, count))
+    part = rows.slice(begin, end)
+    assert as_records(part) == records[begin:end]
+    assert part.first == 3 + begin
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=end - begin, max_size=end - begin)), bool)
+    kept = part.keep(mask)
+    assert as_records(kept) == [record for record, good in zip(records[begin:end], mask, strict=True) if good]
+    assert kept.first == 3 + begin
+    # A selection can be sliced again, and slices put together.
+    assert as_records(kept.slice(0, len(kept) // 2)) == as_records(kept)[: len(kept) // 2]
+    parts = [rows.slice(0, begin), rows.slice(begin, end), rows.slice(end, count)]
+    assert as_records(join_rows(parts)) == records
+    assert join_rows(parts).first == 3
+
+
+def test_queries_begin_where_time_or_id_changes():
+    rows = rows_of_table(make_table(6), SCHEMA, 0)
+    assert rows.query_begins().tolist() == [0, 2, 4]
+    table = with_column(make_table(6), "query_id", pa.array([1, 1, 2, 2, 2, 2]))
+    table = with_column(table, "query_time", pa.array([0, 0, 0, 0, 1, 1]))
+    assert rows_of_table(table, SCHEMA, 0).query_begins().tolist() == [0, 2, 4]
+    assert rows.slice(0, 0).query_begins().tolist() == []
+
+
+def with_id(column: int, value: int) -> pa.Table:
+    table = make_table(6)
+    ids = np.frombuffer(table.column("ids").combine_chunks().buffers()[1], "<i4").reshape(6, 2).copy()
+    ids[4, column] = value
+    return with_column(table, "ids", pack_ids(ids))
+
+
+def with_value(column: str, value: object, dtype: type) -> pa.Table:
+    values = make_table(6).column(column).to_numpy().astype(dtype)
+    values[4] = value
+    return with_column(make_table(6), column, pa.array(values))
+
+
+def with_list(column: str, values: list[int]) -> pa.Table:
+    lists = [[1], [], [2, 3], [], values, [1]]
+    return with_column(make_table(6), column, pa.array(lists, pa.list_(pa.int32())))
+
+
+LABEL, TRAIN, METRIC, OUTSIDE = FAULTS[1:]
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        (with_value("label", 2, np.int8), LABEL),
+        (with_value("label", -1, np.int8), LABEL),
+        (with_value("train_weight", np.nan, np.float32), TRAIN),
+        (with_value("train_weight", np.inf, np.float32), TRAIN),
+        (with_value("train_weight", -0.5, np.float32), TRAIN),
+        (with_value("metric_weight", np.nan, np.float32), METRIC),
+        (with_value("metric_weight", np.inf, np.float32), METRIC),
+        (with_value("metric_weight", -1e-30, np.float32), METRIC),
+        (with_id(0, 10), OUTSIDE),
+        (with_id(0, -1), OUTSIDE),
+        (with_id(1, 4), OUTSIDE),
+        (with_list("m", [5, 6]), OUTSIDE),
+        (with_list("m", [-1]), OUTSIDE),
+        (with_list("n", [0, 0, 8]), OUTSIDE),
+    ],
+)
+def test_a_faulty_row_is_marked_with_its_reason_and_no_other_row_is(table, reason):
+    rows = rows_of_table(table, SCHEMA, 0)
+    assert [FAULTS[code] for code in rows.fault] == ["", "", "", "", reason, ""]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        with_value("label", 1, np.int8),
+        with_value("train_weight", 0, np.float32),
+        with_value("metric_weight", 0, np.float32),
+        with_value("train_weight", 1e30, np.float32),
+        with_id(0, 9),
+        with_id(1, 0),
+        with_list("m", []),
+        with_list("n", [7, 0, 7]),
+    ],
+)
+def test_values_at_the_edge_are_no_faults(table):
+    assert not rows_of_table(table, SCHEMA, 0).fault.any()
+
+
+def test_the_first_of_several_faults_counts():
+    table = with_value("label", 9, np.int8)
+    table = with_column(table, "train_weight", pa.array(np.full(6, -1, np.float32)))
+    rows = rows_of_table(table, SCHEMA, 0)
+    assert [FAULTS[code] for code in rows.fault] == [TRAIN] * 4 + [LABEL, TRAIN]
+
+
+def test_features_of_one_kind_only():
+    single = Schema(features=(SCHEMA.features[0],))
+    rows = rows_of_table(with_column(make_table(4), "ids", pack_ids(np.full((4, 1), 3, np.int32))), single, 0)
+    assert (rows.ids.tolist(), dict(rows.multivalent)) == ([[3]] * 4, {})
+    multivalent = Schema(features=(SCHEMA.features[1],))
+    rows = rows_of_table(make_table(4).drop_columns(["ids"]), multivalent, 0)
+    assert rows.ids.shape == (4, 0)
+    assert not rows.fault.any()
+
+
+def test_a_log_is_read_in_its_order_from_any_row(log):
+    manifests = read_manifests(log)
+    expected = as_written(make_table(40)) + as_written(make_table(20, first=40))
+    for start in range(0, 61):
+        blocks = list(read_rows(log, SCHEMA, manifests, start))
+        assert [record for block in blocks for record in as_records(block)] == expected[start:]
+        position = start
+        for block in blocks:
+            assert block.first == position
+            position += len(block)
+
+
+def test_a_shard_before_the_start_is_not_read(log):
+    (log / "shards" / read_manifests(log)[0].shards[0].file).unlink()
+    assert sum(len(block) for block in read_rows(log, SCHEMA, read_manifests(log), 16)) == 44
+    with pytest.raises(InputError, match="missing"):
+        list(read_rows(log, SCHEMA, read_manifests(log), 15))
+
+
+@settings(max_examples=30)
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_nothing_of_a_damaged_shard_is_used(tmp_path_factory, place, bit):
+    folder = tmp_path_factory.mktemp("damaged") / "log"
+    create_log(folder, SCHEMA)
+    manifest = publish_interval(folder, SCHEMA, 0, 20_000, make_table(40), shard_rows=15)
+    path = folder / "shards" / manifest.shards[1].file
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= 1 << bit
+    path.write_bytes(content)
+    found = []
+    with pytest.raises(InputError) as caught:
+        found.extend(read_rows(folder, SCHEMA, read_manifests(folder)))
+    assert str(path) in str(caught.value)
+    assert [(block.first, len(block)) for block in found] == [(0, manifest.shards[0].rows)]

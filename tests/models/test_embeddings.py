@@ -1,0 +1,144 @@
+"""The lookup of embeddings and its gradient, against loops in float64."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ctr.models.embeddings import create_table, look_up, split_columns
+from ctr.models.rows import FeatureRows, lay_out_tables, plan_table
+
+FEATURES = (
+    FeatureRows("a", 5, 2, "quality", 0),
+    FeatureRows("b", 4, 2, "quality", 1),
+    FeatureRows("m", 6, 2, "quality", None),
+    FeatureRows("n", 3, 2, "quality", None),
+    FeatureRows("c", 4, 3, "ui", 2),
+    FeatureRows("l", 5, 0, "ui", None),
+    FeatureRows("s", 5, 0, "quality", 0),
+)
+LAYOUTS = lay_out_tables(FEATURES)
+IDS = np.array([[0, 3, 1], [4, 3, 1], [0, 0, 2], [0, 1, 3]], np.int32)
+LISTS = {
+    "m": [[5, 5, 0], [], [1], [2, 3]],
+    "n": [[2], [0, 2], [], [2, 2, 2]],
+    "l": [[], [4], [4, 0, 4], []],
+}
+PADDED_ROWS = 6
+
+
+def plans():
+    columns = {
+        name: (
+            np.array([value for row in rows for value in row], np.int32),
+            np.array([len(row) for row in rows], np.int32),
+        )
+        for name, rows in LISTS.items()
+    }
+    return [plan_table(layout, IDS, columns, PADDED_ROWS) for layout in LAYOUTS]
+
+
+def tensors(plan):
+    return {name: tf.constant(getattr(plan, name)) for name in ("single", "values", "segments")}
+
+
+def table_values(layout, seed=0):
+    return np.random.default_rng(seed).normal(size=(layout.rows, layout.width + 1)).astype(np.float32)
+
+
+def brute_force(layout, table):
+    """float64 [4, features, width + 1], by one loop over rows and features."""
+    offsets = layout.offsets()
+    out = np.zeros((len(IDS), len(layout.features), layout.width + 1))
+    for row in range(len(IDS)):
+        for place, feature in enumerate(layout.features):
+            own = [IDS[row, feature.single]] if feature.single is not None else LISTS[feature.name][row]
+            if len(own):
+                out[row, place] = np.mean(
+                    [table[offsets[feature.name] + i].astype(np.float64) for i in own], axis=0
+                )
+    return out
+
+
+@pytest.mark.parametrize("index", range(len(LAYOUTS)), ids=[layout.name for layout in LAYOUTS])
+def test_lookup_is_the_mean_of_the_rows_that_the_ids_name(index):
+    layout, plan = LAYOUTS[index], plans()[index]
+    table = table_values(layout)
+    found = look_up(layout, tf.gather(table, plan.distinct), tensors(plan)).numpy()
+    assert found.shape == (PADDED_ROWS, len(layout.features), layout.width + 1)
+    np.testing.assert_allclose(found[: len(IDS)], brute_force(layout, table), rtol=1e-6, atol=1e-7)
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("index", range(len(LAYOUTS)), ids=[layout.name for layout in LAYOUTS])
+def test_a_row_gets_the_sum_of_the_gradients_of_all_its_uses(index):
+    layout, plan = LAYOUTS[index], plans()[index]
+    table = table_values(layout)
+    # The gradient of sum(upstream * lookup) by each table row, where padded rows have no upstream.
+    upstream = np.random.default_rng(1).normal(size=(PADDED_ROWS, len(layout.features), layout.width + 1))
+    upstream[len(IDS) :] = 0
+    rows = tf.gather(table, plan.distinct)
+    with tf.GradientTape() as tape:
+        tape.watch(rows)
+        looked_up = look_up(layout, rows, tensors(plan))
+        total = tf.reduce_sum(looked_up * upstream.astype(np.float32))
+    gradient = tf.convert_to_tensor(tape.gradient(total, rows)).numpy()
+
+    offsets = layout.offsets()
+    expected = np.zeros((layout.rows, layout.width + 1))
+    for row in range(len(IDS)):
+        for place, feature in enumerate(layout.features):
+            own = [IDS[row, feature.single]] if feature.single is not None else LISTS[feature.name][row]
+            for i in own:
+                expected[offsets[feature.name] + i] += upstream[row, place] / len(own)
+    np.testing.assert_allclose(
+        gradient[: plan.distinct_count], expected[plan.distinct[: plan.distinct_count]], rtol=1e-5, atol=1e-6
+    )
+    assert (gradient[plan.distinct_count :] == 0).all()
+    # Rows that the batch does not name have no gradient to lose.
+    unnamed = np.setdiff1d(np.arange(layout.rows), plan.distinct[: plan.distinct_count])
+    assert (expected[unnamed] == 0).all()
+
+
+def test_columns_are_split_over_all_tables():
+    looked_up = [
+        look_up(layout, tf.gather(table_values(layout), p.distinct), tensors(p))
+        for layout, p in zip(LAYOUTS, plans(), strict=True)
+    ]
+    e0, linear = split_columns(looked_up, LAYOUTS)
+    exact = [brute_force(layout, table_values(layout)) for layout in LAYOUTS]
+    embeddings = [
+        value[:, place, : layout.width]
+        for layout, value in zip(LAYOUTS, exact, strict=True)
+        for place in range(len(layout.features))
+    ]
+    np.testing.assert_allclose(
+        e0.numpy()[: len(IDS)], np.concatenate(embeddings, axis=1), rtol=1e-5, atol=1e-6
+    )
+    assert e0.shape[1] == 2 * 4 + 3
+    weights = sum(value[:, :, -1].sum(axis=1) for value in exact)
+    np.testing.assert_allclose(linear.numpy()[: len(IDS)], weights, rtol=1e-5, atol=1e-6)
+
+
+def test_tables_of_width_0_give_linear_weights_only():
+    layouts = [layout for layout in LAYOUTS if layout.width == 0]
+    own = [plan for layout, plan in zip(LAYOUTS, plans(), strict=True) if layout.width == 0]
+    looked_up = [
+        look_up(layout, tf.gather(table_values(layout), plan.distinct), tensors(plan))
+        for layout, plan in zip(layouts, own, strict=True)
+    ]
+    e0, linear = split_columns(looked_up, layouts)
+    assert (e0.shape, linear.shape) == ((PADDED_ROWS, 0), (PADDED_ROWS,))
+    assert linear.numpy()[: len(IDS)].any()
+
+
+def test_a_fresh_table_depends_on_seed_and_name_and_starts_without_linear_weights():
+    layout = lay_out_tables([FeatureRows("a", 4000, 8, "ui", 0)])[0]
+    other = lay_out_tables([FeatureRows("a", 4000, 8, "quality", 0)])[0]
+    table = create_table(layout, 0.05, seed=3).numpy()
+    assert (table[:, 8] == 0).all()
+    assert abs(table[:, :8].mean()) < 0.002
+    assert table[:, :8].std() == pytest.approx(0.05, rel=0.03)
+    np.testing.assert_array_equal(table, create_table(layout, 0.05, seed=3).numpy())
+    assert (table[:, :8] != create_table(layout, 0.05, seed=4).numpy()[:, :8]).mean() > 0.99
+    assert (table[:, :8] != create_table(other, 0.05, seed=3).numpy()[:, :8]).mean() > 0.99
+    np.testing.assert_allclose(create_table(layout, 0.1, seed=3).numpy(), 2 * table, rtol=1e-6)

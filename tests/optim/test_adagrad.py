@@ -1,0 +1,106 @@
+"""AdaGrad against the same in NumPy float64."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ctr.optim.adagrad import create_accumulator, update_dense, update_rows
+
+ROWS, COLUMNS = 12, 3
+
+
+def reference_step(weight, accumulator, gradient, rate):
+    """``a += g^2; w -= rate * g / sqrt(a)`` in place, float64; nothing where both are zero."""
+    accumulator += gradient**2
+    moving = accumulator > 0
+    weight[moving] -= (rate * gradient)[moving] / np.sqrt(accumulator[moving])
+
+
+def random_values(rng, *shape):
+    # Over several magnitudes, so that an error of scale cannot hide.
+    return (rng.normal(size=shape) * 10.0 ** rng.integers(-3, 3, size=shape)).astype(np.float32)
+
+
+def test_the_accumulator_starts_as_told():
+    accumulator = create_accumulator(tf.Variable(tf.zeros([2, 3])), 0.25)
+    assert accumulator.numpy().tolist() == [[0.25] * 3] * 2
+    assert not accumulator.trainable
+    assert accumulator.dtype == tf.float32
+
+
+def test_a_worked_dense_step():
+    weight = tf.Variable([1.0, 2.0, 3.0])
+    accumulator = tf.Variable([9.0, 0.0, 0.0])
+    update_dense(weight, accumulator, tf.constant([4.0, -2.0, 0.0]), 0.5)
+    assert accumulator.numpy().tolist() == [25.0, 4.0, 0.0]
+    np.testing.assert_allclose(weight.numpy(), [1 - 0.5 * 4 / 5, 2 + 0.5, 3.0], rtol=1e-7)
+
+
+@pytest.mark.parametrize("initial", [0.0, 1e-6, 0.1])
+@pytest.mark.parametrize("shape", [(), (5,), (4, 3)])
+def test_dense_weights_follow_the_reference_for_many_steps(shape, initial):
+    rng = np.random.default_rng(0)
+    start = random_values(rng, *shape)
+    weight = tf.Variable(start)
+    accumulator = create_accumulator(weight, initial)
+    expected, sums = np.array(start, np.float64), np.full(shape, np.float32(initial), np.float64)
+    step = tf.function(lambda gradient: update_dense(weight, accumulator, gradient, 0.3))
+    for _ in range(200):
+        gradient = random_values(rng, *shape)
+        gradient = np.where(rng.random(shape) < 0.3, np.float32(0), gradient)
+        step(tf.constant(gradient))
+        reference_step(expected, sums, gradient.astype(np.float64), 0.3)
+    np.testing.assert_allclose(weight.numpy(), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(accumulator.numpy(), sums, rtol=1e-4)
+
+
+@pytest.mark.parametrize("initial", [0.0, 0.1])
+@pytest.mark.parametrize("rate", [0.3, [0.5, 0.01, 0.0]], ids=["one rate", "a rate for each column"])
+def test_rows_follow_the_reference_for_many_steps(rate, initial):
+    rng = np.random.default_rng(1)
+    start = random_values(rng, ROWS, COLUMNS)
+    table = tf.Variable(start)
+    accumulator = create_accumulator(table, initial)
+    expected, sums = start.astype(np.float64), np.full((ROWS, COLUMNS), np.float32(initial), np.float64)
+    step = tf.function(
+        lambda rows, gradient: update_rows(table, accumulator, rows, gradient, tf.constant(rate))
+    )
+    for number in range(200):
+        touched = rng.choice(ROWS, size=rng.integers(1, 6), replace=False)
+        gradient = random_values(rng, len(touched), COLUMNS)
+        if number % 5 == 0:
+            gradient[0] = 0
+        # Padding: row 0 again and again, whether it was touched itself or not.
+        rows = np.concatenate([touched, np.zeros(4, int)]).astype(np.int32)
+        step(tf.constant(rows), tf.constant(np.concatenate([gradient, np.zeros((4, COLUMNS), np.float32)])))
+        full = np.zeros((ROWS, COLUMNS))
+        full[touched] = gradient
+        reference_step(expected, sums, full, np.broadcast_to(rate, full.shape))
+    np.testing.assert_allclose(table.numpy(), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(accumulator.numpy(), sums, rtol=1e-4)
+
+
+def test_rows_that_are_not_touched_keep_every_bit():
+    rng = np.random.default_rng(2)
+    start = random_values(rng, 2000, COLUMNS)
+    table = tf.Variable(start)
+    accumulator = tf.Variable(np.abs(start))
+    # Enough rows for TensorFlow to share the work among threads; row 0 is touched and pads as well.
+    touched = np.arange(0, 2000, 2)
+    rows = np.concatenate([touched, np.zeros(3000, int)]).astype(np.int32)
+    gradient = np.zeros((len(rows), COLUMNS), np.float32)
+    gradient[: len(touched)] = 1.0
+    update_rows(table, accumulator, tf.constant(rows), tf.constant(gradient), 0.1)
+    np.testing.assert_array_equal(table.numpy()[1::2], start[1::2])
+    np.testing.assert_array_equal(accumulator.numpy()[1::2], np.abs(start)[1::2])
+    np.testing.assert_allclose(accumulator.numpy()[::2], np.abs(start)[::2] + 1, rtol=1e-6)
+    expected = start[::2] - 0.1 / np.sqrt(np.abs(start[::2]) + 1)
+    np.testing.assert_allclose(table.numpy()[::2], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_padding_alone_changes_nothing_even_without_an_accumulator():
+    table = tf.Variable([[1.0, -0.0], [2.0, 3.0]])
+    accumulator = tf.Variable(tf.zeros([2, 2]))
+    update_rows(table, accumulator, tf.constant([0, 0, 0]), tf.zeros([3, 2]), 0.1)
+    assert table.numpy().tobytes() == np.array([[1.0, -0.0], [2.0, 3.0]], np.float32).tobytes()
+    assert not accumulator.numpy().any()

@@ -1,0 +1,48 @@
+"""What is recorded of the machine, and which arithmetic is chosen."""
+
+import json
+import os
+from importlib import metadata
+
+import pytest
+
+from ctr import __version__
+from ctr.training import device
+
+
+@pytest.mark.parametrize(
+    ("asked", "flags", "dtype"),
+    [
+        ("auto", {"avx512_bf16"}, "bfloat16"),
+        ("auto", {"amx_bf16", "sse"}, "bfloat16"),
+        ("auto", {"avx512f"}, "float32"),
+        ("float32", {"amx_bf16"}, "float32"),
+        ("bfloat16", set(), "bfloat16"),
+    ],
+)
+def test_bfloat16_where_the_processor_has_it(monkeypatch, make_config, asked, flags, dtype):
+    monkeypatch.setattr(device, "cpu_flags", lambda: frozenset(flags))
+    assert device.resolve_compute_dtype(make_config({"compute_dtype": asked})) == dtype
+
+
+def test_a_cpu_step_is_compiled_on_demand_only(make_config):
+    assert [device.resolve_jit(make_config({"jit": asked})) for asked in ("auto", True, False)] == [
+        False,
+        True,
+        False,
+    ]
+
+
+def test_the_environment_holds_what_can_change_a_bit(monkeypatch, make_config):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    environment = device.describe_environment(make_config())
+    json.dumps(environment)
+    assert environment["versions"]["ctr"] == __version__
+    for name in ("tensorflow", "tf-keras", "tensorflow-recommenders", "numpy"):
+        assert environment["versions"][name] == metadata.version(name)
+    assert environment["cpu_count"] == len(os.sched_getaffinity(0))
+    assert environment["variables"]["OMP_NUM_THREADS"] == "3"
+    assert "XLA_FLAGS" not in environment["variables"]
+    assert (environment["compute_dtype"], environment["jit"]) == ("float32", False)
+    assert {"intra_op_threads", "inter_op_threads", "python", "processor", "devices"} <= environment.keys()

@@ -1,0 +1,110 @@
+"""Padded feeds, and the thread that reads ahead."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from ctr.data.batches import whole_query_batches
+from ctr.data.log import read_manifests
+from ctr.data.reader import read_rows
+from ctr.training.feed import make_feed, read_ahead
+from ctr.training.state import table_layouts
+
+
+def test_a_feed_is_its_batch_with_padding_of_weight_0(log, schema, make_config):
+    layouts = table_layouts(schema, make_config())
+    batches = list(whole_query_batches(read_rows(log, schema, read_manifests(log)), 50, 64))
+    assert len({len(batch.rows) for batch in batches}) > 3
+    for batch in batches:
+        feed = make_feed(batch, layouts, 50)
+        count = len(batch.rows)
+        assert feed.label.shape == feed.train_weight.shape == (50,)
+        assert feed.label[:count].tolist() == batch.rows.label.tolist()
+        assert feed.train_weight[:count].tolist() == batch.rows.train_weight.tolist()
+        assert not feed.train_weight[count:].any()
+        assert [plan.single.shape[0] for plan in feed.plans] == [50] * len(layouts)
+        assert feed.batch is batch
+
+
+def test_a_larger_query_takes_a_larger_size(log, schema, make_config):
+    layouts = table_layouts(schema, make_config())
+    batch = next(whole_query_batches(read_rows(log, schema, read_manifests(log)), 50, 64))
+    for batch_rows in (1, 2, 3, 7, 20):
+        feed = make_feed(batch, layouts, batch_rows)
+        assert len(batch.rows) <= len(feed.label) < len(batch.rows) * 4 / 3
+        assert not feed.train_weight[len(batch.rows) :].any()
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "reader"]
+
+
+def test_items_come_in_order_and_the_thread_ends():
+    assert list(read_ahead(range(100), depth=3)) == list(range(100))
+    assert threads() == []
+    assert list(read_ahead([])) == []
+
+
+def test_at_most_depth_items_wait():
+    taken = []
+
+    def items():
+        for number in range(100):
+            taken.append(number)
+            yield number
+
+    ahead = read_ahead(items(), depth=3)
+    next(ahead)
+    deadline = time.monotonic() + 10
+    while len(taken) < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    # One was given out, three wait, and one more is in the thread's hand.
+    assert len(taken) == 5
+    ahead.close()
+
+
+def test_an_exception_comes_in_its_place():
+    def items():
+        yield from range(3)
+        raise ArithmeticError("the fourth")
+
+    found = []
+    with pytest.raises(ArithmeticError, match="the fourth"):
+        found.extend(read_ahead(items()))
+    assert found == [0, 1, 2]
+    assert threads() == []
+
+
+def test_closing_ends_the_thread_and_what_it_reads():
+    closed = threading.Event()
+
+    def endless():
+        try:
+            while True:
+                yield np.zeros(3)
+        finally:
+            closed.set()
+
+    ahead = read_ahead(endless())
+    next(ahead)
+    assert len(threads()) == 1
+    ahead.close()
+    assert threads() == []
+    assert closed.is_set()
+
+
+def test_an_exception_where_items_are_used_ends_the_thread():
+    def use():
+        ahead = read_ahead(iter(int, 1))
+        try:
+            for _ in ahead:
+                raise KeyboardInterrupt
+        finally:
+            ahead.close()
+
+    with pytest.raises(KeyboardInterrupt):
+        use()
+    assert threads() == []

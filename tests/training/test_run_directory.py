@@ -1,0 +1,184 @@
+"""The files of a run, one by one."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from ctr.data.batches import Batch, whole_query_batches
+from ctr.data.log import read_manifests
+from ctr.data.reader import read_rows
+from ctr.errors import InputError
+from ctr.training.run_directory import (
+    PREDICTION_COLUMNS,
+    GrowingFile,
+    PredictionWriter,
+    adopt_config,
+    adopt_environment,
+    describe_rejects,
+    only_process,
+)
+
+
+def test_a_growing_file_is_cut_back(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    file = GrowingFile(path, 0)
+    file.append({"a": 1})
+    length = file.sync()
+    assert length == path.stat().st_size
+    file.append({"b": 2})
+    file.close()
+    file = GrowingFile(path, length)
+    file.append({"c": 3})
+    file.close()
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [{"a": 1}, {"c": 3}]
+
+
+def test_a_growing_file_that_lost_lines_is_refused_and_left_as_it_is(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a": 1}\n')
+    with pytest.raises(InputError, match=r"lines\.jsonl: has 9 bytes, 10 at the checkpoint"):
+        GrowingFile(path, 10)
+    assert path.read_text() == '{"a": 1}\n'
+    with pytest.raises(InputError, match="has 0 bytes, 10 at the checkpoint"):
+        GrowingFile(tmp_path / "gone.jsonl", 10)
+
+
+def test_a_number_that_json_does_not_know_is_refused(tmp_path):
+    file = GrowingFile(tmp_path / "lines.jsonl", 0)
+    with pytest.raises(ValueError, match="JSON compliant"):
+        file.append({"a": float("nan")})
+    file.close()
+    assert (tmp_path / "lines.jsonl").read_bytes() == b""
+
+
+def test_a_run_belongs_to_its_configuration(tmp_path, make_config):
+    run = tmp_path / "run"
+    adopt_config(run, make_config())
+    before = (run / "config.yaml").read_bytes()
+    adopt_config(run, make_config())
+    with pytest.raises(InputError) as caught:
+        adopt_config(run, make_config({"seed": 5, "model": {"crosses": {"ramp": {"length": 7}}}}))
+    message = str(caught.value)
+    assert "begun under another configuration" in message
+    assert "seed was 1, is 5" in message
+    assert "model.crosses.ramp.length was 500, is 7" in message
+    assert "batch" not in message
+    assert (run / "config.yaml").read_bytes() == before
+
+
+def test_what_is_no_run_directory_is_refused_untouched(tmp_path, make_config):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(InputError, match="neither empty nor a run directory"):
+        adopt_config(tmp_path, make_config())
+    with pytest.raises(InputError, match="neither empty nor a run directory"):
+        adopt_config(tmp_path / "thesis.txt", make_config())
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_start_that_was_interrupted_can_be_repeated(tmp_path, make_config):
+    # What a process that is killed while it writes config.yaml leaves behind.
+    (tmp_path / "config.yaml.partial-0123456789abcdef").write_bytes(b"seed: ")
+    adopt_config(tmp_path, make_config())
+    adopt_config(tmp_path, make_config())
+
+
+def test_a_run_belongs_to_its_environment_but_not_to_its_kernel(tmp_path):
+    environment = {"platform": "Linux-6.1", "versions": {"numpy": "2.4"}, "threads": 2, "devices": ("CPU",)}
+    adopt_environment(tmp_path, environment)
+    adopt_environment(tmp_path, {**environment, "platform": "Linux-6.2"})
+    with pytest.raises(InputError) as caught:
+        adopt_environment(tmp_path, {**environment, "versions": {"numpy": "2.5"}, "threads": 4})
+    message = str(caught.value)
+    assert "versions.numpy was '2.4', is '2.5'" in message
+    assert "threads was 2, is 4" in message
+    (tmp_path / "environment.json").write_text("{")
+    with pytest.raises(InputError, match=r"environment\.json: not JSON"):
+        adopt_environment(tmp_path, environment)
+
+
+def test_a_run_directory_has_one_process(tmp_path):
+    with only_process(tmp_path):
+        # A refusal does not free it.
+        for _ in range(2):
+            with (
+                pytest.raises(InputError, match="another process is training in this run directory"),
+                only_process(tmp_path),
+            ):
+                pass
+    with only_process(tmp_path):
+        pass
+
+
+def batches_of(log: Path, schema, rows: int = 50) -> list[Batch]:
+    return list(whole_query_batches(read_rows(log, schema, read_manifests(log)), rows, 64))
+
+
+def logits(batch: Batch) -> np.ndarray:
+    return (batch.rows.example_id / 7).astype(np.float32)
+
+
+def test_predictions_are_written_up_to_each_flush(tmp_path, log, schema):
+    batches = batches_of(log, schema)
+    writer = PredictionWriter(tmp_path, [])
+    for batch in batches[:4]:
+        writer.add(batch, logits(batch))
+    writer.flush(batches[3].end)
+    writer.flush(batches[3].end)
+    for batch in batches[4:6]:
+        writer.add(batch, logits(batch))
+    writer.flush(batches[5].end)
+    assert writer.parts == [f"{batches[place].end:020d}.parquet" for place in (3, 5)]
+    tables = [pq.read_table(tmp_path / part) for part in writer.parts]
+    assert all(tuple(table.column_names) == PREDICTION_COLUMNS for table in tables)
+    for table, expected in zip(tables, (batches[:4], batches[4:6]), strict=True):
+        for name in PREDICTION_COLUMNS[:-1]:
+            values = np.concatenate([getattr(batch.rows, name) for batch in expected])
+            np.testing.assert_array_equal(table.column(name).to_numpy(), values)
+        assert (
+            table.column("logit").to_pylist()
+            == np.concatenate([logits(batch) for batch in expected]).tolist()
+        )
+
+
+def test_predictions_do_not_wait_for_a_checkpoint_without_end(tmp_path, log, schema):
+    batches = batches_of(log, schema)
+    writer = PredictionWriter(tmp_path, [], part_rows=120)
+    for batch in batches:
+        writer.add(batch, logits(batch))
+    written = [pq.read_metadata(tmp_path / part).num_rows for part in writer.parts]
+    assert len(written) == len(list(tmp_path.iterdir())) > 5
+    assert all(120 <= rows < 120 + 50 for rows in written)
+
+
+def test_a_resume_keeps_the_files_of_the_checkpoint_only(tmp_path, log, schema):
+    batches = batches_of(log, schema)
+    writer = PredictionWriter(tmp_path, [])
+    for batch in batches[:3]:
+        writer.add(batch, logits(batch))
+        writer.flush(batch.end)
+    (tmp_path / f"{writer.parts[0]}.partial-0123456789abcdef").touch()
+    again = PredictionWriter(tmp_path, writer.parts[:2])
+    assert sorted(path.name for path in tmp_path.iterdir()) == writer.parts[:2] == again.parts
+    (tmp_path / writer.parts[1]).unlink()
+    with pytest.raises(InputError, match="missing, though the checkpoint names it"):
+        PredictionWriter(tmp_path, writer.parts[:2])
+
+
+def test_rejects_are_described(log, schema):
+    batch = batches_of(log, schema)[2]
+    fault = np.array([1, 4, 0], np.int8)
+    rejects = batch.rows.slice(0, 3)
+    rejects = type(rejects)(**{**vars(rejects), "fault": fault}).keep(fault > 0)
+    described = describe_rejects(Batch(batch.rows, rejects, batch.end))
+    assert [reject["reason"] for reject in described] == [
+        "label is neither 0 nor 1",
+        "an id lies outside its feature's buckets",
+    ]
+    for index, reject in enumerate(described):
+        for name in ("example_id", "query_id", "query_time"):
+            assert reject[name] == getattr(rejects, name)[index]
+        assert reject["between_log_rows"] == [batch.rows.first, batch.end]
+    json.dumps(described)

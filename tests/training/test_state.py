@@ -1,0 +1,83 @@
+"""The variables of a run: their names, and what they can be restored from."""
+
+import numpy as np
+import pytest
+
+from ctr.data.schema import Category, Schema
+from ctr.errors import InputError
+from ctr.training.state import TrainState, table_layouts
+
+
+@pytest.fixture
+def make_state(schema, make_config):
+    def make(changes=None, logistic=False):
+        config = make_config(changes, logistic)
+        return TrainState(table_layouts(schema, config), config, "float32")
+
+    return make
+
+
+def test_every_variable_has_a_name_and_an_accumulator(make_state):
+    state = make_state()
+    shapes = {name: tuple(variable.shape) for name, variable in state.variables().items()}
+    assert shapes["rows/quality-4"] == (30 + 50 + 40, 5)
+    assert shapes["rows/ui-2"] == (8, 3)
+    # Two crosses of two factors and a bias, a deep layer, the head, the output bias.
+    assert len([name for name in shapes if name.startswith("dense/")]) == 2 * 3 + 2 + 1 + 1
+    for kind in ("rows", "dense"):
+        own = {name: shape for name, shape in shapes.items() if name.startswith(f"{kind}/")}
+        accumulators = {
+            name.replace(f"{kind}/", f"{kind}_accumulator/"): shape for name, shape in own.items()
+        }
+        assert accumulators.items() <= shapes.items()
+    width = 3 * 4 + 2
+    dense = 2 * (width * 3 + 3 * width + width) + (width * 8 + 8) + 8 + 1
+    assert state.parameter_counts() == {"parameters_dense": dense, "parameters_embedding": 120 * 5 + 8 * 3}
+
+
+def test_accumulators_start_as_configured(make_state):
+    optimizer = {
+        "rows": {"initial_accumulator": 0.5, "linear_initial_accumulator": 0.25},
+        "dense": {"initial_accumulator": 0.125},
+    }
+    for name, value in make_state({"optimizer": optimizer}).arrays().items():
+        if name.startswith("rows_accumulator/"):
+            assert (value[:, :-1] == 0.5).all()
+            assert (value[:, -1] == 0.25).all()
+        elif name.startswith("dense_accumulator/"):
+            assert (value == 0.125).all()
+
+
+def test_all_of_it_comes_back(make_state):
+    first, second = make_state(), make_state()
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.normal(size=value.shape).astype(np.float32) for name, value in first.arrays().items()}
+    second.restore(arrays)
+    for name, value in second.arrays().items():
+        np.testing.assert_array_equal(value, arrays[name])
+
+
+def test_arrays_of_another_model_are_refused(make_state):
+    state = make_state()
+    with pytest.raises(ValueError, match="the checkpoint holds"):
+        state.restore(make_state(logistic=True).arrays())
+    with pytest.raises(ValueError, match="shape"):
+        state.restore(make_state({"model": {"deep": {"units": [7]}}}).arrays())
+
+
+def test_features_can_be_given_other_widths(schema, make_config):
+    layouts = table_layouts(schema, make_config({"model": {"widths": {"user": 9, "tags": 0}}}))
+    assert {layout.name: [f.name for f in layout.features] for layout in layouts} == {
+        "quality-0": ["tags"],
+        "quality-4": ["item"],
+        "quality-9": ["user"],
+        "ui-2": ["position"],
+    }
+    # A logistic regression has no use for embeddings.
+    assert [layout.width for layout in table_layouts(schema, make_config(logistic=True))] == [0, 0]
+
+
+def test_features_that_fit_no_table_are_refused(make_config):
+    features = tuple(Category(name=name, source=name, buckets=2**30, width=4) for name in "ab")
+    with pytest.raises(InputError, match=r"table quality-4: 2147483648 rows are too many.*model\.widths"):
+        table_layouts(Schema(features=features), make_config())

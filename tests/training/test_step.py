@@ -1,0 +1,318 @@
+"""The whole training step against NumPy in float64, its gradients by finite differences."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ctr.config import parse_model
+from ctr.data.batches import Batch
+from ctr.data.reader import Rows
+from ctr.data.schema import Category, Schema
+from ctr.training.config import TrainConfig
+from ctr.training.feed import Feed, make_feed
+from ctr.training.state import TrainState, table_layouts
+from ctr.training.step import make_step
+
+SCHEMA = Schema(
+    features=(
+        Category(name="a", source="a", buckets=5, width=2),
+        Category(name="m", source="m", buckets=6, width=2, multivalent=True),
+        Category(name="b", source="b", buckets=4, width=2),
+        Category(name="p", source="p", buckets=3, width=1, tower="ui"),
+    )
+)
+# First row of each feature in its table; e0 holds a, b, m, then p.
+PLACES = {"a": ("quality-2", 0), "b": ("quality-2", 5), "m": ("quality-2", 9), "p": ("ui-1", 0)}
+
+ROWS = {"learning_rate": 0.3, "initial_accumulator": 0.02, "linear_learning_rate": 0.2}
+NETWORK = {"crosses": {"layers": 2, "rank": 2}, "deep": {"units": [3], "activation": "tanh"}, "prior": 0.2}
+SETTINGS: dict[str, Any] = {
+    "model": {**NETWORK, "init_scale": 0.5},
+    "optimizer": {
+        "rows": {**ROWS, "linear_initial_accumulator": 0.05, "tower_rates": {"quality": 1.0, "ui": 0.25}},
+        "dense": {"learning_rate": 0.1, "initial_accumulator": 0.001},
+    },
+    "compute_dtype": "float32",
+}
+
+
+def make_config(gradient: str = "sum", **settings: Any) -> TrainConfig:
+    content = {**SETTINGS, **settings}
+    rows = {**content["optimizer"]["rows"], "gradient": gradient}
+    return parse_model(TrainConfig, {**content, "optimizer": {**content["optimizer"], "rows": rows}}, "test")
+
+
+class Example:
+    """A batch of six rows, and the same for the reference."""
+
+    def __init__(self, seed: int, weight: list[float] | None = None) -> None:
+        rng = np.random.default_rng(seed)
+        self.label = rng.integers(0, 2, 6)
+        self.weight = np.array([1, 0, 2, 0.5, 1, 3] if weight is None else weight, np.float32)
+        # Repeated ids, and bucket 0 both used and as padding.
+        self.single = {name: rng.integers(0, buckets, 6) for name, buckets in (("a", 5), ("b", 4), ("p", 3))}
+        self.lists = [rng.integers(0, 6, size).tolist() for size in (0, 1, 3, 2, 0, 3)]
+
+    def feed(self, state: TrainState, batch_rows: int = 8) -> Feed:
+        zeros = np.zeros(6, np.int64)
+        offsets = np.cumsum([0, *(len(values) for values in self.lists)])
+        rows = Rows(
+            query_time=zeros, timestamp=zeros, query_id=zeros, example_id=np.arange(6),
+            label=self.label.astype(np.float32), train_weight=self.weight, metric_weight=np.ones(6, np.float32),
+            ids=np.stack([self.single[name] for name in "abp"], axis=1).astype(np.int32),
+            multivalent={"m": (np.array([value for values in self.lists for value in values], np.int32), offsets)},
+            fault=np.zeros(6, np.int8), first=0,
+        )  # fmt: skip
+        return make_feed(Batch(rows, rows.slice(0, 0), 6), state.layouts, batch_rows)
+
+
+def make_state(config: TrainConfig) -> TrainState:
+    return TrainState(table_layouts(SCHEMA, config), config, "float32")
+
+
+def parameters(state: TrainState) -> dict[str, np.ndarray]:
+    """All weights in float64, under the reference's names."""
+    network = state.network
+    named = {layout.name: table.numpy() for layout, table in zip(state.layouts, state.tables, strict=True)}
+    for index, cross in enumerate(network.crosses):
+        for name, value in zip(("u", "v", "bias"), cross.get_weights(), strict=True):
+            named[f"cross {index} {name}"] = value
+    for index, layer in enumerate(network.deep):
+        named[f"deep {index} kernel"], named[f"deep {index} bias"] = layer.get_weights()
+    if network.head is not None:
+        named["head"] = network.head.get_weights()[0]
+    named["output bias"] = network.output_bias.numpy()
+    return {name: np.array(np.atleast_1d(value), np.float64) for name, value in named.items()}
+
+
+def reference_logits(weights: dict[str, np.ndarray], example: Example, alpha2: float) -> np.ndarray:
+    logits = []
+    for row in range(6):
+        looked_up = []
+        for name in ("a", "b", "m", "p"):
+            table, first = PLACES[name]
+            own = example.lists[row] if name == "m" else [example.single[name][row]]
+            values = [weights[table][first + i] for i in own]
+            looked_up.append(np.mean(values, axis=0) if values else np.zeros(weights[table].shape[1]))
+        e0 = np.concatenate([value[:-1] for value in looked_up])
+        hidden = e0
+        for index in range(2):
+            u, v, bias = (weights[f"cross {index} {name}"] for name in ("u", "v", "bias"))
+            hidden = alpha2 * e0 * (hidden @ u @ v + bias) + hidden
+        hidden = np.tanh(hidden @ weights["deep 0 kernel"] + weights["deep 0 bias"])
+        linear = sum(value[-1] for value in looked_up)
+        logits.append((hidden @ weights["head"]).item() + linear + weights["output bias"].item())
+    return np.array(logits)
+
+
+def reference_loss(weights: dict[str, np.ndarray], example: Example, alpha2: float) -> float:
+    logit = reference_logits(weights, example, alpha2)
+    losses = np.logaddexp(0, np.where(example.label == 1, -logit, logit))
+    return float((losses * example.weight).sum() / example.weight.sum())
+
+
+def reference_gradients(
+    weights: dict[str, np.ndarray], example: Example, alpha2: float
+) -> dict[str, np.ndarray]:
+    """Of the mean loss, by central differences."""
+    gradients = {}
+    for name, value in weights.items():
+        gradient = np.zeros_like(value)
+        for place in np.ndindex(value.shape):
+            around = []
+            for change in (1e-5, -1e-5):
+                moved = value.copy()
+                moved[place] += change
+                around.append(reference_loss({**weights, name: moved}, example, alpha2))
+            gradient[place] = (around[0] - around[1]) / 2e-5
+        gradients[name] = gradient
+    return gradients
+
+
+class Reference:
+    """The step in NumPy: AdaGrad on what the finite differences say."""
+
+    def __init__(self, state: TrainState, gradient: str) -> None:
+        self.weights = parameters(state)
+        self.gradient = gradient
+        self.sums = {name: np.full(value.shape, 0.001) for name, value in self.weights.items()}
+        self.rates: dict[str, Any] = dict.fromkeys(self.weights, 0.1)
+        for table, tower_rate in (("quality-2", 1.0), ("ui-1", 0.25)):
+            columns = self.weights[table].shape[1]
+            self.sums[table][:] = [*[0.02] * (columns - 1), 0.05]
+            self.rates[table] = np.array([*[0.3] * (columns - 1), 0.2]) * tower_rate
+
+    def step(self, example: Example, alpha2: float) -> None:
+        for name, gradient in reference_gradients(self.weights, example, alpha2).items():
+            if name in ("quality-2", "ui-1") and self.gradient == "sum":
+                gradient = gradient * example.weight.sum()
+            self.sums[name] += gradient**2
+            self.weights[name] -= self.rates[name] * gradient / np.sqrt(self.sums[name])
+
+
+def assert_close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], tolerance: float) -> None:
+    assert found.keys() == expected.keys()
+    for name in found:
+        np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("gradient", ["sum", "mean"])
+def test_steps_follow_the_reference(gradient):
+    config = make_config(gradient)
+    state = make_state(config)
+    step = make_step(state, config, jit=False)
+    reference = Reference(state, gradient)
+    for number, alpha2 in enumerate((0.0, 0.4, 1.0)):
+        example = Example(number)
+        before = {name: value.copy() for name, value in reference.weights.items()}
+        result = step(example.feed(state), alpha2)
+        # The prediction of record and the loss are those of the weights before the update.
+        np.testing.assert_allclose(
+            result.logit.numpy()[:6], reference_logits(before, example, alpha2), atol=2e-5
+        )
+        assert result.loss.numpy() == pytest.approx(reference_loss(before, example, alpha2), abs=1e-5)
+        assert bool(result.applied)
+        reference.step(example, alpha2)
+        assert_close(parameters(state), reference.weights, 1e-4)
+    moved = {name: np.abs(value - before[name]).max() for name, value in reference.weights.items()}
+    assert min(moved.values()) > 1e-3, moved
+
+
+def test_the_two_row_gradients_differ():
+    configs = [make_config("sum"), make_config("mean")]
+    states = [make_state(config) for config in configs]
+    states[1].restore(states[0].arrays())
+    for state, config in zip(states, configs, strict=True):
+        make_step(state, config, jit=False)(Example(0).feed(state), 1.0)
+    tables = [parameters(state)["quality-2"] for state in states]
+    assert np.abs(tables[0] - tables[1]).max() > 0.01
+
+
+def test_a_compiled_step_agrees():
+    config = make_config()
+    # make_state draws from Keras' generator: the second one gets the weights of the first.
+    states = [make_state(config), make_state(config)]
+    states[1].restore(states[0].arrays())
+    steps = [make_step(states[0], config, jit=False), make_step(states[1], config, jit=True)]
+    for number in range(2):
+        example = Example(number)
+        plain, compiled = (step(example.feed(state), 0.5) for step, state in zip(steps, states, strict=True))
+        np.testing.assert_allclose(plain.logit, compiled.logit, atol=1e-5)
+        np.testing.assert_allclose(plain.loss, compiled.loss, atol=1e-6)
+        assert bool(compiled.applied)
+        assert_close(parameters(states[1]), parameters(states[0]), 1e-5)
+    before = all_bytes(states[1])
+    assert not bool(steps[1](Example(3, [1, np.nan, 1, 1, 1, 1]).feed(states[1]), 0.5).applied)
+    assert all_bytes(states[1]) == before
+
+
+def all_bytes(state: TrainState) -> dict[str, bytes]:
+    return {name: value.tobytes() for name, value in state.arrays().items()}
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        [1, np.nan, 1, 1, 1, 1],
+        [1, np.inf, 1, 1, 1, 1],
+        # Finite gradients, whose squares overflow: AdaGrad would never move these weights again.
+        [1e30, 1, 1, 1, 1, 1],
+    ],
+)
+def test_a_step_that_is_not_finite_changes_no_bit(weight):
+    config = make_config()
+    state = make_state(config)
+    step = make_step(state, config, jit=False)
+    step(Example(0).feed(state), 1.0)
+    before = all_bytes(state)
+    result = step(Example(1, weight).feed(state), 1.0)
+    assert not bool(result.applied)
+    assert all_bytes(state) == before
+    # And the next good one is applied.
+    assert bool(step(Example(2).feed(state), 1.0).applied)
+    assert all_bytes(state) != before
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_weight_that_is_not_finite_stops_the_step_and_spreads_to_no_other(value):
+    config = make_config()
+    state = make_state(config)
+    arrays = state.arrays()
+    arrays["rows/quality-2"][PLACES["a"][1] + Example(0).single["a"][0], 1] = value
+    state.restore(arrays)
+    before = all_bytes(state)
+    result = make_step(state, config, jit=False)(Example(0).feed(state), 1.0)
+    assert not np.isfinite(result.logit.numpy()[0])
+    assert not bool(result.applied)
+    assert all_bytes(state) == before
+
+
+def test_padding_changes_nothing():
+    config = make_config()
+    states = [make_state(config) for _ in range(2)]
+    states[1].restore(states[0].arrays())
+    for state, batch_rows in zip(states, (6, 100), strict=True):
+        step = make_step(state, config, jit=False)
+        for number in range(3):
+            feed = Example(number).feed(state, batch_rows)
+            assert len(feed.label) == batch_rows
+            step(feed, 0.5)
+    assert_close(parameters(states[1]), parameters(states[0]), 1e-6)
+
+
+def test_rows_that_the_batch_does_not_name_keep_every_bit():
+    config = make_config()
+    state = make_state(config)
+    before = state.arrays()
+    example = Example(0)
+    make_step(state, config, jit=False)(example.feed(state), 1.0)
+    named = {
+        *(PLACES[name][1] + i for name in "ab" for i in example.single[name]),
+        *(PLACES["m"][1] + i for values in example.lists for i in values),
+    }
+    unnamed = sorted(set(range(15)) - named)
+    assert unnamed
+    for name, value in state.arrays().items():
+        if name.endswith("quality-2"):
+            np.testing.assert_array_equal(value[unnamed], before[name][unnamed])
+
+
+@pytest.mark.parametrize("initial", [0.0, 0.1])
+def test_a_batch_without_weight_changes_no_bit(initial):
+    optimizer = {"rows": {**ROWS, "initial_accumulator": initial}, "dense": {"initial_accumulator": initial}}
+    config = make_config(optimizer=optimizer)
+    state = make_state(config)
+    before = all_bytes(state)
+    result = make_step(state, config, jit=False)(Example(0, [0] * 6).feed(state), 1.0)
+    assert bool(result.applied)
+    assert result.loss.numpy() == 0
+    assert np.isfinite(result.logit).all()
+    assert all_bytes(state) == before
+
+
+def test_a_row_of_weight_0_teaches_nothing():
+    config = make_config()
+    states = [make_state(config) for _ in range(2)]
+    states[1].restore(states[0].arrays())
+    examples = [Example(0), Example(0)]
+    assert examples[0].weight[1] == 0
+    examples[1].label[1] = 1 - examples[0].label[1]
+    for state, example in zip(states, examples, strict=True):
+        make_step(state, config, jit=False)(example.feed(state), 1.0)
+    assert all_bytes(states[0]) == all_bytes(states[1])
+
+
+def test_rates_of_0_hold_what_they_belong_to():
+    optimizer = {
+        "rows": {**ROWS, "linear_learning_rate": 0.0, "tower_rates": {"ui": 0.0}},
+        "dense": {"learning_rate": 0.0},
+    }
+    config = make_config(optimizer=optimizer)
+    state = make_state(config)
+    before = parameters(state)
+    make_step(state, config, jit=False)(Example(0).feed(state), 1.0)
+    after = parameters(state)
+    changed = {name for name in after if not np.array_equal(after[name], before[name])}
+    assert changed == {"quality-2"}
+    assert np.array_equal(after["quality-2"][:, -1], before["quality-2"][:, -1])
