@@ -29,14 +29,15 @@ def _configs() -> dict[str, TrainConfig]:
         "metrics": MetricsConfig(window_examples=20_000, slices=("position",)),
         "checkpoint": CheckpointConfig(every_examples=100_000),
     }
-    no_network = {"crosses": CrossConfig(layers=0), "deep": DeepConfig(units=())}
-    network = {
-        "crosses": CrossConfig(layers=2, rank=32, ramp=Ramp(length=50_000)),
-        "deep": DeepConfig(units=(128, 64)),
-    }
+    logistic = ModelConfig(prior=0.08, crosses=CrossConfig(layers=0), deep=DeepConfig(units=()))
+    dcn = ModelConfig(
+        prior=0.08,
+        crosses=CrossConfig(layers=2, rank=32, ramp=Ramp(length=50_000)),
+        deep=DeepConfig(units=(128, 64)),
+    )
     return {
-        "logistic-regression": TrainConfig(model=ModelConfig(prior=0.08, **no_network), **common),
-        "dcn": TrainConfig(model=ModelConfig(prior=0.08, **network), **common),
+        "logistic-regression": TrainConfig(model=logistic, **common),
+        "dcn": TrainConfig(model=dcn, **common),
     }
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctr.data.log import shard_schema
-from ctr.data.mapping import Mapping
+from ctr.data.mapping import Mapping, duration_us
 from ctr.data.schema import Schema
 from ctr.data.transform import pack_table, string_ids
 from ctr.errors import InputError
@@ -195,6 +195,9 @@ class ExampleMaker:
         for name, derived in self._mapping.derive.items():
             if derived.part is not None:
                 columns[name] = pa.array(_TIME_PARTS[derived.part](times))
+                continue
+            if derived.every is not None:
+                columns[name] = pa.array(times // duration_us(derived.every))
                 continue
             source = columns[derived.source]
             if derived.prefix is not None:

@@ -25,6 +25,7 @@ import pyarrow as pa
 from ctr.data.log import KEY_COLUMNS, Manifest, check_log, create_log, publish_interval, sort_rows
 from ctr.data.mapping import Mapping, input_patterns
 from ctr.errors import InputError
+from ctr.files import is_temporary
 from ctr.pipelines.chunks import Chunk
 from ctr.pipelines.examples import FILE_COLUMN, ROW_COLUMN, ExampleMaker, Examples, spill_schema
 from ctr.pipelines.joins import SideTable
@@ -115,6 +116,7 @@ def ingest(
             published = _publish_all(mapping, out, spill, rejects, rows, seconds)
     finally:
         rejects.write(rejects_path)
+    _remove_leftovers(out, {rejects_path.name, *(manifest.name for manifest in published)})
     seconds["total"] = time.perf_counter() - started
     examples = sum(manifest.rows for manifest in published)
     rejected = len(rejects.rejects)
@@ -139,6 +141,17 @@ def ingest(
 def _names_digest(sources: Sequence[SourceFile]) -> str:
     """Names the rejects of these inputs, so that those of another day's ingest into the log stay."""
     return hashlib.sha256("\n".join(source.name for source in sources).encode()).hexdigest()[:16]
+
+
+def _remove_leftovers(out: Path, names: set[str]) -> None:
+    """Deletes half-written files of a killed run: those of the files and intervals that this run has written.
+
+    Of no others, since another publisher may be writing them right now.
+    """
+    for folder in (out / "shards", out / "manifests", out / "rejects"):
+        for path in folder.glob("*"):
+            if is_temporary(path) and any(path.name.startswith(name) for name in names):
+                path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -44,7 +44,7 @@ _NEWS_LISTS = ("title_entities", "entities")
 _HISTORY_TEXTS = {"history_categories": "category", "history_subcategories": "subcategory"}
 
 MIND_COLUMNS = (
-    *("impression_id", "user_id", "time", "history", *_HISTORY_TEXTS),
+    *("impression_id", "user_id", "time", "history", "history_length", *_HISTORY_TEXTS),
     *("news_id", "clicked", "example_id", *_NEWS_TEXTS, *_NEWS_LISTS),
 )
 """The raw columns that a mapping with ``type: mind`` may use."""
@@ -152,6 +152,8 @@ def _explode(lines: dict[str, pa.Array], news: News, wanted: Sequence[str]) -> t
     def column(name: str) -> pa.Array:
         if name in lines:
             return _histories(lines).take(parents) if name == "history" else lines[name].take(parents)
+        if name == "history_length":
+            return pc.count_substring_regex(pc.fill_null(lines["history"], ""), r"\S+").take(parents)
         if name in _HISTORY_TEXTS:
             return _history_texts(lines, news, _HISTORY_TEXTS[name]).take(parents)
         if name in news.columns.column_names:

@@ -227,19 +227,30 @@ class Label(StrictModel):
 
 
 class Derived(StrictModel):
-    """A new raw column: a ``part`` of the row's time, the first ``prefix`` characters of a column, or a copy."""
+    """A new raw column, made of the row's time or of another column.
+
+    ``part``: the hour of the day or the day of the week (Monday is 0) of the time. ``every``: the number of
+    whole periods of that length between 1970 and the time, so that what happens in one period has a value
+    of its own. ``prefix``: the first so many characters of a column. None of them: a copy.
+    """
 
     source: Column = Field(alias="from")
     part: Literal["hour", "weekday"] | None = None
+    every: Duration | None = None
     prefix: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        if self.part is not None and self.prefix is not None:
-            raise ValueError("part and prefix exclude each other")
-        if self.part is not None and self.source != TIME_SOURCE:
-            raise ValueError(f"part is taken of the row's time: from: {TIME_SOURCE}")
+        if sum(way is not None for way in (self.part, self.every, self.prefix)) > 1:
+            raise ValueError("part, every and prefix exclude each other")
+        if self.of_time and self.source != TIME_SOURCE:
+            raise ValueError(f"part and every are taken of the row's time: from: {TIME_SOURCE}")
         return self
+
+    @property
+    def of_time(self) -> bool:
+        """Whether the value is made of the row's time, not of a column."""
+        return self.part is not None or self.every is not None
 
 
 class Mapping(StrictModel):
@@ -298,7 +309,7 @@ class Mapping(StrictModel):
     @property
     def raw_columns(self) -> tuple[str, ...]:
         """The columns that the input and its side tables must have, each once."""
-        derived_from = (d.source for d in self.derive.values() if d.part is None)
+        derived_from = (d.source for d in self.derive.values() if not d.of_time)
         sources = (source for source in self.feature_schema.sources if source not in self.derive)
         return tuple(dict.fromkeys((*self.key_columns, *derived_from, *sources)))
 

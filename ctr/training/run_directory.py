@@ -217,4 +217,3 @@ def write_metric_states(run: Path, arrays: dict[str, np.ndarray]) -> None:
     write_atomic(
         run / "metric_states.npz", lambda file: np.savez_compressed(file, allow_pickle=False, **arrays)
     )
-    sync_folder(run)

@@ -232,6 +232,21 @@ def test_a_killed_run_is_simply_run_again(root, tmp_path, helpers):
     assert helpers.log_bytes(log) == helpers.log_bytes(tmp_path / "whole")
 
 
+def test_half_written_files_of_a_killed_run_go_and_those_of_others_stay(tmp_path, helpers):
+    path = helpers.write_rows(tmp_path / "in", helpers.make_rows(60, seed=12))
+    log = tmp_path / "log"
+    ingest(helpers.make_mapping(), [path], log)
+    before = helpers.log_bytes(log)
+    shard = next((log / "shards").iterdir())
+    manifest = next((log / "manifests").iterdir())
+    for place in (shard, manifest):
+        place.with_name(place.name + ".partial-0123").write_bytes(b"half")
+    other = log / "shards" / f"{5:019d}-{6:019d}-0000-00.parquet.partial-0123"
+    other.write_bytes(b"half")
+    ingest(helpers.make_mapping(), [path], log)
+    assert helpers.log_bytes(log) == {**before, str(other.relative_to(log)): b"half"}
+
+
 def test_shards_follow_the_mapping(tmp_path, helpers):
     path = helpers.write_rows(tmp_path / "in", helpers.make_rows(200, seed=11))
     ingest(helpers.make_mapping(query=None, interval="1d", shard_rows=50), [path], tmp_path / "log")

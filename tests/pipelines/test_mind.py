@@ -153,6 +153,17 @@ def test_a_query_is_an_impression(tmp_path, helpers, suffix):
     assert keys == sorted(keys)
 
 
+def test_several_files_share_the_news_of_their_folder(tmp_path, helpers):
+    lines = make_lines(30, seed=3)
+    whole, parts = write(tmp_path / "whole", lines), write(tmp_path / "parts", lines)
+    text = (parts / "behaviors.tsv").read_text().splitlines(keepends=True)
+    (parts / "behaviors.tsv").write_text("".join(text[:10]))
+    (parts / "behaviors_2.tsv").write_text("".join(text[10:]))
+    ingest(mapping(), [whole], tmp_path / "log")
+    ingest(mapping(), [parts / "behaviors.tsv", parts / "behaviors_2.tsv"], tmp_path / "log2")
+    assert helpers.read_log(tmp_path / "log2") == helpers.read_log(tmp_path / "log")
+
+
 def test_bad_lines_and_candidates_are_set_aside(tmp_path, helpers):
     lines = [
         ("1", "U1", TIMES[0], [], ["N1-1", "N2-0"]),
