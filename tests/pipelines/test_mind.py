@@ -77,6 +77,7 @@ def plain(lines, news):
                     "user_id": user,
                     "time": time,
                     "history": history or [""],
+                    "history_length": len(history),
                     "history_categories": [news[n][0] for n in history if n in news],
                     "history_subcategories": [news[n][1] for n in history if n in news],
                     "news_id": name,

@@ -74,6 +74,7 @@ DAMAGE = {
     "no state": lambda path: (path / "state.json").unlink(),
     "empty state": lambda path: (path / "state.json").write_bytes(b""),
     "state of another kind": lambda path: (path / "state.json").write_bytes(b"[]"),
+    "other arrays": lambda path: np.savez(path / "arrays.npz", **arrays_at(7)),
     "nothing in the folder": lambda path: [file.unlink() for file in path.iterdir()],
     "a changed state": lambda path: (path / "state.json").write_text(
         json.dumps({**json.loads((path / "state.json").read_text()), "position": 8})

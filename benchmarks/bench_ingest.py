@@ -4,7 +4,7 @@ Generates a file in the Criteo format with the missing shares and the numbers of
 Kaggle set (45.8 million rows; a column of ten million values keeps its head and its long tail), ingests it,
 and measures beside it what the same machine needs for parsing the file alone.
 
-    python benchmarks/ingest.py [--rows 2000000] [--json]
+    python benchmarks/bench_ingest.py [--rows 2000000] [--json]
 """
 
 import argparse
