@@ -117,20 +117,26 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """A mapping. Raises ConstructorError for a key that stands twice, of which the last would win."""
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for index, key in enumerate(keys):
-            if key in keys[:index]:
+        seen: set[str] = set()
+        for key in (key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key} stands twice", node.start_mark
                 )
+            seen.add(key)
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
+class _Dumper(yaml.SafeDumper):
+    """Writes what ``_Loader`` reads: the text 1e-6 in quotes."""
+
+
+for _tool in (_Loader, _Dumper):
+    _tool.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
+        list("-+.0123456789"),
+    )
 
 
 def _parse_yaml(text: str) -> Any:
@@ -188,4 +194,4 @@ def load_model(model: type[ModelT], path: Path, what: str, settings: Sequence[st
 
 def dump_yaml(model: BaseModel) -> str:
     """The whole model as YAML, defaults included, in the order of its fields."""
-    return yaml.safe_dump(model.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return yaml.dump(model.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)

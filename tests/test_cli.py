@@ -172,6 +172,15 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def test_a_flipped_byte(place, capfd):
+    shard = sorted((place / "log" / "shards").iterdir())[1]
+    flip(shard)
+    line = error_line(capfd)
+    assert line.startswith(f"log/shards/{shard.name}: damaged: ")
+    assert not (place / "run" / "summary.json").exists()
+
+
+@pytest.mark.slow
 def test_a_flipped_byte_in_a_process_of_its_own(place, root, fresh_python):
     shard = sorted((place / "log" / "shards").iterdir())[1]
     flip(shard)

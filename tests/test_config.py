@@ -3,7 +3,7 @@
 from typing import Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import Field
 
@@ -213,6 +213,9 @@ def test_an_empty_file_is_the_defaults(tmp_path):
     assert load_model(TrainConfig, path, "config") == TrainConfig()
 
 
+@example(
+    seed=1, rate=1e-6, units=[], widths={"1e5": 1, "\x85a": 2, "-.5E-3": 3, "null": 4, "é": 5}, jit="auto"
+)
 @given(
     seed=st.integers(0, 2**31 - 1),
     rate=st.floats(0, 1e30, allow_nan=False),

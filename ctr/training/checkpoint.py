@@ -33,8 +33,7 @@ def save(
 ) -> None:
     """Writes the checkpoint of position ``examples`` and deletes all but the newest ``keep``."""
     make_folder(folder)
-    for leftover in folder.glob(f"*{_PARTIAL}"):
-        shutil.rmtree(leftover)
+    clean_up(folder, keep)
     final = folder / f"{examples:020d}"
     partial = folder / f"{final.name}{_PARTIAL}"
     partial.mkdir()
@@ -44,6 +43,13 @@ def save(
     write_atomic(partial / _STATE, lambda file: file.write((json.dumps(content, indent=1) + "\n").encode()))
     partial.rename(final)
     sync_folder(folder)
+    clean_up(folder, keep)
+
+
+def clean_up(folder: Path, keep: int) -> None:
+    """Deletes what an interrupted ``save`` left, and all but the newest ``keep`` checkpoints."""
+    for leftover in folder.glob(f"*{_PARTIAL}"):
+        shutil.rmtree(leftover)
     for old in _complete(folder)[:-keep]:
         shutil.rmtree(old)
 

@@ -85,6 +85,7 @@ class _Run:
         self.window_times = [0, 0]
         remove_temporaries(run)
         saved = checkpoint.restore_newest(run / "checkpoints")
+        checkpoint.clean_up(run / "checkpoints", config.checkpoint.keep)
         lengths = {"metrics": 0, "rejects": 0}
         parts: list[str] = []
         if saved is not None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ctr.errors import InputError
-from ctr.training.checkpoint import restore_newest, save
+from ctr.training.checkpoint import clean_up, restore_newest, save
 
 ARRAYS = {"weights|a": np.arange(6, dtype=np.float32).reshape(2, 3), "total|b/c": np.array([2**60, -1])}
 
@@ -113,6 +113,14 @@ def test_one_that_was_not_finished_does_not_count(tmp_path):
     assert restored_position(tmp_path) == 5
     save_at(tmp_path, 9)
     assert names(tmp_path) == [f"{position:020d}" for position in (5, 9)]
+
+
+def test_what_an_interrupted_save_left_is_cleaned_up(tmp_path):
+    save_at(tmp_path, 5, 9, 20, keep=3)
+    shutil.copytree(tmp_path / f"{5:020d}", tmp_path / f"{30:020d}.partial")
+    clean_up(tmp_path, keep=2)
+    assert names(tmp_path) == [f"{position:020d}" for position in (9, 20)]
+    clean_up(tmp_path / "nothing", keep=2)
 
 
 def test_a_failing_write_leaves_those_before(tmp_path):

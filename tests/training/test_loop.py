@@ -73,11 +73,9 @@ def progressive_pass(examples, batches, good=None, learn_first=False) -> np.ndar
     return recorded
 
 
-@pytest.fixture(scope="module")
-def logistic_run(log, tmp_path_factory) -> Path:
-    """The reference's model, trained on ``log``."""
-    run = tmp_path_factory.mktemp("logistic") / "run"
-    content = {
+REFERENCE = parse_model(
+    TrainConfig,
+    {
         "batch": {"rows": 50},
         "model": {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": PRIOR},
         "optimizer": {
@@ -86,8 +84,16 @@ def logistic_run(log, tmp_path_factory) -> Path:
         },
         "metrics": {"window_examples": 230, "slices": ["position"]},
         "checkpoint": {"every_examples": 310},
-    }
-    train(log, parse_model(TrainConfig, content, "test"), run)
+    },
+    "test",
+)
+
+
+@pytest.fixture(scope="module")
+def logistic_run(log, tmp_path_factory) -> Path:
+    """The reference's model, trained on ``log``."""
+    run = tmp_path_factory.mktemp("logistic") / "run"
+    train(log, REFERENCE, run)
     return run
 
 
@@ -242,52 +248,41 @@ def replace(examples, **columns):
 
 
 def test_rows_of_train_weight_0_are_scored_but_teach_nothing(
-    examples, logistic_run, make_log, make_config, tmp_path, read_predictions
+    examples, logistic_run, make_log, tmp_path, read_predictions
 ):
-    silent = examples.train_weight == 0
-    assert 50 < silent.sum() < len(examples) / 2
-    changed = replace(examples, label=flip_labels(examples, silent))
-    config = make_config({}, logistic=True)
-    runs = []
-    for name, rows in (("as it is", examples), ("flipped", changed)):
-        runs.append(tmp_path / name)
-        train(make_log(rows.table(), f"{name}-log"), config, runs[-1])
-    first, second = (read_predictions(run) for run in runs)
-    assert len(first) == len(examples)
-    np.testing.assert_array_equal(first["logit"], second["logit"])
-    summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
-    assert summaries[0]["logloss"] != summaries[1]["logloss"]
-    # And a flipped row that does teach is noticed.
+    silent = np.flatnonzero(examples.train_weight == 0)
+    assert 50 < len(silent) < len(examples) / 2
+    # Of other labels, those of silent rows and that of one that teaches.
     loud = int(np.flatnonzero(examples.train_weight > 0)[0])
-    train(
-        make_log(replace(examples, label=flip_labels(examples, [loud])).table(), "loud-log"),
-        config,
-        tmp_path / "loud",
-    )
-    assert (read_predictions(tmp_path / "loud")["logit"] != first["logit"]).any()
+    logits, losses = [read_predictions(logistic_run)["logit"]], []
+    for name, rows in (("silent", silent), ("loud", [loud])):
+        table = replace(examples, label=flip_labels(examples, rows)).table()
+        losses.append(train(make_log(table, f"{name}-log"), REFERENCE, tmp_path / name)["logloss"])
+        logits.append(read_predictions(tmp_path / name)["logit"])
+    before, with_silent, with_loud = logits
+    assert len(before) == len(examples)
+    np.testing.assert_array_equal(with_silent, before)
+    assert losses[0] != json.loads((logistic_run / "summary.json").read_text())["logloss"]
+    assert (with_loud != before).any()
 
 
 def test_metric_weights_change_the_metrics_and_nothing_else(
-    examples, make_log, make_config, tmp_path, read_predictions
+    examples, logistic_run, make_log, tmp_path, read_predictions
 ):
-    config = make_config({}, logistic=True)
     rng = np.random.default_rng(5)
     other = replace(examples, metric_weight=rng.choice([0.0, 3.0], len(examples)))
+    summary = train(make_log(other.table()), REFERENCE, tmp_path / "run")
     logits, arrays = [], []
-    for name, rows in (("one", examples), ("other", other)):
-        summary = train(make_log(rows.table(), f"{name}-log"), config, tmp_path / name)
-        found = read_predictions(tmp_path / name)
-        logits.append(found["logit"])
-        loss = row_losses(rows.label, found["logit"].to_numpy(float))
-        assert summary["logloss"] == pytest.approx(
-            (loss * rows.metric_weight).sum() / rows.metric_weight.sum(), rel=1e-6
-        )
-        checkpoint = sorted((tmp_path / name / "checkpoints").iterdir())[-1]
+    for run in (logistic_run, tmp_path / "run"):
+        logits.append(read_predictions(run)["logit"])
+        checkpoint = sorted((run / "checkpoints").iterdir())[-1]
         with np.load(checkpoint / "arrays.npz") as saved:
             arrays.append({key: saved[key].tobytes() for key in saved if key.startswith("weights|")})
     np.testing.assert_array_equal(*logits)
     assert arrays[0] == arrays[1]
     assert len(arrays[0]) > 4
+    loss, weight = row_losses(other.label, logits[1].to_numpy(float)), other.metric_weight
+    assert summary["logloss"] == pytest.approx((loss * weight).sum() / weight.sum(), rel=1e-6)
 
 
 @pytest.mark.parametrize("network", [False, True])
@@ -426,7 +421,7 @@ def test_a_log_of_faulty_rows_only(examples, make_log, make_config, tmp_path):
     assert len(read_lines(tmp_path / "run" / "rejects.jsonl")) == len(examples)
 
 
-def test_nothing_of_a_damaged_shard_is_trained_on(log, make_config, tmp_path, copy_run, read_predictions):
+def test_nothing_of_a_damaged_shard_is_trained_on(log, logistic_run, tmp_path, copy_run, read_predictions):
     damaged = copy_run(log)
     shards = [shard for manifest in read_manifests(damaged) for shard in manifest.shards]
     first = sum(shard.rows for shard in shards[:4])
@@ -435,16 +430,14 @@ def test_nothing_of_a_damaged_shard_is_trained_on(log, make_config, tmp_path, co
     content[len(content) // 3] ^= 1
     path.write_bytes(content)
     positions = []
-    config = make_config(logistic=True)
     with pytest.raises(InputError, match=f"{shards[4].file}: damaged"):
-        train(damaged, config, tmp_path / "run", lambda position, _: positions.append(position))
+        train(damaged, REFERENCE, tmp_path / "run", lambda position, _: positions.append(position))
     assert first - 100 < positions[-1] <= first
     # Once the shard is there again the run goes on, to where it would have come.
     content[len(content) // 3] ^= 1
     path.write_bytes(content)
-    train(damaged, config, tmp_path / "run")
-    train(log, config, tmp_path / "other")
-    pd.testing.assert_frame_equal(read_predictions(tmp_path / "run"), read_predictions(tmp_path / "other"))
+    train(damaged, REFERENCE, tmp_path / "run")
+    pd.testing.assert_frame_equal(read_predictions(tmp_path / "run"), read_predictions(logistic_run))
 
 
 # Numbers that are not finite.
