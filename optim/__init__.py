@@ -1,0 +1,23 @@
+"""Optimizers. ``Shampoo`` and ``ShampooCallback`` are those for the Keras that ``tf.keras`` is in this process.
+
+from ctr.optim import Shampoo
+model.compile(optimizer=Shampoo(learning_rate=0.02), loss="binary_crossentropy")
+"""
+
+import importlib
+from typing import Any
+
+from ctr.optim.options import ShampooOptions
+
+__all__ = ["Shampoo", "ShampooCallback", "ShampooOptions"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("Shampoo", "ShampooCallback"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import tensorflow as tf
+
+    # Asking for a class settles which package tf.keras is.
+    package = tf.keras.Model.__module__.partition(".")[0]
+    adapter = importlib.import_module(f"ctr.optim.{'keras2' if package == 'tf_keras' else 'keras3'}")
+    return getattr(adapter, name)

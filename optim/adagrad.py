@@ -1,4 +1,4 @@
-"""AdaGrad for dense weights and, element-wise, for the touched rows of embedding tables.
+"""AdaGrad for the touched rows of embedding tables.
 
     a += g^2        w -= rate * g / sqrt(a)
 
@@ -9,17 +9,25 @@ A weight whose gradient and accumulator are both zero stays where it is.
 import tensorflow as tf
 
 
-def create_accumulator(variable: tf.Variable, initial: float) -> tf.Variable:
-    """An accumulator beside ``variable``: its shape, filled with ``initial``; float32."""
-    return tf.Variable(tf.fill(variable.shape, tf.constant(initial, tf.float32)), trainable=False)
+def row_direction(accumulator: tf.Variable, rows: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+    """Takes a gradient into the accumulator, in place, and gives the direction g / sqrt(a) of its rows.
 
+    Args:
+        accumulator: [R, C], or [R, 1] for one sum a row: then of the mean of a row's squares.
+        rows: int [U], the touched rows. A row may be there more than once only with a gradient of
+            zero (padding): the squares of split gradients do not add up to the square of their sum.
+        gradient: [U, C], summed over the batch.
 
-def update_dense(
-    variable: tf.Variable, accumulator: tf.Variable, gradient: tf.Tensor, rate: tf.Tensor | float
-) -> None:
-    """One AdaGrad step on a whole variable, in place."""
-    accumulated = accumulator.assign_add(tf.square(gradient), read_value=True)
-    variable.assign_sub(rate * tf.math.divide_no_nan(gradient, tf.sqrt(accumulated)))
+    Returns:
+        [U, C].
+    """
+    squared = tf.square(gradient)
+    if accumulator.shape[1] == 1:
+        squared = tf.reduce_mean(squared, axis=1, keepdims=True)
+    accumulated = tf.gather(accumulator, rows) + squared
+    # Adding, unlike assigning, leaves a padded repetition of a row harmless.
+    accumulator.scatter_add(tf.IndexedSlices(squared, rows))
+    return tf.math.divide_no_nan(gradient, tf.sqrt(accumulated))
 
 
 def update_rows(
@@ -32,16 +40,8 @@ def update_rows(
     """One AdaGrad step on some rows of a table, in place.
 
     Args:
-        table: float32 [R, C].
-        accumulator: float32 [R, C].
-        rows: int32 [U], the touched rows. A row may be there more than once only with a gradient of
-            zero (padding): the squares of split gradients do not add up to the square of their sum.
-        gradient: float32 [U, C], summed over the batch.
-        rate: scalar, or float32 [C], a rate for each column.
+        table: [R, C].
+        accumulator: as in ``row_direction``, likewise ``rows`` and ``gradient``.
+        rate: scalar, or [C], a rate for each column.
     """
-    squared = tf.square(gradient)
-    accumulated = tf.gather(accumulator, rows) + squared
-    step = rate * tf.math.divide_no_nan(gradient, tf.sqrt(accumulated))
-    # Adding, unlike assigning, leaves a padded repetition of a row harmless.
-    accumulator.scatter_add(tf.IndexedSlices(squared, rows))
-    table.scatter_sub(tf.IndexedSlices(step, rows))
+    table.scatter_sub(tf.IndexedSlices(rate * row_direction(accumulator, rows, gradient), rows))

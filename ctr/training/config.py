@@ -2,14 +2,15 @@
 
 import hashlib
 import json
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ctr.config import StrictModel
 from ctr.data.schema import Schema, Tower
 from ctr.errors import InputError
 from ctr.objective.ramps import Ramp
+from ctr.optim.options import ShampooOptions
 
 
 class BatchConfig(StrictModel):
@@ -102,11 +103,26 @@ class RowOptimizerConfig(StrictModel):
     tower_rates: dict[Tower, Annotated[float, Field(ge=0)]] = {"quality": 1.0, "ui": 1.0}
 
 
+def _read_shampoo(content: Any) -> Any:
+    if not isinstance(content, dict):
+        return content
+    unknown = sorted(set(map(str, content)) - set(ShampooOptions.names()))
+    if unknown:
+        raise ValueError(f"unknown key {unknown[0]}; allowed: {', '.join(sorted(ShampooOptions.names()))}")
+    # Checks everything itself; pydantic would first read "5" and true as numbers.
+    return ShampooOptions(**content)
+
+
 class DenseOptimizerConfig(StrictModel):
-    """AdaGrad for dense weights, on the gradient of the mean loss."""
+    """Shampoo with AdaGrad's step sizes for dense weights, on the gradient of the mean loss.
+
+    ``shampoo.start_preconditioning_step: null`` leaves AdaGrad alone. ``clip_norm`` bounds the norm of the
+    gradient of all dense weights together.
+    """
 
     learning_rate: float = Field(default=0.02, ge=0)
-    initial_accumulator: float = Field(default=1e-6, ge=0)
+    clip_norm: float | None = Field(default=None, gt=0)
+    shampoo: Annotated[ShampooOptions, BeforeValidator(_read_shampoo)] = ShampooOptions()
 
 
 class OptimizerConfig(StrictModel):

@@ -38,6 +38,9 @@ from ctr.training.step import make_step
 # Tables that a single window has too few rows for.
 _WHOLE_RUN_TABLES = frozenset({"calibration_buckets", "per_query_auc_by_size", "calibration_slices"})
 
+# What is left out of the promise that runs of the same configuration give the same results.
+TIMING = ("examples_per_second", "step_ms_p50", "shampoo_seconds_waited", "shampoo_seconds_computing")
+
 Progress = Callable[[int, dict[str, Any]], None]
 
 
@@ -194,6 +197,7 @@ class _Run:
             "window_examples": summary.pop("examples"),
             **{name: value for name, value in summary.items() if name not in _WHOLE_RUN_TABLES},
             "alpha2": self.config.model.crosses.ramp.at(self.position.examples),
+            **{f"shampoo_{name}": value for name, value in self.state.shampoo.report().items()},
             **extra,
         }
         self.metrics_file.append(line)
@@ -287,7 +291,9 @@ def _pass_over(log: Path, schema: Schema, current: _Run, progress: Progress | No
                 now = time.perf_counter()
                 rate = (position.examples - timed_from) / (now - window_begun)
                 timed_from, window_begun = position.examples, now
-                window_line = current.close_window({"examples_per_second": round(rate, 1)})
+                window_line = current.close_window(
+                    {"examples_per_second": round(rate, 1), **_root_seconds(current)}
+                )
             if progress is not None:
                 progress(position.examples, window_line)
             if position.examples - current.saved_at >= config.checkpoint.every_examples:
@@ -304,7 +310,13 @@ def _pass_over(log: Path, schema: Schema, current: _Run, progress: Progress | No
     return {
         "examples_per_second": round((position.examples - started_at) / seconds, 1),
         "step_ms_p50": round(1000 * float(np.median(step_seconds)), 3),
+        **_root_seconds(current),
     }
+
+
+def _root_seconds(current: _Run) -> dict[str, float]:
+    timing = current.state.shampoo.timing()
+    return {f"shampoo_{name}": round(seconds, 3) for name, seconds in timing.items()}
 
 
 def _score_and_learn(
@@ -329,6 +341,7 @@ def _finish(current: _Run, timing: dict[str, float]) -> dict[str, Any]:
         "rejected_rows": position.rejected_rows,
         "nonfinite_predictions": position.nonfinite_predictions,
         **current.state.parameter_counts(),
+        "shampoo": current.state.shampoo.report(),
         "config_sha256": current.config.sha256(),
         "log_sha256": log_sha256(current.manifests),
         **(timing or _timing_before(summary_path)),
@@ -344,4 +357,4 @@ def _timing_before(summary_path: Path) -> dict[str, float | None]:
         before = json.loads(summary_path.read_bytes())
     except (FileNotFoundError, ValueError):
         before = {}
-    return {key: before.get(key) for key in ("examples_per_second", "step_ms_p50")}
+    return {key: before.get(key) for key in TIMING}

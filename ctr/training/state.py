@@ -10,7 +10,7 @@ from ctr.errors import InputError
 from ctr.models.dcn import DCN
 from ctr.models.embeddings import create_table
 from ctr.models.rows import FeatureRows, TableLayout, lay_out_tables
-from ctr.optim.adagrad import create_accumulator
+from ctr.optim.shampoo import ShampooCore
 from ctr.training.config import TrainConfig
 
 
@@ -39,7 +39,7 @@ class TrainState:
         row_accumulators: their AdaGrad sums, of the same shapes.
         network: the dense part of the model.
         dense: its trainable variables.
-        dense_accumulators: their AdaGrad sums.
+        shampoo: their optimizer.
     """
 
     def __init__(self, layouts: tuple[TableLayout, ...], config: TrainConfig, compute_dtype: str) -> None:
@@ -63,8 +63,7 @@ class TrainState:
         width = sum(layout.width * len(layout.features) for layout in layouts)
         self.network(tf.zeros([1, width]), tf.zeros([1]), tf.constant(0.0))
         self.dense = list(self.network.trainable_variables)
-        initial_dense = config.optimizer.dense.initial_accumulator
-        self.dense_accumulators = [create_accumulator(variable, initial_dense) for variable in self.dense]
+        self.shampoo = ShampooCore(config.optimizer.dense.shampoo, self.dense)
 
     def variables(self) -> dict[str, tf.Variable]:
         """All variables under names that do not depend on the process."""
@@ -72,11 +71,10 @@ class TrainState:
         for layout, table, accumulator in zip(self.layouts, self.tables, self.row_accumulators, strict=True):
             named[f"rows/{layout.name}"] = table
             named[f"rows_accumulator/{layout.name}"] = accumulator
-        for index, (variable, accumulator) in enumerate(
-            zip(self.dense, self.dense_accumulators, strict=True)
-        ):
+        for index, variable in enumerate(self.dense):
             named[f"dense/{index:03d}"] = variable
-            named[f"dense_accumulator/{index:03d}"] = accumulator
+        for name, variable in self.shampoo.state.variables.items():
+            named[f"shampoo/{name}"] = variable
         return named
 
     def arrays(self) -> dict[str, np.ndarray]:

@@ -9,7 +9,9 @@ import tensorflow as tf
 from ctr.models.embeddings import look_up, split_columns
 from ctr.models.rows import TablePlan
 from ctr.objective.losses import logistic_loss, weighted_mean
-from ctr.optim.adagrad import update_dense, update_rows
+from ctr.optim.adagrad import update_rows
+from ctr.optim.momentum import clip_by_global_norm
+from ctr.optim.shampoo import all_finite
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed
 from ctr.training.state import TrainState
@@ -36,12 +38,6 @@ def _plan_tensors(plan: TablePlan) -> dict[str, np.ndarray]:
         "values": plan.values,
         "segments": plan.segments,
     }
-
-
-def _all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    # A sum of squares is finite only when all its terms are, and is one pass. That of a gradient may not
-    # overflow either: AdaGrad would add an infinity to its sums, and the weight never move again.
-    return tf.reduce_all([tf.math.is_finite(tf.nn.l2_loss(tensor)) for tensor in tensors])
 
 
 def make_step(state: TrainState, config: TrainConfig, jit: bool) -> Callable[[Feed, float], StepResult]:
@@ -76,10 +72,10 @@ def make_step(state: TrainState, config: TrainConfig, jit: bool) -> Callable[[Fe
             state.tables, state.row_accumulators, plans, row_gradients, row_rates, strict=True
         ):
             update_rows(table, accumulator, plan["distinct"], gradient, rate)
-        for variable, accumulator, gradient in zip(
-            state.dense, state.dense_accumulators, dense_gradients, strict=True
-        ):
-            update_dense(variable, accumulator, gradient, optimizer.dense.learning_rate)
+        dense = optimizer.dense
+        if dense.clip_norm is not None:
+            dense_gradients = clip_by_global_norm(dense_gradients, dense.clip_norm)
+        state.shampoo.update(dense_gradients, dense.learning_rate)
 
     def step(
         label: tf.Tensor, weight: tf.Tensor, plans: list[dict[str, tf.Tensor]], alpha2: tf.Tensor
@@ -97,13 +93,16 @@ def make_step(state: TrainState, config: TrainConfig, jit: bool) -> Callable[[Fe
             row_gradients = [tf.convert_to_tensor(g) * tf.reduce_sum(weight) for g in row_gradients]
         else:
             row_gradients = [tf.convert_to_tensor(g) for g in row_gradients]
-        applied = _all_finite([loss, *row_gradients, *dense_gradients])
+        applied = all_finite([loss, *row_gradients, *dense_gradients])
 
         def update() -> tf.Tensor:
             learn(plans, row_gradients, dense_gradients)
             return tf.constant(True)
 
-        return StepResult(logit, loss, tf.cond(applied, update, lambda: tf.constant(False)))
+        result = StepResult(logit, loss, tf.cond(applied, update, lambda: tf.constant(False)))
+        if not jit:
+            state.shampoo.exchange()
+        return result
 
     vector = tf.TensorSpec([None], tf.float32)
     indices = tf.TensorSpec([None], tf.int32)
@@ -130,6 +129,9 @@ def make_step(state: TrainState, config: TrainConfig, jit: bool) -> Callable[[Fe
             ],
             tf.constant(alpha2, tf.float32),
         )
+        if jit:
+            # XLA compiles no call to the host.
+            state.shampoo.exchange()
         return StepResult(*result)
 
     return run

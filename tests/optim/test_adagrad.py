@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ctr.optim.adagrad import create_accumulator, update_dense, update_rows
+from ctr.optim.adagrad import update_rows
 
 ROWS, COLUMNS = 12, 3
 
@@ -21,46 +21,13 @@ def random_values(rng, *shape):
     return (rng.normal(size=shape) * 10.0 ** rng.integers(-3, 3, size=shape)).astype(np.float32)
 
 
-def test_the_accumulator_starts_as_told():
-    accumulator = create_accumulator(tf.Variable(tf.zeros([2, 3])), 0.25)
-    assert accumulator.numpy().tolist() == [[0.25] * 3] * 2
-    assert not accumulator.trainable
-    assert accumulator.dtype == tf.float32
-
-
-def test_a_worked_dense_step():
-    weight = tf.Variable([1.0, 2.0, 3.0])
-    accumulator = tf.Variable([9.0, 0.0, 0.0])
-    update_dense(weight, accumulator, tf.constant([4.0, -2.0, 0.0]), 0.5)
-    assert accumulator.numpy().tolist() == [25.0, 4.0, 0.0]
-    np.testing.assert_allclose(weight.numpy(), [1 - 0.5 * 4 / 5, 2 + 0.5, 3.0], rtol=1e-7)
-
-
-@pytest.mark.parametrize("initial", [0.0, 1e-6, 0.1])
-@pytest.mark.parametrize("shape", [(), (5,), (4, 3)])
-def test_dense_weights_follow_the_reference_for_many_steps(shape, initial):
-    rng = np.random.default_rng(0)
-    start = random_values(rng, *shape)
-    weight = tf.Variable(start)
-    accumulator = create_accumulator(weight, initial)
-    expected, sums = np.array(start, np.float64), np.full(shape, np.float32(initial), np.float64)
-    step = tf.function(lambda gradient: update_dense(weight, accumulator, gradient, 0.3))
-    for _ in range(200):
-        gradient = random_values(rng, *shape)
-        gradient = np.where(rng.random(shape) < 0.3, np.float32(0), gradient)
-        step(tf.constant(gradient))
-        reference_step(expected, sums, gradient.astype(np.float64), 0.3)
-    np.testing.assert_allclose(weight.numpy(), expected, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(accumulator.numpy(), sums, rtol=1e-4)
-
-
 @pytest.mark.parametrize("initial", [0.0, 0.1])
 @pytest.mark.parametrize("rate", [0.3, [0.5, 0.01, 0.0]], ids=["one rate", "a rate for each column"])
 def test_rows_follow_the_reference_for_many_steps(rate, initial):
     rng = np.random.default_rng(1)
     start = random_values(rng, ROWS, COLUMNS)
     table = tf.Variable(start)
-    accumulator = create_accumulator(table, initial)
+    accumulator = tf.Variable(tf.fill(table.shape, initial))
     expected, sums = start.astype(np.float64), np.full((ROWS, COLUMNS), np.float32(initial), np.float64)
     step = tf.function(
         lambda rows, gradient: update_rows(table, accumulator, rows, gradient, tf.constant(rate))
@@ -104,3 +71,11 @@ def test_padding_alone_changes_nothing_even_without_an_accumulator():
     update_rows(table, accumulator, tf.constant([0, 0, 0]), tf.zeros([3, 2]), 0.1)
     assert table.numpy().tobytes() == np.array([[1.0, -0.0], [2.0, 3.0]], np.float32).tobytes()
     assert not accumulator.numpy().any()
+
+
+def test_one_sum_a_row_is_that_of_the_mean_square():
+    table, accumulator = tf.Variable([[1.0, 1.0], [2.0, 2.0]]), tf.Variable([[0.5], [7.0]])
+    update_rows(table, accumulator, tf.constant([0]), tf.constant([[3.0, -4.0]]), 0.1)
+    assert accumulator.numpy().tolist() == [[13.0], [7.0]]
+    expected = [[1 - 0.3 / np.sqrt(13), 1 + 0.4 / np.sqrt(13)], [2, 2]]
+    np.testing.assert_allclose(table.numpy(), expected, rtol=1e-6)

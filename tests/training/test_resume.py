@@ -13,14 +13,13 @@ from ctr.config import parse_model
 from ctr.data.log import publish_interval
 from ctr.errors import InputError
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
+from ctr.training.loop import TIMING, train
 
-TIMINGS = ("examples_per_second", "step_ms_p50")
 KILLED = -9
 
 
 def without_timings(content: dict) -> dict:
-    return {key: value for key, value in content.items() if key not in TIMINGS}
+    return {key: value for key, value in content.items() if key not in TIMING}
 
 
 def outcome(run: Path) -> dict:

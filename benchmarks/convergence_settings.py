@@ -1,0 +1,210 @@
+"""What is compared, on which log, with which model; and how a point of the grid becomes a configuration.
+
+The world has few users, ads and words, each seen thousands of times, so that a run is not limited by rare ids;
+most of the logit comes from products of two of them (age x topic, advertiser x device, query topic x ad
+topic, taste x topic, ...), and nothing drifts. A logistic regression stays at two to three times the excess
+of DCNv2, which still falls at the end of the log.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ctr.config import parse_model
+from ctr.simulator.config import SimulatorConfig
+from ctr.training.config import TrainConfig
+
+VERSION = 1
+"""Raised when a change of this benchmark or of the trainer makes earlier results worthless."""
+
+MOMENTUM = 0.9
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """One of the four that are compared.
+
+    Attributes:
+        title: as tables show it.
+        precondition: whether it is Shampoo; if not, it is the grafted AdaGrad alone.
+        nesterov: whether it has Nesterov momentum.
+    """
+
+    title: str
+    precondition: bool
+    nesterov: bool
+
+
+OPTIMIZERS = {
+    "adagrad": Optimizer("AdaGrad", False, False),
+    "adagrad_nesterov": Optimizer("AdaGrad + Nesterov", False, True),
+    "shampoo": Optimizer("Shampoo", True, False),
+    "shampoo_nesterov": Optimizer("Shampoo + Nesterov", True, True),
+}
+BASELINES = ("adagrad", "adagrad_nesterov")
+
+# A pass at a large batch has few steps: 61 at 32768. (first roots after step, steps between roots)
+_ROOT_STEPS = {256: (4, 4), 512: (25, 50), 2048: (25, 20), 8192: (10, 10), 32768: (5, 5)}
+
+PARENT = {8192: 2048, 512: 2048, 32768: 8192}
+"""Where each optimizer's search begins: at its own best of this batch size."""
+
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "roots every 5 steps": {"precondition_frequency": 5},
+    "roots every 50 steps": {"precondition_frequency": 50},
+    "roots always anew": {"drift_bound": 0.0},
+    "damping 1e-8": {"epsilon": 1e-8},
+    "damping 1e-4": {"epsilon": 1e-4},
+    "damping 1e-2": {"epsilon": 1e-2},
+    "decay 0.99": {"beta2": 0.99},
+    "blocks of 128": {"block_size": 128},
+    "momentum 0.8": {"momentum": 0.8},
+    "momentum 0.95": {"momentum": 0.95},
+    "exponent -1/2": {"exponent_override": 2},
+    "eigenvalue-corrected": {"eigenvalue_corrected": True},
+}
+"""Changes of the tuned Shampoo + Nesterov; one that the trainer does not know is left out."""
+RETUNED = ("exponent -1/2", "eigenvalue-corrected")
+"""Changes that alter the direction enough to be tried with the rate doubled and halved too."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is computed.
+
+    Attributes:
+        world: settings of the simulator besides ``seed`` and ``examples``.
+        model: as in a configuration.
+        batches: in the order of the work.
+        sweep_examples: length of the log of the sweep, by batch.
+        confirm_examples: length of the log of the confirmation, which is of another world.
+        tries, limit: of each optimizer at each batch; ``limit`` when one of them is not settled.
+        confirm_rates: factors of the dense rate tried on the long log with the first seed.
+        seeds: of the confirmation; the sweep's is 1.
+        ablation_batches: batches at which the ablations are made.
+    """
+
+    world: Mapping[str, Any]
+    model: Mapping[str, Any]
+    batches: tuple[int, ...]
+    sweep_examples: Mapping[int, int]
+    confirm_examples: int
+    tries: int
+    limit: int
+    confirm_rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    ablation_batches: tuple[int, ...]
+    ablations: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: ABLATIONS)
+
+    def simulator(self, examples: int, seed: int) -> SimulatorConfig:
+        """The world ``seed``, so many examples of it."""
+        content = {**self.world, "examples": examples, "seed": seed}
+        return parse_model(SimulatorConfig, content, "simulated log")
+
+
+_WORLD = {
+    "queries_per_day": 10_000, "base_ctr": 0.15,
+    "users": 300, "ads": 120, "advertisers": 30, "words": 80, "topics": 20,
+}  # fmt: skip
+
+FULL = Plan(
+    world=_WORLD,
+    model={
+        "prior": 0.15,
+        "crosses": {"layers": 3, "rank": 64, "ramp": {"length": 20_000}},
+        "deep": {"units": [512, 256]},
+    },
+    batches=(2048, 8192, 32768, 512),
+    # 500,000 examples are 15 steps of 32768, too few to say anything of a pass of 61.
+    sweep_examples={512: 500_000, 2048: 500_000, 8192: 500_000, 32768: 1_000_000},
+    confirm_examples=2_000_000,
+    tries=13,
+    limit=21,
+    confirm_rates=(1.0, 2.0, 0.5),
+    seeds=(2, 3),
+    ablation_batches=(2048, 8192),
+)
+
+QUICK = Plan(
+    world={**_WORLD, "queries_per_day": 200},
+    model={
+        "prior": 0.15,
+        "crosses": {"layers": 1, "rank": 4, "ramp": {"length": 500}},
+        "deep": {"units": [8]},
+        "widths": {"query_words": 0},
+    },
+    batches=(256,),
+    sweep_examples={256: 3_000},
+    confirm_examples=6_000,
+    tries=1,
+    limit=1,
+    confirm_rates=(1.0,),
+    seeds=(2,),
+    ablation_batches=(256,),
+    ablations={"damping 1e-2": ABLATIONS["damping 1e-2"]},
+)
+
+
+def dense_settings(
+    optimizer: Optimizer, batch: int, values: Mapping[str, float], changes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """``optimizer.dense`` of a configuration.
+
+    Args:
+        optimizer: which one.
+        batch: rows of a batch.
+        values: ``rate`` and ``accumulator``.
+        changes: of Shampoo's options; without Shampoo, those of momentum alone count.
+    """
+    first, every = _ROOT_STEPS.get(batch, (5, 5) if batch > 8192 else (25, 50))
+    options: dict[str, Any] = {
+        "initial_accumulator": values["accumulator"],
+        "start_preconditioning_step": first if optimizer.precondition else None,
+        "momentum": MOMENTUM if optimizer.nesterov else 0.0,
+        "nesterov": optimizer.nesterov,
+    }
+    if optimizer.precondition:
+        options |= {"block_size": 256, "precondition_frequency": every, **changes}
+    return {"learning_rate": values["rate"], "shampoo": options}
+
+
+def train_config(
+    plan: Plan,
+    optimizer: Optimizer,
+    batch: int,
+    values: Mapping[str, float],
+    seed: int,
+    changes: Mapping[str, Any],
+) -> TrainConfig:
+    """The whole configuration of a run on a simulated log.
+
+    Args:
+        plan: whose model is taken.
+        optimizer: of the dense weights.
+        batch: rows of a batch.
+        values: ``rate``, ``embedding`` and ``accumulator``.
+        seed: of the run.
+        changes: of Shampoo's options.
+    """
+    never = 2**40
+    content = {
+        "seed": seed,
+        "batch": {"rows": batch},
+        "model": dict(plan.model),
+        "optimizer": {
+            "rows": {"learning_rate": values["embedding"]},
+            "dense": dense_settings(optimizer, batch, values, changes),
+        },
+        # One window, one checkpoint: a run costs little besides its training.
+        "metrics": {"window_examples": never},
+        "checkpoint": {"every_examples": never, "keep": 1},
+    }
+    return parse_model(TrainConfig, content, "benchmark")
+
+
+def run_key(config: TrainConfig, log_hash: str) -> str:
+    """Identifies a run: same key, same result."""
+    content = json.dumps([VERSION, log_hash, config.model_dump(mode="json")], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:20]

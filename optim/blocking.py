@@ -1,0 +1,195 @@
+"""Which part of which tensor is preconditioned together: dimensions merged and split, equal blocks stacked.
+
+A tensor is split along every preconditioned dimension into ceil(n / block_size) parts whose sizes differ by
+at most one. So there is no padding, hence no damping in it, and no thin slice at the end: 416 rows make two
+blocks of 208, not one of 256 and one of 160. Blocks of one shape, of whatever tensors, form one stack
+[N, ...], and all work on them is one batched operation.
+
+    shape          block_size   blocks                              stacks
+    [416, 1024]    256          2 x 4 of [208, 256]                 one of N = 8
+    [7, 5]         4            [4, 3] [4, 2] / [3, 3] [3, 2]       four of N = 1
+    [10000, 16]    256          one, its right side only            (max_dimension 8192)
+    [256, 1], [9]  256          none: a vector
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from ctr.optim.options import ShampooOptions
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Region:
+    """Equal blocks that lie side by side in one tensor.
+
+    Attributes:
+        begin: offset of the first block in each dimension.
+        counts: number of blocks along each dimension.
+        block: shape of a block.
+    """
+
+    begin: Shape
+    counts: Shape
+    block: Shape
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return math.prod(self.counts)
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """How one tensor is preconditioned.
+
+    Attributes:
+        shape: of the tensor.
+        merged: its shape without dimensions of 1 and with small ones merged; what is split.
+        axes: the preconditioned dimensions of ``merged``; empty: none.
+        parts: along each dimension of ``merged`` up to two runs (offset, count, size) of equal parts.
+    """
+
+    shape: Shape
+    merged: Shape
+    axes: tuple[int, ...]
+    parts: tuple[tuple[tuple[int, int, int], ...], ...]
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """Its regions in row-major order of the parts; none when nothing is preconditioned."""
+        if not self.axes:
+            return ()
+        return tuple(
+            Region(*(tuple(run[field] for run in runs) for field in range(3)))
+            for runs in itertools.product(*self.parts)
+        )
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Blocks of one shape, preconditioned along the same axes with the same exponent.
+
+    Attributes:
+        block: their shape.
+        axes: the preconditioned dimensions.
+        members: for each region in order the tensor's index and the region.
+    """
+
+    block: Shape
+    axes: tuple[int, ...]
+    members: tuple[tuple[int, Region], ...]
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks, N."""
+        return sum(region.blocks for _, region in self.members)
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """The tensor of each block."""
+        return tuple(index for index, region in self.members for _ in range(region.blocks))
+
+
+def merge_dimensions(shape: Sequence[int], limit: int | None) -> Shape:
+    """Drops dimensions of 1 and merges neighbours, from the left, while their product is at most ``limit``."""
+    merged: list[int] = []
+    for size in shape:
+        if size == 1:
+            continue
+        if limit is not None and merged and merged[-1] * size <= limit:
+            merged[-1] *= size
+        else:
+            merged.append(size)
+    return tuple(merged)
+
+
+def split_evenly(size: int, block_size: int) -> tuple[tuple[int, int, int], ...]:
+    """Runs (offset, count, size) of equal parts; parts are at most ``block_size`` and differ by at most one."""
+    count = -(-size // block_size)
+    small, longer = divmod(size, count)
+    runs = [(0, longer, small + 1), (longer * (small + 1), count - longer, small)]
+    return tuple(run for run in runs if run[1])
+
+
+def lay_out_tensor(shape: Sequence[int], options: ShampooOptions) -> TensorLayout:
+    """The layout of a tensor of a (static) shape. Vectors and scalars have no preconditioned dimension."""
+    shape = tuple(int(size) for size in shape)
+    merged = merge_dimensions(shape, options.merge_dimensions)
+    axes: tuple[int, ...] = ()
+    never = options.start_preconditioning_step is None
+    if len(merged) > 1 and 0 not in merged and not never:
+        axes = tuple(axis for axis, size in enumerate(merged) if size <= options.max_dimension)
+    parts = tuple(
+        split_evenly(size, options.block_size) if axis in axes else ((0, 1, size),)
+        for axis, size in enumerate(merged)
+    )
+    return TensorLayout(shape, merged, axes, parts)
+
+
+def make_stacks(layouts: Sequence[TensorLayout]) -> tuple[Stack, ...]:
+    """The stacks of all tensors, in the order in which their first blocks come."""
+    members: dict[tuple[Shape, tuple[int, ...]], list[tuple[int, Region]]] = {}
+    for index, layout in enumerate(layouts):
+        for region in layout.regions:
+            members.setdefault((region.block, layout.axes), []).append((index, region))
+    return tuple(Stack(block, axes, tuple(found)) for (block, axes), found in members.items())
+
+
+def _cut(tensor: tf.Tensor, region: Region) -> tf.Tensor:
+    """The blocks of a region of a merged tensor, [blocks, ...], in row-major order."""
+    extent = [count * size for count, size in zip(region.counts, region.block, strict=True)]
+    if extent != list(tensor.shape):
+        tensor = tf.slice(tensor, region.begin, extent)
+    if math.prod(region.counts[1:]) > 1:
+        order = len(extent)
+        interleaved = [n for pair in zip(region.counts, region.block, strict=True) for n in pair]
+        tensor = tf.transpose(
+            tf.reshape(tensor, interleaved), [*range(0, 2 * order, 2), *range(1, 2 * order, 2)]
+        )
+    return tf.reshape(tensor, [region.blocks, *region.block])
+
+
+def _paste(blocks: tf.Tensor, region: Region) -> tf.Tensor:
+    """The opposite of ``_cut``: the part of the tensor that the region covers."""
+    extent = [count * size for count, size in zip(region.counts, region.block, strict=True)]
+    if math.prod(region.counts[1:]) > 1:
+        order = len(extent)
+        blocks = tf.transpose(
+            tf.reshape(blocks, [*region.counts, *region.block]),
+            [dimension for axis in range(order) for dimension in (axis, order + axis)],
+        )
+    return tf.reshape(blocks, extent)
+
+
+def stack_blocks(stack: Stack, layouts: Sequence[TensorLayout], tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The blocks of a stack, [N, *block], taken out of the tensors."""
+    cuts = [_cut(tf.reshape(tensors[i], layouts[i].merged), region) for i, region in stack.members]
+    return cuts[0] if len(cuts) == 1 else tf.concat(cuts, axis=0)
+
+
+def unstack_blocks(
+    stacks: Sequence[Stack], layouts: Sequence[TensorLayout], blocks: Sequence[tf.Tensor]
+) -> dict[int, tf.Tensor]:
+    """Puts blocks back: the tensors, in their own shapes, that have preconditioned dimensions, by index."""
+    pieces: dict[int, dict[Shape, tf.Tensor]] = {}
+    for stack, stacked in zip(stacks, blocks, strict=True):
+        sizes = [region.blocks for _, region in stack.members]
+        split = tf.split(stacked, sizes) if len(sizes) > 1 else [stacked]
+        for (index, region), part in zip(stack.members, split, strict=True):
+            pieces.setdefault(index, {})[region.begin] = _paste(part, region)
+    tensors = {}
+    for index, by_begin in pieces.items():
+        layout = layouts[index]
+        row = [by_begin[region.begin] for region in layout.regions]
+        for axis in reversed(range(len(layout.merged))):
+            runs = len(layout.parts[axis])
+            if runs > 1:
+                row = [tf.concat(row[i : i + runs], axis=axis) for i in range(0, len(row), runs)]
+        tensors[index] = tf.reshape(row[0], layout.shape)
+    return tensors

@@ -1,0 +1,263 @@
+"""Roots on the host's processors, in float64, while the device goes on (FF fig. 3, PSO 4 and alg. II).
+
+``send`` hands the statistics that need a new root to worker threads, largest first; ``collect`` takes the roots
+in at the next exchange. Both are functions of what they are given: which roots are computed, from what, and
+when they come into use depends on the step alone, never on time. A pipeline without a round in flight, which a
+restart leaves, computes it again from the same statistics, which stay unchanged between exchanges.
+
+A root that fails, or is refused by its certificate, or lost with its worker, leaves the previous one.
+"""
+
+import concurrent.futures
+import contextlib
+import functools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+from ctr.optim.options import ShampooOptions
+from ctr.optim.roots import Root, RootError, inverse_root
+from ctr.optim.state import COUNTERS, STATUS, Factor
+
+log = logging.getLogger(__name__)
+
+Solve = Callable[..., Root]
+
+_CERTIFIED, _SENT, _DRIFT, _CONDITION, _RESIDUAL, _ROOT_STEP = range(len(STATUS))
+
+
+_blas_lock = threading.Lock()
+_blas_users = 0
+_blas_limit: Any = None
+
+
+@functools.cache
+def _controller() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+@contextlib.contextmanager
+def _one_blas_thread() -> Iterator[None]:
+    """Several roots at once, each on one processor, beat one after the other on all, and leave the step its own.
+
+    The limit holds for the whole process: the first worker sets it, the last one lifts it.
+    """
+    global _blas_users, _blas_limit
+    with _blas_lock:
+        if not _blas_users:
+            _blas_limit = _controller().limit(limits=1, user_api="blas")
+        _blas_users += 1
+    try:
+        yield
+    finally:
+        with _blas_lock:
+            _blas_users -= 1
+            if not _blas_users:
+                _blas_limit.restore_original_limits()
+
+
+@dataclass
+class Exchange:
+    """What the pipeline reads and changes; NumPy copies of the variables of ShampooState.
+
+    Attributes:
+        totals: for each factor float64 [N, d, d].
+        roots: for each factor [N, d, d]; changed where a new one came in.
+        status: float64 [len(STATUS), matrices]; changed.
+        counters: int64 [len(COUNTERS)]; changed.
+        correction: what the totals are to be divided by.
+    """
+
+    totals: list[np.ndarray]
+    roots: list[np.ndarray]
+    status: np.ndarray
+    counters: np.ndarray
+    correction: float
+
+    def count(self, counter: str, by: int = 1) -> None:
+        """Adds to a counter."""
+        self.counters[COUNTERS.index(counter)] += by
+
+
+def _origin(step: int, exchange: Exchange) -> tuple[int, float]:
+    return step, float(sum(np.einsum("nii->", total) for total in exchange.totals))
+
+
+@dataclass
+class _Round:
+    of: tuple[int, float]  # the step and the statistics it was sent from
+    futures: dict[int, concurrent.futures.Future[Root]]
+
+
+class HostPipeline:
+    """Computes the roots of some factors.
+
+    Args:
+        factors: whose matrices.
+        options: epsilon, solver, drift_bound.
+        workers: number of threads; by default one for every processor of this process.
+        patience: seconds without any finished root after which the rest of a round is given up.
+        solve: computes one root; for tests.
+
+    Attributes:
+        seconds_waited: how long ``collect`` has waited in this process.
+        seconds_computing: of the workers' time, likewise.
+    """
+
+    def __init__(
+        self,
+        factors: Sequence[Factor],
+        options: ShampooOptions,
+        workers: int | None = None,
+        patience: float = 300.0,
+        solve: Solve = inverse_root,
+    ) -> None:
+        self.factors = factors
+        self.options = options
+        self.workers = workers or len(os.sched_getaffinity(0))
+        self.patience = patience
+        self.solve = solve
+        self.seconds_waited = 0.0
+        self.seconds_computing = 0.0
+        self._pool: concurrent.futures.ThreadPoolExecutor | None = None
+        self._process = os.getpid()
+        self._round: _Round | None = None
+        self._places = [(f, i) for f, factor in enumerate(factors) for i in range(factor.count)]
+        sizes = [factors[f].size for f, _ in self._places]
+        self._largest_first = sorted(range(len(sizes)), key=lambda matrix: -sizes[matrix])
+
+    def send(self, step: int, exchange: Exchange) -> None:
+        """Starts the roots of all statistics that changed enough; marks them as sent."""
+        status = exchange.status
+        status[_SENT] = 0
+        for matrix, (f, i) in enumerate(self._places):
+            total = exchange.totals[f][i]
+            norm = float(np.linalg.norm(total))
+            # No gradient yet, as in crosses that are still switched off: not a fault.
+            if norm == 0:
+                continue
+            if status[_CERTIFIED, matrix] and status[_DRIFT, matrix] <= self.options.drift_bound * norm:
+                exchange.count("skipped")
+                continue
+            status[_SENT, matrix] = 1
+        self._start(step, exchange)
+
+    def collect(self, sent_at: int, exchange: Exchange) -> None:
+        """Takes in the roots that were sent at step ``sent_at``, waiting for those that are not ready."""
+        sent = np.flatnonzero(exchange.status[_SENT])
+        if not len(sent):
+            return
+        begun = time.perf_counter()
+        # After a restart, or when the variables were set to those of another moment, it is computed here.
+        if (
+            self._round is None
+            or self._round.of != _origin(sent_at, exchange)
+            or self._process != os.getpid()
+        ):
+            self._start(sent_at, exchange)
+        assert self._round is not None
+        futures, self._round = self._round.futures, None
+        lost = self._wait(futures)
+        for matrix in sent:
+            self._take_in(int(matrix), futures.get(int(matrix)), lost, sent_at, exchange)
+        exchange.status[_SENT] = 0
+        self.seconds_waited += time.perf_counter() - begun
+
+    def _start(self, step: int, exchange: Exchange) -> None:
+        if self._process != os.getpid():
+            # Threads do not survive a fork.
+            self._pool, self._process = None, os.getpid()
+        if self._pool is None:
+            self._pool = concurrent.futures.ThreadPoolExecutor(self.workers, "shampoo-roots")
+        status = exchange.status
+        futures = {}
+        for matrix in self._largest_first:
+            if not status[_SENT, matrix]:
+                continue
+            f, i = self._places[matrix]
+            # Copies: what is given belongs to the caller, and may change or go while the workers read it.
+            statistics = exchange.totals[f][i] / exchange.correction
+            previous = None
+            if status[_CERTIFIED, matrix]:
+                previous = exchange.roots[f][i].astype(np.float64)
+            futures[matrix] = self._pool.submit(
+                self._compute, self.factors[f], statistics, previous, float(status[_CONDITION, matrix])
+            )
+        self._round = _Round(_origin(step, exchange), futures)
+
+    def _compute(
+        self, factor: Factor, statistics: np.ndarray, previous: np.ndarray | None, condition: float
+    ) -> Root:
+        begun = time.perf_counter()
+        with _one_blas_thread():
+            root = self.solve(
+                statistics,
+                factor.exponent,
+                epsilon=self.options.epsilon,
+                solver=self.options.solver,
+                previous=previous,
+                previous_condition=condition if previous is not None else None,
+            )
+        self.seconds_computing += time.perf_counter() - begun
+        return root
+
+    def _wait(self, futures: dict[int, concurrent.futures.Future[Root]]) -> bool:
+        """Waits for a round; whether some of it had to be given up."""
+        pending = set(futures.values())
+        while pending:
+            done, pending = concurrent.futures.wait(
+                pending, self.patience, concurrent.futures.FIRST_COMPLETED
+            )
+            if not done:
+                assert self._pool is not None
+                # Its threads may never come back; new ones take over.
+                self._pool.shutdown(wait=False, cancel_futures=True)
+                self._pool = None
+                return True
+        return False
+
+    def _take_in(
+        self,
+        matrix: int,
+        future: concurrent.futures.Future[Root] | None,
+        some_lost: bool,
+        sent_at: int,
+        exchange: Exchange,
+    ) -> None:
+        f, i = self._places[matrix]
+        name = f"{self.factors[f].name}[{i}]"
+        if future is None or (some_lost and (future.cancelled() or not future.done())):
+            exchange.count("lost")
+            log.warning(
+                "root of %s from step %d: no worker delivered it; the previous root stays", name, sent_at
+            )
+            return
+        try:
+            root = future.result()
+        except BaseException as error:
+            # Whatever ended the worker's task, training does not die of a root.
+            exchange.count("failed" if isinstance(error, RootError) else "lost")
+            log.warning("root of %s from step %d: %s; the previous root stays", name, sent_at, error)
+            return
+        matrix_root = root.matrix.astype(exchange.roots[f].dtype)
+        if not np.isfinite(matrix_root).all():
+            exchange.count("failed")
+            log.warning("root of %s from step %d is beyond float32; the previous root stays", name, sent_at)
+            return
+        exchange.roots[f][i] = matrix_root
+        exchange.count("refreshed")
+        exchange.count(root.solver)
+        status = exchange.status
+        status[_CERTIFIED, matrix] = 1
+        # Statistics changed last before they were sent.
+        status[_DRIFT, matrix] = 0
+        status[_CONDITION, matrix] = root.condition
+        status[_RESIDUAL, matrix] = root.residual
+        status[_ROOT_STEP, matrix] = sent_at

@@ -1,0 +1,89 @@
+"""Shampoo as an optimizer of Keras 2 (the package tf_keras)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from ctr.optim.keras_common import DOCUMENTATION, CallbackMixin, apply, config_of, make_core, split_options
+from ctr.optim.shampoo import Gradient, ShampooCore
+
+_OF_KERAS = (
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    # Part of every configuration of Keras 2; of no effect here, as whoever calls decides what is compiled.
+    "jit_compile",
+    "is_legacy_optimizer",
+)
+
+
+@tf_keras.saving.register_keras_serializable(package="ctr")
+class Shampoo(tf_keras.optimizers.Optimizer):
+    """Shampoo for Keras 2 (tf_keras)."""
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.02,
+        *,
+        tables: str | None = "embeddings",
+        name: str = "shampoo",
+        **options: Any,
+    ) -> None:
+        own, of_keras = split_options(options, _OF_KERAS)
+        super().__init__(name=name, weight_decay=None, **of_keras)
+        self._learning_rate = self._build_learning_rate(learning_rate)
+        self.options = own
+        self.tables = tables
+        self.driven = False
+
+    @property
+    def core(self) -> ShampooCore:
+        """The optimizer itself; there from the first step, or ``build``, on."""
+        if not getattr(self, "_built", False):
+            raise ValueError("this optimizer has no variables yet: call build(variables), or train")
+        return self._core
+
+    def build(self, var_list: Sequence[Any]) -> None:
+        super().build(var_list)
+        if getattr(self, "_built", False):
+            return
+
+        def create(name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> tf.Variable:
+            return self.add_variable(tuple(shape), dtype, tf_keras.initializers.Constant(value), name)
+
+        self._names = [variable.name for variable in var_list]
+        self._core = make_core(self.options, var_list, self._names, self.tables, create)
+        self._decayed = [self._use_weight_decay(variable) for variable in var_list]
+        self._built = True
+
+    def _deduplicate_sparse_grad(self, grads: Sequence[Gradient]) -> Sequence[Gradient]:
+        # Repeated rows are summed where it is known which variables are tables; Keras' way does not compile.
+        return grads
+
+    def _internal_apply_gradients(self, grads_and_vars: Sequence[tuple[Gradient, Any]]) -> None:
+        # The one place that gets all gradients, clipped.
+        gradients = {self._index_dict[self._var_key(variable)]: grad for grad, variable in grads_and_vars}
+        apply(self.core, gradients, self.learning_rate, list(self._decayed), self.driven)
+        self.iterations.assign_add(1)
+
+    def describe(self) -> str:
+        """A table of how each variable is treated, and its cost in memory and multiplications."""
+        return self.core.describe(list(self._names))
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        config["learning_rate"] = self._serialize_hyperparameter(self._learning_rate)
+        return {**config, **config_of(self.options, self.tables)}
+
+
+class ShampooCallback(CallbackMixin, tf_keras.callbacks.Callback):
+    """The callback for Keras 2 (tf_keras)."""
+
+
+Shampoo.__doc__ = DOCUMENTATION
+ShampooCallback.__doc__ = CallbackMixin.__doc__

@@ -1,0 +1,93 @@
+"""Shampoo as an optimizer of Keras 3 with the TensorFlow backend."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ctr.optim.keras_common import DOCUMENTATION, CallbackMixin, apply, config_of, make_core, split_options
+from ctr.optim.shampoo import Gradient, ShampooCore
+
+_OF_KERAS = (
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+)
+
+
+@keras.saving.register_keras_serializable(package="ctr")
+class Shampoo(keras.optimizers.Optimizer):
+    """Shampoo for Keras 3."""
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.02,
+        *,
+        tables: str | None = "embeddings",
+        name: str = "shampoo",
+        **options: Any,
+    ) -> None:
+        if keras.backend.backend() != "tensorflow":
+            raise RuntimeError(f"Shampoo needs Keras' backend tensorflow, not {keras.backend.backend()}")
+        own, of_keras = split_options(options, _OF_KERAS)
+        super().__init__(learning_rate=learning_rate, name=name, **of_keras)
+        self.options = own
+        self.tables = tables
+        self.driven = False
+
+    @property
+    def core(self) -> ShampooCore:
+        """The optimizer itself; there from the first step, or ``build``, on."""
+        if not self.built:
+            raise ValueError("this optimizer has no variables yet: call build(variables), or train")
+        return self._core
+
+    def build(self, variables: Sequence[Any]) -> None:
+        if self.built:
+            return
+        super().build(variables)
+
+        def create(name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> tf.Variable:
+            return self.add_variable(
+                tuple(shape), keras.initializers.Constant(value), dtype.name, name=name.replace("/", "_")
+            ).value
+
+        self._names = [variable.path for variable in variables]
+        with tf.init_scope():
+            weights = [variable.value for variable in variables]
+            self._core = make_core(self.options, weights, self._names, self.tables, create)
+
+    def _backend_update_step(
+        self, grads: Sequence[Gradient], trainable_variables: Sequence[Any], learning_rate: Any
+    ) -> None:
+        # The one place that gets all gradients, clipped and accumulated.
+        indices = [self._get_variable_index(variable) for variable in trainable_variables]
+        apply(
+            self.core,
+            dict(zip(indices, grads, strict=True)),
+            learning_rate,
+            [self._use_weight_decay(variable) for variable in self._trainable_variables],
+            self.driven,
+        )
+
+    def describe(self) -> str:
+        """A table of how each variable is treated, and its cost in memory and multiplications."""
+        return self.core.describe(list(self._names))
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        return {**config, **config_of(self.options, self.tables)}
+
+
+class ShampooCallback(CallbackMixin, keras.callbacks.Callback):
+    """The callback for Keras 3."""
+
+
+Shampoo.__doc__ = DOCUMENTATION
+ShampooCallback.__doc__ = CallbackMixin.__doc__

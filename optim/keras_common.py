@@ -1,0 +1,159 @@
+"""What the optimizers for Keras 2 and Keras 3 share: options, variables, and the callback."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ctr.optim.options import ShampooOptions
+from ctr.optim.shampoo import Gradient, ShampooCore
+from ctr.optim.sparse import in_xla
+from ctr.optim.state import Create
+
+DOCUMENTATION = """Distributed Shampoo: second-order preconditioning with a first-order optimizer's step sizes.
+
+    model.compile(optimizer=Shampoo(learning_rate=0.02), loss=...)
+
+Matrices and tensors of higher order are preconditioned by blocks; vectors and scalars follow the grafted
+optimizer (AdaGrad); the rows of embedding tables learn by AdaGrad on the rows that a batch touches.
+
+Args:
+    learning_rate: a number or a schedule; that of the grafted optimizer.
+    tables: regular expression for the names of matrices whose rows learn by themselves, as the tables of Keras'
+        Embedding do; None: no such variables. A sparse gradient of any other variable is made dense.
+    name: of the optimizer.
+    **options: the fields of ``ctr.optim.options.ShampooOptions``, and Keras' own ``clipnorm``, ``clipvalue``,
+        ``global_clipnorm``, ``use_ema``, ``ema_momentum``, ``ema_overwrite_frequency`` and, with Keras 3,
+        ``loss_scale_factor``, ``gradient_accumulation_steps``.
+
+Raises:
+    ValueError: an option has a value that is not allowed.
+    TypeError: there is no such option.
+"""
+
+
+def split_options(given: dict[str, Any], of_keras: Sequence[str]) -> tuple[ShampooOptions, dict[str, Any]]:
+    """Separates Shampoo's options from those of Keras. Raises TypeError for what is neither."""
+    names = ShampooOptions.names()
+    for name in given:
+        if name not in names and name not in of_keras:
+            raise TypeError(
+                f"Shampoo has no option {name!r}; allowed: {', '.join(sorted([*names, *of_keras]))}"
+            )
+    options = ShampooOptions(**{name: value for name, value in given.items() if name in names})
+    return options, {name: value for name, value in given.items() if name in of_keras}
+
+
+def config_of(options: ShampooOptions, tables: str | None) -> dict[str, Any]:
+    """What ``get_config`` adds to that of Keras."""
+    return {**dataclasses.asdict(options), "tables": tables}
+
+
+def make_core(
+    options: ShampooOptions,
+    weights: Sequence[tf.Variable],
+    names: Sequence[str],
+    tables: str | None,
+    create: Create,
+) -> ShampooCore:
+    """The core over a model's variables, whose ``tables`` are chosen by name.
+
+    Raises:
+        RuntimeError: there is more than one replica.
+    """
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas > 1:
+        raise RuntimeError(
+            f"Shampoo trains on one replica; the present tf.distribute strategy has {replicas}"
+        )
+    rows = [
+        index
+        for index, (weight, name) in enumerate(zip(weights, names, strict=True))
+        if tables is not None and len(weight.shape) == 2 and re.search(tables, name)
+    ]
+    return ShampooCore(options, weights, rows, create)
+
+
+def apply(
+    core: ShampooCore,
+    gradients: dict[int, Gradient],
+    learning_rate: tf.Tensor | float,
+    decayed: Sequence[bool],
+    driven: bool,
+) -> None:
+    """A step and, where nobody else sees to it, the exchange of roots.
+
+    Args:
+        core: the optimizer.
+        gradients: by index of the weight.
+        learning_rate: scalar.
+        decayed: which weights decay.
+        driven: whether a callback exchanges roots between the steps.
+    """
+    core.update_if_finite(
+        [gradients.get(index) for index in range(len(core.weights))], learning_rate, decayed
+    )
+    if not in_xla():
+        core.exchange()
+    elif not driven:
+        core.exchange_on_device()
+
+
+class CallbackMixin:
+    """Drives and shows the computation of roots during ``fit``.
+
+    With ``jit_compile=True`` it has roots computed by the host, between the steps; without it they are
+    computed on the device. In any case it puts Shampoo's counters (``ShampooCore.report``) into the logs of each
+    epoch, where Keras' History and TensorBoard callbacks that come after it find them.
+
+    Args:
+        log_dir: a folder for TensorBoard events of its own, written every ``every`` batches.
+        every: how often.
+    """
+
+    model: Any
+
+    def __init__(self, log_dir: str | None = None, every: int = 100) -> None:
+        super().__init__()
+        if every < 1:
+            raise ValueError(f"every is {every}; allowed: 1 or more")
+        self._log_dir = log_dir
+        self._every = every
+        self._writer: Any = None
+
+    def _optimizer(self) -> Any:
+        optimizer = self.model.optimizer
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        if not hasattr(optimizer, "driven"):
+            raise ValueError(f"ShampooCallback needs the optimizer Shampoo, not {type(optimizer).__name__}")
+        return optimizer
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._optimizer().driven = True
+        if self._log_dir is not None:
+            self._writer = tf.summary.create_file_writer(self._log_dir)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        core = self._optimizer().core
+        core.exchange()
+        step = int(core.state.step)
+        if self._writer is not None and step % self._every == 0:
+            with self._writer.as_default(step=step):
+                for name, value in {**core.report(), **core.timing()}.items():
+                    tf.summary.scalar(f"shampoo/{name}", value)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if logs is not None:
+            core = self._optimizer().core
+            values = {**core.report(), **core.timing()}
+            logs.update({f"shampoo/{name}": value for name, value in values.items()})
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._optimizer().driven = False
+        # The compiled step relies on this callback: without it, the next `fit` must compile another one.
+        self.model.train_function = None
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

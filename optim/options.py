@@ -1,0 +1,139 @@
+"""The settings of Shampoo, checked when they are made."""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+Grafting = Literal["adagrad", "sgd", "rmsprop", "adam"]
+Solver = Literal["auto", "eigh", "coupled"]
+Sparse = Literal["adagrad", "adagrad_row", "one_sided"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShampooOptions:
+    """Everything but the learning rate. Symbols are those of PSO (Anil et al.) and PT (Shi et al.).
+
+    Attributes:
+        block_size: tensors are split into blocks of at most this size in every dimension (PSO 3.1).
+        max_dimension: a longer dimension gets no preconditioner, and the others of its tensor stronger
+            exponents (PSO lemma 1); where no dimension is left, the tensor takes the grafted step.
+        merge_dimensions: neighbouring dimensions are merged while their product is at most this; None: never.
+        beta1: decay of a moving average of the gradient, the one that is preconditioned (PT 3.1.1); 0: none.
+        beta2: decay of the statistics per collection, bias-corrected; 1: they are summed.
+        epsilon: damping, relative to the largest eigenvalue of each statistics matrix.
+        exponent_override: p of the inverse root A^(-1/p); None: twice the number of preconditioned dimensions.
+        exponent_multiplier: eta of A^(-eta/p) (PT 3.1.4).
+        start_preconditioning_step: after this step the first roots are computed, and waited for; None: never,
+            which leaves the grafted optimizer.
+        blend_steps: over so many steps from there on, the direction goes linearly from graft to Shampoo.
+        statistics_frequency: tau2, statistics are collected every so many steps.
+        precondition_frequency: tau1, every so many steps from the start on, roots are collected and new
+            statistics sent.
+        asynchronous: roots are collected ``precondition_frequency`` steps after their statistics were sent, and
+            computed meanwhile; False: training waits for them at once.
+        drift_bound: a root is kept while its statistics changed by at most this (Frobenius norm of the
+            changes over that of the statistics); 0: always computed anew.
+        solver: of the roots; ``auto`` chooses by size.
+        grafting: whose step size each layer takes (PSO App. G), and which tensors without preconditioner follow.
+        grafting_beta2: decay of the second moment in ``rmsprop`` and ``adam``.
+        grafting_epsilon: added to the root of the second moment in ``rmsprop`` and ``adam``.
+        initial_accumulator: where AdaGrad's sums of squares start (FF 4.2).
+        momentum: mu of M = mu M + (1 - mu) P on the preconditioned direction; 0: none.
+        nesterov: step along mu M + (1 - mu) P instead of M.
+        weight_decay: lambda, decoupled (PT 3.1.2): P + lambda W, before momentum.
+        sparse: how tables learn from the rows that a batch touches: element-wise AdaGrad, AdaGrad with one
+            sum a row, or Shampoo from the right side only.
+    """
+
+    block_size: int = 256
+    max_dimension: int = 8192
+    merge_dimensions: int | None = None
+    beta1: float = 0.0
+    beta2: float = 1.0
+    epsilon: float = 1e-6
+    exponent_override: int | None = None
+    exponent_multiplier: float = 1.0
+    start_preconditioning_step: int | None = 25
+    blend_steps: int = 0
+    statistics_frequency: int = 1
+    precondition_frequency: int = 50
+    asynchronous: bool = True
+    drift_bound: float = 0.02
+    solver: Solver = "auto"
+    grafting: Grafting = "adagrad"
+    grafting_beta2: float = 0.999
+    grafting_epsilon: float = 1e-8
+    initial_accumulator: float = 1e-6
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    sparse: Sparse = "adagrad"
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("block_size", 1, 65536),
+            ("max_dimension", 1, 65536),
+            ("merge_dimensions", 1, 2**31),
+            ("exponent_override", 1, 64),
+            ("start_preconditioning_step", 0, 2**62),
+            ("blend_steps", 0, 2**62),
+            ("statistics_frequency", 1, 100_000),
+            # float32 sums collect for so many steps before they go into float64 (see state.py).
+            ("precondition_frequency", 1, 100_000),
+        ):
+            value = getattr(self, name)
+            optional = name in ("merge_dimensions", "exponent_override", "start_preconditioning_step")
+            if value is None and optional:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+                allowed = f"a whole number in {low}..{high}" + (" or None" if optional else "")
+                raise ValueError(f"{name} is {value!r}; allowed: {allowed}")
+        self._check_real("beta1", 0.0, 1.0, high_open=True)
+        self._check_real("beta2", 0.0, 1.0, low_open=True)
+        # Below, the damping would drown in the rounding of float64.
+        self._check_real("epsilon", 1e-14, 1.0)
+        self._check_real("exponent_multiplier", 0.0, 4.0, low_open=True)
+        self._check_real("drift_bound", 0.0, 1.0)
+        self._check_real("grafting_beta2", 0.0, 1.0, high_open=True)
+        self._check_real("grafting_epsilon", 0.0, math.inf, high_open=True)
+        self._check_real("initial_accumulator", 0.0, math.inf, high_open=True)
+        self._check_real("momentum", 0.0, 1.0, high_open=True)
+        self._check_real("weight_decay", 0.0, math.inf, high_open=True)
+        for name, choices in (("solver", Solver), ("grafting", Grafting), ("sparse", Sparse)):
+            if getattr(self, name) not in get_args(choices):
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}; allowed: {', '.join(get_args(choices))}"
+                )
+        for name in ("asynchronous", "nesterov"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; allowed: True, False")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs a momentum above 0")
+        if self.solver == "coupled" and not self.has_integer_root:
+            raise ValueError(
+                f"solver coupled computes roots of whole order, which exponent_multiplier "
+                f"{self.exponent_multiplier} does not give; allowed: solver auto or eigh"
+            )
+
+    def _check_real(
+        self, name: str, low: float, high: float, *, low_open: bool = False, high_open: bool = False
+    ) -> None:
+        value = getattr(self, name)
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+        if not fits or (low_open and value == low) or (high_open and value == high):
+            brackets = ("(" if low_open else "[") + "{}, {}" + (")" if high_open else "]")
+            raise ValueError(f"{name} is {value!r}; allowed: {brackets.format(low, high)}")
+
+    @property
+    def has_integer_root(self) -> bool:
+        """Whether roots are of whole order for every tensor."""
+        return self.exponent_multiplier == 1.0
+
+    def exponent(self, preconditioned: int) -> float:
+        """e of the inverse roots A^(-e) of a tensor with so many preconditioned dimensions (PSO lemma 1)."""
+        return self.exponent_multiplier / (self.exponent_override or 2 * preconditioned)
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The names of all options."""
+        return tuple(field.name for field in fields(cls))

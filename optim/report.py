@@ -1,0 +1,110 @@
+"""What to watch while Shampoo trains, and what it costs."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ctr.optim.options import ShampooOptions
+from ctr.optim.state import COUNTERS, STATUS, ShampooLayout, ShampooState
+
+
+def report(layout: ShampooLayout, state: ShampooState) -> dict[str, float | int]:
+    """How the roots are doing, since the start of training.
+
+    Returns:
+        ``layers`` with preconditioners and how many of them use Shampoo already (``layers_ready``); roots
+        ``refreshed``, ``skipped`` for small drift, ``failed``, ``lost``; by solver ``eigh``, ``coupled_warm``,
+        ``coupled_cold``, ``device``; ``nonfinite_steps``; of the roots in use the largest and the mean
+        ``staleness`` in steps and the largest ``residual``.
+    """
+    status = dict(zip(STATUS, state.status.numpy(), strict=True))
+    in_use = status["certified"] > 0
+    staleness = int(state.step) - status["root_step"][in_use]
+    owners = layout.owners
+    preconditioned = set(owners.tolist())
+    return {
+        "layers": len(preconditioned),
+        "layers_ready": len(preconditioned - set(owners[~in_use].tolist())),
+        **{name: int(count) for name, count in zip(COUNTERS, state.counters.numpy(), strict=True)},
+        "staleness_max": int(staleness.max(initial=0)),
+        "staleness_mean": float(staleness.mean()) if len(staleness) else 0.0,
+        "residual_max": float(status["residual"][in_use].max(initial=0)),
+    }
+
+
+def describe(
+    options: ShampooOptions, layout: ShampooLayout, state: ShampooState, names: Sequence[str]
+) -> str:
+    """A table: how each tensor is treated, and what that costs in memory and multiplications (PSO table 2).
+
+    Memory is that of the optimizer's variables: statistics (window and float64 total), roots, and first-order
+    state (second moments, averages). Multiplications are those of one step, statistics divided by their
+    frequency; those of the roots are some 10 d^3 for every d x d matrix of an exchange and not in the table.
+    """
+    rows: list[tuple[str, ...]] = [
+        ("tensor", "shape", "treatment", "statistics", "roots", "first-order", "Mflop/step")
+    ]
+    item = state.dtype.size
+    statistics = np.zeros(len(layout.tensors))
+    roots = np.zeros(len(layout.tensors))
+    flops = np.zeros(len(layout.tensors))
+    for factor in layout.factors:
+        for owner in factor.owners:
+            statistics[owner] += factor.size**2 * (item + 8)
+            roots[owner] += factor.size**2 * item
+    for stack in layout.stacks:
+        elements = float(np.prod(stack.block))
+        for owner in stack.owners:
+            for axis in stack.axes:
+                flops[owner] += 2 * elements * stack.block[axis] * (1 + 1 / options.statistics_frequency)
+    first = np.zeros(len(layout.tensors))
+    for index, accumulator in enumerate(state.accumulators):
+        held = [accumulator, state.gradient_averages.get(index), state.momenta.get(index)]
+        first[index] = sum(item * float(np.prod(v.shape)) for v in held if v is not None)
+    for index, (name, tensor) in enumerate(zip(names, layout.tensors, strict=True)):
+        rows.append(
+            (
+                name,
+                "x".join(map(str, tensor.shape)) or "scalar",
+                _treatment(options, layout, index),
+                _bytes(statistics[index]),
+                _bytes(roots[index]),
+                _bytes(first[index]),
+                f"{flops[index] / 1e6:.1f}" if flops[index] else "-",
+            )
+        )
+    totals = [_bytes(float(column.sum())) for column in (statistics, roots, first)]
+    rows.append(("total", "", "", *totals, f"{flops.sum() / 1e6:.1f}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < 3 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _treatment(options: ShampooOptions, layout: ShampooLayout, index: int) -> str:
+    tensor = layout.tensors[index]
+    if index in layout.tables:
+        by = "a row" if options.sparse == "adagrad_row" else "an element"
+        if index in layout.table_factors:
+            return f"rows: right side, exponent -{options.exponent(1):g}; AdaGrad's step"
+        return f"rows: AdaGrad, one sum {by}"
+    if not tensor.axes:
+        return options.grafting
+    blocks = sum(region.blocks for region in tensor.regions)
+    largest = max(tensor.regions, key=lambda region: region.block).block
+    exponent = options.exponent(len(tensor.axes))
+    sides = "" if len(tensor.axes) == len(tensor.merged) else f" along {','.join(map(str, tensor.axes))}"
+    size = "x".join(map(str, largest))
+    return f"Shampoo{sides}, {blocks} block{'s' * (blocks > 1)} of {size}, exponent -{exponent:g}"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

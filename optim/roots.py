@@ -1,0 +1,281 @@
+"""Inverse roots A^-e of symmetric positive semidefinite matrices, each certified by its true residual.
+
+For Shampoo's statistics (PSO 2; PT 3.2). What is rooted is
+
+    A_damped = A + (epsilon * lambda_max(A) + max(-lambda_min(A), 0)) I
+
+The damping is relative to the largest eigenvalue, since an absolute one loses its meaning as sums grow. The second
+term is PT 3.2's shift: float32 sums of G G^T have eigenvalues a little below 0. A matrix that is further
+from semidefinite than rounding explains is refused. The damping is never raised to get a result.
+
+A root leaves this module only if the residual that `ctr.optim.root_certificate` measures, on the matrix
+itself, is within tolerance; else another solver is tried, and at last RootError tells what each one gave.
+Functions of their arguments alone, in float64: safe in threads.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ctr.optim.coupled import coupled_root, largest_eigenpair
+from ctr.optim.root_certificate import decomposition_residual, is_positive_definite, root_residual
+
+FloatArray = npt.NDArray[np.float64]
+
+# A residual s leaves a relative error of about s * exponent in the root: 0.5% for an exponent of 1/4. Rounding
+# alone makes s 3e-9 at condition 1e6 and n = 1024; at 1e12, 1e-3 at n = 256, and 1.1e-2 for the worst spectrum
+# tried at n = 1024 (one eigenvalue far above all others). A warm start gone wrong has 1e-2 where the condition
+# is 1e4 and a hundred-thousandth of the statistics is new, and above 1 for anything usual.
+TOLERANCE = 2e-2
+
+# Eigenvalues above -NEGATIVE * lambda_max are taken for rounding of float32 sums, which reach -1e-6.
+NEGATIVE = 1e-5
+
+# The solver of "auto": that of the first row whose limit is not below n. By benchmarks/bench_roots.py (2 cores of
+# a Xeon with AVX-512, one BLAS thread, condition 1e6), milliseconds of a certified root:
+#     n                       32     64    128    256    512   1024
+#     eigh                  0.11   0.33    1.4    6.0     37    272
+#     coupled, cold         0.73    1.9    8.2     52    360   2674     (21-22 iterations)
+#     coupled, warm         0.51    1.2    3.2     17    109    826     (4 iterations, same eigenvectors)
+# Where products are far cheaper than a decomposition, on accelerators, there is `ctr.optim.graph_roots`.
+AUTO: tuple[tuple[float, str], ...] = ((np.inf, "eigh"),)
+
+# A warm start whose residual is above rounding is wrong in the way that its own error measure hides, and
+# would hand that on to the next warm start. Rounding was at most 2 * n * u * condition.
+_WARM_ROUNDING = 10 * float(np.finfo(np.float64).eps)
+
+# lambda_max by power iteration is off by less than this; where it is not, LAPACK's eigenvalues are used.
+_POWER_TOLERANCE = 1e-12
+
+# An exponent this near to 1/p is 1/p.
+_EXPONENT_ROUNDING = 1e-9
+
+
+class RootError(ArithmeticError):
+    """No certified root; the message says of what matrix, and what each solver gave."""
+
+
+@dataclass(frozen=True)
+class Root:
+    """An inverse root with its certificate.
+
+    Attributes:
+        matrix: float64 [n, n], symmetric positive definite, A_damped^-exponent.
+        residual: s of `ctr.optim.root_certificate`; the root's relative error is about s * exponent.
+        solver: "eigh", "coupled_warm" or "coupled_cold", whichever delivered it.
+        condition: of A_damped; the next call's `previous_condition`. From the coupled iteration a lower
+            estimate, within a few percent.
+        failures: the attempts before that one, and why each was refused.
+    """
+
+    matrix: FloatArray
+    residual: float
+    solver: str
+    condition: float
+    failures: tuple[str, ...]
+
+
+class _RefusedError(Exception):
+    """One solver's attempt failed; another's may not."""
+
+
+def inverse_root(
+    matrix: FloatArray,
+    exponent: float,
+    *,
+    epsilon: float,
+    solver: str = "auto",
+    previous: FloatArray | None = None,
+    previous_condition: float | None = None,
+    tolerance: float = TOLERANCE,
+) -> Root:
+    """A certified A_damped^-exponent.
+
+    "eigh" is LAPACK's decomposition, from one triangle and, where that fails, from the other. "coupled" is PSO
+    App. E's iteration, warm where `previous` is given, then cold, then eigh; it exists for exponents 1/p
+    only, others go to eigh at once. "auto" chooses by size.
+
+    Args:
+        matrix: A, float64 [n, n]; its symmetric part counts.
+        exponent: in (0, 1]; Shampoo's is 1 / (2k) for a tensor of order k, times a multiplier (PT 3.1).
+        epsilon: the relative damping, at least 0.
+        solver: "auto", "eigh" or "coupled".
+        previous: the root [n, n] of an earlier matrix, for a warm start.
+        previous_condition: that root's `condition`; with it, large eigenvalues are projected (PSO App. E).
+        tolerance: the largest residual that is accepted.
+
+    Returns:
+        The root, with a residual of at most `tolerance`.
+
+    Raises:
+        RootError: A is not a finite square matrix, is zero or indefinite, or no solver's root is good
+            enough. The previous root, if there is one, stays the best there is.
+        ValueError: another argument is not as described.
+    """
+    if not 0 < exponent <= 1 or not epsilon >= 0 or solver not in ("auto", "eigh", "coupled"):
+        raise ValueError(f"exponent {exponent}, epsilon {epsilon}, solver {solver!r}")
+    scaled, doublings = _scaled(matrix)
+    factor = float(np.exp2(-doublings * exponent))
+    start = None if previous is None else np.asarray(previous, np.float64) / factor
+    degree = _degree(exponent)
+    if solver == "auto":
+        solver = next(name for limit, name in AUTO if len(scaled) <= limit)
+
+    failures: list[str] = []
+    for name in _attempts(solver, start is not None):
+        try:
+            if name.startswith("eigh"):
+                root, residual, condition = _by_eigh(scaled, exponent, degree, epsilon, name[-2])
+            else:
+                root, residual, condition = _by_coupled(
+                    scaled,
+                    degree,
+                    epsilon,
+                    start if name == "coupled_warm" else None,
+                    previous_condition,
+                    tolerance,
+                )
+            limit = tolerance
+            if name == "coupled_warm":
+                limit = min(tolerance, _WARM_ROUNDING * len(scaled) * condition)
+            if not residual <= limit:
+                raise _RefusedError(f"residual {residual:.2g} above {limit:.2g}")
+            root = root * factor
+            if not np.isfinite(root).all():
+                raise _RefusedError("the root overflows")
+        except _RefusedError as refusal:
+            failures.append(f"{name}: {refusal}")
+        else:
+            return Root(root, residual, name.split("(")[0], condition, tuple(failures))
+    raise RootError(f"no root with exponent {exponent:g} of {_description(matrix)}: " + "; ".join(failures))
+
+
+def _attempts(solver: str, warm: bool) -> Iterator[str]:
+    if solver == "coupled":
+        if warm:
+            yield "coupled_warm"
+        yield "coupled_cold"
+    # Reducing the other triangle to tridiagonal form is other arithmetic on the same matrix: where one does
+    # not converge, the other may. (PT 3.2.3 goes on to double precision, which is where this starts.)
+    yield "eigh(L)"
+    yield "eigh(U)"
+
+
+def _by_eigh(
+    scaled: FloatArray, exponent: float, degree: int | None, epsilon: float, triangle: str
+) -> tuple[FloatArray, float, float]:
+    """Root [n, n], residual and condition, by PT 3.2's decomposition with its guards."""
+    try:
+        values, vectors = np.linalg.eigh(scaled, UPLO="L" if triangle == "L" else "U")
+    except np.linalg.LinAlgError as error:
+        raise _RefusedError(str(error)) from error
+    if not (np.isfinite(values).all() and np.isfinite(vectors).all()):
+        raise _RefusedError("the decomposition is not finite")
+    damping = _damping(float(values[0]), float(values[-1]), epsilon, scaled)
+    values = values + damping
+    if not values[0] > 0:
+        raise _RefusedError("singular")
+    damped = _plus_diagonal(scaled, damping)
+    # A power 1/2 to each side makes a product that is symmetric to the last bit.
+    half = vectors * values ** (-exponent / 2)
+    root = half @ half.T
+    if degree is None:
+        residual = decomposition_residual(damped, values, vectors, exponent)
+    else:
+        residual = root_residual(root, damped, degree)
+    return root, residual, float(values[-1] / values[0])
+
+
+def _by_coupled(
+    scaled: FloatArray,
+    degree: int | None,
+    epsilon: float,
+    previous: FloatArray | None,
+    previous_condition: float | None,
+    tolerance: float,
+) -> tuple[FloatArray, float, float]:
+    """Root [n, n], residual and condition, by PSO App. E's iteration."""
+    if degree is None:
+        raise _RefusedError("only for exponents 1/p")
+    if previous is not None and (previous.shape != scaled.shape or not np.isfinite(previous).all()):
+        raise _RefusedError("the previous root is not finite, or of another shape")
+    lowest, highest = _extreme_eigenvalues(scaled)
+    damping = _damping(lowest, highest, epsilon, scaled)
+    damped = _plus_diagonal(scaled, damping)
+    end = coupled_root(
+        damped, degree, previous=previous, previous_condition=previous_condition, most_skewed=tolerance
+    )
+    if previous is not None and end.iterations == 0 and not np.isfinite(end.error):
+        raise _RefusedError("the previous root does not commute with the matrix, or overflows")
+    if not np.isfinite(end.error):
+        raise _RefusedError(f"no convergence in {end.iterations} iterations")
+    if not is_positive_definite(end.root):
+        raise _RefusedError("the result is not positive definite")
+    largest = largest_eigenpair(end.root, tolerance=1e-2).value
+    return end.root, root_residual(end.root, damped, degree), (highest + damping) * largest**degree
+
+
+def _extreme_eigenvalues(scaled: FloatArray) -> tuple[float, float]:
+    """The smallest eigenvalue, or 0 if that is 0 or above to rounding; and the largest.
+
+    Without LAPACK's eigenvalues where a power iteration and a Cholesky decomposition say it all.
+    """
+    pair = largest_eigenpair(scaled, tolerance=_POWER_TOLERANCE)
+    rounding = 4 * len(scaled) * float(np.finfo(np.float64).eps) * pair.value
+    if pair.residual <= _POWER_TOLERANCE and is_positive_definite(_plus_diagonal(scaled, rounding)):
+        return 0.0, pair.value
+    try:
+        values = np.linalg.eigvalsh(scaled)
+    except np.linalg.LinAlgError as error:
+        raise _RefusedError(f"eigenvalues: {error}") from error
+    return float(values[0]), float(values[-1])
+
+
+def _damping(lowest: float, highest: float, epsilon: float, scaled: FloatArray) -> float:
+    """What is added to the diagonal of a matrix with these extreme eigenvalues.
+
+    Raises:
+        RootError: the matrix is indefinite.
+    """
+    if not highest > 0 or lowest < -NEGATIVE * highest:
+        raise RootError(
+            f"indefinite: eigenvalues from {lowest / abs(highest):.3g} to {highest / abs(highest):.3g} times "
+            f"the largest, {_description(scaled)} (scaled)"
+        )
+    return epsilon * highest + max(-lowest, 0.0)
+
+
+def _scaled(matrix: FloatArray) -> tuple[FloatArray, int]:
+    """The symmetric part of A / 2^k [n, n], with entries up to about 1, and k; exact."""
+    matrix = np.asarray(matrix, np.float64)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
+        raise RootError(f"not a square matrix: {list(matrix.shape)}")
+    if not np.isfinite(matrix).all():
+        raise RootError(f"not finite: {_description(matrix)}")
+    largest = float(np.max(np.abs(matrix)))
+    if largest == 0:
+        raise RootError(f"all zero: {_description(matrix)}")
+    doublings = int(np.frexp(largest)[1])
+    scaled = np.ldexp(matrix, -doublings)
+    return (scaled + scaled.T) / 2, doublings
+
+
+def _plus_diagonal(matrix: FloatArray, value: float) -> FloatArray:
+    damped = matrix.copy()
+    damped[np.diag_indices_from(damped)] += value
+    return damped
+
+
+def _degree(exponent: float) -> int | None:
+    """p where the exponent is 1/p."""
+    p = round(1 / exponent)
+    return p if abs(p * exponent - 1) <= _EXPONENT_ROUNDING else None
+
+
+def _description(matrix: FloatArray) -> str:
+    finite = matrix[np.isfinite(matrix)]
+    entries = f"entries from {finite.min():.3g} to {finite.max():.3g}" if finite.size else "no finite entry"
+    broken = matrix.size - finite.size
+    return f"a {list(matrix.shape)} matrix, {entries}" + (f", {broken} not finite" if broken else "")

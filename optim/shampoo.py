@@ -1,0 +1,277 @@
+"""Distributed Shampoo over a list of variables: what both Keras optimizers and the trainer are made of.
+
+A step composes, each from a module of its own:
+
+    blocking         dimensions merged, split into blocks; blocks of one shape stacked      PSO 3.1, PT 4.2
+    statistics       L += G G^T, R += G^T G, every tau2 steps                               PSO 2, alg. II
+    preconditioning  L^(-1/4) G R^(-1/4)                                                    PSO 2
+    grafting         Shampoo's direction, the first-order optimizer's norm, layer by layer  PSO App. G
+    momentum         decay and momentum of the resulting direction                          FF 4.2, PT 3.1
+    sparse           tables by rows                                                         PSO App. D
+
+and every tau1 steps an *exchange* takes in the roots that were computed since the last one and sends new
+statistics. It comes after a step: step t + 1 is the first to use the roots taken in after step t. Roots come
+from worker threads (host.py), or, where XLA compiles the step and nobody else calls, from a coupled iteration
+on the device (graph_roots.py). A layer uses the grafted direction alone until each of its blocks has a certified
+root from real statistics.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from ctr.optim import exchange, grafting, momentum, statistics
+from ctr.optim.blocking import stack_blocks, unstack_blocks
+from ctr.optim.exchange import when
+from ctr.optim.host import HostPipeline
+from ctr.optim.options import ShampooOptions
+from ctr.optim.preconditioning import precondition
+from ctr.optim.report import describe, report
+from ctr.optim.sparse import row_statistics, sum_duplicates, update_table
+from ctr.optim.state import COUNTERS, STATUS, Create, ShampooState, create_variable, lay_out
+
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
+
+
+def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
+    """Whether all gradients are finite, bool scalar.
+
+    A sum of squares is finite only when all its terms are, and is one pass. That of a gradient may not
+    overflow either: sums of squares would become infinite, and the weight never move again.
+    """
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
+    return tf.reduce_all([tf.math.is_finite(tf.nn.l2_loss(value)) for value in values])
+
+
+class ShampooCore:
+    """Shampoo over some variables.
+
+    Args:
+        options: everything but the learning rate.
+        weights: the variables to train. They may be of any floating dtype; work is done in float32, or in
+            float64 if one of them is.
+        tables: indices of variables whose rows learn by themselves (``options.sparse``).
+        create: makes the state's variables; the Keras optimizers pass their own.
+        host: the pipeline for roots; by default one over all processors.
+
+    Attributes:
+        layout: what is preconditioned how.
+        state: all variables besides the weights.
+        host: the pipeline.
+    """
+
+    def __init__(
+        self,
+        options: ShampooOptions,
+        weights: Sequence[tf.Variable],
+        tables: Sequence[int] = (),
+        create: Create = create_variable,
+        host: HostPipeline | None = None,
+    ) -> None:
+        self.options = options
+        self.weights = list(weights)
+        self.layout = lay_out(options, [weight.shape for weight in weights], tables)
+        self.state = ShampooState(options, self.layout, [weight.dtype for weight in weights], create)
+        self.host = host or HostPipeline(self.layout.factors, options)
+
+    # The step.
+
+    def update(
+        self,
+        gradients: Sequence[Gradient],
+        learning_rate: tf.Tensor | float,
+        decayed: Sequence[bool] | None = None,
+    ) -> None:
+        """One step on all weights, in place; without the exchange that may be due after it.
+
+        Args:
+            gradients: for each weight a tensor of its shape, an IndexedSlices, or None, which leaves the
+                weight as it is.
+            learning_rate: scalar.
+            decayed: which weights decay; by default all that are no tables.
+        """
+        state, options = self.state, self.options
+        step = state.step.assign_add(1, read_value=True)
+        rate = tf.cast(learning_rate, state.dtype)
+        share = self._shampoo_share(step)
+        dense: dict[int, tf.Tensor] = {}
+        for index, gradient in enumerate(gradients):
+            if gradient is None:
+                continue
+            if index in self.layout.tables:
+                self._update_table(index, gradient, rate, share, step)
+            else:
+                dense[index] = tf.cast(tf.convert_to_tensor(gradient), state.dtype)
+        self._collect_statistics(dense, step)
+        moving = {index: self._moving_gradient(index, gradient, step) for index, gradient in dense.items()}
+        grafts = {}
+        for index, gradient in dense.items():
+            accumulator = state.accumulators[index]
+            if accumulator is not None:
+                accumulator.assign(grafting.update_accumulator(options, accumulator, gradient))
+            grafts[index] = grafting.direction(options, accumulator, moving[index], step)
+        directions = self._graft(moving, grafts, share)
+        for index, direction in directions.items():
+            weight = self.weights[index]
+            if options.weight_decay and (decayed is None or decayed[index]):
+                direction = momentum.add_weight_decay(
+                    direction, tf.cast(weight, state.dtype), options.weight_decay
+                )
+            if options.momentum:
+                average = momentum.update_momentum(state.momenta[index], direction, options.momentum)
+                state.momenta[index].assign(average)
+                direction = momentum.momentum_step(average, direction, options.momentum, options.nesterov)
+            weight.assign_sub(tf.cast(rate * direction, weight.dtype))
+
+    def update_if_finite(
+        self,
+        gradients: Sequence[Gradient],
+        learning_rate: tf.Tensor | float,
+        decayed: Sequence[bool] | None = None,
+    ) -> tf.Tensor:
+        """``update``, unless a gradient is not finite: then that is counted and nothing else happens.
+
+        Returns:
+            bool scalar, whether it did.
+        """
+        applied = all_finite(gradients)
+
+        def update() -> tf.Tensor:
+            self.update(gradients, learning_rate, decayed)
+            return tf.constant(True)
+
+        def count() -> tf.Tensor:
+            place = tf.one_hot(COUNTERS.index("nonfinite_steps"), len(COUNTERS), dtype=tf.int64)
+            self.state.counters.assign_add(place)
+            return tf.constant(False)
+
+        return tf.cond(applied, update, count)
+
+    def _moving_gradient(self, index: int, gradient: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """The bias-corrected moving average (PT 3.1.1), or the gradient itself."""
+        beta1 = self.options.beta1
+        if not beta1:
+            return gradient
+        variable = self.state.gradient_averages[index]
+        average = beta1 * variable + (1.0 - beta1) * gradient
+        variable.assign(average)
+        return average / (1.0 - tf.pow(tf.constant(beta1, average.dtype), tf.cast(step, average.dtype)))
+
+    def _stack(self, tensors: dict[int, tf.Tensor]) -> list[tf.Tensor]:
+        """All stacks; tensors that are not there count as zero."""
+        filled = [
+            tensors[index] if index in tensors else tf.zeros(layout.shape, self.state.dtype)
+            for index, layout in enumerate(self.layout.tensors)
+        ]
+        return [stack_blocks(stack, self.layout.tensors, filled) for stack in self.layout.stacks]
+
+    def _at_collection(self, step: tf.Tensor) -> tf.Tensor | bool:
+        frequency = self.options.statistics_frequency
+        return True if frequency == 1 else tf.equal(step % frequency, 0)
+
+    def _collect_statistics(self, dense: dict[int, tf.Tensor], step: tf.Tensor) -> None:
+        state, layout = self.state, self.layout
+        if not layout.factors:
+            return
+
+        def collect() -> None:
+            stacked = self._stack(dense)
+            for stack, factors, blocks in zip(layout.stacks, layout.stack_factors, stacked, strict=True):
+                for axis, factor in zip(stack.axes, factors, strict=True):
+                    products = statistics.gram(blocks, axis)
+                    statistics.collect(state.windows[factor], products, self.options.beta2)
+            state.collections.assign_add(1)
+            state.window_collections.assign_add(1)
+
+        when(self._at_collection(step), collect)
+
+    def _shampoo_share(self, step: tf.Tensor) -> tf.Tensor | None:
+        """For each tensor Shampoo's share of the direction in 0..1; None when nothing is preconditioned."""
+        if not self.layout.factors:
+            return None
+        certified = self.state.status[STATUS.index("certified")]
+        ready = tf.math.unsorted_segment_min(
+            certified, tf.constant(self.layout.owners), len(self.layout.tensors)
+        )
+        return tf.cast(ready * grafting.blend_weight(self.options, step), self.state.dtype)
+
+    def _graft(
+        self, moving: dict[int, tf.Tensor], grafts: dict[int, tf.Tensor], share: tf.Tensor | None
+    ) -> dict[int, tf.Tensor]:
+        """Shampoo's direction with the graft's norm, layer by layer; the graft where there is no Shampoo."""
+        layout, state = self.layout, self.state
+        if share is None or not layout.stacks:
+            return grafts
+        blocks, squares = [], tf.zeros([len(layout.tensors)], state.dtype)
+        for stack, factors, stacked in zip(
+            layout.stacks, layout.stack_factors, self._stack(moving), strict=True
+        ):
+            roots = [state.roots[factor] for factor in factors]
+            blocks.append(precondition(stacked, stack.axes, roots))
+            squared = tf.reduce_sum(tf.square(blocks[-1]), axis=list(range(1, len(stack.block) + 1)))
+            squares += tf.math.unsorted_segment_sum(squared, stack.owners, len(layout.tensors))
+        directions = dict(grafts)
+        for index, shampoo in unstack_blocks(layout.stacks, layout.tensors, blocks).items():
+            if index not in grafts:
+                continue
+            graft, norm = grafts[index], tf.sqrt(squares[index])
+            # A direction of zero has no norm to give it.
+            weight = tf.where(norm > 0, share[index], tf.zeros_like(norm))
+            scale = tf.math.divide_no_nan(weight * tf.norm(graft), norm)
+            directions[index] = scale * shampoo + (1.0 - weight) * graft
+        return directions
+
+    def _update_table(
+        self, index: int, gradient: Gradient, rate: tf.Tensor, share: tf.Tensor | None, step: tf.Tensor
+    ) -> None:
+        state, weight = self.state, self.weights[index]
+        if isinstance(gradient, tf.IndexedSlices):
+            slices = sum_duplicates(gradient)
+        else:
+            slices = tf.IndexedSlices(tf.convert_to_tensor(gradient), tf.range(weight.shape[0]))
+        slices = tf.IndexedSlices(tf.cast(slices.values, state.dtype), slices.indices)
+        root = ready = None
+        if index in self.layout.table_factors and share is not None:
+            factor, place = self.layout.table_factors[index]
+            root, ready = state.roots[factor][place], share[index]
+            window = state.windows[factor]
+
+            def collect() -> None:
+                beta2 = self.options.beta2
+                products = row_statistics(slices.values)[0]
+                change = products if beta2 == 1.0 else (1.0 - beta2) * (products - window[place])
+                window.scatter_add(tf.IndexedSlices(change[tf.newaxis], [place]))
+
+            when(self._at_collection(step), collect)
+        accumulator = state.accumulators[index]
+        assert accumulator is not None
+        update_table(weight, accumulator, slices, rate, root, ready)
+
+    def exchange(self) -> None:
+        """Exchanges roots if it is due; between steps, or inside a ``tf.function`` without ``jit_compile``."""
+        exchange.with_host(self.options, self.layout, self.state, self.host)
+
+    def exchange_on_device(self) -> None:
+        """The same by operations of the graph alone, for steps that XLA compiles.
+
+        Raises:
+            ValueError: the options ask for roots that the device does not compute.
+        """
+        exchange.on_device(self.options, self.layout, self.state)
+
+    def report(self) -> dict[str, float | int]:
+        """How the roots are doing: see ``ctr.optim.report.report``."""
+        return report(self.layout, self.state)
+
+    def timing(self) -> dict[str, float]:
+        """Seconds, since the process began, of waiting for roots, and of the workers' computing them."""
+        return {
+            "seconds_waited": self.host.seconds_waited,
+            "seconds_computing": self.host.seconds_computing,
+        }
+
+    def describe(self, names: Sequence[str] | None = None) -> str:
+        """A table of treatment, memory and cost by weight: see ``ctr.optim.report.describe``."""
+        names = names or [weight.name.partition(":")[0] for weight in self.weights]
+        return describe(self.options, self.layout, self.state, names)

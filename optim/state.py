@@ -1,0 +1,213 @@
+"""All that Shampoo remembers, as plain variables under names that do not depend on the process."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.optim import grafting
+from ctr.optim.blocking import Stack, TensorLayout, lay_out_tensor, make_stacks
+from ctr.optim.options import ShampooOptions
+
+# For every statistics matrix: whether its root is certified and from real statistics; whether its statistics
+# were sent at the last exchange and the root is still out; by how much they changed since those of the root
+# (sum of Frobenius norms); condition and residual of the root; the step of its statistics.
+STATUS = ("certified", "sent", "drift", "condition", "residual", "root_step")
+
+# Roots computed; not computed because the drift was small; refused or failed; lost with a worker; steps that
+# were skipped for a gradient that is not finite; and by whom the roots were computed.
+COUNTERS = (
+    "refreshed",
+    "skipped",
+    "failed",
+    "lost",
+    "nonfinite_steps",
+    "eigh",
+    "coupled_warm",
+    "coupled_cold",
+    "device",
+)
+
+Create = Callable[[str, Sequence[int], tf.DType, float], tf.Variable]
+
+
+@dataclass(frozen=True)
+class Factor:
+    """The statistics matrices of one axis of one stack (or of the right sides of some tables).
+
+    Attributes:
+        name: of its variables.
+        count: N, number of matrices.
+        size: d of [N, d, d].
+        exponent: e of the roots A^(-e).
+        owners: for each matrix the index of its tensor.
+        offset: of its first matrix among those of all factors.
+    """
+
+    name: str
+    count: int
+    size: int
+    exponent: float
+    owners: tuple[int, ...]
+    offset: int
+
+    @property
+    def matrices(self) -> slice:
+        """Where its matrices are among those of all factors."""
+        return slice(self.offset, self.offset + self.count)
+
+
+@dataclass(frozen=True)
+class ShampooLayout:
+    """What is preconditioned how; decided by shapes and options alone.
+
+    Attributes:
+        tensors: the layout of each tensor.
+        tables: indices of the tensors whose rows learn by themselves (see sparse.py).
+        stacks: stacks of blocks.
+        stack_factors: for each stack the indices of its factors, one for each preconditioned axis.
+        table_factors: for tables with one-sided Shampoo, the index of the factor and the place in it.
+        factors: all factors.
+    """
+
+    tensors: tuple[TensorLayout, ...]
+    tables: tuple[int, ...]
+    stacks: tuple[Stack, ...]
+    stack_factors: tuple[tuple[int, ...], ...]
+    table_factors: dict[int, tuple[int, int]]
+    factors: tuple[Factor, ...]
+
+    @property
+    def matrices(self) -> int:
+        """Number of statistics matrices."""
+        return sum(factor.count for factor in self.factors)
+
+    @property
+    def owners(self) -> np.ndarray:
+        """For each matrix the index of its tensor, int32."""
+        return np.array([owner for factor in self.factors for owner in factor.owners], np.int32)
+
+
+def lay_out(
+    options: ShampooOptions, shapes: Sequence[Sequence[int]], tables: Sequence[int] = ()
+) -> ShampooLayout:
+    """The layout for tensors of these shapes, of which ``tables`` learn by rows.
+
+    Raises:
+        ValueError: a table is no matrix.
+    """
+    nothing = {"axes": (), "parts": ()}
+    tensors = []
+    for index, shape in enumerate(shapes):
+        plain = tuple(int(size) for size in shape)
+        if index in tables and len(plain) != 2:
+            raise ValueError(f"tensor {index} of shape {list(plain)} is to learn by rows; allowed: matrices")
+        table = TensorLayout(plain, plain, **nothing)
+        tensors.append(table if index in tables else lay_out_tensor(plain, options))
+    stacks = make_stacks(tensors)
+    factors: list[Factor] = []
+
+    def add(name: str, size: int, exponent: float, owners: Sequence[int]) -> int:
+        offset = factors[-1].matrices.stop if factors else 0
+        factors.append(Factor(name, len(owners), size, exponent, tuple(owners), offset))
+        return len(factors) - 1
+
+    stack_factors = []
+    for number, stack in enumerate(stacks):
+        exponent = options.exponent(len(stack.axes))
+        stack_factors.append(
+            tuple(
+                add(f"stack{number}/axis{axis}", stack.block[axis], exponent, stack.owners)
+                for axis in stack.axes
+            )
+        )
+    table_factors: dict[int, tuple[int, int]] = {}
+    if options.sparse == "one_sided" and options.start_preconditioning_step is not None:
+        widths: dict[int, list[int]] = {}
+        for index in tables:
+            width = tensors[index].shape[1]
+            if 1 < width <= options.max_dimension:
+                widths.setdefault(width, []).append(index)
+        for width, owners in widths.items():
+            factor = add(f"tables{width}", width, options.exponent(1), owners)
+            table_factors |= {owner: (factor, place) for place, owner in enumerate(owners)}
+    return ShampooLayout(
+        tuple(tensors), tuple(tables), stacks, tuple(stack_factors), table_factors, tuple(factors)
+    )
+
+
+def create_variable(name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> tf.Variable:
+    """A plain variable filled with a value."""
+    return tf.Variable(tf.fill(list(shape), tf.constant(value, dtype)), trainable=False, name=name)
+
+
+class ShampooState:
+    """The variables of an optimizer over some tensors.
+
+    Attributes:
+        dtype: working precision: float64 where a tensor has it, else float32.
+        step: int64, steps taken.
+        exchanged_at: int64, the step of the last exchange with the solver of roots; -1: none yet.
+        collections: int64, how often statistics were collected.
+        window_collections: int64, how often since the last exchange.
+        windows, totals, roots: for each factor [N, d, d]; totals in float64.
+        status: float64 [len(STATUS), matrices].
+        counters: int64 [len(COUNTERS)].
+        accumulators: for each tensor its grafted optimizer's second moments; None for ``sgd``.
+        gradient_averages: for each tensor that is no table, with beta1.
+        momenta: likewise, with momentum.
+        variables: all of them by name.
+    """
+
+    def __init__(
+        self,
+        options: ShampooOptions,
+        layout: ShampooLayout,
+        dtypes: Sequence[tf.DType],
+        create: Create = create_variable,
+    ) -> None:
+        self.dtype = tf.float64 if tf.float64 in dtypes else tf.float32
+        self.variables: dict[str, tf.Variable] = {}
+
+        def make(name: str, shape: Sequence[int], dtype: tf.DType, value: float = 0) -> tf.Variable:
+            self.variables[name] = create(name, shape, dtype, value)
+            return self.variables[name]
+
+        self.step = make("step", [], tf.int64)
+        self.exchanged_at = make("exchanged_at", [], tf.int64, -1)
+        self.collections = make("collections", [], tf.int64)
+        self.window_collections = make("window_collections", [], tf.int64)
+        self.status = make("status", [len(STATUS), layout.matrices], tf.float64)
+        self.counters = make("counters", [len(COUNTERS)], tf.int64)
+        self.windows, self.totals, self.roots = [], [], []
+        for factor in layout.factors:
+            cube = [factor.count, factor.size, factor.size]
+            self.windows.append(make(f"{factor.name}/window", cube, self.dtype))
+            self.totals.append(make(f"{factor.name}/total", cube, tf.float64))
+            self.roots.append(make(f"{factor.name}/root", cube, self.dtype))
+        self.accumulators: list[tf.Variable | None] = []
+        self.gradient_averages: dict[int, tf.Variable] = {}
+        self.momenta: dict[int, tf.Variable] = {}
+        for index, tensor in enumerate(layout.tensors):
+            shape = tensor.shape
+            if index in layout.tables:
+                columns = 1 if options.sparse == "adagrad_row" else shape[1]
+                self.accumulators.append(
+                    make(
+                        f"tensor{index}/accumulator",
+                        [shape[0], columns],
+                        self.dtype,
+                        options.initial_accumulator,
+                    )
+                )
+                continue
+            self.accumulators.append(
+                make(f"tensor{index}/accumulator", shape, self.dtype, grafting.initial_accumulator(options))
+                if grafting.has_accumulator(options)
+                else None
+            )
+            if options.beta1:
+                self.gradient_averages[index] = make(f"tensor{index}/gradient_average", shape, self.dtype)
+            if options.momentum:
+                self.momenta[index] = make(f"tensor{index}/momentum", shape, self.dtype)

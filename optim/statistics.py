@@ -1,0 +1,66 @@
+"""Second-order statistics of stacked blocks (PSO 2, 3.1).
+
+    L += G G^T,  R += G^T G           summed     (beta2 = 1)
+    L = beta2 L + (1 - beta2) G G^T   decayed
+
+and for a tensor of order k, along each axis, the product of the axis' unfolding with its transpose.
+
+Sums live in two parts. ``window``, in the working precision, takes in every collection; at an exchange it is
+added to ``total``, in float64, and starts again at zero. float32 alone would stop growing after some 2^24
+equal increments; a window has at most 100,000.
+"""
+
+import tensorflow as tf
+
+
+def gram(blocks: tf.Tensor, axis: int) -> tf.Tensor:
+    """The sum over all other dimensions of products along one dimension of each block.
+
+    Args:
+        blocks: [N, d_0, ..., d_k-1].
+        axis: 0..k-1.
+
+    Returns:
+        [N, d_axis, d_axis], symmetric positive semi-definite.
+    """
+    if len(blocks.shape) == 3:
+        return tf.matmul(blocks, blocks, transpose_a=axis == 1, transpose_b=axis == 0)
+    dimensions = list(range(1, len(blocks.shape)))
+    moved = dimensions.pop(axis)
+    unfolded = tf.transpose(blocks, [0, moved, *dimensions])
+    count, size = unfolded.shape[0], unfolded.shape[1]
+    unfolded = tf.reshape(unfolded, [count, size, -1])
+    return tf.matmul(unfolded, unfolded, transpose_b=True)
+
+
+def collect(window: tf.Variable, products: tf.Tensor, beta2: float) -> None:
+    """Takes one collection into a window, in place."""
+    if beta2 == 1.0:
+        window.assign_add(products)
+    else:
+        window.assign(beta2 * window + (1.0 - beta2) * products)
+
+
+def fold(total: tf.Variable, window: tf.Variable, decay: tf.Tensor) -> tf.Tensor:
+    """Adds a window to its total and empties it, in place.
+
+    Args:
+        total: float64 [N, d, d].
+        window: [N, d, d].
+        decay: float64 scalar, beta2 to the power of the window's collections.
+
+    Returns:
+        float64 [N], the Frobenius norm of what the fold changed.
+    """
+    added = tf.cast(window, tf.float64)
+    change = added + (decay - 1.0) * total
+    total.assign_add(change)
+    window.assign(tf.zeros_like(window))
+    return tf.norm(change, axis=[1, 2])
+
+
+def bias_correction(beta2: float, collections: tf.Tensor) -> tf.Tensor:
+    """What decayed statistics are to be divided by, 1 - beta2^n (PT 3.1.1); 1 for summed ones. float64."""
+    if beta2 == 1.0:
+        return tf.ones([], tf.float64)
+    return 1.0 - tf.pow(tf.constant(beta2, tf.float64), tf.cast(collections, tf.float64))
