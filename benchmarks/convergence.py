@@ -13,7 +13,8 @@ AdaGrad, AdaGrad + Nesterov, Shampoo and Shampoo + Nesterov at batches of 512 to
 3. *Ablations* of Shampoo + Nesterov on the short log with another seed.
 4. With ``--mind``, the four on a real log at equal steps, tuned on its first half (convergence_mind.py).
 
-The same command again goes on after the last finished run. ``--report`` prints the tables of what is there.
+The same command again goes on after the last finished run. ``--report`` prints the tables of what is there,
+also while another process computes.
 The excess is KL(truth || prediction), in nats x 1000; intervals are over queries (jackknife, 95%).
 """
 
@@ -22,7 +23,7 @@ import fcntl
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,10 +92,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    with only_process(arguments.out):
-        store = Store(arguments.out)
+    compute = not arguments.report
+    with only_process(arguments.out) if compute else nullcontext():
+        store = Store(arguments.out, write=compute)
         runner = Runner(store)
-        compute = not arguments.report
         texts = []
         if arguments.only != "mind":
             results = Campaign(plan, runner, compute, changes, say).run()

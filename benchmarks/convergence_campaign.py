@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from convergence_search import EXTRA_TRIES, Point, best_point, is_settled, next_point
@@ -14,7 +14,7 @@ from convergence_settings import (
     Plan,
     train_config,
 )
-from convergence_store import Record, Runner
+from convergence_store import Record, Runner, SimulatedLog
 
 from ctr.optim.options import ShampooOptions
 
@@ -74,6 +74,7 @@ class Results:
     sweeps: dict[int, dict[str, Sweep]] = field(default_factory=dict)
     confirmations: dict[int, dict[str, Confirmation]] = field(default_factory=dict)
     ablations: dict[int, dict[str, Record]] = field(default_factory=dict)
+    logistic_regression: Record | None = None
 
 
 def finite(value: float | None) -> float:
@@ -181,6 +182,8 @@ class Campaign:
         for batch in self.plan.batches:
             self._sweep(batch)
             self._confirm(batch)
+            if self.results.logistic_regression is None:
+                self.results.logistic_regression = self._logistic_regression(batch)
         for batch in self.plan.ablation_batches:
             if "shampoo_nesterov" in self.results.sweeps.get(batch, {}):
                 self._ablate(batch)
@@ -197,11 +200,8 @@ class Campaign:
         title: str = "",
     ) -> Record | None:
         plan, optimizer = self.plan, OPTIMIZERS[name]
-        long = stage == "confirm"
-        examples = plan.confirm_examples if long else plan.sweep_examples[batch]
-        world = CONFIRM_WORLD if long else SWEEP_WORLD
-        log_name = f"world-{world}-{examples}"
-        log = self._runner.log(log_name, plan.simulator(examples, world), self._compute)
+        examples = plan.confirm_examples if stage == "confirm" else plan.sweep_examples[batch]
+        log = self._log(CONFIRM_WORLD if stage == "confirm" else SWEEP_WORLD, examples)
         if log is None:
             return None
         changes = {**self.changes, **(changes or {})} if optimizer.precondition else {}
@@ -217,6 +217,21 @@ class Campaign:
         shown += f"{record['excess']}, last half {record['excess_half']}, {record['seconds']} s"
         self._clock.done(name, batch, examples, shown if fresh else None)
         return record
+
+    def _log(self, world: int, examples: int) -> SimulatedLog | None:
+        settings = self.plan.simulator(examples, world)
+        return self._runner.log(f"world-{world}-{examples}", settings, self._compute)
+
+    def _logistic_regression(self, batch: int) -> Record | None:
+        """How far the long log's truth is from main effects."""
+        log = self._log(CONFIRM_WORLD, self.plan.confirm_examples)
+        if log is None:
+            return None
+        model = {"prior": self.plan.model["prior"], "crosses": {"layers": 0}, "deep": {"units": []}}
+        plan = replace(self.plan, model=model)
+        config = train_config(plan, OPTIMIZERS["adagrad"], batch, Point().values, self.plan.seeds[0], {})
+        facts = {"stage": "reference", "optimizer": "logistic_regression", "batch": batch}
+        return self._runner.run(log, config, facts, self._compute)[0]
 
     def _sweep(self, batch: int) -> None:
         before = self.results.sweeps.get(PARENT.get(batch, -1), {})

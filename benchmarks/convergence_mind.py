@@ -133,7 +133,8 @@ class MindCampaign:
         if record is None:
             record = self._run(key, config, half)
             facts = {"key": key, "stage": "mind", "optimizer": name, "batch": batch, **point.values}
-            facts |= {"changes": dict(self._changes), "title": "first half" if half else "whole"}
+            changes = self._changes if OPTIMIZERS[name].precondition else {}
+            facts |= {"changes": dict(changes), "title": "first half" if half else "whole"}
             record = {**facts, "seed": seed, "log": self._sha256, **record}
             self._store.add(record)
             text = f"mind {facts['title']} {OPTIMIZERS[name].title} batch {batch} seed {seed}: {point.values}"

@@ -31,11 +31,18 @@ def simulated_report(results: Results, plan: Plan, store: Store) -> str:
         "nats x 1000.",
     ]
     confirmed = {batch: found for batch, found in sorted(results.confirmations.items()) if found}
+    linear = results.logistic_regression
+    if linear is not None:
+        lines += [
+            "",
+            f"A logistic regression on the long log: whole pass {linear['excess']:.3f}, last half "
+            f"{linear['excess_half']:.3f}, last tenth {linear['excess_tenth']:.3f}.",
+        ]
     lines += ["", "## Tuned runs on the long log", "", *_tuned(confirmed)]
     lines += ["", "## Steps to the baseline's final excess", ""]
     lines += [
         "Ratio of steps (below 1: the candidate needs fewer), geometric mean over seeds, 95% interval over "
-        "queries, and the single seeds. Time: the ratio of steps times the ratio of milliseconds per step.",
+        "queries alone, and the single seeds, whose spread is often the larger one. Time: the ratio of steps times the ratio of milliseconds per step.",
         "",
         *_ratios(confirmed, plan, store),
     ]

@@ -69,9 +69,14 @@ def read_log(folder: Path) -> SimulatedLog:
 
 
 class Store:
-    """The results in a folder."""
+    """The results in a folder.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: where they are.
+        write: whether this process adds to them; others may read meanwhile.
+    """
+
+    def __init__(self, folder: Path, write: bool) -> None:
         self.folder = folder
         self.path = folder / "convergence.jsonl"
         self.records: dict[str, Record] = {}
@@ -79,7 +84,7 @@ class Store:
             content = self.path.read_bytes()
             # An interrupted write leaves a last line without an end: the run is done again.
             whole = content[: content.rfind(b"\n") + 1]
-            if whole != content:
+            if write and whole != content:
                 self.path.write_bytes(whole)
             for line in whole.splitlines():
                 record = json.loads(line)

@@ -114,9 +114,9 @@ def test_a_tiny_benchmark_runs_resumes_and_reports(tmp_path: Path, root: Path, f
         assert wanted in tables
     results = tmp_path / "convergence.jsonl"
     records = [json.loads(line) for line in results.read_text().splitlines()]
-    assert len({record["key"] for record in records}) == len(records) == 10
+    assert len({record["key"] for record in records}) == len(records) == 11
     assert {record["optimizer"] for record in records} == {
-        *("adagrad", "adagrad_nesterov", "shampoo", "shampoo_nesterov")
+        *("adagrad", "adagrad_nesterov", "shampoo", "shampoo_nesterov", "logistic_regression")
     }
     # An interrupted write: the last run is made again, alike.
     results.write_text(results.read_text()[:-20])

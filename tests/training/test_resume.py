@@ -50,7 +50,7 @@ def assert_same(run: Path, other: Path) -> None:
 
 def weights(run: Path) -> dict[str, np.ndarray]:
     with np.load(sorted((run / "checkpoints").iterdir())[-1] / "arrays.npz") as arrays:
-        return {name: arrays[name] for name in arrays if name.startswith("weights|")}
+        return {name: arrays[name] for name in arrays if name.startswith(("weights|rows/", "weights|dense/"))}
 
 
 CONTENT = {
@@ -59,6 +59,10 @@ CONTENT = {
         "crosses": {"layers": 2, "rank": 3, "ramp": {"start": 100, "length": 500}},
         "deep": {"units": [8]},
         "prior": 0.3,
+    },
+    # So that roots are in flight wherever a run ends.
+    "optimizer": {
+        "dense": {"shampoo": {"start_preconditioning_step": 2, "precondition_frequency": 4, "momentum": 0.9}}
     },
     "metrics": {"window_examples": 230, "slices": ["position"]},
     "checkpoint": {"every_examples": 310, "keep": 2},

@@ -245,10 +245,7 @@ def test_a_weight_that_is_not_finite_stops_the_step_and_spreads_to_no_other(valu
     result = make_step(state, config, jit=False)(Example(0).feed(state), 1.0)
     assert not np.isfinite(result.logit.numpy()[0])
     assert not bool(result.applied)
-    after = all_bytes(state)
-    changed = {name for name in before if after[name] != before[name]}
-    # It was a step, though one without any gradient.
-    assert changed == {"shampoo/step", "shampoo/collections", "shampoo/window_collections"}
+    assert all_bytes(state) == before
 
 
 def test_padding_changes_nothing():
