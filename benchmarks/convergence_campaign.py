@@ -24,6 +24,8 @@ Changes = Mapping[str, Any]
 _GUESSED_SPEED = {64: 12_000, 512: 35_000, 2048: 55_000, 8192: 65_000, 32768: 65_000}
 SWEEP_WORLD, CONFIRM_WORLD = 1, 2
 SWEEP_SEED, ABLATION_SEED = 1, 2
+START = Point(rate=2, embedding=2, accumulator=-2)
+"""Where the search begins at the first batch size: rates of 0.02 and 0.2, an accumulator of 1e-8."""
 
 
 @dataclass
@@ -229,13 +231,13 @@ class Campaign:
             return None
         model = {"prior": self.plan.model["prior"], "crosses": {"layers": 0}, "deep": {"units": []}}
         plan = replace(self.plan, model=model)
-        config = train_config(plan, OPTIMIZERS["adagrad"], batch, Point().values, self.plan.seeds[0], {})
+        config = train_config(plan, OPTIMIZERS["adagrad"], batch, START.values, self.plan.seeds[0], {})
         facts = {"stage": "reference", "optimizer": "logistic_regression", "batch": batch}
         return self._runner.run(log, config, facts, self._compute)[0]
 
     def _sweep(self, batch: int) -> None:
         before = self.results.sweeps.get(PARENT.get(batch, -1), {})
-        starts = {name: before[name].best if name in before else Point() for name in OPTIMIZERS}
+        starts = {name: before[name].best if name in before else START for name in OPTIMIZERS}
         self.results.sweeps[batch] = search_alike(
             starts,
             self.plan.tries,
@@ -248,9 +250,8 @@ class Campaign:
         first, *others = self.plan.seeds
         for name, sweep in self.results.sweeps[batch].items():
             found[name] = confirmation = Confirmation()
-            values = {factor: _faster(sweep.best, factor) for factor in self.plan.confirm_rates}
             for factor in self.plan.confirm_rates:
-                record = self._obtain("confirm", name, batch, values[factor], first)
+                record = self._obtain("confirm", name, batch, _faster(sweep.best, factor), first)
                 if record is not None:
                     confirmation.tried[factor] = record
         for name, confirmation in found.items():

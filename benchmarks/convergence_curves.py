@@ -51,7 +51,8 @@ def expected_excess(truth: FloatArray, logit: FloatArray) -> FloatArray:
 
 def sum_by_cell(cell: npt.NDArray[np.int64], values: FloatArray) -> FloatArray:
     """[N] values and their cells ``bin * K + bucket`` -> sums [BINS, K]."""
-    return np.bincount(cell, values, BINS * BUCKETS).reshape(BINS, BUCKETS)
+    sums: FloatArray = np.bincount(cell, values, BINS * BUCKETS).astype(np.float64)
+    return sums.reshape(BINS, BUCKETS)
 
 
 def smooth_levels(curves: FloatArray, counts: FloatArray, control: FloatArray) -> FloatArray:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +77,9 @@ class MindCampaign:
         self._compute = compute
         self._changes = changes
         self._clock = Clock(store.records, say)
-        self._batches, self._tries, self._limit = MIND_BATCHES, TRIES, LIMIT
-        self._seeds = SEEDS
-        if quick:
-            self._batches, self._tries, self._limit, self._seeds = (8192,), 1, 1, (2,)
+        self._batches = (8192,) if quick else MIND_BATCHES
+        self._tries, self._limit = (1, 1) if quick else (TRIES, LIMIT)
+        self._seeds: tuple[int, ...] = (2,) if quick else SEEDS
         self._base = load_model(TrainConfig, _BASE, "config").model_dump(mode="json")
         manifests = read_manifests(log)
         self._sha256 = log_sha256(manifests)
@@ -94,19 +94,21 @@ class MindCampaign:
                 self._clock.plan(name, batch, half, self._tries)
                 self._clock.plan(name, batch, self._rows, len(self._seeds))
         for batch in self._batches:
-            results.sweeps[batch] = search_alike(
-                dict.fromkeys(OPTIMIZERS, START),
-                self._tries,
-                self._limit,
-                lambda name, point, batch=batch: self._obtain(name, batch, point, TUNING_SEED, True),
-            )
+            run = partial(self._try, batch)
+            starts = dict.fromkeys(OPTIMIZERS, START)
+            results.sweeps[batch] = search_alike(starts, self._tries, self._limit, run)
             results.runs[batch] = {}
             for name, sweep in results.sweeps[batch].items():
-                records = {seed: self._obtain(name, batch, sweep.best, seed, False) for seed in self._seeds}
+                records = {
+                    seed: self._obtain(name, batch, sweep.best, seed, half=False) for seed in self._seeds
+                }
                 kept = {seed: record for seed, record in records.items() if record is not None}
                 if kept:
                     results.runs[batch][name] = kept
         return results
+
+    def _try(self, batch: int, name: str, point: Point) -> Record | None:
+        return self._obtain(name, batch, point, TUNING_SEED, half=True)
 
     def _config(self, name: str, batch: int, point: Point, seed: int, half: bool) -> TrainConfig:
         content = {**self._base, "seed": seed, "batch": {**self._base["batch"], "rows": batch}}
@@ -250,9 +252,9 @@ def mind_report(results: MindResults, store: Store) -> str:
             lines += ["", f"Tries, batch {batch}, {OPTIMIZERS[name].title} (logloss of the first half):", ""]
             lines += ["| rate | embedding | accumulator | logloss |", "|---|---|---|---|"]
             for point, record in sorted(sweep.tries.items(), key=lambda item: item[1]["objective"]):
-                values = point.values
+                tried = point.values
                 lines.append(
-                    f"| {values['rate']:g} | {values['embedding']:g} | {values['accumulator']:g} "
+                    f"| {tried['rate']:g} | {tried['embedding']:g} | {tried['accumulator']:g} "
                     f"| {record['objective']:.5f} |"
                 )
     return "\n".join(lines)

@@ -41,8 +41,9 @@ def simulated_report(results: Results, plan: Plan, store: Store) -> str:
     lines += ["", "## Tuned runs on the long log", "", *_tuned(confirmed)]
     lines += ["", "## Steps to the baseline's final excess", ""]
     lines += [
-        "Ratio of steps (below 1: the candidate needs fewer), geometric mean over seeds, 95% interval over "
-        "queries alone, and the single seeds, whose spread is often the larger one. Time: the ratio of steps times the ratio of milliseconds per step.",
+        "Ratio of steps (below 1: the candidate needs fewer), geometric mean over seeds; 95% interval over "
+        "queries alone, and the single seeds, whose spread is often the larger one. Time: the ratio of steps "
+        "times the ratio of milliseconds per step.",
         "",
         *_ratios(confirmed, plan, store),
     ]

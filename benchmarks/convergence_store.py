@@ -183,11 +183,9 @@ class Runner:
         curves = self.store.folder / "curves"
         facts = curves / f"log-{log.sha256[:20]}.npz"
         if not facts.exists():
-            arrays = {
-                "examples": sum_by_cell(cell, np.ones(len(excess))),
-                "control": sum_by_cell(cell, log.probability * (1 - log.probability)),
-            }
-            write_atomic(facts, lambda file: np.savez_compressed(file, **arrays))
+            examples = sum_by_cell(cell, np.ones(len(excess)))
+            control = sum_by_cell(cell, log.probability * (1 - log.probability))
+            write_atomic(facts, lambda file: np.savez_compressed(file, examples=examples, control=control))
         sums = sum_by_cell(cell, excess)
         write_atomic(curves / f"{key}.npz", lambda file: np.savez_compressed(file, excess=sums))
         return excess

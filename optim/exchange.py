@@ -1,9 +1,9 @@
-"""The exchange of statistics for roots, every tau1 steps from the start step on, after the step.
+"""The exchange of statistics for roots: at the start step, then ever less often, at last every tau1 steps.
 
 First the roots of the statistics that were sent at the last exchange are taken in, then the window of statistics
 is folded into the totals, then these are sent: between two exchanges the totals stay as they were sent, from
-which a restart computes roots in flight again. The first exchange, and every one without ``asynchronous``, waits
-for its own roots.
+which a restart computes roots in flight again. The first exchange, the early ones, and every one without
+``asynchronous`` wait for their own roots.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,13 +33,21 @@ def when(condition: tf.Tensor | bool, action: Callable[[], None]) -> None:
 
 
 def due(options: ShampooOptions, layout: ShampooLayout, state: ShampooState) -> tf.Tensor | bool:
-    """Whether an exchange is due before the next step, bool scalar."""
+    """Whether an exchange is due at the present step, or was at an earlier one; bool scalar."""
     start = options.start_preconditioning_step
     if start is None or not layout.factors:
         return False
-    frequency = options.precondition_frequency
     step, last = state.step.read_value(), state.exchanged_at.read_value()
-    return (step >= start) & ((step - start) // frequency > (last - start) // frequency)
+    return step >= tf.where(last < 0, tf.constant(start, tf.int64), last + _interval(options, last))
+
+
+def _interval(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
+    """Steps from an exchange after ``step`` to the next one, int64."""
+    frequency = tf.constant(options.precondition_frequency, tf.int64)
+    if not options.early_growth:
+        return frequency
+    early = tf.cast(tf.floor(options.early_growth * tf.cast(step, tf.float64)), tf.int64)
+    return tf.clip_by_value(early, 1, frequency)
 
 
 def with_host(
@@ -56,7 +64,8 @@ def with_host(
     def send(correction: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
         step, exchanged_at, exchange = _unpack(layout, correction, arrays)
         host.send(step, exchange)
-        if exchanged_at < 0 or not options.asynchronous:
+        early = int(_interval(options, tf.constant(step, tf.int64))) < options.precondition_frequency
+        if exchanged_at < 0 or early or not options.asynchronous:
             host.collect(step, exchange)
         return [exchange.status, exchange.counters, *exchange.roots]
 

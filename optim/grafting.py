@@ -57,11 +57,8 @@ def direction(
 
 
 def blend_weight(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
-    """Shampoo's share of the direction at a step, float64 scalar: 0 up to the start, 1 after the blend.
-
-    The first roots are from the statistics of the start step, so the step after it is the first to use them.
-    """
+    """Shampoo's share of the direction at a step, float64 scalar: 0 before the start, 1 after the blend."""
     if options.start_preconditioning_step is None:
         return tf.zeros([], tf.float64)
-    passed = tf.cast(step - options.start_preconditioning_step, tf.float64)
+    passed = tf.cast(step - options.start_preconditioning_step, tf.float64) + 1.0
     return tf.clip_by_value(passed / (options.blend_steps + 1.0), 0.0, 1.0)

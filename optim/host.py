@@ -86,13 +86,14 @@ class Exchange:
         self.counters[COUNTERS.index(counter)] += by
 
 
-def _origin(step: int, exchange: Exchange) -> tuple[int, float]:
-    return step, float(sum(np.einsum("nii->", total) for total in exchange.totals))
+def _origin(step: int, exchange: Exchange) -> tuple[int, str]:
+    # In words: what is not a number is not equal to itself, which is no reason to compute a round again.
+    return step, float(sum(np.einsum("nii->", total) for total in exchange.totals)).hex()
 
 
 @dataclass
 class _Round:
-    of: tuple[int, float]  # the step and the statistics it was sent from
+    of: tuple[int, str]  # the step and the statistics it was sent from
     futures: dict[int, concurrent.futures.Future[Root]]
 
 
@@ -187,9 +188,16 @@ class HostPipeline:
             previous = None
             if status[_CERTIFIED, matrix]:
                 previous = exchange.roots[f][i].astype(np.float64)
-            futures[matrix] = self._pool.submit(
-                self._compute, self.factors[f], statistics, previous, float(status[_CONDITION, matrix])
-            )
+            try:
+                futures[matrix] = self._pool.submit(
+                    self._compute, self.factors[f], statistics, previous, float(status[_CONDITION, matrix])
+                )
+            except RuntimeError as error:
+                # The pool was shut down, or the system has no thread left. What was not sent is lost, and
+                # the next round has a new pool.
+                log.warning("roots from step %d cannot be computed: %s", step, error)
+                self._pool = None
+                break
         self._round = _Round(_origin(step, exchange), futures)
 
     def _compute(
@@ -246,7 +254,8 @@ class HostPipeline:
             exchange.count("failed" if isinstance(error, RootError) else "lost")
             log.warning("root of %s from step %d: %s; the previous root stays", name, sent_at, error)
             return
-        matrix_root = root.matrix.astype(exchange.roots[f].dtype)
+        with np.errstate(over="ignore"):
+            matrix_root = root.matrix.astype(exchange.roots[f].dtype)
         if not np.isfinite(matrix_root).all():
             exchange.count("failed")
             log.warning("root of %s from step %d is beyond float32; the previous root stays", name, sent_at)

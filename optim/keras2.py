@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from ctr.optim.exchange import when
 from ctr.optim.keras_common import DOCUMENTATION, CallbackMixin, apply, config_of, make_core, split_options
 from ctr.optim.shampoo import Gradient, ShampooCore
 
@@ -65,11 +66,36 @@ class Shampoo(tf_keras.optimizers.Optimizer):
         # Repeated rows are summed where it is known which variables are tables; Keras' way does not compile.
         return grads
 
-    def _internal_apply_gradients(self, grads_and_vars: Sequence[tuple[Gradient, Any]]) -> None:
+    def _internal_apply_gradients(self, grads_and_vars: Sequence[tuple[Gradient, Any]]) -> Any:
         # The one place that gets all gradients, clipped.
-        gradients = {self._index_dict[self._var_key(variable)]: grad for grad, variable in grads_and_vars}
+        gradients = {self._index_of(variable): grad for grad, variable in grads_and_vars}
         apply(self.core, gradients, self.learning_rate, list(self._decayed), self.driven)
-        self.iterations.assign_add(1)
+        self._update_ema([variable for _, variable in grads_and_vars])
+        return self.iterations.assign_add(1)
+
+    def _update_ema(self, variables: Sequence[tf.Variable]) -> None:
+        """Moving averages of the weights, if asked for; what Keras does between its step and its count of it."""
+        if not self.use_ema:
+            return
+        averages = [self._model_variables_moving_average[self._index_of(variable)] for variable in variables]
+        for variable, average in zip(variables, averages, strict=True):
+            average.assign(self.ema_momentum * average + (1 - self.ema_momentum) * variable)
+
+        def overwrite() -> None:
+            for variable, average in zip(variables, averages, strict=True):
+                variable.assign(average)
+
+        if self.ema_overwrite_frequency:
+            when((self.iterations + 1) % self.ema_overwrite_frequency == 0, overwrite)
+
+    def _index_of(self, variable: tf.Variable) -> int:
+        try:
+            return self._index_dict[self._var_key(variable)]
+        except KeyError:
+            raise ValueError(
+                f"unknown variable {variable.name}: this optimizer was built with others; call "
+                "build(variables) with all of them before the first step"
+            ) from None
 
     def describe(self) -> str:
         """A table of how each variable is treated, and its cost in memory and multiplications."""

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctr.optim.options import ShampooOptions
-from ctr.optim.shampoo import Gradient, ShampooCore
+from ctr.optim.shampoo import Gradient, RootSource, ShampooCore
 from ctr.optim.sparse import in_xla
 from ctr.optim.state import Create
 
@@ -83,22 +83,20 @@ def apply(
     decayed: Sequence[bool],
     driven: bool,
 ) -> None:
-    """A step and, where nobody else sees to it, the exchange of roots.
+    """A step, which exchanges roots where nobody else does.
 
     Args:
         core: the optimizer.
         gradients: by index of the weight.
         learning_rate: scalar.
         decayed: which weights decay.
-        driven: whether a callback exchanges roots between the steps.
+        driven: whether somebody else exchanges roots between the steps.
     """
-    core.update_if_finite(
-        [gradients.get(index) for index in range(len(core.weights))], learning_rate, decayed
-    )
-    if not in_xla():
-        core.exchange()
-    elif not driven:
-        core.exchange_on_device()
+    roots: RootSource = "host"
+    if in_xla():
+        roots = "between_steps" if driven else "device"
+    ordered = [gradients.get(index) for index in range(len(core.weights))]
+    core.update_if_finite(ordered, learning_rate, decayed, roots)
 
 
 class CallbackMixin:
@@ -122,6 +120,7 @@ class CallbackMixin:
         self._log_dir = log_dir
         self._every = every
         self._writer: Any = None
+        self._written = 0
 
     def _optimizer(self) -> Any:
         optimizer = self.model.optimizer
@@ -131,18 +130,39 @@ class CallbackMixin:
         return optimizer
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._optimizer().driven = True
+        optimizer, model = self._optimizer(), self.model
+        # A step that was compiled without this callback computes roots itself: compile another.
+        model.make_train_function(force=True)
+        train = model.train_function
+
+        def train_and_exchange(iterator: Any) -> Any:
+            # Only steps that are compiled in here leave roots to this function, and nobody gets at them but by
+            # it: also after a training that an exception ended, roots are exchanged.
+            optimizer.driven = True
+            try:
+                logs = train(iterator)
+            finally:
+                optimizer.driven = False
+            optimizer.core.exchange()
+            return logs
+
+        model.train_function = train_and_exchange
+        self._written = 0
         if self._log_dir is not None:
             self._writer = tf.summary.create_file_writer(self._log_dir)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._writer is None:
+            return
         core = self._optimizer().core
-        core.exchange()
         step = int(core.state.step)
-        if self._writer is not None and step % self._every == 0:
-            with self._writer.as_default(step=step):
-                for name, value in {**core.report(), **core.timing()}.items():
-                    tf.summary.scalar(f"shampoo/{name}", value)
+        # A batch may be several steps, or, with a gradient that is not finite, none.
+        if step // self._every == self._written:
+            return
+        self._written = step // self._every
+        with self._writer.as_default(step=step):
+            for name, value in {**core.report(), **core.timing()}.items():
+                tf.summary.scalar(f"shampoo/{name}", value)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is not None:
@@ -151,8 +171,7 @@ class CallbackMixin:
             logs.update({f"shampoo/{name}": value for name, value in values.items()})
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._optimizer().driven = False
-        # The compiled step relies on this callback: without it, the next `fit` must compile another one.
+        # The next `fit` decides anew who computes roots.
         self.model.train_function = None
         if self._writer is not None:
             self._writer.close()

@@ -23,13 +23,14 @@ class ShampooOptions:
         epsilon: damping, relative to the largest eigenvalue of each statistics matrix.
         exponent_override: p of the inverse root A^(-1/p); None: twice the number of preconditioned dimensions.
         exponent_multiplier: eta of A^(-eta/p) (PT 3.1.4).
-        start_preconditioning_step: after this step the first roots are computed, and waited for; None: never,
+        start_preconditioning_step: the first step that is preconditioned, its roots waited for; None: never,
             which leaves the grafted optimizer.
         blend_steps: over so many steps from there on, the direction goes linearly from graft to Shampoo.
         statistics_frequency: tau2, statistics are collected every so many steps.
-        precondition_frequency: tau1, every so many steps from the start on, roots are collected and new
-            statistics sent.
-        asynchronous: roots are collected ``precondition_frequency`` steps after their statistics were sent, and
+        precondition_frequency: tau1, every so many steps roots are taken in and new statistics sent.
+        early_growth: while this share of the steps so far is less than ``precondition_frequency``, exchanges
+            are that far apart, and waited for: young statistics change fast. 0: none of this.
+        asynchronous: roots are taken in ``precondition_frequency`` steps after their statistics were sent, and
             computed meanwhile; False: training waits for them at once.
         drift_bound: a root is kept while its statistics changed by at most this (Frobenius norm of the
             changes over that of the statistics); 0: always computed anew.
@@ -53,10 +54,11 @@ class ShampooOptions:
     epsilon: float = 1e-6
     exponent_override: int | None = None
     exponent_multiplier: float = 1.0
-    start_preconditioning_step: int | None = 25
+    start_preconditioning_step: int | None = 1
     blend_steps: int = 0
     statistics_frequency: int = 1
     precondition_frequency: int = 50
+    early_growth: float = 0.25
     asynchronous: bool = True
     drift_bound: float = 0.02
     solver: Solver = "auto"
@@ -94,6 +96,7 @@ class ShampooOptions:
         self._check_real("epsilon", 1e-14, 1.0)
         self._check_real("exponent_multiplier", 0.0, 4.0, low_open=True)
         self._check_real("drift_bound", 0.0, 1.0)
+        self._check_real("early_growth", 0.0, 1.0)
         self._check_real("grafting_beta2", 0.0, 1.0, high_open=True)
         self._check_real("grafting_epsilon", 0.0, math.inf, high_open=True)
         self._check_real("initial_accumulator", 0.0, math.inf, high_open=True)

@@ -10,14 +10,14 @@ A step composes, each from a module of its own:
     sparse           tables by rows                                                         PSO App. D
 
 and every tau1 steps an *exchange* takes in the roots that were computed since the last one and sends new
-statistics. It comes after a step: step t + 1 is the first to use the roots taken in after step t. Roots come
-from worker threads (host.py), or, where XLA compiles the step and nobody else calls, from a coupled iteration
-on the device (graph_roots.py). A layer uses the grafted direction alone until each of its blocks has a certified
-root from real statistics.
+statistics (exchange.py). As in PSO alg. II it comes between statistics and direction: a root that is computed at
+once from the statistics of a step serves that step. Roots come from worker threads (host.py), or, where XLA
+compiles the step and nobody exchanges between the steps, from a coupled iteration on the device (graph_roots.py).
+A layer uses the grafted direction alone until each of its blocks has a certified root from real statistics.
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import tensorflow as tf
 
@@ -32,6 +32,7 @@ from ctr.optim.sparse import row_statistics, sum_duplicates, update_table
 from ctr.optim.state import COUNTERS, STATUS, Create, ShampooState, create_variable, lay_out
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
+RootSource = Literal["host", "device", "between_steps"]
 
 
 def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
@@ -82,28 +83,42 @@ class ShampooCore:
         gradients: Sequence[Gradient],
         learning_rate: tf.Tensor | float,
         decayed: Sequence[bool] | None = None,
+        roots: RootSource = "host",
     ) -> None:
-        """One step on all weights, in place; without the exchange that may be due after it.
+        """One step on all weights, in place.
 
         Args:
             gradients: for each weight a tensor of its shape, an IndexedSlices, or None, which leaves the
                 weight as it is.
             learning_rate: scalar.
             decayed: which weights decay; by default all that are no tables.
+            roots: who computes the roots that are due: ``host`` (in eager mode, or a ``tf.function`` without
+                ``jit_compile``), ``device`` (anywhere), or the caller by ``exchange``, ``between_steps``, which
+                makes every root serve one step later.
+
+        Raises:
+            ValueError: the options ask for roots that the device does not compute.
         """
         state, options = self.state, self.options
         step = state.step.assign_add(1, read_value=True)
         rate = tf.cast(learning_rate, state.dtype)
-        share = self._shampoo_share(step)
         dense: dict[int, tf.Tensor] = {}
+        rows: dict[int, tf.IndexedSlices] = {}
         for index, gradient in enumerate(gradients):
             if gradient is None:
                 continue
             if index in self.layout.tables:
-                self._update_table(index, gradient, rate, share, step)
+                rows[index] = self._rows_of(index, gradient)
             else:
                 dense[index] = tf.cast(tf.convert_to_tensor(gradient), state.dtype)
-        self._collect_statistics(dense, step)
+        self._collect_statistics(dense, rows, step)
+        if roots == "host":
+            self.exchange()
+        elif roots == "device":
+            exchange.on_device(self.options, self.layout, self.state)
+        share = self._shampoo_share(step)
+        for index, slices in rows.items():
+            self._update_table(index, slices, rate, share)
         moving = {index: self._moving_gradient(index, gradient, step) for index, gradient in dense.items()}
         grafts = {}
         for index, gradient in dense.items():
@@ -129,6 +144,7 @@ class ShampooCore:
         gradients: Sequence[Gradient],
         learning_rate: tf.Tensor | float,
         decayed: Sequence[bool] | None = None,
+        roots: RootSource = "host",
     ) -> tf.Tensor:
         """``update``, unless a gradient is not finite: then that is counted and nothing else happens.
 
@@ -138,7 +154,7 @@ class ShampooCore:
         applied = all_finite(gradients)
 
         def update() -> tf.Tensor:
-            self.update(gradients, learning_rate, decayed)
+            self.update(gradients, learning_rate, decayed, roots)
             return tf.constant(True)
 
         def count() -> tf.Tensor:
@@ -170,8 +186,10 @@ class ShampooCore:
         frequency = self.options.statistics_frequency
         return True if frequency == 1 else tf.equal(step % frequency, 0)
 
-    def _collect_statistics(self, dense: dict[int, tf.Tensor], step: tf.Tensor) -> None:
-        state, layout = self.state, self.layout
+    def _collect_statistics(
+        self, dense: dict[int, tf.Tensor], rows: dict[int, tf.IndexedSlices], step: tf.Tensor
+    ) -> None:
+        state, layout, beta2 = self.state, self.layout, self.options.beta2
         if not layout.factors:
             return
 
@@ -180,7 +198,16 @@ class ShampooCore:
             for stack, factors, blocks in zip(layout.stacks, layout.stack_factors, stacked, strict=True):
                 for axis, factor in zip(stack.axes, factors, strict=True):
                     products = statistics.gram(blocks, axis)
-                    statistics.collect(state.windows[factor], products, self.options.beta2)
+                    statistics.collect(state.windows[factor], products, beta2)
+            by_factor: dict[int, dict[int, tf.Tensor]] = {}
+            for index, (factor, place) in layout.table_factors.items():
+                values = (
+                    rows[index].values if index in rows else tf.zeros([1, layout.tensors[index].shape[1]])
+                )
+                by_factor.setdefault(factor, {})[place] = row_statistics(tf.cast(values, state.dtype))
+            for factor, products in by_factor.items():
+                ordered = [products[place] for place in range(len(products))]
+                statistics.collect(state.windows[factor], tf.concat(ordered, axis=0), beta2)
             state.collections.assign_add(1)
             state.window_collections.assign_add(1)
 
@@ -222,43 +249,28 @@ class ShampooCore:
             directions[index] = scale * shampoo + (1.0 - weight) * graft
         return directions
 
-    def _update_table(
-        self, index: int, gradient: Gradient, rate: tf.Tensor, share: tf.Tensor | None, step: tf.Tensor
-    ) -> None:
-        state, weight = self.state, self.weights[index]
+    def _rows_of(self, index: int, gradient: Gradient) -> tf.IndexedSlices:
+        """A table's gradient by distinct rows, in the working precision."""
         if isinstance(gradient, tf.IndexedSlices):
             slices = sum_duplicates(gradient)
         else:
-            slices = tf.IndexedSlices(tf.convert_to_tensor(gradient), tf.range(weight.shape[0]))
-        slices = tf.IndexedSlices(tf.cast(slices.values, state.dtype), slices.indices)
+            slices = tf.IndexedSlices(tf.convert_to_tensor(gradient), tf.range(self.weights[index].shape[0]))
+        return tf.IndexedSlices(tf.cast(slices.values, self.state.dtype), slices.indices)
+
+    def _update_table(
+        self, index: int, slices: tf.IndexedSlices, rate: tf.Tensor, share: tf.Tensor | None
+    ) -> None:
         root = ready = None
         if index in self.layout.table_factors and share is not None:
             factor, place = self.layout.table_factors[index]
-            root, ready = state.roots[factor][place], share[index]
-            window = state.windows[factor]
-
-            def collect() -> None:
-                beta2 = self.options.beta2
-                products = row_statistics(slices.values)[0]
-                change = products if beta2 == 1.0 else (1.0 - beta2) * (products - window[place])
-                window.scatter_add(tf.IndexedSlices(change[tf.newaxis], [place]))
-
-            when(self._at_collection(step), collect)
-        accumulator = state.accumulators[index]
+            root, ready = self.state.roots[factor][place], share[index]
+        accumulator = self.state.accumulators[index]
         assert accumulator is not None
-        update_table(weight, accumulator, slices, rate, root, ready)
+        update_table(self.weights[index], accumulator, slices, rate, root, ready)
 
     def exchange(self) -> None:
-        """Exchanges roots if it is due; between steps, or inside a ``tf.function`` without ``jit_compile``."""
+        """Exchanges roots with the host if it is due; not inside a function that XLA compiles."""
         exchange.with_host(self.options, self.layout, self.state, self.host)
-
-    def exchange_on_device(self) -> None:
-        """The same by operations of the graph alone, for steps that XLA compiles.
-
-        Raises:
-            ValueError: the options ask for roots that the device does not compute.
-        """
-        exchange.on_device(self.options, self.layout, self.state)
 
     def report(self) -> dict[str, float | int]:
         """How the roots are doing: see ``ctr.optim.report.report``."""

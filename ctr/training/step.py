@@ -75,7 +75,8 @@ def make_step(state: TrainState, config: TrainConfig, jit: bool) -> Callable[[Fe
         dense = optimizer.dense
         if dense.clip_norm is not None:
             dense_gradients = clip_by_global_norm(dense_gradients, dense.clip_norm)
-        state.shampoo.update(dense_gradients, dense.learning_rate)
+        # XLA compiles no call to the host.
+        state.shampoo.update(dense_gradients, dense.learning_rate, roots="between_steps" if jit else "host")
 
     def step(
         label: tf.Tensor, weight: tf.Tensor, plans: list[dict[str, tf.Tensor]], alpha2: tf.Tensor
@@ -99,10 +100,7 @@ def make_step(state: TrainState, config: TrainConfig, jit: bool) -> Callable[[Fe
             learn(plans, row_gradients, dense_gradients)
             return tf.constant(True)
 
-        result = StepResult(logit, loss, tf.cond(applied, update, lambda: tf.constant(False)))
-        if not jit:
-            state.shampoo.exchange()
-        return result
+        return StepResult(logit, loss, tf.cond(applied, update, lambda: tf.constant(False)))
 
     vector = tf.TensorSpec([None], tf.float32)
     indices = tf.TensorSpec([None], tf.int32)
@@ -130,7 +128,6 @@ def make_step(state: TrainState, config: TrainConfig, jit: bool) -> Callable[[Fe
             tf.constant(alpha2, tf.float32),
         )
         if jit:
-            # XLA compiles no call to the host.
             state.shampoo.exchange()
         return StepResult(*result)
 

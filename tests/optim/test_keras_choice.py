@@ -1,0 +1,82 @@
+"""Which Keras `ctr.optim` serves, what it loads for that, and that the guide's code runs in both."""
+
+import ast
+import dataclasses
+import re
+
+import pytest
+
+from ctr.optim import ShampooOptions
+
+ALONE = """
+import os, sys
+before = dict(os.environ)
+import ctr.optim
+assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())
+assert not {name.partition(".")[0] for name in sys.modules} & {"tensorflow", "keras", "tf_keras"}
+"""
+
+SERVES = """
+from ctr.optim import Shampoo, ShampooCallback
+import tensorflow as tf
+assert Shampoo.__module__ == ShampooCallback.__module__ == "ctr.optim.{}", Shampoo.__module__
+assert issubclass(Shampoo, tf.keras.optimizers.Optimizer)
+assert issubclass(ShampooCallback, tf.keras.callbacks.Callback)
+import ctr.optim.keras2, ctr.optim.keras3
+assert ctr.optim.keras2.Shampoo is not ctr.optim.keras3.Shampoo
+assert ctr.optim.Shampoo is Shampoo
+"""
+
+KERAS_2 = """
+import os, runpy
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+import tensorflow as tf
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+runpy.run_path("tests/optim/keras_checks.py")["more_than_one_replica_is_refused"]()
+"""
+
+
+@pytest.fixture(scope="module")
+def guide(root):
+    return (root / "docs" / "shampoo.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def blocks(guide):
+    found = re.findall(r"^```python\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    assert len(found) >= 5
+    return found
+
+
+def test_keras_3_is_served_by_default_and_runs_the_guide(fresh_python, root, blocks, tmp_path):
+    script = tmp_path / "guide.py"
+    script.write_text("\n".join([ALONE, *blocks, SERVES.format("keras3")]))
+    fresh_python(script, cwd=tmp_path, path=root)
+
+
+def test_keras_2_is_served_where_the_environment_asks_for_it(fresh_python, root):
+    fresh_python("-c", ALONE + KERAS_2 + SERVES.format("keras2"), cwd=root, path=root)
+
+
+def test_keras_2_runs_the_guide(blocks, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile("\n".join(blocks), "guide", "exec"), {"__name__": "guide"})
+
+
+def test_other_names_are_no_attributes():
+    import ctr.optim
+
+    with pytest.raises(AttributeError, match="no attribute 'Adam'"):
+        ctr.optim.Adam  # noqa: B018
+    assert set(ctr.optim.__all__) == {"Shampoo", "ShampooCallback", "ShampooOptions"}
+
+
+def test_the_guide_has_every_option_with_its_default(guide):
+    table = guide.partition("## Options")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| [^|]* \| ([^|]*) \|", table, re.MULTILINE)
+    documented = {name: ast.literal_eval(default.strip().strip("`")) for name, default in rows}
+    defaults = {field.name: field.default for field in dataclasses.fields(ShampooOptions)}
+    own = {"learning_rate": 0.02, "tables": "embeddings", "name": "shampoo"}
+    assert documented == defaults | own

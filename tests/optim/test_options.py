@@ -1,0 +1,130 @@
+"""Settings that make no sense are refused with their name, their value and what is allowed."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from ctr.optim.options import ShampooOptions
+
+WHOLE = {
+    "block_size": (1, 65536),
+    "max_dimension": (1, 65536),
+    "merge_dimensions": (1, 2**31),
+    "exponent_override": (1, 64),
+    "start_preconditioning_step": (0, 2**62),
+    "blend_steps": (0, 2**62),
+    "statistics_frequency": (1, 100_000),
+    "precondition_frequency": (1, 100_000),
+}
+OPTIONAL = ("merge_dimensions", "exponent_override", "start_preconditioning_step")
+# Allowed, refused and the interval as it is told.
+REAL = {
+    "beta1": ([0, 0.5, 0.999], [-0.1, 1, 1.5], "[0.0, 1.0)"),
+    "beta2": ([1e-9, 1, 1.0], [0, 0.0, -1, 1.1], "(0.0, 1.0]"),
+    "epsilon": ([1e-14, 1], [0.0, 9e-15, 1.1], "[1e-14, 1.0]"),
+    "exponent_multiplier": ([1e-3, 1.82], [0, 4.1, -1.0], "(0.0, 4.0]"),
+    "drift_bound": ([0, 1], [-1e-9, 1.1], "[0.0, 1.0]"),
+    "early_growth": ([0, 1], [-1e-9, 1.1], "[0.0, 1.0]"),
+    "grafting_beta2": ([0, 0.999], [-0.1, 1.0], "[0.0, 1.0)"),
+    "grafting_epsilon": ([0, 3.0], [-1e-9, math.inf], "[0.0, inf)"),
+    "initial_accumulator": ([0, 3.0], [-1e-9, math.inf], "[0.0, inf)"),
+    "momentum": ([0, 0.9], [-0.1, 1.0], "[0.0, 1.0)"),
+    "weight_decay": ([0, 7.0], [-0.1, math.inf], "[0.0, inf)"),
+}
+CHOICES = {
+    "solver": ("auto", "eigh", "coupled"),
+    "grafting": ("adagrad", "sgd", "rmsprop", "adam"),
+    "sparse": ("adagrad", "adagrad_row", "one_sided"),
+}
+
+
+def refusal(name, value):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        ShampooOptions(**{name: value})
+    message = str(caught.value)
+    assert message.startswith(f"{name} is {value!r}; allowed: "), message
+    return message.partition("allowed: ")[2]
+
+
+def test_every_setting_is_looked_at_here():
+    assert set(WHOLE) | set(REAL) | set(CHOICES) | {"asynchronous", "nesterov"} == set(ShampooOptions.names())
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_numbers_in_their_range(name):
+    low, high = WHOLE[name]
+    for value in (low, high):
+        assert getattr(ShampooOptions(**{name: value}), name) == value
+    bad = [low - 1, high + 1, float(high), "7", True, math.nan]
+    if name in OPTIONAL:
+        assert getattr(ShampooOptions(**{name: None}), name) is None
+    else:
+        bad.append(None)
+    for value in bad:
+        allowed = f"a whole number in {low}..{high}" + (" or None" if name in OPTIONAL else "")
+        assert refusal(name, value) == allowed
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_numbers_in_their_interval(name):
+    good, bad, interval = REAL[name]
+    for value in good:
+        assert getattr(ShampooOptions(**{name: value}), name) == value
+    for value in [*bad, math.nan, -math.inf, True, None, "0.5"]:
+        assert refusal(name, value) == interval
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_words_from_their_list(name):
+    for value in CHOICES[name]:
+        assert getattr(ShampooOptions(**{name: value}), name) == value
+    for value in ("", "Adagrad", None, 1):
+        assert refusal(name, value) == ", ".join(CHOICES[name])
+
+
+@pytest.mark.parametrize("name", ["asynchronous", "nesterov"])
+def test_switches(name):
+    for value in (0, 1, None, "yes", np.True_):
+        assert refusal(name, value) == "True, False"
+    assert getattr(ShampooOptions(**{"momentum": 0.9, name: True}), name) is True
+
+
+def test_nesterov_without_momentum_is_refused():
+    with pytest.raises(ValueError, match="nesterov needs a momentum above 0"):
+        ShampooOptions(nesterov=True)
+
+
+def test_the_coupled_solver_is_refused_for_roots_that_it_cannot_compute():
+    with pytest.raises(ValueError, match=r"exponent_multiplier 1\.82.*allowed: solver auto or eigh"):
+        ShampooOptions(solver="coupled", exponent_multiplier=1.82)
+    assert ShampooOptions(solver="coupled", exponent_override=3).exponent(2) == 1 / 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "exponents"),
+    [
+        ({}, [1 / 2, 1 / 4, 1 / 6, 1 / 8]),
+        ({"exponent_override": 2}, [1 / 2, 1 / 2, 1 / 2, 1 / 2]),
+        ({"exponent_multiplier": 1.5}, [3 / 4, 3 / 8, 1 / 4, 3 / 16]),
+        ({"exponent_override": 3, "exponent_multiplier": 0.75}, [1 / 4] * 4),
+    ],
+)
+def test_exponents_by_number_of_preconditioned_sides(changed, exponents):
+    options = ShampooOptions(**changed)
+    assert [options.exponent(sides) for sides in (1, 2, 3, 4)] == pytest.approx(exponents, rel=1e-15)
+
+
+def test_an_exponent_above_one_has_no_certified_root_and_is_refused():
+    with pytest.raises(ValueError, match=r"exponent_multiplier.*3\.0.*exponent_override.*2.*at most 1"):
+        ShampooOptions(exponent_override=2, exponent_multiplier=3.0)
+    options = ShampooOptions(exponent_multiplier=3.0)
+    assert options.exponent(2) == 0.75
+    with pytest.raises(ValueError, match=r"exponent_multiplier.*3\.0.*at most 1"):
+        options.exponent(1)
+
+
+def test_settings_do_not_change_once_made():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ShampooOptions().epsilon = 0.0

@@ -1,0 +1,188 @@
+"""Tables by rows: repeated rows summed, touched rows trained, all others left alone."""
+
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctr.optim.sparse import row_statistics, sum_duplicates
+
+reference = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("reference.py"))))
+
+ROWS, WIDTH = 12, 3
+RATE = 0.125
+
+
+def slices(values, rows, dtype=tf.float64):
+    return tf.IndexedSlices(tf.constant(values, dtype), tf.constant(rows), tf.constant([ROWS, WIDTH]))
+
+
+def scattered(values, rows):
+    dense = np.zeros((ROWS, WIDTH))
+    np.add.at(dense, rows, values)
+    return dense
+
+
+def batches(steps, seed=0):
+    """Rows with repetitions, row 0 among them now and then, and values of drifting, correlated columns."""
+    rng = np.random.default_rng(seed)
+    for t in range(steps):
+        rows = rng.integers(t % 2, ROWS - 3, size=7)
+        mix = np.array([[1, 0.5 * np.sin(t / 5), 0], [0, 0.3, 0.3], [0, 0, 0.05]])
+        yield rng.normal(size=(7, WIDTH)) @ mix, rows
+
+
+@tf.function(jit_compile=True, reduce_retracing=True)
+def summed_by_xla(values, rows):
+    result = sum_duplicates(tf.IndexedSlices(values, rows))
+    return result.values, result.indices
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(0, ROWS - 1), min_size=6, max_size=6), st.integers(0, 2**31))
+def test_repeated_rows_are_summed_as_a_dense_scatter_sums_them(rows, seed):
+    values = np.random.default_rng(seed).normal(size=(6, WIDTH))
+    eager = sum_duplicates(slices(values, rows))
+    assert len(set(eager.indices.numpy())) == len(eager.indices) == len(set(rows))
+    np.testing.assert_allclose(scattered(eager.values, eager.indices), scattered(values, rows), rtol=1e-12)
+    padded_values, padded_rows = summed_by_xla(tf.constant(values), tf.constant(rows))
+    assert padded_values.shape == values.shape
+    np.testing.assert_allclose(scattered(padded_values, padded_rows), scattered(values, rows), rtol=1e-12)
+    # Each row once, then row 0 with nothing: a repetition does no harm only with a gradient of zero.
+    distinct = len(set(rows))
+    assert sorted(set(rows)) == padded_rows.numpy()[:distinct].tolist()
+    assert not padded_rows.numpy()[distinct:].any() and not padded_values.numpy()[distinct:].any()
+    for (values_,) in ((eager.values,), (padded_values,)):
+        dense = scattered(values, rows)
+        np.testing.assert_allclose(row_statistics(values_)[0], dense.T @ dense, rtol=1e-10, atol=1e-12)
+
+
+def table_replay(mode, options, start, steps):
+    """NumPy: the table after each step; with one-sided roots exchanged as everywhere else."""
+    table, total, root, sent = start.copy(), np.zeros((WIDTH, WIDTH)), None, None
+    columns = 1 if mode == "adagrad_row" else WIDTH
+    sums = np.full((ROWS, columns), options.initial_accumulator)
+    trajectory = []
+    for t, (values, rows) in enumerate(steps, 1):
+        dense = scattered(values, rows)
+        squares = dense**2
+        sums += squares.mean(axis=1, keepdims=True) if mode == "adagrad_row" else squares
+        total = options.beta2 * total + (1 - options.beta2 if options.beta2 < 1 else 1) * dense.T @ dense
+        first = options.start_preconditioning_step
+        if mode == "one_sided" and t >= first and (t - first) % options.precondition_frequency == 0:
+            correction = 1 - options.beta2**t if options.beta2 < 1 else 1
+            if sent is not None:
+                root = reference.inverse_root(sent, 1 / 2, options.epsilon)
+            sent = total / correction
+            if t == first:
+                root, sent = reference.inverse_root(sent, 1 / 2, options.epsilon), None
+        step = dense / np.sqrt(sums)
+        if root is not None:
+            shampoo = dense @ root
+            step = shampoo * np.linalg.norm(step) / np.linalg.norm(shampoo)
+        table = table - RATE * step
+        trajectory.append(table)
+    return trajectory
+
+
+@pytest.mark.parametrize(
+    ("mode", "beta2"), [("adagrad", 1.0), ("adagrad_row", 1.0), ("one_sided", 1.0), ("one_sided", 0.9)]
+)
+def test_tables_learn_as_in_numpy_and_take_no_momentum_no_average_no_decay(mode, beta2):
+    options = reference.options(sparse=mode, beta2=beta2, momentum=0.9, beta1=0.5, weight_decay=0.1)
+    start = np.random.default_rng(1).normal(size=(ROWS, WIDTH))
+    core = reference.make_core(options, [start], tables=[0])
+    steps = list(batches(30))
+    trajectory = reference.train(core, [[slices(*batch)] for batch in steps], RATE)
+    expected = [[table] for table in table_replay(mode, options, start, steps)]
+    assert reference.gaps(trajectory, expected, [start]).max() < 1e-9
+    # Rows that no batch has touched keep every bit.
+    np.testing.assert_array_equal(trajectory[-1][0][-3:], start[-3:])
+    initial = np.full((3, core.state.accumulators[0].shape[1]), options.initial_accumulator)
+    np.testing.assert_array_equal(core.state.accumulators[0].numpy()[-3:], initial)
+    assert core.report()["layers_ready"] == (mode == "one_sided")
+
+
+def test_one_sided_direction_and_norm_by_hand():
+    # G^T G = diag(16, 4) up to damping, so G R^(-1/2) is orthogonal; AdaGrad's step is all ones: norm 2.
+    options = reference.options(
+        sparse="one_sided",
+        start_preconditioning_step=1,
+        precondition_frequency=99,
+        initial_accumulator=0.0,
+        epsilon=1e-12,
+    )
+    core = reference.make_core(options, [np.zeros((3, 2))], tables=[0])
+    gradient = tf.IndexedSlices(tf.constant([[4.0, 0.0], [0.0, 2.0]], tf.float64), tf.constant([2, 0]))
+    core.update([gradient], 0.0)
+    both = tf.IndexedSlices(tf.constant([[4.0, 2.0], [8.0, -2.0]], tf.float64), tf.constant([1, 1]))
+    core.update([both], 1.0)
+    # Summed: [12, 0] in row 1; direction [3, 0]; AdaGrad's step [1, 0].
+    np.testing.assert_allclose(core.weights[0], [[0, 0], [-1, 0], [0, 0]], atol=1e-9)
+    core.update([tf.IndexedSlices(tf.constant([[5.0, 5.0]], tf.float64), tf.constant([1]))], 1.0)
+    # Direction [5/4, 5/2]; AdaGrad's step [5/13, 1].
+    step = np.array([1.0, 2.0]) / np.sqrt(5) * np.hypot(5 / 13, 1)
+    np.testing.assert_allclose(core.weights[0][1], np.array([-1, 0]) - step, rtol=1e-9)
+
+
+@pytest.mark.parametrize("mode", ["adagrad", "adagrad_row", "one_sided"])
+def test_a_dense_gradient_trains_a_table_as_its_rows_do(mode):
+    options = reference.options(sparse=mode)
+    start = np.ones((ROWS, WIDTH))
+    by_rows = reference.make_core(options, [start], tables=[0])
+    dense = reference.make_core(options, [start], tables=[0])
+    steps = list(batches(12))
+    one = reference.train(by_rows, [[slices(*batch)] for batch in steps], RATE)
+    other = reference.train(dense, [[scattered(*batch)] for batch in steps], RATE)
+    assert reference.gaps(other, one, [start]).max() < 1e-12
+
+
+def test_rows_for_a_weight_that_is_no_table_are_made_dense():
+    start = [np.ones((ROWS, WIDTH))]
+    options = reference.options(momentum=0.5, weight_decay=0.1)
+    steps = list(batches(12))
+    one, other = reference.make_core(options, start), reference.make_core(options, start)
+    rows = reference.train(one, [[slices(*batch)] for batch in steps], RATE)
+    dense = reference.train(other, [[scattered(*batch)] for batch in steps], RATE)
+    assert reference.gaps(rows, dense, start).max() < 1e-12
+    assert one.report()["layers_ready"] == 1
+
+
+@pytest.mark.parametrize("mode", ["adagrad_row", "one_sided"])
+def test_a_step_on_tables_compiles_and_is_the_same(mode):
+    options = reference.options(sparse=mode, start_preconditioning_step=1)
+    start = np.random.default_rng(1).normal(size=(ROWS, WIDTH))
+    plain = reference.make_core(options, [start], tf.float32, tables=[0])
+    compiled = reference.make_core(options, [start], tf.float32, tables=[0])
+
+    @tf.function(jit_compile=True)
+    def step(values, rows):
+        compiled.update([tf.IndexedSlices(values, rows)], RATE, roots="between_steps")
+
+    for values, rows in batches(6):
+        plain.update([slices(values, rows, tf.float32)], RATE, roots="between_steps")
+        step(tf.constant(values, tf.float32), tf.constant(rows))
+        plain.exchange()
+        compiled.exchange()
+    np.testing.assert_allclose(compiled.weights[0], plain.weights[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(compiled.weights[0].numpy()[-3:], start.astype(np.float32)[-3:])
+
+
+def test_tables_of_one_width_share_a_stack_and_those_too_wide_or_of_one_column_have_none():
+    options = reference.options(sparse="one_sided", max_dimension=4)
+    weights = [np.zeros(shape) for shape in ((9, 3), (5, 4), (7, 3), (6, 5), (8, 1))]
+    core = reference.make_core(options, weights, tables=range(5))
+    assert [(f.name, f.count, f.owners, f.exponent) for f in core.layout.factors] == [
+        ("tables3", 2, (0, 2), 1 / 2),
+        ("tables4", 1, (1,), 1 / 2),
+    ]
+
+
+def test_a_table_that_is_no_matrix_is_refused():
+    with pytest.raises(ValueError, match=r"tensor 0 of shape \[4\] .* allowed: matrices"):
+        reference.make_core(reference.options(), [np.zeros(4)], tables=[0])
