@@ -16,6 +16,7 @@ from ctr.optim.graph_roots import inverse_roots
 from ctr.optim.host import Exchange, HostPipeline
 from ctr.optim.options import ShampooOptions
 from ctr.optim.roots import TOLERANCE
+from ctr.optim.schedule import exchange_due, is_early
 from ctr.optim.state import COUNTERS, STATUS, ShampooLayout, ShampooState
 
 
@@ -33,21 +34,10 @@ def when(condition: tf.Tensor | bool, action: Callable[[], None]) -> None:
 
 
 def due(options: ShampooOptions, layout: ShampooLayout, state: ShampooState) -> tf.Tensor | bool:
-    """Whether an exchange is due at the present step, or was at an earlier one; bool scalar."""
-    start = options.start_preconditioning_step
-    if start is None or not layout.factors:
+    """Whether an exchange is due, bool scalar."""
+    if not layout.factors:
         return False
-    step, last = state.step.read_value(), state.exchanged_at.read_value()
-    return step >= tf.where(last < 0, tf.constant(start, tf.int64), last + _interval(options, last))
-
-
-def _interval(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
-    """Steps from an exchange after ``step`` to the next one, int64."""
-    frequency = tf.constant(options.precondition_frequency, tf.int64)
-    if not options.early_growth:
-        return frequency
-    early = tf.cast(tf.floor(options.early_growth * tf.cast(step, tf.float64)), tf.int64)
-    return tf.clip_by_value(early, 1, frequency)
+    return exchange_due(options, state.step.read_value(), state.exchanged_at.read_value())
 
 
 def with_host(
@@ -64,7 +54,7 @@ def with_host(
     def send(correction: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
         step, exchanged_at, exchange = _unpack(layout, correction, arrays)
         host.send(step, exchange)
-        early = int(_interval(options, tf.constant(step, tf.int64))) < options.precondition_frequency
+        early = bool(is_early(options, tf.constant(step, tf.int64)))
         if exchanged_at < 0 or early or not options.asynchronous:
             host.collect(step, exchange)
         return [exchange.status, exchange.counters, *exchange.roots]
@@ -87,10 +77,12 @@ def on_device(options: ShampooOptions, layout: ShampooLayout, state: ShampooStat
         ValueError: the options ask for roots that the coupled iteration does not give.
     """
     for factor in layout.factors:
-        if not float(1.0 / factor.exponent).is_integer():
+        order = 1.0 / factor.exponent
+        # 1 / (1 / 49) is no whole number in float64.
+        if abs(order - round(order)) > 1e-9:
             raise ValueError(
                 f"exponent_multiplier {options.exponent_multiplier} asks for roots of order "
-                f"{1 / factor.exponent:g}, which a step compiled by XLA cannot compute; train with "
+                f"{order:g}, which a step compiled by XLA cannot compute; train with "
                 "callbacks=[ShampooCallback()], which has them computed on the host, or without jit_compile"
             )
     when(due(options, layout, state), lambda: _compute_on_device(options, layout, state))
@@ -129,8 +121,10 @@ def _fold(options: ShampooOptions, state: ShampooState) -> tf.Tensor:
         statistics.fold(total, window, decay)
         for total, window in zip(state.totals, state.windows, strict=True)
     ]
-    row = tf.one_hot(STATUS.index("drift"), len(STATUS), dtype=tf.float64)
-    state.status.assign_add(row[:, tf.newaxis] * tf.concat(changes, axis=0))
+    row = tf.one_hot(STATUS.index("drift"), len(STATUS), on_value=True, off_value=False)[:, tf.newaxis]
+    # Chosen, not multiplied: a change that is not finite would spoil the other rows.
+    change = tf.concat(changes, axis=0)[tf.newaxis]
+    state.status.assign_add(tf.where(row, change, tf.zeros_like(change)))
     state.window_collections.assign(0)
     return statistics.bias_correction(beta2, state.collections)
 

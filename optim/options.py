@@ -56,7 +56,7 @@ class ShampooOptions:
     exponent_multiplier: float = 1.0
     start_preconditioning_step: int | None = 1
     blend_steps: int = 0
-    statistics_frequency: int = 1
+    statistics_frequency: int = 10
     precondition_frequency: int = 50
     early_growth: float = 0.25
     asynchronous: bool = True
@@ -112,6 +112,8 @@ class ShampooOptions:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; allowed: True, False")
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs a momentum above 0")
+        if self.exponent_override is not None:
+            self.exponent(1)
         if self.solver == "coupled" and not self.has_integer_root:
             raise ValueError(
                 f"solver coupled computes roots of whole order, which exponent_multiplier "
@@ -134,7 +136,14 @@ class ShampooOptions:
 
     def exponent(self, preconditioned: int) -> float:
         """e of the inverse roots A^(-e) of a tensor with so many preconditioned dimensions (PSO lemma 1)."""
-        return self.exponent_multiplier / (self.exponent_override or 2 * preconditioned)
+        order = self.exponent_override or 2 * preconditioned
+        if self.exponent_multiplier > order:
+            raise ValueError(
+                f"exponent_multiplier is {self.exponent_multiplier!r} and exponent_override is "
+                f"{self.exponent_override!r}: roots A^(-{self.exponent_multiplier / order:g}) of tensors with "
+                f"{preconditioned} preconditioned dimensions; allowed: exponents of at most 1"
+            )
+        return self.exponent_multiplier / order
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from typing import Literal, TypeAlias
 
 import tensorflow as tf
 
-from ctr.optim import exchange, grafting, momentum, statistics
+from ctr.optim import exchange, grafting, momentum, schedule, statistics
 from ctr.optim.blocking import stack_blocks, unstack_blocks
 from ctr.optim.exchange import when
 from ctr.optim.host import HostPipeline
@@ -42,7 +42,9 @@ def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
     overflow either: sums of squares would become infinite, and the weight never move again.
     """
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
-    return tf.reduce_all([tf.math.is_finite(tf.nn.l2_loss(value)) for value in values])
+    # In float16 squares would overflow at 256.
+    values = [tf.cast(value, tf.float32) if value.dtype.size < 4 else value for value in values]
+    return tf.reduce_all(tf.stack([tf.math.is_finite(tf.nn.l2_loss(value)) for value in values] or [True]))
 
 
 class ShampooCore:
@@ -111,7 +113,8 @@ class ShampooCore:
                 rows[index] = self._rows_of(index, gradient)
             else:
                 dense[index] = tf.cast(tf.convert_to_tensor(gradient), state.dtype)
-        self._collect_statistics(dense, rows, step)
+        stacked = self._stack(dense)
+        self._collect_statistics(stacked, rows, step)
         if roots == "host":
             self.exchange()
         elif roots == "device":
@@ -119,14 +122,19 @@ class ShampooCore:
         share = self._shampoo_share(step)
         for index, slices in rows.items():
             self._update_table(index, slices, rate, share)
-        moving = {index: self._moving_gradient(index, gradient, step) for index, gradient in dense.items()}
+        moving = dense
+        if options.beta1:
+            moving = {
+                index: self._moving_gradient(index, gradient, step) for index, gradient in dense.items()
+            }
+            stacked = self._stack(moving)
         grafts = {}
         for index, gradient in dense.items():
             accumulator = state.accumulators[index]
             if accumulator is not None:
                 accumulator.assign(grafting.update_accumulator(options, accumulator, gradient))
             grafts[index] = grafting.direction(options, accumulator, moving[index], step)
-        directions = self._graft(moving, grafts, share)
+        directions = self._graft(stacked, grafts, share)
         for index, direction in directions.items():
             weight = self.weights[index]
             if options.weight_decay and (decayed is None or decayed[index]):
@@ -165,10 +173,8 @@ class ShampooCore:
         return tf.cond(applied, update, count)
 
     def _moving_gradient(self, index: int, gradient: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """The bias-corrected moving average (PT 3.1.1), or the gradient itself."""
+        """The bias-corrected moving average (PT 3.1.1)."""
         beta1 = self.options.beta1
-        if not beta1:
-            return gradient
         variable = self.state.gradient_averages[index]
         average = beta1 * variable + (1.0 - beta1) * gradient
         variable.assign(average)
@@ -182,23 +188,20 @@ class ShampooCore:
         ]
         return [stack_blocks(stack, self.layout.tensors, filled) for stack in self.layout.stacks]
 
-    def _at_collection(self, step: tf.Tensor) -> tf.Tensor | bool:
-        frequency = self.options.statistics_frequency
-        return True if frequency == 1 else tf.equal(step % frequency, 0)
-
     def _collect_statistics(
-        self, dense: dict[int, tf.Tensor], rows: dict[int, tf.IndexedSlices], step: tf.Tensor
+        self, stacked: Sequence[tf.Tensor], rows: dict[int, tf.IndexedSlices], step: tf.Tensor
     ) -> None:
         state, layout, beta2 = self.state, self.layout, self.options.beta2
         if not layout.factors:
             return
 
+        weight = schedule.collection_weight(self.options, step)
+
         def collect() -> None:
-            stacked = self._stack(dense)
             for stack, factors, blocks in zip(layout.stacks, layout.stack_factors, stacked, strict=True):
                 for axis, factor in zip(stack.axes, factors, strict=True):
                     products = statistics.gram(blocks, axis)
-                    statistics.collect(state.windows[factor], products, beta2)
+                    statistics.collect(state.windows[factor], products, beta2, weight)
             by_factor: dict[int, dict[int, tf.Tensor]] = {}
             for index, (factor, place) in layout.table_factors.items():
                 values = (
@@ -207,11 +210,11 @@ class ShampooCore:
                 by_factor.setdefault(factor, {})[place] = row_statistics(tf.cast(values, state.dtype))
             for factor, products in by_factor.items():
                 ordered = [products[place] for place in range(len(products))]
-                statistics.collect(state.windows[factor], tf.concat(ordered, axis=0), beta2)
+                statistics.collect(state.windows[factor], tf.concat(ordered, axis=0), beta2, weight)
             state.collections.assign_add(1)
             state.window_collections.assign_add(1)
 
-        when(self._at_collection(step), collect)
+        when(schedule.collection_due(self.options, step), collect)
 
     def _shampoo_share(self, step: tf.Tensor) -> tf.Tensor | None:
         """For each tensor Shampoo's share of the direction in 0..1; None when nothing is preconditioned."""
@@ -224,30 +227,38 @@ class ShampooCore:
         return tf.cast(ready * grafting.blend_weight(self.options, step), self.state.dtype)
 
     def _graft(
-        self, moving: dict[int, tf.Tensor], grafts: dict[int, tf.Tensor], share: tf.Tensor | None
+        self, stacked: Sequence[tf.Tensor], grafts: dict[int, tf.Tensor], share: tf.Tensor | None
     ) -> dict[int, tf.Tensor]:
         """Shampoo's direction with the graft's norm, layer by layer; the graft where there is no Shampoo."""
         layout, state = self.layout, self.state
         if share is None or not layout.stacks:
             return grafts
-        blocks, squares = [], tf.zeros([len(layout.tensors)], state.dtype)
-        for stack, factors, stacked in zip(
-            layout.stacks, layout.stack_factors, self._stack(moving), strict=True
-        ):
-            roots = [state.roots[factor] for factor in factors]
-            blocks.append(precondition(stacked, stack.axes, roots))
-            squared = tf.reduce_sum(tf.square(blocks[-1]), axis=list(range(1, len(stack.block) + 1)))
-            squares += tf.math.unsorted_segment_sum(squared, stack.owners, len(layout.tensors))
-        directions = dict(grafts)
-        for index, shampoo in unstack_blocks(layout.stacks, layout.tensors, blocks).items():
-            if index not in grafts:
-                continue
-            graft, norm = grafts[index], tf.sqrt(squares[index])
-            # A direction of zero has no norm to give it.
-            weight = tf.where(norm > 0, share[index], tf.zeros_like(norm))
-            scale = tf.math.divide_no_nan(weight * tf.norm(graft), norm)
-            directions[index] = scale * shampoo + (1.0 - weight) * graft
-        return directions
+        blocks = [
+            precondition(block, stack.axes, [state.roots[factor] for factor in factors])
+            for stack, factors, block in zip(layout.stacks, layout.stack_factors, stacked, strict=True)
+        ]
+        shampoos = {
+            index: shampoo
+            for index, shampoo in unstack_blocks(layout.stacks, layout.tensors, blocks).items()
+            if index in grafts
+        }
+        norms = {index: _norm(shampoo) for index, shampoo in shampoos.items()}
+        # A direction of zero has no norm to give it.
+        shares = {
+            index: tf.where(norm > 0, share[index], tf.zeros_like(norm)) for index, norm in norms.items()
+        }
+        scaled = {
+            index: tf.math.divide_no_nan(shares[index] * _norm(grafts[index]), norms[index]) * shampoo
+            for index, shampoo in shampoos.items()
+        }
+
+        def blend() -> list[tf.Tensor]:
+            return [direction + (1.0 - shares[index]) * grafts[index] for index, direction in scaled.items()]
+
+        # Mostly nothing is left to blend.
+        whole = tf.reduce_all(tf.stack(list(shares.values())) == 1.0)
+        blended = tf.cond(whole, lambda: list(scaled.values()), blend)
+        return {**grafts, **dict(zip(scaled, blended, strict=True))}
 
     def _rows_of(self, index: int, gradient: Gradient) -> tf.IndexedSlices:
         """A table's gradient by distinct rows, in the working precision."""
@@ -287,3 +298,8 @@ class ShampooCore:
         """A table of treatment, memory and cost by weight: see ``ctr.optim.report.describe``."""
         names = names or [weight.name.partition(":")[0] for weight in self.weights]
         return describe(self.options, self.layout, self.state, names)
+
+
+def _norm(tensor: tf.Tensor) -> tf.Tensor:
+    """The Frobenius norm, in one pass."""
+    return tf.sqrt(2.0 * tf.nn.l2_loss(tensor))

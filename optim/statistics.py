@@ -33,10 +33,11 @@ def gram(blocks: tf.Tensor, axis: int) -> tf.Tensor:
     return tf.matmul(unfolded, unfolded, transpose_b=True)
 
 
-def collect(window: tf.Variable, products: tf.Tensor, beta2: float) -> None:
-    """Takes one collection into a window, in place."""
+def collect(window: tf.Variable, products: tf.Tensor, beta2: float, weight: tf.Tensor | float = 1.0) -> None:
+    """Takes one collection into a window, in place; into a sum with a weight."""
     if beta2 == 1.0:
-        window.assign_add(products)
+        weighted = isinstance(weight, tf.Tensor)
+        window.assign_add(tf.cast(weight, products.dtype) * products if weighted else products)
     else:
         window.assign(beta2 * window + (1.0 - beta2) * products)
 

@@ -83,7 +83,9 @@ def sparse_gradient(step):
     """Of the embeddings, with a repeated row."""
     random = np.random.default_rng([step, 1])
     values = random.standard_normal((4, WIDTH)).astype(np.float32)
-    return tf.IndexedSlices(values, tf.constant([1, step % ROWS, 1, 5]), tf.constant([ROWS, WIDTH]))
+    return tf.IndexedSlices(
+        tf.constant(values), tf.constant([1, step % ROWS, 1, 5]), tf.constant([ROWS, WIDTH])
+    )
 
 
 def gradients(variables, step, sparse=True):
@@ -137,13 +139,14 @@ def policy(name):
 
 @contextlib.contextmanager
 def refused(error, *parts):
+    message = None
     try:
         yield
     except error as refusal:
-        for part in parts:
-            assert part in str(refusal), str(refusal)
-    else:
-        raise AssertionError(f"no {error.__name__}")
+        message = str(refusal)
+    assert message is not None, f"no {error.__name__}"
+    for part in parts:
+        assert part in message, message
 
 
 class Core:
@@ -168,30 +171,30 @@ class Core:
 @check
 def steps_are_those_of_the_core_to_the_bit():
     for options in (
-        QUICK,
         {**QUICK, "beta1": 0.9, "beta2": 0.99, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
         {**QUICK, "sparse": "one_sided", "grafting": "adam", "asynchronous": False, "block_size": 3},
     ):
         optimizer = Shampoo(0.02, **options)
-        model = trained(optimizer, 12)
+        model = trained(optimizer, 11)
         by_hand = Core(**options)
-        same(values(model), by_hand.steps(12))
+        same(values(model), by_hand.steps(11))
         assert optimizer.core.report() == by_hand.core.report()
         assert optimizer.core.report()["layers_ready"] == optimizer.core.report()["layers"] > 0
-        assert int(optimizer.iterations) == 12
+        assert int(optimizer.iterations) == 11
 
 
 @check
 def clipping_comes_before_the_step():
+    unclipped = Core(**QUICK).steps(3)
     for option, clip in (
         ("clipnorm", lambda found: [tf.clip_by_norm(g, 0.5) for g in found]),
         ("global_clipnorm", lambda found: tf.clip_by_global_norm(found, 0.5)[0]),
         ("clipvalue", lambda found: [tf.clip_by_value(g, -0.5, 0.5) for g in found]),
     ):
-        model = trained(Shampoo(0.02, **QUICK, **{option: 0.5}), 4)
-        for one, other in zip(values(model), Core(**QUICK).steps(4, change=clip), strict=True):
+        model = trained(Shampoo(0.02, **QUICK, **{option: 0.5}), 3)
+        for one, other in zip(values(model), Core(**QUICK).steps(3, change=clip), strict=True):
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
-        assert any(differ(values(model), Core(**QUICK).steps(4)))
+        assert any(differ(values(model), unclipped))
 
 
 @check
@@ -322,9 +325,11 @@ def sparse_gradients_are_never_dropped():
     ]
     if KERAS_3:
         options += [{"gradient_accumulation_steps": 2}]
+    before = values(make_model())
     for given in options:
         for tables in ("embeddings", None):
-            model, before = trained(Shampoo(0.1, tables=tables, **given), 2), values(make_model())
+            steps = given.get("gradient_accumulation_steps", 1)
+            model = trained(Shampoo(0.1, tables=tables, **given), steps)
             moved = (values(model)[0] != before[0]).any(axis=1)
             assert moved[[0, 1, 5]].all(), (given, tables, moved)
 
@@ -651,7 +656,15 @@ def describe_says_how_each_variable_is_treated():
     optimizer = Shampoo(block_size=3, momentum=0.9)
     optimizer.build(make_model().trainable_variables)
     head, words, kernel, bias, *_, total = optimizer.describe().splitlines()
-    assert head.split() == ["tensor", "shape", "treatment", "statistics", "roots", "first-order", "Mflop/step"]
+    assert head.split() == [
+        "tensor",
+        "shape",
+        "treatment",
+        "statistics",
+        "roots",
+        "first-order",
+        "Mflop/step",
+    ]
     assert "words/embeddings" in words and "7x3" in words and "rows: AdaGrad, one sum an element" in words
     assert "hidden/kernel" in kernel and "Shampoo, 4 blocks of 3x2, exponent -0.25" in kernel
     assert "hidden/bias" in bias and " adagrad " in bias and bias.rstrip().endswith("-")
@@ -686,12 +699,11 @@ if KERAS_3:
             by_hand.step(found, 0.02)
         same(values(model), [weight.numpy() for weight in by_hand.weights])
 
-
     @check
     def other_backends_are_refused():
-        with unittest.mock.patch("keras.backend.backend", return_value="jax"):
-            with refused(RuntimeError, "needs Keras' backend tensorflow, not jax"):
-                Shampoo()
+        jax = unittest.mock.patch("keras.backend.backend", return_value="jax")
+        with jax, refused(RuntimeError, "needs Keras' backend tensorflow, not jax"):
+            Shampoo()
 
 
 def more_than_one_replica_is_refused():

@@ -4,7 +4,9 @@
 the optimizer promises: at step ``start`` and every ``tau1`` steps from there on, between statistics and direction,
 roots are exchanged. The first exchange waits for its own roots, later ones take in those of the exchange before,
 unless all are synchronous. With ``early_growth`` exchanges begin closer to each other, and are synchronous while
-they are. ``between_steps`` puts each after its step. Of the options it reads the settings alone.
+they are; until then statistics are collected at every step, and sums take each in at 1 / tau2 of a later one,
+which stands for tau2 steps. ``between_steps`` puts exchanges after their step. Of the options it reads the
+settings alone.
 """
 
 import itertools
@@ -23,6 +25,7 @@ def options(**changed):
         "block_size": 4,
         # It bounds conditions at 1e4, so that float64 roots are right to 1e-11 or so and 1e-6 means something.
         "epsilon": 1e-4,
+        "statistics_frequency": 1,
         "start_preconditioning_step": 3,
         "precondition_frequency": 5,
         "early_growth": 0.0,
@@ -115,18 +118,20 @@ def replay(settings, weights, history, rate, between_steps=False):
     trajectory, skipped, collections = [], 0, 0
     first = due = settings.start_preconditioning_step
     for t, gradients in enumerate(history, 1):
-        if t % settings.statistics_frequency == 0:
+        interval = settings.precondition_frequency
+        if settings.early_growth:
+            interval = min(max(math.floor(settings.early_growth * t), 1), interval)
+        early = interval < settings.precondition_frequency
+        if early or t % settings.statistics_frequency == 0:
             collections += 1
+            weight = 1 / settings.statistics_frequency if early else 1.0
             for layer, gradient in zip(layers, gradients, strict=True):
-                _collect(settings, layer, np.zeros(layer.weight.shape) if gradient is None else gradient)
+                gradient = np.zeros(layer.weight.shape) if gradient is None else gradient
+                _collect(settings, layer, gradient, weight)
         if between_steps:
             _step_all(settings, layers, gradients, t, rate)
         if t == due:
             correction = 1 - settings.beta2**collections if settings.beta2 < 1 else 1.0
-            interval = settings.precondition_frequency
-            if settings.early_growth:
-                interval = min(max(math.floor(settings.early_growth * t), 1), interval)
-            early = interval < settings.precondition_frequency
             at_once = t == first or early or not settings.asynchronous
             due += interval
             for layer in layers:
@@ -138,7 +143,7 @@ def replay(settings, weights, history, rate, between_steps=False):
     return trajectory, layers, skipped
 
 
-def _collect(settings, layer, gradient):
+def _collect(settings, layer, gradient, weight):
     for where, sides in layer.blocks:
         block = gradient.reshape(layer.merged)[where]
         for axis, side in sides.items():
@@ -146,7 +151,7 @@ def _collect(settings, layer, gradient):
             if settings.beta2 < 1:
                 side.sum = settings.beta2 * side.sum + (1 - settings.beta2) * product
             else:
-                side.sum = side.sum + product
+                side.sum = side.sum + weight * product
 
 
 def _exchange(settings, side, exponent, correction, at_once):

@@ -263,16 +263,22 @@ def test_a_root_beyond_the_working_precision_is_refused(caplog):
 
 
 def test_a_worker_that_never_returns_is_given_up_and_others_take_over(caplog):
-    release = threading.Event()
-    solve = Faulty(lambda: release.wait(60))
-    host, now = pipeline(solve, workers=2, patience=0.2), exchange()
+    release, hanging = threading.Event(), threading.Barrier(3, timeout=60)
+
+    def hang():
+        hanging.wait()
+        release.wait(60)
+
+    solve = Faulty(hang)
+    host, now = pipeline(solve, workers=2, patience=0.1), exchange()
     try:
         host.send(1, now)
+        # The root of size 6 is done, both workers hang in size 4, size 3 never begins.
+        hanging.wait()
         host.collect(1, now)
-        # One root of size 6 was begun before, both workers hang in size 4, size 3 never began.
         assert counts(now) == {"refreshed": 1, "eigh": 1, "lost": 4}
         assert "no worker delivered it" in caplog.text
-        solve.fault = None
+        solve.fault, host.patience = None, 60.0
         grown(now, 1.0)
         host.send(2, now)
         host.collect(2, now)
@@ -283,17 +289,19 @@ def test_a_worker_that_never_returns_is_given_up_and_others_take_over(caplog):
 
 @pytest.mark.parametrize("at", ["before it is sent to", "with a round in it"])
 def test_a_pool_that_is_gone_loses_at_most_its_round(at, caplog):
-    host, now = pipeline(patience=0.2), exchange()
+    host, now = pipeline(patience=60.0), exchange()
     host.send(1, now)
     host.collect(1, now)
     grown(now, 1.0)
     if at == "with a round in it":
         host.send(2, now)
     host._pool.shutdown(wait=True, cancel_futures=True)
+    host.patience = 0.1
     if at == "before it is sent to":
         host.send(2, now)
     host.collect(2, now)
     found = counts(now)
+    host.patience = 60.0
     grown(now, 1.0)
     assert found["refreshed"] + found.get("lost", 0) == 10
     host.send(3, now)

@@ -18,8 +18,8 @@ reference = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("refer
 
 STEPS = 50
 RATE = 0.1
-# Blocks of [4, 4] [3, 4]; a vector; blocks of [2, 3, 3] [2, 2, 3].
-SHAPES = [(7, 4), (3,), (2, 5, 3)]
+# Blocks of [4, 4] [3, 4]; a vector; two blocks of [2, 3, 3].
+SHAPES = [(7, 4), (3,), (2, 6, 3)]
 # Blocks of [4, 4] [4, 3] [3, 4] [3, 3]; a scalar; a vector with a dimension too many.
 MORE_SHAPES = [(11, 7), (), (9, 1)]
 
@@ -44,11 +44,13 @@ CASES = {
     "exponent override": {"exponent_override": 2},
     "exponent multiplier": {"exponent_multiplier": 1.82},
     "both exponents": {"exponent_override": 3, "exponent_multiplier": 0.7},
-    "merged dimensions": {"merge_dimensions": 10},
+    "merged dimensions": {"merge_dimensions": 12},
     "damping": {"epsilon": 1e-2},
     "late start": {"start_preconditioning_step": 17},
     "start at once": {"start_preconditioning_step": 1, "precondition_frequency": 1},
     "early exchanges": {"early_growth": 0.3, "precondition_frequency": 7},
+    "early collections": {"early_growth": 0.3, "precondition_frequency": 7, "statistics_frequency": 4},
+    "early collections, decayed": {"early_growth": 0.3, "beta2": 0.9, "statistics_frequency": 3},
     "rare exchanges": {"precondition_frequency": 20},
     "small drift keeps a root": {"drift_bound": 0.4},
     "coupled solver": {"solver": "coupled"},
@@ -149,6 +151,8 @@ def test_a_weight_without_a_gradient_keeps_all_its_state_but_its_roots_age():
     for t in (0, 1, 2, 8, 9, 15):
         history[t][1] = None
         history[t][2] = None
+    # A step without any.
+    history[11] = [None] * 3
     options = reference.options(momentum=0.9, weight_decay=0.1, beta1=0.5)
     core = reference.make_core(options, start)
     expected = reference.replay(options, start, history, RATE)[0]

@@ -1,0 +1,242 @@
+"""What Shampoo adds to a training step, what stacking of blocks saves, and what it keeps in memory.
+
+1. The training step of a reference DCNv2 (26 features of 100,000 buckets and width 16, three crosses of rank 64,
+   layers of 1024, 512 and 256, 1.2 million dense weights; Zipf ids) with AdaGrad and with Shampoo at its
+   defaults, in turns of one root interval each; all roots are computed anew at each exchange, on the same
+   processors.
+2. The optimizer's step alone, on gradients of those shapes: all blocks of a shape in one product, against a
+   product for each block of each variable, and against whole variables without blocks.
+3. Bytes of statistics and roots beside PSO table 2.
+
+    python benchmarks/bench_shampoo.py [--rounds 3] [--batches 4096,16384] [--json]
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+
+from ctr.config import parse_model
+from ctr.data.batches import Batch
+from ctr.data.reader import Rows
+from ctr.data.schema import Category, Schema
+from ctr.training.config import TrainConfig
+from ctr.training.device import make_deterministic, resolve_compute_dtype
+from ctr.training.feed import Feed, make_feed
+from ctr.training.state import TrainState, table_layouts
+from ctr.training.step import make_step
+
+import tensorflow as tf  # isort: skip  (after ctr.models has chosen Keras 2)
+
+from ctr.optim import state as optimizer_state
+from ctr.optim.blocking import Stack, TensorLayout, lay_out_tensor
+from ctr.optim.options import ShampooOptions
+from ctr.optim.shampoo import ShampooCore
+
+FEATURES, BUCKETS, WIDTH = 26, 100_000, 16
+SETTLED = 10_000
+"""A step from which on exchanges are tau1 apart."""
+
+
+def median_ms(seconds: Sequence[float]) -> float:
+    return 1000 * float(np.median(seconds))
+
+
+def make_config(shampoo: dict[str, object]) -> TrainConfig:
+    return parse_model(TrainConfig, {"optimizer": {"dense": {"shampoo": shampoo}}}, "benchmark")
+
+
+def make_feeds(state: TrainState, batch: int, count: int) -> list[Feed]:
+    rng = np.random.default_rng(0)
+    feeds = []
+    for _ in range(count):
+        ids = (rng.zipf(1.2, (batch, FEATURES)) % BUCKETS).astype(np.int32)
+        label = (rng.random(batch) < 0.1 + 0.2 * (ids[:, 0] % 2)).astype(np.float32)
+        zeros, ones = np.zeros(batch, np.int64), np.ones(batch, np.float32)
+        rows = Rows(
+            query_time=zeros,
+            timestamp=zeros,
+            query_id=zeros,
+            example_id=np.arange(batch),
+            label=label,
+            train_weight=ones,
+            metric_weight=ones,
+            ids=ids,
+            multivalent={},
+            fault=np.zeros(batch, np.int8),
+            first=0,
+        )
+        feeds.append(make_feed(Batch(rows, rows.slice(0, 0), batch), state.layouts, batch))
+    return feeds
+
+
+def settle(core: ShampooCore) -> None:
+    core.state.step.assign(SETTLED)
+    core.state.exchanged_at.assign(SETTLED)
+
+
+def training_step(batch: int, rounds: int) -> dict[str, float]:
+    """Milliseconds of a step with AdaGrad and with Shampoo, roots included."""
+    schema = Schema(
+        features=tuple(
+            Category(name=f"f{i}", source=f"f{i}", buckets=BUCKETS, width=WIDTH) for i in range(FEATURES)
+        )
+    )
+    steps: dict[str, Callable[[Feed, float], object]] = {}
+    cores = {}
+    feeds: list[Feed] = []
+    for name, shampoo in (("adagrad", {"start_preconditioning_step": None}), ("shampoo", {})):
+        config = make_config(shampoo)
+        make_deterministic(config.seed)
+        state = TrainState(table_layouts(schema, config), config, resolve_compute_dtype(config))
+        steps[name], cores[name] = make_step(state, config, jit=False), state.shampoo
+        feeds = feeds or make_feeds(state, batch, 8)
+        for feed in feeds[:3]:
+            steps[name](feed, 1.0)
+    settle(cores["shampoo"])
+    turn = ShampooOptions().precondition_frequency
+    # A turn that is not timed: from it on, each takes in the roots of one exchange and sends another.
+    for number in range(turn + 1):
+        steps["shampoo"](feeds[number % len(feeds)], 1.0)
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    waited = cores["shampoo"].timing()["seconds_waited"]
+    for _ in range(rounds):
+        for name, step in steps.items():
+            begun = time.perf_counter()
+            for number in range(turn):
+                step(feeds[number % len(feeds)], 1.0).logit.numpy()
+            seconds[name].append((time.perf_counter() - begun) / turn)
+    ratios = np.array(seconds["shampoo"]) / np.array(seconds["adagrad"])
+    timing, report = cores["shampoo"].timing(), cores["shampoo"].report()
+    return {
+        "batch": batch,
+        "adagrad_ms": median_ms(seconds["adagrad"]),
+        "shampoo_ms": median_ms(seconds["shampoo"]),
+        "overhead": float(np.median(ratios)) - 1.0,
+        "waited_ms_per_step": 1000 * (timing["seconds_waited"] - waited) / (rounds * turn),
+        "roots_refreshed": report["refreshed"],
+        "root_ms_per_step": 1000
+        * timing["seconds_computing"]
+        / max(report["refreshed"], 1)
+        * cores["shampoo"].layout.matrices
+        / turn,
+    }
+
+
+def lay_out_singly(shape: Sequence[int], options: ShampooOptions) -> TensorLayout:
+    """The layout of a tensor with every block by itself."""
+    layout = lay_out_tensor(shape, options)
+    parts = tuple(
+        tuple((begin + i * size, 1, size) for begin, count, size in runs for i in range(count))
+        for runs in layout.parts
+    )
+    return replace(layout, parts=parts)
+
+
+def stacks_of_one(layouts: Sequence[TensorLayout]) -> tuple[Stack, ...]:
+    """A stack for every region."""
+    return tuple(
+        Stack(region.block, layout.axes, ((index, region),))
+        for index, layout in enumerate(layouts)
+        for region in layout.regions
+    )
+
+
+def reference_shapes() -> list[list[int]]:
+    width = FEATURES * WIDTH
+    crosses = [[width, 64], [64, width], [width]] * 3
+    return [*crosses, [width, 1024], [1024], [1024, 512], [512], [512, 256], [256], [256, 1], [1]]
+
+
+def optimizer_step(rounds: int) -> dict[str, float]:
+    """Milliseconds of the optimizer's step alone, statistics at every step, without roots."""
+    rng = np.random.default_rng(0)
+    weights = [tf.Variable(rng.normal(size=shape).astype(np.float32)) for shape in reference_shapes()]
+    gradients = [tf.constant(rng.normal(size=weight.shape).astype(np.float32)) for weight in weights]
+    every_step = {"statistics_frequency": 1}
+    singly = {"lay_out_tensor": lay_out_singly, "make_stacks": stacks_of_one}
+    kinds: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "stacked": (every_step, {}),
+        "per_block": (every_step, singly),
+        "per_variable": ({**every_step, "block_size": 8192}, singly),
+    }
+    steps = {}
+    for name, (options, changes) in kinds.items():
+        with mock.patch.multiple(optimizer_state, **changes) if changes else nullcontext():
+            core = ShampooCore(ShampooOptions(**options), weights)
+        steps[name] = tf.function(
+            lambda core=core: core.update(gradients, 0.0, roots="between_steps"), autograph=False
+        )
+        steps[name]()
+        settle(core)
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(20 * rounds):
+        for name, step in steps.items():
+            begun = time.perf_counter()
+            step()
+            seconds[name].append(time.perf_counter() - begun)
+    return {f"{name}_ms": median_ms(times) for name, times in seconds.items()}
+
+
+def memory() -> dict[str, float]:
+    """Entries of the statistics, by PSO table 2 of order m n in blocks and m^2 + n^2 whole; bytes with roots."""
+    shapes = [shape for shape in reference_shapes() if len(shape) == 2 and 1 not in shape]
+    found: dict[str, float] = {"weights": float(sum(m * n for m, n in shapes))}
+    for name, size in (("blocks", 256), ("whole", 8192)):
+        weights = [tf.Variable(tf.zeros(shape)) for shape in shapes]
+        core = ShampooCore(ShampooOptions(block_size=size), weights)
+        found[f"{name}_entries"] = float(sum(f.count * f.size**2 for f in core.layout.factors))
+        matrices = [*core.state.windows, *core.state.totals, *core.state.roots]
+        found[f"{name}_bytes"] = float(sum(v.dtype.size * np.prod(v.shape) for v in matrices))
+    assert found["whole_entries"] == sum(m**2 + n**2 for m, n in shapes)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batches", default="4096,16384")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    result = {
+        "memory": memory(),
+        "optimizer_step": optimizer_step(arguments.rounds),
+        "training_step": [
+            training_step(int(batch), arguments.rounds) for batch in arguments.batches.split(",")
+        ],
+    }
+    if arguments.json:
+        print(json.dumps(result, indent=1))
+        return
+    for row in result["training_step"]:
+        print(
+            "batch {batch}: AdaGrad {adagrad_ms:.1f} ms, Shampoo {shampoo_ms:.1f} ms a step, overhead {overhead:.1%}, "
+            "of roots {root_ms_per_step:.1f} ms of one processor, waited for {waited_ms_per_step:.2f} ms".format(
+                **row
+            )
+        )
+    step = result["optimizer_step"]
+    print(f"optimizer alone, statistics at every step: stacked {step['stacked_ms']:.1f} ms")
+    for name in ("per_block", "per_variable"):
+        ratio = step[f"{name}_ms"] / step["stacked_ms"]
+        print(f"  a product {name.replace('_', ' ')}: {step[f'{name}_ms']:.1f} ms, {ratio:.2f}x")
+    found = result["memory"]
+    print(f"memory, {found['weights'] / 1e6:.2f}M weights in matrices:")
+    for name, rule in (("blocks", "m n per side"), ("whole", "m^2 + n^2")):
+        entries, size = found[f"{name}_entries"] / 1e6, found[f"{name}_bytes"] / 2**20
+        print(f"  {name}: {entries:.2f}M entries of statistics ({rule}), {size:.1f} MiB with roots")
+
+
+if __name__ == "__main__":
+    main()

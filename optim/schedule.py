@@ -1,0 +1,50 @@
+"""When statistics are collected and when they are exchanged for roots; all of it by the step alone.
+
+Young statistics change fast, and the first steps are the largest. So exchanges begin at the start step, and while
+``early_growth`` of the steps so far is less than tau1, they are that far apart; until then statistics are collected
+at every step, each collection weighing 1 / tau2 of a later one, which stands for tau2 steps.
+"""
+
+import tensorflow as tf
+
+from ctr.optim.options import ShampooOptions
+
+
+def interval(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
+    """Steps from an exchange after ``step`` (int64 scalar) to the next one, int64 scalar."""
+    frequency = tf.constant(options.precondition_frequency, tf.int64)
+    if not options.early_growth:
+        return frequency
+    early = tf.cast(tf.floor(options.early_growth * tf.cast(step, tf.float64)), tf.int64)
+    return tf.clip_by_value(early, 1, frequency)
+
+
+def is_early(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
+    """Whether exchanges after ``step`` are not yet tau1 apart, bool scalar."""
+    return interval(options, step) < options.precondition_frequency
+
+
+def exchange_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
+    """Whether an exchange is due at ``step``, or was at an earlier one, bool scalar.
+
+    Args:
+        options: with a start step.
+        step: int64 scalar, the present step.
+        last: int64 scalar, the step of the last exchange; -1: there was none.
+    """
+    start = tf.constant(options.start_preconditioning_step, tf.int64)
+    return step >= tf.where(last < 0, start, last + interval(options, last))
+
+
+def collection_due(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor | bool:
+    """Whether statistics are collected at ``step``, bool scalar."""
+    if options.statistics_frequency == 1:
+        return True
+    return tf.equal(step % options.statistics_frequency, 0) | is_early(options, step)
+
+
+def collection_weight(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor | float:
+    """What a collection at ``step`` weighs in summed statistics, scalar; 1 when statistics are decayed."""
+    if options.statistics_frequency == 1 or not options.early_growth or options.beta2 < 1.0:
+        return 1.0
+    return tf.where(is_early(options, step), 1.0 / options.statistics_frequency, 1.0)
