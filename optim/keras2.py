@@ -7,7 +7,15 @@ import tensorflow as tf
 import tf_keras
 
 from ctr.optim.exchange import when
-from ctr.optim.keras_common import DOCUMENTATION, CallbackMixin, apply, config_of, make_core, split_options
+from ctr.optim.keras_common import (
+    DOCUMENTATION,
+    CallbackMixin,
+    apply,
+    config_of,
+    make_core,
+    require_one_replica,
+    split_options,
+)
 from ctr.optim.shampoo import Gradient, ShampooCore
 
 _OF_KERAS = (
@@ -50,6 +58,7 @@ class Shampoo(tf_keras.optimizers.Optimizer):
         return self._core
 
     def build(self, var_list: Sequence[Any]) -> None:
+        require_one_replica()
         super().build(var_list)
         if getattr(self, "_built", False):
             return

@@ -6,7 +6,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ctr.optim.keras_common import DOCUMENTATION, CallbackMixin, apply, config_of, make_core, split_options
+from ctr.optim.keras_common import (
+    DOCUMENTATION,
+    CallbackMixin,
+    apply,
+    config_of,
+    make_core,
+    require_one_replica,
+    split_options,
+)
 from ctr.optim.shampoo import Gradient, ShampooCore
 
 _OF_KERAS = (
@@ -51,6 +59,7 @@ class Shampoo(keras.optimizers.Optimizer):
     def build(self, variables: Sequence[Any]) -> None:
         if self.built:
             return
+        require_one_replica()
         super().build(variables)
 
         def create(name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> tf.Variable:

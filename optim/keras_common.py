@@ -51,6 +51,15 @@ def config_of(options: ShampooOptions, tables: str | None) -> dict[str, Any]:
     return {**dataclasses.asdict(options), "tables": tables}
 
 
+def require_one_replica() -> None:
+    """Raises RuntimeError where a tf.distribute strategy has more than one replica."""
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas > 1:
+        raise RuntimeError(
+            f"Shampoo trains on one replica; the present tf.distribute strategy has {replicas}"
+        )
+
+
 def make_core(
     options: ShampooOptions,
     weights: Sequence[tf.Variable],
@@ -58,16 +67,7 @@ def make_core(
     tables: str | None,
     create: Create,
 ) -> ShampooCore:
-    """The core over a model's variables, whose ``tables`` are chosen by name.
-
-    Raises:
-        RuntimeError: there is more than one replica.
-    """
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if replicas > 1:
-        raise RuntimeError(
-            f"Shampoo trains on one replica; the present tf.distribute strategy has {replicas}"
-        )
+    """The core over a model's variables, whose ``tables`` are chosen by name."""
     rows = [
         index
         for index, (weight, name) in enumerate(zip(weights, names, strict=True))

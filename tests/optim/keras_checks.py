@@ -33,6 +33,7 @@ ROWS, WIDTH = 7, 3
 QUICK = {
     "start_preconditioning_step": 2,
     "precondition_frequency": 4,
+    "statistics_frequency": 1,
     "early_growth": 0.0,
     "drift_bound": 0.0,
 }
