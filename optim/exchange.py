@@ -51,10 +51,9 @@ def with_host(
         host.collect(exchanged_at, exchange)
         return [exchange.status, exchange.counters, *exchange.roots]
 
-    def send(correction: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
+    def send(early: np.ndarray, correction: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
         step, exchanged_at, exchange = _unpack(layout, correction, arrays)
         host.send(step, exchange)
-        early = bool(is_early(options, tf.constant(step, tf.int64)))
         if exchanged_at < 0 or early or not options.asynchronous:
             host.collect(step, exchange)
         return [exchange.status, exchange.counters, *exchange.roots]
@@ -64,7 +63,8 @@ def with_host(
         sent = statistics.bias_correction(options.beta2, state.collections - state.window_collections)
         _write(state, tf.numpy_function(collect, [sent, *_read(state)], written))
         correction = _fold(options, state)
-        _write(state, tf.numpy_function(send, [correction, *_read(state)], written))
+        early = is_early(options, state.step.read_value())
+        _write(state, tf.numpy_function(send, [early, correction, *_read(state)], written))
         state.exchanged_at.assign(state.step)
 
     when(due(options, layout, state), act)

@@ -33,7 +33,7 @@ class ShampooOptions:
         asynchronous: roots are taken in ``precondition_frequency`` steps after their statistics were sent, and
             computed meanwhile; False: training waits for them at once.
         drift_bound: a root is kept while its statistics changed by at most this (Frobenius norm of the
-            changes over that of the statistics); 0: always computed anew.
+            changes over that of the statistics); 0: only while they did not change.
         solver: of the roots; ``auto`` chooses by size.
         grafting: whose step size each layer takes (PSO App. G), and which tensors without preconditioner follow.
         grafting_beta2: decay of the second moment in ``rmsprop`` and ``adam``.

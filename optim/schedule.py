@@ -47,4 +47,5 @@ def collection_weight(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor | f
     """What a collection at ``step`` weighs in summed statistics, scalar; 1 when statistics are decayed."""
     if options.statistics_frequency == 1 or not options.early_growth or options.beta2 < 1.0:
         return 1.0
-    return tf.where(is_early(options, step), 1.0 / options.statistics_frequency, 1.0)
+    weight = tf.constant(1.0 / options.statistics_frequency, tf.float64)
+    return tf.where(is_early(options, step), weight, tf.ones_like(weight))

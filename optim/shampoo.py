@@ -103,7 +103,12 @@ class ShampooCore:
         """
         state, options = self.state, self.options
         step = state.step.assign_add(1, read_value=True)
-        rate = tf.cast(learning_rate, state.dtype)
+        # A number would otherwise be rounded to float32 on its way to float64.
+        rate = (
+            tf.constant(learning_rate, state.dtype)
+            if isinstance(learning_rate, int | float)
+            else tf.cast(learning_rate, state.dtype)
+        )
         dense: dict[int, tf.Tensor] = {}
         rows: dict[int, tf.IndexedSlices] = {}
         for index, gradient in enumerate(gradients):

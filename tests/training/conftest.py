@@ -144,7 +144,11 @@ SMALL: dict[str, Any] = {
     "checkpoint": {"every_examples": 310, "keep": 2},
     "compute_dtype": "float32",
 }
-LOGISTIC = {**SMALL, "model": {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": 0.3}}
+LOGISTIC = {
+    **SMALL,
+    "model": {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": 0.3},
+    "optimizer": {**SMALL["optimizer"], "dense": {"shampoo": {"momentum": 0}}},
+}
 
 
 def merged(content: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

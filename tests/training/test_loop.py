@@ -80,7 +80,14 @@ REFERENCE = parse_model(
         "model": {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": PRIOR},
         "optimizer": {
             "rows": {"linear_learning_rate": RATE, "linear_initial_accumulator": START},
-            "dense": {"learning_rate": BIAS_RATE, "shampoo": {"initial_accumulator": BIAS_START}},
+            "dense": {
+                "learning_rate": BIAS_RATE,
+                "shampoo": {
+                    "initial_accumulator": BIAS_START,
+                    "start_preconditioning_step": None,
+                    "momentum": 0,
+                },
+            },
         },
         "metrics": {"window_examples": 230, "slices": ["position"]},
         "checkpoint": {"every_examples": 310},
