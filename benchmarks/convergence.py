@@ -8,7 +8,8 @@ AdaGrad, AdaGrad + Nesterov, Shampoo and Shampoo + Nesterov at batches of 512 to
 1. *Sweep*: dense rate, embedding rate and initial accumulator of every optimizer by one rule with equal
    numbers of tries (convergence_search.py), on a short log, by the excess of its last half.
 2. *Confirmation*: the winner, and it with its dense rate doubled and halved, on a long log of another world
-   with a seed of its own; the best of the three with further seeds. From these runs come the excess (whole
+   with a seed of its own, and then up to three further tries beside the best so far, in dense and embedding
+   rate; the best of them with further seeds. From these runs come the excess (whole
    pass, last half), and the steps to a baseline's final excess (convergence_curves.py says how).
 3. *Ablations* of Shampoo + Nesterov on the short log with another seed.
 4. With ``--mind``, the four on a real log at equal steps, tuned on its first half (convergence_mind.py).

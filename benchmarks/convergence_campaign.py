@@ -61,12 +61,17 @@ class Confirmation:
     """The long runs of an optimizer at a batch size.
 
     Attributes:
-        tried: with the first seed, by factor of the dense rate.
-        runs: of the chosen factor, by seed.
+        tried: with the first seed, by factors of the sweep's dense and embedding rates.
+        runs: of the best of them, by seed.
     """
 
-    tried: dict[float, Record] = field(default_factory=dict)
+    tried: dict[tuple[float, float], Record] = field(default_factory=dict)
     runs: dict[int, Record] = field(default_factory=dict)
+
+    @property
+    def best(self) -> tuple[float, float]:
+        """The factors of the best run."""
+        return min(self.tried, key=lambda one: finite(self.tried[one]["objective"]))
 
 
 @dataclass
@@ -249,22 +254,42 @@ class Campaign:
         found = self.results.confirmations.setdefault(batch, {})
         first, *others = self.plan.seeds
         for name, sweep in self.results.sweeps[batch].items():
-            found[name] = confirmation = Confirmation()
-            for factor in self.plan.confirm_rates:
-                record = self._obtain("confirm", name, batch, _faster(sweep.best, factor), first)
-                if record is not None:
-                    confirmation.tried[factor] = record
-        for name, confirmation in found.items():
+
+            def attempt(factors: tuple[float, float], seed: int, name: str = name, sweep: Sweep = sweep):
+                return self._obtain("confirm", name, batch, _scaled(sweep.best, *factors), seed)
+
+            found[name] = confirmation = Confirmation(tried=self._tune_on_long_log(attempt))
             if len(confirmation.tried) < len(self.plan.confirm_rates):
                 continue
-            tried = confirmation.tried
-            factor = min(tried, key=lambda one: finite(tried[one]["objective"]))
-            confirmation.runs[first] = tried[factor]
+            best = confirmation.best
+            confirmation.runs[first] = confirmation.tried[best]
             for seed in others:
-                values = _faster(self.results.sweeps[batch][name].best, factor)
-                record = self._obtain("confirm", name, batch, values, seed)
+                record = attempt(best, seed)
                 if record is not None:
                     confirmation.runs[seed] = record
+
+    def _tune_on_long_log(
+        self, attempt: Callable[[tuple[float, float], int], Record | None]
+    ) -> dict[tuple[float, float], Record]:
+        """What was tried around the winner of the short log: a longer pass may want other rates."""
+        first, tried = self.plan.seeds[0], {}
+        for factor in self.plan.confirm_rates:
+            record = attempt((factor, 1.0), first)
+            if record is not None:
+                tried[factor, 1.0] = record
+        if len(tried) < len(self.plan.confirm_rates):
+            return tried
+        for _ in range(self.plan.confirm_extensions):
+            rate, embedding = Confirmation(tried).best
+            neighbours = [(rate * f, embedding) for f in (2.0, 0.5)] + [
+                (rate, embedding * f) for f in (2.0, 0.5)
+            ]
+            missing = next((point for point in neighbours if point not in tried), None)
+            record = attempt(missing, first) if missing is not None else None
+            if missing is None or record is None:
+                break
+            tried[missing] = record
+        return tried
 
     def _variants(self) -> list[tuple[str, float, Changes]]:
         known = set(ShampooOptions.names())
@@ -280,12 +305,13 @@ class Campaign:
         found = self.results.ablations.setdefault(batch, {})
         for title, factor, change in [("as tuned", 1.0, {}), *self._variants()]:
             shown = title if factor == 1 else f"{title}, rate x {factor:g}"
-            values = _faster(best, factor)
+            values = _scaled(best, factor)
             record = self._obtain("ablation", "shampoo_nesterov", batch, values, ABLATION_SEED, change, shown)
             if record is not None:
                 found[shown] = record
 
 
-def _faster(point: Point, factor: float) -> dict[str, float]:
+def _scaled(point: Point, rate: float, embedding: float = 1.0) -> dict[str, float]:
     values = point.values
-    return {**values, "rate": float(f"{values['rate'] * factor:.3g}")}
+    scaled = {"rate": values["rate"] * rate, "embedding": values["embedding"] * embedding}
+    return values | {name: float(f"{value:.3g}") for name, value in scaled.items()}

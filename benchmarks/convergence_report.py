@@ -183,8 +183,9 @@ def _tried_rates(confirmed: dict[int, dict[str, Confirmation]]) -> list[str]:
     rows = []
     for batch, found in confirmed.items():
         for name, confirmation in found.items():
-            for factor, record in sorted(confirmation.tried.items()):
-                row = [str(batch), OPTIMIZERS[name].title, f"x {factor:g}", *_grid_row(record)]
+            for (rate, embedding), record in sorted(confirmation.tried.items()):
+                factors = [f"x {rate:g}", f"x {embedding:g}"]
+                row = [str(batch), OPTIMIZERS[name].title, *factors, *_grid_row(record)]
                 rows.append(row)
-    head = ["batch", "optimizer", "factor", "rate", "embedding", "accumulator"]
+    head = ["batch", "optimizer", "of rate", "of embedding", "rate", "embedding", "accumulator"]
     return table([*head, "last half", "whole pass", "seconds"], rows)

@@ -47,12 +47,15 @@ BASELINES = ("adagrad", "adagrad_nesterov")
 
 # All other options of Shampoo are the defaults.
 _SHAMPOO = {"exponent_override": 2}
+# The default is every tenth step, once exchanges of roots are tau1 apart; that is one of the ablations.
+_STATISTICS_FREQUENCY = 1
 
 PARENT = {8192: 2048, 512: 2048, 32768: 8192}
 """Where each optimizer's search begins: at its own best of this batch size."""
 
 ABLATIONS: dict[str, dict[str, Any]] = {
     "exponent -1/4": {"exponent_override": None},
+    "statistics every 10 steps": {"statistics_frequency": 10},
     "first roots at step 25": {"start_preconditioning_step": 25},
     "no early roots": {"early_growth": 0.0},
     "roots every 5 steps": {"precondition_frequency": 5},
@@ -83,6 +86,8 @@ class Plan:
         confirm_examples: length of the log of the confirmation, which is of another world.
         tries, limit: of each optimizer at each batch; ``limit`` when one of them is not settled.
         confirm_rates: factors of the dense rate tried on the long log with the first seed.
+        confirm_extensions: further tries there of each optimizer, beside the best so far: rates, then
+            embedding rates.
         seeds: of the confirmation; the sweep's is 1.
         ablation_batches: batches at which the ablations are made.
     """
@@ -95,6 +100,7 @@ class Plan:
     tries: int
     limit: int
     confirm_rates: tuple[float, ...]
+    confirm_extensions: int
     seeds: tuple[int, ...]
     ablation_batches: tuple[int, ...]
     ablations: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: ABLATIONS)
@@ -124,6 +130,7 @@ FULL = Plan(
     tries=9,
     limit=13,
     confirm_rates=(1.0, 2.0, 0.5),
+    confirm_extensions=3,
     seeds=(2, 3),
     ablation_batches=(2048, 8192),
 )
@@ -142,6 +149,7 @@ QUICK = Plan(
     tries=1,
     limit=1,
     confirm_rates=(1.0,),
+    confirm_extensions=0,
     seeds=(2,),
     ablation_batches=(256,),
     ablations={"damping 1e-2": ABLATIONS["damping 1e-2"]},
@@ -163,6 +171,7 @@ def dense_settings(
         "initial_accumulator": values["accumulator"],
         "momentum": MOMENTUM if optimizer.nesterov else 0.0,
         "nesterov": optimizer.nesterov,
+        "statistics_frequency": _STATISTICS_FREQUENCY,
     }
     options |= {**_SHAMPOO, **changes} if optimizer.precondition else {"start_preconditioning_step": None}
     return {"learning_rate": values["rate"], "shampoo": options}
