@@ -47,6 +47,7 @@ BASELINES = ("adagrad", "adagrad_nesterov")
 
 # All other options of Shampoo are the defaults.
 _SHAMPOO = {"exponent_override": 2}
+_ADAGRAD = {"exponent_override": None, "start_preconditioning_step": None}
 # The default is every tenth step, once exchanges of roots are tau1 apart; that is one of the ablations.
 _STATISTICS_FREQUENCY = 1
 
@@ -173,7 +174,7 @@ def dense_settings(
         "nesterov": optimizer.nesterov,
         "statistics_frequency": _STATISTICS_FREQUENCY,
     }
-    options |= {**_SHAMPOO, **changes} if optimizer.precondition else {"start_preconditioning_step": None}
+    options |= {**_SHAMPOO, **changes} if optimizer.precondition else _ADAGRAD
     return {"learning_rate": values["rate"], "shampoo": options}
 
 
