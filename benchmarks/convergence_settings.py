@@ -131,7 +131,7 @@ FULL = Plan(
     tries=9,
     limit=13,
     confirm_rates=(1.0, 2.0, 0.5),
-    confirm_extensions=3,
+    confirm_extensions=2,
     seeds=(2, 3),
     ablation_batches=(2048, 8192),
 )

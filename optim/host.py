@@ -39,6 +39,15 @@ _blas_users = 0
 _blas_limit: Any = None
 
 
+def _reset_after_fork() -> None:
+    """The threads that held the limit and the lock do not exist in the child."""
+    global _blas_lock, _blas_users
+    _blas_lock, _blas_users = threading.Lock(), 0
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
+
+
 @functools.cache
 def _controller() -> ThreadpoolController:
     return ThreadpoolController()
@@ -228,9 +237,9 @@ class HostPipeline:
                 pending, self.patience, concurrent.futures.FIRST_COMPLETED
             )
             if not done:
-                assert self._pool is not None
                 # Its threads may never come back; new ones take over.
-                self._pool.shutdown(wait=False, cancel_futures=True)
+                if self._pool is not None:
+                    self._pool.shutdown(wait=False, cancel_futures=True)
                 self._pool = None
                 return True
         return False

@@ -9,6 +9,7 @@ import tf_keras
 from ctr.optim.exchange import when
 from ctr.optim.keras_common import (
     DOCUMENTATION,
+    TABLES,
     CallbackMixin,
     apply,
     config_of,
@@ -39,7 +40,7 @@ class Shampoo(tf_keras.optimizers.Optimizer):
         self,
         learning_rate: Any = 0.02,
         *,
-        tables: str | None = "embeddings",
+        tables: str | None = TABLES,
         name: str = "shampoo",
         **options: Any,
     ) -> None:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from ctr.optim.keras_common import (
     DOCUMENTATION,
+    TABLES,
     CallbackMixin,
     apply,
     config_of,
@@ -37,7 +38,7 @@ class Shampoo(keras.optimizers.Optimizer):
         self,
         learning_rate: Any = 0.02,
         *,
-        tables: str | None = "embeddings",
+        tables: str | None = TABLES,
         name: str = "shampoo",
         **options: Any,
     ) -> None:

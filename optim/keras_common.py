@@ -12,6 +12,9 @@ from ctr.optim.shampoo import Gradient, RootSource, ShampooCore
 from ctr.optim.sparse import in_xla
 from ctr.optim.state import Create
 
+TABLES = r"(?<![^/])embeddings(:\d+)?$"
+"""What Keras' Embedding calls its table."""
+
 DOCUMENTATION = """Distributed Shampoo: second-order preconditioning with a first-order optimizer's step sizes.
 
     model.compile(optimizer=Shampoo(learning_rate=0.02), loss=...)

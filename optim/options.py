@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
+import numpy as np
+
 Grafting = Literal["adagrad", "sgd", "rmsprop", "adam"]
 Solver = Literal["auto", "eigh", "coupled"]
 Sparse = Literal["adagrad", "adagrad_row", "one_sided"]
@@ -72,6 +74,10 @@ class ShampooOptions:
     sparse: Sparse = "adagrad"
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, np.integer | np.floating):
+                # As sweeps over NumPy ranges give them; JSON would not take them.
+                object.__setattr__(self, name, value.item())
         for name, low, high in (
             ("block_size", 1, 65536),
             ("max_dimension", 1, 65536),
@@ -131,7 +137,7 @@ class ShampooOptions:
 
     @property
     def has_integer_root(self) -> bool:
-        """Whether roots are of whole order for every tensor."""
+        """Whether roots are of whole order whatever the tensor."""
         return self.exponent_multiplier == 1.0
 
     def exponent(self, preconditioned: int) -> float:

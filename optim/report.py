@@ -14,8 +14,8 @@ def report(layout: ShampooLayout, state: ShampooState) -> dict[str, float | int]
     Returns:
         ``layers`` with preconditioners and how many of them use Shampoo already (``layers_ready``); roots
         ``refreshed``, ``skipped`` for small drift, ``failed``, ``lost``; by solver ``eigh``, ``coupled_warm``,
-        ``coupled_cold``, ``device``; ``nonfinite_steps``; of the roots in use the largest and the mean
-        ``staleness`` in steps and the largest ``residual``.
+        ``coupled_cold``, ``device``; ``nonfinite_steps``; directions ``overflowed``, which the grafted one
+        replaced; of the roots in use the largest and the mean ``staleness`` in steps and the largest ``residual``.
     """
     status = dict(zip(STATUS, state.status.numpy(), strict=True))
     in_use = status["certified"] > 0

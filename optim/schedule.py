@@ -40,7 +40,11 @@ def collection_due(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor | bool
     """Whether statistics are collected at ``step``, bool scalar."""
     if options.statistics_frequency == 1:
         return True
-    return tf.equal(step % options.statistics_frequency, 0) | is_early(options, step)
+    # The start step has roots only if it has statistics.
+    regular = tf.equal(step % options.statistics_frequency, 0) | tf.equal(
+        step, tf.constant(options.start_preconditioning_step, tf.int64)
+    )
+    return regular | is_early(options, step)
 
 
 def collection_weight(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor | float:

@@ -247,13 +247,16 @@ class ShampooCore:
             for index, shampoo in unstack_blocks(layout.stacks, layout.tensors, blocks).items()
             if index in grafts
         }
-        norms = {index: _norm(shampoo) for index, shampoo in shampoos.items()}
-        # A direction of zero has no norm to give it.
+        norms = dict(zip(shampoos, self._norms(list(shampoos.values())), strict=True))
+        # A direction of zero has no norm to give it, and one beyond the working precision no direction.
         shares = {
-            index: tf.where(norm > 0, share[index], tf.zeros_like(norm)) for index, norm in norms.items()
+            index: tf.where((norm > 0) & tf.math.is_finite(norm), share[index], tf.zeros_like(norm))
+            for index, norm in norms.items()
         }
         scaled = {
-            index: tf.math.divide_no_nan(shares[index] * _norm(grafts[index]), norms[index]) * shampoo
+            index: tf.math.multiply_no_nan(
+                shampoo, tf.math.divide_no_nan(shares[index] * _norm(grafts[index]), norms[index])
+            )
             for index, shampoo in shampoos.items()
         }
 
@@ -264,6 +267,25 @@ class ShampooCore:
         whole = tf.reduce_all(tf.stack(list(shares.values())) == 1.0)
         blended = tf.cond(whole, lambda: list(scaled.values()), blend)
         return {**grafts, **dict(zip(scaled, blended, strict=True))}
+
+    def _norms(self, directions: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """The norms of directions, also of those whose squares leave the working precision."""
+        plain = [_norm(direction) for direction in directions]
+
+        def carefully() -> list[tf.Tensor]:
+            largest = [tf.reduce_max(tf.abs(direction)) for direction in directions]
+            norms = [
+                size * _norm(tf.math.divide_no_nan(direction, size))
+                for direction, size in zip(directions, largest, strict=True)
+            ]
+            overflowed = tf.math.count_nonzero(~tf.math.is_finite(tf.stack(norms)))
+            place = tf.one_hot(COUNTERS.index("overflowed"), len(COUNTERS), dtype=tf.int64)
+            self.state.counters.assign_add(overflowed * place)
+            return norms
+
+        stacked = tf.stack(plain)
+        usual = tf.reduce_all(tf.math.is_finite(stacked) & (stacked > 0))
+        return tf.cond(usual, lambda: plain, carefully)
 
     def _rows_of(self, index: int, gradient: Gradient) -> tf.IndexedSlices:
         """A table's gradient by distinct rows, in the working precision."""

@@ -68,7 +68,8 @@ def update_table(
     if root is not None and ready is not None:
         shampoo = tf.matmul(values, root)
         shampoo_norm = tf.norm(shampoo)
-        ready = tf.where(shampoo_norm > 0, ready, tf.zeros_like(ready))
+        usable = (shampoo_norm > 0) & tf.math.is_finite(shampoo_norm)
+        ready = tf.where(usable, ready, tf.zeros_like(ready))
         scale = tf.math.divide_no_nan(ready * tf.norm(step), shampoo_norm)
-        step = scale * shampoo + (1.0 - ready) * step
+        step = tf.math.multiply_no_nan(shampoo, scale) + (1.0 - ready) * step
     table.scatter_sub(tf.IndexedSlices(tf.cast(rate * step, table.dtype), rows))

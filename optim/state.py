@@ -16,13 +16,15 @@ from ctr.optim.options import ShampooOptions
 STATUS = ("certified", "sent", "drift", "condition", "residual", "root_step")
 
 # Roots computed; not computed because the drift was small; refused or failed; lost with a worker; steps that
-# were skipped for a gradient that is not finite; and by whom the roots were computed.
+# were skipped for a gradient that is not finite; directions beyond the working precision, of which the grafted
+# one was taken; and by whom the roots were computed.
 COUNTERS = (
     "refreshed",
     "skipped",
     "failed",
     "lost",
     "nonfinite_steps",
+    "overflowed",
     "eigh",
     "coupled_warm",
     "coupled_cold",

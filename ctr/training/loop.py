@@ -197,7 +197,7 @@ class _Run:
             "window_examples": summary.pop("examples"),
             **{name: value for name, value in summary.items() if name not in _WHOLE_RUN_TABLES},
             "alpha2": self.config.model.crosses.ramp.at(self.position.examples),
-            **{f"shampoo_{name}": value for name, value in self.state.shampoo.report().items()},
+            **{f"shampoo_{name}": value for name, value in _root_report(self.state).items()},
             **extra,
         }
         self.metrics_file.append(line)
@@ -314,6 +314,13 @@ def _pass_over(log: Path, schema: Schema, current: _Run, progress: Progress | No
     }
 
 
+def _root_report(state: TrainState) -> dict[str, float | int]:
+    report = state.shampoo.report()
+    # Here skipped_steps tells, which also knows of the rows' gradients.
+    del report["nonfinite_steps"]
+    return report
+
+
 def _root_seconds(current: _Run) -> dict[str, float]:
     timing = current.state.shampoo.timing()
     return {f"shampoo_{name}": round(seconds, 3) for name, seconds in timing.items()}
@@ -341,7 +348,7 @@ def _finish(current: _Run, timing: dict[str, float]) -> dict[str, Any]:
         "rejected_rows": position.rejected_rows,
         "nonfinite_predictions": position.nonfinite_predictions,
         **current.state.parameter_counts(),
-        "shampoo": current.state.shampoo.report(),
+        "shampoo": _root_report(current.state),
         "config_sha256": current.config.sha256(),
         "log_sha256": log_sha256(current.manifests),
         **(timing or _timing_before(summary_path)),

@@ -54,6 +54,8 @@ def make_step(state: TrainState, config: TrainConfig, jit: bool) -> Callable[[Fe
         rate[layout.width] = optimizer.rows.linear_learning_rate
         row_rates.append(tf.constant(rate * tower_rates.get(layout.tower, 1.0)))
 
+    decayed = [len(weight.shape) > 1 for weight in state.dense]
+
     def forward(
         rows: Sequence[tf.Tensor], plans: Sequence[dict[str, tf.Tensor]], alpha2: tf.Tensor
     ) -> tf.Tensor:
@@ -76,7 +78,9 @@ def make_step(state: TrainState, config: TrainConfig, jit: bool) -> Callable[[Fe
         if dense.clip_norm is not None:
             dense_gradients = clip_by_global_norm(dense_gradients, dense.clip_norm)
         # XLA compiles no call to the host.
-        state.shampoo.update(dense_gradients, dense.learning_rate, roots="between_steps" if jit else "host")
+        state.shampoo.update(
+            dense_gradients, dense.learning_rate, decayed, "between_steps" if jit else "host"
+        )
 
     def step(
         label: tf.Tensor, weight: tf.Tensor, plans: list[dict[str, tf.Tensor]], alpha2: tf.Tensor

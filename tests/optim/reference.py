@@ -122,7 +122,7 @@ def replay(settings, weights, history, rate, between_steps=False):
         if settings.early_growth:
             interval = min(max(math.floor(settings.early_growth * t), 1), interval)
         early = interval < settings.precondition_frequency
-        if early or t % settings.statistics_frequency == 0:
+        if early or t % settings.statistics_frequency == 0 or t == settings.start_preconditioning_step:
             collections += 1
             weight = 1 / settings.statistics_frequency if early else 1.0
             for layer, gradient in zip(layers, gradients, strict=True):

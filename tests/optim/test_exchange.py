@@ -57,7 +57,7 @@ def steps_of_roots(core, history, **rest):
             [0, 2, 3, 4, 4, 6, 6, 6, 6, 6, 6, 6, 9, 9, 9, 9],
         ),
         # Statistics of steps 5, 10, 15 only: until then there is nothing to root.
-        ({"precondition_frequency": 4, "statistics_frequency": 5}, [*[0] * 10, *[7] * 4, *[11] * 2]),
+        ({"precondition_frequency": 4, "statistics_frequency": 5}, [0, 0, *[3] * 8, *[7] * 4, *[11] * 2]),
     ],
 )
 def test_exchanges_and_what_is_in_use_by_step(changed, expected):

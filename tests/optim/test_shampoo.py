@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from ctr.optim.options import ShampooOptions
+from ctr.optim.shampoo import ShampooCore
+
 reference = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("reference.py"))))
 
 RATE = 0.125
@@ -282,3 +285,32 @@ def test_weights_of_half_precision_are_worked_on_in_float32(dtype):
             np.testing.assert_allclose(step, other.numpy() - other_before, atol=0.03)
     for name, variable in core.state.variables.items():
         np.testing.assert_allclose(variable, wide.state.variables[name], rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("scale", [1e-7, 1e-9])
+def test_directions_whose_squares_leave_float32_still_have_the_grafts_norm(scale):
+    # Roots A^(-1/2) on four sides: the direction grows with the inverse cube of the gradient.
+    rng = np.random.default_rng(0)
+    weight = tf.Variable(tf.zeros([3, 3, 8, 8]))
+    core = ShampooCore(ShampooOptions(exponent_override=2, initial_accumulator=0.0), [weight])
+    for _ in range(4):
+        before = weight.numpy()
+        core.update([tf.constant((scale * rng.normal(size=weight.shape)).astype(np.float32))], 0.5)
+    assert np.isfinite(weight.numpy()).all()
+    step = (weight.numpy() - before).ravel().astype(np.float64)
+    # AdaGrad's steps have elements of some rate / sqrt(steps).
+    assert 0.1 < np.linalg.norm(step) / np.sqrt(step.size) < 0.5
+    assert core.report()["layers_ready"] == 1
+
+
+def test_a_direction_beyond_float32_gives_way_to_the_graft_and_is_counted():
+    rng = np.random.default_rng(1)
+    weight = tf.Variable(tf.zeros([3, 3, 8, 8]))
+    options = ShampooOptions(exponent_override=2, initial_accumulator=0.0, early_growth=0.0)
+    core = ShampooCore(options, [weight])
+    core.update([tf.constant((1e-16 * rng.normal(size=weight.shape)).astype(np.float32))], 0.5)
+    before = weight.numpy()
+    gradient = rng.normal(size=weight.shape).astype(np.float32)
+    core.update([tf.constant(gradient)], 0.5)
+    np.testing.assert_allclose(weight.numpy() - before, -0.5 * np.sign(gradient), rtol=1e-3)
+    assert core.report()["overflowed"] == 1
