@@ -249,14 +249,13 @@ class ShampooCore:
         }
         norms = dict(zip(shampoos, self._norms(list(shampoos.values())), strict=True))
         # A direction of zero has no norm to give it, and one beyond the working precision no direction.
+        usable = {index: (norm > 0) & tf.math.is_finite(norm) for index, norm in norms.items()}
+        norms = {index: tf.where(usable[index], norm, tf.ones_like(norm)) for index, norm in norms.items()}
         shares = {
-            index: tf.where((norm > 0) & tf.math.is_finite(norm), share[index], tf.zeros_like(norm))
-            for index, norm in norms.items()
+            index: tf.where(usable[index], share[index], tf.zeros_like(norm)) for index, norm in norms.items()
         }
         scaled = {
-            index: tf.math.multiply_no_nan(
-                shampoo, tf.math.divide_no_nan(shares[index] * _norm(grafts[index]), norms[index])
-            )
+            index: tf.math.multiply_no_nan(shampoo, shares[index] * _norm(grafts[index]) / norms[index])
             for index, shampoo in shampoos.items()
         }
 

@@ -70,6 +70,6 @@ def update_table(
         shampoo_norm = tf.norm(shampoo)
         usable = (shampoo_norm > 0) & tf.math.is_finite(shampoo_norm)
         ready = tf.where(usable, ready, tf.zeros_like(ready))
-        scale = tf.math.divide_no_nan(ready * tf.norm(step), shampoo_norm)
+        scale = ready * tf.norm(step) / tf.where(usable, shampoo_norm, tf.ones_like(shampoo_norm))
         step = tf.math.multiply_no_nan(shampoo, scale) + (1.0 - ready) * step
     table.scatter_sub(tf.IndexedSlices(tf.cast(rate * step, table.dtype), rows))
