@@ -105,7 +105,7 @@ class RowOptimizerConfig(StrictModel):
 
 
 TRAINER_SHAMPOO = ShampooOptions(exponent_override=2, momentum=0.9, nesterov=True)
-"""Shampoo's options where a configuration says nothing: better than its own defaults on all logs tried."""
+"""Shampoo's options where a configuration says nothing; better than its own defaults on simulated logs."""
 
 
 def _read_shampoo(content: Any) -> Any:
