@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import OpenBLASController, ThreadpoolController
 
 from ctr.optim.options import ShampooOptions
 from ctr.optim.roots import Root, RootError, inverse_root
@@ -57,12 +57,15 @@ def _controller() -> ThreadpoolController:
 def _one_blas_thread() -> Iterator[None]:
     """Several roots at once, each on one processor, beat one after the other on all, and leave the step its own.
 
-    The limit holds for the whole process: the first worker sets it, the last one lifts it.
+    And a root has the same bits whatever else runs: sums by BLAS depend on its number of threads. The limit
+    holds for the whole process: the first worker sets it, the last one lifts it.
     """
     global _blas_users, _blas_limit
     with _blas_lock:
+        # By every worker, since some builds of BLAS keep one number for each thread that calls.
+        limit = _limit_blas()
         if not _blas_users:
-            _blas_limit = _controller().limit(limits=1, user_api="blas")
+            _blas_limit = limit
         _blas_users += 1
     try:
         yield
@@ -70,7 +73,15 @@ def _one_blas_thread() -> Iterator[None]:
         with _blas_lock:
             _blas_users -= 1
             if not _blas_users:
+                OpenBLASController.clear_controlling_thread(force=True)
                 _blas_limit.restore_original_limits()
+                OpenBLASController.clear_controlling_thread(force=True)
+
+
+def _limit_blas() -> Any:
+    # threadpoolctl does nothing, and says nothing, unless called by the thread that was first to set a limit.
+    OpenBLASController.clear_controlling_thread(force=True)
+    return _controller().limit(limits=1, user_api="blas")
 
 
 @dataclass

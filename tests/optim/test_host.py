@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from ctr.optim.host import Exchange, HostPipeline
 from ctr.optim.options import ShampooOptions
@@ -166,6 +167,32 @@ def test_neither_the_number_of_workers_nor_their_timing_changes_a_bit(solver):
             grown(now, 0.01)
         results.append(b"".join(a.tobytes() for a in (*now.roots, now.status, now.counters)))
     assert results[0] == results[1] == results[2]
+
+
+def blas_threads():
+    return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+
+def test_every_root_has_one_blas_thread_whoever_set_another_number_before():
+    # threadpoolctl listens only to the first thread that set a limit, be it another worker or the caller; and
+    # the bits of a decomposition depend on the number.
+    seen = []
+    together = threading.Barrier(2, timeout=60)
+
+    def solve(matrix, *arguments, **keywords):
+        if len(matrix) == 4:  # two of them, so both workers are here
+            together.wait()
+        seen.append(blas_threads())
+        return inverse_root(matrix, *arguments, **keywords)
+
+    with threadpool_limits(2, user_api="blas"):
+        for step in (1, 2, 3):
+            of = exchange(step)
+            host = pipeline(solve)
+            host.send(step, of)
+            host.collect(step, of)
+            assert blas_threads() == {2}
+    assert seen == [{1}] * (3 * sum(COUNTS))
 
 
 def test_the_previous_root_goes_along_to_the_solver_once_there_is_one():

@@ -166,9 +166,6 @@ def test_the_same_seed_gives_the_same_bits_and_another_one_others(
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=False, reason="with Shampoo's early roots some runs differ by rounding: to be found"
-)
 def test_the_reference_model_in_bfloat16_repeats_bit_by_bit(make_examples, publish_log, run_killed, tmp_path):
     # Large enough that TensorFlow and oneDNN share matrix products among threads.
     table = make_examples(4000, seed=3).table()
