@@ -91,7 +91,7 @@ class JsonlReader:
                 self._declared.update((name, pa.string()) for name in times)
             # Arrow builds a broken column of lists when the first one begins with two nulls.
             table.validate(full=True)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError):
+        except (pa.ArrowException, UnicodeDecodeError):
             return None
         certain = all(self._certain(field) for field in table.schema if field.name in self._wanted)
         return table if certain and table.num_rows == rows else None

@@ -255,7 +255,7 @@ def publish_interval(
         )
     try:
         rows = rows.cast(shard_schema(schema)).combine_chunks()
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+    except (pa.ArrowException, ValueError) as error:
         raise InputError(f"{name}: the rows are not under the log's schema: {error}") from None
     begins = _check_order(rows, name)
     times = rows.column("query_time").to_numpy()

@@ -308,7 +308,7 @@ def _key_column(keys: pa.Table, field: pa.Field) -> pa.ChunkedArray:
         )
     try:
         column = column.cast(field.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except pa.ArrowException as error:
         raise InputError(f"the key column {field.name} is not {field.type}: {error}") from None
     if (
         field.name == "label"
