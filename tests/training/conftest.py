@@ -191,8 +191,10 @@ def run_killed() -> Callable[..., int]:
         }
         process = context.Process(target=runpy.run_path, args=(script,), kwargs={"init_globals": given})
         process.start()
-        process.join(120)
-        assert process.exitcode is not None, "the run did not end"
+        process.join(300)
+        if process.exitcode is None:
+            process.kill()
+            pytest.fail("the run did not end")
         return process.exitcode
 
     return run
