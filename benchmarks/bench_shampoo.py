@@ -15,7 +15,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -33,7 +33,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.feed import Feed, make_feed
 from ctr.training.state import TrainState, table_layouts
-from ctr.training.step import make_step
+from ctr.training.step import StepResult, make_steps
 
 import tensorflow as tf  # isort: skip  (after ctr.models has chosen Keras 2)
 
@@ -73,7 +73,7 @@ def make_feeds(state: TrainState, batch: int, count: int) -> list[Feed]:
             ids=ids,
             multivalent={},
             fault=np.zeros(batch, np.int8),
-            first=0,
+            position=np.arange(batch),
         )
         feeds.append(make_feed(Batch(rows, rows.slice(0, 0), batch), state.layouts, batch))
     return feeds
@@ -91,29 +91,30 @@ def training_step(batch: int, rounds: int) -> dict[str, float]:
             Category(name=f"f{i}", source=f"f{i}", buckets=BUCKETS, width=WIDTH) for i in range(FEATURES)
         )
     )
-    steps: dict[str, Callable[[Feed, float], object]] = {}
+    steps: dict[str, Callable[[Feed, Mapping[str, float]], StepResult]] = {}
+    ramps = TrainConfig().ramps_at(10**9)
     cores = {}
     feeds: list[Feed] = []
     for name, shampoo in (("adagrad", {"start_preconditioning_step": None}), ("shampoo", {})):
         config = make_config(shampoo)
         make_deterministic(config.seed)
         state = TrainState(table_layouts(schema, config), config, resolve_compute_dtype(config))
-        steps[name], cores[name] = make_step(state, config, jit=False), state.shampoo
+        steps[name], cores[name] = make_steps(state, config, jit=False).learn, state.shampoo
         feeds = feeds or make_feeds(state, batch, 8)
         for feed in feeds[:3]:
-            steps[name](feed, 1.0)
+            steps[name](feed, ramps)
     settle(cores["shampoo"])
     turn = ShampooOptions().precondition_frequency
     # A turn that is not timed: from it on, each takes in the roots of one exchange and sends another.
     for number in range(turn + 1):
-        steps["shampoo"](feeds[number % len(feeds)], 1.0)
+        steps["shampoo"](feeds[number % len(feeds)], ramps)
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     waited = cores["shampoo"].timing()["seconds_waited"]
     for _ in range(rounds):
         for name, step in steps.items():
             begun = time.perf_counter()
             for number in range(turn):
-                step(feeds[number % len(feeds)], 1.0).logit.numpy()
+                step(feeds[number % len(feeds)], ramps).logit.numpy()
             seconds[name].append((time.perf_counter() - begun) / turn)
     ratios = np.array(seconds["shampoo"]) / np.array(seconds["adagrad"])
     timing, report = cores["shampoo"].timing(), cores["shampoo"].report()

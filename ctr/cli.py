@@ -115,6 +115,31 @@ def _simulate(arguments: argparse.Namespace) -> None:
     _print_result(arguments, result, "  ".join(f"{key}: {value}" for key, value in result.items()))
 
 
+def _sample(arguments: argparse.Namespace) -> None:
+    from ctr.config import apply_settings, parse_model, read_yaml
+    from ctr.data.log import read_manifests
+    from ctr.data.sample_log import write_decisions, write_sampled_log
+    from ctr.data.sampling import SamplingConfig
+
+    content = read_yaml(arguments.config, "config") if arguments.config else {}
+    where = f"config {arguments.config}" if arguments.config else "settings"
+    config = parse_model(SamplingConfig, apply_settings(content, arguments.set), where)
+    rule = config.uninformative
+    if rule is not None and rule.low_visibility is not None:
+        _load_tensorflow()
+    # A teacher's recordings are looked through before anything is written.
+    passes = 1 if rule is None or rule.low_loss is None else 2
+    bar = _Bar(passes * sum(manifest.rows for manifest in read_manifests(arguments.log)), "examples")
+    try:
+        if arguments.out is None:
+            result = write_decisions(arguments.log, arguments.name, config, bar.advance)
+        else:
+            result = write_sampled_log(arguments.log, arguments.name, config, arguments.out, bar.advance)
+    finally:
+        bar.close()
+    _print_result(arguments, result.as_dict(), result.as_text())
+
+
 def _summary_text(run: Path, summary: dict[str, Any]) -> str:
     def interval(name: str) -> str:
         value, bounds = summary.get(name), summary.get(f"{name}_ci95")
@@ -127,9 +152,19 @@ def _summary_text(run: Path, summary: dict[str, Any]) -> str:
     lines = [f"{run}: {summary['examples']} examples, {summary['queries']} queries"]
     for name in ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias"):
         lines.append(f"  {name:<20}{interval(name)}")
-    for name in ("examples_per_second", "step_ms_p50", "skipped_steps", "rejected_rows"):
+    names = (
+        "trained_rows",
+        "examples_per_second",
+        "step_ms_p50",
+        "skipped_steps",
+        "rejected_rows",
+        "recorded",
+    )
+    for name in names:
         if name in summary:
             lines.append(f"  {name:<20}{summary[name]}")
+    if summary["per_query_auc_of_sample"]:
+        lines.append("  per_query_auc is that of the sampled queries, not an estimate of full traffic's")
     return "\n".join(lines)
 
 
@@ -144,7 +179,7 @@ def _train(arguments: argparse.Namespace) -> None:
 
     bar = _Bar(sum(manifest.rows for manifest in read_manifests(arguments.log)), "examples")
     try:
-        summary = train(arguments.log, config, arguments.out, bar)
+        summary = train(arguments.log, config, arguments.out, bar, arguments.record)
     finally:
         bar.close()
     _print_result(arguments, summary, _summary_text(arguments.out, summary))
@@ -224,10 +259,32 @@ def _parser() -> argparse.ArgumentParser:
         help="stop when more than this share of rows is malformed (0.01)",
     )
 
+    sample = command(
+        "sample", _sample, "decide by hash which examples of a log to train on, with importance weights"
+    )
+    sample.add_argument("log", type=Path, help="folder of the log")
+    sample.add_argument("--name", required=True, help="of the sampling; the decisions become this sidecar")
+    sample.add_argument("--config", type=Path, help="YAML file with rates and conditions")
+    sample.add_argument(
+        "--out",
+        type=Path,
+        help="write the kept examples as a smaller log to this folder instead of a sidecar",
+    )
+    sample.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a setting, e.g. non_click_rate=0.25",
+    )
+
     train = command("train", _train, "train one pass over a log, or resume a run")
     train.add_argument("log", type=Path, help="folder of the log")
     train.add_argument("--config", type=Path, required=True, help="YAML file")
     train.add_argument("--out", type=Path, required=True, help="run directory")
+    train.add_argument(
+        "--record", metavar="NAME", help="publish the predictions as the log's sidecar NAME, for students"
+    )
     train.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting, e.g. seed=2"
     )

@@ -38,6 +38,7 @@ class DCN(tf.keras.Model):
         activation: a Keras activation's name.
         prior: expected click probability, at which the output bias starts.
         compute_dtype: ``float32`` or ``bfloat16``; weights are float32 in both.
+        rank_head: a second output, for a ranking loss (FF 4.1.1, multi-task). Needs a hidden layer or crosses.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class DCN(tf.keras.Model):
         activation: str,
         prior: float,
         compute_dtype: str,
+        rank_head: bool = False,
     ) -> None:
         super().__init__(name="dcn")
         policy = "mixed_bfloat16" if compute_dtype == "bfloat16" else "float32"
@@ -69,9 +71,14 @@ class DCN(tf.keras.Model):
         self.head = (
             tf.keras.layers.Dense(1, use_bias=False, dtype="float32", name="head") if has_network else None
         )
+        if rank_head and not has_network:
+            raise ValueError("a rank head needs crosses or deep layers to share with the click's head")
+        self.rank_head = (
+            tf.keras.layers.Dense(1, use_bias=False, dtype="float32", name="rank_head") if rank_head else None
+        )
 
-    def call(self, e0: tf.Tensor, linear: tf.Tensor, alpha2: tf.Tensor) -> tf.Tensor:
-        """Logits.
+    def call(self, e0: tf.Tensor, linear: tf.Tensor, alpha2: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Logits of the click, the model's prediction, and scores to rank by, which only training uses.
 
         Args:
             e0: float32 [B, m], the concatenated embeddings; unused by a logistic regression.
@@ -79,11 +86,11 @@ class DCN(tf.keras.Model):
             alpha2: float32 scalar in [0, 1].
 
         Returns:
-            float32 [B].
+            Two float32 [B]; without a rank head the second one is the first.
         """
         logit = linear + self.output_bias
         if self.head is None:
-            return logit
+            return logit, logit
         hidden = e0
         if self.crosses:
             hidden = tf.cast(e0, self.crosses[0].compute_dtype)
@@ -92,4 +99,8 @@ class DCN(tf.keras.Model):
                 hidden = cross(base, hidden)
         for layer in self.deep:
             hidden = layer(hidden)
-        return logit + tf.squeeze(self.head(tf.cast(hidden, tf.float32)), axis=1)
+        hidden = tf.cast(hidden, tf.float32)
+        logit += tf.squeeze(self.head(hidden), axis=1)
+        if self.rank_head is None:
+            return logit, logit
+        return logit, tf.squeeze(self.rank_head(hidden), axis=1)

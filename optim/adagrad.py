@@ -8,6 +8,8 @@ A weight whose gradient and accumulator are both zero stays where it is.
 
 import tensorflow as tf
 
+from ctr.optim.update_limit import limit_update
+
 
 def row_direction(accumulator: tf.Variable, rows: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
     """Takes a gradient into the accumulator, in place, and gives the direction g / sqrt(a) of its rows.
@@ -36,6 +38,7 @@ def update_rows(
     rows: tf.Tensor,
     gradient: tf.Tensor,
     rate: tf.Tensor | float,
+    limit: tuple[float, float] | None = None,
 ) -> None:
     """One AdaGrad step on some rows of a table, in place.
 
@@ -43,5 +46,9 @@ def update_rows(
         table: [R, C].
         accumulator: as in ``row_direction``, likewise ``rows`` and ``gradient``.
         rate: scalar, or [C], a rate for each column.
+        limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for all touched rows; None: none.
     """
-    table.scatter_sub(tf.IndexedSlices(rate * row_direction(accumulator, rows, gradient), rows))
+    update = rate * row_direction(accumulator, rows, gradient)
+    if limit is not None:
+        update = limit_update(tf.gather(table, rows), update, *limit)
+    table.scatter_sub(tf.IndexedSlices(update, rows))

@@ -44,6 +44,9 @@ class ShampooOptions:
         momentum: mu of M = mu M + (1 - mu) P on the preconditioned direction; 0: none.
         nesterov: step along mu M + (1 - mu) P instead of M.
         weight_decay: lambda, decoupled (PT 3.1.2): P + lambda W, before momentum.
+        update_limit_relative: r, no step moves any weight W of a tensor by more than r |W| + a, or the tensor's whole
+            step is scaled down by one factor (FF 4.1.3, update_limit.py). Not for tables.
+        update_limit_absolute: a; 0: no limit at all.
         sparse: how tables learn from the rows that a batch touches: element-wise AdaGrad, AdaGrad with one
             sum a row, or Shampoo from the right side only.
     """
@@ -71,6 +74,8 @@ class ShampooOptions:
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
+    update_limit_relative: float = 0.0
+    update_limit_absolute: float = 0.0
     sparse: Sparse = "adagrad"
 
     def __post_init__(self) -> None:
@@ -108,6 +113,8 @@ class ShampooOptions:
         self._check_real("initial_accumulator", 0.0, math.inf, high_open=True)
         self._check_real("momentum", 0.0, 1.0, high_open=True)
         self._check_real("weight_decay", 0.0, math.inf, high_open=True)
+        self._check_real("update_limit_relative", 0.0, math.inf, high_open=True)
+        self._check_real("update_limit_absolute", 0.0, math.inf, high_open=True)
         for name, choices in (("solver", Solver), ("grafting", Grafting), ("sparse", Sparse)):
             if getattr(self, name) not in get_args(choices):
                 raise ValueError(
@@ -118,6 +125,11 @@ class ShampooOptions:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; allowed: True, False")
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs a momentum above 0")
+        if self.update_limit_relative and not self.update_limit_absolute:
+            raise ValueError(
+                "update_limit_relative needs an update_limit_absolute above 0: without, a tensor with a weight of 0 "
+                "would never move"
+            )
         if self.exponent_override is not None:
             self.exponent(1)
         if self.solver == "coupled" and not self.has_integer_root:

@@ -7,6 +7,7 @@ A step composes, each from a module of its own:
     preconditioning  L^(-1/4) G R^(-1/4)                                                    PSO 2
     grafting         Shampoo's direction, the first-order optimizer's norm, layer by layer  PSO App. G
     momentum         decay and momentum of the resulting direction                          FF 4.2, PT 3.1
+    update_limit     no step far beyond the size of the weights                             FF 4.1.3
     sparse           tables by rows                                                         PSO App. D
 
 and every tau1 steps an *exchange* takes in the roots that were computed since the last one and sends new
@@ -30,6 +31,7 @@ from ctr.optim.preconditioning import precondition
 from ctr.optim.report import describe, report
 from ctr.optim.sparse import row_statistics, sum_duplicates, update_table
 from ctr.optim.state import COUNTERS, STATUS, Create, ShampooState, create_variable, lay_out
+from ctr.optim.update_limit import limit_update
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 RootSource = Literal["host", "device", "between_steps"]
@@ -150,7 +152,15 @@ class ShampooCore:
                 average = momentum.update_momentum(state.momenta[index], direction, options.momentum)
                 state.momenta[index].assign(average)
                 direction = momentum.momentum_step(average, direction, options.momentum, options.nesterov)
-            weight.assign_sub(tf.cast(rate * direction, weight.dtype))
+            update = rate * direction
+            if options.update_limit_absolute:
+                update = limit_update(
+                    tf.cast(weight, state.dtype),
+                    update,
+                    options.update_limit_relative,
+                    options.update_limit_absolute,
+                )
+            weight.assign_sub(tf.cast(update, weight.dtype))
 
     def update_if_finite(
         self,

@@ -234,3 +234,76 @@ def test_an_interruption_has_its_own_status(monkeypatch, capsys):
     monkeypatch.setattr(sys.modules["ctr.cli"], "_report", interrupted)
     assert main(["report", "run"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+SAMPLE = ("sample", "log", "--name", "half", "--set", "non_click_rate=0.5")
+
+
+def test_sample_tells_what_it_kept_and_a_second_time_the_same(place, capfd):
+    (place / "sample.yaml").write_text("non_click_rate: 0.25\n")
+    assert main((*SAMPLE, "--config", "sample.yaml", "--json")) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    result = json.loads(out)
+    assert (result["name"], result["output"], result["rows"]) == ("half", "log/sidecars/half", 90)
+    labels = np.random.default_rng(0).integers(0, 2, 90)
+    clicks, non_clicks = (result["conditions"][name] for name in ("clicks", "non_clicks"))
+    assert clicks == {
+        "rows": labels.sum(),
+        "kept": labels.sum(),
+        "kept_fraction": 1,
+        "weight_sum": labels.sum(),
+    }
+    # The setting stands over the file: half of the non-clicks, at weight 2.
+    assert non_clicks["rows"] == 90 - labels.sum()
+    assert non_clicks["weight_sum"] == 2 * non_clicks["kept"]
+    assert 0 < non_clicks["kept"] < non_clicks["rows"]
+    assert main(SAMPLE) == 0
+    text = capfd.readouterr().out
+    assert text.startswith("log/sidecars/half: 90 rows in, 1 intervals written\n")
+    line = next(line for line in text.splitlines() if "non_clicks" in line)
+    assert line.split() == [
+        "non_clicks",
+        str(non_clicks["rows"]),
+        str(non_clicks["kept"]),
+        f"{non_clicks['kept_fraction']:.4f}",
+        f"{non_clicks['weight_sum']:.1f}",
+    ]
+
+
+def test_a_sampled_log_is_a_log_to_train_on(place, capfd):
+    rule = "uninformative={rate: 0.5, low_visibility: {feature: a, values: [x, 5]}}"
+    assert main((*SAMPLE, "--out", "small", "--set", rule, "--json")) == 0
+    result = json.loads(capfd.readouterr().out)
+    assert result["output"] == "small"
+    assert set(result["conditions"]) == {"all", "clicks", "non_clicks", "low_visibility", "uninformative"}
+    assert main(("train", "small", *TRAIN[2:], "--json")) == 0
+    summary = json.loads(capfd.readouterr().out)
+    assert summary["examples"] == result["conditions"]["all"]["kept"]
+    # Both weights are the importance weight: the examples stand for those of the whole log.
+    assert summary["weight_sum"] == result["conditions"]["all"]["weight_sum"]
+
+
+def test_samplings_that_are_refused(place, capfd):
+    line = error_line(capfd, (*SAMPLE[:-1], "non_click_rate=0.001"))
+    assert line.startswith("settings: ") and "non_click_rate is 0.001, below smallest_rate 0.01" in line
+    assert "rate: unknown key; allowed: non_click_rate" in error_line(capfd, (*SAMPLE, "--set", "rate=1"))
+    assert "config no.yaml: no such file" in error_line(capfd, (*SAMPLE, "--config", "no.yaml"))
+    assert "nowhere is not an example log" in error_line(capfd, ("sample", "nowhere", "--name", "half"))
+    assert "a name is made of letters" in error_line(capfd, ("sample", "log", "--name", "a b"))
+    assert "no sampling made" in error_line(capfd, (*SAMPLE, "--out", "log"))
+    rule = "uninformative={rate: 0.5, low_loss: {teacher: t, below: 0.1}}"
+    assert "log has no sidecar t; the sidecars beside it: none" in error_line(capfd, (*SAMPLE, "--set", rule))
+    assert not (place / "log" / "sidecars").exists()
+    assert main(SAMPLE) == 0
+    capfd.readouterr()
+    assert "non_click_rate was 0.5, is 0.4" in error_line(capfd, (*SAMPLE[:-1], "non_click_rate=0.4"))
+
+
+def test_sampling_by_rates_alone_loads_no_tensorflow(place, root, fresh_python):
+    script = f"""
+import sys
+from ctr.cli import main
+print("status", main({SAMPLE!r}), "tensorflow" in sys.modules)
+"""
+    assert fresh_python("-c", script, cwd=place, path=root).stdout.splitlines()[-1] == "status 0 False"

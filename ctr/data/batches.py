@@ -20,12 +20,23 @@ class Batch:
     Attributes:
         rows: the good rows.
         rejects: the faulty rows that lay among them.
-        end: the position in the log after this batch.
+        end: the position in the log after the last of all these.
     """
 
     rows: Rows
     rejects: Rows
     end: int
+
+    @property
+    def begin(self) -> int:
+        """The position in the log of the first of them."""
+        return int(min(part.position[0] for part in (self.rows, self.rejects) if len(part)))
+
+    @property
+    def times(self) -> tuple[int, int]:
+        """The query times of the first and the last of them, in microseconds."""
+        parts = [part.query_time for part in (self.rows, self.rejects) if len(part)]
+        return int(min(part[0] for part in parts)), int(max(part[-1] for part in parts))
 
 
 def whole_query_batches(blocks: Iterable[Rows], batch_rows: int, largest_query: int) -> Iterator[Batch]:
@@ -53,7 +64,7 @@ def whole_query_batches(blocks: Iterable[Rows], batch_rows: int, largest_query: 
             rows = join_rows(pending)
             packed = 0
             for batch in _pack(rows, batch_rows, largest_query, ended=False):
-                packed = batch.end - rows.first
+                packed += len(batch.rows) + len(batch.rejects)
                 yield batch
             rest = rows.slice(packed, len(rows))
             pending, waiting = [rest], len(rest)
@@ -77,8 +88,8 @@ def _pack(rows: Rows, batch_rows: int, largest_query: int, ended: bool) -> Itera
             if size > largest_query:
                 or_more = "" if larger < len(ends) else " or more"
                 raise InputError(
-                    f"query_id {rows.query_id[position]} (from row {rows.first + position} of the log) has {size} rows"
-                    f"{or_more}; at most {largest_query} are allowed (batch.largest_query)"
+                    f"query_id {rows.query_id[position]} (from row {rows.position[position]} of the log) has "
+                    f"{size} rows{or_more}; at most {largest_query} are allowed (batch.largest_query)"
                 )
             if larger >= len(ends):
                 return
@@ -87,8 +98,12 @@ def _pack(rows: Rows, batch_rows: int, largest_query: int, ended: bool) -> Itera
             # More of the log may still fit into this batch.
             return
         end = int(ends[fitting])
-        part = rows.slice(position, end)
-        good = part.fault == 0
-        kept = part if good.all() else part.keep(good)
-        yield Batch(kept, part.keep(~good), rows.first + end)
+        yield set_rejects_apart(rows.slice(position, end))
         position = end
+
+
+def set_rejects_apart(rows: Rows) -> Batch:
+    """Whole queries, at least one row, as a batch."""
+    good = rows.fault == 0
+    kept = rows if good.all() else rows.keep(good)
+    return Batch(kept, rows.keep(~good), int(rows.position[-1]) + 1)

@@ -1,13 +1,13 @@
 """The example log as a stream of column blocks in its order, verified before a row of them is used."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import IDS_COLUMN, Manifest, read_shard, unpack_ids
+from ctr.data.log import IDS_COLUMN, MAX_TIME_US, Manifest, read_shard, unpack_ids
 from ctr.data.schema import Schema, bucket_counts
 
 KEYS = ("query_time", "timestamp", "query_id", "example_id")
@@ -31,9 +31,10 @@ class Rows:
         query_time, timestamp, query_id, example_id: int64 [N]; times in microseconds, UTC.
         label, train_weight, metric_weight: float32 [N].
         ids: int32 [N, F], the single-valued features.
+        position: int64 [N], rising: the number of rows of the log before each of these.
         multivalent: for each multivalent feature its ids (int32) and offsets (int64 [N + 1]) into them.
         fault: int8 [N], index into ``FAULTS``; 0 for a good row.
-        first: the position in the log of the first of these rows.
+        joined: columns [N] of sidecars, by names of the reader's own.
     """
 
     query_time: np.ndarray
@@ -44,33 +45,36 @@ class Rows:
     train_weight: np.ndarray
     metric_weight: np.ndarray
     ids: np.ndarray
-    multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]]
     fault: np.ndarray
-    first: int
+    position: np.ndarray
+    multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    joined: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.label)
 
-    _COLUMNS = (*KEYS, "label", "train_weight", "metric_weight", "ids", "fault")
+    _COLUMNS = (*KEYS, "label", "train_weight", "metric_weight", "ids", "fault", "position")
 
     def slice(self, begin: int, end: int) -> "Rows":
         """Rows ``begin`` to ``end`` (exclusive), without a copy of the columns."""
         columns = {name: getattr(self, name)[begin:end] for name in self._COLUMNS}
+        joined = {name: column[begin:end] for name, column in self.joined.items()}
         multivalent = {}
         for name, (values, offsets) in self.multivalent.items():
             low, high = int(offsets[begin]), int(offsets[end])
             multivalent[name] = (values[low:high], offsets[begin : end + 1] - low)
-        return Rows(**columns, multivalent=multivalent, first=self.first + begin)
+        return Rows(**columns, multivalent=multivalent, joined=joined)
 
     def keep(self, mask: np.ndarray) -> "Rows":
-        """The rows where ``mask`` (bool [N]) holds; ``first`` stays the position of the first row before."""
+        """The rows where ``mask`` (bool [N]) holds."""
         columns = {name: getattr(self, name)[mask] for name in self._COLUMNS}
+        joined = {name: column[mask] for name, column in self.joined.items()}
         multivalent = {}
         for name, (values, offsets) in self.multivalent.items():
             lengths = np.diff(offsets)
             kept = np.concatenate([[0], np.cumsum(lengths[mask])])
             multivalent[name] = (values[np.repeat(mask, lengths)], kept)
-        return Rows(**columns, multivalent=multivalent, first=self.first)
+        return Rows(**columns, multivalent=multivalent, joined=joined)
 
     def query_begins(self) -> np.ndarray:
         """int64: the row numbers at which a query begins."""
@@ -81,7 +85,7 @@ class Rows:
 
 
 def join_rows(parts: Sequence[Rows]) -> Rows:
-    """Consecutive blocks as one."""
+    """Blocks as one, in their order."""
     if len(parts) == 1:
         return parts[0]
     columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in Rows._COLUMNS}
@@ -90,7 +94,8 @@ def join_rows(parts: Sequence[Rows]) -> Rows:
         values = np.concatenate([part.multivalent[name][0] for part in parts])
         lengths = np.concatenate([np.diff(part.multivalent[name][1]) for part in parts])
         multivalent[name] = (values, np.concatenate([[0], np.cumsum(lengths)]))
-    return Rows(**columns, multivalent=multivalent, first=parts[0].first)
+    joined = {name: np.concatenate([part.joined[name] for part in parts]) for name in parts[0].joined}
+    return Rows(**columns, multivalent=multivalent, joined=joined)
 
 
 def _single_array(column: pa.ChunkedArray) -> pa.Array:
@@ -121,16 +126,30 @@ def rows_of_table(table: pa.Table, schema: Schema, first: int) -> Rows:
     for code, name in ((_METRIC_WEIGHT, "metric_weight"), (_TRAIN_WEIGHT, "train_weight")):
         fault[~(np.isfinite(columns[name]) & (columns[name] >= 0))] = code
     fault[(columns["label"] != 0) & (columns["label"] != 1)] = _LABEL
-    return Rows(**columns, ids=ids, multivalent=multivalent, fault=fault, first=first)
+    columns |= {"ids": ids, "fault": fault, "position": np.arange(first, first + count)}
+    return Rows(**columns, multivalent=multivalent, joined={})
 
 
-def read_rows(folder: Path, schema: Schema, manifests: Sequence[Manifest], start: int = 0) -> Iterator[Rows]:
-    """The log's rows shard by shard, from position ``start`` (a number of rows from the log's beginning)."""
+def read_rows(
+    folder: Path,
+    schema: Schema,
+    manifests: Sequence[Manifest],
+    start: int = 0,
+    times: tuple[int, int] = (0, MAX_TIME_US),
+) -> Iterator[Rows]:
+    """The log's rows shard by shard.
+
+    Args:
+        start: the position to begin at, a number of rows from the log's beginning.
+        times: the query times [begin, end) in microseconds to which the rows are restricted.
+    """
+    begin, end = times
     position = 0
     for manifest in manifests:
         for entry in manifest.shards:
-            end = position + entry.rows
-            if end > start:
-                rows = rows_of_table(read_shard(folder, entry, schema), schema, position)
-                yield rows.slice(max(0, start - position), len(rows))
-            position = end
+            first, position = position, position + entry.rows
+            if position <= start or entry.last_query_time < begin or entry.first_query_time >= end:
+                continue
+            rows = rows_of_table(read_shard(folder, entry, schema), schema, first)
+            inside = np.searchsorted(rows.query_time, times)
+            yield rows.slice(max(start - first, int(inside[0])), max(start - first, int(inside[1])))

@@ -1,4 +1,7 @@
-"""Losses on logits. Train weights multiply every term."""
+"""Losses on logits, differentiable, of any floating dtype. Train weights multiply every term.
+
+All of them are exact for logits of any size that the dtype holds: sums of positive terms, no differences.
+"""
 
 import tensorflow as tf
 
@@ -6,6 +9,50 @@ import tensorflow as tf
 def logistic_loss(label: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
     """Cross-entropy of a click (1) or no click (0) with sigmoid(logit), float32 [B] (FF section 2)."""
     return tf.nn.sigmoid_cross_entropy_with_logits(labels=label, logits=logit)
+
+
+def distillation_loss(teacher_logit: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
+    """Cross-entropy of the teacher's probability with the student's (FF 4.1.2).
+
+    Its smallest value, at equal logits, is the entropy of the teacher's probability, not 0.
+
+    Args:
+        teacher_logit: float32 [B], a constant for the gradient; NaN where there is none.
+        logit: float32 [B], the student's.
+
+    Returns:
+        float32 [B]; 0, with a gradient of 0, where the teacher's logit is NaN.
+    """
+    known = ~tf.math.is_nan(teacher_logit)
+    teacher = tf.stop_gradient(teacher_logit)
+    # Before the formula, not only after it: zero times a derivative that is NaN would be NaN.
+    student = tf.where(known, logit, tf.zeros_like(logit))
+    # With 1 - sigmoid(t) in place of sigmoid(-t), or max(s, 0) - s sigmoid(t)
+    # in place of the sum, large logits would leave nothing but rounding.
+    clicked = tf.sigmoid(teacher) * tf.nn.softplus(-student)
+    other = tf.sigmoid(-teacher) * tf.nn.softplus(student)
+    return tf.where(known, clicked + other, tf.zeros_like(student))
+
+
+def rank_loss(
+    logit: tf.Tensor, pairs_clicked: tf.Tensor, pairs_other: tf.Tensor, pair_weight: tf.Tensor
+) -> tf.Tensor:
+    """RankNet: the sum over pairs of weight * -log sigmoid(s_i - s_j) (FF 4.1.1).
+
+    The gradient adds up in the order of the pairs, so that it is the same at every run.
+
+    Args:
+        logit: float32 [B].
+        pairs_clicked: int32 [P], the row of each pair's clicked example, in 0..B-1 (``ctr.objective.pairs``).
+        pairs_other: int32 [P], the row of its other one.
+        pair_weight: float32 [P]; 0 for padding, which counts nothing even where its logits are not finite.
+
+    Returns:
+        float32 scalar, 0 without pairs.
+    """
+    margin = tf.gather(logit, pairs_clicked) - tf.gather(logit, pairs_other)
+    margin = tf.where(pair_weight > 0, margin, tf.zeros_like(margin))
+    return tf.reduce_sum(pair_weight * tf.nn.softplus(-margin))
 
 
 def weighted_mean(loss: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:

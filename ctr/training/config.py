@@ -9,7 +9,9 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from ctr.config import StrictModel
 from ctr.data.schema import Schema, Tower
+from ctr.data.time_range import TimeRange
 from ctr.errors import InputError
+from ctr.objective.config import ObjectiveConfig
 from ctr.objective.ramps import Ramp
 from ctr.optim.options import ShampooOptions
 
@@ -93,7 +95,9 @@ class RowOptimizerConfig(StrictModel):
     """Element-wise AdaGrad for embedding rows and linear weights.
 
     ``gradient: sum`` takes the gradient of the loss summed over the batch, ``mean`` that of its mean;
-    the initial accumulators are on that scale. ``tower_rates`` multiply both rates.
+    the initial accumulators are on that scale. ``tower_rates`` multiply both rates. With ``update_limit_absolute``
+    a above 0 no step moves a touched weight w of a table by more than r |w| + a, r being ``update_limit_relative``:
+    all of its step is scaled down by one factor.
     """
 
     learning_rate: float = Field(default=0.1, ge=0)
@@ -102,6 +106,22 @@ class RowOptimizerConfig(StrictModel):
     linear_initial_accumulator: float = Field(default=0.1, ge=0)
     gradient: Literal["sum", "mean"] = "sum"
     tower_rates: dict[Tower, Annotated[float, Field(ge=0)]] = {"quality": 1.0, "ui": 1.0}
+    update_limit_relative: float = Field(default=0, ge=0)
+    update_limit_absolute: float = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _rows_can_move(self) -> Self:
+        if self.update_limit_relative and not self.update_limit_absolute:
+            raise ValueError(
+                "update_limit_relative needs an update_limit_absolute above 0: without, a weight of 0 would never move"
+            )
+        return self
+
+    @property
+    def update_limit(self) -> tuple[float, float] | None:
+        """Relative and absolute; None: none."""
+        absolute = self.update_limit_absolute
+        return (self.update_limit_relative, absolute) if absolute else None
 
 
 TRAINER_SHAMPOO = ShampooOptions(exponent_override=2, momentum=0.9, nesterov=True)
@@ -155,10 +175,30 @@ class CheckpointConfig(StrictModel):
     keep: int = Field(default=2, ge=1)
 
 
+class SampleConfig(StrictModel):
+    """A sample of the log, as ``ctr sample`` wrote it beside the log under ``name``.
+
+    ``score: all`` scores every row and learns from those that were kept: the metrics are those of full traffic.
+    ``kept`` reads the kept rows alone: faster, with importance-weighted metrics of examples, while PerQueryAUC
+    is that of the queries as the sample left them.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
+    score: Literal["all", "kept"] = "all"
+
+
 class TrainConfig(StrictModel):
-    """Everything that decides what a run computes."""
+    """Everything that decides what a run computes.
+
+    ``label_delay`` is a number of seconds: an example is scored at its query's time, and learned from once a
+    query that is so much later is to be scored.
+    """
 
     seed: int = Field(default=1, ge=0, lt=2**31)
+    time_range: TimeRange = TimeRange()
+    sampling: SampleConfig | None = None
+    label_delay: float = Field(default=0, ge=0, le=10 * 365 * 24 * 3600)
+    objective: ObjectiveConfig = ObjectiveConfig()
     batch: BatchConfig = BatchConfig()
     model: ModelConfig = ModelConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -168,6 +208,27 @@ class TrainConfig(StrictModel):
     checkpoint: CheckpointConfig = CheckpointConfig()
     record_predictions: bool = True
     max_rejected_share: float = Field(default=0.001, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        ranking = self.objective.ranking
+        if ranking is not None and ranking.setup == "multi_task" and not self.model.has_network:
+            raise ValueError(
+                "objective.ranking.setup multi_task needs crosses or deep layers for the two heads to share; "
+                "without them only multi_objective is allowed"
+            )
+        return self
+
+    def ramps_at(self, examples: int) -> dict[str, float]:
+        """What every ramp has reached when ``examples`` examples were trained on; 0 for what is off."""
+        objective = self.objective
+        parts = {
+            "ranking": objective.ranking,
+            "distillation": objective.distillation,
+            "bias_constraints": objective.bias_constraints,
+        }
+        ramps = {name: part.ramp.at(examples) if part is not None else 0.0 for name, part in parts.items()}
+        return {"alpha2": self.model.crosses.ramp.at(examples), **ramps}
 
     def sha256(self) -> str:
         """A hash of the meaning of the configuration."""

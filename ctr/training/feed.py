@@ -2,16 +2,22 @@
 
 import queue
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
 from ctr.data.batches import Batch
+from ctr.data.reader import join_rows
 from ctr.models.rows import TableLayout, TablePlan, padded_size, plan_table
+from ctr.objective.bias_constraints import Family
+from ctr.objective.config import ObjectiveConfig
+from ctr.objective.targets import Targets, make_targets
 
 ItemT = TypeVar("ItemT")
+
+_LOGISTIC = ObjectiveConfig()
 
 
 @dataclass(frozen=True)
@@ -20,30 +26,37 @@ class Feed:
 
     Attributes:
         batch: where it came from; its good rows are the first ones.
-        label, train_weight: float32 [B].
+        others: rows of the constraint logs, which follow, or None where there are none for it.
+        targets: what the losses need of the B rows, by ``ctr.objective.targets``.
         plans: one for each table.
     """
 
     batch: Batch
-    label: np.ndarray
-    train_weight: np.ndarray
+    others: tuple[Batch | None, ...]
+    targets: Targets
     plans: tuple[TablePlan, ...]
 
 
-def make_feed(batch: Batch, layouts: tuple[TableLayout, ...], batch_rows: int) -> Feed:
+def make_feed(
+    batch: Batch,
+    layouts: tuple[TableLayout, ...],
+    batch_rows: int,
+    objective: ObjectiveConfig = _LOGISTIC,
+    families: Sequence[Family] = (),
+    others: Sequence[Batch | None] = (),
+) -> Feed:
     """Pads a batch to one of a few sizes and finds its distinct embedding rows."""
-    rows = batch.rows
+    parts = [batch.rows, *(other.rows for other in others if other is not None)]
+    numbers = [0, *(number for number, other in enumerate(others, 1) if other is not None)]
+    rows = join_rows(parts)
+    source = np.repeat(np.array(numbers, np.int8), [len(part) for part in parts])
     capacity = padded_size(len(rows), smallest=batch_rows)
-    label = np.zeros(capacity, np.float32)
-    label[: len(rows)] = rows.label
-    weight = np.zeros(capacity, np.float32)
-    weight[: len(rows)] = rows.train_weight
     multivalent = {
         name: (values, np.diff(offsets).astype(np.int32))
         for name, (values, offsets) in rows.multivalent.items()
     }
     plans = tuple(plan_table(layout, rows.ids, multivalent, capacity) for layout in layouts)
-    return Feed(batch, label, weight, plans)
+    return Feed(batch, tuple(others), make_targets(objective, families, rows, source, capacity), plans)
 
 
 _END = object()

@@ -206,7 +206,7 @@ def describe_rejects(batch: Batch) -> list[dict[str, Any]]:
             "example_id": int(rejects.example_id[index]),
             "query_id": int(rejects.query_id[index]),
             "query_time": int(rejects.query_time[index]),
-            "between_log_rows": [batch.rows.first, batch.end],
+            "between_log_rows": [batch.begin, batch.end],
         }
         for index in range(len(rejects))
     ]

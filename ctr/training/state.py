@@ -1,6 +1,6 @@
 """The weights and optimizer state of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -10,6 +10,7 @@ from ctr.errors import InputError
 from ctr.models.dcn import DCN
 from ctr.models.embeddings import create_table
 from ctr.models.rows import FeatureRows, TableLayout, lay_out_tables
+from ctr.objective.bias_constraints import Family
 from ctr.optim.shampoo import ShampooCore
 from ctr.training.config import TrainConfig
 
@@ -40,10 +41,17 @@ class TrainState:
         network: the dense part of the model.
         dense: its trainable variables.
         shampoo: their optimizer.
+        duals: for each family of constrained slices its lambda_k, float32 [slices] (FF 7.1).
     """
 
-    def __init__(self, layouts: tuple[TableLayout, ...], config: TrainConfig, compute_dtype: str) -> None:
-        model, rows = config.model, config.optimizer.rows
+    def __init__(
+        self,
+        layouts: tuple[TableLayout, ...],
+        config: TrainConfig,
+        compute_dtype: str,
+        families: Sequence[Family] = (),
+    ) -> None:
+        model, rows, ranking = config.model, config.optimizer.rows, config.objective.ranking
         self.layouts = layouts
         self.tables = [create_table(layout, model.init_scale, config.seed) for layout in layouts]
         self.row_accumulators = []
@@ -59,11 +67,14 @@ class TrainState:
             activation=model.deep.activation,
             prior=model.prior,
             compute_dtype=compute_dtype,
+            rank_head=ranking is not None and ranking.setup == "multi_task",
         )
         width = sum(layout.width * len(layout.features) for layout in layouts)
         self.network(tf.zeros([1, width]), tf.zeros([1]), tf.constant(0.0))
         self.dense = list(self.network.trainable_variables)
         self.shampoo = ShampooCore(config.optimizer.dense.shampoo, self.dense)
+        self.families = tuple(families)
+        self.duals = [tf.Variable(tf.zeros([family.slices]), trainable=False) for family in families]
 
     def variables(self) -> dict[str, tf.Variable]:
         """All variables under names that do not depend on the process."""
@@ -75,6 +86,8 @@ class TrainState:
             named[f"dense/{index:03d}"] = variable
         for name, variable in self.shampoo.state.variables.items():
             named[f"shampoo/{name}"] = variable
+        for family, variable in zip(self.families, self.duals, strict=True):
+            named[f"duals/{family.name}"] = variable
         return named
 
     def arrays(self) -> dict[str, np.ndarray]:

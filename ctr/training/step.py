@@ -1,14 +1,15 @@
 """The training step: one compiled function that scores a batch and then learns from it."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from ctr.models.embeddings import look_up, split_columns
 from ctr.models.rows import TablePlan
-from ctr.objective.losses import logistic_loss, weighted_mean
+from ctr.objective.targets import target_signature
+from ctr.objective.total import next_duals, slices_of, total_loss
 from ctr.optim.adagrad import update_rows
 from ctr.optim.momentum import clip_by_global_norm
 from ctr.optim.shampoo import all_finite
@@ -22,16 +23,34 @@ class StepResult(NamedTuple):
 
     Attributes:
         logit: float32 [B], the prediction of record: from the weights before the update.
-        loss: float32 scalar, the weighted mean loss of the batch.
+        loss: float32 scalar, the objective on the batch.
         applied: bool scalar; False when loss or a gradient was not finite and nothing was changed.
+        slices: for each family of constraints the rows' slices, int32 [B], -1 for none.
     """
 
     logit: tf.Tensor
     loss: tf.Tensor
     applied: tf.Tensor
+    slices: list[tf.Tensor]
 
 
-def _plan_tensors(plan: TablePlan) -> dict[str, np.ndarray]:
+class Steps(NamedTuple):
+    """The compiled functions of a run, of a feed and of the ramps' weights (``TrainConfig.ramps_at``).
+
+    Attributes:
+        learn: scores a batch and then learns from it.
+        score: scores a batch alone: logits, float32 [B], and slices as in ``StepResult``.
+    """
+
+    learn: Callable[[Feed, Mapping[str, float]], StepResult]
+    score: Callable[[Feed, Mapping[str, float]], tuple[tf.Tensor, list[tf.Tensor]]]
+
+
+def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, tf.Tensor]:
+    return {name: tf.constant(array) for name, array in arrays.items()}
+
+
+def _plan_arrays(plan: TablePlan) -> dict[str, np.ndarray]:
     return {
         "distinct": plan.distinct,
         "single": plan.single,
@@ -40,13 +59,9 @@ def _plan_tensors(plan: TablePlan) -> dict[str, np.ndarray]:
     }
 
 
-def make_step(state: TrainState, config: TrainConfig, jit: bool) -> Callable[[Feed, float], StepResult]:
-    """Compiles the step for ``state``.
-
-    Returns:
-        A function of a feed and of alpha2 (the ramp of the crosses).
-    """
-    optimizer = config.optimizer
+def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
+    """Compiles the functions that score and learn for ``state``. Each is compiled when it is first called."""
+    optimizer, objective = config.optimizer, config.objective
     tower_rates: dict[str, float] = dict(optimizer.rows.tower_rates.items())
     row_rates = []
     for layout in state.layouts:
@@ -58,7 +73,7 @@ def make_step(state: TrainState, config: TrainConfig, jit: bool) -> Callable[[Fe
 
     def forward(
         rows: Sequence[tf.Tensor], plans: Sequence[dict[str, tf.Tensor]], alpha2: tf.Tensor
-    ) -> tf.Tensor:
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         looked_up = [
             look_up(layout, part, plan) for layout, part, plan in zip(state.layouts, rows, plans, strict=True)
         ]
@@ -73,7 +88,7 @@ def make_step(state: TrainState, config: TrainConfig, jit: bool) -> Callable[[Fe
         for table, accumulator, plan, gradient, rate in zip(
             state.tables, state.row_accumulators, plans, row_gradients, row_rates, strict=True
         ):
-            update_rows(table, accumulator, plan["distinct"], gradient, rate)
+            update_rows(table, accumulator, plan["distinct"], gradient, rate, optimizer.rows.update_limit)
         dense = optimizer.dense
         if dense.clip_norm is not None:
             dense_gradients = clip_by_global_norm(dense_gradients, dense.clip_norm)
@@ -82,32 +97,46 @@ def make_step(state: TrainState, config: TrainConfig, jit: bool) -> Callable[[Fe
             dense_gradients, dense.learning_rate, decayed, "between_steps" if jit else "host"
         )
 
+    def gather(plans: Sequence[dict[str, tf.Tensor]]) -> list[tf.Tensor]:
+        return [tf.gather(table, plan["distinct"]) for table, plan in zip(state.tables, plans, strict=True)]
+
     def step(
-        label: tf.Tensor, weight: tf.Tensor, plans: list[dict[str, tf.Tensor]], alpha2: tf.Tensor
+        targets: dict[str, tf.Tensor], plans: list[dict[str, tf.Tensor]], ramps: dict[str, tf.Tensor]
     ) -> StepResult:
-        rows = [tf.gather(table, plan["distinct"]) for table, plan in zip(state.tables, plans, strict=True)]
+        rows = gather(plans)
+        duals = [dual.read_value() for dual in state.duals]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(rows)
             tape.watch(state.dense)
-            logit = forward(rows, plans, alpha2)
-            loss = weighted_mean(logistic_loss(label, logit), weight)
+            logit, rank_score = forward(rows, plans, ramps["alpha2"])
+            slices = slices_of(state.families, targets, logit)
+            loss = total_loss(objective, targets, logit, rank_score, ramps, duals, slices)
         row_gradients, dense_gradients = tape.gradient(
             loss, (rows, state.dense), unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
+        row_gradients = [tf.convert_to_tensor(gradient) for gradient in row_gradients]
         if optimizer.rows.gradient == "sum":
-            row_gradients = [tf.convert_to_tensor(g) * tf.reduce_sum(weight) for g in row_gradients]
-        else:
-            row_gradients = [tf.convert_to_tensor(g) for g in row_gradients]
-        applied = all_finite([loss, *row_gradients, *dense_gradients])
+            total_weight = tf.reduce_sum(targets["own_weight"])
+            row_gradients = [gradient * total_weight for gradient in row_gradients]
+        new_duals = next_duals(objective, targets, logit, ramps["bias_constraints"], duals, slices)
+        applied = all_finite([loss, *row_gradients, *dense_gradients, *new_duals])
 
         def update() -> tf.Tensor:
             learn(plans, row_gradients, dense_gradients)
+            for dual, value in zip(state.duals, new_duals, strict=True):
+                dual.assign(value)
             return tf.constant(True)
 
-        return StepResult(logit, loss, tf.cond(applied, update, lambda: tf.constant(False)))
+        applied = tf.cond(applied, update, lambda: tf.constant(False))
+        return StepResult(logit, loss, applied, slices)
 
-    vector = tf.TensorSpec([None], tf.float32)
-    indices = tf.TensorSpec([None], tf.int32)
+    def score(
+        targets: dict[str, tf.Tensor], plans: list[dict[str, tf.Tensor]], ramps: dict[str, tf.Tensor]
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        logit, _ = forward(gather(plans), plans, ramps["alpha2"])
+        return logit, slices_of(state.families, targets, logit)
+
+    scalar, indices = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.int32)
     plans = [
         {
             "distinct": indices,
@@ -117,22 +146,29 @@ def make_step(state: TrainState, config: TrainConfig, jit: bool) -> Callable[[Fe
         }
         for layout in state.layouts
     ]
-    signature = [vector, vector, plans, tf.TensorSpec([], tf.float32)]
-    # XLA compiles each of the few padded sizes by itself, from this one trace.
-    compiled = tf.function(step, input_signature=signature, jit_compile=jit or None)
+    targets = target_signature(objective, state.families)
+    ramps = dict.fromkeys(config.ramps_at(0), scalar)
+    signature = [targets, plans, ramps]
+    # XLA compiles each of the few padded sizes by itself, from one trace.
+    compiled_step = tf.function(step, input_signature=signature, jit_compile=jit or None)
+    compiled_score = tf.function(score, input_signature=signature, jit_compile=jit or None)
 
-    def run(feed: Feed, alpha2: float) -> StepResult:
-        result = compiled(
-            tf.constant(feed.label),
-            tf.constant(feed.train_weight),
-            [
-                {name: tf.constant(array) for name, array in _plan_tensors(plan).items()}
-                for plan in feed.plans
-            ],
-            tf.constant(alpha2, tf.float32),
+    def tensors(feed: Feed, ramps: Mapping[str, float]) -> tuple[Any, ...]:
+        plans = [_tensors(_plan_arrays(plan)) for plan in feed.plans]
+        return (
+            _tensors(feed.targets),
+            plans,
+            {name: tf.constant(ramp, tf.float32) for name, ramp in ramps.items()},
         )
+
+    def run_step(feed: Feed, ramps: Mapping[str, float]) -> StepResult:
+        result = compiled_step(*tensors(feed, ramps))
         if jit:
             state.shampoo.exchange()
         return StepResult(*result)
 
-    return run
+    def run_score(feed: Feed, ramps: Mapping[str, float]) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        logit, slices = compiled_score(*tensors(feed, ramps))
+        return logit, slices
+
+    return Steps(run_step, run_score)

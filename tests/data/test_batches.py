@@ -31,7 +31,7 @@ def make_rows(query_sizes: list[int], faulty: set[int] = frozenset(), same_time:
         ids=np.stack([row, -row], axis=1).astype(np.int32),
         multivalent={"m": (np.arange(offsets[-1], dtype=np.int32), offsets)},
         fault=np.isin(row, list(faulty)).astype(np.int8),
-        first=0,
+        position=row,
     )
 
 
@@ -74,7 +74,7 @@ def pack_greedily(query_sizes: list[int], batch_rows: int) -> list[tuple[int, in
 def same(batch: Batch, other: Batch) -> bool:
     return (
         batch.end == other.end
-        and batch.rows.first == other.rows.first
+        and batch.begin == other.begin
         and rows_as_tuples(batch.rows) == rows_as_tuples(other.rows)
         and rows_as_tuples(batch.rejects) == rows_as_tuples(other.rejects)
     )
@@ -115,7 +115,7 @@ def test_batches_are_the_greedily_packed_whole_queries_of_the_log(case):
     assert found == pack_greedily(case.query_sizes, case.batch_rows)
     log = rows_as_tuples(case.rows)
     for (begin, end), batch in zip(found, batches, strict=True):
-        assert batch.rows.first == begin
+        assert batch.begin == begin
         # Of the rows of the range none is lost, changed or twice there; only faulty ones are set apart.
         assert rows_as_tuples(batch.rows) == [row for row in log[begin:end] if row[7] == 0]
         assert rows_as_tuples(batch.rejects) == [row for row in log[begin:end] if row[7] != 0]

@@ -97,7 +97,7 @@ def test_rows_hold_what_was_written():
     table = make_table(30)
     rows = rows_of_table(table, SCHEMA, first=5)
     assert as_records(rows) == as_written(table)
-    assert rows.first == 5
+    assert rows.position.tolist() == list(range(5, 35))
     assert rows.ids.dtype == np.int32
     assert {rows.label.dtype, rows.train_weight.dtype, rows.metric_weight.dtype} == {np.dtype(np.float32)}
 
@@ -116,16 +116,16 @@ def test_slices_selections_and_joins(data):
     end = data.draw(st.integers(begin, count))
     part = rows.slice(begin, end)
     assert as_records(part) == records[begin:end]
-    assert part.first == 3 + begin
+    assert part.position.tolist() == list(range(3 + begin, 3 + end))
     mask = np.array(data.draw(st.lists(st.booleans(), min_size=end - begin, max_size=end - begin)), bool)
     kept = part.keep(mask)
     assert as_records(kept) == [record for record, good in zip(records[begin:end], mask, strict=True) if good]
-    assert kept.first == 3 + begin
+    assert kept.position.tolist() == (3 + begin + np.flatnonzero(mask)).tolist()
     # A selection can be sliced again, and slices put together.
     assert as_records(kept.slice(0, len(kept) // 2)) == as_records(kept)[: len(kept) // 2]
     parts = [rows.slice(0, begin), rows.slice(begin, end), rows.slice(end, count)]
     assert as_records(join_rows(parts)) == records
-    assert join_rows(parts).first == 3
+    assert join_rows(parts).position.tolist() == list(range(3, 3 + count))
 
 
 def test_queries_begin_where_time_or_id_changes():
@@ -224,7 +224,7 @@ def test_a_log_is_read_in_its_order_from_any_row(log):
         assert [record for block in blocks for record in as_records(block)] == expected[start:]
         position = start
         for block in blocks:
-            assert block.first == position
+            assert block.position.tolist() == list(range(position, position + len(block)))
             position += len(block)
 
 
@@ -249,4 +249,4 @@ def test_nothing_of_a_damaged_shard_is_used(tmp_path_factory, place, bit):
     with pytest.raises(InputError) as caught:
         found.extend(read_rows(folder, SCHEMA, read_manifests(folder)))
     assert str(path) in str(caught.value)
-    assert [(block.first, len(block)) for block in found] == [(0, manifest.shards[0].rows)]
+    assert [(block.position[0], len(block)) for block in found] == [(0, manifest.shards[0].rows)]

@@ -32,6 +32,8 @@ REAL = {
     "initial_accumulator": ([0, 3.0], [-1e-9, math.inf], "[0.0, inf)"),
     "momentum": ([0, 0.9], [-0.1, 1.0], "[0.0, 1.0)"),
     "weight_decay": ([0, 7.0], [-0.1, math.inf], "[0.0, inf)"),
+    "update_limit_relative": ([0, 0.0], [-0.1, math.inf], "[0.0, inf)"),
+    "update_limit_absolute": ([0, 1e-7, 3.0], [-1e-9, math.inf], "[0.0, inf)"),
 }
 CHOICES = {
     "solver": ("auto", "eigh", "coupled"),

@@ -20,10 +20,10 @@ def test_a_feed_is_its_batch_with_padding_of_weight_0(log, schema, make_config):
     for batch in batches:
         feed = make_feed(batch, layouts, 50)
         count = len(batch.rows)
-        assert feed.label.shape == feed.train_weight.shape == (50,)
-        assert feed.label[:count].tolist() == batch.rows.label.tolist()
-        assert feed.train_weight[:count].tolist() == batch.rows.train_weight.tolist()
-        assert not feed.train_weight[count:].any()
+        assert feed.targets["label"].shape == feed.targets["weight"].shape == (50,)
+        assert feed.targets["label"][:count].tolist() == batch.rows.label.tolist()
+        assert feed.targets["weight"][:count].tolist() == batch.rows.train_weight.tolist()
+        assert not feed.targets["weight"][count:].any()
         assert [plan.single.shape[0] for plan in feed.plans] == [50] * len(layouts)
         assert feed.batch is batch
 
@@ -33,8 +33,8 @@ def test_a_larger_query_takes_a_larger_size(log, schema, make_config):
     batch = next(whole_query_batches(read_rows(log, schema, read_manifests(log)), 50, 64))
     for batch_rows in (1, 2, 3, 7, 20):
         feed = make_feed(batch, layouts, batch_rows)
-        assert len(batch.rows) <= len(feed.label) < len(batch.rows) * 4 / 3
-        assert not feed.train_weight[len(batch.rows) :].any()
+        assert len(batch.rows) <= len(feed.targets["label"]) < len(batch.rows) * 4 / 3
+        assert not feed.targets["weight"][len(batch.rows) :].any()
 
 
 def threads() -> list[threading.Thread]:

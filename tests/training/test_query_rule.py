@@ -11,7 +11,7 @@ from ctr.eval.progressive import ProgressiveMetrics
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
 from ctr.training.state import TrainState, table_layouts
-from ctr.training.step import make_step
+from ctr.training.step import make_steps
 
 QUERIES, SIZE = 200, 6
 SCHEMA = Schema(features=(Category(name="query", source="query", buckets=QUERIES),))
@@ -34,17 +34,19 @@ def make_rows() -> Rows:
     return Rows(
         query_time=query, timestamp=query, query_id=query, example_id=np.arange(count), label=label,
         train_weight=np.ones(count, np.float32), metric_weight=np.ones(count, np.float32),
-        ids=query[:, np.newaxis].astype(np.int32), multivalent={}, fault=np.zeros(count, np.int8), first=0,
+        ids=query[:, np.newaxis].astype(np.int32), multivalent={}, fault=np.zeros(count, np.int8),
+        position=np.arange(count),
     )  # fmt: skip
 
 
 def per_query_auc(rows: Rows, batches: list[Batch]) -> float:
     """Of one pass, each batch scored before it is learned from; the metric is told of whole queries."""
     state = TrainState(table_layouts(SCHEMA, CONFIG), CONFIG, "float32")
-    step = make_step(state, CONFIG, jit=False)
+    step = make_steps(state, CONFIG, jit=False).learn
     logits = []
     for batch in batches:
-        logits.append(step(make_feed(batch, state.layouts, 64), 1.0).logit.numpy()[: len(batch.rows)])
+        feed = make_feed(batch, state.layouts, 64)
+        logits.append(step(feed, CONFIG.ramps_at(0)).logit.numpy()[: len(batch.rows)])
     metrics = ProgressiveMetrics()
     metrics.update(rows.label, np.concatenate(logits), rows.metric_weight, rows.query_id)
     return metrics.summary()["per_query_auc"]
@@ -60,7 +62,7 @@ def test_whole_queries_leak_nothing():
 def test_cut_queries_do(batch_rows):
     rows = make_rows()
     cut = [rows.slice(begin, min(begin + batch_rows, len(rows))) for begin in range(0, len(rows), batch_rows)]
-    batches = [Batch(part, part.slice(0, 0), part.first + len(part)) for part in cut]
+    batches = [Batch(part, part.slice(0, 0), part.position[-1] + 1) for part in cut]
     # After a click the rest of its query is scored higher, and holds no other click.
     difference = per_query_auc(rows, batches) - 0.5
     assert difference < (-0.3 if batch_rows == 1 else -0.02)

@@ -180,5 +180,5 @@ def test_rejects_are_described(log, schema):
     for index, reject in enumerate(described):
         for name in ("example_id", "query_id", "query_time"):
             assert reject[name] == getattr(rejects, name)[index]
-        assert reject["between_log_rows"] == [batch.rows.first, batch.end]
+        assert reject["between_log_rows"] == [batch.begin, batch.end]
     json.dumps(described)

@@ -12,7 +12,7 @@ from ctr.data.schema import Category, Schema
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed, make_feed
 from ctr.training.state import TrainState, table_layouts
-from ctr.training.step import make_step
+from ctr.training.step import make_steps
 
 SCHEMA = Schema(
     features=(
@@ -45,6 +45,10 @@ def make_config(gradient: str = "sum", **settings: Any) -> TrainConfig:
     return parse_model(TrainConfig, {**content, "optimizer": {**content["optimizer"], "rows": rows}}, "test")
 
 
+RAMPED = {"alpha2": 1.0, "ranking": 1.0, "distillation": 1.0, "bias_constraints": 1.0}
+HALF = {**RAMPED, "alpha2": 0.5}
+
+
 class Example:
     """A batch of six rows, and the same for the reference."""
 
@@ -64,7 +68,7 @@ class Example:
             label=self.label.astype(np.float32), train_weight=self.weight, metric_weight=np.ones(6, np.float32),
             ids=np.stack([self.single[name] for name in "abp"], axis=1).astype(np.int32),
             multivalent={"m": (np.array([value for values in self.lists for value in values], np.int32), offsets)},
-            fault=np.zeros(6, np.int8), first=0,
+            fault=np.zeros(6, np.int8), position=np.arange(6),
         )  # fmt: skip
         return make_feed(Batch(rows, rows.slice(0, 0), 6), state.layouts, batch_rows)
 
@@ -163,12 +167,12 @@ def assert_close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], 
 def test_steps_follow_the_reference(gradient):
     config = make_config(gradient)
     state = make_state(config)
-    step = make_step(state, config, jit=False)
+    step = make_steps(state, config, jit=False).learn
     reference = Reference(state, gradient)
     for number, alpha2 in enumerate((0.0, 0.4, 1.0)):
         example = Example(number)
         before = {name: value.copy() for name, value in reference.weights.items()}
-        result = step(example.feed(state), alpha2)
+        result = step(example.feed(state), {**RAMPED, "alpha2": alpha2})
         # The prediction of record and the loss are those of the weights before the update.
         np.testing.assert_allclose(
             result.logit.numpy()[:6], reference_logits(before, example, alpha2), atol=2e-5
@@ -186,7 +190,7 @@ def test_the_two_row_gradients_differ():
     states = [make_state(config) for config in configs]
     states[1].restore(states[0].arrays())
     for state, config in zip(states, configs, strict=True):
-        make_step(state, config, jit=False)(Example(0).feed(state), 1.0)
+        make_steps(state, config, jit=False).learn(Example(0).feed(state), RAMPED)
     tables = [parameters(state)["quality-2"] for state in states]
     assert np.abs(tables[0] - tables[1]).max() > 0.01
 
@@ -196,16 +200,16 @@ def test_a_compiled_step_agrees():
     # make_state draws from Keras' generator: the second one gets the weights of the first.
     states = [make_state(config), make_state(config)]
     states[1].restore(states[0].arrays())
-    steps = [make_step(states[0], config, jit=False), make_step(states[1], config, jit=True)]
+    steps = [make_steps(states[0], config, jit=False).learn, make_steps(states[1], config, jit=True).learn]
     for number in range(2):
         example = Example(number)
-        plain, compiled = (step(example.feed(state), 0.5) for step, state in zip(steps, states, strict=True))
+        plain, compiled = (step(example.feed(state), HALF) for step, state in zip(steps, states, strict=True))
         np.testing.assert_allclose(plain.logit, compiled.logit, atol=1e-5)
         np.testing.assert_allclose(plain.loss, compiled.loss, atol=1e-6)
         assert bool(compiled.applied)
         assert_close(parameters(states[1]), parameters(states[0]), 1e-5)
     before = all_bytes(states[1])
-    assert not bool(steps[1](Example(3, [1, np.nan, 1, 1, 1, 1]).feed(states[1]), 0.5).applied)
+    assert not bool(steps[1](Example(3, [1, np.nan, 1, 1, 1, 1]).feed(states[1]), HALF).applied)
     assert all_bytes(states[1]) == before
 
 
@@ -225,14 +229,14 @@ def all_bytes(state: TrainState) -> dict[str, bytes]:
 def test_a_step_that_is_not_finite_changes_no_bit(weight):
     config = make_config()
     state = make_state(config)
-    step = make_step(state, config, jit=False)
-    step(Example(0).feed(state), 1.0)
+    step = make_steps(state, config, jit=False).learn
+    step(Example(0).feed(state), RAMPED)
     before = all_bytes(state)
-    result = step(Example(1, weight).feed(state), 1.0)
+    result = step(Example(1, weight).feed(state), RAMPED)
     assert not bool(result.applied)
     assert all_bytes(state) == before
     # And the next good one is applied.
-    assert bool(step(Example(2).feed(state), 1.0).applied)
+    assert bool(step(Example(2).feed(state), RAMPED).applied)
     assert all_bytes(state) != before
 
 
@@ -244,7 +248,7 @@ def test_a_weight_that_is_not_finite_stops_the_step_and_spreads_to_no_other(valu
     arrays["rows/quality-2"][PLACES["a"][1] + Example(0).single["a"][0], 1] = value
     state.restore(arrays)
     before = all_bytes(state)
-    result = make_step(state, config, jit=False)(Example(0).feed(state), 1.0)
+    result = make_steps(state, config, jit=False).learn(Example(0).feed(state), RAMPED)
     assert not np.isfinite(result.logit.numpy()[0])
     assert not bool(result.applied)
     assert all_bytes(state) == before
@@ -255,11 +259,11 @@ def test_padding_changes_nothing():
     states = [make_state(config) for _ in range(2)]
     states[1].restore(states[0].arrays())
     for state, batch_rows in zip(states, (6, 100), strict=True):
-        step = make_step(state, config, jit=False)
+        step = make_steps(state, config, jit=False).learn
         for number in range(3):
             feed = Example(number).feed(state, batch_rows)
-            assert len(feed.label) == batch_rows
-            step(feed, 0.5)
+            assert len(feed.targets["label"]) == batch_rows
+            step(feed, HALF)
     assert_close(parameters(states[1]), parameters(states[0]), 1e-6)
 
 
@@ -268,7 +272,7 @@ def test_rows_that_the_batch_does_not_name_keep_every_bit():
     state = make_state(config)
     before = state.arrays()
     example = Example(0)
-    make_step(state, config, jit=False)(example.feed(state), 1.0)
+    make_steps(state, config, jit=False).learn(example.feed(state), RAMPED)
     named = {
         *(PLACES[name][1] + i for name in "ab" for i in example.single[name]),
         *(PLACES["m"][1] + i for values in example.lists for i in values),
@@ -289,7 +293,7 @@ def test_a_batch_without_weight_changes_no_bit(initial):
     config = make_config(optimizer=optimizer)
     state = make_state(config)
     before = all_bytes(state)
-    result = make_step(state, config, jit=False)(Example(0, [0] * 6).feed(state), 1.0)
+    result = make_steps(state, config, jit=False).learn(Example(0, [0] * 6).feed(state), RAMPED)
     assert bool(result.applied)
     assert result.loss.numpy() == 0
     assert np.isfinite(result.logit).all()
@@ -306,7 +310,7 @@ def test_a_row_of_weight_0_teaches_nothing():
     assert examples[0].weight[1] == 0
     examples[1].label[1] = 1 - examples[0].label[1]
     for state, example in zip(states, examples, strict=True):
-        make_step(state, config, jit=False)(example.feed(state), 1.0)
+        make_steps(state, config, jit=False).learn(example.feed(state), RAMPED)
     assert all_bytes(states[0]) == all_bytes(states[1])
 
 
@@ -318,7 +322,7 @@ def test_rates_of_0_hold_what_they_belong_to():
     config = make_config(optimizer=optimizer)
     state = make_state(config)
     before = parameters(state)
-    make_step(state, config, jit=False)(Example(0).feed(state), 1.0)
+    make_steps(state, config, jit=False).learn(Example(0).feed(state), RAMPED)
     after = parameters(state)
     changed = {name for name in after if not np.array_equal(after[name], before[name])}
     assert changed == {"quality-2"}

@@ -1,0 +1,73 @@
+"""From raw values, as a configuration names them, to the ids that ingestion gave them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.data.feature_ops import category_ids, number_ids
+from ctr.data.schema import Category, Cross, Number, Schema, Text
+from ctr.errors import InputError
+
+_SHOWN = 20
+
+
+def feature_ids(schema: Schema, name: str, values: Sequence[bool | int | float | str | None]) -> np.ndarray:
+    """The ids of raw values of a single-valued category or number, made as ``ctr.data.transform`` makes them.
+
+    Args:
+        schema: the log's features.
+        name: of the feature.
+        values: for a category texts, whole numbers (read as decimal text) and truth values; for a number numbers,
+            which stand for the bucket that they fall into; null or the empty text is missing.
+
+    Returns:
+        int32 [M], all different.
+
+    Raises:
+        InputError: no such feature, or one that is no single-valued category or number; a value that the
+            feature does not read, that its vocabulary does not hold, or that has the id of an earlier one.
+    """
+    feature = schema.by_name.get(name)
+    if feature is None:
+        raise InputError(f"{name} is no feature of the log; allowed: {', '.join(schema.by_name)}")
+    if isinstance(feature, Text | Cross) or name not in schema.single_valued:
+        kind = feature.kind if isinstance(feature, Text | Cross) else f"multivalent {feature.kind}"
+        raise InputError(
+            f"feature {name} is a {kind}; values can be named of single-valued categories and numbers"
+        )
+    ids = _category(feature, values) if isinstance(feature, Category) else _number(feature, values)
+    seen: dict[int, object] = {}
+    for value, number in zip(values, ids.tolist(), strict=True):
+        if number in seen:
+            raise InputError(
+                f"feature {name}: {value!r} and {seen[number]!r} have the same id {number}; name one of them"
+            )
+        seen[number] = value
+    return ids
+
+
+def _category(feature: Category, values: Sequence[bool | int | float | str | None]) -> np.ndarray:
+    texts = []
+    for value in values:
+        if isinstance(value, float):
+            raise InputError(f"feature {feature.name}: {value!r} is no text or whole number")
+        # As Arrow writes truth values.
+        texts.append("" if value is None else str(value).lower() if isinstance(value, bool) else str(value))
+    if feature.vocabulary is not None:
+        unknown = [text for text in texts if text and text not in feature.vocabulary]
+        if unknown:
+            allowed = [*feature.vocabulary[:_SHOWN], *(["..."] if len(feature.vocabulary) > _SHOWN else [])]
+            raise InputError(
+                f"feature {feature.name}: {unknown[0]!r} is not in its vocabulary; allowed: {', '.join(allowed)}"
+            )
+    return category_ids(feature, tf.constant(texts, tf.string)).numpy().astype(np.int32)
+
+
+def _number(feature: Number, values: Sequence[bool | int | float | str | None]) -> np.ndarray:
+    numbers = []
+    for value in values:
+        if isinstance(value, str) and value:
+            raise InputError(f"feature {feature.name}: {value!r} is no number")
+        numbers.append(float("nan") if value is None or value == "" else float(value))
+    return number_ids(feature, tf.constant(numbers, tf.float32)).numpy().astype(np.int32)

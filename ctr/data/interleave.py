@@ -1,0 +1,57 @@
+"""A second log beside a first one: its rows become available as the first one's time goes on."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ctr.data.reader import Rows, join_rows
+
+
+class Interleaved:
+    """Gives out the whole queries of a log up to a time that only rises.
+
+    Which rows come when is a function of the position that it starts at and of the times asked for, so that
+    a resume from the position of the last row given out goes on with the same rows.
+    """
+
+    def __init__(self, blocks: Iterable[Rows], most: int) -> None:
+        """Starts with the log's first row.
+
+        Args:
+            blocks: a log's rows in order.
+            most: rows that are given out at once, unless a single query has more. What is left comes later.
+        """
+        self._blocks = iter(blocks)
+        self._most = most
+        self._pending: Rows | None = None
+        self._ended = False
+
+    def until(self, time: int) -> Rows | None:
+        """The next queries whose query time, in microseconds, is at most ``time``; None when there is none."""
+        while not self._ended and not self._enough(time):
+            block = next(self._blocks, None)
+            if block is None:
+                self._ended = True
+            elif len(block):
+                self._pending = block if self._pending is None else join_rows([self._pending, block])
+        pending = self._pending
+        if pending is None:
+            return None
+        end = int(np.searchsorted(pending.query_time, time, side="right"))
+        if end > self._most:
+            ends = np.append(pending.query_begins()[1:], len(pending))
+            end = int(ends[max(0, int(np.searchsorted(ends, self._most, side="right")) - 1)])
+        if not end:
+            return None
+        self._pending = pending.slice(end, len(pending)) if end < len(pending) else None
+        return pending.slice(0, end)
+
+    def _enough(self, time: int) -> bool:
+        """Whether the queries to give out are known to be whole."""
+        pending = self._pending
+        if pending is None:
+            return False
+        if pending.query_time[-1] > time:
+            return True
+        begins = pending.query_begins()
+        return len(begins) > 1 and int(begins[-1]) >= self._most

@@ -1,0 +1,233 @@
+"""A sidecar's columns for the rows of a log, joined by example_id; the sidecar may lie beside another log.
+
+So a student on a short or sampled log reads the predictions of a teacher that was trained on a longer, denser
+one (FF 4.1.2). An example's row is looked for in the interval that holds its query_time, since example_ids
+need be unique only within an interval.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ctr.config import parse_model
+from ctr.data.log import Manifest, read_json_object, read_manifests, read_schema, read_shard
+from ctr.data.reader import rows_of_table
+from ctr.data.sidecar import SidecarManifest, list_sidecars, read_sidecar_interval, sidecar_folder
+from ctr.data.time_range import TimeRange
+from ctr.errors import InputError
+
+FOUND = "found"
+_EXAMPLE_ID = "example_id"
+_PLACES_NAMED = 5
+
+
+class _Interval:
+    """One interval of the sidecar, in memory."""
+
+    def __init__(self, example_id: np.ndarray, columns: dict[str, np.ndarray]) -> None:
+        self.example_id = example_id
+        self.columns = columns
+        self._order: np.ndarray | None = None
+        self._sorted = example_id
+        self._next = 0
+
+    def find(self, example_id: np.ndarray) -> tuple[slice | np.ndarray, np.ndarray]:
+        """Where the examples' rows are; returns those rows, and whether each of them is the one asked for."""
+        end = self._next + len(example_id)
+        if np.array_equal(self.example_id[self._next : end], example_id):
+            begin, self._next = self._next, end
+            return slice(begin, end), np.ones(len(example_id), bool)
+        if not len(self.example_id):
+            return np.zeros(0, np.int64), np.zeros(len(example_id), bool)
+        if self._order is None:
+            self._order = np.argsort(self.example_id, kind="stable")
+            self._sorted = self.example_id[self._order]
+        places = np.searchsorted(self._sorted, example_id)
+        rows = self._order[np.minimum(places, len(self._order) - 1)]
+        return rows, self.example_id[rows] == example_id
+
+
+class JoinedSidecar:
+    """Some columns of one sidecar, for rows that are asked for in the order of their time.
+
+    Args:
+        log: the log beside which the sidecar lies.
+        name: of the sidecar.
+        columns: the wanted ones; numbers or truth values.
+
+    Raises:
+        InputError: there is no such sidecar, or it lacks a column. Later, in ``at``: an interval of it is
+            damaged or belongs to another log.
+    """
+
+    def __init__(self, log: Path, name: str, columns: Sequence[str]) -> None:
+        if FOUND in columns or _EXAMPLE_ID in columns:
+            raise ValueError(f"{FOUND} and {_EXAMPLE_ID} cannot be asked for as columns")
+        self._log, self._name, self._columns = log, name, tuple(columns)
+        self._manifests = read_manifests(log)
+        self._starts = np.array([manifest.start for manifest in self._manifests], np.int64)
+        self._cache: dict[int, _Interval | None] = {}
+        self._types: dict[str, np.dtype] = {}
+        published = [manifest for manifest in self._manifests if self._path(manifest).is_file()]
+        if not published:
+            there = ", ".join(list_sidecars(log)) or "none"
+            raise InputError(f"{log} has no sidecar {name}; the sidecars beside it: {there}")
+        for manifest in published:
+            self._check_columns(manifest)
+        # The types of the columns are known from here on, also for rows that are not found.
+        first = self._manifests.index(published[0])
+        self._cache[first] = self._read(published[0])
+
+    def __str__(self) -> str:
+        return f"sidecar {self._name} of {self._log}"
+
+    def _path(self, interval: Manifest) -> Path:
+        return sidecar_folder(self._log, self._name) / f"{interval.name}.json"
+
+    def _check_columns(self, interval: Manifest) -> None:
+        path = self._path(interval)
+        manifest = parse_model(SidecarManifest, read_json_object(path, f"{path}: no such file"), str(path))
+        for column in self._columns:
+            if column not in manifest.columns:
+                names = ", ".join(other for other in manifest.columns if other != _EXAMPLE_ID)
+                raise InputError(f"{path}: the sidecar {self._name} has no column {column}; it has {names}")
+
+    def _read(self, interval: Manifest) -> _Interval:
+        table = read_sidecar_interval(self._log, self._name, interval)
+        columns = {name: self._array(table.column(name), name, interval) for name in self._columns}
+        return _Interval(table.column(_EXAMPLE_ID).to_numpy(), columns)
+
+    def _array(self, column: pa.ChunkedArray, name: str, interval: Manifest) -> np.ndarray:
+        where = f"{self._path(interval)}: the column {name}"
+        kind = column.type
+        types = pa.types
+        if not (types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind)):
+            raise InputError(f"{where} is of type {kind}; numbers or truth values are needed")
+        if column.null_count and not types.is_floating(kind):
+            raise InputError(f"{where} has {column.null_count} nulls, for which {kind} has no value")
+        array: np.ndarray = column.to_numpy()
+        expected = self._types.setdefault(name, array.dtype)
+        if array.dtype != expected:
+            raise InputError(f"{where} is of type {kind}, in other intervals {expected}")
+        return array
+
+    def _interval(self, index: int) -> _Interval | None:
+        """The interval's rows; None when the sidecar has not got them (yet)."""
+        if self._cache.get(index) is None:
+            manifest = self._manifests[index]
+            self._cache[index] = self._read(manifest) if self._path(manifest).is_file() else None
+        return self._cache[index]
+
+    def at(self, query_time: np.ndarray, example_id: np.ndarray) -> dict[str, np.ndarray]:
+        """The columns for N rows.
+
+        Fast where the sidecar's rows stand in the order in which they are asked for. What lies before the
+        first of these rows is forgotten; going back is possible and reads it again.
+
+        Args:
+            query_time: int64 [N], microseconds, not falling.
+            example_id: int64 [N].
+
+        Returns:
+            The columns [N] in their own dtypes, and ``found``, bool [N]. Where a row is not found, floats are
+            NaN, integers 0 and truth values False.
+
+        Raises:
+            InputError: a damaged interval, or one written for another log.
+        """
+        rows = len(example_id)
+        found = np.zeros(rows, bool)
+        result = {
+            name: np.full(rows, np.nan if np.issubdtype(kind, np.floating) else 0, kind)
+            for name, kind in self._types.items()
+        }
+        if not rows:
+            return {**result, FOUND: found}
+        for index in [index for index in self._cache if self._manifests[index].end <= query_time[0]]:
+            del self._cache[index]
+        first = max(int(np.searchsorted(self._starts, query_time[0], side="right")) - 1, 0)
+        last = int(np.searchsorted(self._starts, query_time[-1], side="right"))
+        for index in range(first, last):
+            manifest = self._manifests[index]
+            begin, end = np.searchsorted(query_time, [manifest.start, manifest.end])
+            interval = self._interval(index) if begin < end else None
+            if interval is None:
+                continue
+            places, there = interval.find(example_id[begin:end])
+            found[begin:end] = there
+            if there.all():
+                for name, column in interval.columns.items():
+                    result[name][begin:end] = column[places]
+            elif there.any():
+                assert isinstance(places, np.ndarray)
+                for name, column in interval.columns.items():
+                    result[name][begin:end][there] = column[places[there]]
+        return {**result, FOUND: found}
+
+
+@dataclass(frozen=True)
+class MissingValues:
+    """How many of a log's rows have no finite value in a sidecar's column.
+
+    Attributes:
+        rows: the rows looked at.
+        missing: those without a value.
+        first: of up to five of these: example_id, query_time (microseconds), row of the log (from 0).
+    """
+
+    rows: int
+    missing: int
+    first: tuple[tuple[int, int, int], ...]
+
+    def describe(self) -> str:
+        """For an error: how many, and where the first ones are."""
+        places = ", ".join(f"example_id {example} (row {row} of the log)" for example, _, row in self.first)
+        return f"no value for {self.missing} of {self.rows} rows, first: {places}"
+
+
+def count_missing(
+    log: Path,
+    manifests: Sequence[Manifest],
+    sidecar: JoinedSidecar,
+    column: str,
+    time_range: TimeRange | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> MissingValues:
+    """Looks for rows of a log that have no finite value in a column of floats.
+
+    Faulty rows (``ctr.data.reader.FAULTS``) are passed over: no teacher has scored them either.
+
+    Args:
+        log: the log whose rows are looked up, not necessarily the sidecar's.
+        manifests: its intervals to look through.
+        time_range: rows outside it are passed over.
+        progress: called with the number of rows read since its last call.
+
+    Raises:
+        InputError: a damaged shard or sidecar.
+    """
+    schema = read_schema(log)
+    selected = {manifest.name for manifest in manifests}
+    rows = missing = position = 0
+    first: list[tuple[int, int, int]] = []
+    for manifest in read_manifests(log):
+        for entry in manifest.shards if manifest.name in selected else ():
+            block = rows_of_table(read_shard(log, entry, schema), schema, position)
+            wanted = block.fault == 0
+            if time_range is not None:
+                wanted &= time_range.contains(block.query_time)
+            values = sidecar.at(block.query_time, block.example_id)[column]
+            lacking = np.flatnonzero(wanted & ~np.isfinite(values))
+            rows += int(np.count_nonzero(wanted))
+            missing += len(lacking)
+            for row in lacking[: _PLACES_NAMED - len(first)].tolist():
+                first.append((int(block.example_id[row]), int(block.query_time[row]), position + row))
+            position += entry.rows
+            if progress is not None:
+                progress(entry.rows)
+        if manifest.name not in selected:
+            position += manifest.rows
+    return MissingValues(rows, missing, tuple(first))

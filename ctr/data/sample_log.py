@@ -1,0 +1,319 @@
+"""Samples a log: writes the decisions as a sidecar, or the kept examples as a smaller log (FF 3.3).
+
+::
+
+    LOG/sidecars/NAME/sampling.yaml   the configuration behind the decisions in this folder
+    LOG2/sampling.yaml                what was done to the rows of this log: the sampling and earlier ones
+
+Either file is created before anything beside it, so that one name, or one smaller log, never mixes the
+decisions of two configurations. Intervals are published one by one, as everywhere: the same command completes
+what was cut off, and samples what has been added to LOG since.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ctr.config import StrictModel, dump_yaml, load_model
+from ctr.data.joined_sidecar import JoinedSidecar, count_missing
+from ctr.data.log import (
+    Manifest,
+    check_log,
+    create_log,
+    list_intervals,
+    publish_interval,
+    read_manifests,
+    read_schema,
+    read_shard,
+    shard_schema,
+)
+from ctr.data.reader import rows_of_table
+from ctr.data.sampling import LowVisibility, SamplingConfig, condition_names, decide
+from ctr.data.sampling_counts import SamplingResult
+from ctr.data.schema import Schema
+from ctr.data.sidecar import (
+    align_sidecar,
+    list_sidecars,
+    read_sidecar_interval,
+    sidecar_folder,
+    write_sidecar_interval,
+)
+from ctr.errors import InputError
+from ctr.files import create_exclusively
+
+Progress = Callable[[int], None]
+
+RECORD = "sampling.yaml"
+_WEIGHTS = ("train_weight", "metric_weight")
+
+# ---------------------------------------------------------------- what was sampled how
+
+
+class AppliedSampling(StrictModel):
+    """A sampling that went into the rows and weights of a log."""
+
+    name: str
+    config: SamplingConfig
+
+
+class SampledLog(AppliedSampling):
+    """What ``sampling.yaml`` of a smaller log says: the sampling that made it, and those of its source."""
+
+    earlier: tuple[AppliedSampling, ...] = ()
+
+
+def applied_samplings(log: Path) -> tuple[AppliedSampling, ...]:
+    """The samplings behind a log, the first one first; none for a log that was not made by sampling."""
+    path = log / RECORD
+    if not path.exists():
+        return ()
+    record = load_model(SampledLog, path, "record of sampling")
+    return (*record.earlier, AppliedSampling(name=record.name, config=record.config))
+
+
+def _adopt_record(path: Path, record: SamplingConfig | SampledLog) -> None:
+    """Creates the file, or checks that it says the same."""
+    if create_exclusively(path, dump_yaml(record).encode()):
+        return
+    before = load_model(type(record), path, "record of sampling")
+    differences = _differing_keys(before.model_dump(mode="json"), record.model_dump(mode="json"))
+    if differences:
+        raise InputError(
+            f"{path.parent} was begun under another configuration ({'; '.join(differences)}): "
+            "use that one to complete it, or another name or folder"
+        )
+
+
+def _differing_keys(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    differences = []
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            differences += _differing_keys(old, new, f"{prefix}{key}.")
+        elif old != new:
+            differences.append(f"{prefix}{key} was {old!r}, is {new!r}")
+    return differences
+
+
+# ---------------------------------------------------------------- the walk over the log
+
+
+def _low_visibility_ids(schema: Schema, rule: LowVisibility) -> np.ndarray:
+    # TensorFlow, which takes seconds to load, is needed for nothing else here.
+    from ctr.data.feature_values import feature_ids
+
+    try:
+        return feature_ids(schema, rule.feature, rule.values)
+    except InputError as error:
+        raise InputError(f"uninformative.low_visibility: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A log that is sampled, and what the decisions on its rows need."""
+
+    log: Path
+    schema: Schema
+    manifests: Sequence[Manifest]
+    config: SamplingConfig
+    teacher: JoinedSidecar | None
+    low_visibility: tuple[int, np.ndarray] | None  # column of the id matrix, ids
+    progress: Progress
+
+
+def _open_source(log: Path, config: SamplingConfig, progress: Progress | None) -> _Source:
+    """Checks everything that can be checked before something is written."""
+    schema, manifests = read_schema(log), read_manifests(log)
+    if not any(config.time_range.selects(manifest) for manifest in manifests):
+        reach = (
+            f"its intervals reach from {_iso(manifests[0].start)} to {_iso(manifests[-1].end)}"
+            if manifests
+            else "it has no interval"
+        )
+        raise InputError(f"{log} has nothing inside time_range: {reach}")
+    teacher = low_visibility = None
+    rule = config.uninformative
+    if rule is not None and rule.low_visibility is not None:
+        ids = _low_visibility_ids(schema, rule.low_visibility)
+        low_visibility = schema.single_valued.index(rule.low_visibility.feature), ids
+    if rule is not None and rule.low_loss is not None:
+        teacher = JoinedSidecar(rule.low_loss.log or log, rule.low_loss.teacher, ["logit"])
+    source = _Source(
+        log, schema, manifests, config, teacher, low_visibility, progress or (lambda count: None)
+    )
+    if teacher is not None:
+        assert rule is not None and rule.low_loss is not None
+        selected = _selected(source)
+        source.progress(sum(m.rows for m in manifests) - sum(m.rows for m in selected))
+        missing = count_missing(log, selected, teacher, "logit", config.time_range, source.progress)
+        if missing.missing:
+            raise InputError(f"teacher {rule.low_loss.teacher} has {missing.describe()}")
+    return source
+
+
+def _iso(time_us: int) -> str:
+    return f"{np.datetime64(time_us, 'us').astype('datetime64[s]')}Z"
+
+
+def _selected(source: _Source) -> list[Manifest]:
+    return [manifest for manifest in source.manifests if source.config.time_range.selects(manifest)]
+
+
+@dataclass(frozen=True)
+class _Decided:
+    """A shard's table and the decisions on its N rows; those that are faulty or outside are dropped."""
+
+    table: pa.Table
+    keep_probability: np.ndarray  # float32
+    kept: np.ndarray
+    weight: np.ndarray  # float32
+
+
+def _decided_shards(source: _Source, manifest: Manifest, result: SamplingResult) -> Iterator[_Decided]:
+    """The interval's shards with the decisions on their rows, which are counted in ``result``."""
+    for entry in manifest.shards:
+        table = read_shard(source.log, entry, source.schema)
+        rows = rows_of_table(table, source.schema, 0)
+        inside = source.config.time_range.contains(rows.query_time)
+        good = inside & (rows.fault == 0)
+        result.outside_time_range += int(np.count_nonzero(~inside))
+        result.faulty += int(np.count_nonzero(inside & ~good))
+        rows = rows.keep(good)
+        logit = low_visibility = None
+        if source.teacher is not None:
+            logit = source.teacher.at(rows.query_time, rows.example_id)["logit"]
+        if source.low_visibility is not None:
+            column, ids = source.low_visibility
+            low_visibility = np.isin(rows.ids[:, column], ids)
+        decisions = decide(source.config, rows.example_id, rows.query_time, rows.label, logit, low_visibility)
+        decided = _Decided(
+            table,
+            keep_probability=np.zeros(len(good), np.float32),
+            kept=np.zeros(len(good), bool),
+            weight=np.zeros(len(good), np.float32),
+        )
+        decided.keep_probability[good] = decisions.keep_probability
+        decided.kept[good] = decisions.kept
+        decided.weight[good] = decisions.weight
+        for name, mask in decisions.conditions.items():
+            result.conditions[name].add(mask, decisions.kept, decisions.weight)
+        source.progress(entry.rows)
+        yield decided
+
+
+def _empty_result(name: str, output: Path, source: _Source) -> SamplingResult:
+    rows = sum(manifest.rows for manifest in source.manifests)
+    return SamplingResult(name, output, condition_names(source.config), rows)
+
+
+def write_decisions(
+    log: Path, name: str, config: SamplingConfig, progress: Progress | None = None
+) -> SamplingResult:
+    """Writes the decisions on all rows of a log as the sidecar ``name``.
+
+    Its columns: ``example_id``, ``weight`` (float32), ``keep_probability`` (float32) and ``kept`` (bool).
+
+    Args:
+        progress: called with the number of rows read since its last call; all rows are read once, and once
+            more where a teacher's recordings are looked through first.
+
+    Raises:
+        InputError: the name is taken by another configuration or another kind of sidecar; the teacher lacks
+            values; an unknown feature or value; nothing inside the time range; a damaged log.
+    """
+    folder = sidecar_folder(log, name)
+    if name in list_sidecars(log) and not (folder / RECORD).exists():
+        raise InputError(f"{folder} holds something else than sampling decisions: another name is needed")
+    _check_salt(log, config)
+    source = _open_source(log, config, progress)
+    _adopt_record(folder / RECORD, config)
+    result = _empty_result(name, folder, source)
+    for manifest in source.manifests:
+        ids, weight, probability, kept = (
+            [np.zeros(0, kind)] for kind in (np.int64, np.float32, np.float32, np.bool_)
+        )
+        for shard in _decided_shards(source, manifest, result):
+            ids.append(shard.table.column("example_id").to_numpy())
+            weight.append(shard.weight)
+            probability.append(shard.keep_probability)
+            kept.append(shard.kept)
+        columns = {"example_id": ids, "weight": weight, "keep_probability": probability, "kept": kept}
+        table = pa.table({column: np.concatenate(parts) for column, parts in columns.items()})
+        write_sidecar_interval(log, name, manifest, table)
+        result.intervals += 1
+    return result
+
+
+def _check_salt(log: Path, config: SamplingConfig) -> None:
+    for applied in applied_samplings(log):
+        if applied.config.salt == config.salt:
+            raise InputError(
+                f"{log} was made by the sampling {applied.name} with the same salt {config.salt!r}: its rows would "
+                "be drawn by the same numbers again and their weights be wrong: another salt is needed"
+            )
+
+
+def write_sampled_log(
+    log: Path, name: str, config: SamplingConfig, out: Path, progress: Progress | None = None
+) -> SamplingResult:
+    """Writes the kept examples of a log as the log ``out``, their weights multiplied by the importance weight.
+
+    It has the source's schema, its intervals as far as the time range reaches, and its sidecars cut to the kept
+    rows. Decisions of samplings are not carried along: those that made ``out`` are in its weights already.
+
+    Args:
+        name: of the sampling, for the record in ``out``.
+        progress: as for ``write_decisions``.
+
+    Raises:
+        InputError: ``out`` is another log or was made under another configuration; and what
+            ``write_decisions`` raises.
+    """
+    sidecar_folder(log, name)
+    schema = read_schema(log)
+    check_log(out, schema)
+    if out.resolve() == log.resolve() or (not (out / RECORD).exists() and list_intervals(out)):
+        raise InputError(f"{out} is a log that no sampling made: another folder is needed")
+    decisions = sidecar_folder(log, name) / RECORD
+    if decisions.exists():
+        _adopt_record(decisions, config)
+    _check_salt(log, config)
+    source = _open_source(log, config, progress)
+    create_log(out, schema)
+    _adopt_record(out / RECORD, SampledLog(name=name, config=config, earlier=applied_samplings(log)))
+    selected = _selected(source)
+    result = _empty_result(name, out, source)
+    skipped = result.rows - sum(manifest.rows for manifest in selected)
+    result.outside_time_range += skipped
+    source.progress(skipped)
+    sidecars = [other for other in list_sidecars(log) if not (sidecar_folder(log, other) / RECORD).exists()]
+    for manifest in selected:
+        faulty = result.faulty
+        parts = [_kept_rows(shard) for shard in _decided_shards(source, manifest, result)]
+        kept = pa.concat_tables([shard_schema(schema).empty_table(), *parts])
+        # Of a log that was itself sampled, the rows before all sampling stay on record.
+        counters = {"rows_before_sampling": manifest.rows, **manifest.counters}
+        counters["faulty_rows_dropped"] = counters.get("faulty_rows_dropped", 0) + result.faulty - faulty
+        published = publish_interval(out, schema, manifest.start, manifest.end, kept, counters)
+        result.intervals += 1
+        for other in sidecars:
+            if (sidecar_folder(log, other) / f"{manifest.name}.json").is_file():
+                table = read_sidecar_interval(log, other, manifest)
+                where = f"{sidecar_folder(log, other)}, interval [{manifest.start}, {manifest.end})"
+                ids = kept.column("example_id").to_numpy()
+                write_sidecar_interval(out, other, published, align_sidecar(table, ids, where))
+                result.sidecars[other] += 1
+    return result
+
+
+def _kept_rows(shard: _Decided) -> pa.Table:
+    table = shard.table.filter(pa.array(shard.kept))
+    for name in _WEIGHTS:
+        at = table.column_names.index(name)
+        weight = table.column(name).to_numpy() * shard.weight[shard.kept]
+        table = table.set_column(at, table.schema.field(name), pa.array(weight))
+    return table

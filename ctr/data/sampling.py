@@ -1,0 +1,237 @@
+"""Which examples to train on, with which importance weights (FF 3.3).
+
+Non-clicks are kept at one constant rate. Uninformative examples, clicks or not, are kept at another: those of
+low loss by a teacher's recorded prediction, and those that the user is unlikely to have seen. An example that
+is uninformative in both ways gets that rate once; with the rate of non-clicks it multiplies. What is kept is
+weighted by the inverse of its keep-probability, so every weighted sum over the kept examples is an unbiased
+estimate of the sum over all.
+
+Whether an example is kept follows from its example_id and a salt alone: all models train on the same data, in
+every log and order, and a higher rate keeps all that a lower one does.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Self
+
+import numpy as np
+from pydantic import Field, field_validator, model_validator
+
+from ctr.config import StrictModel
+from ctr.data.hashing import uniform_hash
+from ctr.data.time_range import TimeRange
+from ctr.errors import InputError
+
+Rate = Annotated[float, Field(gt=0, le=1)]
+
+# A product of rates may come out a rounding below the floor that it is meant to equal.
+_ROUNDING = 1e-9
+
+
+class LowLoss(StrictModel):
+    """Examples on which a teacher's progressive prediction had a small logistic loss.
+
+    Attributes:
+        teacher: the sidecar with the teacher's recorded ``logit``.
+        below: the loss below which an example counts as low-loss, in nats.
+        log: the log beside which that sidecar lies; null: the log that is sampled.
+    """
+
+    teacher: str
+    below: float = Field(gt=0)
+    log: Path | None = None
+
+    @field_validator("log", mode="before")
+    @classmethod
+    def _not_empty(cls, value: object) -> object:
+        # An empty path would mean the current folder.
+        if value == "":
+            raise ValueError("a folder is needed, or null")
+        return value
+
+    def holds(self, label: np.ndarray, logit: np.ndarray) -> np.ndarray:
+        """Whether the loss is below the threshold, without a logarithm for each row.
+
+        The loss is log(1 + exp(z)) with z = -logit for a click and logit otherwise, which is below b where z
+        is below log(exp(b) - 1).
+
+        Args:
+            label: [N], 1 for a click.
+            logit: float [N], finite.
+
+        Returns:
+            Bool [N].
+        """
+        threshold = self.below + math.log(-math.expm1(-self.below))
+        return np.where(label > 0, -logit, logit).astype(np.float64) < threshold
+
+
+class LowVisibility(StrictModel):
+    """Examples that the user is unlikely to have seen, by the value of a feature such as the position.
+
+    Attributes:
+        feature: a single-valued category or number of the log's schema.
+        values: its raw values, null for missing. They are transformed as those of the log were: a number stands
+            for all of its bucket, a hashed value for all that share its id.
+    """
+
+    feature: str
+    values: tuple[bool | int | float | str | None, ...] = Field(min_length=1)
+
+
+class Uninformative(StrictModel):
+    """One rate for every example that meets any of the conditions; at least one is needed."""
+
+    rate: Rate
+    low_loss: LowLoss | None = None
+    low_visibility: LowVisibility | None = None
+
+    @model_validator(mode="after")
+    def _some_condition(self) -> Self:
+        if self.low_loss is None and self.low_visibility is None:
+            raise ValueError("low_loss or low_visibility is needed: the conditions to which the rate applies")
+        return self
+
+
+class SamplingConfig(StrictModel):
+    """What to keep of a log.
+
+    Attributes:
+        salt: names the random draw; another salt keeps other examples, independently.
+        non_click_rate: the share of non-clicks that is kept.
+        uninformative: the share of low-loss and low-visibility examples that is kept; null: no such rule.
+        smallest_rate: rates and products of rates below this are refused: the large weights that they lead to
+            make training unstable.
+        time_range: examples outside it are dropped, and the others not weighted for it.
+    """
+
+    salt: str = Field(default="1", min_length=1)
+    non_click_rate: Rate = 1.0
+    uninformative: Uninformative | None = None
+    smallest_rate: Rate = 0.01
+    time_range: TimeRange = TimeRange()
+
+    @field_validator("salt", mode="before")
+    @classmethod
+    def _text(cls, value: object) -> object:
+        # In YAML and after --set, salt: 2 is a number.
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _rates_above_the_floor(self) -> Self:
+        rates = {"non_click_rate": self.non_click_rate}
+        if self.uninformative is not None:
+            rates["uninformative.rate"] = self.uninformative.rate
+            rates["non_click_rate x uninformative.rate"] = self.non_click_rate * self.uninformative.rate
+        for name, rate in rates.items():
+            if rate < self.smallest_rate * (1 - _ROUNDING):
+                raise ValueError(
+                    f"{name} is {rate:g}, below smallest_rate {self.smallest_rate:g}: "
+                    f"a kept example would weigh {1 / rate:.6g}"
+                )
+        return self
+
+
+def condition_names(config: SamplingConfig) -> tuple[str, ...]:
+    """What examples are counted by.
+
+    ``all``, ``clicks`` and ``non_clicks``; of ``low_loss``, ``low_visibility`` and ``both`` those that are
+    configured; with either of them ``uninformative``, which is any of them.
+    """
+    rule = config.uninformative
+    if rule is None:
+        return ("all", "clicks", "non_clicks")
+    configured = {
+        "low_loss": rule.low_loss is not None,
+        "low_visibility": rule.low_visibility is not None,
+        "both": rule.low_loss is not None and rule.low_visibility is not None,
+    }
+    return (
+        "all", "clicks", "non_clicks", *(name for name, there in configured.items() if there), "uninformative",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The decisions on N examples.
+
+    Attributes:
+        keep_probability: float64 [N]; 0 outside the time range.
+        kept: bool [N].
+        weight: float32 [N], 1 / keep_probability where kept, else 0.
+        conditions: for each of ``condition_names`` the examples inside the time range that meet it, bool [N].
+    """
+
+    keep_probability: np.ndarray
+    kept: np.ndarray
+    weight: np.ndarray
+    conditions: Mapping[str, np.ndarray]
+
+
+def decide(
+    config: SamplingConfig,
+    example_id: np.ndarray,
+    query_time: np.ndarray,
+    label: np.ndarray,
+    teacher_logit: np.ndarray | None = None,
+    low_visibility: np.ndarray | None = None,
+) -> Decisions:
+    """Decides for each of N examples whether it is kept, and with which weight.
+
+    Args:
+        example_id: int64 [N].
+        query_time: int64 [N], microseconds, UTC.
+        label: [N], 1 for a click, 0 for none.
+        teacher_logit: float [N], needed with ``uninformative.low_loss``.
+        low_visibility: bool [N], whether the feature has one of the values; needed with
+            ``uninformative.low_visibility``.
+
+    Raises:
+        InputError: the teacher has no finite logit for an example inside the time range.
+    """
+    inside = config.time_range.contains(query_time)
+    clicks = inside & (label > 0)
+    non_clicks = inside & ~clicks
+    conditions = {"all": inside, "clicks": clicks, "non_clicks": non_clicks}
+    probability = inside.astype(np.float64)
+    probability[non_clicks] *= config.non_click_rate
+    if config.uninformative is not None:
+        met = _conditions_met(config.uninformative, example_id, label, inside, teacher_logit, low_visibility)
+        probability[met["uninformative"]] *= config.uninformative.rate
+        conditions |= met
+    kept = uniform_hash(example_id, config.salt) < probability
+    weight = np.zeros(len(probability), np.float32)
+    weight[kept] = 1 / probability[kept]
+    return Decisions(probability, kept, weight, conditions)
+
+
+def _conditions_met(
+    rule: Uninformative,
+    example_id: np.ndarray,
+    label: np.ndarray,
+    inside: np.ndarray,
+    teacher_logit: np.ndarray | None,
+    low_visibility: np.ndarray | None,
+) -> dict[str, np.ndarray]:
+    met: dict[str, np.ndarray] = {}
+    if rule.low_loss is not None:
+        if teacher_logit is None:
+            raise ValueError("uninformative.low_loss needs teacher_logit")
+        # A comparison with NaN is false: without this, a missing prediction would count as a high loss.
+        missing = np.flatnonzero(inside & ~np.isfinite(teacher_logit))
+        if len(missing):
+            raise InputError(
+                f"teacher {rule.low_loss.teacher} has no value for {len(missing)} of {np.count_nonzero(inside)} "
+                f"rows, first: example_id {example_id[missing[0]]}"
+            )
+        met["low_loss"] = inside & rule.low_loss.holds(label, teacher_logit)
+    if rule.low_visibility is not None:
+        if low_visibility is None:
+            raise ValueError("uninformative.low_visibility needs low_visibility")
+        met["low_visibility"] = inside & low_visibility
+    if len(met) == 2:
+        met["both"] = met["low_loss"] & met["low_visibility"]
+    met["uninformative"] = np.logical_or.reduce([met[name] for name in met if name != "both"])
+    return met

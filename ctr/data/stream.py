@@ -1,0 +1,97 @@
+"""The rows of a log that a run is about: those of a time range, weighted by a sample, with a teacher's logits."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from ctr.data.joined_sidecar import FOUND, JoinedSidecar
+from ctr.data.log import Manifest
+from ctr.data.reader import Rows, read_rows
+from ctr.data.schema import Schema
+from ctr.data.time_range import TimeRange
+from ctr.errors import InputError
+
+TEACHER_LOGIT = "teacher_logit"
+"""The column of ``Rows.joined`` with the teacher's logits, float32 [N], NaN where it has none."""
+
+
+_PLACES_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which rows, and what is joined to them.
+
+    Attributes:
+        time_range: of query times.
+        sample: the sidecar of a sample (``ctr.data.sampling``) with its column ``weight``; None: all rows.
+        only_kept: rows that the sample dropped are left out, and metric weights multiplied like the train
+            weights; else every row is there, those that were dropped with train weight 0.
+        teacher: a sidecar with the column ``logit``.
+        every_row_taught: ``check_selection`` refuses rows without a teacher's logit.
+    """
+
+    time_range: TimeRange = field(default_factory=TimeRange)
+    sample: JoinedSidecar | None = None
+    only_kept: bool = False
+    teacher: JoinedSidecar | None = None
+    every_row_taught: bool = True
+
+
+def read_selection(
+    log: Path, schema: Schema, manifests: Sequence[Manifest], selection: Selection, start: int = 0
+) -> Iterator[Rows]:
+    """The selected rows from position ``start`` of the log on, block by block.
+
+    Raises:
+        InputError: a row is not in the sample's sidecar, or a shard or sidecar is damaged.
+    """
+    times = (selection.time_range.start_us, selection.time_range.end_us)
+    for block in read_rows(log, schema, manifests, start, times):
+        rows = block if selection.sample is None else _weighted(block, selection.sample, selection.only_kept)
+        if selection.teacher is not None:
+            logit = selection.teacher.at(rows.query_time, rows.example_id)["logit"]
+            rows = replace(rows, joined={**rows.joined, TEACHER_LOGIT: logit.astype(np.float32)})
+        yield rows
+
+
+def _weighted(rows: Rows, sample: JoinedSidecar, only_kept: bool) -> Rows:
+    decided = sample.at(rows.query_time, rows.example_id)
+    if not decided[FOUND].all():
+        missing = np.flatnonzero(~decided[FOUND])
+        raise InputError(
+            f"{sample}: no decision for {len(missing)} of the {len(rows)} rows from row {rows.position[0]} of the "
+            f"log on, first: example_id {rows.example_id[missing[0]]}; sample the whole log (ctr sample)"
+        )
+    weight = decided["weight"].astype(np.float32)
+    weighted = replace(rows, train_weight=rows.train_weight * weight)
+    if not only_kept:
+        return weighted
+    return replace(weighted, metric_weight=rows.metric_weight * weight).keep(weight > 0)
+
+
+def check_selection(log: Path, schema: Schema, manifests: Sequence[Manifest], selection: Selection) -> None:
+    """Goes over a log's selected rows before training does.
+
+    Raises:
+        InputError: the sample lacks a row, or the teacher a logit for a row that would be learned from: how many,
+            and which are the first.
+    """
+    learned = missing = 0
+    places: list[str] = []
+    for rows in read_selection(log, schema, manifests, selection):
+        if selection.teacher is None or not selection.every_row_taught:
+            continue
+        needed = (rows.fault == 0) & (rows.train_weight > 0)
+        lacking = np.flatnonzero(needed & ~np.isfinite(rows.joined[TEACHER_LOGIT]))
+        learned += int(np.count_nonzero(needed))
+        missing += len(lacking)
+        for row in lacking[: _PLACES_NAMED - len(places)]:
+            places.append(f"example_id {rows.example_id[row]} (row {rows.position[row]} of the log)")
+    if missing:
+        raise InputError(
+            f"{selection.teacher}: no logit for {missing} of the {learned} rows to learn from, first: "
+            f"{', '.join(places)}; objective.distillation.missing: train_without trains these without a teacher"
+        )

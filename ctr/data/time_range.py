@@ -1,0 +1,63 @@
+"""A range of event time: the part of a log that is sampled or trained on (FF 3.3)."""
+
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Self
+
+import numpy as np
+from pydantic import field_validator, model_validator
+
+from ctr.config import StrictModel
+from ctr.data.log import MAX_TIME_US, Manifest
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class TimeRange(StrictModel):
+    """The query times from ``start`` up to, but not including, ``end``.
+
+    Each is a date (its first moment) or a date with a time, in ISO form; UTC unless it names an offset. Null
+    leaves that side open. A query has one query time, so a range never splits a query.
+    """
+
+    start: datetime | None = None
+    end: datetime | None = None
+
+    @field_validator("start", "end", mode="before")
+    @classmethod
+    def _utc(cls, value: Any) -> Any:
+        if value is None:
+            return None
+        try:
+            if isinstance(value, str):
+                value = datetime.fromisoformat(value)
+            if isinstance(value, date) and not isinstance(value, datetime):
+                value = datetime(value.year, value.month, value.day)
+            return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        except (AttributeError, ValueError, OverflowError):
+            raise ValueError(
+                "an ISO date or datetime is needed, e.g. 2026-01-31 or 2026-01-31T06:00"
+            ) from None
+
+    @model_validator(mode="after")
+    def _rising(self) -> Self:
+        if self.start is not None and self.end is not None and self.start >= self.end:
+            raise ValueError(f"start {self.start.isoformat()} must be before end {self.end.isoformat()}")
+        return self
+
+    @property
+    def start_us(self) -> int:
+        """Microseconds since 1970, UTC, of the start; 0 when it is open."""
+        return 0 if self.start is None else (self.start - _EPOCH) // timedelta(microseconds=1)
+
+    @property
+    def end_us(self) -> int:
+        """Microseconds since 1970, UTC, of the end; above every time of a log when it is open."""
+        return MAX_TIME_US if self.end is None else (self.end - _EPOCH) // timedelta(microseconds=1)
+
+    def contains(self, query_time: np.ndarray) -> np.ndarray:
+        """Bool [N]: whether each query time (int64 [N], microseconds) lies in the range."""
+        return (query_time >= self.start_us) & (query_time < self.end_us)
+
+    def selects(self, interval: Manifest) -> bool:
+        """Whether the log's interval shares any time with the range."""
+        return interval.start < self.end_us and self.start_us < interval.end

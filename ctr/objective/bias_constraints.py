@@ -1,0 +1,215 @@
+"""Slices of examples whose mean bias is driven to zero by dual variables (FF 7).
+
+    min_W max_lambda   sum_i L(y_i, p_i) + sum_k sum_{i in S_k} lambda_k (y_i - p_i) - alpha3 / 2 lambda_k^2
+
+The weights W descend along the gradient of the first two sums (``constraint_term``), lambda held fixed; each lambda_k
+climbs by ``dual_step``, whose mean over the slice in place of the sum makes it independent of the batch's size. Both
+are at rest where the weighted mean of y - p over S_k is alpha3 lambda_k, zero for alpha3 = 0. Serving knows no lambda.
+
+A family of slices is the product of its axes. What a row's features say about it is found with NumPy while reading
+(``feature_slices``), the bucket of its estimated CTR in the graph (``slice_index``). Slices are numbered
+
+    k = ((axis_1 * size_2 + axis_2) * ... ) * buckets + bucket
+
+features in alphabetical order (that of a configuration's keys decides nothing), values in the order given, -1 for no
+slice.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.data.feature_values import feature_ids
+from ctr.data.schema import Schema
+from ctr.errors import InputError
+from ctr.objective.config import BiasConstraintsConfig, SliceConfig
+
+MOST_SLICES = 1_000_000
+"""Of one family."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A feature of a family.
+
+    Attributes:
+        column: of the matrix of single-valued ids.
+        size: the number of its slices.
+        ids: the ids that have a slice, in the order of the slices; None: slice i is id i.
+    """
+
+    column: int
+    size: int
+    ids: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of slices of a log of known features.
+
+    Attributes:
+        name: as configured.
+        source: 0 for the training log, i for the i-th constraint log.
+        axes: its features.
+        boundaries: of the estimated CTR; empty: no such axis.
+    """
+
+    name: str
+    source: int
+    axes: tuple[Axis, ...]
+    boundaries: tuple[float, ...]
+
+    @property
+    def slices(self) -> int:
+        """K, the number of its slices and so of its dual variables."""
+        return math.prod(axis.size for axis in self.axes) * (len(self.boundaries) + 1)
+
+
+def resolve_families(config: BiasConstraintsConfig, schema: Schema) -> tuple[Family, ...]:
+    """The families of a configuration for logs of this schema.
+
+    Raises:
+        InputError: a feature is unknown or multivalent, a value has no id of its own, or a family has more than
+            ``MOST_SLICES`` slices.
+    """
+    return tuple(_resolve(config, family, index, schema) for index, family in enumerate(config.families))
+
+
+def family_sizes(config: BiasConstraintsConfig, schema: Schema) -> tuple[int, ...]:
+    """The number of slices of each family; raises InputError as ``resolve_families`` does."""
+    return tuple(family.slices for family in resolve_families(config, schema))
+
+
+def _resolve(config: BiasConstraintsConfig, family: SliceConfig, index: int, schema: Schema) -> Family:
+    where = f"config: bias_constraints.families.{index}"
+    axes = []
+    for name, values in sorted(family.features.items()):
+        if name not in schema.single_valued:
+            problem = "is multivalent" if name in schema.by_name else "is no feature of the log"
+            raise InputError(
+                f"{where}.features.{name}: {name} {problem}; allowed: {', '.join(schema.single_valued)}"
+            )
+        column = schema.single_valued.index(name)
+        if values == "all":
+            axes.append(Axis(column, schema.by_name[name].buckets, None))
+            continue
+        try:
+            ids = feature_ids(schema, name, values)
+        except InputError as error:
+            raise InputError(f"{where}.features.{name}: {error}") from None
+        axes.append(Axis(column, len(ids), tuple(ids.tolist())))
+    source = 0 if family.log is None else 1 + [log.name for log in config.logs].index(family.log)
+    resolved = Family(family.name, source, tuple(axes), family.estimated_ctr or ())
+    if resolved.slices > MOST_SLICES:
+        raise InputError(
+            f"{where}: the family {family.name} has {resolved.slices} slices; allowed: up to {MOST_SLICES}"
+        )
+    return resolved
+
+
+def feature_slices(family: Family, ids: np.ndarray, source: np.ndarray) -> np.ndarray:
+    """Which slice each row's features put it into, before the estimated CTR.
+
+    Args:
+        family: what ``resolve_families`` made.
+        ids: int32 [N, F], the single-valued ids (``Rows.ids``).
+        source: int8 [N], the log of each row: 0 the training log, i the i-th constraint log.
+
+    Returns:
+        int32 [N]; -1 for rows of other logs and for values that have no slice.
+    """
+    index = np.zeros(len(ids), np.int32)
+    inside = source == family.source
+    for axis in family.axes:
+        column = ids[:, axis.column]
+        if axis.ids is None:
+            place = column
+        else:
+            known = np.array(axis.ids, np.int32)
+            order = np.argsort(known).astype(np.int32)
+            nearest = np.minimum(np.searchsorted(known[order], column), len(known) - 1)
+            place = order[nearest]
+            inside = inside & (known[place] == column)
+        index = index * np.int32(axis.size) + place
+    return np.where(inside, index, np.int32(-1))
+
+
+def slice_index(feature_index: tf.Tensor, probability: tf.Tensor, boundaries: Sequence[float]) -> tf.Tensor:
+    """Each row's slice: that of its features and of its estimated CTR together.
+
+    Args:
+        feature_index: int32 [B], from ``feature_slices``; -1: in no slice.
+        probability: float32 [B], predictions; no gradient goes through the choice of a slice.
+        boundaries: of the family, n of them, rising. Bucket i holds boundaries[i - 1] <= p < boundaries[i], compared
+            in the precision of ``probability``, the first bucket all below and the last all from its boundary on.
+
+    Returns:
+        int32 [B], in 0..K-1, or -1.
+    """
+    if not boundaries:
+        return feature_index
+    edges = tf.constant(boundaries, probability.dtype)
+    bucket = tf.searchsorted(edges, tf.stop_gradient(probability), side="right")
+    return tf.where(feature_index >= 0, feature_index * (len(boundaries) + 1) + bucket, -1)
+
+
+def constraint_term(
+    duals: tf.Tensor, index: tf.Tensor, label: tf.Tensor, probability: tf.Tensor, weight: tf.Tensor
+) -> tf.Tensor:
+    """Sum of w_i lambda_k (y_i - p_i) over the rows of one family's slices; lambda is constant for the gradient.
+
+    Args:
+        duals: float32 [K].
+        index: int32 [B], each row's slice, -1 for none.
+        label: float32 [B].
+        probability: float32 [B].
+        weight: float32 [B], train weights. Rows of weight 0 or without a slice have a gradient of zero, also where
+            p is not finite (with respect to p; that of the logit below it may be NaN, as in ``weighted_mean``).
+
+    Returns:
+        float32 scalar.
+    """
+    _, error = _errors(index, label, probability, weight)
+    factor = tf.gather(tf.stop_gradient(duals), tf.maximum(index, 0)) * weight
+    return tf.reduce_sum(factor * error)
+
+
+def dual_step(
+    duals: tf.Tensor,
+    index: tf.Tensor,
+    label: tf.Tensor,
+    probability: tf.Tensor,
+    weight: tf.Tensor,
+    learning_rate: tf.Tensor | float,
+    regularization: tf.Tensor | float,
+) -> tf.Tensor:
+    """lambda_k + eta * (weighted mean of y - p over S_k in the batch - alpha3 * lambda_k).
+
+    Args:
+        duals: float32 [K].
+        index, label, probability, weight: as in ``constraint_term``.
+        learning_rate: eta, times the ramp.
+        regularization: alpha3.
+
+    Returns:
+        float32 [K]; the duals of slices without weight in the batch to the last bit as they were.
+    """
+    inside, error = _errors(index, label, probability, weight)
+    weight = tf.where(inside, weight, tf.zeros_like(weight))
+    place = tf.maximum(index, 0)
+    count = duals.shape[0] if duals.shape[0] is not None else tf.shape(duals)[0]
+    total = tf.math.unsorted_segment_sum(weight, place, count)
+    mean = tf.math.divide_no_nan(tf.math.unsorted_segment_sum(weight * error, place, count), total)
+    stepped = duals + learning_rate * (mean - regularization * duals)
+    return tf.where(total > 0, stepped, duals)
+
+
+def _errors(
+    index: tf.Tensor, label: tf.Tensor, probability: tf.Tensor, weight: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Which rows count, bool [B], and their y - p; 0 with a gradient of zero for the others."""
+    inside = (index >= 0) & (weight > 0)
+    return inside, tf.where(inside, label - probability, tf.zeros_like(probability))

@@ -1,0 +1,167 @@
+"""The configuration of everything in the objective besides the logistic loss. All of it is off by default."""
+
+from itertools import pairwise
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from ctr.config import StrictModel
+from ctr.data.schema import Name
+from ctr.objective.ramps import Ramp
+
+RawValue = bool | int | float | str | None
+"""A value as it stands in the input, before it is made an id; null or the empty text: missing."""
+
+
+def _one_kind(values: object) -> object:
+    # Checked at once: the refusal of a union would speak of each of its types.
+    if values == "all":
+        return values
+    given = isinstance(values, list | tuple) and len(values) > 0
+    if not given or not all(isinstance(value, RawValue) for value in values):  # type: ignore[attr-defined]
+        raise ValueError('a list of at least one value (texts, numbers, null) or the word "all" is needed')
+    return values
+
+
+AxisValues = Annotated[tuple[RawValue, ...] | Literal["all"], BeforeValidator(_one_kind)]
+
+
+class RankingConfig(StrictModel):
+    """RankNet over the (clicked, not clicked) pairs of each query (FF 4.1.1).
+
+    Attributes:
+        weight: alpha1 of alpha1 * L_rank + (1 - alpha1) * L_logistic. FF names no value; 0.5 weighs both alike.
+        setup: ``multi_objective`` puts both losses on one logit, ``multi_task`` the rank loss on one of its own.
+        most_pairs: of a query with more pairs so many are drawn, and weighted so that their sum stays right on
+            average. The default is every pair of up to 128 impressions.
+        ramp: multiplies alpha1, so that training begins with the logistic loss alone (FF 4.1.3).
+    """
+
+    weight: float = Field(default=0.5, gt=0, lt=1)
+    setup: Literal["multi_objective", "multi_task"] = "multi_objective"
+    most_pairs: int = Field(default=4096, ge=1, le=2**20)
+    ramp: Ramp = Ramp()
+
+
+class DistillationConfig(StrictModel):
+    """A teacher's recorded progressive predictions as soft labels (FF 4.1.2).
+
+    Attributes:
+        teacher: the sidecar with the teacher's logits.
+        log: the log beside which the sidecar lies; null: the training log.
+        weight: of the distillation loss, beside a weight of 1 for the rest. FF names no value; with 1 labels and
+            teacher count alike.
+        missing: what happens where the sidecar has no row for an example: ``refuse`` stops with its name,
+            ``train_without`` leaves out the example's distillation loss.
+        ramp: multiplies ``weight``.
+    """
+
+    teacher: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
+    log: str | None = Field(default=None, min_length=1)
+    weight: float = Field(default=1.0, gt=0)
+    missing: Literal["refuse", "train_without"] = "refuse"
+    ramp: Ramp = Ramp()
+
+
+class ConstraintLog(StrictModel):
+    """A labelled log of its own, of randomised exposure for instance, taken in between in order of time (FF 7.1).
+
+    Attributes:
+        name: by which families of slices refer to it.
+        path: its folder.
+        own_loss: whether its examples train the weights by their logistic loss too, or by constraints alone.
+    """
+
+    name: Name
+    path: str = Field(min_length=1)
+    own_loss: bool = False
+
+
+class SliceConfig(StrictModel):
+    """A family of slices S_k: the product of its axes (FF 7.2, 7.3). Without any axis one slice, the whole log.
+
+    Attributes:
+        name: of the family.
+        estimated_ctr: rising boundaries within (0, 1); n of them make n + 1 buckets of the predicted probability. A
+            prediction equal to a boundary is in the bucket above it.
+        features: for a single-valued feature the raw values that have a slice each, rows with any other value being
+            in none; or ``all``: a slice for each id of the feature.
+        log: the constraint log whose rows it is about; null: the training log.
+    """
+
+    name: Name
+    estimated_ctr: tuple[Annotated[float, Field(gt=0, lt=1)], ...] | None = None
+    features: dict[Name, AxisValues] = {}
+    log: Name | None = None
+
+    @model_validator(mode="after")
+    def _boundaries_rise(self) -> Self:
+        bounds = self.estimated_ctr
+        if bounds is not None and not bounds:
+            raise ValueError("estimated_ctr is empty; null is no axis, and one boundary makes two buckets")
+        if bounds is not None and any(a >= b for a, b in pairwise(bounds)):
+            raise ValueError(
+                f"estimated_ctr {list(bounds)} does not rise; allowed: each above the one before"
+            )
+        return self
+
+
+class BiasConstraintsConfig(StrictModel):
+    """Slices to be calibrated, each with a dual variable lambda_k (FF 7).
+
+    Attributes:
+        learning_rate: eta of lambda_k += eta * (mean of (y - p) in the batch's part of S_k - alpha3 * lambda_k).
+            lambda_k has about the size of the relative bias that it takes away, which at a click rate of 0.1 and
+            the default it reaches in some 100 batches. FF advises to lower it first where training is unstable.
+        regularization: alpha3. At rest a slice keeps a bias of alpha3 * lambda_k; 0 takes away all of it, and lets
+            lambda_k grow without end where the weights cannot follow. FF tunes it by grid search.
+        ramp: multiplies both the term and eta: lambda_k does not wind up before it acts.
+        families: of slices; an example may be in a slice of each.
+        logs: constraint logs.
+    """
+
+    learning_rate: float = Field(default=0.1, gt=0)
+    regularization: float = Field(default=0.01, ge=0)
+    ramp: Ramp = Ramp()
+    families: tuple[SliceConfig, ...]
+    logs: tuple[ConstraintLog, ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not self.families:
+            raise ValueError("families is empty: at least one is needed")
+        if len(self.logs) > 127:
+            raise ValueError(f"logs: {len(self.logs)} are too many; allowed: up to 127")
+        for key, names in (
+            ("families", [family.name for family in self.families]),
+            ("logs", [log.name for log in self.logs]),
+        ):
+            repeated = [name for name in names if names.count(name) > 1]
+            if repeated:
+                raise ValueError(f"{key}: {repeated[0]} is named twice")
+        known = [log.name for log in self.logs]
+        for index, family in enumerate(self.families):
+            if family.log is not None and family.log not in known:
+                allowed = ", ".join(["null (the training log)", *known])
+                raise ValueError(
+                    f"families.{index}.log is {family.log!r}, no constraint log; allowed: {allowed}"
+                )
+        for index, log in enumerate(self.logs):
+            if not log.own_loss and all(family.log != log.name for family in self.families):
+                raise ValueError(
+                    f"logs.{index}: no family is about the log {log.name} and own_loss is false: it would do nothing"
+                )
+        if self.learning_rate * self.regularization > 1:
+            raise ValueError(
+                f"learning_rate {self.learning_rate!r} times regularization {self.regularization!r} is above 1: "
+                "each step would take away more than the whole of lambda"
+            )
+        return self
+
+
+class ObjectiveConfig(StrictModel):
+    """What is minimised besides the logistic loss; null: not used."""
+
+    ranking: RankingConfig | None = None
+    distillation: DistillationConfig | None = None
+    bias_constraints: BiasConstraintsConfig | None = None

@@ -1,0 +1,127 @@
+"""Pairs of a clicked and another impression of one query, for the rank loss (FF 4.1.1). NumPy.
+
+A query with C clicked and N other rows has n = C N pairs, numbered row by row of a C x N rectangle:
+
+    pair m:   clicked row m // N,   other row m % N
+
+Of a query with more pairs than ``most_pairs`` = K a systematic sample is taken, pairs (k n + S) // K for k in
+0..K-1, where S is uniform in 0..n-1, from a hash of the query_id. Over S each pair is in K of n samples, so that with
+weights n / K the sum over the sample has the sum over all pairs as its mean. The sample is spread evenly: each
+clicked row is in K / C pairs, rounded up or down. So that the stride n / K meets no pattern in the order of rows, a
+sampled query's rows are first put in the order of a hash of their example_id; and so that it meets none in the
+rectangle (a stride of N would pair all clicked rows with the same other row), each clicked row has its N pairs turned
+around by a hash of its own. Both renumber the pairs, and leave each its K / n.
+
+All hashes are of ids, so that a query has the same pairs in every run and beside every other query.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ctr.data.hashing import uniform_hash
+from ctr.models.rows import padded_size
+
+
+class Pairs(NamedTuple):
+    """P pairs of rows of one batch.
+
+    Attributes:
+        clicked, other: int32 [P], row numbers.
+        weight: float32 [P], the product of the two rows' train weights, times n / K in a sampled query.
+    """
+
+    clicked: np.ndarray
+    other: np.ndarray
+    weight: np.ndarray
+
+    def padded(self, smallest: int = 64) -> "Pairs":
+        """As many pairs as one of a few capacities has, ``smallest`` at least; the added ones have weight 0."""
+        count = len(self.weight)
+        added = padded_size(count, smallest) - count
+        return Pairs(*(np.concatenate([part, np.zeros(added, part.dtype)]) for part in self))
+
+
+def click_pairs(
+    query_begins: np.ndarray,
+    label: np.ndarray,
+    weight: np.ndarray,
+    query_id: np.ndarray,
+    example_id: np.ndarray,
+    most_pairs: int,
+) -> Pairs:
+    """All pairs of a clicked and another row of one query; of a query with too many, a sample.
+
+    Args:
+        query_begins: int64 [Q], rising from 0, the row at which each query begins (``Rows.query_begins``).
+        label: float32 [N], 1 for a clicked row and 0 for another.
+        weight: float32 [N], train weights, not negative; rows of weight 0 are in no pair.
+        query_id: int64 [N].
+        example_id: int64 [N].
+        most_pairs: K, at most this many pairs of a query, in 1..2^20.
+
+    Returns:
+        The pairs, query by query. Memory grows with their number, not with that of all pairs.
+    """
+    rows = len(label)
+    queries = len(query_begins)
+    query = np.repeat(np.arange(queries), np.diff(np.append(query_begins, rows)))
+    clicked = np.flatnonzero((weight > 0) & (label == 1))
+    other = np.flatnonzero((weight > 0) & (label != 1))
+    clicked_counts = np.bincount(query[clicked], minlength=queries)
+    other_counts = np.bincount(query[other], minlength=queries)
+    all_pairs = clicked_counts * other_counts
+    taken = np.minimum(all_pairs, most_pairs)
+    sampled = all_pairs > most_pairs
+    any_sampled = bool(sampled.any())
+    if any_sampled:
+        clicked = _order_by_hash(clicked, query, sampled, example_id)
+        other = _order_by_hash(other, query, sampled, example_id)
+
+    owner = np.repeat(np.arange(queries), taken)
+    number = np.arange(len(owner)) - np.repeat(_begins(taken), taken)
+    scale = np.ones(len(owner), np.float32)
+    if any_sampled:
+        start = np.zeros(queries, np.int64)
+        ids = query_id[query_begins[sampled]]
+        start[sampled] = _random_below(ids, "start", all_pairs[sampled])
+        of_sampled = np.flatnonzero(sampled[owner])
+        parts = owner[of_sampled]
+        # Below 2^62 for queries of up to 2^22 rows.
+        number[of_sampled] = (number[of_sampled] * all_pairs[parts] + start[parts]) // most_pairs
+        scale[of_sampled] = (all_pairs / most_pairs)[parts]
+    others = other_counts[owner]
+    clicked_number, other_number = np.divmod(number, others)
+    clicked_rows = clicked[_begins(clicked_counts)[owner] + clicked_number]
+    if any_sampled:
+        ids = example_id[clicked_rows[of_sampled]]
+        turn = _random_below(ids, "turn", others[of_sampled])
+        other_number[of_sampled] = (other_number[of_sampled] + turn) % others[of_sampled]
+    other_rows = other[_begins(other_counts)[owner] + other_number]
+    return Pairs(
+        clicked_rows.astype(np.int32),
+        other_rows.astype(np.int32),
+        (weight[clicked_rows] * weight[other_rows] * scale).astype(np.float32),
+    )
+
+
+def _begins(counts: np.ndarray) -> np.ndarray:
+    """Where each of consecutive groups begins."""
+    return np.cumsum(counts) - counts
+
+
+def _order_by_hash(
+    members: np.ndarray, query: np.ndarray, sampled: np.ndarray, example_id: np.ndarray
+) -> np.ndarray:
+    """``members``, row numbers grouped by query, in another order within each sampled query."""
+    of_sampled = np.flatnonzero(sampled[query[members]])
+    mixed = members[of_sampled]
+    order = np.lexsort((uniform_hash(example_id[mixed], "rank pairs: order"), query[mixed]))
+    result = members.copy()
+    result[of_sampled] = mixed[order]
+    return result
+
+
+def _random_below(ids: np.ndarray, purpose: str, bounds: np.ndarray) -> np.ndarray:
+    """int64 [M], each uniform in 0..bound-1, from the hash of an id; bounds are at most 2^42."""
+    return np.floor(uniform_hash(ids, f"rank pairs: {purpose}") * bounds).astype(np.int64)

@@ -1,0 +1,82 @@
+"""What a batch's losses need to know of its rows, as arrays of a few fixed sizes. NumPy, in the reading thread."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.data.reader import Rows
+from ctr.data.stream import TEACHER_LOGIT
+from ctr.objective.bias_constraints import Family, feature_slices
+from ctr.objective.config import ObjectiveConfig
+from ctr.objective.pairs import click_pairs
+
+Targets = dict[str, np.ndarray]
+
+
+def make_targets(
+    config: ObjectiveConfig,
+    families: Sequence[Family],
+    rows: Rows,
+    source: np.ndarray,
+    capacity: int,
+) -> Targets:
+    """The targets of N rows, padded to ``capacity`` B with weight 0.
+
+    Args:
+        families: the resolved families of ``config.bias_constraints``.
+        rows: whole queries.
+        source: int8 [N], 0 for a row of the training log, i for one of the i-th constraint log.
+        capacity: B >= N.
+
+    Returns:
+        ``label``, ``weight`` (train weights) and ``own_weight`` (those of the rows whose own losses count),
+        float32 [B]; with distillation ``teacher_logit``, float32 [B], NaN for none; with ranking ``pairs_clicked``,
+        ``pairs_other``, int32 [P], and ``pairs_weight``, float32 [P]; for each family ``slice/NAME``, int32 [B].
+    """
+
+    def padded(values: np.ndarray, filling: float, dtype: type) -> np.ndarray:
+        result: np.ndarray = np.full(capacity, filling, dtype)
+        result[: len(values)] = values
+        return result
+
+    own_weight = rows.train_weight
+    constraints = config.bias_constraints
+    if constraints is not None and constraints.logs:
+        counts = np.array([True, *(log.own_loss for log in constraints.logs)])
+        own_weight = own_weight * counts[source]
+    targets = {
+        "label": padded(rows.label, 0, np.float32),
+        "weight": padded(rows.train_weight, 0, np.float32),
+        "own_weight": padded(own_weight, 0, np.float32),
+    }
+    if config.distillation is not None:
+        targets["teacher_logit"] = padded(rows.joined[TEACHER_LOGIT], np.nan, np.float32)
+    if config.ranking is not None:
+        pairs = click_pairs(
+            rows.query_begins(),
+            rows.label,
+            own_weight,
+            rows.query_id,
+            rows.example_id,
+            config.ranking.most_pairs,
+        ).padded()
+        targets |= {
+            "pairs_clicked": pairs.clicked,
+            "pairs_other": pairs.other,
+            "pairs_weight": pairs.weight,
+        }
+    for family in families:
+        targets[f"slice/{family.name}"] = padded(feature_slices(family, rows.ids, source), -1, np.int32)
+    return targets
+
+
+def target_signature(config: ObjectiveConfig, families: Sequence[Family]) -> dict[str, tf.TensorSpec]:
+    """The names and types of what ``make_targets`` gives."""
+    vector, indices = tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)
+    signature = {"label": vector, "weight": vector, "own_weight": vector}
+    if config.distillation is not None:
+        signature["teacher_logit"] = vector
+    if config.ranking is not None:
+        signature |= {"pairs_clicked": indices, "pairs_other": indices, "pairs_weight": vector}
+    return signature | {f"slice/{family.name}": indices for family in families}

@@ -1,0 +1,88 @@
+"""The objective: all losses of a batch in one number, and what the duals of its constraints learn from it.
+
+    (1 - a) L_logistic + a L_rank + d L_distillation + r sum_k sum_{i in S_k} w_i lambda_k (y_i - p_i)
+
+with a = alpha1, d = the weight of distillation and r each times its ramp (FF 4.1, 7.1). Each L is a sum over rows or
+pairs, multiplied by train weights; all are divided by the same sum of train weights, so that the balance between
+them is FF's, and none depends on the size of the batch.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from ctr.objective.bias_constraints import Family, constraint_term, dual_step, slice_index
+from ctr.objective.config import ObjectiveConfig
+from ctr.objective.losses import distillation_loss, logistic_loss, rank_loss, weighted_mean
+
+
+def total_loss(
+    config: ObjectiveConfig,
+    targets: Mapping[str, tf.Tensor],
+    logit: tf.Tensor,
+    rank_score: tf.Tensor,
+    ramps: Mapping[str, tf.Tensor],
+    duals: Sequence[tf.Tensor],
+    slices: Sequence[tf.Tensor],
+) -> tf.Tensor:
+    """The loss that the weights minimise, float32 scalar.
+
+    Args:
+        targets: of ``ctr.objective.targets.make_targets``, B rows.
+        logit: float32 [B], the prediction.
+        rank_score: float32 [B], what the rank loss is about: the same, or a head of its own.
+        ramps: ``ranking``, ``distillation`` and ``bias_constraints``, float32 scalars in [0, 1].
+        duals: lambda_k of each family, float32 [slices].
+        slices: each row's slice of each family, int32 [B] (``slices_of``).
+    """
+    weight = targets["own_weight"]
+    loss = weighted_mean(logistic_loss(targets["label"], logit), weight)
+    total_weight = tf.reduce_sum(weight)
+    if config.ranking is not None:
+        share = config.ranking.weight * ramps["ranking"]
+        pairs = targets["pairs_clicked"], targets["pairs_other"], targets["pairs_weight"]
+        ranked = tf.math.divide_no_nan(rank_loss(rank_score, *pairs), total_weight)
+        loss = (1 - share) * loss + share * ranked
+    if config.distillation is not None:
+        share = config.distillation.weight * ramps["distillation"]
+        loss += share * weighted_mean(distillation_loss(targets["teacher_logit"], logit), weight)
+    if config.bias_constraints is not None:
+        probability = tf.sigmoid(logit)
+        terms = [
+            constraint_term(dual, index, targets["label"], probability, targets["weight"])
+            for dual, index in zip(duals, slices, strict=True)
+        ]
+        loss += ramps["bias_constraints"] * tf.math.divide_no_nan(tf.add_n(terms), total_weight)
+    return loss
+
+
+def slices_of(
+    families: Sequence[Family], targets: Mapping[str, tf.Tensor], logit: tf.Tensor
+) -> list[tf.Tensor]:
+    """Each row's slice in each family, int32 [B], -1 for none. The estimated CTR has no gradient here."""
+    probability = tf.stop_gradient(tf.sigmoid(logit))
+    return [
+        slice_index(targets[f"slice/{family.name}"], probability, family.boundaries) for family in families
+    ]
+
+
+def next_duals(
+    config: ObjectiveConfig,
+    targets: Mapping[str, tf.Tensor],
+    logit: tf.Tensor,
+    ramp: tf.Tensor,
+    duals: Sequence[tf.Tensor],
+    slices: Sequence[tf.Tensor],
+) -> list[tf.Tensor]:
+    """lambda_k after a batch, from the predictions that it was scored with."""
+    constraints = config.bias_constraints
+    if constraints is None:
+        return []
+    rate = constraints.learning_rate * ramp
+    probability = tf.stop_gradient(tf.sigmoid(logit))
+    return [
+        dual_step(
+            dual, index, targets["label"], probability, targets["weight"], rate, constraints.regularization
+        )
+        for dual, index in zip(duals, slices, strict=True)
+    ]

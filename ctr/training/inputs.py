@@ -1,0 +1,150 @@
+"""The logs and sidecars that a run reads, checked before it begins, and the stream of feeds that they become."""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctr.data.batches import Batch, set_rejects_apart, whole_query_batches
+from ctr.data.interleave import Interleaved
+from ctr.data.joined_sidecar import JoinedSidecar
+from ctr.data.log import Manifest, read_manifests, read_schema
+from ctr.data.reader import read_rows
+from ctr.data.schema import Schema
+from ctr.data.stream import Selection, check_selection, read_selection
+from ctr.errors import InputError
+from ctr.models.rows import TableLayout
+from ctr.objective.bias_constraints import Family, resolve_families
+from ctr.training.config import TrainConfig
+from ctr.training.feed import Feed, make_feed, read_ahead
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log and its published intervals."""
+
+    path: Path
+    manifests: Sequence[Manifest]
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return sum(manifest.rows for manifest in self.manifests)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run reads.
+
+    Attributes:
+        config: of the run.
+        schema: the features, of all logs.
+        log: the log that it makes a pass over.
+        others: the constraint logs by name.
+        families: of constrained slices.
+    """
+
+    config: TrainConfig
+    schema: Schema
+    log: Log
+    others: Mapping[str, Log]
+    families: tuple[Family, ...]
+
+
+def open_inputs(path: Path, config: TrainConfig) -> Inputs:
+    """Finds and checks everything that a run reads.
+
+    Raises:
+        InputError: a log is none, is empty, or has other features than the first one; a feature, sidecar or
+            sidecar's row that the configuration needs is not there.
+    """
+    schema = read_schema(path)
+    log = _open_log(path)
+    _check_slices(schema, config)
+    constraints = config.objective.bias_constraints
+    others: dict[str, Log] = {}
+    families: tuple[Family, ...] = ()
+    if constraints is not None:
+        families = resolve_families(constraints, schema)
+        others = {other.name: _open_log(Path(other.path)) for other in constraints.logs}
+    for name, other in others.items():
+        version = read_schema(other.path).version
+        if version != schema.version:
+            raise InputError(
+                f"config: objective.bias_constraints.logs: the log {name} ({other.path}) has schema {version}, "
+                f"{path} has {schema.version}: both must have the same features"
+            )
+    inputs = Inputs(config, schema, log, others, families)
+    selection = _selection(inputs)
+    if selection.sample is not None or selection.teacher is not None:
+        check_selection(path, schema, log.manifests, selection)
+    return inputs
+
+
+def _open_log(path: Path) -> Log:
+    read_schema(path)
+    log = Log(path, read_manifests(path))
+    if not log.rows:
+        raise InputError(f"{path}: the log has no rows")
+    return log
+
+
+def _check_slices(schema: Schema, config: TrainConfig) -> None:
+    for name in config.metrics.slices:
+        if name not in schema.single_valued:
+            raise InputError(
+                f"config: metrics.slices names {name}, which is no single-valued feature of the log; "
+                f"allowed: {', '.join(schema.single_valued)}"
+            )
+
+
+def _selection(inputs: Inputs) -> Selection:
+    config, log = inputs.config, inputs.log.path
+    sampling, distillation = config.sampling, config.objective.distillation
+    teacher = None
+    if distillation is not None:
+        teacher_log = log if distillation.log is None else Path(distillation.log)
+        teacher = JoinedSidecar(teacher_log, distillation.teacher, ["logit"])
+    refused = distillation is not None and distillation.missing == "refuse"
+    return Selection(
+        time_range=config.time_range,
+        sample=JoinedSidecar(log, sampling.name, ["weight"]) if sampling is not None else None,
+        only_kept=sampling is not None and sampling.score == "kept",
+        teacher=teacher,
+        every_row_taught=refused,
+    )
+
+
+def read_feeds(
+    inputs: Inputs,
+    layouts: tuple[TableLayout, ...],
+    start: int,
+    other_starts: Mapping[str, int] | None = None,
+) -> Generator[Feed, None, None]:
+    """The run's feeds from a position on, made by a thread that reads ahead.
+
+    Args:
+        start: the position in the log.
+        other_starts: those in the constraint logs; None leaves their rows out.
+    """
+    config, batch = inputs.config, inputs.config.batch
+
+    def feeds() -> Iterator[Feed]:
+        blocks = read_selection(
+            inputs.log.path, inputs.schema, inputs.log.manifests, _selection(inputs), start
+        )
+        streams = [
+            Interleaved(read_rows(other.path, inputs.schema, other.manifests, other_starts[name]), batch.rows)
+            for name, other in inputs.others.items()
+            if other_starts is not None
+        ]
+        for one in whole_query_batches(blocks, batch.rows, batch.largest_query):
+            others = [_other_batch(stream, one) for stream in streams]
+            yield make_feed(one, layouts, batch.rows, config.objective, inputs.families, others)
+
+    return read_ahead(feeds())
+
+
+def _other_batch(stream: Interleaved, batch: Batch) -> Batch | None:
+    """Rows of a constraint log whose time has come; at most as many as a batch has."""
+    rows = stream.until(batch.times[1])
+    return None if rows is None else set_rejects_apart(rows)

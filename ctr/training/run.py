@@ -1,0 +1,327 @@
+"""A run between its steps: where it stands, its metrics and its files."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.data.batches import Batch
+from ctr.data.log import Manifest, log_sha256
+from ctr.data.schema import Schema
+from ctr.errors import InputError
+from ctr.eval.progressive import ProgressiveMetrics
+from ctr.files import remove_temporaries
+from ctr.training import checkpoint
+from ctr.training.config import TrainConfig
+from ctr.training.run_directory import GrowingFile, PredictionWriter, describe_rejects
+from ctr.training.state import TrainState
+
+# Tables that a single window has too few rows for.
+_WHOLE_RUN_TABLES = frozenset({"calibration_buckets", "per_query_auc_by_size", "calibration_slices"})
+
+# A step that is skipped again and again must not make the checkpoints grow.
+_RANGES_NOTED = 100
+
+
+@dataclass
+class Position:
+    """Where a run stands, and what went wrong on the way.
+
+    Attributes:
+        examples: rows of the log that are behind it as far as scoring goes, rejects included.
+        learned: likewise as far as learning goes; less only under a label delay.
+        others: likewise in each constraint log.
+        batches: batches that were scored.
+        trained_examples: good rows in batches that were learned from, also those of weight 0.
+        trained_rows: those of them with a train weight above 0.
+        skipped_steps: steps that changed nothing because the loss or a gradient was not finite.
+        skipped_ranges: the rows [begin, end) of the log of the first such steps.
+        rejected_rows: faulty rows.
+        nonfinite_predictions: rows whose prediction was not finite.
+    """
+
+    examples: int = 0
+    learned: int = 0
+    others: dict[str, int] = field(default_factory=dict)
+    batches: int = 0
+    trained_examples: int = 0
+    trained_rows: int = 0
+    skipped_steps: int = 0
+    skipped_ranges: list[list[int]] = field(default_factory=list)
+    rejected_rows: int = 0
+    nonfinite_predictions: int = 0
+
+
+# Of larger families of slices a line of metrics has the extremes of the duals only.
+_DUALS_SHOWN = 32
+
+
+class Run:
+    """The state of a pass besides the weights, and its files."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: TrainConfig,
+        state: TrainState,
+        schema: Schema,
+        manifests: Sequence[Manifest],
+        other_manifests: Mapping[str, Sequence[Manifest]],
+    ) -> None:
+        """Goes on where the newest checkpoint in ``folder`` stands, or begins.
+
+        Args:
+            manifests: the log's intervals.
+            other_manifests: those of the constraint logs, by name.
+
+        Raises:
+            InputError: the run was trained on another log, or its files are damaged.
+        """
+        self.single_valued = schema.single_valued
+        self.folder = folder
+        self.config = config
+        self.state = state
+        self.manifests = manifests
+        self.other_manifests = other_manifests
+        self.position = Position(others=dict.fromkeys(other_manifests, 0))
+        self.total = self._metrics()
+        self.window = self._metrics()
+        self.others = {
+            name: ProgressiveMetrics(self._families(source)) for source, name in enumerate(other_manifests, 1)
+        }
+        self.window_times = [0, 0]
+        remove_temporaries(folder)
+        saved = checkpoint.restore_newest(folder / "checkpoints")
+        checkpoint.clean_up(folder / "checkpoints", config.checkpoint.keep)
+        lengths = {"metrics": 0, "rejects": 0}
+        parts: list[str] = []
+        if saved is not None:
+            lengths, parts = self._restore(*saved)
+        self.saved_at = self.position.examples
+        self.predictions = (
+            PredictionWriter(folder / "predictions", parts) if config.record_predictions else None
+        )
+        self.metrics_file = GrowingFile(folder / "metrics.jsonl", lengths["metrics"])
+        self.rejects_file = GrowingFile(folder / "rejects.jsonl", lengths["rejects"])
+        # TensorBoard's events are written anew from metrics.jsonl: those from after the checkpoint disappear.
+        for old in (folder / "tensorboard").glob("events.out.tfevents.*"):
+            old.unlink()
+        self.events = tf.summary.create_file_writer(str(folder / "tensorboard"))
+        for line in (folder / "metrics.jsonl").read_bytes().splitlines():
+            self._write_events(json.loads(line))
+
+    def _metrics(self) -> ProgressiveMetrics:
+        return ProgressiveMetrics([*self.config.metrics.slices, *self._families(0)])
+
+    def _families(self, source: int) -> list[str]:
+        """The names, as slices of the metrics, of the families of constraints about a log."""
+        return [_slices_name(family.name) for family in self.state.families if family.source == source]
+
+    def _write_events(self, line: dict[str, Any]) -> None:
+        with self.events.as_default(step=line["examples"]):
+            for name, value in line.items():
+                if isinstance(value, int | float) and name != "examples":
+                    tf.summary.scalar(f"window/{name}", value)
+
+    def _consumed(self) -> list[dict[str, Any]]:
+        """Of each log the number and the hash of the intervals that the run has seen some of."""
+        logs = [("", self.manifests, self.position.examples)]
+        logs += [(name, self.other_manifests[name], rows) for name, rows in self.position.others.items()]
+        consumed = []
+        for name, manifests, rows in logs:
+            begins = np.cumsum([0, *(manifest.rows for manifest in manifests)])
+            intervals = int(np.searchsorted(begins, rows))
+            consumed.append(
+                {"log": name, "intervals": intervals, "sha256": log_sha256(manifests[:intervals])}
+            )
+        return consumed
+
+    def _restore(
+        self, arrays: dict[str, np.ndarray], state: dict[str, Any]
+    ) -> tuple[dict[str, int], list[str]]:
+        for consumed in state["consumed"]:
+            manifests = self.other_manifests[consumed["log"]] if consumed["log"] else self.manifests
+            intervals = consumed["intervals"]
+            if consumed["sha256"] != log_sha256(manifests[:intervals]):
+                log = f"constraint log {consumed['log']}" if consumed["log"] else "log"
+                raise InputError(
+                    f"{self.folder}: the {log} is not the one that this run was trained on: "
+                    f"its first {intervals} intervals differ; use another folder to start anew"
+                )
+        groups: dict[str, dict[str, np.ndarray]] = {}
+        for name, array in arrays.items():
+            group, _, key = name.partition("|")
+            groups.setdefault(group, {})[key] = array
+        try:
+            self.state.restore(groups["weights"])
+        except ValueError as error:
+            raise InputError(f"{self.folder}: {error}") from None
+        self.total = ProgressiveMetrics.from_arrays(groups["total"])
+        self.window = ProgressiveMetrics.from_arrays(groups["window"])
+        for name in self.others:
+            self.others[name] = ProgressiveMetrics.from_arrays(groups[_other_group(name)])
+        self.window_times = state["window_times"]
+        self.position = Position(**state["position"])
+        return state["lengths"], state["prediction_parts"]
+
+    def save(self) -> None:
+        """Writes a checkpoint of everything up to the current position."""
+        if self.predictions is not None:
+            self.predictions.flush(self.position.examples)
+        groups = {"weights": self.state.arrays()}
+        groups |= {"total": self.total.to_arrays(), "window": self.window.to_arrays()}
+        groups |= {_other_group(name): metrics.to_arrays() for name, metrics in self.others.items()}
+        arrays = {f"{group}|{name}": array for group, part in groups.items() for name, array in part.items()}
+        content = {
+            "position": vars(self.position),
+            "window_times": self.window_times,
+            "consumed": self._consumed(),
+            "lengths": {"metrics": self.metrics_file.sync(), "rejects": self.rejects_file.sync()},
+            "prediction_parts": self.predictions.parts if self.predictions is not None else [],
+        }
+        checkpoint.save(
+            self.folder / "checkpoints", self.position.examples, arrays, content, self.config.checkpoint.keep
+        )
+        self.saved_at = self.position.examples
+
+    def record(self, batch: Batch, logit: np.ndarray, slices: Sequence[np.ndarray]) -> None:
+        """Takes the scores of a batch into metrics, predictions and rejects.
+
+        Args:
+            logit: float32 [N], of the batch's good rows.
+            slices: for each family of constraints int32 [N].
+        """
+        rows = batch.rows
+        self._reject(batch)
+        self.position.examples = batch.end
+        self.position.batches += 1
+        if not len(rows):
+            return
+        if not self.window.traffic.examples:
+            self.window_times[0] = int(rows.query_time[0])
+        self.window_times[1] = int(rows.query_time[-1])
+        logit = self._finite(logit)
+        ids = {name: rows.ids[:, self.single_valued.index(name)] for name in self.config.metrics.slices}
+        ids |= self._own_slices(0, slices)
+        self.window.update(rows.label, logit, rows.metric_weight, rows.query_id, ids)
+        if self.predictions is not None:
+            self.predictions.add(batch, logit)
+
+    def record_other(
+        self, source: int, batch: Batch, logit: np.ndarray, slices: Sequence[np.ndarray]
+    ) -> None:
+        """Takes in the scores of rows of a constraint log, the ``source``-th; arguments as of ``record``."""
+        name = list(self.others)[source - 1]
+        rows = batch.rows
+        self._reject(batch)
+        self.position.others[name] = batch.end
+        if len(rows):
+            ids = self._own_slices(source, slices)
+            self.others[name].update(rows.label, self._finite(logit), rows.metric_weight, rows.query_id, ids)
+
+    def learned(self, batch: Batch, applied: bool) -> None:
+        """Notes that a batch was learned from."""
+        rows = batch.rows
+        self.position.learned = batch.end
+        self.position.trained_examples += len(rows)
+        self.position.trained_rows += int(np.count_nonzero(rows.train_weight))
+        if not applied:
+            self.position.skipped_steps += 1
+            self.position.skipped_ranges += [[batch.begin, batch.end]]
+            del self.position.skipped_ranges[_RANGES_NOTED:]
+
+    def _own_slices(self, source: int, slices: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        return {
+            _slices_name(family.name): index
+            for family, index in zip(self.state.families, slices, strict=True)
+            if family.source == source
+        }
+
+    def _reject(self, batch: Batch) -> None:
+        for reject in describe_rejects(batch):
+            self.rejects_file.append(reject)
+        self.position.rejected_rows += len(batch.rejects)
+
+    def _finite(self, logit: np.ndarray) -> np.ndarray:
+        """A prediction that is not finite is counted and scored as what it would have been without a model."""
+        bad = ~np.isfinite(logit)
+        if not bad.any():
+            return logit
+        self.position.nonfinite_predictions += int(bad.sum())
+        prior = self.config.model.prior
+        return np.where(bad, np.float32(math.log(prior / (1 - prior))), logit)
+
+    def window_is_full(self) -> bool:
+        """Whether the present window has as many examples as it should."""
+        return bool(self.window.traffic.examples >= self.config.metrics.window_examples)
+
+    def close_window(self, extra: Mapping[str, float]) -> dict[str, Any]:
+        """Writes the line of the window that ends here (with ``extra``), and begins the next one."""
+        summary = self.window.summary()
+        ramps = self.config.ramps_at(self.position.trained_examples)
+        line = {
+            "examples": self.position.examples,
+            "window_begin": self.window_times[0],
+            "window_end": self.window_times[1],
+            "window_examples": summary.pop("examples"),
+            **{name: value for name, value in summary.items() if name not in _WHOLE_RUN_TABLES},
+            "alpha2": ramps.pop("alpha2"),
+            **{
+                f"ramp_{name}": ramp
+                for name, ramp in ramps.items()
+                if getattr(self.config.objective, name) is not None
+            },
+            **self._dual_scalars(),
+            **{f"shampoo_{name}": value for name, value in root_report(self.state).items()},
+            **extra,
+        }
+        self.metrics_file.append(line)
+        self._write_events(line)
+        self.events.flush()
+        self.total.merge(self.window)
+        self.window = self._metrics()
+        return line
+
+    def _dual_scalars(self) -> dict[str, float]:
+        scalars: dict[str, float] = {}
+        for name, values in self.duals().items():
+            if len(values) <= _DUALS_SHOWN:
+                scalars |= {f"dual_{name}_{index}": value for index, value in enumerate(values)}
+            else:
+                scalars |= {f"dual_{name}_min": min(values), f"dual_{name}_max": max(values)}
+        return scalars
+
+    def duals(self) -> dict[str, list[float]]:
+        """lambda_k of every family."""
+        return {
+            family.name: [float(value) for value in dual.numpy()]
+            for family, dual in zip(self.state.families, self.state.duals, strict=True)
+        }
+
+    def close(self) -> None:
+        """Closes the files."""
+        self.metrics_file.close()
+        self.rejects_file.close()
+        self.events.close()
+
+
+def _slices_name(family: str) -> str:
+    # No feature has a colon in its name.
+    return f"constraint:{family}"
+
+
+def _other_group(name: str) -> str:
+    return f"other:{name}"
+
+
+def root_report(state: TrainState) -> dict[str, float | int]:
+    """How Shampoo's roots are doing."""
+    report = state.shampoo.report()
+    # Here skipped_steps tells, which also knows of the rows' gradients.
+    del report["nonfinite_steps"]
+    return report

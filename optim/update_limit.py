@@ -1,0 +1,36 @@
+"""A limit on how far one step may move a weight relative to its size, against outlier gradients.
+
+Where several losses train one model, now and then a gradient is an outlier from which training does not recover (FF
+4.1.3). Clipping the gradient does not help there, as AdaGrad and Shampoo divide its scale away; Clippy limits the
+step itself (Tang et al., "Improving Training Stability for Multitask Ranking Models in Recommender Systems", KDD 2023,
+arXiv 2302.09178), without turning it: one factor for a whole tensor.
+"""
+
+import tensorflow as tf
+
+
+def limit_update(
+    weight: tf.Tensor, update: tf.Tensor, relative: tf.Tensor | float, absolute: tf.Tensor | float
+) -> tf.Tensor:
+    """The largest multiple of ``update``, of at most 1, each element of which is at most relative |w| + absolute.
+
+    Elements of zero update limit nothing. One that is not finite, or whose weight is NaN, has no multiple within its
+    limit, so that nothing moves. A weight of zero may move by ``absolute``, and its whole tensor with it at that scale.
+
+    Args:
+        weight: the weights, of any shape.
+        update: what is to be taken from them, learning rate included; of the same shape and dtype.
+        relative: not negative.
+        absolute: above 0; with 0 a single weight of zero would hold its tensor for ever.
+
+    Returns:
+        Of the shape of ``update``, finite.
+    """
+    size = tf.abs(update)
+    limit = relative * tf.abs(weight) + absolute
+    within = tf.where(size > 0, limit / tf.where(size > 0, size, tf.ones_like(size)), tf.ones_like(size))
+    # False for what is NaN too; the quotient of an infinite update is 0 by itself, but for that of infinities.
+    sound = tf.math.is_finite(update) & (within >= 0)
+    within = tf.where(sound, within, tf.zeros_like(within))
+    factor = tf.minimum(tf.reduce_min(within), tf.ones([], update.dtype))
+    return tf.math.multiply_no_nan(update, factor)

@@ -1,0 +1,91 @@
+"""Ids of raw values are those that ingestion gives; values without one are refused."""
+
+import pyarrow as pa
+import pytest
+
+from ctr.data.feature_values import feature_ids
+from ctr.data.schema import Schema
+from ctr.data.transform import transform_table
+from ctr.errors import InputError
+
+SCHEMA = Schema.model_validate(
+    {
+        "features": [
+            {"name": "site", "kind": "category", "source": "site", "buckets": 100_000},
+            {"name": "small", "kind": "category", "source": "site", "buckets": 3},
+            {"name": "known", "kind": "category", "source": "site", "vocabulary": ["a", "7", "true"]},
+            {"name": "age", "kind": "number", "source": "age", "boundaries": [18, 30, 65.5]},
+            {"name": "tags", "kind": "category", "source": "tags", "multivalent": True},
+            {"name": "words", "kind": "text", "source": "site"},
+            {"name": "cross", "kind": "cross", "of": ["site", "age"]},
+        ]
+    }
+)
+
+
+def ingested(name, column):
+    """The ids that ``transform_table`` gives a column of the feature's source."""
+    count = len(column)
+    empty = {"site": pa.array([""] * count), "age": pa.array([0] * count), "tags": pa.array([""] * count)}
+    table = pa.table({**empty, SCHEMA.by_name[name].source: column})
+    return transform_table(SCHEMA, table)[0][:, SCHEMA.single_valued.index(name)].tolist()
+
+
+@pytest.mark.parametrize("name", ["site", "known"])
+@pytest.mark.parametrize(
+    ("values", "column"),
+    [
+        (["a", "7", "", "true"], pa.array(["a", "7", "", "true"])),
+        ([7, None], pa.array([7, None], pa.int64())),
+        ([True, None], pa.array([True, None])),
+        ([], pa.array([], pa.string())),
+    ],
+)
+def test_categories(name, values, column):
+    ids = feature_ids(SCHEMA, name, values)
+    assert ids.dtype == "int32"
+    assert ids.tolist() == ingested(name, column)
+
+
+def test_numbers_stand_for_their_bucket():
+    values = [-3, 18, 30.25, 1e9, None]
+    assert feature_ids(SCHEMA, "age", values).tolist() == [1, 2, 3, 4, 0]
+    assert ingested("age", pa.array(values)) == [1, 2, 3, 4, 0]
+    assert feature_ids(SCHEMA, "age", [""]).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        (
+            "sight",
+            ["a"],
+            "sight is no feature of the log; allowed: site, small, known, age, tags, words, cross",
+        ),
+        ("tags", ["a"], "feature tags is a multivalent category"),
+        ("words", ["a"], "feature words is a text"),
+        ("cross", ["a"], "feature cross is a cross"),
+        ("site", ["a", 2.5], "feature site: 2.5 is no text or whole number"),
+        ("age", [20, "old"], "feature age: 'old' is no number"),
+        ("known", ["a", "b"], "feature known: 'b' is not in its vocabulary; allowed: a, 7, true"),
+        ("site", ["a", "b", "a"], "feature site: 'a' and 'a' have the same id"),
+        ("site", ["7", 7], "feature site: 7 and '7' have the same id"),
+        ("age", [20, 29], "feature age: 29 and 20 have the same id 2; name one of them"),
+        ("small", ["a", "b", "c"], "feature small: .* have the same id"),
+    ],
+)
+def test_refusals(name, values, message):
+    with pytest.raises(InputError, match=message):
+        feature_ids(SCHEMA, name, values)
+
+
+def test_a_long_vocabulary_is_not_shown_whole():
+    schema = Schema.model_validate(
+        {
+            "features": [
+                {"name": "f", "kind": "category", "source": "f", "vocabulary": [f"v{i}" for i in range(500)]}
+            ]
+        }
+    )
+    with pytest.raises(InputError, match=r"v0, v1, .*v19, \.\.\.$"):
+        feature_ids(schema, "f", ["x"])

@@ -1,0 +1,433 @@
+"""Slices against loops; the term and the dual step against NumPy; the saddle against independent solvers."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.optimize
+import tensorflow as tf
+
+from ctr.data.feature_values import feature_ids
+from ctr.data.schema import Schema
+from ctr.errors import InputError
+from ctr.objective.bias_constraints import (
+    constraint_term,
+    dual_step,
+    family_sizes,
+    feature_slices,
+    resolve_families,
+    slice_index,
+)
+from ctr.objective.config import BiasConstraintsConfig
+from ctr.objective.losses import logistic_loss, weighted_mean
+
+SCHEMA = Schema.model_validate(
+    {
+        "features": [
+            {"name": "words", "kind": "text", "source": "title", "buckets": 50},
+            {"name": "position", "kind": "number", "source": "position", "boundaries": [2, 3, 4]},
+            {
+                "name": "device",
+                "kind": "category",
+                "source": "device",
+                "vocabulary": ["phone", "tablet", "desk"],
+            },
+            {"name": "site", "kind": "category", "source": "site", "buckets": 2000},
+            {"name": "tags", "kind": "category", "source": "tags", "multivalent": True, "buckets": 9},
+            {"name": "both", "kind": "cross", "of": ["position", "device"], "buckets": 700},
+        ]
+    }
+)
+COLUMNS = {name: i for i, name in enumerate(SCHEMA.single_valued)}
+LOGS = [
+    {"name": "explore", "path": "logs/explore"},
+    {"name": "random", "path": "logs/random", "own_loss": True},
+]
+
+
+def config(*families, **rest):
+    named = [{"name": f"family{i}", **family} for i, family in enumerate(families)]
+    return BiasConstraintsConfig.model_validate({"families": named, **rest})
+
+
+def resolve(**family):
+    return resolve_families(config(family), SCHEMA)[0]
+
+
+# Families.
+
+
+def test_sizes_are_products_of_axes():
+    families = [
+        {},
+        {"estimated_ctr": [0.1, 0.5]},
+        {"features": {"device": ["phone", "desk"]}},
+        {"features": {"device": "all", "position": [1, 3]}, "estimated_ctr": [0.1, 0.5]},
+        {"features": {"both": "all"}},
+        {"features": {"site": ["a", "b", 7]}, "log": "explore"},
+    ]
+    given = config(*families, logs=LOGS)
+    # A vocabulary of 3 has 5 ids, a number with 3 boundaries as many.
+    assert family_sizes(given, SCHEMA) == (1, 3, 2, 5 * 2 * 3, 700, 3)
+    assert [family.source for family in resolve_families(given, SCHEMA)] == [0, 0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (
+            {"nothing": "all"},
+            r"features\.nothing: nothing is no feature of the log; allowed: position, device, site",
+        ),
+        ({"tags": "all"}, r"features\.tags: tags is multivalent; allowed: position, device"),
+        ({"words": ["a"]}, r"features\.words: words is multivalent; allowed: position"),
+        (
+            {"device": ["phone", "fridge"]},
+            r"features\.device: .*'fridge' is not in its vocabulary; allowed: phone, ",
+        ),
+        ({"both": [1]}, r"features\.both: feature both is a cross"),
+        ({"site": "all", "both": "all"}, r"the family family1 has 1400000 slices; allowed: up to 1000000"),
+    ],
+)
+def test_what_a_log_does_not_have_is_refused_with_the_keys_path(features, message):
+    with pytest.raises(InputError, match=r"^config: bias_constraints\.families\.1.*" + message):
+        family_sizes(config({}, {"features": features}), SCHEMA)
+
+
+def rows_of_ids(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return np.stack(
+        [rng.integers(0, min(SCHEMA.by_name[name].buckets, 6), count) for name in SCHEMA.single_valued],
+        axis=1,
+    ).astype(np.int32)
+
+
+def test_rows_are_in_the_slice_of_their_values_and_log():
+    given = config(
+        {"features": {"device": ["desk", "phone"], "position": "all"}, "log": "random"},
+        {"features": {"position": [3, None, 1]}},
+        {},
+        logs=LOGS[1:],
+    )
+    families = resolve_families(given, SCHEMA)
+    ids = rows_of_ids(400)
+    source = np.random.default_rng(1).integers(0, 2, 400).astype(np.int8)
+    desk, phone = 3, 1
+    expected = []
+    for row, log in zip(ids, source, strict=True):
+        device, position = row[COLUMNS["device"]], row[COLUMNS["position"]]
+        first = {desk: 0, phone: 1}.get(int(device), -1)
+        # Boundaries 2, 3, 4: the number 3 has id 3, 1 has 1; missing is 0.
+        second = {3: 0, 0: 1, 1: 2}.get(int(position), -1)
+        expected.append(
+            (
+                first * 5 + position if log == 1 and first >= 0 else -1,
+                second if log == 0 else -1,
+                0 if log == 0 else -1,
+            )
+        )
+    found = [feature_slices(family, ids, source) for family in families]
+    assert all(part.dtype == np.int32 for part in found)
+    np.testing.assert_array_equal(np.stack(found, axis=1), expected)
+    assert (np.array(expected)[:, 0] >= 0).sum() > 20
+
+
+def test_the_order_of_the_features_in_the_configuration_decides_nothing():
+    ids, source = rows_of_ids(100), np.zeros(100, np.int8)
+    one = resolve(features={"device": "all", "position": [1, 2]})
+    other = resolve(features={"position": [1, 2], "device": "all"})
+    np.testing.assert_array_equal(feature_slices(one, ids, source), feature_slices(other, ids, source))
+
+
+def test_every_slice_of_a_family_has_a_number_of_its_own():
+    family = resolve(features={"device": "all", "position": "all"}, estimated_ctr=[0.2, 0.6])
+    combinations = list(itertools.product(range(5), range(5), [0.1, 0.3, 0.9]))
+    ids = np.zeros((len(combinations), len(COLUMNS)), np.int32)
+    for row, (device, position, _) in enumerate(combinations):
+        ids[row, COLUMNS["device"]], ids[row, COLUMNS["position"]] = device, position
+    index = slice_index(
+        tf.constant(feature_slices(family, ids, np.zeros(len(ids), np.int8))),
+        tf.constant([p for _, _, p in combinations]),
+        family.boundaries,
+    )
+    assert index.numpy().tolist() == list(range(family.slices))
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_prediction_on_a_boundary_is_in_the_bucket_above(jit):
+    below, above = np.nextafter(np.float32(0.1), np.float32([0, 1]))
+    p = tf.constant([0.0, below, 0.1, above, 0.25, 0.5, 1.0, 0.3])
+    features = tf.constant([0, 0, 0, 0, 0, 0, 0, -1])
+    found = tf.function(lambda f, p: slice_index(f, p, (0.1, 0.5)), jit_compile=jit)(features, p)
+    assert found.dtype == tf.int32
+    assert found.numpy().tolist() == [0, 0, 1, 1, 1, 2, 2, -1]
+
+
+def test_without_boundaries_the_features_decide_alone():
+    assert slice_index(tf.constant([3, -1]), tf.constant([0.5, math.nan]), ()).numpy().tolist() == [3, -1]
+
+
+# The term and the step.
+
+
+def random_rows(count=64, slices=5, seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        "duals": rng.normal(size=slices),
+        # The last slice is empty.
+        "index": rng.integers(-1, slices - 1, count).astype(np.int32),
+        "label": rng.integers(0, 2, count).astype(float),
+        "probability": rng.uniform(0.01, 0.99, count),
+        "weight": rng.choice([0.0, 1.0, 0.5, 20.0], count),
+    }
+
+
+def tensors(rows, dtype=tf.float64):
+    return {name: tf.constant(v) if name == "index" else tf.constant(v, dtype) for name, v in rows.items()}
+
+
+def term_by_loops(rows):
+    value, gradient = 0.0, np.zeros(len(rows["label"]))
+    for i, k in enumerate(rows["index"]):
+        if k >= 0:
+            value += rows["weight"][i] * rows["duals"][k] * (rows["label"][i] - rows["probability"][i])
+            gradient[i] = -rows["weight"][i] * rows["duals"][k]
+    return value, gradient
+
+
+def step_by_loops(rows, rate, regularization):
+    duals = rows["duals"].copy()
+    for k in range(len(duals)):
+        weights, sums = 0.0, 0.0
+        for i, slice_of_row in enumerate(rows["index"]):
+            if slice_of_row == k:
+                weights += rows["weight"][i]
+                sums += rows["weight"][i] * (rows["label"][i] - rows["probability"][i])
+        if weights > 0:
+            duals[k] += rate * (sums / weights - regularization * duals[k])
+    return duals
+
+
+def term_and_gradients(rows, function=constraint_term):
+    given = tensors(rows)
+    with tf.GradientTape() as tape:
+        tape.watch([given["probability"], given["duals"]])
+        term = function(**given)
+    return term.numpy(), *tape.gradient(term, [given["probability"], given["duals"]])
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_the_term_and_its_gradient(jit):
+    rows = random_rows()
+    found, gradient, of_duals = term_and_gradients(rows, tf.function(constraint_term, jit_compile=jit))
+    expected, slopes = term_by_loops(rows)
+    assert found == pytest.approx(expected, rel=1e-12)
+    np.testing.assert_allclose(gradient, slopes, rtol=1e-12)
+    assert of_duals is None or not of_duals.numpy().any()
+
+
+def test_the_gradient_by_finite_differences_through_the_choice_of_a_slice():
+    rows, step = random_rows(), 1e-6
+    logit = np.log(rows["probability"] / (1 - rows["probability"]))
+    boundaries = (0.2, 0.5)
+    duals = tf.constant(np.random.default_rng(3).normal(size=15))
+
+    def term(s):
+        p = tf.sigmoid(s)
+        index = slice_index(tf.constant(rows["index"]), p, boundaries)
+        return constraint_term(duals, index, tf.constant(rows["label"]), p, tf.constant(rows["weight"]))
+
+    variable = tf.constant(logit)
+    with tf.GradientTape() as tape:
+        tape.watch(variable)
+        value = term(variable)
+    gradient = tape.gradient(value, variable).numpy()
+    for i in range(0, 64, 5):
+        shift = step * np.eye(64)[i]
+        slope = float(term(tf.constant(logit + shift)) - term(tf.constant(logit - shift))) / (2 * step)
+        assert gradient[i] == pytest.approx(slope, rel=1e-6, abs=1e-8)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("regularization", [0.0, 0.3])
+def test_the_dual_step(regularization, jit):
+    rows = random_rows()
+    step = tf.function(
+        lambda given: dual_step(**given, learning_rate=0.5, regularization=regularization), jit_compile=jit
+    )
+    expected = step_by_loops(rows, 0.5, regularization)
+    np.testing.assert_allclose(step(tensors(rows)), expected, rtol=1e-12)
+    np.testing.assert_allclose(step(tensors(rows, tf.float32)), expected, rtol=1e-5, atol=1e-6)
+    # Predictions below the labels raise lambda, which in turn raises predictions.
+    low = {**rows, "label": np.ones(64), "duals": np.zeros(5)}
+    assert (step(tensors(low)).numpy()[:4] > 0).all()
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_an_empty_slice_and_a_rate_of_0_leave_every_bit(jit):
+    rows = random_rows()
+    rows["weight"][rows["index"] == 1] = 0
+    given = tensors(rows, tf.float32)
+    given["duals"] = tf.constant([0.1, -0.0, 1e-30, 1 / 3, 0.7])
+    step = tf.function(
+        lambda rate: dual_step(**given, learning_rate=rate, regularization=0.01), jit_compile=jit
+    )
+    stepped = step(tf.constant(0.1)).numpy()
+    for k in (1, 4):
+        assert stepped[k].tobytes() == given["duals"].numpy()[k].tobytes()
+    assert (stepped[[0, 2, 3]] != given["duals"].numpy()[[0, 2, 3]]).all()
+    assert step(tf.constant(0.0)).numpy().tobytes() == given["duals"].numpy().tobytes()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("jit", [False, True])
+def test_rows_that_do_not_count_spoil_nothing(bad, jit):
+    rows = random_rows()
+    clean = tensors(rows, tf.float32)
+    spoilt = {**rows, "probability": rows["probability"].copy()}
+    spoilt["probability"][(rows["weight"] == 0) | (rows["index"] < 0)] = bad
+    assert not np.isfinite(spoilt["probability"]).all()
+    spoilt = tensors(spoilt, tf.float32)
+
+    def both(given):
+        with tf.GradientTape() as tape:
+            tape.watch(given["probability"])
+            term = constraint_term(**given)
+        gradient = tape.gradient(term, given["probability"])
+        return term, gradient, dual_step(**given, learning_rate=0.1, regularization=0.1)
+
+    function = tf.function(both, jit_compile=jit)
+    for one, other in zip(function(clean), function(spoilt), strict=True):
+        assert one.numpy().tobytes() == other.numpy().tobytes()
+
+
+def test_nothing_depends_on_the_size_of_the_batch():
+    rows = random_rows()
+    twice = {name: v if name == "duals" else np.tile(v, 2) for name, v in rows.items()}
+    steps, gradients = [], []
+    for given in (rows, twice):
+        steps.append(dual_step(**tensors(given), learning_rate=0.5, regularization=0.1).numpy())
+        gradient = term_and_gradients(given)[1].numpy() / given["weight"].sum()
+        gradients.append(gradient.reshape(-1, 64).sum(axis=0))
+    np.testing.assert_allclose(steps[1], steps[0], rtol=1e-12)
+    np.testing.assert_allclose(gradients[1], gradients[0], rtol=1e-12, atol=1e-15)
+
+
+def test_no_rows_change_nothing():
+    rows = {name: v[:0] if name != "duals" else v for name, v in random_rows().items()}
+    given = tensors(rows, tf.float32)
+    assert constraint_term(**given).numpy() == 0
+    stepped = dual_step(**given, learning_rate=0.5, regularization=0.1)
+    assert stepped.numpy().tobytes() == given["duals"].numpy().tobytes()
+
+
+# The saddle. Six cells, three weights: a model too small to be right in each cell.
+
+CELLS = np.array([[1, x, x * x] for x in (-1.5, -1.0, -0.3, 0.4, 1.0, 1.6)])
+CLICKS = np.array([30, 12, 80, 35, 160, 60.0])
+OTHERS = np.array([70, 188, 220, 165, 140, 40.0])
+X = np.repeat(CELLS, 2, axis=0)
+LABEL = np.tile([1.0, 0.0], 6)
+WEIGHT = np.stack([CLICKS, OTHERS], axis=1).ravel()
+# Slice 0: the second cell; slice 1: the last two cells; the others are in none.
+INDEX = np.repeat([-1, 0, -1, -1, 1, 1], 2).astype(np.int32)
+MEMBERS = [np.equal(INDEX, k) for k in (0, 1)]
+
+
+def probabilities(w):
+    return 1 / (1 + np.exp(-X @ w))
+
+
+def loss_gradient(w):
+    return X.T @ (WEIGHT * (probabilities(w) - LABEL))
+
+
+def slice_sums(w):
+    """Sum over each slice of weight * (y - p)."""
+    error = WEIGHT * (LABEL - probabilities(w))
+    return np.array([error[inside].sum() for inside in MEMBERS])
+
+
+def slice_means(w):
+    return slice_sums(w) / np.array([WEIGHT[inside].sum() for inside in MEMBERS])
+
+
+def slice_gradients(w):
+    """Of the slice sums, [2, 3]."""
+    p = probabilities(w)
+    slopes = -(WEIGHT * p * (1 - p))[:, None] * X
+    return np.array([slopes[inside].sum(axis=0) for inside in MEMBERS])
+
+
+def unconstrained():
+    return scipy.optimize.root(loss_gradient, np.zeros(3), tol=1e-12).x
+
+
+def saddle(regularization, steps=10_000, rate=0.4, eta=0.3):
+    """Gradient descent in W and ``dual_step`` in lambda, in turn."""
+    x, label, weight = tf.constant(X), tf.constant(LABEL), tf.constant(WEIGHT)
+    index = tf.constant(INDEX)
+
+    @tf.function
+    def train():
+        w, duals = tf.zeros([3], tf.float64), tf.zeros([2], tf.float64)
+        for _ in tf.range(steps):
+            with tf.GradientTape() as tape:
+                tape.watch(w)
+                logit = tf.linalg.matvec(x, w)
+                p = tf.sigmoid(logit)
+                loss = weighted_mean(logistic_loss(label, logit), weight)
+                loss += constraint_term(duals, index, label, p, weight) / tf.reduce_sum(weight)
+            gradient = tape.gradient(loss, w)
+            w -= rate * gradient
+            duals = dual_step(duals, index, label, p, weight, eta, regularization)
+        return w, duals
+
+    w, duals = train()
+    return w.numpy(), duals.numpy()
+
+
+def test_without_regularisation_training_comes_to_the_constrained_optimum():
+    assert (np.abs(slice_means(unconstrained())) > 0.02).all()
+    best = scipy.optimize.minimize(
+        lambda w: np.sum(WEIGHT * np.logaddexp(0, np.where(LABEL == 1, -1, 1) * (X @ w))),
+        np.zeros(3),
+        jac=loss_gradient,
+        constraints={"type": "eq", "fun": slice_sums, "jac": slice_gradients},
+        method="SLSQP",
+        options={"ftol": 1e-15, "maxiter": 500},
+    )
+    w, duals = saddle(0.0)
+    np.testing.assert_allclose(w, best.x, atol=1e-5)
+    np.testing.assert_allclose(slice_means(w), 0, atol=1e-9)
+    # The multipliers of the constrained optimum, from its stationarity alone.
+    multipliers = np.linalg.lstsq(slice_gradients(best.x).T, -loss_gradient(best.x), rcond=None)[0]
+    np.testing.assert_allclose(duals, multipliers, atol=1e-4)
+    assert (np.abs(duals) > 0.05).all()
+
+
+def test_with_regularisation_a_slice_keeps_a_bias_of_alpha3_times_lambda():
+    alpha3 = 0.05
+
+    def conditions(point):
+        w, duals = point[:3], point[3:]
+        return np.concatenate(
+            [loss_gradient(w) + slice_gradients(w).T @ duals, 100 * (slice_means(w) - alpha3 * duals)]
+        )
+
+    solved = scipy.optimize.root(conditions, np.concatenate([unconstrained(), np.zeros(2)]), tol=1e-12)
+    assert solved.success
+    w, duals = saddle(alpha3)
+    np.testing.assert_allclose(w, solved.x[:3], atol=1e-6)
+    np.testing.assert_allclose(duals, solved.x[3:], atol=1e-6)
+    np.testing.assert_allclose(duals, slice_means(w) / alpha3, atol=1e-6)
+    # Between no constraint and a strict one.
+    bias, free = np.abs(slice_means(w)), np.abs(slice_means(unconstrained()))
+    assert (bias > 1e-3).all() and (bias < free).all()
+
+
+def test_the_ids_of_values_are_those_of_the_transformation():
+    # Families look values up as ingestion wrote them: see tests/data/test_feature_values.py.
+    family = resolve(features={"site": ["a", 7, ""]})
+    assert family.axes[0].ids == tuple(feature_ids(SCHEMA, "site", ["a", "7", None]).tolist())

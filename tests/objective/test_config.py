@@ -1,0 +1,128 @@
+"""What the objective's configuration holds, and what it refuses with the key's path."""
+
+import pytest
+import yaml
+
+from ctr.config import dump_yaml, parse_model
+from ctr.errors import InputError
+from ctr.objective.config import ObjectiveConfig
+
+
+def parse(**content):
+    return parse_model(ObjectiveConfig, content, "config")
+
+
+def family(**rest):
+    return {"name": "all", **rest}
+
+
+def constraints(*families, **rest):
+    return {"bias_constraints": {"families": list(families), **rest}}
+
+
+def test_all_is_off_by_default():
+    assert parse().model_dump() == {"ranking": None, "distillation": None, "bias_constraints": None}
+
+
+def test_defaults():
+    given = parse(ranking={}, distillation={"teacher": "teacher-1"}, **constraints(family()))
+    ranking, distillation, bias = given.ranking, given.distillation, given.bias_constraints
+    assert (ranking.weight, ranking.setup, ranking.most_pairs) == (0.5, "multi_objective", 4096)
+    assert (distillation.log, distillation.weight, distillation.missing) == (None, 1.0, "refuse")
+    assert (bias.learning_rate, bias.regularization, bias.logs) == (0.1, 0.01, ())
+    assert bias.families[0].model_dump() == {
+        "name": "all",
+        "estimated_ctr": None,
+        "features": {},
+        "log": None,
+    }
+    for part in (ranking, distillation, bias):
+        # No ramp: the whole weight from the first example on.
+        assert part.ramp.at(0) == 1.0
+
+
+def test_what_is_dumped_is_read_again_with_the_values_as_they_were():
+    values = [1, "1", 2.5, True, None, ""]
+    given = parse(
+        ranking={"weight": 0.3, "setup": "multi_task", "most_pairs": 10, "ramp": {"start": 5, "length": 7}},
+        distillation={"teacher": "t", "log": "runs/log", "weight": 0.25, "missing": "train_without"},
+        **constraints(
+            family(features={"position": values, "site": "all"}, estimated_ctr=[0.01, 0.5], log="random"),
+            logs=[{"name": "random", "path": "x", "own_loss": True}],
+        ),
+    )
+    again = parse(**yaml.safe_load(dump_yaml(given)))
+    assert again == given
+    found = again.bias_constraints.families[0].features
+    assert list(map(repr, found["position"])) == list(map(repr, values))
+    assert found["site"] == "all"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"rank": {}}, "rank: unknown key"),
+        ({"ranking": {"weight": 0}}, "ranking.weight: 0 is not allowed.*greater than 0"),
+        ({"ranking": {"weight": 1}}, "ranking.weight: 1 is not allowed.*less than 1"),
+        (
+            {"ranking": {"setup": "both"}},
+            "ranking.setup: 'both' is not allowed.*'multi_objective' or 'multi_task'",
+        ),
+        ({"ranking": {"most_pairs": 0}}, "ranking.most_pairs: 0 is not allowed"),
+        ({"ranking": {"most_pairs": 2**20 + 1}}, "ranking.most_pairs: 1048577 is not allowed"),
+        ({"distillation": {}}, "distillation.teacher: missing"),
+        ({"distillation": {"teacher": "../x"}}, r"distillation.teacher: '../x' is not allowed"),
+        ({"distillation": {"teacher": "x", "weight": 0}}, "distillation.weight: 0 is not allowed"),
+        ({"distillation": {"teacher": "x", "log": ""}}, "distillation.log: '' is not allowed"),
+        ({"distillation": {"teacher": "x", "missing": "zero"}}, "'refuse' or 'train_without'"),
+        (constraints(), "bias_constraints: .*families is empty"),
+        ({"bias_constraints": {}}, "bias_constraints.families: missing"),
+        (constraints(family(), learning_rate=0), "bias_constraints.learning_rate: 0 is not allowed"),
+        (constraints(family(), regularization=-0.1), "bias_constraints.regularization: -0.1 is not allowed"),
+        (
+            constraints(family(), learning_rate=4, regularization=0.5),
+            "4.0 times regularization 0.5 is above 1",
+        ),
+        (constraints(family(), family()), "families: all is named twice"),
+        (constraints(family(name="a b")), "bias_constraints.families.0.name: 'a b' is not allowed"),
+        (constraints(family(estimated_ctr=[])), "estimated_ctr is empty"),
+        (constraints(family(estimated_ctr=[0.2, 0.2])), r"estimated_ctr \[0.2, 0.2\] does not rise"),
+        (constraints(family(estimated_ctr=[0])), "families.0.estimated_ctr.0: 0 is not allowed"),
+        (constraints(family(estimated_ctr=[1.0])), "families.0.estimated_ctr.0: 1.0 is not allowed"),
+        (
+            constraints(family(features={"f": "some"})),
+            "features.f: 'some' is not allowed: .*the word \"all\"",
+        ),
+        (constraints(family(features={"f": []})), "features.f: .* at least one value"),
+        (constraints(family(features={"f": [[1]]})), "features.f: .* at least one value"),
+        (constraints(family(features={"f": 3})), "features.f: 3 is not allowed"),
+        (constraints(family(features={"f": [float("nan")]})), "features.f"),
+        (
+            constraints(family(log="r")),
+            r"families.0.log is 'r', no constraint log; allowed: null \(the training log\)",
+        ),
+        (
+            constraints(family(log="r"), logs=[{"name": "r", "path": "a"}, {"name": "r", "path": "b"}]),
+            "logs: r is named twice",
+        ),
+        (constraints(family(), logs=[{"name": "r", "path": "a"}]), "logs.0: no family is about the log r"),
+        (constraints(family(log="r"), logs=[{"name": "r", "path": ""}]), "logs.0.path: '' is not allowed"),
+        (
+            constraints(
+                family(), logs=[{"name": f"r{i}", "path": "a", "own_loss": True} for i in range(128)]
+            ),
+            "logs: 128 are too many",
+        ),
+    ],
+)
+def test_refusals(content, message):
+    with pytest.raises(InputError, match=message) as caught:
+        parse(**content)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_log_without_a_family_may_train_by_its_own_loss():
+    bias = parse(
+        **constraints(family(), logs=[{"name": "r", "path": "a", "own_loss": True}])
+    ).bias_constraints
+    assert bias.logs[0].own_loss

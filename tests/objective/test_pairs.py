@@ -1,0 +1,230 @@
+"""Pairs against loops over all of them; the sample's bounds, weights, evenness and unbiasedness."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctr.models.rows import padded_size
+from ctr.objective.pairs import Pairs, click_pairs
+
+MOST = 2**20
+
+
+def batch(queries, seed=0):
+    """The arguments of click_pairs, but for most_pairs, for queries of (label, weight) rows with random ids."""
+    rng = np.random.default_rng(seed)
+    sizes = [len(rows) for rows in queries]
+    begins = np.concatenate([[0], np.cumsum(sizes)])[:-1].astype(np.int64) if sizes else np.zeros(0, np.int64)
+    flat = [row for rows in queries for row in rows]
+    label = np.array([row[0] for row in flat], np.float32)
+    weight = np.array([row[1] for row in flat], np.float32)
+    query_id = np.repeat(rng.integers(-(2**63), 2**63 - 1, len(queries)), sizes).astype(np.int64)
+    example_id = rng.integers(-(2**63), 2**63 - 1, len(flat))
+    return begins, label, weight, query_id, example_id
+
+
+def by_loops(queries):
+    """{(clicked row, other row): weight} query by query."""
+    found, first = [], 0
+    for rows in queries:
+        found.append(
+            {
+                (first + i, first + j): np.float32(rows[i][1]) * np.float32(rows[j][1])
+                for i in range(len(rows))
+                for j in range(len(rows))
+                if rows[i][0] == 1 and rows[j][0] == 0 and rows[i][1] > 0 and rows[j][1] > 0
+            }
+        )
+        first += len(rows)
+    return found
+
+
+def as_dict(pairs):
+    keys = list(zip(pairs.clicked.tolist(), pairs.other.tolist(), strict=True))
+    assert len(set(keys)) == len(keys), "a pair stands twice"
+    return dict(zip(keys, pairs.weight, strict=True))
+
+
+queries_of_rows = st.lists(
+    st.lists(
+        st.tuples(st.integers(0, 1), st.sampled_from([0.0, 1.0, 0.25, 3.0, 1e4])), min_size=1, max_size=9
+    ),
+    max_size=6,
+)
+
+
+@given(queries_of_rows)
+def test_all_pairs_of_each_query(queries):
+    expected = {pair: weight for part in by_loops(queries) for pair, weight in part.items()}
+    pairs = click_pairs(*batch(queries), MOST)
+    assert [part.dtype for part in pairs] == [np.int32, np.int32, np.float32]
+    assert as_dict(pairs) == expected
+
+
+@given(queries_of_rows, st.integers(1, 12), st.integers(0, 2**32))
+def test_a_query_with_more_has_exactly_most_pairs_of_its_own_weighted_up(queries, most, seed):
+    found = as_dict(click_pairs(*batch(queries, seed), most))
+    for part in by_loops(queries):
+        mine = {pair: weight for pair, weight in found.items() if pair in part}
+        assert len(mine) == min(len(part), most)
+        scale = max(1.0, len(part) / most)
+        for pair, weight in mine.items():
+            assert weight == pytest.approx(part[pair] * scale, rel=1e-6)
+            del found[pair]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "queries", [[], [[(1, 1.0)]], [[(1, 1.0)] * 3], [[(0, 1.0)] * 3], [[(1, 0.0), (0, 1.0)]]]
+)
+def test_queries_without_pairs(queries):
+    for most in (1, MOST):
+        assert [len(part) for part in click_pairs(*batch(queries), most)] == [0, 0, 0]
+
+
+def test_a_query_of_just_most_pairs_is_whole():
+    queries = [[(1, 1.0)] * 3 + [(0, 1.0)] * 4]
+    assert set(as_dict(click_pairs(*batch(queries), 12)).values()) == {1.0}
+    assert set(as_dict(click_pairs(*batch(queries), 11)).values()) == {np.float32(12 / 11)}
+
+
+# The sample.
+
+
+def samples(clicked, other, most, count, seed=0, same_rows=False):
+    """Which pairs were taken, [count, clicked, other] of 0 and 1, in ``count`` queries alike but for their ids."""
+    size = clicked + other
+    begins, label, weight, query_id, example_id = batch(
+        [[(1, 1.0)] * clicked + [(0, 1.0)] * other] * count, seed
+    )
+    if same_rows:
+        example_id = np.tile(example_id[:size], count)
+    pairs = click_pairs(begins, label, weight, query_id, example_id, most)
+    taken = np.zeros((count, clicked, other), np.int64)
+    np.add.at(taken, (pairs.clicked // size, pairs.clicked % size, pairs.other % size - clicked), 1)
+    assert taken.max() == 1
+    assert (taken.sum(axis=(1, 2)) == most).all()
+    return taken
+
+
+SHAPES = [(3, 5, 7), (4, 6, 4), (8, 8, 8), (1, 30, 4), (30, 1, 4), (5, 4, 19), (16, 4, 3), (6, 6, 12)]
+
+
+@pytest.mark.parametrize("same_rows", [False, True])
+@pytest.mark.parametrize(("clicked", "other", "most"), SHAPES)
+def test_each_pair_is_taken_as_often_as_any_other(clicked, other, most, same_rows):
+    count = 8000
+    share = most / (clicked * other)
+    frequency = samples(clicked, other, most, count, same_rows=same_rows).mean(axis=0)
+    error = np.sqrt(share * (1 - share) / count)
+    assert np.abs(frequency - share).max() < 4.5 * error
+
+
+@pytest.mark.parametrize(("clicked", "other", "most"), SHAPES)
+def test_the_sample_is_spread_evenly_over_clicked_rows(clicked, other, most):
+    by_row = samples(clicked, other, most, 300).sum(axis=2)
+    assert set(np.unique(by_row)) <= {most // clicked, -(-most // clicked)}
+
+
+PATTERNS = {
+    "other rows alternate": lambda i, j: (j % 2).astype(float),
+    "other rows fall": lambda i, j: -j.astype(float),
+    "clicked rows alternate": lambda i, j: (i % 2).astype(float),
+    "chess board": lambda i, j: ((i + j) % 2).astype(float),
+    "diagonal": lambda i, j: (i % 4 == j % 4).astype(float),
+    "one pair": lambda i, j: ((i == 1) & (j == 2)).astype(float),
+}
+
+
+@pytest.mark.parametrize(
+    ("clicked", "other", "most"), [(8, 8, 8), (8, 8, 16), (16, 4, 8), (4, 16, 8), (6, 10, 7)]
+)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_weighted_sum_is_unbiased_and_no_order_of_rows_spoils_it(pattern, clicked, other, most):
+    value = PATTERNS[pattern](*np.indices((clicked, other)))
+    count, n = 4000, clicked * other
+    estimates = n / most * np.einsum("qij,ij->q", samples(clicked, other, most, count), value)
+    error = estimates.std() / np.sqrt(count)
+    assert abs(estimates.mean() - value.sum()) <= 4 * error + 1e-9
+    # Not worse than drawing pairs at random without putting any back, whatever the stride meets.
+    at_random = (n / most) ** 2 * most * (1 - most / n) * value.var() * n / (n - 1)
+    assert estimates.var() < 1.25 * at_random + 1e-9
+
+
+def test_the_gain_over_one_query_that_repeats_is_that_of_its_size():
+    # The sum of row weights of very different size comes out right as well.
+    rng = np.random.default_rng(5)
+    weights = np.exp(rng.normal(size=12))
+    rows = [(int(i < 5), float(weight)) for i, weight in enumerate(weights)]
+    count = 4000
+    pairs = click_pairs(*batch([rows] * count), 6)
+    sums = np.bincount(pairs.clicked // 12, weights=pairs.weight, minlength=count)
+    expected = weights[:5].sum() * weights[5:].sum()
+    assert abs(sums.mean() - expected) < 4 * sums.std() / np.sqrt(count)
+
+
+def of_query(arguments, query, most):
+    """A query's pairs as (example_id, example_id): weight."""
+    begins, _, _, query_id, example_id = arguments
+    pairs = click_pairs(*arguments, most)
+    first = begins[query]
+    end = begins[query + 1] if query + 1 < len(begins) else len(query_id)
+    inside = (pairs.clicked >= first) & (pairs.clicked < end)
+    keys = zip(example_id[pairs.clicked[inside]], example_id[pairs.other[inside]], strict=True)
+    return dict(zip(keys, pairs.weight[inside], strict=True))
+
+
+@pytest.mark.parametrize("most", [3, 10, MOST])
+def test_a_query_has_the_same_pairs_in_any_batch_and_any_order_of_its_rows(most):
+    rng = np.random.default_rng(7)
+    queries = [
+        [
+            (int(label), float(weight))
+            for label, weight in zip(rng.integers(0, 2, n), rng.integers(0, 4, n), strict=True)
+        ]
+        for n in (3, 20, 1, 14)
+    ]
+    arguments = batch(queries)
+    _, label, weight, query_id, example_id = arguments
+    together = of_query(arguments, 1, most)
+    assert len(together) >= 3
+    rows = np.arange(3, 23)
+    for order in (rows, rows[::-1], rng.permutation(rows)):
+        alone = (np.zeros(1, np.int64), label[order], weight[order], query_id[order], example_id[order])
+        assert of_query(alone, 0, most) == together
+    # Rows of weight 0, as sampling leaves them, take no part in the draw either.
+    kept = rows[weight[rows] > 0]
+    assert len(kept) < len(rows)
+    alone = (np.zeros(1, np.int64), label[kept], weight[kept], query_id[kept], example_id[kept])
+    assert of_query(alone, 0, most) == together
+
+
+def test_memory_follows_the_pairs_taken_not_all_of_a_huge_query():
+    arguments = batch([[(i % 2, 1.0) for i in range(65536)]])
+    tracemalloc.start()
+    pairs = click_pairs(*arguments, 4096)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 * 2**20
+    assert len(pairs.weight) == 4096 == len(as_dict(pairs))
+    assert (pairs.clicked % 2 == 0).all() != (pairs.other % 2 == 0).all()
+    assert set(pairs.weight.tolist()) == {32768**2 / 4096}
+    # Every eighth clicked row, and other rows from everywhere.
+    assert len(set(pairs.clicked.tolist())) == 4096
+    assert len(set(pairs.other.tolist())) > 3500
+
+
+def test_padding():
+    pairs = click_pairs(*batch([[(1, 2.0)] * 9 + [(0, 3.0)] * 9]), MOST)
+    padded = pairs.padded()
+    assert [part.dtype for part in padded] == [np.int32, np.int32, np.float32]
+    assert {len(part) for part in padded} == {padded_size(81)} != {81}
+    for part, original in zip(padded, pairs, strict=True):
+        np.testing.assert_array_equal(part[:81], original)
+        assert not part[81:].any()
+    assert [len(part) for part in pairs.padded(smallest=512)] == [512] * 3
+    empty = Pairs(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)).padded()
+    assert [len(part) for part in empty] == [64] * 3 and not empty.weight.any()

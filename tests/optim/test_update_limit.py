@@ -1,0 +1,267 @@
+"""The update limit against its definition, in steps of Shampoo and of rows, and against ClippyAdagrad."""
+
+import itertools
+import math
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorflow_recommenders.experimental.optimizers.clippy_adagrad import ClippyAdagrad
+
+from ctr.optim.adagrad import update_rows
+from ctr.optim.options import ShampooOptions
+from ctr.optim.shampoo import ShampooCore
+from ctr.optim.update_limit import limit_update
+
+reference = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("reference.py"))))
+
+SHAPES = [(7, 5), (4,)]
+RATE = 0.25
+
+
+def factor_by_hand(weight, update, relative, absolute):
+    """In float64, element by element."""
+    factor = 1.0
+    for w, u in zip(np.ravel(weight), np.ravel(update), strict=True):
+        if u != 0:
+            factor = min(factor, (relative * abs(w) + absolute) / abs(u))
+    return factor
+
+
+# The definition.
+
+numbers = st.one_of(st.just(0.0), st.floats(1e-9, 1e6), st.floats(-1e6, -1e-9))
+
+
+@given(
+    st.lists(st.tuples(numbers, numbers), max_size=6),
+    st.one_of(st.just(0.0), st.floats(1e-9, 10)),
+    st.floats(1e-9, 10),
+)
+def test_it_is_the_largest_multiple_within_the_limit(pairs, relative, absolute):
+    weight, update = np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs])
+    found = limit_update(tf.constant(weight), tf.constant(update), relative, absolute).numpy()
+    np.testing.assert_allclose(
+        found, update * factor_by_hand(weight, update, relative, absolute), rtol=1e-12, atol=0
+    )
+    assert (np.abs(found) <= (relative * np.abs(weight) + absolute) * (1 + 1e-12)).all()
+
+
+def test_a_step_within_its_limit_keeps_every_bit():
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(4, 5)).astype(np.float32)
+    update = (0.1 * weight * rng.uniform(0, 1, weight.shape)).astype(np.float32)
+    assert (
+        limit_update(tf.constant(weight), tf.constant(update), 0.1, 1e-7).numpy().tobytes()
+        == update.tobytes()
+    )
+
+
+def test_elements_without_an_update_limit_nothing_whatever_their_weight():
+    found = limit_update(tf.constant([0.0, 1.0, 0.0]), tf.constant([0.0, 0.25, -0.0]), 0.5, 0.0)
+    assert found.numpy().tolist() == [0, 0.25, 0]
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_it_is_finite_for_any_input(jit):
+    limited = tf.function(limit_update, jit_compile=jit)
+    for weight, update, relative in itertools.product(
+        [0.0, 1.0, 3e38, math.inf, math.nan],
+        [0.0, 1e-38, -3e38, math.inf, -math.inf, math.nan],
+        [0.0, 0.1, 1e30],
+    ):
+        arguments = [weight, 1.0], [update, 0.5], relative, 1e-7
+        found = limited(*(tf.constant(argument) for argument in arguments)).numpy()
+        assert np.isfinite(found).all(), arguments
+        if not math.isfinite(update):
+            assert not found.any(), arguments
+
+
+# In Shampoo's step.
+
+
+def limited_options(relative=0.125, absolute=2**-7, **changed):
+    return reference.options(update_limit_relative=relative, update_limit_absolute=absolute, **changed)
+
+
+@pytest.mark.parametrize("grafting", ["adagrad", "sgd"])
+def test_each_tensor_takes_the_limited_step_of_an_unlimited_optimizer(grafting):
+    # Momentum and decay come before the limit, and see nothing of it: the free optimizer is put on the same weights.
+    changed = {"momentum": 0.75, "nesterov": True, "weight_decay": 0.1, "grafting": grafting}
+    start = reference.initial(SHAPES)
+    bound = reference.make_core(limited_options(**changed), start)
+    free = reference.make_core(reference.options(**changed), start)
+    factors = []
+    for gradients in reference.drifting(SHAPES, 12):
+        before = [weight.numpy() for weight in bound.weights]
+        for weight, value in zip(free.weights, before, strict=True):
+            weight.assign(value)
+        tensors = [tf.constant(g) for g in gradients]
+        bound.update(tensors, RATE)
+        free.update(tensors, RATE)
+        factors.append([])
+        for old, new, unlimited in zip(before, bound.weights, free.weights, strict=True):
+            step = old - unlimited.numpy()
+            factors[-1].append(factor_by_hand(old, step, 0.125, 2**-7))
+            np.testing.assert_allclose(old - new.numpy(), factors[-1][-1] * step, rtol=1e-9, atol=1e-15)
+    # Each tensor has a factor of its own, and the limit holds back some steps, not all.
+    factors = np.array(factors)
+    assert (factors[:, 0] != factors[:, 1]).any()
+    assert factors.min() < 0.5
+    assert grafting == "adagrad" or factors.max() == 1
+
+
+def test_an_outlier_moves_the_weights_no_further_than_the_limit():
+    weight = np.array([[4.0, -2.0], [1.0, 8.0]], np.float32)
+    core = ShampooCore(
+        ShampooOptions(grafting="sgd", update_limit_relative=0.5, update_limit_absolute=0.25),
+        [tf.Variable(weight)],
+    )
+    core.update([tf.constant([[1e18, -3e18], [2e18, 1e18]])], 1.0)
+    moved = np.abs(core.weights[0].numpy() - weight)
+    bound = 0.5 * np.abs(weight) + 0.25
+    assert (moved <= bound * (1 + 1e-5)).all()
+    assert np.max(moved / bound) == pytest.approx(1, rel=1e-4)
+
+
+def test_a_wide_limit_and_none_give_the_same_bits():
+    start, history = reference.initial(SHAPES), reference.drifting(SHAPES, 8)
+    wide = reference.make_core(limited_options(1.0, 1e6), start, tf.float32)
+    free = reference.make_core(reference.options(), start, tf.float32)
+    for one, other in zip(
+        reference.train(wide, history, RATE), reference.train(free, history, RATE), strict=True
+    ):
+        assert [w.tobytes() for w in one] == [w.tobytes() for w in other]
+
+
+@pytest.mark.parametrize("relative", [0.0, 0.125])
+def test_it_compiles_and_is_the_same(relative):
+    start = [w.astype(np.float32) for w in reference.initial(SHAPES)]
+    history = reference.drifting(SHAPES, 4)
+    cores = [reference.make_core(limited_options(relative), start, tf.float32) for _ in range(2)]
+
+    @tf.function(jit_compile=True)
+    def compiled(gradients):
+        cores[1].update(gradients, RATE, roots="between_steps")
+
+    for gradients in history:
+        tensors = [tf.constant(g, tf.float32) for g in gradients]
+        cores[0].update(tensors, RATE, roots="between_steps")
+        compiled(tensors)
+        for core in cores:
+            core.exchange()
+    for plain, other in zip(cores[0].weights, cores[1].weights, strict=True):
+        np.testing.assert_allclose(plain, other, rtol=1e-4, atol=1e-6)
+
+
+def test_tables_are_not_limited():
+    start = [np.ones((3, 2))]
+    rows = tf.IndexedSlices(tf.constant([[3.0, 4.0]], tf.float64), tf.constant([1]))
+    found = []
+    for options in (limited_options(0.0, 1e-6), reference.options()):
+        core = reference.make_core(options, start, tables=[0])
+        core.update([rows], RATE)
+        found.append(core.weights[0].numpy())
+    np.testing.assert_array_equal(*found)
+    assert (found[0][1] != 1).all()
+
+
+def test_a_relative_limit_alone_is_refused():
+    with pytest.raises(ValueError, match="update_limit_relative needs an update_limit_absolute above 0"):
+        ShampooOptions(update_limit_relative=0.1)
+    assert ShampooOptions(update_limit_relative=0.1, update_limit_absolute=1e-7).update_limit_relative == 0.1
+
+
+# Rows.
+
+
+def test_touched_rows_have_one_factor_and_padding_counts_for_nothing():
+    rng = np.random.default_rng(3)
+    start = rng.normal(size=(12, 3)).astype(np.float32)
+    start[0] = 0.0  # the row that pads
+    table, accumulator = tf.Variable(start), tf.Variable(tf.fill([12, 3], 0.1))
+    expected, sums = start.astype(np.float64), np.full((12, 3), np.float32(0.1), np.float64)
+    rate = np.array([0.3, 0.5, 0.05])
+    step = tf.function(
+        lambda rows, gradient: update_rows(
+            table, accumulator, rows, gradient, tf.constant(rate, tf.float32), (0.125, 1e-3)
+        )
+    )
+    factors = []
+    for number in range(40):
+        touched = 1 + rng.choice(11, size=rng.integers(1, 5), replace=False)
+        gradient = (rng.normal(size=(len(touched), 3)) * 10.0 ** rng.integers(-4, 2)).astype(np.float32)
+        rows = np.concatenate([touched, np.zeros(4, int)]).astype(np.int32)
+        step(tf.constant(rows), tf.constant(np.concatenate([gradient, np.zeros((4, 3), np.float32)])))
+        sums[touched] += gradient.astype(np.float64) ** 2
+        update = rate * gradient / np.sqrt(sums[touched])
+        factors.append(factor_by_hand(expected[touched], update, 0.125, 1e-3))
+        expected[touched] -= factors[-1] * update
+        np.testing.assert_allclose(table, expected, rtol=1e-4, atol=1e-5, err_msg=str(number))
+    assert min(factors) < 0.1 and max(factors) == 1
+    assert not table.numpy()[0].any()
+
+
+# TensorFlow Recommenders' own.
+
+
+def clippy(relative, absolute):
+    """The AdaGrad in which the accumulator has the present gradient in it, as ours has."""
+    return ClippyAdagrad(
+        learning_rate=RATE,
+        initial_accumulator_value=0.1,
+        variable_relative_threshold=relative,
+        absolute_threshold=absolute,
+        epsilon=0.0,
+        use_standard_accumulator_update=True,
+        export_clipping_factors=True,
+    )
+
+
+@pytest.mark.parametrize(("relative", "absolute"), [(0.1, 1e-7), (0.5, 1e-2), (0.0, 0.05)])
+def test_adagrad_with_the_limit_is_clippy_adagrad(relative, absolute):
+    start = [w.astype(np.float32) for w in reference.initial(SHAPES)]
+    theirs = [tf.Variable(w) for w in start]
+    optimizer = clippy(relative, absolute)
+    core = ShampooCore(
+        ShampooOptions(
+            start_preconditioning_step=None,
+            initial_accumulator=0.1,
+            update_limit_relative=relative,
+            update_limit_absolute=absolute,
+        ),
+        [tf.Variable(w) for w in start],
+    )
+    factors = []
+    for scale, gradients in zip(
+        [1, 1e-3, 10, 1e-3, 1, 1e-3] * 3, reference.drifting(SHAPES, 18), strict=True
+    ):
+        tensors = [tf.constant(scale * g, tf.float32) for g in gradients]
+        optimizer.apply_gradients(zip(tensors, theirs, strict=True))
+        core.update(tensors, RATE)
+        factors += [float(factor) for factor in optimizer.clipping_factors]
+        for mine, other in zip(core.weights, theirs, strict=True):
+            np.testing.assert_allclose(mine, other, rtol=1e-6, atol=1e-6 * np.abs(start[0]).max())
+    assert min(factors) < 0.3 and max(factors) > 0.3
+
+
+def test_rows_with_the_limit_are_clippy_adagrad():
+    rng = np.random.default_rng(4)
+    start = rng.normal(size=(12, 3)).astype(np.float32)
+    theirs, table = tf.Variable(start), tf.Variable(start)
+    accumulator = tf.Variable(tf.fill([12, 3], 0.1))
+    optimizer = clippy(0.1, 1e-3)
+    factors = []
+    for _ in range(10):
+        rows = tf.constant(rng.choice(12, size=5, replace=False).astype(np.int32))
+        values = tf.constant(rng.normal(size=(5, 3)).astype(np.float32))
+        optimizer.apply_gradients([(tf.IndexedSlices(values, rows, tf.constant([12, 3])), theirs)])
+        update_rows(table, accumulator, rows, values, RATE, (0.1, 1e-3))
+        np.testing.assert_allclose(table, theirs, rtol=1e-6, atol=1e-6)
+        factors.append(float(optimizer.clipping_factors[0]))
+    assert max(factors) < 1

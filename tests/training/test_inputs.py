@@ -1,0 +1,202 @@
+"""What a run reads: samples, time ranges and constraint logs, through whole runs."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ctr.config import parse_model
+from ctr.data.log import create_log, pack_ids, publish_interval
+from ctr.data.sample_log import write_decisions, write_sampled_log
+from ctr.data.sampling import SamplingConfig
+from ctr.data.schema import Category, Schema
+from ctr.errors import InputError
+from ctr.training.loop import train
+
+SAMPLING = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": "test"}, "test")
+
+
+@pytest.fixture
+def own_log(examples, make_log):
+    """The rows of ``log`` as a log of the test's own, to put sidecars beside."""
+    return make_log(examples.table())
+
+
+def predictions_by_id(read_predictions, run) -> dict[int, tuple[float, float, float]]:
+    table = read_predictions(run)
+    columns = ("logit", "train_weight", "metric_weight")
+    return {row.example_id: tuple(getattr(row, name) for name in columns) for row in table.itertuples()}
+
+
+def test_score_all_scores_every_row_and_learns_from_the_kept_ones(
+    own_log, examples, make_config, tmp_path, read_predictions
+):
+    write_decisions(own_log, "part", SAMPLING)
+    summary = train(own_log, make_config({"sampling": {"name": "part"}}), tmp_path / "run")
+    table = read_predictions(tmp_path / "run")
+    assert summary["examples"] == len(table) == len(examples)
+    assert np.array_equal(table["metric_weight"], examples.metric_weight.astype(np.float32))
+    factor = (
+        table["train_weight"][examples.train_weight > 0] / examples.train_weight[examples.train_weight > 0]
+    )
+    label = examples.label[examples.train_weight > 0]
+    assert (factor[label == 1] == 1).all()
+    assert set(np.round(factor[label == 0], 6)) == {0.0, 2.5}
+    assert summary["trained_rows"] == int((table["train_weight"] > 0).sum())
+    assert not summary["per_query_auc_of_sample"]
+
+
+def test_kept_rows_alone_are_what_a_smaller_log_of_them_is(
+    own_log, examples, make_config, tmp_path, read_predictions
+):
+    """Beside the log or as a log of its own, a sample gives the same weights, metrics and predictions."""
+    write_decisions(own_log, "part", SAMPLING)
+    write_sampled_log(own_log, "part", SAMPLING, tmp_path / "smaller")
+    changes = {"sampling": {"name": "part", "score": "kept"}, "model": {"crosses": {"ramp": {"start": 0}}}}
+    kept = train(own_log, make_config(changes), tmp_path / "kept")
+    smaller = train(tmp_path / "smaller", make_config({"model": changes["model"]}), tmp_path / "run")
+    one, other = (predictions_by_id(read_predictions, tmp_path / run) for run in ("kept", "run"))
+    assert one == other and 0 < len(one) < len(examples)
+    for name in ("per_query_auc", "auc", "logloss", "calibration_bias", "examples", "trained_rows"):
+        assert kept[name] == smaller[name]
+    assert kept["per_query_auc_of_sample"] and smaller["per_query_auc_of_sample"]
+    assert kept["log_rows"] == len(examples)
+
+
+def test_importance_weights_leave_the_metrics_of_examples_unbiased(own_log, make_config, tmp_path):
+    """The estimate from the kept rows of a fixed model is that of all rows, within what a sample may differ."""
+    still = {
+        "optimizer": {"rows": {"learning_rate": 0, "linear_learning_rate": 0}, "dense": {"learning_rate": 0}}
+    }
+    full = train(own_log, make_config(still), tmp_path / "full")
+    estimates = []
+    for salt in range(6):
+        config = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": str(salt)}, "test")
+        write_decisions(own_log, f"salt-{salt}", config)
+        changes = {**still, "sampling": {"name": f"salt-{salt}", "score": "kept"}}
+        estimates.append(train(own_log, make_config(changes), tmp_path / f"run-{salt}")["logloss"])
+    # Unweighted, with 40% of the non-clicks, it would be more than 0.05 away.
+    assert np.mean(estimates) == pytest.approx(full["logloss"], abs=0.02)
+
+
+def test_a_time_range_is_that_part_of_the_log(log, examples, make_config, tmp_path, read_predictions):
+    # Queries 60 to 169, of a millisecond each.
+    time_range = {"start": "1970-01-01T00:00:00.060", "end": "1970-01-01T00:00:00.170"}
+    summary = train(log, make_config({"time_range": time_range}), tmp_path / "run")
+    inside = (examples.query >= 60) & (examples.query < 170)
+    table = read_predictions(tmp_path / "run")
+    assert table["example_id"].tolist() == (np.flatnonzero(inside) + 10_000).tolist()
+    assert summary["examples"] == summary["trained_examples"] == int(inside.sum())
+
+
+def test_the_range_alone_decides_not_what_lies_before_it(examples, make_log, make_config, tmp_path):
+    table = examples.table()
+    begin = int(np.searchsorted(examples.query, 60))
+    short = make_log(table.slice(begin), "short")
+    time_range = {"start": "1970-01-01T00:00:00.060"}
+    one = train(make_log(table, "long"), make_config({"time_range": time_range}), tmp_path / "one")
+    other = train(short, make_config(), tmp_path / "other")
+    for name in ("per_query_auc", "logloss", "examples", "trained_rows", "calibration_bias"):
+        assert one[name] == other[name]
+
+
+def test_a_sample_without_decisions_for_some_rows_is_refused(log, schema, make_config, tmp_path, own_log):
+    with pytest.raises(InputError, match="has no sidecar part"):
+        train(own_log, make_config({"sampling": {"name": "part"}}), tmp_path / "run")
+
+
+def log_table(columns: dict[str, Any]) -> pa.Table:
+    """One row."""
+    keys = dict.fromkeys(("query_time", "timestamp", "query_id", "example_id"), np.array([1]))
+    numbers = {
+        "label": pa.array([1], pa.int8()),
+        **dict.fromkeys(("train_weight", "metric_weight"), np.ones(1, np.float32)),
+    }
+    return pa.table({**keys, **numbers, **columns})
+
+
+CONSTRAINTS: dict[str, Any] = {
+    "learning_rate": 0.5,
+    "families": [{"name": "random", "log": "exposure"}],
+}
+
+
+def constrained(path, **changes) -> dict[str, Any]:
+    logs = [{"name": "exposure", "path": str(path), **changes}]
+    return {"objective": {"bias_constraints": {**CONSTRAINTS, "logs": logs}}}
+
+
+@pytest.fixture
+def exposure(make_examples, publish_log, tmp_path):
+    """A second log at the same times in which everything is clicked, with ids and users of its own."""
+    table = make_examples(queries=200, seed=9)
+    examples = type(table)(
+        **{**vars(table), "label": np.ones(len(table), int), "train_weight": np.ones(len(table))}
+    )
+    return publish_log(tmp_path / "exposure", examples.table()), len(table)
+
+
+def test_rows_of_a_constraint_log_move_its_dual_and_the_weights_but_no_metric(
+    log, exposure, make_config, tmp_path, read_predictions
+):
+    path, count = exposure
+    plain = train(log, make_config(), tmp_path / "plain")
+    summary = train(log, make_config(constrained(path)), tmp_path / "run")
+    # All is clicked there, more than is predicted: lambda rises, and so do predictions.
+    assert summary["duals"]["random"][0] > 1
+    assert summary["calibration_bias"] < plain["calibration_bias"] - 0.02
+    for name in ("examples", "queries", "weight_sum", "log_rows", "trained_examples"):
+        assert summary[name] == plain[name]
+    other = summary["constraint_logs"]["exposure"]
+    assert other["examples"] == count
+    assert other["calibration_bias"] > 0.1
+    slices = other["calibration_slices"]["constraint:random"]["heaviest"]
+    assert [row["id"] for row in slices] == [0]
+    assert len(read_predictions(tmp_path / "run")) == plain["examples"]
+
+
+def test_own_loss_decides_whether_they_teach_by_themselves(log, exposure, make_config, tmp_path):
+    path, _ = exposure
+    still = {"learning_rate": 1e-12}
+    plain = train(log, make_config(), tmp_path / "plain")
+    results = {}
+    for own in (False, True):
+        changes = constrained(path, own_loss=own)
+        changes["objective"]["bias_constraints"] |= still
+        results[own] = train(log, make_config(changes), tmp_path / f"run-{own}")
+    assert results[False]["logloss"] == pytest.approx(plain["logloss"], abs=1e-6)
+    assert results[True]["calibration_bias"] < plain["calibration_bias"] - 0.05
+
+
+def test_each_row_of_a_constraint_log_comes_when_its_time_has_come(
+    log, examples, make_examples, publish_log, make_config, tmp_path, read_predictions
+):
+    """Up to the first batch that ends after the second log's first query, nothing differs."""
+    late = make_examples(queries=40, seed=9)
+    table = type(late)(**{**vars(late), "query": late.query + 150, "label": np.ones(len(late), int)}).table()
+    path = publish_log(tmp_path / "late-log", table)
+    runs = {"plain": make_config(), "late": make_config(constrained(path, own_loss=True))}
+    logits = {}
+    for name, config in runs.items():
+        train(log, config, tmp_path / name)
+        logits[name] = read_predictions(tmp_path / name)["logit"].to_numpy()
+    same = logits["plain"] == logits["late"]
+    first = int(np.searchsorted(examples.query, 150))
+    assert same[: first + 1].all()
+    assert not same[first + 60 :].any()
+
+
+def test_another_schema_or_an_empty_constraint_log_is_refused(log, make_config, tmp_path, schema):
+    create_log(tmp_path / "empty", schema)
+    with pytest.raises(InputError, match="has no rows"):
+        train(log, make_config(constrained(tmp_path / "empty")), tmp_path / "run")
+    features = (Category(name="user", source="user", buckets=30),)
+    other = Schema(features=features)
+    create_log(tmp_path / "other", other)
+    table = log_table({"ids": pack_ids(np.zeros((1, 1), np.int32))})
+    publish_interval(tmp_path / "other", other, 0, 10, table)
+    with pytest.raises(InputError, match="both must have the same features"):
+        train(log, make_config(constrained(tmp_path / "other")), tmp_path / "run")
+    with pytest.raises(InputError, match="not an example log"):
+        train(log, make_config(constrained(tmp_path / "nothing")), tmp_path / "run")

@@ -1,0 +1,181 @@
+"""What is learned besides clicks, through whole runs: what a student, a sample, a delay and a constraint change."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from ctr.config import parse_model
+from ctr.data.log import read_manifests
+from ctr.data.sample_log import write_decisions
+from ctr.data.sampling import SamplingConfig
+from ctr.data.sidecar import read_sidecar_interval, write_sidecar_interval
+from ctr.errors import InputError
+from ctr.training.loop import train
+
+RANKING: dict[str, Any] = {"ranking": {"weight": 0.4, "most_pairs": 5, "ramp": {"start": 200, "length": 300}}}
+CONSTRAINTS: dict[str, Any] = {
+    "bias_constraints": {
+        "learning_rate": 0.3,
+        "families": [
+            {"name": "ctr", "estimated_ctr": [0.2, 0.4]},
+            {"name": "low", "estimated_ctr": [0.3], "features": {"position": "all"}},
+        ],
+    }
+}
+
+
+def sidecar(log, name) -> pd.DataFrame:
+    tables = [read_sidecar_interval(log, name, manifest) for manifest in read_manifests(log)]
+    return pa.concat_tables(tables).to_pandas()
+
+
+def copied(log, tmp_path):
+    """The log in a folder of the test's own, to write sidecars beside."""
+    return shutil.copytree(log, tmp_path / "log")
+
+
+def test_the_sidecar_holds_the_predictions_of_record(log, make_config, tmp_path, read_predictions):
+    log = copied(log, tmp_path)
+    summary = train(log, make_config(), tmp_path / "run", record="teacher")
+    found, expected = sidecar(log, "teacher"), read_predictions(tmp_path / "run")
+    assert found["example_id"].tolist() == expected["example_id"].tolist()
+    assert np.array_equal(found["logit"], expected["logit"])
+    assert summary["recorded"] == {"sidecar": "teacher", "rows": len(found), "without_prediction": 0}
+    # A finished run publishes without training again, and a second name tells the same.
+    train(log, make_config(), tmp_path / "run", record="again")
+    assert sidecar(log, "again").equals(found)
+
+
+def test_no_recorded_prediction_has_seen_its_own_label_or_a_later_one(
+    make_examples, make_log, make_config, tmp_path
+):
+    examples = make_examples(seed=5)
+    config = make_config({"batch": {"rows": 20, "largest_query": 20}})
+    changed_from = 130  # a query
+    row = int(np.flatnonzero(examples.query == changed_from)[0])
+    logits = []
+    for name, flipped in (("one", False), ("other", True)):
+        table = examples.table()
+        if flipped:
+            label = np.where(examples.query >= changed_from, 1 - examples.label, examples.label)
+            table = table.set_column(
+                table.column_names.index("label"), "label", pa.array(label.astype(np.int8))
+            )
+        log = make_log(table, name)
+        train(log, config, tmp_path / f"run-{name}", record="teacher")
+        logits.append(sidecar(log, "teacher")["logit"].to_numpy())
+    same = logits[0] == logits[1]
+    # Up to the end of the batch in which labels begin to differ, to the bit; and later they do matter.
+    batch_ends = pd.read_parquet(next((tmp_path / "run-one" / "predictions").glob("*")))
+    assert len(batch_ends) and same[: row + 1].all()
+    assert same.argmin() >= row + 1
+    assert not same[row + 20 :].all()
+
+
+def test_a_student_learns_from_its_teacher_and_only_from_its_sidecar(log, make_config, tmp_path):
+    log = copied(log, tmp_path)
+    train(log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
+    plain = train(log, make_config(), tmp_path / "plain")
+    config = make_config({"objective": {"distillation": {"teacher": "teacher"}}})
+    taught = train(log, config, tmp_path / "taught")
+    assert taught["logloss"] != plain["logloss"]
+    # Before the ramp begins there is no teacher.
+    late = make_config({"objective": {"distillation": {"teacher": "teacher", "ramp": {"start": 10**6}}}})
+    assert train(log, late, tmp_path / "late")["logloss"] == plain["logloss"]
+    absent = make_config({"objective": {"distillation": {"teacher": "nobody"}}})
+    with pytest.raises(InputError, match="has no sidecar nobody; the sidecars beside it: teacher"):
+        train(log, absent, tmp_path / "absent")
+    with pytest.raises(InputError, match="own teacher"):
+        train(log, config, tmp_path / "own", record="teacher")
+
+
+def test_rows_without_a_teacher_are_refused_with_count_and_place_or_trained_without(
+    log, examples, make_config, tmp_path
+):
+    log = copied(log, tmp_path)
+    gaps = np.flatnonzero(examples.train_weight > 0)[[4, 90, 200]]
+    logit = np.zeros(len(examples), np.float32)
+    logit[gaps] = np.nan
+    begin = 0
+    for manifest in read_manifests(log):
+        rows = slice(begin, begin + manifest.rows)
+        ids = np.arange(len(examples))[rows] + 10_000
+        write_sidecar_interval(log, "gaps", manifest, pa.table({"example_id": ids, "logit": logit[rows]}))
+        begin += manifest.rows
+    changes: dict[str, Any] = {"objective": {"distillation": {"teacher": "gaps"}}}
+    learned = int((examples.train_weight > 0).sum())
+    with pytest.raises(InputError) as caught:
+        train(log, make_config(changes), tmp_path / "refused")
+    assert f"no logit for 3 of the {learned} rows" in str(caught.value)
+    assert f"example_id {gaps[0] + 10_000} (row {gaps[0]} of the log)" in str(caught.value)
+    changes["objective"]["distillation"]["missing"] = "train_without"
+    assert np.isfinite(train(log, make_config(changes), tmp_path / "without")["logloss"])
+
+
+EVERYTHING: dict[str, Any] = {
+    "ranking": {**RANKING["ranking"], "setup": "multi_task"},
+    **CONSTRAINTS,
+    "distillation": {"teacher": "teacher", "ramp": {"length": 400}},
+}
+
+
+@pytest.mark.parametrize(
+    ("objective", "delay"),
+    [
+        pytest.param({}, 0.03, id="delay", marks=pytest.mark.slow),
+        pytest.param(RANKING, 0, id="ranking", marks=pytest.mark.slow),
+        pytest.param(CONSTRAINTS, 0.03, id="constraints and delay", marks=pytest.mark.slow),
+        pytest.param(EVERYTHING, 0, id="everything without delay", marks=pytest.mark.slow),
+        pytest.param(EVERYTHING, 0.03, id="everything"),
+    ],
+)
+def test_stopped_and_resumed_with_any_of_it_the_bits_are_the_same(
+    log, make_config, tmp_path, objective, delay
+):
+    log = copied(log, tmp_path)
+    train(log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
+    write_decisions(log, "half", parse_model(SamplingConfig, {"non_click_rate": 0.5}, "test"))
+    config = make_config({"objective": objective, "label_delay": delay, "sampling": {"name": "half"}})
+    train(log, config, tmp_path / "whole")
+
+    class StopError(Exception):
+        pass
+
+    def stop(position: int, _: dict[str, Any]) -> None:
+        if position > 700:
+            raise StopError
+
+    with pytest.raises(StopError):
+        train(log, config, tmp_path / "resumed", stop)
+    summary = train(log, config, tmp_path / "resumed")
+    found, expected = (outcome(tmp_path / run) for run in ("resumed", "whole"))
+    assert found[0] == expected[0]
+    assert found[1].keys() == expected[1].keys()
+    for name, array in found[1].items():
+        assert np.array_equal(array, expected[1][name]), name
+    if "bias_constraints" in objective:
+        assert any(summary["duals"]["ctr"]) and any(summary["duals"]["low"])
+
+
+def outcome(run: Path) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
+    """The lines of the metrics without what is timed, and the arrays of the last checkpoint."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    timed = ("examples_per_second", "shampoo_seconds_waited", "shampoo_seconds_computing")
+    with np.load(max((run / "checkpoints").iterdir()) / "arrays.npz") as content:
+        arrays = dict(content.items())
+    return [{key: line[key] for key in line.keys() - set(timed)} for line in lines], arrays
+
+
+def test_ramps_and_duals_are_in_every_line_of_the_metrics(log, make_config, tmp_path):
+    train(log, make_config({"objective": {**RANKING, **CONSTRAINTS}}), tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["ramp_ranking"] == pytest.approx((lines[0]["examples"] - 200) / 300, abs=0.01)
+    assert [line["ramp_bias_constraints"] for line in lines] == [1.0] * len(lines)
+    assert all(line["dual_ctr_0"] != 0 for line in lines)
+    assert "ramp_distillation" not in lines[0]
