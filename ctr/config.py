@@ -195,3 +195,15 @@ def load_model(model: type[ModelT], path: Path, what: str, settings: Sequence[st
 def dump_yaml(model: BaseModel) -> str:
     """The whole model as YAML, defaults included, in the order of its fields."""
     return yaml.dump(model.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
+
+
+def differing_keys(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    """What differs between two nested mappings, a text for each key with its path, its old and its new value."""
+    differences = []
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            differences += differing_keys(old, new, f"{prefix}{key}.")
+        elif old != new:
+            differences.append(f"{prefix}{key} was {old!r}, is {new!r}")
+    return differences

@@ -13,12 +13,11 @@ what was cut off, and samples what has been added to LOG since.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from ctr.config import StrictModel, dump_yaml, load_model
+from ctr.config import StrictModel, differing_keys, dump_yaml, load_model
 from ctr.data.joined_sidecar import JoinedSidecar, count_missing
 from ctr.data.log import (
     Manifest,
@@ -80,23 +79,12 @@ def _adopt_record(path: Path, record: SamplingConfig | SampledLog) -> None:
     if create_exclusively(path, dump_yaml(record).encode()):
         return
     before = load_model(type(record), path, "record of sampling")
-    differences = _differing_keys(before.model_dump(mode="json"), record.model_dump(mode="json"))
+    differences = differing_keys(before.model_dump(mode="json"), record.model_dump(mode="json"))
     if differences:
         raise InputError(
             f"{path.parent} was begun under another configuration ({'; '.join(differences)}): "
             "use that one to complete it, or another name or folder"
         )
-
-
-def _differing_keys(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    differences = []
-    for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            differences += _differing_keys(old, new, f"{prefix}{key}.")
-        elif old != new:
-            differences.append(f"{prefix}{key} was {old!r}, is {new!r}")
-    return differences
 
 
 # ---------------------------------------------------------------- the walk over the log

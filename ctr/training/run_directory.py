@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ctr.config import dump_yaml, load_model
+from ctr.config import differing_keys, dump_yaml, load_model
 from ctr.data.batches import Batch
 from ctr.data.log import read_json_object
 from ctr.data.reader import FAULTS
@@ -113,23 +113,12 @@ def adopt_config(run: Path, config: TrainConfig) -> None:
         if create_exclusively(path, dump_yaml(config).encode()):
             return
     before = load_model(TrainConfig, path, "config").model_dump(mode="json")
-    differences = _differing_keys(before, config.model_dump(mode="json"))
+    differences = differing_keys(before, config.model_dump(mode="json"))
     if differences:
         raise InputError(
             f"{run} was begun under another configuration ({'; '.join(differences)}): "
             "use that one to resume it, or another folder"
         )
-
-
-def _differing_keys(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    differences = []
-    for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            differences += _differing_keys(old, new, f"{prefix}{key}.")
-        elif old != new:
-            differences.append(f"{prefix}{key} was {old!r}, is {new!r}")
-    return differences
 
 
 def adopt_environment(run: Path, environment: dict[str, Any]) -> None:
@@ -143,7 +132,7 @@ def adopt_environment(run: Path, environment: dict[str, Any]) -> None:
         return
     before = read_json_object(path, f"{path}: no such file")
     now = json.loads(json.dumps(environment))
-    differences = _differing_keys({**before, "platform": None}, {**now, "platform": None})
+    differences = differing_keys({**before, "platform": None}, {**now, "platform": None})
     if differences:
         raise InputError(
             f"{run} was begun in another environment ({'; '.join(differences)}), "

@@ -1,0 +1,182 @@
+"""The whole objective and its gradients against float64 NumPy with every pair enumerated."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ctr.config import parse_model
+from ctr.data.reader import Rows
+from ctr.data.schema import Category, Schema
+from ctr.data.stream import TEACHER_LOGIT
+from ctr.objective.bias_constraints import resolve_families
+from ctr.objective.config import ObjectiveConfig
+from ctr.objective.targets import make_targets, target_signature
+from ctr.objective.total import next_duals, slices_of, total_loss
+
+SCHEMA = Schema(
+    features=(
+        Category(name="position", source="position", vocabulary=("1", "2", "3")),
+        Category(name="user", source="user", buckets=10),
+    )
+)
+CONTENT: dict[str, Any] = {
+    "ranking": {"weight": 0.3},
+    "distillation": {"teacher": "t", "weight": 0.7},
+    "bias_constraints": {
+        "learning_rate": 0.2,
+        "regularization": 0.05,
+        "families": [
+            {"name": "ctr", "estimated_ctr": [0.3, 0.6]},
+            {"name": "low", "estimated_ctr": [0.5], "features": {"position": ["2", "3"]}},
+            {"name": "other", "log": "exposure"},
+        ],
+        "logs": [{"name": "exposure", "path": "somewhere"}],
+    },
+}
+CONFIG = parse_model(ObjectiveConfig, CONTENT, "test")
+FAMILIES = resolve_families(CONFIG.bias_constraints, SCHEMA)
+RAMPS = {"alpha2": 1.0, "ranking": 0.8, "distillation": 0.5, "bias_constraints": 0.6}
+DUALS = [np.array([0.4, -0.7, 0.2]), np.array([0.3, -0.2, 0.5, 0.9]), np.array([-1.1])]
+OWN = 9  # rows of the training log; the rest are of the constraint log
+
+
+def draw(seed: int) -> tuple[Rows, np.ndarray, np.ndarray]:
+    """Rows of five queries, two of them of the constraint log; their source; logits."""
+    rng = np.random.default_rng(seed)
+    query = np.array([1, 1, 1, 1, 2, 2, 2, 3, 3, 7, 7, 7, 8])
+    count = len(query)
+    teacher = rng.normal(size=count).astype(np.float32)
+    teacher[[2, 8, 10]] = np.nan
+    rows = Rows(
+        query_time=query, timestamp=query, query_id=query, example_id=np.arange(count),
+        label=rng.integers(0, 2, count).astype(np.float32),
+        train_weight=rng.choice([0.0, 0.5, 1.0, 3.0], count).astype(np.float32),
+        metric_weight=np.ones(count, np.float32),
+        ids=np.stack([rng.integers(0, 4, count), rng.integers(0, 10, count)], axis=1).astype(np.int32),
+        fault=np.zeros(count, np.int8), position=np.arange(count), multivalent={}, joined={TEACHER_LOGIT: teacher},
+    )  # fmt: skip
+    source = (np.arange(count) >= OWN).astype(np.int8)
+    return rows, source, 1.5 * rng.normal(size=(2, count))
+
+
+def sigmoid(value: Any) -> Any:
+    return 1 / (1 + np.exp(-value))
+
+
+def slices(rows: Rows, source: np.ndarray, logit: np.ndarray) -> list[list[int]]:
+    """By the definition: -1, or the slice, of each row in each family."""
+    p, found = sigmoid(logit), []
+    found.append([-1 if s else sum(p[i] >= b for b in (0.3, 0.6)) for i, s in enumerate(source)])
+    positions = {2: 0, 3: 1}  # ids of the vocabulary's second and third value
+    low = []
+    for i, s in enumerate(source):
+        place = positions.get(int(rows.ids[i, 0]), -1)
+        low.append(-1 if s or place < 0 else 2 * place + int(p[i] >= 0.5))
+    found.append(low)
+    found.append([0 if s else -1 for s in source])
+    return found
+
+
+def reference(rows: Rows, source: np.ndarray, logit: np.ndarray, score: np.ndarray, at: np.ndarray) -> float:
+    """The loss in float64; which slice a row is in is decided by the logits ``at``."""
+    weight = rows.train_weight.astype(float)
+    own = np.where(source == 0, weight, 0.0)
+    y = rows.label
+    teacher = rows.joined[TEACHER_LOGIT].astype(float)
+    logistic = distilled = ranked = constraint = 0.0
+    for i in range(len(y)):
+        losses = np.logaddexp(0, -logit[i]), np.logaddexp(0, logit[i])
+        logistic += own[i] * losses[0 if y[i] else 1]
+        if not np.isnan(teacher[i]):
+            q = sigmoid(teacher[i])
+            distilled += own[i] * (q * losses[0] + (1 - q) * losses[1])
+        for j in range(len(y)):
+            if rows.query_id[i] == rows.query_id[j] and y[i] == 1 and y[j] == 0:
+                ranked += own[i] * own[j] * np.logaddexp(0, -(score[i] - score[j]))
+    for family, dual in zip(slices(rows, source, at), DUALS, strict=True):
+        for i, k in enumerate(family):
+            if k >= 0:
+                constraint += weight[i] * dual[k] * (y[i] - sigmoid(logit[i]))
+    alpha1 = 0.3 * 0.8
+    total = (1 - alpha1) * logistic + alpha1 * ranked + 0.7 * 0.5 * distilled + 0.6 * constraint
+    return float(total / own.sum())
+
+
+def in_graph(rows: Rows, source: np.ndarray, logits: np.ndarray, capacity: int = 16):
+    """Loss, gradients by logit and by score, slices and next duals, as the step computes them."""
+    targets = make_targets(CONFIG, FAMILIES, rows, source, capacity)
+    assert {
+        name: (spec.dtype, len(spec.shape)) for name, spec in target_signature(CONFIG, FAMILIES).items()
+    } == {name: (tf.as_dtype(array.dtype), array.ndim) for name, array in targets.items()}
+    given = {name: tf.constant(array) for name, array in targets.items()}
+    padded = np.full((2, capacity), np.nan)  # what padding predicts must not matter
+    padded[:, : logits.shape[1]] = logits
+    padded = np.where(np.isnan(padded), 3.0, padded)
+    logit, score = (tf.constant(row, tf.float32) for row in padded)
+    ramps = {name: tf.constant(ramp) for name, ramp in RAMPS.items()}
+    duals = [tf.constant(dual, tf.float32) for dual in DUALS]
+    with tf.GradientTape() as tape:
+        tape.watch([logit, score])
+        index = slices_of(FAMILIES, given, logit)
+        loss = total_loss(CONFIG, given, logit, score, ramps, duals, index)
+    gradients = tape.gradient(loss, [logit, score])
+    after = next_duals(CONFIG, given, logit, ramps["bias_constraints"], duals, index)
+    return loss.numpy(), [tf.convert_to_tensor(gradient).numpy() for gradient in gradients], index, after
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_loss_and_gradients_are_those_of_the_formula(seed):
+    rows, source, logits = draw(seed)
+    count = len(rows)
+    loss, gradients, index, _ = in_graph(rows, source, logits)
+    assert loss == pytest.approx(reference(rows, source, *logits, logits[0]), rel=1e-5)
+    for which, gradient in enumerate(gradients):
+        assert not gradient[count:].any()
+        for row in range(count):
+            around = []
+            for change in (1e-5, -1e-5):
+                moved = logits.copy()
+                moved[which, row] += change
+                around.append(reference(rows, source, *moved, logits[0]))
+            assert gradient[row] == pytest.approx((around[0] - around[1]) / 2e-5, abs=2e-6)
+    for found, expected in zip(index, slices(rows, source, logits[0]), strict=True):
+        assert found.numpy()[:count].tolist() == expected
+        assert (found.numpy()[count:] == -1).all()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_duals_climb_along_the_mean_bias_of_their_slice(seed):
+    rows, source, logits = draw(seed)
+    *_, after = in_graph(rows, source, logits)
+    weight, error = rows.train_weight.astype(float), rows.label - sigmoid(logits[0])
+    for family, dual, found in zip(slices(rows, source, logits[0]), DUALS, after, strict=True):
+        for k, before in enumerate(dual):
+            inside = (np.array(family) == k) & (weight > 0)
+            if inside.any():
+                mean = np.average(error[inside], weights=weight[inside])
+                assert found[k].numpy() == pytest.approx(
+                    before + 0.2 * 0.6 * (mean - 0.05 * before), abs=1e-6
+                )
+            else:
+                assert found[k].numpy() == np.float32(before)
+
+
+def test_with_all_ramps_at_zero_it_is_the_logistic_loss():
+    rows, source, logits = draw(0)
+    targets = {
+        name: tf.constant(array) for name, array in make_targets(CONFIG, FAMILIES, rows, source, 13).items()
+    }
+    logit = tf.constant(logits[0], tf.float32)
+    zero = dict.fromkeys(RAMPS, tf.constant(0.0))
+    duals = [tf.constant(dual, tf.float32) for dual in DUALS]
+    index = slices_of(FAMILIES, targets, logit)
+    loss = total_loss(CONFIG, targets, logit, logit, zero, duals, index)
+    own = np.where(source == 0, rows.train_weight, 0)
+    expected = np.average(np.logaddexp(0, np.where(rows.label == 1, -logits[0], logits[0])), weights=own)
+    assert loss.numpy() == pytest.approx(expected, rel=1e-6)
+    for before, now in zip(
+        DUALS, next_duals(CONFIG, targets, logit, zero["ranking"], duals, index), strict=True
+    ):
+        assert np.array_equal(now.numpy(), before.astype(np.float32))
