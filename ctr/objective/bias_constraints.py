@@ -55,12 +55,14 @@ class Family:
         source: 0 for the training log, i for the i-th constraint log.
         axes: its features.
         boundaries: of the estimated CTR; empty: no such axis.
+        learning_rate: eta of its dual variables.
     """
 
     name: str
     source: int
     axes: tuple[Axis, ...]
     boundaries: tuple[float, ...]
+    learning_rate: float
 
     @property
     def slices(self) -> int:
@@ -102,7 +104,8 @@ def _resolve(config: BiasConstraintsConfig, family: SliceConfig, index: int, sch
             raise InputError(f"{where}.features.{name}: {error}") from None
         axes.append(Axis(column, len(ids), tuple(ids.tolist())))
     source = 0 if family.log is None else 1 + [log.name for log in config.logs].index(family.log)
-    resolved = Family(family.name, source, tuple(axes), family.estimated_ctr or ())
+    rate = config.learning_rate if family.learning_rate is None else family.learning_rate
+    resolved = Family(family.name, source, tuple(axes), family.estimated_ctr or (), rate)
     if resolved.slices > MOST_SLICES:
         raise InputError(
             f"{where}: the family {family.name} has {resolved.slices} slices; allowed: up to {MOST_SLICES}"

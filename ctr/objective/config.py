@@ -34,12 +34,15 @@ class RankingConfig(StrictModel):
         setup: ``multi_objective`` puts both losses on one logit, ``multi_task`` the rank loss on one of its own.
         most_pairs: of a query with more pairs so many are drawn, and weighted so that their sum stays right on
             average. The default is every pair of up to 128 impressions.
+        query_exponent: a query's pairs are divided by their number (their weights' sum) to this power. 0 is FF's sum,
+            in which long queries decide; with 1 every query counts alike, as in PerQueryAUC.
         ramp: multiplies alpha1, so that training begins with the logistic loss alone (FF 4.1.3).
     """
 
     weight: float = Field(default=0.5, gt=0, lt=1)
     setup: Literal["multi_objective", "multi_task"] = "multi_objective"
     most_pairs: int = Field(default=4096, ge=1, le=2**20)
+    query_exponent: float = Field(default=0.0, ge=0, le=1)
     ramp: Ramp = Ramp()
 
 
@@ -87,12 +90,15 @@ class SliceConfig(StrictModel):
         features: for a single-valued feature the raw values that have a slice each, rows with any other value being
             in none; or ``all``: a slice for each id of the feature.
         log: the constraint log whose rows it is about; null: the training log.
+        learning_rate: eta of this family; null: that of all. The fewer of its rows a batch has, the noisier their
+            mean, and the lower a rate it wants.
     """
 
     name: Name
     estimated_ctr: tuple[Annotated[float, Field(gt=0, lt=1)], ...] | None = None
     features: dict[Name, AxisValues] = {}
     log: Name | None = None
+    learning_rate: float | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
     def _boundaries_rise(self) -> Self:
@@ -112,7 +118,8 @@ class BiasConstraintsConfig(StrictModel):
     Attributes:
         learning_rate: eta of lambda_k += eta * (mean of (y - p) in the batch's part of S_k - alpha3 * lambda_k).
             lambda_k has about the size of the relative bias that it takes away, which at a click rate of 0.1 and
-            the default it reaches in some 100 batches. FF advises to lower it first where training is unstable.
+            the default it reaches in some 100 batches. FF advises to lower it first where training is unstable. 0
+            measures the slices and leaves the model as it is.
         regularization: alpha3. At rest a slice keeps a bias of alpha3 * lambda_k; 0 takes away all of it, and lets
             lambda_k grow without end where the weights cannot follow. FF tunes it by grid search.
         ramp: multiplies both the term and eta: lambda_k does not wind up before it acts.
@@ -120,7 +127,7 @@ class BiasConstraintsConfig(StrictModel):
         logs: constraint logs.
     """
 
-    learning_rate: float = Field(default=0.1, gt=0)
+    learning_rate: float = Field(default=0.1, ge=0)
     regularization: float = Field(default=0.01, ge=0)
     ramp: Ramp = Ramp()
     families: tuple[SliceConfig, ...]
@@ -151,9 +158,10 @@ class BiasConstraintsConfig(StrictModel):
                 raise ValueError(
                     f"logs.{index}: no family is about the log {log.name} and own_loss is false: it would do nothing"
                 )
-        if self.learning_rate * self.regularization > 1:
+        rate = max([self.learning_rate, *(family.learning_rate or 0 for family in self.families)])
+        if rate * self.regularization > 1:
             raise ValueError(
-                f"learning_rate {self.learning_rate!r} times regularization {self.regularization!r} is above 1: "
+                f"learning_rate {rate!r} times regularization {self.regularization!r} is above 1: "
                 "each step would take away more than the whole of lambda"
             )
         return self

@@ -49,6 +49,7 @@ def click_pairs(
     query_id: np.ndarray,
     example_id: np.ndarray,
     most_pairs: int,
+    query_exponent: float = 0.0,
 ) -> Pairs:
     """All pairs of a clicked and another row of one query; of a query with too many, a sample.
 
@@ -59,6 +60,8 @@ def click_pairs(
         query_id: int64 [N].
         example_id: int64 [N].
         most_pairs: K, at most this many pairs of a query, in 1..2^20.
+        query_exponent: e in 0..1. The weights of a query's pairs are divided by their sum to the power e, over all
+            pairs, also those that a sample leaves out.
 
     Returns:
         The pairs, query by query. Memory grows with their number, not with that of all pairs.
@@ -98,11 +101,11 @@ def click_pairs(
         turn = _random_below(ids, "turn", others[of_sampled])
         other_number[of_sampled] = (other_number[of_sampled] + turn) % others[of_sampled]
     other_rows = other[_begins(other_counts)[owner] + other_number]
-    return Pairs(
-        clicked_rows.astype(np.int32),
-        other_rows.astype(np.int32),
-        (weight[clicked_rows] * weight[other_rows] * scale).astype(np.float32),
-    )
+    pair_weight = weight[clicked_rows] * weight[other_rows] * scale
+    if query_exponent:
+        sums = [np.bincount(query[part], weight[part], minlength=queries) for part in (clicked, other)]
+        pair_weight /= (sums[0] * sums[1])[owner] ** query_exponent
+    return Pairs(clicked_rows.astype(np.int32), other_rows.astype(np.int32), pair_weight.astype(np.float32))
 
 
 def _begins(counts: np.ndarray) -> np.ndarray:

@@ -60,6 +60,7 @@ def make_targets(
             rows.query_id,
             rows.example_id,
             config.ranking.most_pairs,
+            config.ranking.query_exponent,
         ).padded()
         targets |= {
             "pairs_clicked": pairs.clicked,

@@ -68,6 +68,7 @@ def slices_of(
 
 def next_duals(
     config: ObjectiveConfig,
+    families: Sequence[Family],
     targets: Mapping[str, tf.Tensor],
     logit: tf.Tensor,
     ramp: tf.Tensor,
@@ -78,11 +79,16 @@ def next_duals(
     constraints = config.bias_constraints
     if constraints is None:
         return []
-    rate = constraints.learning_rate * ramp
     probability = tf.stop_gradient(tf.sigmoid(logit))
     return [
         dual_step(
-            dual, index, targets["label"], probability, targets["weight"], rate, constraints.regularization
+            dual,
+            index,
+            targets["label"],
+            probability,
+            targets["weight"],
+            family.learning_rate * ramp,
+            constraints.regularization,
         )
-        for dual, index in zip(duals, slices, strict=True)
+        for family, dual, index in zip(families, duals, slices, strict=True)
     ]

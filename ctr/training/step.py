@@ -118,7 +118,9 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
         if optimizer.rows.gradient == "sum":
             total_weight = tf.reduce_sum(targets["own_weight"])
             row_gradients = [gradient * total_weight for gradient in row_gradients]
-        new_duals = next_duals(objective, targets, logit, ramps["bias_constraints"], duals, slices)
+        new_duals = next_duals(
+            objective, state.families, targets, logit, ramps["bias_constraints"], duals, slices
+        )
         applied = all_finite([loss, *row_gradients, *dense_gradients, *new_duals])
 
         def update() -> tf.Tensor:

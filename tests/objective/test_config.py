@@ -77,7 +77,7 @@ def test_what_is_dumped_is_read_again_with_the_values_as_they_were():
         ({"distillation": {"teacher": "x", "missing": "zero"}}, "'refuse' or 'train_without'"),
         (constraints(), "bias_constraints: .*families is empty"),
         ({"bias_constraints": {}}, "bias_constraints.families: missing"),
-        (constraints(family(), learning_rate=0), "bias_constraints.learning_rate: 0 is not allowed"),
+        (constraints(family(), learning_rate=-1), "bias_constraints.learning_rate: -1 is not allowed"),
         (constraints(family(), regularization=-0.1), "bias_constraints.regularization: -0.1 is not allowed"),
         (
             constraints(family(), learning_rate=4, regularization=0.5),

@@ -64,6 +64,20 @@ def test_all_pairs_of_each_query(queries):
     assert as_dict(pairs) == expected
 
 
+@given(queries_of_rows, st.integers(1, 12), st.sampled_from([0.3, 0.5, 1.0]))
+def test_a_querys_pairs_can_be_divided_by_a_power_of_their_sum(queries, most, exponent):
+    """Of the sum over all of its pairs, whichever of them are drawn: with 1 every query counts 1."""
+    plain = as_dict(click_pairs(*batch(queries), most))
+    found = as_dict(click_pairs(*batch(queries), most, exponent))
+    assert found.keys() == plain.keys()
+    for part in by_loops(queries):
+        total = float(sum(part.values()))
+        for pair in part.keys() & found.keys():
+            assert found[pair] == pytest.approx(plain[pair] / total**exponent, rel=1e-5)
+        if exponent == 1 and 0 < len(part) <= most:
+            assert sum(found[pair] for pair in part) == pytest.approx(1, rel=1e-5)
+
+
 @given(queries_of_rows, st.integers(1, 12), st.integers(0, 2**32))
 def test_a_query_with_more_has_exactly_most_pairs_of_its_own_weighted_up(queries, most, seed):
     found = as_dict(click_pairs(*batch(queries, seed), most))

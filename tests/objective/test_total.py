@@ -29,7 +29,12 @@ CONTENT: dict[str, Any] = {
         "regularization": 0.05,
         "families": [
             {"name": "ctr", "estimated_ctr": [0.3, 0.6]},
-            {"name": "low", "estimated_ctr": [0.5], "features": {"position": ["2", "3"]}},
+            {
+                "name": "low",
+                "estimated_ctr": [0.5],
+                "features": {"position": ["2", "3"]},
+                "learning_rate": 0.1,
+            },
             {"name": "other", "log": "exposure"},
         ],
         "logs": [{"name": "exposure", "path": "somewhere"}],
@@ -122,7 +127,7 @@ def in_graph(rows: Rows, source: np.ndarray, logits: np.ndarray, capacity: int =
         index = slices_of(FAMILIES, given, logit)
         loss = total_loss(CONFIG, given, logit, score, ramps, duals, index)
     gradients = tape.gradient(loss, [logit, score])
-    after = next_duals(CONFIG, given, logit, ramps["bias_constraints"], duals, index)
+    after = next_duals(CONFIG, FAMILIES, given, logit, ramps["bias_constraints"], duals, index)
     return loss.numpy(), [tf.convert_to_tensor(gradient).numpy() for gradient in gradients], index, after
 
 
@@ -151,13 +156,15 @@ def test_duals_climb_along_the_mean_bias_of_their_slice(seed):
     rows, source, logits = draw(seed)
     *_, after = in_graph(rows, source, logits)
     weight, error = rows.train_weight.astype(float), rows.label - sigmoid(logits[0])
-    for family, dual, found in zip(slices(rows, source, logits[0]), DUALS, after, strict=True):
+    for family, dual, found, rate in zip(
+        slices(rows, source, logits[0]), DUALS, after, (0.2, 0.1, 0.2), strict=True
+    ):
         for k, before in enumerate(dual):
             inside = (np.array(family) == k) & (weight > 0)
             if inside.any():
                 mean = np.average(error[inside], weights=weight[inside])
                 assert found[k].numpy() == pytest.approx(
-                    before + 0.2 * 0.6 * (mean - 0.05 * before), abs=1e-6
+                    before + rate * 0.6 * (mean - 0.05 * before), abs=1e-6
                 )
             else:
                 assert found[k].numpy() == np.float32(before)
@@ -177,6 +184,6 @@ def test_with_all_ramps_at_zero_it_is_the_logistic_loss():
     expected = np.average(np.logaddexp(0, np.where(rows.label == 1, -logits[0], logits[0])), weights=own)
     assert loss.numpy() == pytest.approx(expected, rel=1e-6)
     for before, now in zip(
-        DUALS, next_duals(CONFIG, targets, logit, zero["ranking"], duals, index), strict=True
+        DUALS, next_duals(CONFIG, FAMILIES, targets, logit, zero["ranking"], duals, index), strict=True
     ):
         assert np.array_equal(now.numpy(), before.astype(np.float32))
