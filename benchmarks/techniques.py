@@ -113,7 +113,7 @@ def simulated_study() -> Study:
         },
         variants=_variants(
             {"weight": 0.03},
-            {CTR: 0.01, LOW: 0.1},
+            {CTR: 0.01, LOW: 0.05},
             {
                 "clipping": {"dense": {"clip_norm": 0.1}},
                 "limited updates": {
