@@ -92,7 +92,8 @@ def test_help_names_every_command(capsys):
     assert end.value.code == 0
     text = capsys.readouterr().out
     assert all(
-        f"\n    {name} " in text for name in ("demo", "simulate", "ingest", "train", "compare", "report")
+        f"\n    {name} " in text
+        for name in ("demo", "simulate", "ingest", "sample", "train", "compare", "report")
     )
 
 

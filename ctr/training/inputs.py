@@ -74,7 +74,7 @@ def open_inputs(path: Path, config: TrainConfig) -> Inputs:
                 f"{path} has {schema.version}: both must have the same features"
             )
     inputs = Inputs(config, schema, log, others, families)
-    selection = _selection(inputs)
+    selection = selection_of(inputs)
     if selection.sample is not None or selection.teacher is not None:
         check_selection(path, schema, log.manifests, selection)
     return inputs
@@ -97,7 +97,8 @@ def _check_slices(schema: Schema, config: TrainConfig) -> None:
             )
 
 
-def _selection(inputs: Inputs) -> Selection:
+def selection_of(inputs: Inputs) -> Selection:
+    """Which rows of the log the run is about, with sidecars opened anew: each thread needs its own."""
     config, log = inputs.config, inputs.log.path
     sampling, distillation = config.sampling, config.objective.distillation
     teacher = None
@@ -130,7 +131,7 @@ def read_feeds(
 
     def feeds() -> Iterator[Feed]:
         blocks = read_selection(
-            inputs.log.path, inputs.schema, inputs.log.manifests, _selection(inputs), start
+            inputs.log.path, inputs.schema, inputs.log.manifests, selection_of(inputs), start
         )
         streams = [
             Interleaved(read_rows(other.path, inputs.schema, other.manifests, other_starts[name]), batch.rows)

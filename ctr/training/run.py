@@ -218,7 +218,7 @@ class Run:
         """Takes in the scores of rows of a constraint log, the ``source``-th; arguments as of ``record``."""
         name = list(self.others)[source - 1]
         rows = batch.rows
-        self._reject(batch)
+        self._reject(batch, name)
         self.position.others[name] = batch.end
         if len(rows):
             ids = self._own_slices(source, slices)
@@ -242,8 +242,8 @@ class Run:
             if family.source == source
         }
 
-    def _reject(self, batch: Batch) -> None:
-        for reject in describe_rejects(batch):
+    def _reject(self, batch: Batch, log: str | None = None) -> None:
+        for reject in describe_rejects(batch, log):
             self.rejects_file.append(reject)
         self.position.rejected_rows += len(batch.rejects)
 

@@ -186,11 +186,13 @@ class PredictionWriter:
         self._pending_rows = 0
 
 
-def describe_rejects(batch: Batch) -> list[dict[str, Any]]:
-    """One entry for each faulty row of a batch."""
+def describe_rejects(batch: Batch, log: str | None = None) -> list[dict[str, Any]]:
+    """One entry for each faulty row of a batch; ``log`` names the constraint log that it is from, if any."""
     rejects = batch.rejects
+    of = {} if log is None else {"log": log}
     return [
         {
+            **of,
             "reason": FAULTS[rejects.fault[index]],
             "example_id": int(rejects.example_id[index]),
             "query_id": int(rejects.query_id[index]),

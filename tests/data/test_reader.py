@@ -228,6 +228,25 @@ def test_a_log_is_read_in_its_order_from_any_row(log):
             position += len(block)
 
 
+def test_a_range_of_times_is_cut_out_and_what_lies_outside_is_not_read(log):
+    manifests = read_manifests(log)
+    expected = [(int(t), p) for p, t in enumerate(read_times(log, manifests))]
+    times = sorted({time for time, _ in expected})
+    for begin in (0, times[3], times[-2] + 1):
+        for end in (times[5], times[-1], times[-1] + 1):
+            for start in (0, 7, 33):
+                blocks = list(read_rows(log, SCHEMA, manifests, start, (begin, end)))
+                found = [int(position) for block in blocks for position in block.position]
+                assert found == [p for time, p in expected if begin <= time < end and p >= start]
+    (log / "shards" / manifests[0].shards[0].file).unlink()
+    later = manifests[0].shards[1].first_query_time
+    assert sum(len(block) for block in read_rows(log, SCHEMA, manifests, 0, (later, 10**9))) > 0
+
+
+def read_times(log, manifests):
+    return np.concatenate([block.query_time for block in read_rows(log, SCHEMA, manifests)])
+
+
 def test_a_shard_before_the_start_is_not_read(log):
     (log / "shards" / read_manifests(log)[0].shards[0].file).unlink()
     assert sum(len(block) for block in read_rows(log, SCHEMA, read_manifests(log), 16)) == 44

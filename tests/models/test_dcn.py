@@ -125,3 +125,35 @@ def test_gradients_reach_every_weight_once_the_crosses_are_on():
         assert len(crosses) == 6
         gradients = tape.gradient(total, crosses)
         assert all(bool(tf.reduce_any(gradient != 0)) == reached for gradient in gradients)
+
+
+def test_a_rank_head_is_an_output_of_its_own_on_the_same_hidden_layers():
+    e0, linear = tf.constant(E0, tf.float32), tf.constant([0.25, -0.5])
+    model = network(deep_units=(4,), rank_head=True)
+    with tf.GradientTape() as tape:
+        logit, score = model(e0, linear, tf.constant(1.0))
+        total = tf.reduce_sum(score)
+    reached = {
+        variable.name: gradient is not None and bool(tf.reduce_any(tf.convert_to_tensor(gradient) != 0))
+        for variable, gradient in zip(
+            model.trainable_variables, tape.gradient(total, model.trainable_variables), strict=True
+        )
+    }
+    # Everything that is shared, and not the click's own output.
+    heads = {name: hit for name, hit in reached.items() if "head" in name or "output_bias" in name}
+    assert [hit for name, hit in heads.items() if "rank_head" in name] == [True]
+    assert not any(hit for name, hit in heads.items() if "rank_head" not in name)
+    assert reached[next(name for name in reached if "cross_0" in name and "kernel" in name)]
+    model.rank_head.set_weights([2 * model.head.get_weights()[0]])
+    logit, score = model(e0, linear, tf.constant(1.0))
+    np.testing.assert_allclose(score, 2 * (logit - linear - model.output_bias), rtol=1e-5)
+
+
+def test_without_a_rank_head_the_logit_is_what_is_ranked_by():
+    logit, score = network()(tf.constant(E0, tf.float32), tf.zeros(2), tf.constant(1.0))
+    assert logit is score
+
+
+def test_a_rank_head_needs_something_to_share():
+    with pytest.raises(ValueError, match="needs crosses or deep layers"):
+        network(cross_layers=0, rank_head=True)

@@ -179,3 +179,39 @@ def test_ramps_and_duals_are_in_every_line_of_the_metrics(log, make_config, tmp_
     assert [line["ramp_bias_constraints"] for line in lines] == [1.0] * len(lines)
     assert all(line["dual_ctr_0"] != 0 for line in lines)
     assert "ramp_distillation" not in lines[0]
+
+
+@pytest.mark.slow
+def test_a_run_of_compiled_steps_agrees_with_all_of_it(log, make_config, tmp_path):
+    log = copied(log, tmp_path)
+    train(log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
+    summaries = {}
+    for jit in (False, True):
+        # AdaGrad, since compiled steps use each of Shampoo's roots one step later.
+        shampoo = {"start_preconditioning_step": None}
+        changes = {"objective": EVERYTHING, "jit": jit, "optimizer": {"dense": {"shampoo": shampoo}}}
+        summaries[jit] = train(log, make_config(changes), tmp_path / f"run-{jit}")
+    for name in ("logloss", "auc", "calibration_bias"):
+        assert summaries[True][name] == pytest.approx(summaries[False][name], abs=1e-4)
+    for family, duals in summaries[True]["duals"].items():
+        assert duals == pytest.approx(summaries[False]["duals"][family], abs=1e-3)
+
+
+def test_what_a_run_did_not_score_is_recorded_as_missing(log, examples, make_config, tmp_path):
+    log = copied(log, tmp_path)
+    config = make_config({"time_range": {"start": "1970-01-01T00:00:00.100"}})
+    summary = train(log, config, tmp_path / "run", record="late")
+    found = sidecar(log, "late")
+    assert found["logit"].isna().tolist() == (examples.query < 100).tolist()
+    assert summary["recorded"]["without_prediction"] == int((examples.query < 100).sum())
+
+
+def test_recording_needs_predictions_and_a_name_of_its_own(log, make_config, tmp_path):
+    log = copied(log, tmp_path)
+    with pytest.raises(InputError, match="record_predictions is false"):
+        train(log, make_config({"record_predictions": False}), tmp_path / "run", record="teacher")
+    with pytest.raises(InputError, match="letters, digits"):
+        train(log, make_config(), tmp_path / "run", record="a/b")
+    train(log, make_config(), tmp_path / "run", record="teacher")
+    with pytest.raises(InputError, match="published before with other content"):
+        train(log, make_config({"seed": 2}), tmp_path / "other", record="teacher")
