@@ -160,14 +160,17 @@ def config_of(study: Study, changes: Mapping[str, Any], seed: int) -> TrainConfi
     return parse_model(TrainConfig, content, "benchmark")
 
 
-def run_study(study: Study, log: Path, out: Path, seed: int, compute: bool) -> list[str]:
-    """Trains what is not there yet; returns the lines of the table."""
+def run_study(
+    study: Study, log: Path, out: Path, seed: int, wanted: Sequence[str] | None, compute: bool
+) -> list[str]:
+    """Trains what is ``wanted`` and not there yet; returns the lines of the table of what is there."""
     base = out / "base"
     names: dict[str, Mapping[str, Any]] = {"base": {}, TEACHER: study.teacher, **study.variants}
     lines = [_HEAD, "|" + "---|" * (_HEAD.count("|") - 1)]
     for name, changes in names.items():
         run = out / name.replace(" ", "-").replace(",", "")
-        if compute and not (run / "summary.json").exists():
+        missing = not (run / "summary.json").exists()
+        if compute and missing and (wanted is None or name == "base" or name in wanted):
             print(f"{log.name}: {name}", file=sys.stderr, flush=True)
             record = f"{TEACHER}" if name == TEACHER else None
             train(log, config_of(study, changes, changes.get("seed", seed)), run, record=record)
@@ -297,6 +300,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--examples", type=int, default=2_000_000, help="of the simulated log")
     parser.add_argument("--seed", type=int, default=1, help="of all runs but `other seed`")
+    parser.add_argument(
+        "--variants", nargs="+", metavar="NAME", help="these alone, beside the base: ranking teacher"
+    )
     parser.add_argument("--only", choices=("simulated", "mind"), help="one of the two")
     parser.add_argument("--report", action="store_true", help="compute nothing, print what is there")
     arguments = parser.parse_args(argv)
@@ -312,7 +318,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         folder = arguments.out / f"{name}-seed-{arguments.seed}"
         folder.mkdir(parents=True, exist_ok=True)
         print(f"## {title}\n")
-        print("\n".join(run_study(study, log, folder, arguments.seed, not arguments.report)), flush=True)
+        lines = run_study(study, log, folder, arguments.seed, arguments.variants, not arguments.report)
+        print("\n".join(lines), flush=True)
         print()
 
 
