@@ -30,6 +30,7 @@ import numpy as np
 from ctr.config import parse_model, read_yaml
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
+from ctr.data.sidecar import list_sidecars
 from ctr.eval.buckets import BUCKETS
 from ctr.eval.intervals import Estimate, deletions, difference
 from ctr.eval.progressive import ProgressiveMetrics
@@ -41,7 +42,8 @@ from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 
 MIND = Path(__file__).resolve().parent.parent / "examples" / "mind.yaml"
-TEACHER, SAMPLE = "teacher", "sample"
+TEACHER = "teacher"
+"""The run; its sidecar, and the sample that it decides, have the seed in their names."""
 CTR, LOW = "ctr", "low"
 
 
@@ -53,7 +55,9 @@ class Study:
         model: the configuration of the model without any technique.
         families: of slices that are measured in every run, by name.
         teacher: what makes the teacher.
-        sampling: the sample's configuration.
+        recorded: the name of the teacher's sidecar.
+        sample: the name of the sample.
+        sampling: its configuration.
         variants: changes of the model, by name, as nested keys; under ``constrain`` the learning rates of the
             families that are constrained.
     """
@@ -61,14 +65,17 @@ class Study:
     model: Mapping[str, Any]
     families: Mapping[str, Mapping[str, Any]]
     teacher: Mapping[str, Any]
+    recorded: str
+    sample: str
     sampling: Mapping[str, Any]
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def _variants(
-    ranking: Mapping[str, Any], constrain: Mapping[str, float], limits: Mapping[str, Any]
+    seed: int, ranking: Mapping[str, Any], constrain: Mapping[str, float], limits: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    taught = {"distillation": {"teacher": TEACHER}}
+    taught = {"distillation": {"teacher": _recorded(seed)}}
+    sampled = {"name": _sample(seed)}
     ctr = {CTR: constrain[CTR]}
     variants: dict[str, dict[str, Any]] = {
         "other seed": {"seed": 1001},
@@ -76,8 +83,8 @@ def _variants(
         "ranking, multi-task": {"objective": {"ranking": {**ranking, "setup": "multi_task"}}},
         "ranking + constraints": {"objective": {"ranking": ranking}, "constrain": ctr},
         "distillation": {"objective": taught},
-        "sampling": {"sampling": {"name": SAMPLE}},
-        "sampling + distillation": {"sampling": {"name": SAMPLE}, "objective": taught},
+        "sampling": {"sampling": sampled},
+        "sampling + distillation": {"sampling": sampled, "objective": taught},
         "constraints by CTR": {"constrain": ctr},
     }
     if LOW in constrain:
@@ -85,13 +92,21 @@ def _variants(
     variants |= {name: {"optimizer": limit} for name, limit in limits.items()}
     variants["everything"] = {
         "objective": {"ranking": ranking, **taught},
-        "sampling": {"name": SAMPLE},
+        "sampling": sampled,
         "constrain": dict(constrain),
     }
     return variants
 
 
-def simulated_study() -> Study:
+def _recorded(seed: int) -> str:
+    return f"teacher-{seed}"
+
+
+def _sample(seed: int) -> str:
+    return f"sample-{seed}"
+
+
+def simulated_study(seed: int) -> Study:
     """A small DCNv2 at batch 512."""
     return Study(
         model={
@@ -107,11 +122,14 @@ def simulated_study() -> Study:
             LOW: {"estimated_ctr": [0.15], "features": {"position": [4, 5, 6]}},
         },
         teacher={"model": {"crosses": {"rank": 128}, "deep": {"units": [512, 256]}}},
+        recorded=_recorded(seed),
+        sample=_sample(seed),
         sampling={
             "non_click_rate": 0.5,
-            "uninformative": {"rate": 0.2, "low_loss": {"teacher": TEACHER, "below": 0.1}},
+            "uninformative": {"rate": 0.2, "low_loss": {"teacher": _recorded(seed), "below": 0.1}},
         },
         variants=_variants(
+            seed,
             {"weight": 0.03},
             {CTR: 0.01, LOW: 0.05},
             {
@@ -124,15 +142,17 @@ def simulated_study() -> Study:
     )
 
 
-def mind_study() -> Study:
+def mind_study(seed: int) -> Study:
     """The model of examples/mind.yaml at batch 64."""
     ranking = {"weight": 0.5, "query_exponent": 0.5, "ramp": {"length": 100_000}}
     return Study(
         model=read_yaml(MIND, "config"),
         families={CTR: {"estimated_ctr": [0.01, 0.02, 0.04, 0.08, 0.16]}},
         teacher={"model": {"crosses": {"rank": 64}, "deep": {"units": [512]}}},
+        recorded=_recorded(seed),
+        sample=_sample(seed),
         sampling={"non_click_rate": 0.5},
-        variants=_variants(ranking, {CTR: 0.002}, {"clipping": {"dense": {"clip_norm": 0.1}}}),
+        variants=_variants(seed, ranking, {CTR: 0.002}, {"clipping": {"dense": {"clip_norm": 0.1}}}),
     )
 
 
@@ -169,13 +189,8 @@ def run_study(
     lines = [_HEAD, "|" + "---|" * (_HEAD.count("|") - 1)]
     for name, changes in names.items():
         run = out / name.replace(" ", "-").replace(",", "")
-        missing = not (run / "summary.json").exists()
-        if compute and missing and (wanted is None or name == "base" or name in wanted):
-            print(f"{log.name}: {name}", file=sys.stderr, flush=True)
-            record = f"{TEACHER}" if name == TEACHER else None
-            train(log, config_of(study, changes, changes.get("seed", seed)), run, record=record)
-            if name == TEACHER:
-                write_decisions(log, SAMPLE, parse_model(SamplingConfig, study.sampling, "sample"))
+        if compute and (wanted is None or name in {"base", *wanted, *_needed(study, wanted)}):
+            _train(study, log, run, name, config_of(study, changes, changes.get("seed", seed)))
         if (run / "summary.json").exists() and (base / "summary.json").exists():
             lines.append(_row(name, base, run))
     lines += ["", "Bias of the slices, mean of y - p, and its size against the model without techniques:", ""]
@@ -197,6 +212,24 @@ def run_study(
         if (run / "summary.json").exists():
             lines.append(f"- {name}: {_variance_ratio(base, run)}")
     return lines
+
+
+def _needed(study: Study, wanted: Sequence[str]) -> set[str]:
+    """The teacher, where its sidecar or the sample is used."""
+    used = json.dumps([study.variants.get(name, {}) for name in wanted])
+    return {TEACHER} if study.recorded in used or study.sample in used else set()
+
+
+def _train(study: Study, log: Path, run: Path, name: str, config: TrainConfig) -> None:
+    """What is there already is not made again."""
+    if name != TEACHER and (run / "summary.json").exists():
+        return
+    if name == TEACHER and study.sample in list_sidecars(log):
+        return
+    print(f"{log.name}: {name}", file=sys.stderr, flush=True)
+    train(log, config, run, record=study.recorded if name == TEACHER else None)
+    if name == TEACHER:
+        write_decisions(log, study.sample, parse_model(SamplingConfig, study.sampling, "sample"))
 
 
 _HEAD = "| run | PerQueryAUC [95% of the difference] | logloss [95%] | calibration bias | rows learned | ms a step |"
@@ -311,9 +344,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         log = arguments.out / f"log-{arguments.examples}"
         if not arguments.report:
             simulate(SimulatorConfig(examples=arguments.examples, seed=7, drift=0.03), log)
-        texts.append(("Simulated log", simulated_study(), log, f"simulated-{arguments.examples}"))
+        texts.append(
+            ("Simulated log", simulated_study(arguments.seed), log, f"simulated-{arguments.examples}")
+        )
     if arguments.mind is not None and arguments.only != "simulated":
-        texts.append(("MIND", mind_study(), arguments.mind, "mind"))
+        texts.append(("MIND", mind_study(arguments.seed), arguments.mind, "mind"))
     for title, study, log, name in texts:
         folder = arguments.out / f"{name}-seed-{arguments.seed}"
         folder.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from ctr.data.reader import Rows, join_rows
+from ctr.errors import InputError
 
 
 class Interleaved:
@@ -14,20 +15,28 @@ class Interleaved:
     a resume from the position of the last row given out goes on with the same rows.
     """
 
-    def __init__(self, blocks: Iterable[Rows], most: int) -> None:
+    def __init__(self, blocks: Iterable[Rows], most: int, largest_query: int, where: str) -> None:
         """Starts with the log's first row.
 
         Args:
             blocks: a log's rows in order.
             most: rows that are given out at once, unless a single query has more. What is left comes later.
+            largest_query: the number of rows that a query may have.
+            where: names the log in an error.
         """
         self._blocks = iter(blocks)
         self._most = most
+        self._largest_query = largest_query
+        self._where = where
         self._pending: Rows | None = None
         self._ended = False
 
     def until(self, time: int) -> Rows | None:
-        """The next queries whose query time, in microseconds, is at most ``time``; None when there is none."""
+        """The next queries whose query time, in microseconds, is at most ``time``; None when there is none.
+
+        Raises:
+            InputError: one of them has more than ``largest_query`` rows.
+        """
         while not self._ended and not self._enough(time):
             block = next(self._blocks, None)
             if block is None:
@@ -44,7 +53,15 @@ class Interleaved:
         if not end:
             return None
         self._pending = pending.slice(end, len(pending)) if end < len(pending) else None
-        return pending.slice(0, end)
+        given = pending.slice(0, end)
+        begins = given.query_begins()
+        sizes = np.diff(np.append(begins, end))
+        if sizes.max() > self._largest_query:
+            raise InputError(
+                f"{self._where}: query_id {given.query_id[begins[sizes.argmax()]]} has {sizes.max()} rows; at most "
+                f"{self._largest_query} are allowed (batch.largest_query)"
+            )
+        return given
 
     def _enough(self, time: int) -> bool:
         """Whether the queries to give out are known to be whole."""

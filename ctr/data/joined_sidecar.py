@@ -47,6 +47,8 @@ class _Interval:
             self._sorted = self.example_id[self._order]
         places = np.searchsorted(self._sorted, example_id)
         rows = self._order[np.minimum(places, len(self._order) - 1)]
+        # After a resume in the middle of an interval its rows may go on in their order.
+        self._next = int(rows[-1]) + 1
         return rows, self.example_id[rows] == example_id
 
 

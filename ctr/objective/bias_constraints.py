@@ -30,6 +30,8 @@ from ctr.objective.config import BiasConstraintsConfig, SliceConfig
 MOST_SLICES = 1_000_000
 """Of one family."""
 
+_FORGETTING = 0.01
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -80,13 +82,8 @@ def resolve_families(config: BiasConstraintsConfig, schema: Schema) -> tuple[Fam
     return tuple(_resolve(config, family, index, schema) for index, family in enumerate(config.families))
 
 
-def family_sizes(config: BiasConstraintsConfig, schema: Schema) -> tuple[int, ...]:
-    """The number of slices of each family; raises InputError as ``resolve_families`` does."""
-    return tuple(family.slices for family in resolve_families(config, schema))
-
-
 def _resolve(config: BiasConstraintsConfig, family: SliceConfig, index: int, schema: Schema) -> Family:
-    where = f"config: bias_constraints.families.{index}"
+    where = f"config: objective.bias_constraints.families.{index}"
     axes = []
     for name, values in sorted(family.features.items()):
         if name not in schema.single_valued:
@@ -170,7 +167,7 @@ def constraint_term(
         label: float32 [B].
         probability: float32 [B].
         weight: float32 [B], train weights. Rows of weight 0 or without a slice have a gradient of zero, also where
-            p is not finite (with respect to p; that of the logit below it may be NaN, as in ``weighted_mean``).
+            p is not finite (with respect to p; that of the logit below it may be NaN, as in ``weighted_sum``).
 
     Returns:
         float32 scalar.
@@ -182,23 +179,29 @@ def constraint_term(
 
 def dual_step(
     duals: tf.Tensor,
+    seen: tf.Tensor,
     index: tf.Tensor,
     label: tf.Tensor,
     probability: tf.Tensor,
     weight: tf.Tensor,
     learning_rate: tf.Tensor | float,
     regularization: tf.Tensor | float,
-) -> tf.Tensor:
-    """lambda_k + eta * (weighted mean of y - p over S_k in the batch - alpha3 * lambda_k).
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """lambda_k + eta * c * (weighted mean of y - p over S_k in the batch - alpha3 * lambda_k).
+
+    c is the slice's weight in the batch over its running mean, 1 where all batches are alike. With c the steps add up
+    to the weighted sum of y - p over S_k; without, a batch in which a sample has left little of the slice, and of that
+    rather clicks, would count as much as any, and lambda_k would settle where the slice is overpredicted.
 
     Args:
         duals: float32 [K].
+        seen: float32 [2, K], of the batches that had any of the slice their mean weight and their number; from 0 on.
         index, label, probability, weight: as in ``constraint_term``.
         learning_rate: eta, times the ramp.
         regularization: alpha3.
 
     Returns:
-        float32 [K]; the duals of slices without weight in the batch to the last bit as they were.
+        The next ``duals`` and ``seen``; those of slices without weight in the batch to the last bit as they were.
     """
     inside, error = _errors(index, label, probability, weight)
     weight = tf.where(inside, weight, tf.zeros_like(weight))
@@ -206,8 +209,13 @@ def dual_step(
     count = duals.shape[0] if duals.shape[0] is not None else tf.shape(duals)[0]
     total = tf.math.unsorted_segment_sum(weight, place, count)
     mean = tf.math.divide_no_nan(tf.math.unsorted_segment_sum(weight * error, place, count), total)
-    stepped = duals + learning_rate * (mean - regularization * duals)
-    return tf.where(total > 0, stepped, duals)
+    usual, batches = seen[0], seen[1] + 1
+    # The mean of all at first, later of about the last hundred. With the batch itself in it c is 1 at the first.
+    usual += tf.maximum(1 / batches, _FORGETTING) * (total - usual)
+    rate = learning_rate * tf.math.divide_no_nan(total, usual)
+    stepped = duals + rate * (mean - regularization * duals)
+    here = total > 0
+    return tf.where(here, stepped, duals), tf.where(here, tf.stack([usual, batches]), seen)
 
 
 def _errors(

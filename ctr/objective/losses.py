@@ -55,11 +55,10 @@ def rank_loss(
     return tf.reduce_sum(pair_weight * tf.nn.softplus(-margin))
 
 
-def weighted_mean(loss: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    """Mean of ``loss`` [B] under ``weight`` [B]; 0 when all weights are 0.
+def weighted_sum(loss: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """Sum of ``weight * loss``, both [B].
 
     Rows of weight 0 do not count, not even with a loss that is not finite. (Its gradient may be NaN all
     the same: where the logit is not finite, zero times its derivative is not zero.)
     """
-    kept = tf.where(weight > 0, loss, tf.zeros_like(loss))
-    return tf.math.divide_no_nan(tf.reduce_sum(weight * kept), tf.reduce_sum(weight))
+    return tf.reduce_sum(weight * tf.where(weight > 0, loss, tf.zeros_like(loss)))

@@ -53,8 +53,10 @@ def make_targets(
     if config.distillation is not None:
         targets["teacher_logit"] = padded(rows.joined[TEACHER_LOGIT], np.nan, np.float32)
     if config.ranking is not None:
+        # The same query in two logs is two queries.
+        begins = np.union1d(rows.query_begins(), np.flatnonzero(np.diff(source)) + 1)
         pairs = click_pairs(
-            rows.query_begins(),
+            begins,
             rows.label,
             own_weight,
             rows.query_id,

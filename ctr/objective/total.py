@@ -3,8 +3,8 @@
     (1 - a) L_logistic + a L_rank + d L_distillation + r sum_k sum_{i in S_k} w_i lambda_k (y_i - p_i)
 
 with a = alpha1, d = the weight of distillation and r each times its ramp (FF 4.1, 7.1). Each L is a sum over rows or
-pairs, multiplied by train weights; all are divided by the same sum of train weights, so that the balance between
-them is FF's, and none depends on the size of the batch.
+pairs, multiplied by train weights; all are divided by the sum of the batch's train weights, those of constraint logs
+included. So the balance between them is FF's, and none depends on the size of the batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ctr.objective.bias_constraints import Family, constraint_term, dual_step, slice_index
 from ctr.objective.config import ObjectiveConfig
-from ctr.objective.losses import distillation_loss, logistic_loss, rank_loss, weighted_mean
+from ctr.objective.losses import distillation_loss, logistic_loss, rank_loss, weighted_sum
 
 
 def total_loss(
@@ -35,9 +35,12 @@ def total_loss(
         duals: lambda_k of each family, float32 [slices].
         slices: each row's slice of each family, int32 [B] (``slices_of``).
     """
-    weight = targets["own_weight"]
-    loss = weighted_mean(logistic_loss(targets["label"], logit), weight)
-    total_weight = tf.reduce_sum(weight)
+    total_weight = tf.reduce_sum(targets["weight"])
+
+    def mean(losses: tf.Tensor) -> tf.Tensor:
+        return tf.math.divide_no_nan(weighted_sum(losses, targets["own_weight"]), total_weight)
+
+    loss = mean(logistic_loss(targets["label"], logit))
     if config.ranking is not None:
         share = config.ranking.weight * ramps["ranking"]
         pairs = targets["pairs_clicked"], targets["pairs_other"], targets["pairs_weight"]
@@ -45,7 +48,7 @@ def total_loss(
         loss = (1 - share) * loss + share * ranked
     if config.distillation is not None:
         share = config.distillation.weight * ramps["distillation"]
-        loss += share * weighted_mean(distillation_loss(targets["teacher_logit"], logit), weight)
+        loss += share * mean(distillation_loss(targets["teacher_logit"], logit))
     if config.bias_constraints is not None:
         probability = tf.sigmoid(logit)
         terms = [
@@ -73,9 +76,10 @@ def next_duals(
     logit: tf.Tensor,
     ramp: tf.Tensor,
     duals: Sequence[tf.Tensor],
+    seen: Sequence[tf.Tensor],
     slices: Sequence[tf.Tensor],
-) -> list[tf.Tensor]:
-    """lambda_k after a batch, from the predictions that it was scored with."""
+) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    """lambda_k and ``seen`` of each family after a batch, from the predictions that it was scored with."""
     constraints = config.bias_constraints
     if constraints is None:
         return []
@@ -83,6 +87,7 @@ def next_duals(
     return [
         dual_step(
             dual,
+            weights,
             index,
             targets["label"],
             probability,
@@ -90,5 +95,5 @@ def next_duals(
             family.learning_rate * ramp,
             constraints.regularization,
         )
-        for family, dual, index in zip(families, duals, slices, strict=True)
+        for family, dual, weights, index in zip(families, duals, seen, slices, strict=True)
     ]

@@ -3,7 +3,7 @@
 import queue
 import threading
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -46,7 +46,13 @@ def make_feed(
     others: Sequence[Batch | None] = (),
 ) -> Feed:
     """Pads a batch to one of a few sizes and finds its distinct embedding rows."""
-    parts = [batch.rows, *(other.rows for other in others if other is not None)]
+    # No sidecar tells anything of the rows of constraint logs.
+    unknown = {name: np.float32(np.nan) for name in batch.rows.joined}
+    parts = [batch.rows]
+    for other in others:
+        if other is not None:
+            joined = {name: np.full(len(other.rows), value) for name, value in unknown.items()}
+            parts.append(replace(other.rows, joined=joined))
     numbers = [0, *(number for number, other in enumerate(others, 1) if other is not None)]
     rows = join_rows(parts)
     source = np.repeat(np.array(numbers, np.int8), [len(part) for part in parts])

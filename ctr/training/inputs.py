@@ -1,7 +1,7 @@
 """The logs and sidecars that a run reads, checked before it begins, and the stream of feeds that they become."""
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ctr.data.batches import Batch, set_rejects_apart, whole_query_batches
@@ -11,11 +11,13 @@ from ctr.data.log import Manifest, read_manifests, read_schema
 from ctr.data.reader import read_rows
 from ctr.data.schema import Schema
 from ctr.data.stream import Selection, check_selection, read_selection
+from ctr.data.time_range import TimeRange
 from ctr.errors import InputError
 from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family, resolve_families
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed, make_feed, read_ahead
+from ctr.training.step import scored_part
 
 
 @dataclass(frozen=True)
@@ -58,33 +60,48 @@ def open_inputs(path: Path, config: TrainConfig) -> Inputs:
             sidecar's row that the configuration needs is not there.
     """
     schema = read_schema(path)
-    log = _open_log(path)
+    log = _open_log(path, config.time_range)
     _check_slices(schema, config)
     constraints = config.objective.bias_constraints
     others: dict[str, Log] = {}
     families: tuple[Family, ...] = ()
     if constraints is not None:
         families = resolve_families(constraints, schema)
-        others = {other.name: _open_log(Path(other.path)) for other in constraints.logs}
-    for name, other in others.items():
-        version = read_schema(other.path).version
+        for number, other in enumerate(constraints.logs):
+            key = f"objective.bias_constraints.logs.{number}.path"
+            others[other.name] = _open_log(Path(other.path), config.time_range, key)
+    for name, opened in others.items():
+        version = read_schema(opened.path).version
         if version != schema.version:
             raise InputError(
-                f"config: objective.bias_constraints.logs: the log {name} ({other.path}) has schema {version}, "
+                f"config: objective.bias_constraints.logs: the log {name} ({opened.path}) has schema {version}, "
                 f"{path} has {schema.version}: both must have the same features"
             )
-    inputs = Inputs(config, schema, log, others, families)
+    return Inputs(config, schema, log, others, families)
+
+
+def check_rows(inputs: Inputs) -> None:
+    """Goes over the log where a sidecar must say something of every row, before training does.
+
+    Raises:
+        InputError: how many rows it says nothing of, and which are the first.
+    """
     selection = selection_of(inputs)
-    if selection.sample is not None or selection.teacher is not None:
-        check_selection(path, schema, log.manifests, selection)
-    return inputs
+    if selection.sample is not None or (selection.teacher is not None and selection.every_row_taught):
+        check_selection(inputs.log.path, inputs.schema, inputs.log.manifests, selection)
 
 
-def _open_log(path: Path) -> Log:
-    read_schema(path)
-    log = Log(path, read_manifests(path))
+def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:
+    where = f"config: {key}: " if key else ""
+    try:
+        read_schema(path)
+        log = Log(path, read_manifests(path))
+    except InputError as error:
+        raise InputError(f"{where}{error}") from None
     if not log.rows:
-        raise InputError(f"{path}: the log has no rows")
+        raise InputError(f"{where}{path}: the log has no rows")
+    if not any(time_range.selects(manifest) for manifest in log.manifests):
+        raise InputError(f"{where}{path}: no interval of the log has any time in common with time_range")
     return log
 
 
@@ -125,27 +142,44 @@ def read_feeds(
 
     Args:
         start: the position in the log.
-        other_starts: those in the constraint logs; None leaves their rows out.
+        other_starts: those in the constraint logs; None: the feeds are to be scored only, with what that needs.
     """
-    config, batch = inputs.config, inputs.config.batch
+    config, batch, log = inputs.config, inputs.config.batch, inputs.log
+    objective = config.objective if other_starts is not None else scored_part(config.objective)
 
     def feeds() -> Iterator[Feed]:
-        blocks = read_selection(
-            inputs.log.path, inputs.schema, inputs.log.manifests, selection_of(inputs), start
-        )
-        streams = [
-            Interleaved(read_rows(other.path, inputs.schema, other.manifests, other_starts[name]), batch.rows)
-            for name, other in inputs.others.items()
-            if other_starts is not None
-        ]
+        selection = selection_of(inputs)
+        if other_starts is None:
+            selection = replace(selection, teacher=None)
+        blocks = read_selection(log.path, inputs.schema, log.manifests, selection, start)
+        streams = [] if other_starts is None else _open_streams(inputs, other_starts)
         for one in whole_query_batches(blocks, batch.rows, batch.largest_query):
             others = [_other_batch(stream, one) for stream in streams]
-            yield make_feed(one, layouts, batch.rows, config.objective, inputs.families, others)
+            yield make_feed(one, layouts, batch.rows, objective, inputs.families, others)
 
     return read_ahead(feeds())
 
 
+def _open_streams(inputs: Inputs, starts: Mapping[str, int]) -> list[Interleaved]:
+    """The constraint logs from their positions on; what lies before the training log's time is never read."""
+    batch, time_range = inputs.config.batch, inputs.config.time_range
+    begin = max(time_range.start_us, inputs.log.manifests[0].start)
+    return [
+        Interleaved(
+            read_rows(other.path, inputs.schema, other.manifests, starts[name], (begin, time_range.end_us)),
+            batch.rows,
+            batch.largest_query,
+            f"constraint log {name}, {other.path}",
+        )
+        for name, other in inputs.others.items()
+    ]
+
+
 def _other_batch(stream: Interleaved, batch: Batch) -> Batch | None:
-    """Rows of a constraint log whose time has come; at most as many as a batch has."""
-    rows = stream.until(batch.times[1])
+    """Rows of a constraint log whose time has come: before the batch's last one.
+
+    At that time itself the next batch may have rows that are still to be predicted, and a constraint log may
+    hold the same examples with their labels.
+    """
+    rows = stream.until(batch.times[1] - 1)
     return None if rows is None else set_rejects_apart(rows)

@@ -15,7 +15,7 @@ from ctr.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment, make_deterministic, resolve_compute_dtype, resolve_jit
 from ctr.training.feed import Feed
-from ctr.training.inputs import Inputs, open_inputs, read_feeds
+from ctr.training.inputs import Inputs, check_rows, open_inputs, read_feeds
 from ctr.training.record import record_predictions
 from ctr.training.run import Run, root_report
 from ctr.training.run_directory import (
@@ -57,9 +57,11 @@ def train(
         InputError: bad log, bad configuration for this log, or a run directory of another configuration,
             environment or log, or in use.
     """
-    if record is not None:
-        _check_record(log, config, record)
     inputs = open_inputs(log, config)
+    if record is not None:
+        _check_record(log, config, run, record)
+    if not (run / "checkpoints").exists():
+        check_rows(inputs)
     layouts = table_layouts(inputs.schema, config)
     adopt_config(run, config)
     with only_process(run):
@@ -78,14 +80,20 @@ def train(
         return summary
 
 
-def _check_record(log: Path, config: TrainConfig, name: str) -> None:
+def _check_record(log: Path, config: TrainConfig, run: Path, name: str) -> None:
     """Refuses before the pass what could not be published after it."""
-    sidecar_folder(log, name)
+    folder = sidecar_folder(log, name)
     if not config.record_predictions:
         raise InputError(f"--record {name} needs the run's predictions: record_predictions is false")
     distillation = config.objective.distillation
-    if distillation is not None and distillation.log is None and distillation.teacher == name:
-        raise InputError(f"--record {name}: the run's own teacher has this name; another one is needed")
+    if distillation is not None and distillation.teacher == name:
+        teacher_log = log if distillation.log is None else Path(distillation.log)
+        if teacher_log.resolve() == log.resolve():
+            raise InputError(f"--record {name}: the run's own teacher has this name; another one is needed")
+    if folder.exists() and any(folder.iterdir()) and not (run / "summary.json").exists():
+        raise InputError(
+            f"--record {name}: {folder} is there already, from another run; another name is needed"
+        )
 
 
 class _Learner:
@@ -162,6 +170,7 @@ def _pass_over(inputs: Inputs, current: Run, progress: Progress | None) -> dict[
     config, position = current.config, current.position
     learner = _Learner(make_steps(current.state, config, resolve_jit(config)), current)
     scored = _scored_feeds(inputs, current, learner)
+    paths = {"": inputs.log.path, **{name: other.path for name, other in inputs.others.items()}}
     examples = examples_at_window = 0
     window_line: dict[str, Any] = {}
     # A window that was begun before a resume is timed from the resume on.
@@ -170,12 +179,7 @@ def _pass_over(inputs: Inputs, current: Run, progress: Progress | None) -> dict[
         for feed, logit, slices in scored:
             current.record(feed.batch, logit, slices)
             examples += len(feed.batch.rows)
-            if position.rejected_rows > config.max_rejected_share * max(position.examples, 1000):
-                raise InputError(
-                    f"{inputs.log.path}: {position.rejected_rows} of the first {position.examples} rows are faulty "
-                    f"(see {current.folder / 'rejects.jsonl'}); allowed: a share of {config.max_rejected_share} "
-                    "(max_rejected_share)"
-                )
+            current.check_rejects(paths)
             if current.window_is_full():
                 now = time.perf_counter()
                 rate = (examples - examples_at_window) / (now - window_begun)

@@ -35,7 +35,7 @@ def record_predictions(log: Path, run: Path, name: str, log_rows: int) -> dict[s
     """
     parts = sorted((run / "predictions").glob("*.parquet"))
     if not parts:
-        raise InputError(f"{run}: has no predictions to record (record_predictions: true is needed)")
+        raise InputError(f"{run}: has no predictions to record: the run scored no row")
     schema = read_schema(log)
     predictions = _Predictions(parts)
     rows = missing = 0

@@ -41,7 +41,9 @@ class Position:
         trained_rows: those of them with a train weight above 0.
         skipped_steps: steps that changed nothing because the loss or a gradient was not finite.
         skipped_ranges: the rows [begin, end) of the log of the first such steps.
-        rejected_rows: faulty rows.
+        rejected_rows: faulty rows of the log.
+        read: good and faulty rows of the log that were read.
+        others_rejected, others_read: likewise of each constraint log.
         nonfinite_predictions: rows whose prediction was not finite.
     """
 
@@ -54,6 +56,9 @@ class Position:
     skipped_steps: int = 0
     skipped_ranges: list[list[int]] = field(default_factory=list)
     rejected_rows: int = 0
+    read: int = 0
+    others_rejected: dict[str, int] = field(default_factory=dict)
+    others_read: dict[str, int] = field(default_factory=dict)
     nonfinite_predictions: int = 0
 
 
@@ -88,7 +93,11 @@ class Run:
         self.state = state
         self.manifests = manifests
         self.other_manifests = other_manifests
-        self.position = Position(others=dict.fromkeys(other_manifests, 0))
+        self.position = Position(
+            others=dict.fromkeys(other_manifests, 0),
+            others_rejected=dict.fromkeys(other_manifests, 0),
+            others_read=dict.fromkeys(other_manifests, 0),
+        )
         self.total = self._metrics()
         self.window = self._metrics()
         self.others = {
@@ -198,6 +207,8 @@ class Run:
         """
         rows = batch.rows
         self._reject(batch)
+        self.position.rejected_rows += len(batch.rejects)
+        self.position.read += len(rows) + len(batch.rejects)
         self.position.examples = batch.end
         self.position.batches += 1
         if not len(rows):
@@ -219,6 +230,8 @@ class Run:
         name = list(self.others)[source - 1]
         rows = batch.rows
         self._reject(batch, name)
+        self.position.others_rejected[name] += len(batch.rejects)
+        self.position.others_read[name] += len(rows) + len(batch.rejects)
         self.position.others[name] = batch.end
         if len(rows):
             ids = self._own_slices(source, slices)
@@ -245,7 +258,19 @@ class Run:
     def _reject(self, batch: Batch, log: str | None = None) -> None:
         for reject in describe_rejects(batch, log):
             self.rejects_file.append(reject)
-        self.position.rejected_rows += len(batch.rejects)
+
+    def check_rejects(self, paths: Mapping[str, Path]) -> None:
+        """Raises InputError when too large a share of a log's rows is faulty; ``paths`` by name, "" the first log."""
+        position, allowed = self.position, self.config.max_rejected_share
+        counts = {"": (position.rejected_rows, position.read)}
+        for name, rejected in position.others_rejected.items():
+            counts[name] = rejected, position.others_read[name]
+        for name, (rejected, read) in counts.items():
+            if rejected > allowed * max(read, 1000):
+                raise InputError(
+                    f"{paths[name]}: {rejected} of the first {read} rows that were read are faulty "
+                    f"(see {self.folder / 'rejects.jsonl'}); allowed: a share of {allowed} (max_rejected_share)"
+                )
 
     def _finite(self, logit: np.ndarray) -> np.ndarray:
         """A prediction that is not finite is counted and scored as what it would have been without a model."""

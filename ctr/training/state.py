@@ -42,6 +42,7 @@ class TrainState:
         dense: its trainable variables.
         shampoo: their optimizer.
         duals: for each family of constrained slices its lambda_k, float32 [slices] (FF 7.1).
+        slices_seen: what ``ctr.objective.bias_constraints.dual_step`` remembers of the slices, float32 [2, slices].
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class TrainState:
         self.shampoo = ShampooCore(config.optimizer.dense.shampoo, self.dense)
         self.families = tuple(families)
         self.duals = [tf.Variable(tf.zeros([family.slices]), trainable=False) for family in families]
+        self.slices_seen = [tf.Variable(tf.zeros([2, family.slices]), trainable=False) for family in families]
 
     def variables(self) -> dict[str, tf.Variable]:
         """All variables under names that do not depend on the process."""
@@ -86,8 +88,9 @@ class TrainState:
             named[f"dense/{index:03d}"] = variable
         for name, variable in self.shampoo.state.variables.items():
             named[f"shampoo/{name}"] = variable
-        for family, variable in zip(self.families, self.duals, strict=True):
+        for family, variable, seen in zip(self.families, self.duals, self.slices_seen, strict=True):
             named[f"duals/{family.name}"] = variable
+            named[f"slices_seen/{family.name}"] = seen
         return named
 
     def arrays(self) -> dict[str, np.ndarray]:

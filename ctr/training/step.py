@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from ctr.models.embeddings import look_up, split_columns
 from ctr.models.rows import TablePlan
+from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import target_signature
 from ctr.objective.total import next_duals, slices_of, total_loss
 from ctr.optim.adagrad import update_rows
@@ -57,6 +58,11 @@ def _plan_arrays(plan: TablePlan) -> dict[str, np.ndarray]:
         "values": plan.values,
         "segments": plan.segments,
     }
+
+
+def scored_part(objective: ObjectiveConfig) -> ObjectiveConfig:
+    """What of the objective a batch needs to be scored only: which slices its rows are in."""
+    return ObjectiveConfig(bias_constraints=objective.bias_constraints)
 
 
 def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
@@ -116,17 +122,22 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
         )
         row_gradients = [tf.convert_to_tensor(gradient) for gradient in row_gradients]
         if optimizer.rows.gradient == "sum":
-            total_weight = tf.reduce_sum(targets["own_weight"])
+            total_weight = tf.reduce_sum(targets["weight"])
             row_gradients = [gradient * total_weight for gradient in row_gradients]
-        new_duals = next_duals(
-            objective, state.families, targets, logit, ramps["bias_constraints"], duals, slices
+        seen = [weights.read_value() for weights in state.slices_seen]
+        moved = next_duals(
+            objective, state.families, targets, logit, ramps["bias_constraints"], duals, seen, slices
         )
-        applied = all_finite([loss, *row_gradients, *dense_gradients, *new_duals])
+        changed = [tensor for pair in moved for tensor in pair]
+        applied = all_finite([loss, *row_gradients, *dense_gradients, *changed])
 
         def update() -> tf.Tensor:
             learn(plans, row_gradients, dense_gradients)
-            for dual, value in zip(state.duals, new_duals, strict=True):
-                dual.assign(value)
+            for dual, weights, (next_dual, next_seen) in zip(
+                state.duals, state.slices_seen, moved, strict=True
+            ):
+                dual.assign(next_dual)
+                weights.assign(next_seen)
             return tf.constant(True)
 
         applied = tf.cond(applied, update, lambda: tf.constant(False))
@@ -148,12 +159,12 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
         }
         for layout in state.layouts
     ]
-    targets = target_signature(objective, state.families)
     ramps = dict.fromkeys(config.ramps_at(0), scalar)
-    signature = [targets, plans, ramps]
+    signature = [target_signature(objective, state.families), plans, ramps]
+    scored = [target_signature(scored_part(objective), state.families), plans, ramps]
     # XLA compiles each of the few padded sizes by itself, from one trace.
     compiled_step = tf.function(step, input_signature=signature, jit_compile=jit or None)
-    compiled_score = tf.function(score, input_signature=signature, jit_compile=jit or None)
+    compiled_score = tf.function(score, input_signature=scored, jit_compile=jit or None)
 
     def tensors(feed: Feed, ramps: Mapping[str, float]) -> tuple[Any, ...]:
         plans = [_tensors(_plan_arrays(plan)) for plan in feed.plans]

@@ -3,11 +3,13 @@
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr.data.interleave import Interleaved
 from ctr.data.reader import Rows, join_rows
+from ctr.errors import InputError
 
 
 def make_rows(times: list[int], sizes: list[int]) -> Rows:
@@ -43,7 +45,7 @@ def test_whole_queries_come_in_time_and_not_too_many_at_once(queries, until, mos
     rows = make_rows([time for time, _ in queries], [size for _, size in queries])
     places = sorted({0, len(rows), *(cut for cut in cuts if cut < len(rows))})
     blocks = [rows.slice(begin, end) for begin, end in pairwise(places)]
-    stream = Interleaved(blocks, most)
+    stream = Interleaved(blocks, most, 6, "a log")
     found = [stream.until(time) for time in sorted(until)]
     positions = [[] if part is None else part.position.tolist() for part in found]
     assert positions == expected(rows, sorted(until), most)
@@ -57,14 +59,21 @@ def test_whole_queries_come_in_time_and_not_too_many_at_once(queries, until, mos
 def test_it_goes_on_from_a_position_as_if_never_stopped(queries, until, most):
     rows = make_rows([time for time, _ in queries], [size for _, size in queries])
     until = sorted(until)
-    whole = Interleaved([rows], most)
+    whole = Interleaved([rows], most, 6, "a log")
     found = [whole.until(time) for time in until]
     for stop in range(len(until)):
         ends = [part.position[-1] + 1 for part in found[:stop] if part is not None]
         start = int(ends[-1]) if ends else 0
-        rest = Interleaved([rows.slice(start, len(rows))], most)
+        rest = Interleaved([rows.slice(start, len(rows))], most, 6, "a log")
         for time, before in zip(until[stop:], found[stop:], strict=True):
             again = rest.until(time)
             assert (again is None) == (before is None)
             if again is not None:
                 assert again.position.tolist() == before.position.tolist()
+
+
+def test_a_query_that_is_too_large_is_refused_by_name():
+    stream = Interleaved([make_rows([1, 2], [3, 5])], 4, 4, "the log")
+    assert len(stream.until(1)) == 3
+    with pytest.raises(InputError, match="the log: query_id 1 has 5 rows; at most 4"):
+        stream.until(2)

@@ -14,13 +14,12 @@ from ctr.errors import InputError
 from ctr.objective.bias_constraints import (
     constraint_term,
     dual_step,
-    family_sizes,
     feature_slices,
     resolve_families,
     slice_index,
 )
 from ctr.objective.config import BiasConstraintsConfig
-from ctr.objective.losses import logistic_loss, weighted_mean
+from ctr.objective.losses import logistic_loss, weighted_sum
 
 SCHEMA = Schema.model_validate(
     {
@@ -69,7 +68,7 @@ def test_sizes_are_products_of_axes():
     ]
     given = config(*families, logs=LOGS)
     # A vocabulary of 3 has 5 ids, a number with 3 boundaries as many.
-    assert family_sizes(given, SCHEMA) == (1, 3, 2, 5 * 2 * 3, 700, 3)
+    assert tuple(family.slices for family in resolve_families(given, SCHEMA)) == (1, 3, 2, 5 * 2 * 3, 700, 3)
     assert [family.source for family in resolve_families(given, SCHEMA)] == [0, 0, 0, 0, 0, 1]
 
 
@@ -91,8 +90,8 @@ def test_sizes_are_products_of_axes():
     ],
 )
 def test_what_a_log_does_not_have_is_refused_with_the_keys_path(features, message):
-    with pytest.raises(InputError, match=r"^config: bias_constraints\.families\.1.*" + message):
-        family_sizes(config({}, {"features": features}), SCHEMA)
+    with pytest.raises(InputError, match=r"^config: objective\.bias_constraints\.families\.1.*" + message):
+        resolve_families(config({}, {"features": features}), SCHEMA)
 
 
 def rows_of_ids(count, seed=0):
@@ -183,6 +182,12 @@ def random_rows(count=64, slices=5, seed=0):
     }
 
 
+def first_step(duals, index, label, probability, weight, learning_rate, regularization):
+    """The next duals where every batch weighs as much of a slice as the first one."""
+    seen = tf.zeros([2, duals.shape[0]], duals.dtype)
+    return dual_step(duals, seen, index, label, probability, weight, learning_rate, regularization)[0]
+
+
 def tensors(rows, dtype=tf.float64):
     return {name: tf.constant(v) if name == "index" else tf.constant(v, dtype) for name, v in rows.items()}
 
@@ -254,7 +259,7 @@ def test_the_gradient_by_finite_differences_through_the_choice_of_a_slice():
 def test_the_dual_step(regularization, jit):
     rows = random_rows()
     step = tf.function(
-        lambda given: dual_step(**given, learning_rate=0.5, regularization=regularization), jit_compile=jit
+        lambda given: first_step(**given, learning_rate=0.5, regularization=regularization), jit_compile=jit
     )
     expected = step_by_loops(rows, 0.5, regularization)
     np.testing.assert_allclose(step(tensors(rows)), expected, rtol=1e-12)
@@ -271,7 +276,7 @@ def test_an_empty_slice_and_a_rate_of_0_leave_every_bit(jit):
     given = tensors(rows, tf.float32)
     given["duals"] = tf.constant([0.1, -0.0, 1e-30, 1 / 3, 0.7])
     step = tf.function(
-        lambda rate: dual_step(**given, learning_rate=rate, regularization=0.01), jit_compile=jit
+        lambda rate: first_step(**given, learning_rate=rate, regularization=0.01), jit_compile=jit
     )
     stepped = step(tf.constant(0.1)).numpy()
     for k in (1, 4):
@@ -295,7 +300,7 @@ def test_rows_that_do_not_count_spoil_nothing(bad, jit):
             tape.watch(given["probability"])
             term = constraint_term(**given)
         gradient = tape.gradient(term, given["probability"])
-        return term, gradient, dual_step(**given, learning_rate=0.1, regularization=0.1)
+        return term, gradient, first_step(**given, learning_rate=0.1, regularization=0.1)
 
     function = tf.function(both, jit_compile=jit)
     for one, other in zip(function(clean), function(spoilt), strict=True):
@@ -307,7 +312,7 @@ def test_nothing_depends_on_the_size_of_the_batch():
     twice = {name: v if name == "duals" else np.tile(v, 2) for name, v in rows.items()}
     steps, gradients = [], []
     for given in (rows, twice):
-        steps.append(dual_step(**tensors(given), learning_rate=0.5, regularization=0.1).numpy())
+        steps.append(first_step(**tensors(given), learning_rate=0.5, regularization=0.1).numpy())
         gradient = term_and_gradients(given)[1].numpy() / given["weight"].sum()
         gradients.append(gradient.reshape(-1, 64).sum(axis=0))
     np.testing.assert_allclose(steps[1], steps[0], rtol=1e-12)
@@ -318,8 +323,45 @@ def test_no_rows_change_nothing():
     rows = {name: v[:0] if name != "duals" else v for name, v in random_rows().items()}
     given = tensors(rows, tf.float32)
     assert constraint_term(**given).numpy() == 0
-    stepped = dual_step(**given, learning_rate=0.5, regularization=0.1)
+    stepped = first_step(**given, learning_rate=0.5, regularization=0.1)
     assert stepped.numpy().tobytes() == given["duals"].numpy().tobytes()
+
+
+def test_a_sample_leaves_the_duals_of_a_calibrated_model_where_they_are():
+    """Clicks all kept, of the others every tenth: a batch left with little of a slice has rather clicks of it.
+
+    Were each batch's weighted mean to count alike, lambda would rise by 0.03 a batch or more.
+    """
+    rng = np.random.default_rng(0)
+    duals, seen = tf.zeros([2], tf.float64), tf.zeros([2, 2], tf.float64)
+    alike, batches = np.zeros(2), 3000
+    step = tf.function(dual_step)
+    for _ in range(batches):
+        index = rng.integers(0, 2, 24).astype(np.int32)
+        probability = np.where(index == 0, 0.1, 0.3)
+        label = (rng.random(24) < probability).astype(float)
+        weight = np.where(label == 1, 1.0, np.where(rng.random(24) < 0.1, 10.0, 0.0))
+        given = [tf.constant(part) for part in (index, label, probability, weight)]
+        alike += first_step(tf.zeros([2], tf.float64), *given, 1.0, 0.0).numpy()
+        duals, seen = step(duals, seen, *given, tf.constant(1.0, tf.float64), tf.constant(0.0, tf.float64))
+    assert (alike / batches > 0.03).all()
+    # Of the order of the noise that 3000 batches add up to, about 0.01 a batch and slice.
+    assert (np.abs(duals.numpy()) / batches < 0.01).all()
+    assert seen.numpy()[0] == pytest.approx([12, 12], rel=0.4)
+
+
+def test_a_batch_counts_as_much_as_it_weighs_of_the_slice():
+    given = dict(label=tf.ones([1]), probability=tf.constant([0.5]), learning_rate=0.1, regularization=0.0)
+    duals, seen = tf.zeros([1]), tf.zeros([2, 1])
+    index = tf.zeros([1], tf.int32)
+    weights, found = (3.0, 1.0, 5.0, 5.0), []
+    for weight in weights:
+        before = duals
+        duals, seen = dual_step(duals, seen, index, weight=tf.constant([weight]), **given)
+        found.append(float(duals[0] - before[0]))
+    usual = [np.mean(weights[: n + 1]) for n in range(4)]
+    assert found == pytest.approx([0.05 * weight / mean for weight, mean in zip(weights, usual, strict=True)])
+    assert seen.numpy().ravel().tolist() == pytest.approx([3.5, 4])
 
 
 # The saddle. Six cells, three weights: a model too small to be right in each cell.
@@ -377,11 +419,12 @@ def saddle(regularization, steps=10_000, rate=0.4, eta=0.3):
                 tape.watch(w)
                 logit = tf.linalg.matvec(x, w)
                 p = tf.sigmoid(logit)
-                loss = weighted_mean(logistic_loss(label, logit), weight)
-                loss += constraint_term(duals, index, label, p, weight) / tf.reduce_sum(weight)
+                loss = weighted_sum(logistic_loss(label, logit), weight)
+                loss += constraint_term(duals, index, label, p, weight)
+                loss /= tf.reduce_sum(weight)
             gradient = tape.gradient(loss, w)
             w -= rate * gradient
-            duals = dual_step(duals, index, label, p, weight, eta, regularization)
+            duals = first_step(duals, index, label, p, weight, eta, regularization)
         return w, duals
 
     w, duals = train()

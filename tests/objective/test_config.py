@@ -35,6 +35,7 @@ def test_defaults():
         "estimated_ctr": None,
         "features": {},
         "log": None,
+        "learning_rate": None,
     }
     for part in (ranking, distillation, bias):
         # No ramp: the whole weight from the first example on.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ctr.objective.losses import distillation_loss, logistic_loss, rank_loss, weighted_mean
+from ctr.objective.losses import distillation_loss, logistic_loss, rank_loss, weighted_sum
 
 
 def softplus(x):
@@ -64,31 +64,31 @@ def test_the_loss_of_even_odds():
     )
 
 
-def test_weighted_mean():
-    assert weighted_mean(
+def test_weighted_sum():
+    assert weighted_sum(
         tf.constant([1.0, 10.0, 100.0]), tf.constant([2.0, 1.0, 0.5])
-    ).numpy() == pytest.approx((2 + 10 + 50) / 3.5)
+    ).numpy() == pytest.approx(2 + 10 + 50)
 
 
 @pytest.mark.parametrize("loss", [math.inf, -math.inf, math.nan])
 def test_a_row_of_weight_0_does_not_count_whatever_its_loss(loss):
-    mean = weighted_mean(tf.constant([3.0, loss, 5.0]), tf.constant([1.0, 0.0, 3.0]))
-    assert mean.numpy() == pytest.approx(4.5)
+    total = weighted_sum(tf.constant([3.0, loss, 5.0]), tf.constant([1.0, 0.0, 3.0]))
+    assert total.numpy() == pytest.approx(18.0)
 
 
 @pytest.mark.parametrize("loss", [math.inf, math.nan])
 def test_a_row_that_counts_is_not_made_finite(loss):
-    assert not math.isfinite(weighted_mean(tf.constant([3.0, loss]), tf.constant([1.0, 1e-3])).numpy())
-    assert not math.isfinite(weighted_mean(tf.constant([3.0, 3.0]), tf.constant([1.0, math.nan])).numpy())
+    assert not math.isfinite(weighted_sum(tf.constant([3.0, loss]), tf.constant([1.0, 1e-3])).numpy())
+    assert not math.isfinite(weighted_sum(tf.constant([3.0, 3.0]), tf.constant([1.0, math.nan])).numpy())
 
 
-def test_without_any_weight_the_mean_and_its_gradient_are_0():
+def test_without_any_weight_the_sum_and_its_gradient_are_0():
     loss = tf.constant([3.0, 4.0])
     with tf.GradientTape() as tape:
         tape.watch(loss)
-        mean = weighted_mean(loss, tf.zeros(2))
-    assert mean.numpy() == 0
-    assert tape.gradient(mean, loss).numpy().tolist() == [0, 0]
+        total = weighted_sum(loss, tf.zeros(2))
+    assert total.numpy() == 0
+    assert tape.gradient(total, loss).numpy().tolist() == [0, 0]
 
 
 # Distillation.

@@ -106,7 +106,7 @@ def reference(rows: Rows, source: np.ndarray, logit: np.ndarray, score: np.ndarr
                 constraint += weight[i] * dual[k] * (y[i] - sigmoid(logit[i]))
     alpha1 = 0.3 * 0.8
     total = (1 - alpha1) * logistic + alpha1 * ranked + 0.7 * 0.5 * distilled + 0.6 * constraint
-    return float(total / own.sum())
+    return float(total / weight.sum())
 
 
 def in_graph(rows: Rows, source: np.ndarray, logits: np.ndarray, capacity: int = 16):
@@ -127,7 +127,9 @@ def in_graph(rows: Rows, source: np.ndarray, logits: np.ndarray, capacity: int =
         index = slices_of(FAMILIES, given, logit)
         loss = total_loss(CONFIG, given, logit, score, ramps, duals, index)
     gradients = tape.gradient(loss, [logit, score])
-    after = next_duals(CONFIG, FAMILIES, given, logit, ramps["bias_constraints"], duals, index)
+    seen = [tf.zeros([2, len(dual)]) for dual in DUALS]
+    moved = next_duals(CONFIG, FAMILIES, given, logit, ramps["bias_constraints"], duals, seen, index)
+    after = [dual for dual, _ in moved]
     return loss.numpy(), [tf.convert_to_tensor(gradient).numpy() for gradient in gradients], index, after
 
 
@@ -181,9 +183,9 @@ def test_with_all_ramps_at_zero_it_is_the_logistic_loss():
     index = slices_of(FAMILIES, targets, logit)
     loss = total_loss(CONFIG, targets, logit, logit, zero, duals, index)
     own = np.where(source == 0, rows.train_weight, 0)
-    expected = np.average(np.logaddexp(0, np.where(rows.label == 1, -logits[0], logits[0])), weights=own)
-    assert loss.numpy() == pytest.approx(expected, rel=1e-6)
-    for before, now in zip(
-        DUALS, next_duals(CONFIG, FAMILIES, targets, logit, zero["ranking"], duals, index), strict=True
-    ):
+    losses = np.logaddexp(0, np.where(rows.label == 1, -logits[0], logits[0]))
+    assert loss.numpy() == pytest.approx((own * losses).sum() / rows.train_weight.sum(), rel=1e-6)
+    seen = [tf.zeros([2, len(dual)]) for dual in DUALS]
+    moved = next_duals(CONFIG, FAMILIES, targets, logit, zero["ranking"], duals, seen, index)
+    for before, (now, _) in zip(DUALS, moved, strict=True):
         assert np.array_equal(now.numpy(), before.astype(np.float32))

@@ -149,7 +149,7 @@ def test_rows_of_a_constraint_log_move_its_dual_and_the_weights_but_no_metric(
     for name in ("examples", "queries", "weight_sum", "log_rows", "trained_examples"):
         assert summary[name] == plain[name]
     other = summary["constraint_logs"]["exposure"]
-    assert other["examples"] == count
+    assert count - 10 < other["examples"] <= count  # all but those at the very last moment
     assert other["calibration_bias"] > 0.1
     slices = other["calibration_slices"]["constraint:random"]["heaviest"]
     assert [row["id"] for row in slices] == [0]
@@ -165,7 +165,8 @@ def test_own_loss_decides_whether_they_teach_by_themselves(log, exposure, make_c
         changes = constrained(path, own_loss=own)
         changes["objective"]["bias_constraints"] |= still
         results[own] = train(log, make_config(changes), tmp_path / f"run-{own}")
-    assert results[False]["logloss"] == pytest.approx(plain["logloss"], abs=1e-6)
+    # They share the denominator of the mean, which AdaGrad hardly sees.
+    assert results[False]["logloss"] == pytest.approx(plain["logloss"], abs=2e-3)
     assert results[True]["calibration_bias"] < plain["calibration_bias"] - 0.05
 
 
@@ -200,3 +201,64 @@ def test_another_schema_or_an_empty_constraint_log_is_refused(log, make_config, 
         train(log, make_config(constrained(tmp_path / "other")), tmp_path / "run")
     with pytest.raises(InputError, match="not an example log"):
         train(log, make_config(constrained(tmp_path / "nothing")), tmp_path / "run")
+
+
+def test_a_constraint_log_of_the_same_examples_tells_no_label_before_its_prediction(
+    make_examples, make_log, make_config, tmp_path, read_predictions
+):
+    """Many queries share a time, so that batches end inside it; the second log holds every third query again."""
+    examples = make_examples(seed=7)
+    changed_from = 120  # a query; times are those of ten queries together
+    logits = []
+    for name, flipped in (("one", False), ("other", True)):
+        label = np.where((examples.query >= changed_from) & flipped, 1 - examples.label, examples.label)
+        table = type(examples)(**{**vars(examples), "label": label}).table()
+        time = pa.array(examples.query // 10 * 10_000)
+        table = table.set_column(table.column_names.index("query_time"), "query_time", time)
+        part = table.filter(pa.array(examples.query % 3 == 0))
+        config = make_config(constrained(make_log(part, f"{name}-exposure"), own_loss=True))
+        train(make_log(table, f"{name}-log"), config, tmp_path / name)
+        logits.append(read_predictions(tmp_path / name)["logit"].to_numpy())
+    first = int(np.searchsorted(examples.query, changed_from))
+    same = logits[0] == logits[1]
+    assert same[: first + 1].all()
+    assert not same[first + 60 :].any()
+
+
+def test_constraint_rows_teach_where_the_log_itself_has_no_weight(
+    examples, make_log, exposure, make_config, tmp_path
+):
+    path, _ = exposure
+    weightless = type(examples)(**{**vars(examples), "train_weight": np.zeros(len(examples))})
+    log = make_log(weightless.table())
+    plain = train(log, make_config(), tmp_path / "plain")
+    summary = train(log, make_config(constrained(path)), tmp_path / "run")
+    assert plain["trained_rows"] == 0
+    assert summary["duals"]["random"][0] > 1
+    assert summary["calibration_bias"] < plain["calibration_bias"] - 0.02
+
+
+def test_a_time_range_holds_for_constraint_logs_and_nothing_older_than_the_log_is_read(
+    examples, make_log, exposure, make_config, tmp_path
+):
+    path, _ = exposure
+    late = make_log(examples.table().slice(int(np.searchsorted(examples.query, 100))))
+    config = make_config({**constrained(path), "time_range": {"end": "1970-01-01T00:00:00.150"}})
+    summary = train(late, config, tmp_path / "run")
+    # The log's interval begins at 0, so all of the second log's rows before the range's end are in its time.
+    assert summary["constraint_logs"]["exposure"]["queries"] <= 150
+    nothing = make_config({"time_range": {"start": "2026-01-01"}})
+    with pytest.raises(InputError, match="no interval of the log has any time in common with time_range"):
+        train(late, nothing, tmp_path / "nothing")
+
+
+def test_faulty_rows_are_counted_by_log_and_against_what_was_read(
+    log, examples, exposure, make_examples, publish_log, make_config, tmp_path
+):
+    faulty = make_examples(queries=200, seed=9)
+    faulty = type(faulty)(**{**vars(faulty), "train_weight": np.full(len(faulty), -1.0)})
+    path = publish_log(tmp_path / "faulty", faulty.table())
+    with pytest.raises(
+        InputError, match=f"{path}: [0-9]+ of the first [0-9]+ rows that were read are faulty"
+    ):
+        train(log, make_config(constrained(path)), tmp_path / "run")
