@@ -304,9 +304,19 @@ def _slice_rows(name: str, study: Study, base: Path, run: Path) -> list[str]:
     return rows
 
 
+_FEWEST = 32
+"""Query buckets that a slice must have rows in."""
+
+
 def _variance_ratio(base: Path, run: Path) -> str:
     before, after = _sums(base, CTR), _sums(run, CTR)
-    estimates = [_biases(np.stack([part[index] for index in sorted(part)])) for part in (before, after)]
+    # A bucket with rows of a few queries only has no bias to speak of.
+    common = [
+        index
+        for index in sorted(before.keys() & after.keys())
+        if min((part[index][:, 0] > 0).sum() for part in (before, after)) >= _FEWEST
+    ]
+    estimates = [_biases(np.stack([part[index] for index in common])) for part in (before, after)]
     logs = [
         Estimate(
             np.log(np.var(estimate.point)),

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from ctr.config import StrictModel, parse_model
 from ctr.data.log import (
+    MAX_TIME_US,
     Manifest,
     json_bytes,
     log_sha256,
@@ -132,6 +133,15 @@ def read_sidecar_interval(log: Path, name: str, interval: Manifest) -> pa.Table:
             f"{folder / manifest.file}: does not hold the rows and columns that {path.name} names"
         )
     return table.combine_chunks()
+
+
+def sidecar_sha256(log: Path, name: str, until: int = MAX_TIME_US) -> str:
+    """A hash of the content of a sidecar's intervals that begin before ``until`` (microseconds): of its manifests."""
+    digest = hashlib.sha256()
+    for path in sorted(sidecar_folder(log, name).glob("*.json")):
+        if int(path.stem.partition("-")[0]) < until:
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def align_sidecar(table: pa.Table, example_ids: np.ndarray, where: str) -> pa.Table:

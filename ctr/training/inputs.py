@@ -51,6 +51,18 @@ class Inputs:
     others: Mapping[str, Log]
     families: tuple[Family, ...]
 
+    @property
+    def sidecars(self) -> dict[str, tuple[Path, str]]:
+        """The log and the name of each sidecar that it reads."""
+        sampling, distillation = self.config.sampling, self.config.objective.distillation
+        read: dict[str, tuple[Path, str]] = {}
+        if sampling is not None:
+            read["sample"] = self.log.path, sampling.name
+        if distillation is not None:
+            log = self.log.path if distillation.log is None else Path(distillation.log)
+            read["teacher"] = log, distillation.teacher
+        return read
+
 
 def open_inputs(path: Path, config: TrainConfig) -> Inputs:
     """Finds and checks everything that a run reads.
@@ -116,19 +128,14 @@ def _check_slices(schema: Schema, config: TrainConfig) -> None:
 
 def selection_of(inputs: Inputs) -> Selection:
     """Which rows of the log the run is about, with sidecars opened anew: each thread needs its own."""
-    config, log = inputs.config, inputs.log.path
-    sampling, distillation = config.sampling, config.objective.distillation
-    teacher = None
-    if distillation is not None:
-        teacher_log = log if distillation.log is None else Path(distillation.log)
-        teacher = JoinedSidecar(teacher_log, distillation.teacher, ["logit"])
-    refused = distillation is not None and distillation.missing == "refuse"
+    config, sidecars = inputs.config, inputs.sidecars
+    distillation = config.objective.distillation
     return Selection(
         time_range=config.time_range,
-        sample=JoinedSidecar(log, sampling.name, ["weight"]) if sampling is not None else None,
-        only_kept=sampling is not None and sampling.score == "kept",
-        teacher=teacher,
-        every_row_taught=refused,
+        sample=JoinedSidecar(*sidecars["sample"], ["weight"]) if "sample" in sidecars else None,
+        only_kept=config.sampling is not None and config.sampling.score == "kept",
+        teacher=JoinedSidecar(*sidecars["teacher"], ["logit"]) if "teacher" in sidecars else None,
+        every_row_taught=distillation is not None and distillation.missing == "refuse",
     )
 
 

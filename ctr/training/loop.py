@@ -69,7 +69,7 @@ def train(
         make_deterministic(config.seed)
         state = TrainState(layouts, config, resolve_compute_dtype(config), inputs.families)
         others = {name: other.manifests for name, other in inputs.others.items()}
-        current = Run(run, config, state, inputs.schema, inputs.log.manifests, others)
+        current = Run(run, config, state, inputs.schema, inputs.log.manifests, others, inputs.sidecars)
         try:
             timing = _pass_over(inputs, current, progress)
         finally:
@@ -236,6 +236,8 @@ def _finish(inputs: Inputs, current: Run, timing: Mapping[str, float]) -> dict[s
         "shampoo": root_report(current.state),
         "config_sha256": current.config.sha256(),
         "log_sha256": log_sha256(current.manifests),
+        "constraint_logs_sha256": {name: log_sha256(log.manifests) for name, log in inputs.others.items()},
+        "sidecars_sha256": current.sidecar_hashes(),
         **(timing or _timing_before(summary_path)),
     }
     write_metric_states(current.folder, current.total.to_arrays())

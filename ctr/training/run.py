@@ -11,11 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.data.batches import Batch
-from ctr.data.log import Manifest, log_sha256
+from ctr.data.log import MAX_TIME_US, Manifest, log_sha256
 from ctr.data.schema import Schema
+from ctr.data.sidecar import sidecar_sha256
 from ctr.errors import InputError
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.files import remove_temporaries
+from ctr.objective.bias_constraints import Family
 from ctr.training import checkpoint
 from ctr.training.config import TrainConfig
 from ctr.training.run_directory import GrowingFile, PredictionWriter, describe_rejects
@@ -62,8 +64,10 @@ class Position:
     nonfinite_predictions: int = 0
 
 
-# Of larger families of slices a line of metrics has the extremes of the duals only.
+# Of larger families of slices a line of metrics has the extremes of the duals only,
 _DUALS_SHOWN = 32
+# and of yet larger ones no calibration is kept, which takes 8 kB a slice, in every checkpoint too.
+_SLICES_MEASURED = 1000
 
 
 class Run:
@@ -77,12 +81,14 @@ class Run:
         schema: Schema,
         manifests: Sequence[Manifest],
         other_manifests: Mapping[str, Sequence[Manifest]],
+        sidecars: Mapping[str, tuple[Path, str]],
     ) -> None:
         """Goes on where the newest checkpoint in ``folder`` stands, or begins.
 
         Args:
             manifests: the log's intervals.
             other_manifests: those of the constraint logs, by name.
+            sidecars: the log and name of each sidecar that is read.
 
         Raises:
             InputError: the run was trained on another log, or its files are damaged.
@@ -93,6 +99,7 @@ class Run:
         self.state = state
         self.manifests = manifests
         self.other_manifests = other_manifests
+        self.sidecars = sidecars
         self.position = Position(
             others=dict.fromkeys(other_manifests, 0),
             others_rejected=dict.fromkeys(other_manifests, 0),
@@ -129,7 +136,7 @@ class Run:
 
     def _families(self, source: int) -> list[str]:
         """The names, as slices of the metrics, of the families of constraints about a log."""
-        return [_slices_name(family.name) for family in self.state.families if family.source == source]
+        return [_slices_name(family.name) for family in self.state.families if _is_measured(family, source)]
 
     def _write_events(self, line: dict[str, Any]) -> None:
         with self.events.as_default(step=line["examples"]):
@@ -162,6 +169,11 @@ class Run:
                     f"{self.folder}: the {log} is not the one that this run was trained on: "
                     f"its first {intervals} intervals differ; use another folder to start anew"
                 )
+        if state["sidecars"] != self.sidecar_hashes(state["window_times"][1] + 1):
+            raise InputError(
+                f"{self.folder}: the sidecars {', '.join(self.sidecars)} are not those that this run has read so far; "
+                "use another folder to start anew"
+            )
         groups: dict[str, dict[str, np.ndarray]] = {}
         for name, array in arrays.items():
             group, _, key = name.partition("|")
@@ -178,6 +190,10 @@ class Run:
         self.position = Position(**state["position"])
         return state["lengths"], state["prediction_parts"]
 
+    def sidecar_hashes(self, until: int = MAX_TIME_US) -> dict[str, str]:
+        """For each sidecar a hash of its intervals that begin before ``until``, in microseconds."""
+        return {role: sidecar_sha256(log, name, until) for role, (log, name) in self.sidecars.items()}
+
     def save(self) -> None:
         """Writes a checkpoint of everything up to the current position."""
         if self.predictions is not None:
@@ -190,6 +206,7 @@ class Run:
             "position": vars(self.position),
             "window_times": self.window_times,
             "consumed": self._consumed(),
+            "sidecars": self.sidecar_hashes(self.window_times[1] + 1),
             "lengths": {"metrics": self.metrics_file.sync(), "rejects": self.rejects_file.sync()},
             "prediction_parts": self.predictions.parts if self.predictions is not None else [],
         }
@@ -252,7 +269,7 @@ class Run:
         return {
             _slices_name(family.name): index
             for family, index in zip(self.state.families, slices, strict=True)
-            if family.source == source
+            if _is_measured(family, source)
         }
 
     def _reject(self, batch: Batch, log: str | None = None) -> None:
@@ -314,25 +331,31 @@ class Run:
 
     def _dual_scalars(self) -> dict[str, float]:
         scalars: dict[str, float] = {}
-        for name, values in self.duals().items():
-            if len(values) <= _DUALS_SHOWN:
-                scalars |= {f"dual_{name}_{index}": value for index, value in enumerate(values)}
-            else:
-                scalars |= {f"dual_{name}_min": min(values), f"dual_{name}_max": max(values)}
+        for name, values in self.duals(_DUALS_SHOWN).items():
+            keys = values if isinstance(values, dict) else range(len(values))
+            scalars |= {f"dual_{name}_{key}": values[key] for key in keys}
         return scalars
 
-    def duals(self) -> dict[str, list[float]]:
-        """lambda_k of every family."""
-        return {
-            family.name: [float(value) for value in dual.numpy()]
-            for family, dual in zip(self.state.families, self.state.duals, strict=True)
-        }
+    def duals(self, most: int = _SLICES_MEASURED) -> dict[str, Any]:
+        """lambda_k of every family, or the least and the greatest where there are more than ``most``."""
+        duals: dict[str, Any] = {}
+        for family, variable in zip(self.state.families, self.state.duals, strict=True):
+            values = variable.numpy()
+            if family.slices <= most:
+                duals[family.name] = values.tolist()
+            else:
+                duals[family.name] = {"min": float(values.min()), "max": float(values.max())}
+        return duals
 
     def close(self) -> None:
         """Closes the files."""
         self.metrics_file.close()
         self.rejects_file.close()
         self.events.close()
+
+
+def _is_measured(family: Family, source: int) -> bool:
+    return family.source == source and family.slices <= _SLICES_MEASURED
 
 
 def _slices_name(family: str) -> str:

@@ -242,3 +242,33 @@ def test_recording_needs_predictions_and_a_name_of_its_own(log, make_config, tmp
     with pytest.raises(InputError, match="is there already, from another run"):
         train(log, make_config({"seed": 2}), tmp_path / "other", record="teacher")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_resume_with_another_teacher_is_refused(log, make_config, tmp_path):
+    log = copied(log, tmp_path)
+    train(log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
+    config = make_config({"objective": {"distillation": {"teacher": "teacher"}}})
+
+    class StopError(Exception):
+        pass
+
+    def stop(position: int, _: dict[str, Any]) -> None:
+        if position > 700:
+            raise StopError
+
+    with pytest.raises(StopError):
+        train(log, config, tmp_path / "run", stop)
+    shutil.rmtree(log / "sidecars" / "teacher")
+    train(log, make_config({"seed": 4}), tmp_path / "other", record="teacher")
+    with pytest.raises(InputError, match="the sidecars teacher are not those that this run has read so far"):
+        train(log, config, tmp_path / "run")
+
+
+def test_a_large_family_is_constrained_but_not_shown_slice_by_slice(log, make_config, tmp_path):
+    family = {"name": "crossed", "features": {"user": "all", "item": "all"}}
+    constraints = {"learning_rate": 0.3, "families": [family]}
+    summary = train(log, make_config({"objective": {"bias_constraints": constraints}}), tmp_path / "run")
+    assert summary["duals"]["crossed"]["min"] < 0 < summary["duals"]["crossed"]["max"]
+    assert "constraint:crossed" not in summary["calibration_slices"]
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert {"dual_crossed_min", "dual_crossed_max"} <= json.loads(lines[-1]).keys()
