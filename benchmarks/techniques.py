@@ -147,12 +147,12 @@ def mind_study(seed: int) -> Study:
     ranking = {"weight": 0.5, "query_exponent": 0.5, "ramp": {"length": 100_000}}
     return Study(
         model=read_yaml(MIND, "config"),
-        families={CTR: {"estimated_ctr": [0.01, 0.02, 0.04, 0.08, 0.16]}},
+        families={CTR: {"estimated_ctr": [0.01, 0.02, 0.04, 0.08]}},
         teacher={"model": {"crosses": {"rank": 64}, "deep": {"units": [512]}}},
         recorded=_recorded(seed),
         sample=_sample(seed),
         sampling={"non_click_rate": 0.5},
-        variants=_variants(seed, ranking, {CTR: 0.002}, {"clipping": {"dense": {"clip_norm": 0.1}}}),
+        variants=_variants(seed, ranking, {CTR: 0.01}, {"clipping": {"dense": {"clip_norm": 0.1}}}),
     )
 
 
