@@ -130,7 +130,7 @@ def simulated_study(seed: int) -> Study:
         },
         variants=_variants(
             seed,
-            {"weight": 0.03},
+            {"weight": 0.03, "query_exponent": 0},
             {CTR: 0.01, LOW: 0.05},
             {
                 "clipping": {"dense": {"clip_norm": 0.1}},

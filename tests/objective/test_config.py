@@ -27,9 +27,9 @@ def test_all_is_off_by_default():
 def test_defaults():
     given = parse(ranking={}, distillation={"teacher": "teacher-1"}, **constraints(family()))
     ranking, distillation, bias = given.ranking, given.distillation, given.bias_constraints
-    assert (ranking.weight, ranking.setup, ranking.most_pairs) == (0.5, "multi_objective", 4096)
+    assert (ranking.weight, ranking.setup, ranking.most_pairs) == (0.1, "multi_objective", 4096)
     assert (distillation.log, distillation.weight, distillation.missing) == (None, 1.0, "refuse")
-    assert (bias.learning_rate, bias.regularization, bias.logs) == (0.1, 0.01, ())
+    assert (bias.learning_rate, bias.regularization, bias.logs) == (0.01, 0.01, ())
     assert bias.families[0].model_dump() == {
         "name": "all",
         "estimated_ctr": None,
