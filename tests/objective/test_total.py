@@ -99,7 +99,10 @@ def reference(rows: Rows, source: np.ndarray, logit: np.ndarray, score: np.ndarr
             distilled += own[i] * (q * losses[0] + (1 - q) * losses[1])
         for j in range(len(y)):
             if rows.query_id[i] == rows.query_id[j] and y[i] == 1 and y[j] == 0:
-                ranked += own[i] * own[j] * np.logaddexp(0, -(score[i] - score[j]))
+                query = rows.query_id == rows.query_id[i]
+                pairs = own[query & (y == 1)].sum() * own[query & (y == 0)].sum()
+                if pairs:
+                    ranked += own[i] * own[j] / pairs**0.5 * np.logaddexp(0, -(score[i] - score[j]))
     for family, dual in zip(slices(rows, source, at), DUALS, strict=True):
         for i, k in enumerate(family):
             if k >= 0:
