@@ -152,17 +152,15 @@ def _summary_text(run: Path, summary: dict[str, Any]) -> str:
     lines = [f"{run}: {summary['examples']} examples, {summary['queries']} queries"]
     for name in ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias"):
         lines.append(f"  {name:<20}{interval(name)}")
-    names = (
-        "trained_rows",
-        "examples_per_second",
-        "step_ms_p50",
-        "skipped_steps",
-        "rejected_rows",
-        "recorded",
-    )
-    for name in names:
+    for name in ("trained_rows", "examples_per_second", "step_ms_p50", "skipped_steps", "rejected_rows"):
         if name in summary:
             lines.append(f"  {name:<20}{summary[name]}")
+    if recorded := summary.get("recorded"):
+        missing = recorded["without_prediction"]
+        without = f", {missing} without a prediction" if missing else ""
+        lines.append(
+            f"  recorded            {recorded['rows']} rows as the sidecar {recorded['sidecar']}{without}"
+        )
     if summary["per_query_auc_of_sample"]:
         lines.append("  per_query_auc is that of the sampled queries, not an estimate of full traffic's")
     return "\n".join(lines)

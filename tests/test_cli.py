@@ -308,3 +308,24 @@ from ctr.cli import main
 print("status", main({SAMPLE!r}), "tensorflow" in sys.modules)
 """
     assert fresh_python("-c", script, cwd=place, path=root).stdout.splitlines()[-1] == "status 0 False"
+
+
+def test_a_teacher_is_recorded_and_a_student_reads_it(place, capfd):
+    assert main((*TRAIN, "--record", "teacher")) == 0
+    assert "recorded            90 rows as the sidecar teacher\n" in capfd.readouterr().out
+    student = (*TRAIN[:-1], "student", "--set", "objective.distillation.teacher=teacher")
+    assert main(student) == 0
+    capfd.readouterr()
+    assert "has no sidecar nobody; the sidecars beside it: teacher" in error_line(
+        capfd, (*TRAIN[:-1], "other", "--set", "objective.distillation.teacher=nobody")
+    )
+    assert "objective.ranking.weight: 2 is not allowed" in error_line(
+        capfd, (*TRAIN[:-1], "other", "--set", "objective.ranking.weight=2")
+    )
+    assert "teacher is there already" in error_line(capfd, (*TRAIN[:-1], "other", "--record", "teacher"))
+
+
+def test_kept_rows_alone_say_whose_per_query_auc_it_is(place, capfd):
+    assert main(("sample", "log", "--name", "half", "--set", "non_click_rate=0.5")) == 0
+    assert main((*TRAIN, "--set", "sampling={name: half, score: kept}")) == 0
+    assert "per_query_auc is that of the sampled queries" in capfd.readouterr().out
