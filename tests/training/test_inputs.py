@@ -262,3 +262,16 @@ def test_faulty_rows_are_counted_by_log_and_against_what_was_read(
         InputError, match=f"{path}: [0-9]+ of the first [0-9]+ rows that were read are faulty"
     ):
         train(log, make_config(constrained(path)), tmp_path / "run")
+
+
+def test_a_student_on_a_smaller_log_reads_its_teacher_beside_either(own_log, make_config, tmp_path):
+    """The sidecar that was carried along, or that of the longer log: the same, joined by example_id."""
+    train(own_log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
+    write_sampled_log(own_log, "part", SAMPLING, tmp_path / "smaller")
+    results = []
+    for name, where in (("carried", {}), ("other", {"log": str(own_log)})):
+        changes = {"objective": {"distillation": {"teacher": "teacher", **where}}}
+        results.append(train(tmp_path / "smaller", make_config(changes), tmp_path / name))
+    plain = train(tmp_path / "smaller", make_config(), tmp_path / "plain")
+    for metric in ("logloss", "auc", "per_query_auc"):
+        assert results[0][metric] == results[1][metric] != plain[metric]
