@@ -46,6 +46,20 @@ def whole_queries(query: np.ndarray, most: int) -> list[np.ndarray]:
     return [np.array(rows) for rows in batches]
 
 
+def train_until(limit: int, log: Path, config: TrainConfig, run: Path) -> None:
+    """Trains up to a position of the log, and no further."""
+
+    class StopError(Exception):
+        pass
+
+    def stop(position: int, _: dict[str, Any]) -> None:
+        if position > limit:
+            raise StopError
+
+    with pytest.raises(StopError):
+        train(log, config, run, stop)
+
+
 def copied(log, tmp_path):
     """The log in a folder of the test's own, to write sidecars beside."""
     return shutil.copytree(log, tmp_path / "log")
@@ -169,15 +183,7 @@ def test_stopped_and_resumed_with_any_of_it_the_bits_are_the_same(
     config = make_config({"objective": objective, "label_delay": delay, "sampling": {"name": "half"}})
     train(log, config, tmp_path / "whole")
 
-    class StopError(Exception):
-        pass
-
-    def stop(position: int, _: dict[str, Any]) -> None:
-        if position > 700:
-            raise StopError
-
-    with pytest.raises(StopError):
-        train(log, config, tmp_path / "resumed", stop)
+    train_until(700, log, config, tmp_path / "resumed")
     summary = train(log, config, tmp_path / "resumed")
     found, expected = (outcome(tmp_path / run) for run in ("resumed", "whole"))
     assert found[0] == expected[0]
@@ -249,15 +255,7 @@ def test_a_resume_with_another_teacher_is_refused(log, make_config, tmp_path):
     train(log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
     config = make_config({"objective": {"distillation": {"teacher": "teacher"}}})
 
-    class StopError(Exception):
-        pass
-
-    def stop(position: int, _: dict[str, Any]) -> None:
-        if position > 700:
-            raise StopError
-
-    with pytest.raises(StopError):
-        train(log, config, tmp_path / "run", stop)
+    train_until(700, log, config, tmp_path / "run")
     shutil.rmtree(log / "sidecars" / "teacher")
     train(log, make_config({"seed": 4}), tmp_path / "other", record="teacher")
     with pytest.raises(InputError, match="the sidecars teacher are not those that this run has read so far"):
