@@ -16,6 +16,7 @@ from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
 from ctr.data.sidecar import read_sidecar_interval, write_sidecar_interval
 from ctr.errors import InputError
+from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 
 RANKING: dict[str, Any] = {"ranking": {"weight": 0.4, "most_pairs": 5, "ramp": {"start": 200, "length": 300}}}
