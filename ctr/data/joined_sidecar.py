@@ -21,7 +21,7 @@ from ctr.errors import InputError
 
 FOUND = "found"
 _EXAMPLE_ID = "example_id"
-_PLACES_NAMED = 5
+PLACES_NAMED = 5
 
 
 class _Interval:
@@ -225,7 +225,7 @@ def count_missing(
             lacking = np.flatnonzero(wanted & ~np.isfinite(values))
             rows += int(np.count_nonzero(wanted))
             missing += len(lacking)
-            for row in lacking[: _PLACES_NAMED - len(first)].tolist():
+            for row in lacking[: PLACES_NAMED - len(first)].tolist():
                 first.append((int(block.example_id[row]), int(block.query_time[row]), position + row))
             position += entry.rows
             if progress is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ctr.data.joined_sidecar import FOUND, JoinedSidecar
+from ctr.data.joined_sidecar import FOUND, PLACES_NAMED, JoinedSidecar, MissingValues
 from ctr.data.log import Manifest
 from ctr.data.reader import Rows, read_rows
 from ctr.data.schema import Schema
@@ -15,9 +15,6 @@ from ctr.errors import InputError
 
 TEACHER_LOGIT = "teacher_logit"
 """The column of ``Rows.joined`` with the teacher's logits, float32 [N], NaN where it has none."""
-
-
-_PLACES_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ def check_selection(log: Path, schema: Schema, manifests: Sequence[Manifest], se
             and which are the first.
     """
     learned = missing = 0
-    places: list[str] = []
+    first: list[tuple[int, int, int]] = []
     for rows in read_selection(log, schema, manifests, selection):
         if selection.teacher is None or not selection.every_row_taught:
             continue
@@ -88,10 +85,10 @@ def check_selection(log: Path, schema: Schema, manifests: Sequence[Manifest], se
         lacking = np.flatnonzero(needed & ~np.isfinite(rows.joined[TEACHER_LOGIT]))
         learned += int(np.count_nonzero(needed))
         missing += len(lacking)
-        for row in lacking[: _PLACES_NAMED - len(places)]:
-            places.append(f"example_id {rows.example_id[row]} (row {rows.position[row]} of the log)")
+        for row in lacking[: PLACES_NAMED - len(first)]:
+            first.append((int(rows.example_id[row]), int(rows.query_time[row]), int(rows.position[row])))
     if missing:
         raise InputError(
-            f"{selection.teacher}: no logit for {missing} of the {learned} rows to learn from, first: "
-            f"{', '.join(places)}; objective.distillation.missing: train_without trains these without a teacher"
+            f"{selection.teacher}: {MissingValues(learned, missing, tuple(first)).describe()}, of those to learn from; "
+            "objective.distillation.missing: train_without trains these without a teacher"
         )

@@ -139,7 +139,7 @@ def test_rows_without_a_teacher_are_refused_with_count_and_place_or_trained_with
     learned = int((examples.train_weight > 0).sum())
     with pytest.raises(InputError) as caught:
         train(log, make_config(changes), tmp_path / "refused")
-    assert f"no logit for 3 of the {learned} rows" in str(caught.value)
+    assert f"no value for 3 of {learned} rows" in str(caught.value)
     assert f"example_id {gaps[0] + 10_000} (row {gaps[0]} of the log)" in str(caught.value)
     changes["objective"]["distillation"]["missing"] = "train_without"
     without = train(log, make_config(changes), tmp_path / "without")
