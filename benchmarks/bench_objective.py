@@ -32,7 +32,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.feed import Feed, make_feed
 from ctr.training.inputs import Inputs, open_inputs, selection_of
-from ctr.training.state import TrainState, table_layouts
+from ctr.training.state import TrainState
 from ctr.training.step import make_steps
 
 FEEDS = 12
@@ -100,7 +100,7 @@ def measure(log: Path, batch: int, rounds: int) -> dict[str, dict[str, float]]:
         config = parse_model(TrainConfig, {"batch": {"rows": batch}, **changes}, "benchmark")
         make_deterministic(config.seed)
         inputs = open_inputs(log, config)
-        layouts = table_layouts(read_schema(log), config)
+        layouts = config.model.table_layouts(read_schema(log))
         state = TrainState(layouts, config, resolve_compute_dtype(config), inputs.families)
         steps[name] = make_steps(state, config, jit=False).learn
         feeds[name], made[name] = make_feeds(inputs, state)

@@ -32,7 +32,7 @@ from ctr.data.schema import Category, Schema
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.feed import Feed, make_feed
-from ctr.training.state import TrainState, table_layouts
+from ctr.training.state import TrainState
 from ctr.training.step import StepResult, make_steps
 
 import tensorflow as tf  # isort: skip  (after ctr.models has chosen Keras 2)
@@ -98,7 +98,7 @@ def training_step(batch: int, rounds: int) -> dict[str, float]:
     for name, shampoo in (("adagrad", {"start_preconditioning_step": None}), ("shampoo", {})):
         config = make_config(shampoo)
         make_deterministic(config.seed)
-        state = TrainState(table_layouts(schema, config), config, resolve_compute_dtype(config))
+        state = TrainState(config.model.table_layouts(schema), config, resolve_compute_dtype(config))
         steps[name], cores[name] = make_steps(state, config, jit=False).learn, state.shampoo
         feeds = feeds or make_feeds(state, batch, 8)
         for feed in feeds[:3]:

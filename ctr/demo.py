@@ -9,16 +9,9 @@ from ctr.eval.run_comparison import compare_runs
 from ctr.objective.ramps import Ramp
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
-from ctr.training.config import (
-    BatchConfig,
-    CheckpointConfig,
-    CrossConfig,
-    DeepConfig,
-    MetricsConfig,
-    ModelConfig,
-    TrainConfig,
-)
+from ctr.training.config import BatchConfig, CheckpointConfig, MetricsConfig, TrainConfig
 from ctr.training.loop import train
+from ctr.training.model_config import CrossConfig, DeepConfig, ModelConfig
 
 Bar = Callable[..., None]
 

@@ -1,16 +1,18 @@
-"""DCNv2 with low-rank crosses under a ramp, and the logistic regression that it contains.
+"""DCNv2 with low-rank crosses under a ramp: the hidden layers of one tower, of one or of several components at once.
 
     e_i = alpha2 * (e_0 * (U_i V_i e_{i-1} + b_i)) + e_{i-1}          (FF 4.3; b_i as in DCNv2)
-    logit = w . deep(e_L) + b + sum of linear weights
+    h_i = activation(h_{i-1} W_i + b_i), or with a bottleneck activation(h_{i-1} U_i V_i + b_i)     (FF 3.1)
 
 ``alpha2`` ramps from 0 to 1, so that training starts as if there were no crosses (ReZero).
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
+
+from ctr.models.activations import Activation
 
 
 class LowRankCross(tfrs.layers.dcn.Cross):
@@ -22,23 +24,27 @@ class LowRankCross(tfrs.layers.dcn.Cross):
 
     def build(self, input_shape: tf.TensorShape) -> None:
         super().build(input_shape)
-        inner = [self._dense] if self._projection_dim is None else [self._dense_u, self._dense_v]
-        for layer in inner:
+        for layer in self.products.values():
             layer._set_dtype_policy(self.dtype_policy)
 
+    @property
+    def products(self) -> dict[str, tf.keras.layers.Dense]:
+        """The inner layers in order, by the names of their matrices in the formula."""
+        return (
+            {"w": self._dense} if self._projection_dim is None else {"u": self._dense_u, "v": self._dense_v}
+        )
 
-class DCN(tf.keras.Model):
-    """The dense part of the click model: crosses, deep layers, and the logit.
+
+class DCN(tf.Module):
+    """Crosses, then deep layers.
 
     Args:
         cross_layers: number of crosses; 0 for none.
         cross_rank: k, the rank of U_i V_i; 0 for full matrices.
-        deep_units: widths of the deep layers; with neither crosses nor deep layers the logit is the
-            bias plus the linear weights: a logistic regression.
-        activation: a Keras activation's name.
-        prior: expected click probability, at which the output bias starts.
+        deep_units: widths of the deep layers.
+        deep_ranks: the rank of each deep layer's bottleneck, 0 for none; empty for none at all.
+        activation: of the deep layers.
         compute_dtype: ``float32`` or ``bfloat16``; weights are float32 in both.
-        rank_head: a second output, for a ranking loss (FF 4.1.1, multi-task). Needs a hidden layer or crosses.
     """
 
     def __init__(
@@ -46,61 +52,98 @@ class DCN(tf.keras.Model):
         cross_layers: int,
         cross_rank: int,
         deep_units: Sequence[int],
-        activation: str,
-        prior: float,
+        deep_ranks: Sequence[int],
+        activation: Activation,
         compute_dtype: str,
-        rank_head: bool = False,
     ) -> None:
-        super().__init__(name="dcn")
+        super().__init__()
         policy = "mixed_bfloat16" if compute_dtype == "bfloat16" else "float32"
         self.crosses = [
             LowRankCross(projection_dim=cross_rank or None, dtype=policy, name=f"cross_{index}")
             for index in range(cross_layers)
         ]
-        self.deep = [
-            tf.keras.layers.Dense(units, activation=activation, kernel_initializer="he_normal", dtype=policy)
-            for units in deep_units
-        ]
-        self.output_bias = self.add_weight(
-            name="output_bias",
-            shape=[],
-            dtype="float32",
-            initializer=tf.keras.initializers.Constant(math.log(prior / (1.0 - prior))),
-        )
-        has_network = bool(self.crosses or self.deep)
-        self.head = (
-            tf.keras.layers.Dense(1, use_bias=False, dtype="float32", name="head") if has_network else None
-        )
-        if rank_head and not has_network:
-            raise ValueError("a rank head needs crosses or deep layers to share with the click's head")
-        self.rank_head = (
-            tf.keras.layers.Dense(1, use_bias=False, dtype="float32", name="rank_head") if rank_head else None
-        )
+        self.deep: list[tf.keras.layers.Dense] = []
+        for index, (units, rank) in enumerate(zip_longest(deep_units, deep_ranks, fillvalue=0)):
+            name = f"deep_{index}/w"
+            if rank:
+                # Linear, without a bias: the variance of its inputs is kept, as he_normal presumes for what follows.
+                self.deep.append(
+                    tf.keras.layers.Dense(
+                        rank,
+                        use_bias=False,
+                        kernel_initializer="lecun_normal",
+                        dtype=policy,
+                        name=f"deep_{index}/u",
+                    )
+                )
+                name = f"deep_{index}/v"
+            self.deep.append(
+                tf.keras.layers.Dense(
+                    units, activation=activation, kernel_initializer="he_normal", dtype=policy, name=name
+                )
+            )
 
-    def call(self, e0: tf.Tensor, linear: tf.Tensor, alpha2: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Logits of the click, the model's prediction, and scores to rank by, which only training uses.
-
-        Args:
-            e0: float32 [B, m], the concatenated embeddings; unused by a logistic regression.
-            linear: float32 [B], the summed linear weights.
-            alpha2: float32 scalar in [0, 1].
-
-        Returns:
-            Two float32 [B]; without a rank head the second one is the first.
-        """
-        logit = linear + self.output_bias
-        if self.head is None:
-            return logit, logit
-        hidden = e0
-        if self.crosses:
-            hidden = tf.cast(e0, self.crosses[0].compute_dtype)
-            base = tf.cast(alpha2, hidden.dtype) * hidden
-            for cross in self.crosses:
-                hidden = cross(base, hidden)
+    def weights(self) -> Iterator[tuple[str, tf.Variable]]:
+        """All weights, once they are there, with readable names: ``cross_0/u``, ``cross_0/v``, ``deep_0/w_bias``."""
+        for cross in self.crosses:
+            for matrix, layer in cross.products.items():
+                yield from _weights_of(f"{cross.name}/{matrix}", layer)
         for layer in self.deep:
-            hidden = layer(hidden)
-        hidden = tf.cast(hidden, tf.float32)
-        logit += tf.squeeze(self.head(hidden), axis=1)
-        if self.rank_head is None:
-            return logit, logit
-        return logit, tf.squeeze(self.rank_head(hidden), axis=1)
+            yield from _weights_of(layer.name, layer)
+
+
+def _weights_of(name: str, layer: tf.keras.layers.Dense) -> Iterator[tuple[str, tf.Variable]]:
+    yield name, layer.kernel
+    if layer.use_bias:
+        yield f"{name}_bias", layer.bias
+
+
+def hidden_layers(towers: Sequence[DCN], e0: tf.Tensor, alpha2: tf.Tensor) -> tf.Tensor:
+    """The last hidden layer of n towers of one shape.
+
+    Args:
+        e0: float32 [n, B, m], the concatenated embeddings, or [1, B, m], the same for all towers.
+        alpha2: float32 scalar in [0, 1].
+
+    Returns:
+        float32 [n, B, h]; ``e0`` itself where the towers have no layers.
+    """
+    hidden = e0
+    crosses = list(zip(*(tower.crosses for tower in towers), strict=True))
+    if crosses:
+        hidden = tf.cast(e0, crosses[0][0].compute_dtype)
+        base = tf.cast(alpha2, hidden.dtype) * hidden
+        for layers in crosses:
+            hidden = _cross(layers, base, hidden)
+    for layers in zip(*(tower.deep for tower in towers), strict=True):
+        hidden = dense(layers, hidden)
+    return tf.cast(hidden, tf.float32)
+
+
+def _cross(layers: Sequence[LowRankCross], base: tf.Tensor, hidden: tf.Tensor) -> tf.Tensor:
+    if len(layers) == 1:
+        return layers[0](base[0], hidden[0])[tf.newaxis]
+    product = hidden
+    for same in zip(*(layer.products.values() for layer in layers), strict=True):
+        product = dense(same, product)
+    return base * product + hidden
+
+
+def dense(layers: Sequence[tf.keras.layers.Dense], inputs: tf.Tensor) -> tf.Tensor:
+    """n layers of one shape as one batched product.
+
+    Args:
+        inputs: [n, B, m], or [1, B, m] for all of them.
+
+    Returns:
+        [n, B, units] in the layers' compute dtype.
+    """
+    first = layers[0]
+    if len(layers) == 1:
+        return first(inputs[0])[tf.newaxis]
+    dtype = first.compute_dtype
+    kernels = tf.stack([tf.cast(layer.kernel, dtype) for layer in layers])
+    outputs = tf.matmul(tf.cast(inputs, dtype), kernels)
+    if first.use_bias:
+        outputs += tf.stack([tf.cast(layer.bias, dtype) for layer in layers])[:, tf.newaxis]
+    return first.activation(outputs)

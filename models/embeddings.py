@@ -4,17 +4,24 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
+from ctr.models.click_model import TowerInput
 from ctr.models.rows import TableLayout
 
 Plan = Mapping[str, tf.Tensor]
 
 
 def create_table(layout: TableLayout, init_scale: float, seed: int) -> tf.Variable:
-    """A float32 [rows, width + 1] table: embeddings normal with ``init_scale``, linear weights 0."""
-    # The name is in the seed, so that adding a table does not change another one's start.
-    name_seed = int(tf.strings.to_hash_bucket_fast(layout.name, 2**31 - 1))
-    embedding = init_scale * tf.random.stateless_normal([layout.rows, layout.width], seed=[seed, name_seed])
-    return tf.Variable(tf.concat([embedding, tf.zeros([layout.rows, 1])], axis=1), name=f"rows/{layout.name}")
+    """A float32 [rows, columns] table: embeddings normal with ``init_scale``, linear weights 0."""
+    columns = []
+    for copy in range(layout.copies):
+        # The name is in the seed, so that adding a table or a copy does not change another one's start.
+        name = f"{layout.name}/{copy}" if copy else layout.name
+        name_seed = int(tf.strings.to_hash_bucket_fast(name, 2**31 - 1))
+        columns.append(
+            init_scale * tf.random.stateless_normal([layout.rows, layout.width], [seed, name_seed])
+        )
+        columns.append(tf.zeros([layout.rows, 1]))
+    return tf.Variable(tf.concat(columns, axis=1), name=f"rows/{layout.name}")
 
 
 def look_up(layout: TableLayout, rows: tf.Tensor, plan: Plan) -> tf.Tensor:
@@ -46,23 +53,44 @@ def look_up(layout: TableLayout, rows: tf.Tensor, plan: Plan) -> tf.Tensor:
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis=1)
 
 
-def split_columns(
-    looked_up: Sequence[tf.Tensor], layouts: Sequence[TableLayout]
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Separates embeddings from linear weights, over all tables.
+def tower_inputs(
+    looked_up: Sequence[tf.Tensor], layouts: Sequence[TableLayout], factorised: bool
+) -> dict[str, TowerInput]:
+    """Separates embeddings from linear weights, over all tables of a tower.
 
     Args:
-        looked_up: for each table float32 [B, features, width + 1].
-
-    Returns:
-        e0, float32 [B, sum of widths], and the sum of linear weights, float32 [B].
+        looked_up: for each table float32 [B, features, columns].
+        factorised: whether towers are kept apart; otherwise ``quality`` stands for both.
     """
-    embeddings = []
-    linear = []
-    for value, layout in zip(looked_up, layouts, strict=True):
-        linear.append(tf.reduce_sum(value[:, :, layout.width], axis=1))
-        if layout.width:
-            embedding = value[:, :, : layout.width]
-            embeddings.append(tf.reshape(embedding, [-1, len(layout.features) * layout.width]))
-    e0 = tf.concat(embeddings, axis=1) if embeddings else tf.zeros([tf.shape(linear[0])[0], 0])
-    return e0, tf.add_n(linear)
+    rows = tf.shape(looked_up[0])[0]
+    inputs = {}
+    for tower in ("quality", "ui") if factorised else ("quality",):
+        own = [
+            (value, layout)
+            for value, layout in zip(looked_up, layouts, strict=True)
+            if not factorised or layout.tower == tower
+        ]
+        embeddings = []
+        linear = []
+        for value, layout in own:
+            size = layout.width + 1
+            for copy in range(layout.copies):
+                part = value[:, :, copy * size : (copy + 1) * size]
+                linear.append(tf.reduce_sum(part[:, :, layout.width], axis=1))
+                embeddings.append(
+                    tf.reshape(part[:, :, : layout.width], [rows, len(layout.features) * layout.width])
+                )
+        copies = own[0][1].copies
+        inputs[tower] = TowerInput(
+            e0=tf.stack([tf.concat(embeddings[copy::copies], axis=1) for copy in range(copies)]),
+            linear=tf.stack([tf.add_n(linear[copy::copies]) for copy in range(copies)]),
+        )
+    return inputs
+
+
+def tower_widths(layouts: Sequence[TableLayout], factorised: bool) -> dict[str, int]:
+    """The width of each tower's concatenated embeddings, for ``tower_inputs``."""
+    widths = {"quality": 0, "ui": 0} if factorised else {"quality": 0}
+    for layout in layouts:
+        widths[layout.tower if factorised else "quality"] += layout.width * len(layout.features)
+    return widths

@@ -5,6 +5,8 @@ embedding and, as its last column, the feature's linear weight::
 
     table (quality, 16):  [ embedding 0..15 | linear ]   row = offset of the feature + id
 
+Where the components of an ensemble have embeddings of their own, a row holds all of these side by side.
+
 A batch names each row it touches once (``distinct``) and refers to it by position. So a row is gathered
 once however often it occurs, and its gradient arrives already summed over the batch.
 """
@@ -28,11 +30,15 @@ class FeatureRows:
 
 @dataclass(frozen=True)
 class TableLayout:
-    """One table: its features in order, single-valued before multivalent, and each one's first row."""
+    """One table: its features in order, single-valued before multivalent, and each one's first row.
+
+    ``copies`` is the number of components with embeddings of their own, 1 if they share them.
+    """
 
     tower: str
     width: int
     features: tuple[FeatureRows, ...]
+    copies: int = 1
 
     @property
     def name(self) -> str:
@@ -54,13 +60,24 @@ class TableLayout:
         """Number of rows of the table."""
         return sum(f.buckets for f in self.features)
 
+    @property
+    def columns(self) -> int:
+        """Number of columns of the table."""
+        return self.copies * (self.width + 1)
+
+    def by_column(self, embedding: float, linear: float) -> np.ndarray:
+        """float32 [columns]: one number for the columns of embeddings, the other one for those of linear weights."""
+        values = np.full((self.copies, self.width + 1), embedding, np.float32)
+        values[:, self.width] = linear
+        return values.ravel()
+
     def offsets(self) -> dict[str, int]:
         """First row of each feature."""
         starts = np.cumsum([0, *(f.buckets for f in self.features)])
         return {feature.name: int(start) for feature, start in zip(self.features, starts, strict=False)}
 
 
-def lay_out_tables(features: Sequence[FeatureRows]) -> tuple[TableLayout, ...]:
+def lay_out_tables(features: Sequence[FeatureRows], copies: int = 1) -> tuple[TableLayout, ...]:
     """Groups features by tower and width, in a fixed order.
 
     Raises:
@@ -71,7 +88,7 @@ def lay_out_tables(features: Sequence[FeatureRows]) -> tuple[TableLayout, ...]:
         groups.setdefault((feature.tower, feature.width), []).append(feature)
     layouts = []
     for (tower, width), members in sorted(groups.items()):
-        layout = TableLayout(tower, width, tuple(sorted(members, key=lambda f: f.single is None)))
+        layout = TableLayout(tower, width, tuple(sorted(members, key=lambda f: f.single is None)), copies)
         if layout.rows > np.iinfo(np.int32).max:
             raise ValueError(f"table {layout.name}: {layout.rows} rows are too many (at most 2^31 - 1)")
         layouts.append(layout)

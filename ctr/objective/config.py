@@ -68,6 +68,18 @@ class DistillationConfig(StrictModel):
     ramp: Ramp = Ramp()
 
 
+class AntiDistillationConfig(StrictModel):
+    """Pushes the components of an ensemble apart (FF 5): their predictions are to be correlated less.
+
+    Attributes:
+        weight: of the mean squared correlation of their logits, beside a weight of 1 for the rest. FF names no value.
+        ramp: multiplies ``weight``.
+    """
+
+    weight: float = Field(default=0.01, gt=0)
+    ramp: Ramp = Ramp()
+
+
 class ConstraintLog(StrictModel):
     """A labelled log of its own, of randomised exposure for instance, taken in between in order of time (FF 7.1).
 
@@ -174,4 +186,5 @@ class ObjectiveConfig(StrictModel):
 
     ranking: RankingConfig | None = None
     distillation: DistillationConfig | None = None
+    anti_distillation: AntiDistillationConfig | None = None
     bias_constraints: BiasConstraintsConfig | None = None

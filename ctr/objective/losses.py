@@ -55,6 +55,30 @@ def rank_loss(
     return tf.reduce_sum(pair_weight * tf.nn.softplus(-margin))
 
 
+def squared_correlation(logits: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """Anti-distillation: the mean over pairs of components of their logits' squared correlation in the batch (FF 5).
+
+    FF names the technique; de-correlating outputs over a batch is how Shamir and Coviello (arXiv 2010.09923) push
+    components apart.
+
+    Args:
+        logits: float32 [n, B], n at least 2.
+        weight: float32 [B]; rows of weight 0 do not count.
+
+    Returns:
+        float32 scalar in [0, 1]; a component whose logits are all alike correlates with none.
+    """
+    count = logits.shape[0]
+    logits = tf.where(weight > 0, logits, tf.zeros_like(logits))
+    total = tf.reduce_sum(weight)
+    deviation = logits - tf.math.divide_no_nan(tf.linalg.matvec(logits, weight), total)[:, tf.newaxis]
+    covariance = tf.matmul(deviation * weight, deviation, transpose_b=True)
+    variance = tf.linalg.diag_part(covariance)
+    squared = tf.math.divide_no_nan(tf.square(covariance), variance[:, tf.newaxis] * variance)
+    upper = tf.linalg.band_part(squared, 0, -1) - tf.linalg.diag(tf.linalg.diag_part(squared))
+    return tf.reduce_sum(upper) / (count * (count - 1) / 2)
+
+
 def weighted_sum(loss: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     """Sum of ``weight * loss``, both [B].
 

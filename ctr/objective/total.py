@@ -5,6 +5,9 @@
 with a = alpha1, d = the weight of distillation and r each times its ramp (FF 4.1, 7.1). Each L is a sum over rows or
 pairs, multiplied by train weights; all are divided by the sum of the batch's train weights, those of constraint logs
 included. So the balance between them is FF's, and none depends on the size of the batch.
+
+In an ensemble each L is the mean of the components' own losses, while the constraints are about the prediction, whose
+probability is the components' mean. Anti-distillation then adds what its components have in common.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,14 +16,21 @@ import tensorflow as tf
 
 from ctr.objective.bias_constraints import Family, constraint_term, dual_step, slice_index
 from ctr.objective.config import ObjectiveConfig
-from ctr.objective.losses import distillation_loss, logistic_loss, rank_loss, weighted_sum
+from ctr.objective.losses import (
+    distillation_loss,
+    logistic_loss,
+    rank_loss,
+    squared_correlation,
+    weighted_sum,
+)
 
 
 def total_loss(
     config: ObjectiveConfig,
     targets: Mapping[str, tf.Tensor],
     logit: tf.Tensor,
-    rank_score: tf.Tensor,
+    logits: tf.Tensor,
+    rank_scores: tf.Tensor,
     ramps: Mapping[str, tf.Tensor],
     duals: Sequence[tf.Tensor],
     slices: Sequence[tf.Tensor],
@@ -30,8 +40,9 @@ def total_loss(
     Args:
         targets: of ``ctr.objective.targets.make_targets``, B rows.
         logit: float32 [B], the prediction.
-        rank_score: float32 [B], what the rank loss is about: the same, or a head of its own.
-        ramps: ``ranking``, ``distillation`` and ``bias_constraints``, float32 scalars in [0, 1].
+        logits: float32 [n, B], the predictions of its components; of a single one again ``logit``.
+        rank_scores: float32 [n, B], what the rank loss is about: the same, or a head of its own.
+        ramps: ``ranking``, ``distillation``, ``anti_distillation`` and ``bias_constraints``, float32 scalars in [0, 1].
         duals: lambda_k of each family, float32 [slices].
         slices: each row's slice of each family, int32 [B] (``slices_of``).
     """
@@ -40,15 +51,23 @@ def total_loss(
     def mean(losses: tf.Tensor) -> tf.Tensor:
         return tf.math.divide_no_nan(weighted_sum(losses, targets["own_weight"]), total_weight)
 
-    loss = mean(logistic_loss(targets["label"], logit))
-    if config.ranking is not None:
-        share = config.ranking.weight * ramps["ranking"]
-        pairs = targets["pairs_clicked"], targets["pairs_other"], targets["pairs_weight"]
-        ranked = tf.math.divide_no_nan(rank_loss(rank_score, *pairs), total_weight)
-        loss = (1 - share) * loss + share * ranked
-    if config.distillation is not None:
-        share = config.distillation.weight * ramps["distillation"]
-        loss += share * mean(distillation_loss(targets["teacher_logit"], logit))
+    def of_component(logit: tf.Tensor, rank_score: tf.Tensor) -> tf.Tensor:
+        loss = mean(logistic_loss(targets["label"], logit))
+        if config.ranking is not None:
+            share = config.ranking.weight * ramps["ranking"]
+            pairs = targets["pairs_clicked"], targets["pairs_other"], targets["pairs_weight"]
+            ranked = tf.math.divide_no_nan(rank_loss(rank_score, *pairs), total_weight)
+            loss = (1 - share) * loss + share * ranked
+        if config.distillation is not None:
+            share = config.distillation.weight * ramps["distillation"]
+            loss += share * mean(distillation_loss(targets["teacher_logit"], logit))
+        return loss
+
+    components = [of_component(*own) for own in zip(tf.unstack(logits), tf.unstack(rank_scores), strict=True)]
+    loss = tf.add_n(components) / len(components)
+    if config.anti_distillation is not None:
+        share = config.anti_distillation.weight * ramps["anti_distillation"]
+        loss += share * squared_correlation(logits, targets["own_weight"])
     if config.bias_constraints is not None:
         probability = tf.sigmoid(logit)
         terms = [

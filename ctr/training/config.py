@@ -8,12 +8,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from ctr.config import StrictModel
-from ctr.data.schema import Schema, Tower
+from ctr.data.schema import Tower
 from ctr.data.time_range import TimeRange
-from ctr.errors import InputError
 from ctr.objective.config import ObjectiveConfig
-from ctr.objective.ramps import Ramp
 from ctr.optim.options import ShampooOptions
+from ctr.training.model_config import ModelConfig
 
 
 class BatchConfig(StrictModel):
@@ -27,68 +26,6 @@ class BatchConfig(StrictModel):
         if self.largest_query < self.rows:
             raise ValueError(f"largest_query ({self.largest_query}) must be at least rows ({self.rows})")
         return self
-
-
-class CrossConfig(StrictModel):
-    """FF 4.3: ``layers`` low-rank crosses, switched on by ``ramp`` (alpha2); rank 0 is a full matrix."""
-
-    layers: int = Field(default=3, ge=0, le=32)
-    rank: int = Field(default=64, ge=0)
-    ramp: Ramp = Ramp(length=100_000)
-
-
-class DeepConfig(StrictModel):
-    """The fully-connected layers after the crosses; ``activation`` is a Keras name."""
-
-    units: tuple[int, ...] = (1024, 512, 256)
-    activation: Literal["relu", "gelu", "swish", "mish", "softplus", "tanh", "elu"] = "relu"
-
-    @model_validator(mode="after")
-    def _positive(self) -> Self:
-        if any(not 1 <= units <= 65536 for units in self.units):
-            raise ValueError("widths of layers lie in 1..65536")
-        return self
-
-
-class ModelConfig(StrictModel):
-    """DCNv2; without crosses and deep layers a logistic regression.
-
-    ``prior`` is the click probability at which the output bias starts. ``init_scale`` is the standard
-    deviation of fresh embeddings. ``widths`` replaces the schema's width of some features.
-    """
-
-    crosses: CrossConfig = CrossConfig()
-    deep: DeepConfig = DeepConfig()
-    prior: float = Field(default=0.5, gt=0, lt=1)
-    init_scale: float = Field(default=0.05, ge=0)
-    widths: dict[str, int] = {}
-
-    @property
-    def has_network(self) -> bool:
-        """Whether embeddings are used at all."""
-        return bool(self.crosses.layers or self.deep.units)
-
-    @model_validator(mode="after")
-    def _widths_in_range(self) -> Self:
-        for name, width in self.widths.items():
-            if not 0 <= width <= 4096:
-                raise ValueError(f"widths.{name} is {width}; allowed: 0..4096")
-        return self
-
-    def feature_widths(self, schema: Schema) -> dict[str, int]:
-        """The embedding width of each feature of a log. Raises InputError for a width of no feature."""
-        unknown = sorted(set(self.widths) - set(schema.by_name))
-        if unknown:
-            raise InputError(
-                f"config: model.widths names {unknown[0]}, which is no feature of the log; "
-                f"allowed: {', '.join(schema.by_name)}"
-            )
-        if not self.has_network:
-            return dict.fromkeys(schema.by_name, 0)
-        widths = {feature.name: self.widths.get(feature.name, feature.width) for feature in schema.features}
-        if not any(widths.values()):
-            raise InputError("config: all features have width 0, so the network would have no input")
-        return widths
 
 
 class RowOptimizerConfig(StrictModel):
@@ -217,6 +154,10 @@ class TrainConfig(StrictModel):
                 "objective.ranking.setup multi_task needs crosses or deep layers for the two heads to share; "
                 "without them only multi_objective is allowed"
             )
+        if self.objective.anti_distillation is not None and self.model.ensemble.components < 2:
+            raise ValueError(
+                "objective.anti_distillation needs model.ensemble.components of at least 2 to push apart"
+            )
         return self
 
     def ramps_at(self, examples: int) -> dict[str, float]:
@@ -225,6 +166,7 @@ class TrainConfig(StrictModel):
         parts = {
             "ranking": objective.ranking,
             "distillation": objective.distillation,
+            "anti_distillation": objective.anti_distillation,
             "bias_constraints": objective.bias_constraints,
         }
         ramps = {name: part.ramp.at(examples) if part is not None else 0.0 for name, part in parts.items()}

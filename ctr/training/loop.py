@@ -25,7 +25,7 @@ from ctr.training.run_directory import (
     write_json,
     write_metric_states,
 )
-from ctr.training.state import TrainState, table_layouts
+from ctr.training.state import TrainState
 from ctr.training.step import Steps, make_steps
 
 # What is left out of the promise that runs of the same configuration give the same results.
@@ -62,7 +62,7 @@ def train(
         _check_record(log, config, run, record)
     if not (run / "checkpoints").exists():
         check_rows(inputs)
-    layouts = table_layouts(inputs.schema, config)
+    layouts = config.model.table_layouts(inputs.schema)
     adopt_config(run, config)
     with only_process(run):
         adopt_environment(run, describe_environment(config))

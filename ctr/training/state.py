@@ -5,41 +5,44 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from ctr.data.schema import Schema
-from ctr.errors import InputError
-from ctr.models.dcn import DCN
-from ctr.models.embeddings import create_table
-from ctr.models.rows import FeatureRows, TableLayout, lay_out_tables
+from ctr.models.click_model import Architecture, ClickModel, Factors
+from ctr.models.embeddings import create_table, tower_widths
+from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family
 from ctr.optim.shampoo import ShampooCore
 from ctr.training.config import TrainConfig
 
 
-def table_layouts(schema: Schema, config: TrainConfig) -> tuple[TableLayout, ...]:
-    """The embedding tables for a log's features under a configuration.
-
-    Raises:
-        InputError: the configuration does not fit the features, or the features no table.
-    """
-    widths = config.model.feature_widths(schema)
-    columns = {name: index for index, name in enumerate(schema.single_valued)}
-    rows = [
-        FeatureRows(f.name, f.buckets, widths[f.name], f.tower, columns.get(f.name)) for f in schema.features
-    ]
-    try:
-        return lay_out_tables(rows)
-    except ValueError as error:
-        raise InputError(f"config: {error}; other widths (model.widths) make other tables") from None
+def architecture(config: TrainConfig, compute_dtype: str) -> Architecture:
+    """The model's architecture under a configuration."""
+    model, ranking, factorised = config.model, config.objective.ranking, config.model.factorised
+    factors = None
+    if factorised is not None:
+        pieces = factorised.pieces if factorised.transfer == "piecewise_linear" else 0
+        factors = Factors(factorised.width, factorised.ui_units, pieces, factorised.reach)
+    return Architecture(
+        cross_layers=model.crosses.layers,
+        cross_rank=model.crosses.rank,
+        deep_units=model.deep.units,
+        deep_ranks=model.deep.ranks,
+        activation=model.deep.activation,
+        smelu_beta=model.deep.smelu_beta,
+        prior=model.prior,
+        compute_dtype=compute_dtype,
+        rank_head=ranking is not None and ranking.setup == "multi_task",
+        components=model.ensemble.components,
+        factors=factors,
+    )
 
 
 class TrainState:
     """All variables that training changes.
 
     Attributes:
-        tables: for each layout a float32 [rows, width + 1] variable.
+        tables: for each layout a float32 [rows, columns] variable.
         row_accumulators: their AdaGrad sums, of the same shapes.
         network: the dense part of the model.
-        dense: its trainable variables.
+        dense: its weights.
         shampoo: their optimizer.
         duals: for each family of constrained slices its lambda_k, float32 [slices] (FF 7.1).
         slices_seen: what ``ctr.objective.bias_constraints.dual_step`` remembers of the slices, float32 [2, slices].
@@ -52,27 +55,18 @@ class TrainState:
         compute_dtype: str,
         families: Sequence[Family] = (),
     ) -> None:
-        model, rows, ranking = config.model, config.optimizer.rows, config.objective.ranking
+        model, rows = config.model, config.optimizer.rows
+        seed = config.seed if model.embedding_seed is None else model.embedding_seed
         self.layouts = layouts
-        self.tables = [create_table(layout, model.init_scale, config.seed) for layout in layouts]
+        self.tables = [create_table(layout, model.init_scale, seed) for layout in layouts]
         self.row_accumulators = []
         for layout in layouts:
-            initial = np.full(layout.width + 1, rows.initial_accumulator, np.float32)
-            initial[layout.width] = rows.linear_initial_accumulator
-            value = tf.broadcast_to(initial, [layout.rows, layout.width + 1])
+            initial = layout.by_column(rows.initial_accumulator, rows.linear_initial_accumulator)
+            value = tf.broadcast_to(initial, [layout.rows, layout.columns])
             self.row_accumulators.append(tf.Variable(value, trainable=False))
-        self.network = DCN(
-            cross_layers=model.crosses.layers,
-            cross_rank=model.crosses.rank,
-            deep_units=model.deep.units,
-            activation=model.deep.activation,
-            prior=model.prior,
-            compute_dtype=compute_dtype,
-            rank_head=ranking is not None and ranking.setup == "multi_task",
-        )
-        width = sum(layout.width * len(layout.features) for layout in layouts)
-        self.network(tf.zeros([1, width]), tf.zeros([1]), tf.constant(0.0))
-        self.dense = list(self.network.trainable_variables)
+        widths = tower_widths(layouts, model.factorised is not None)
+        self.network = ClickModel(architecture(config, compute_dtype), widths)
+        self.dense = list(self.network.weights().values())
         self.shampoo = ShampooCore(config.optimizer.dense.shampoo, self.dense)
         self.families = tuple(families)
         self.duals = [tf.Variable(tf.zeros([family.slices]), trainable=False) for family in families]

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ctr.models.embeddings import look_up, split_columns
+from ctr.models.click_model import Scores, ensemble_logit
+from ctr.models.embeddings import look_up, tower_inputs
 from ctr.models.rows import TablePlan
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import target_signature
@@ -71,20 +72,19 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
     tower_rates: dict[str, float] = dict(optimizer.rows.tower_rates.items())
     row_rates = []
     for layout in state.layouts:
-        rate = np.full(layout.width + 1, optimizer.rows.learning_rate, np.float32)
-        rate[layout.width] = optimizer.rows.linear_learning_rate
+        rate = layout.by_column(optimizer.rows.learning_rate, optimizer.rows.linear_learning_rate)
         row_rates.append(tf.constant(rate * tower_rates.get(layout.tower, 1.0)))
 
+    components = state.network.components
     decayed = [len(weight.shape) > 1 for weight in state.dense]
 
     def forward(
         rows: Sequence[tf.Tensor], plans: Sequence[dict[str, tf.Tensor]], alpha2: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    ) -> Scores:
         looked_up = [
             look_up(layout, part, plan) for layout, part, plan in zip(state.layouts, rows, plans, strict=True)
         ]
-        e0, linear = split_columns(looked_up, state.layouts)
-        return state.network(e0, linear, alpha2)
+        return state.network(tower_inputs(looked_up, state.layouts, state.network.factorised), alpha2)
 
     def learn(
         plans: Sequence[dict[str, tf.Tensor]],
@@ -114,12 +114,20 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(rows)
             tape.watch(state.dense)
-            logit, rank_score = forward(rows, plans, ramps["alpha2"])
+            scores = forward(rows, plans, ramps["alpha2"])
+            logit = ensemble_logit(scores.logits)
             slices = slices_of(state.families, targets, logit)
-            loss = total_loss(objective, targets, logit, rank_score, ramps, duals, slices)
+            loss = total_loss(objective, targets, logit, *scores, ramps, duals, slices)
         row_gradients, dense_gradients = tape.gradient(
             loss, (rows, state.dense), unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
+        # The loss is a mean over components. What is one component's own learns as if that one were alone.
+        if components > 1:
+            dense_gradients = [gradient * components for gradient in dense_gradients]
+            row_gradients = [
+                tf.convert_to_tensor(gradient) * layout.copies
+                for gradient, layout in zip(row_gradients, state.layouts, strict=True)
+            ]
         row_gradients = [tf.convert_to_tensor(gradient) for gradient in row_gradients]
         if optimizer.rows.gradient == "sum":
             total_weight = tf.reduce_sum(targets["weight"])
@@ -146,7 +154,7 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
     def score(
         targets: dict[str, tf.Tensor], plans: list[dict[str, tf.Tensor]], ramps: dict[str, tf.Tensor]
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        logit, _ = forward(gather(plans), plans, ramps["alpha2"])
+        logit = ensemble_logit(forward(gather(plans), plans, ramps["alpha2"]).logits)
         return logit, slices_of(state.families, targets, logit)
 
     scalar, indices = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.int32)

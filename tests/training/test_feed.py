@@ -10,11 +10,10 @@ from ctr.data.batches import whole_query_batches
 from ctr.data.log import read_manifests
 from ctr.data.reader import read_rows
 from ctr.training.feed import make_feed, read_ahead
-from ctr.training.state import table_layouts
 
 
 def test_a_feed_is_its_batch_with_padding_of_weight_0(log, schema, make_config):
-    layouts = table_layouts(schema, make_config())
+    layouts = make_config().model.table_layouts(schema)
     batches = list(whole_query_batches(read_rows(log, schema, read_manifests(log)), 50, 64))
     assert len({len(batch.rows) for batch in batches}) > 3
     for batch in batches:
@@ -29,7 +28,7 @@ def test_a_feed_is_its_batch_with_padding_of_weight_0(log, schema, make_config):
 
 
 def test_a_larger_query_takes_a_larger_size(log, schema, make_config):
-    layouts = table_layouts(schema, make_config())
+    layouts = make_config().model.table_layouts(schema)
     batch = next(whole_query_batches(read_rows(log, schema, read_manifests(log)), 50, 64))
     for batch_rows in (1, 2, 3, 7, 20):
         feed = make_feed(batch, layouts, batch_rows)

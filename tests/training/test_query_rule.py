@@ -10,7 +10,7 @@ from ctr.data.schema import Category, Schema
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
-from ctr.training.state import TrainState, table_layouts
+from ctr.training.state import TrainState
 from ctr.training.step import make_steps
 
 QUERIES, SIZE = 200, 6
@@ -41,7 +41,7 @@ def make_rows() -> Rows:
 
 def per_query_auc(rows: Rows, batches: list[Batch]) -> float:
     """Of one pass, each batch scored before it is learned from; the metric is told of whole queries."""
-    state = TrainState(table_layouts(SCHEMA, CONFIG), CONFIG, "float32")
+    state = TrainState(CONFIG.model.table_layouts(SCHEMA), CONFIG, "float32")
     step = make_steps(state, CONFIG, jit=False).learn
     logits = []
     for batch in batches:

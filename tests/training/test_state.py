@@ -5,14 +5,14 @@ import pytest
 
 from ctr.data.schema import Category, Schema
 from ctr.errors import InputError
-from ctr.training.state import TrainState, table_layouts
+from ctr.training.state import TrainState
 
 
 @pytest.fixture
 def make_state(schema, make_config):
     def make(changes=None, logistic=False):
         config = make_config(changes, logistic)
-        return TrainState(table_layouts(schema, config), config, "float32")
+        return TrainState(config.model.table_layouts(schema), config, "float32")
 
     return make
 
@@ -66,7 +66,7 @@ def test_arrays_of_another_model_are_refused(make_state):
 
 
 def test_features_can_be_given_other_widths(schema, make_config):
-    layouts = table_layouts(schema, make_config({"model": {"widths": {"user": 9, "tags": 0}}}))
+    layouts = make_config({"model": {"widths": {"user": 9, "tags": 0}}}).model.table_layouts(schema)
     assert {layout.name: [f.name for f in layout.features] for layout in layouts} == {
         "quality-0": ["tags"],
         "quality-4": ["item"],
@@ -74,10 +74,10 @@ def test_features_can_be_given_other_widths(schema, make_config):
         "ui-2": ["position"],
     }
     # A logistic regression has no use for embeddings.
-    assert [layout.width for layout in table_layouts(schema, make_config(logistic=True))] == [0, 0]
+    assert [layout.width for layout in make_config(logistic=True).model.table_layouts(schema)] == [0, 0]
 
 
 def test_features_that_fit_no_table_are_refused(make_config):
     features = tuple(Category(name=name, source=name, buckets=2**30, width=4) for name in "ab")
     with pytest.raises(InputError, match=r"table quality-4: 2147483648 rows are too many.*model\.widths"):
-        table_layouts(Schema(features=features), make_config())
+        make_config().model.table_layouts(Schema(features=features))

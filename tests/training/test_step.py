@@ -11,7 +11,7 @@ from ctr.data.reader import Rows
 from ctr.data.schema import Category, Schema
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed, make_feed
-from ctr.training.state import TrainState, table_layouts
+from ctr.training.state import TrainState
 from ctr.training.step import make_steps
 
 SCHEMA = Schema(
@@ -74,7 +74,7 @@ class Example:
 
 
 def make_state(config: TrainConfig) -> TrainState:
-    return TrainState(table_layouts(SCHEMA, config), config, "float32")
+    return TrainState(config.model.table_layouts(SCHEMA), config, "float32")
 
 
 def parameters(state: TrainState) -> dict[str, np.ndarray]:

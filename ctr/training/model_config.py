@@ -1,0 +1,175 @@
+"""The configuration of the model: its towers, components and embeddings."""
+
+from collections.abc import Iterable
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from ctr.config import StrictModel
+from ctr.data.schema import Name, Schema, Tower
+from ctr.errors import InputError
+from ctr.models.rows import FeatureRows, TableLayout, lay_out_tables
+from ctr.objective.ramps import Ramp
+
+
+class CrossConfig(StrictModel):
+    """FF 4.3: ``layers`` low-rank crosses, switched on by ``ramp`` (alpha2); rank 0 is a full matrix."""
+
+    layers: int = Field(default=3, ge=0, le=32)
+    rank: int = Field(default=64, ge=0)
+    ramp: Ramp = Ramp(length=100_000)
+
+
+class DeepConfig(StrictModel):
+    """The fully-connected layers after the crosses.
+
+    Attributes:
+        units: their widths.
+        ranks: for each layer the rank of a bottleneck U V in place of its matrix (FF 3.1), 0 for none; empty: none.
+        activation: SmeLU (FF eq. 1), or what Keras calls so.
+        smelu_beta: half the width of SmeLU's smooth part.
+    """
+
+    units: tuple[int, ...] = (1024, 512, 256)
+    ranks: tuple[int, ...] = ()
+    activation: Literal["relu", "smelu", "gelu", "swish", "mish", "softplus", "tanh", "elu"] = "relu"
+    smelu_beta: float = Field(default=1.0, gt=0, le=1000)
+
+    @model_validator(mode="after")
+    def _positive(self) -> Self:
+        if any(not 1 <= units <= 65536 for units in self.units):
+            raise ValueError("widths of layers lie in 1..65536")
+        if self.ranks and len(self.ranks) != len(self.units):
+            raise ValueError(
+                f"there are {len(self.ranks)} ranks for {len(self.units)} units: each layer needs one"
+            )
+        for rank, units in zip(self.ranks, self.units, strict=False):
+            if not 0 <= rank < units:
+                raise ValueError(
+                    f"rank {rank} of a layer of {units} is no bottleneck; allowed: 1..{units - 1}, 0: none"
+                )
+        return self
+
+
+class EnsembleConfig(StrictModel):
+    """A self-ensemble (FF 5): ``components`` networks with different starts, whose probabilities are averaged.
+
+    Each learns from its own loss. ``embeddings: shared`` has them all read the same rows, which learn from the mean of
+    their gradients; with ``separate`` each has rows and linear weights of its own.
+    """
+
+    components: int = Field(default=1, ge=1, le=64)
+    embeddings: Literal["shared", "separate"] = "shared"
+
+
+class FactorisedConfig(StrictModel):
+    """p = tau(Q . U) (FF 6): the Quality tower is the DCN, the UI tower a small network.
+
+    Attributes:
+        width: of the learned vectors; Q and U have two more numbers, for the linear weights.
+        ui_units: widths of the UI tower's hidden layers.
+        transfer: tau: ``sigmoid`` with a learned scale and bias, or the sigmoid of a learned ``piecewise_linear``
+            function that rises everywhere.
+        pieces: of that function.
+        reach: its inner joints lie evenly in [-reach, reach].
+        ui_features: those of the UI tower; null: what the log's schema says.
+    """
+
+    width: int = Field(default=16, ge=1, le=4096)
+    ui_units: tuple[int, ...] = (32,)
+    transfer: Literal["sigmoid", "piecewise_linear"] = "sigmoid"
+    pieces: int = Field(default=16, ge=2, le=1024)
+    reach: float = Field(default=6.0, gt=0, le=1000)
+    ui_features: tuple[Name, ...] | None = None
+
+    @model_validator(mode="after")
+    def _positive(self) -> Self:
+        if any(not 1 <= units <= 65536 for units in self.ui_units):
+            raise ValueError("widths of layers lie in 1..65536")
+        return self
+
+
+class ModelConfig(StrictModel):
+    """DCNv2; without crosses and deep layers a logistic regression.
+
+    ``prior`` is the click probability at which the output starts. ``init_scale`` is the standard
+    deviation of fresh embeddings, ``embedding_seed`` their seed where it is not that of the run. ``widths`` replaces
+    the schema's width of some features.
+    """
+
+    crosses: CrossConfig = CrossConfig()
+    deep: DeepConfig = DeepConfig()
+    factorised: FactorisedConfig | None = None
+    ensemble: EnsembleConfig = EnsembleConfig()
+    prior: float = Field(default=0.5, gt=0, lt=1)
+    init_scale: float = Field(default=0.05, ge=0)
+    embedding_seed: int | None = Field(default=None, ge=0, lt=2**31)
+    widths: dict[str, int] = {}
+
+    @property
+    def has_network(self) -> bool:
+        """Whether embeddings are used at all."""
+        return bool(self.crosses.layers or self.deep.units)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        for name, width in self.widths.items():
+            if not 0 <= width <= 4096:
+                raise ValueError(f"widths.{name} is {width}; allowed: 0..4096")
+        if not self.has_network and self.factorised is not None:
+            raise ValueError("factorised needs crosses or deep layers for the Quality tower")
+        if not self.has_network and self.ensemble.components > 1:
+            raise ValueError(
+                "ensemble.components above 1 need crosses or deep layers in which they can differ"
+            )
+        return self
+
+    def table_layouts(self, schema: Schema) -> tuple[TableLayout, ...]:
+        """The embedding tables for a log's features.
+
+        Raises:
+            InputError: the configuration does not fit the features, or the features no table.
+        """
+        widths = self._feature_widths(schema)
+        towers = self._feature_towers(schema)
+        if self.factorised is not None:
+            for tower in ("quality", "ui"):
+                if not any(widths[name] for name in widths if towers[name] == tower):
+                    raise InputError(
+                        f"config: model.factorised: no feature with a width above 0 is in the tower {tower}; "
+                        "model.factorised.ui_features and model.widths decide it"
+                    )
+        columns = {name: index for index, name in enumerate(schema.single_valued)}
+        rows = [
+            FeatureRows(f.name, f.buckets, widths[f.name], towers[f.name], columns.get(f.name))
+            for f in schema.features
+        ]
+        copies = self.ensemble.components if self.ensemble.embeddings == "separate" else 1
+        try:
+            return lay_out_tables(rows, copies)
+        except ValueError as error:
+            raise InputError(f"config: {error}; other widths (model.widths) make other tables") from None
+
+    def _feature_widths(self, schema: Schema) -> dict[str, int]:
+        _check_features("model.widths", self.widths, schema)
+        if not self.has_network:
+            return dict.fromkeys(schema.by_name, 0)
+        widths = {feature.name: self.widths.get(feature.name, feature.width) for feature in schema.features}
+        if not any(widths.values()):
+            raise InputError("config: all features have width 0, so the network would have no input")
+        return widths
+
+    def _feature_towers(self, schema: Schema) -> dict[str, Tower]:
+        chosen = None if self.factorised is None else self.factorised.ui_features
+        if chosen is None:
+            return {feature.name: feature.tower for feature in schema.features}
+        _check_features("model.factorised.ui_features", chosen, schema)
+        return {name: "ui" if name in chosen else "quality" for name in schema.by_name}
+
+
+def _check_features(key: str, names: Iterable[str], schema: Schema) -> None:
+    unknown = sorted(set(names) - set(schema.by_name))
+    if unknown:
+        raise InputError(
+            f"config: {key} names {unknown[0]}, which is no feature of the log; allowed: {', '.join(schema.by_name)}"
+        )

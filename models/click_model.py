@@ -1,0 +1,284 @@
+"""The dense part of the click model: plain or factorised, of one component or of several (FF 4.3, 5, 6).
+
+Plain, on the features of both towers (without crosses and deep layers: a logistic regression)::
+
+    logit = w . DCN(e_0) + b + sum of linear weights
+
+Factorised, where Q knows the features of the Quality tower alone and U those of the UI tower::
+
+    logit = tau(Q . U),   Q = [W_q DCN(e_0), linear, 1],   U = [W_u MLP(e_0) + b_u, 1, linear]
+
+so that the linear weights are still added. An ensemble's prediction is the mean of its components' probabilities.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from ctr.models.activations import make_activation
+from ctr.models.dcn import DCN, dense, hidden_layers
+from ctr.models.transfer import PiecewiseLinearTransfer, SigmoidTransfer, Transfer
+
+
+class TowerInput(NamedTuple):
+    """What a tower sees of B rows: c = 1, or the number of components where each has embeddings of its own.
+
+    Attributes:
+        e0: float32 [c, B, m], the concatenated embeddings.
+        linear: float32 [c, B], the summed linear weights.
+    """
+
+    e0: tf.Tensor
+    linear: tf.Tensor
+
+
+class Scores(NamedTuple):
+    """What n components say of B rows.
+
+    Attributes:
+        logits: float32 [n, B], of the click.
+        rank_scores: float32 [n, B], to rank by, which only training uses; without a rank head the logits.
+    """
+
+    logits: tf.Tensor
+    rank_scores: tf.Tensor
+
+
+@dataclass(frozen=True)
+class Factors:
+    """How a model is factorised.
+
+    Attributes:
+        width: of the learned part of Q and U.
+        ui_units: widths of the UI tower's hidden layers.
+        pieces: of a piecewise-linear transfer function; 0: a sigmoid with scale and bias.
+        reach: of its inner joints.
+    """
+
+    width: int
+    ui_units: tuple[int, ...]
+    pieces: int
+    reach: float
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What ``ClickModel`` is to be.
+
+    Attributes:
+        cross_layers: number of crosses; 0 for none.
+        cross_rank: of their products; 0 for full matrices.
+        deep_units: widths of the deep layers.
+        deep_ranks: of their bottlenecks, 0 for none; empty for none at all.
+        activation: its name, for ``ctr.models.activations.make_activation``.
+        smelu_beta: beta of SmeLU.
+        prior: expected click probability, at which the output starts.
+        compute_dtype: ``float32`` or ``bfloat16``; weights are float32 in both.
+        rank_head: whether there is a second output, for a ranking loss (FF 4.1.1, multi-task).
+        components: of the ensemble; 1: no ensemble.
+        factors: None: the plain model.
+    """
+
+    cross_layers: int
+    cross_rank: int
+    deep_units: tuple[int, ...]
+    deep_ranks: tuple[int, ...] = ()
+    activation: str = "relu"
+    smelu_beta: float = 1.0
+    prior: float = 0.5
+    compute_dtype: str = "float32"
+    rank_head: bool = False
+    components: int = 1
+    factors: Factors | None = None
+
+
+class _Component(tf.Module):
+    """One component's towers and heads; their weights are made when it is first called."""
+
+    def __init__(self, architecture: Architecture, compiled: bool) -> None:
+        super().__init__()
+        a = architecture
+        activation = make_activation(a.activation, a.smelu_beta, compiled)
+        network = DCN(a.cross_layers, a.cross_rank, a.deep_units, a.deep_ranks, activation, a.compute_dtype)
+        has_network = bool(a.cross_layers or a.deep_units)
+        self.towers = {"quality": network}
+        self.heads: dict[str, tf.keras.layers.Dense] = {}
+        self.output_bias: tf.Variable | None = None
+        self.transfer: Transfer | None = None
+        if a.factors is None:
+            self.output_bias = tf.Variable(math.log(a.prior / (1.0 - a.prior)))
+            width = 1
+        else:
+            if not has_network:
+                raise ValueError("a factorised model needs crosses or deep layers")
+            width = a.factors.width
+            self.transfer = (
+                PiecewiseLinearTransfer(a.prior, a.factors.pieces, a.factors.reach)
+                if a.factors.pieces
+                else SigmoidTransfer(a.prior)
+            )
+            self.towers["ui"] = DCN(0, 0, a.factors.ui_units, (), activation, a.compute_dtype)
+            # As if Q had one more layer and U were the same everywhere: with both near 0, neither would learn.
+            constant = tf.keras.initializers.Constant(1 / math.sqrt(width))
+            self.heads["ui"] = tf.keras.layers.Dense(width, bias_initializer=constant, dtype="float32")
+        if has_network:
+            self.heads["quality"] = tf.keras.layers.Dense(width, use_bias=False, dtype="float32")
+        if a.rank_head:
+            if not has_network:
+                raise ValueError("a rank head needs crosses or deep layers to share with the click's head")
+            self.heads["rank"] = tf.keras.layers.Dense(width, use_bias=False, dtype="float32")
+
+    def weights(self) -> Iterator[tuple[str, tf.Variable]]:
+        for tower, network in self.towers.items():
+            for name, weight in network.weights():
+                yield f"{tower}/{name}", weight
+        for head, layer in self.heads.items():
+            yield f"{head}_head", layer.kernel
+            if layer.use_bias:
+                yield f"{head}_head_bias", layer.bias
+        if self.transfer is not None:
+            yield from self.transfer.weights()
+        if self.output_bias is not None:
+            yield "output_bias", self.output_bias
+
+
+class ClickModel(tf.Module):
+    """Everything of the model but its embedding tables.
+
+    Args:
+        architecture: what it is.
+        widths: m of each tower's input: ``quality``, and ``ui`` in a factorised model.
+        compiled: whether XLA compiles the activations (``ctr.models.activations``).
+
+    Raises:
+        ValueError: the architecture is not possible.
+    """
+
+    def __init__(self, architecture: Architecture, widths: Mapping[str, int], compiled: bool = True) -> None:
+        super().__init__(name="click_model")
+        self.architecture = architecture
+        self._components = [_Component(architecture, compiled) for _ in range(architecture.components)]
+        for component in self._components:
+            inputs = {name: TowerInput(tf.zeros([1, 1, m]), tf.zeros([1, 1])) for name, m in widths.items()}
+            _score([component], inputs, tf.constant(0.0))
+
+    @property
+    def components(self) -> int:
+        """How many networks there are."""
+        return len(self._components)
+
+    @property
+    def factorised(self) -> bool:
+        """Whether the model is tau(Q . U)."""
+        return self.architecture.factors is not None
+
+    def weights(self) -> dict[str, tf.Variable]:
+        """All weights by readable names, in an order that does not change: ``quality/deep_0/w``."""
+        named: dict[str, tf.Variable] = {}
+        for index, component in enumerate(self._components):
+            prefix = f"component_{index}/" if self.components > 1 else ""
+            named |= {f"{prefix}{name}": weight for name, weight in component.weights()}
+        return named
+
+    def __call__(self, inputs: Mapping[str, TowerInput], alpha2: tf.Tensor) -> Scores:
+        """What the components say of B rows.
+
+        Args:
+            inputs: for each tower of a factorised model, ``quality`` alone otherwise.
+            alpha2: float32 scalar in [0, 1].
+        """
+        return _score(self._components, inputs, alpha2)
+
+    def quality(self, inputs: TowerInput, alpha2: tf.Tensor) -> tf.Tensor:
+        """Q of a factorised model, float32 [B, n, K + 2], with the K learned numbers first."""
+        quality, _ = _quality(self._components, inputs, alpha2)
+        return tf.transpose(quality, [1, 0, 2])
+
+    def ui(self, inputs: TowerInput) -> tf.Tensor:
+        """U of a factorised model, float32 [B, n, K + 2]."""
+        return tf.transpose(_ui(self._components, inputs), [1, 0, 2])
+
+    def combine(self, quality: tf.Tensor, ui: tf.Tensor) -> tf.Tensor:
+        """The components' logits tau(Q . U), float32 [n, B].
+
+        Args:
+            quality: Q, float32 [B, n, K + 2].
+            ui: U, likewise.
+        """
+        return _transfer(self._components, tf.transpose(tf.reduce_sum(quality * ui, axis=2)))
+
+
+def ensemble_logit(logits: tf.Tensor) -> tf.Tensor:
+    """The logit of the mean of n probabilities, exact for logits of any size.
+
+    Args:
+        logits: float32 [n, B].
+
+    Returns:
+        float32 [B].
+    """
+    if logits.shape[0] == 1:
+        return logits[0]
+    # Both sums are of the same n terms, whose divisor cancels.
+    clicked = tf.reduce_logsumexp(-tf.nn.softplus(-logits), axis=0)
+    return clicked - tf.reduce_logsumexp(-tf.nn.softplus(logits), axis=0)
+
+
+def _score(components: Sequence[_Component], inputs: Mapping[str, TowerInput], alpha2: tf.Tensor) -> Scores:
+    if components[0].transfer is None:
+        return _plain_scores(components, inputs["quality"], alpha2)
+    quality, ranked = _quality(components, inputs["quality"], alpha2)
+    ui = _ui(components, inputs["ui"])
+    logits = _transfer(components, tf.reduce_sum(quality * ui, axis=2))
+    if ranked is None:
+        return Scores(logits, logits)
+    # The ranking has its own Q for the same U.
+    return Scores(logits, tf.reduce_sum(ranked * ui[:, :, : ranked.shape[2]], axis=2))
+
+
+def _plain_scores(components: Sequence[_Component], inputs: TowerInput, alpha2: tf.Tensor) -> Scores:
+    bias = tf.stack([component.output_bias for component in components])
+    logits = inputs.linear + bias[:, tf.newaxis]
+    if "quality" not in components[0].heads:
+        return Scores(logits, logits)
+    hidden = hidden_layers([component.towers["quality"] for component in components], inputs.e0, alpha2)
+    logits += tf.squeeze(_head(components, "quality", hidden), axis=2)
+    if "rank" not in components[0].heads:
+        return Scores(logits, logits)
+    return Scores(logits, tf.squeeze(_head(components, "rank", hidden), axis=2))
+
+
+def _head(components: Sequence[_Component], head: str, hidden: tf.Tensor) -> tf.Tensor:
+    return dense([component.heads[head] for component in components], hidden)
+
+
+def _quality(
+    components: Sequence[_Component], inputs: TowerInput, alpha2: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """Q, [n, B, K + 2], and the Q of a rank head, [n, B, K]."""
+    hidden = hidden_layers([component.towers["quality"] for component in components], inputs.e0, alpha2)
+    learned = _head(components, "quality", hidden)
+    ranked = _head(components, "rank", hidden) if "rank" in components[0].heads else None
+    linear = _each(inputs.linear, learned)
+    return tf.concat([learned, linear, tf.ones_like(linear)], axis=2), ranked
+
+
+def _ui(components: Sequence[_Component], inputs: TowerInput) -> tf.Tensor:
+    hidden = hidden_layers([component.towers["ui"] for component in components], inputs.e0, tf.constant(0.0))
+    learned = _head(components, "ui", hidden)
+    linear = _each(inputs.linear, learned)
+    return tf.concat([learned, tf.ones_like(linear), linear], axis=2)
+
+
+def _each(linear: tf.Tensor, learned: tf.Tensor) -> tf.Tensor:
+    """[c, B] -> [n, B, 1], with the number of components and rows of ``learned``."""
+    return tf.broadcast_to(linear[:, :, tf.newaxis], tf.concat([tf.shape(learned)[:2], [1]], 0))
+
+
+def _transfer(components: Sequence[_Component], products: tf.Tensor) -> tf.Tensor:
+    transfers = [component.transfer for component in components]
+    assert all(transfer is not None for transfer in transfers)
+    return tf.stack([transfer(products[index]) for index, transfer in enumerate(transfers) if transfer])
