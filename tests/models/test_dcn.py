@@ -1,12 +1,10 @@
-"""The crosses against their equation, and what computes in bfloat16."""
-
-import math
+"""Crosses, deep layers and bottlenecks against their equations; several towers at once against each alone."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from ctr.models.dcn import DCN, LowRankCross
+from ctr.models.dcn import DCN, LowRankCross, hidden_layers
 
 # Asymmetric, and of different width and rank: a transposed or swapped factor changes the numbers.
 U = np.array([[1.0, -2.0], [0.5, 3.0], [-1.5, 0.25]])
@@ -16,25 +14,25 @@ FULL = np.array([[1.0, 2.0, -3.0], [0.5, -1.0, 4.0], [-2.0, 0.25, 1.5]])
 E0 = np.array([[1.0, -2.0, 3.0], [0.5, 0.25, -1.0]])
 
 
-def network(**changed) -> DCN:
+def tower(**changed) -> DCN:
     settings = {
-        "cross_layers": 2, "cross_rank": 2, "deep_units": (), "activation": "relu", "prior": 0.5,
+        "cross_layers": 2, "cross_rank": 2, "deep_units": (), "deep_ranks": (), "activation": tf.nn.relu,
         "compute_dtype": "float32",
     }  # fmt: skip
-    return DCN(**{**settings, **changed})
+    made = DCN(**{**settings, **changed})
+    hidden_layers([made], tf.zeros([1, 1, 3]), tf.constant(0.0))
+    return made
 
 
-def run(model: DCN, e0=E0, linear=(0.0, 0.0), alpha2=1.0) -> np.ndarray:
-    logit, _ = model(tf.constant(e0, tf.float32), tf.constant(linear, tf.float32), tf.constant(alpha2))
-    return logit.numpy()
+def run(*towers: DCN, e0=E0, alpha2=1.0) -> np.ndarray:
+    inputs = tf.constant(e0 if np.ndim(e0) == 3 else [e0], tf.float32)
+    return hidden_layers(towers, inputs, tf.constant(alpha2)).numpy()
 
 
 @pytest.mark.parametrize("alpha2", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("rank", [2, 0])
 def test_crosses_follow_their_equation(alpha2, rank):
-    model = network(cross_rank=rank)
-    run(model)
-    head = np.array([0.7, -1.1, 0.4])
+    model = tower(cross_rank=rank)
     expected = E0
     for index, cross in enumerate(model.crosses):
         scale = 1.0 + index  # two different layers: their order matters
@@ -45,34 +43,77 @@ def test_crosses_follow_their_equation(alpha2, rank):
             cross.set_weights([FULL * scale, BIAS * scale])
             inner = expected @ (FULL * scale) + BIAS * scale
         expected = alpha2 * E0 * inner + expected
-    model.head.set_weights([head[:, np.newaxis]])
-    found = run(model, linear=(0.25, -0.5), alpha2=alpha2)
-    np.testing.assert_allclose(found, expected @ head + [0.25, -0.5], rtol=1e-5)
+    np.testing.assert_allclose(run(model, alpha2=alpha2)[0], expected, rtol=1e-5, atol=1e-5)
     if alpha2 == 0:
-        np.testing.assert_allclose(found, E0 @ head + [0.25, -0.5], rtol=1e-6)
+        np.testing.assert_allclose(expected, E0)
 
 
-def test_deep_layers_and_head():
-    model = network(cross_layers=0, deep_units=(2,), prior=0.2)
-    run(model)
-    kernel, bias, head = U, np.array([0.5, -0.25]), np.array([2.0, -3.0])
-    model.deep[0].set_weights([kernel, bias])
-    model.head.set_weights([head[:, np.newaxis]])
-    expected = np.maximum(E0 @ kernel + bias, 0) @ head + math.log(0.2 / 0.8)
-    np.testing.assert_allclose(run(model), expected, rtol=1e-5)
+def test_deep_layers():
+    model = tower(cross_layers=0, deep_units=(2, 3))
+    model.deep[0].set_weights([U, np.array([0.5, -0.25])])
+    model.deep[1].set_weights([V, BIAS])
+    hidden = np.maximum(E0 @ U + [0.5, -0.25], 0)
+    np.testing.assert_allclose(run(model)[0], np.maximum(hidden @ V + BIAS, 0), rtol=1e-5)
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "swish", "mish", "softplus", "tanh", "elu"])
-def test_every_activation_that_is_allowed_exists(activation):
-    assert np.isfinite(run(network(deep_units=(3,), activation=activation))).all()
+def test_a_bottleneck_is_a_product_of_two_matrices_inside_one_layer():
+    model = tower(cross_layers=0, deep_units=(4, 3), deep_ranks=(0, 2))
+    names = [name for name, _ in model.weights()]
+    assert names == ["deep_0/w", "deep_0/w_bias", "deep_1/u", "deep_1/v", "deep_1/v_bias"]
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(size=weight.shape) for _, weight in model.weights()]
+    for (_, variable), value in zip(model.weights(), weights, strict=True):
+        variable.assign(value)
+    w, w_bias, u, v, v_bias = weights
+    assert (u.shape, v.shape) == ((4, 2), (2, 3))
+    hidden = np.maximum(E0 @ w + w_bias, 0)
+    np.testing.assert_allclose(run(model)[0], np.maximum(hidden @ u @ v + v_bias, 0), rtol=1e-5, atol=1e-6)
 
 
-def test_without_layers_it_is_a_logistic_regression_that_starts_at_the_prior():
-    model = network(cross_layers=0, prior=0.05)
-    logit = run(model, e0=np.zeros((2, 0)), linear=(0.0, 1.5))
-    np.testing.assert_allclose(1 / (1 + np.exp(-logit[0])), 0.05, rtol=1e-6)
-    assert logit[1] == pytest.approx(logit[0] + 1.5)
-    assert len(model.trainable_variables) == 1
+def test_a_fresh_bottleneck_keeps_the_variance_of_a_full_layer():
+    rng = np.random.default_rng(0)
+    e0 = rng.normal(size=(500, 300))
+    spreads = []
+    for ranks in ((), (40,)):
+        model = DCN(0, 0, (400,), ranks, tf.identity, "float32")
+        spreads.append(hidden_layers([model], tf.constant(e0[np.newaxis], tf.float32), tf.constant(0.0)).numpy().std())
+    assert spreads[1] == pytest.approx(spreads[0], rel=0.1)
+
+
+SHAPES = [
+    {"cross_layers": 0, "deep_units": (5, 4)},
+    {"cross_rank": 0},
+    {"deep_units": (5, 4), "deep_ranks": (2, 0)},
+    {"cross_layers": 0},
+]
+
+
+@pytest.mark.parametrize("own_inputs", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_several_towers_at_once_are_each_tower_alone(shape, own_inputs, dtype):
+    rng = np.random.default_rng(1)
+    towers = [tower(**shape, compute_dtype=dtype) for _ in range(3)]
+    for one in towers:
+        for name, variable in one.weights():
+            if name.endswith("_bias"):
+                variable.assign(rng.normal(size=variable.shape))
+    e0 = rng.normal(size=(3 if own_inputs else 1, 20, 3))
+    together = run(*towers, e0=e0, alpha2=0.5)
+    alone = [run(one, e0=e0[index if own_inputs else 0], alpha2=0.5)[0] for index, one in enumerate(towers)]
+    if not towers[0].crosses and not towers[0].deep:
+        alone = alone[: len(e0)]  # without layers there is nothing that differs
+    else:
+        assert np.abs(together[0] - together[1]).max() > 0.01
+    np.testing.assert_allclose(together, alone, rtol=1e-6 if dtype == "float32" else 2**-6, atol=1e-6)
+
+
+def test_several_towers_are_one_product_a_layer():
+    towers = [tower(deep_units=(4,)) for _ in range(3)]
+    function = tf.function(lambda e0: hidden_layers(towers, e0, tf.constant(1.0)))
+    graph = function.get_concrete_function(tf.TensorSpec([1, None, 3])).graph
+    products = [operation for operation in graph.get_operations() if "MatMul" in operation.type]
+    assert len(products) == 2 * 2 + 1
 
 
 @pytest.mark.parametrize("rank", [2, 0])
@@ -89,71 +130,34 @@ def test_inner_layers_of_a_cross_multiply_in_bfloat16(rank):
     assert function.output_dtypes == tf.bfloat16
 
 
-def test_under_bfloat16_all_but_the_head_computes_in_it_on_float32_weights():
-    model = network(deep_units=(4,), compute_dtype="bfloat16")
-    run(model)
-    function = tf.function(model).get_concrete_function(
-        tf.TensorSpec([None, 3], tf.float32), tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.float32)
-    )
-    dtypes = [op.inputs[0].dtype for op in function.graph.get_operations() if op.type == "MatMul"]
-    # Two crosses of two factors, one deep layer; the head comes last.
-    assert dtypes == [tf.bfloat16] * 5 + [tf.float32]
-    assert {variable.dtype for variable in model.trainable_variables} == {tf.float32}
-    assert set(function.output_dtypes) == {tf.float32}
+@pytest.mark.parametrize("count", [1, 2])
+def test_under_bfloat16_every_product_is_in_it_on_float32_weights(count):
+    towers = [tower(deep_units=(4,), deep_ranks=(2,), compute_dtype="bfloat16") for _ in range(count)]
+    function = tf.function(lambda e0: hidden_layers(towers, e0, tf.constant(1.0)))
+    graph = function.get_concrete_function(tf.TensorSpec([1, None, 3])).graph
+    dtypes = [op.inputs[0].dtype for op in graph.get_operations() if "MatMul" in op.type]
+    assert dtypes == [tf.bfloat16] * 6
+    assert {weight.dtype for one in towers for _, weight in one.weights()} == {tf.float32}
 
 
 def test_bfloat16_gives_the_numbers_of_float32_within_its_precision():
-    models = [network(deep_units=(5,), compute_dtype=dtype) for dtype in ("float32", "bfloat16")]
-    rng = np.random.default_rng(0)
-    e0 = rng.normal(size=(50, 3))
-    for model in models:
-        run(model)
-    models[1].set_weights(models[0].get_weights())
-    exact, rounded = (run(model, e0=e0, linear=np.zeros(50), alpha2=0.5) for model in models)
+    models = [tower(deep_units=(5,), compute_dtype=dtype) for dtype in ("float32", "bfloat16")]
+    for (_, exact), (_, rounded) in zip(*(model.weights() for model in models), strict=True):
+        rounded.assign(exact)
+    e0 = np.random.default_rng(0).normal(size=(50, 3))
+    exact, rounded = (run(model, e0=e0, alpha2=0.5) for model in models)
     error = np.abs(rounded - exact)
     assert 0 < error.max() < 0.05 * np.abs(exact).max()
 
 
-def test_gradients_reach_every_weight_once_the_crosses_are_on():
-    model = network(deep_units=(4,))
-    e0 = tf.constant(E0, tf.float32)
-    run(model)
+@pytest.mark.parametrize("count", [1, 3])
+def test_gradients_reach_every_weight_once_the_crosses_are_on(count):
+    towers = [tower(deep_units=(4,), activation=tf.nn.tanh) for _ in range(count)]
+    weights = {f"{index}/{name}": w for index, one in enumerate(towers) for name, w in one.weights()}
+    assert len(weights) == 8 * count
     for alpha2, reached in ((0.0, False), (1.0, True)):
         with tf.GradientTape() as tape:
-            total = tf.reduce_sum(model(e0, tf.zeros(2), tf.constant(alpha2))[0])
-        crosses = [variable for cross in model.crosses for variable in cross.trainable_variables]
-        assert len(crosses) == 6
-        gradients = tape.gradient(total, crosses)
-        assert all(bool(tf.reduce_any(gradient != 0)) == reached for gradient in gradients)
-
-
-def test_a_rank_head_is_an_output_of_its_own_on_the_same_hidden_layers():
-    e0, linear = tf.constant(E0, tf.float32), tf.constant([0.25, -0.5])
-    model = network(deep_units=(4,), rank_head=True)
-    with tf.GradientTape() as tape:
-        logit, score = model(e0, linear, tf.constant(1.0))
-        total = tf.reduce_sum(score)
-    reached = {
-        variable.name: gradient is not None and bool(tf.reduce_any(tf.convert_to_tensor(gradient) != 0))
-        for variable, gradient in zip(
-            model.trainable_variables, tape.gradient(total, model.trainable_variables), strict=True
-        )
-    }
-    # Everything that is shared, and not the click's own output.
-    heads = {name: hit for name, hit in reached.items() if "head" in name or "output_bias" in name}
-    assert [hit for name, hit in heads.items() if "rank_head" in name] == [True]
-    assert not any(hit for name, hit in heads.items() if "rank_head" not in name)
-    assert reached[next(name for name in reached if "cross_0" in name and "kernel" in name)]
-    model.rank_head.set_weights([2 * model.head.get_weights()[0]])
-    logit, score = model(e0, linear, tf.constant(1.0))
-    np.testing.assert_allclose(score, 2 * (logit - linear - model.output_bias), rtol=1e-5)
-
-
-def test_without_a_rank_head_the_logit_is_what_is_ranked_by():
-    logit, score = network()(tf.constant(E0, tf.float32), tf.zeros(2), tf.constant(1.0))
-    assert logit is score
-
-
-def test_a_rank_head_needs_something_to_share():
-    with pytest.raises(ValueError, match="needs crosses or deep layers"):
-        network(cross_layers=0, rank_head=True)
+            total = tf.reduce_sum(hidden_layers(towers, tf.constant([E0], tf.float32), tf.constant(alpha2)))
+        gradients = tape.gradient(total, weights)
+        for name, gradient in gradients.items():
+            assert bool(tf.reduce_any(gradient != 0)) == (reached or "deep" in name), name

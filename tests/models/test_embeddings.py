@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ctr.models.embeddings import create_table, look_up, split_columns
+from ctr.models.embeddings import create_table, look_up, tower_inputs, tower_widths
 from ctr.models.rows import FeatureRows, lay_out_tables, plan_table
 
 FEATURES = (
@@ -104,7 +104,9 @@ def test_columns_are_split_over_all_tables():
         look_up(layout, tf.gather(table_values(layout), p.distinct), tensors(p))
         for layout, p in zip(LAYOUTS, plans(), strict=True)
     ]
-    e0, linear = split_columns(looked_up, LAYOUTS)
+    inputs = tower_inputs(looked_up, LAYOUTS, factorised=False)
+    assert list(inputs) == ["quality"]
+    e0, linear = (value[0] for value in inputs["quality"])
     exact = [brute_force(layout, table_values(layout)) for layout in LAYOUTS]
     embeddings = [
         value[:, place, : layout.width]
@@ -126,9 +128,40 @@ def test_tables_of_width_0_give_linear_weights_only():
         look_up(layout, tf.gather(table_values(layout), plan.distinct), tensors(plan))
         for layout, plan in zip(layouts, own, strict=True)
     ]
-    e0, linear = split_columns(looked_up, layouts)
+    e0, linear = (value[0] for value in tower_inputs(looked_up, layouts, factorised=False)["quality"])
     assert (e0.shape, linear.shape) == ((PADDED_ROWS, 0), (PADDED_ROWS,))
     assert linear.numpy()[: len(IDS)].any()
+
+
+def test_towers_and_copies_are_kept_apart():
+    layouts = lay_out_tables(FEATURES, copies=2)
+    rng = np.random.default_rng(0)
+    values = [rng.normal(size=(3, len(layout.features), layout.columns)) for layout in layouts]
+    looked_up = [tf.constant(value, tf.float32) for value in values]
+    inputs = tower_inputs(looked_up, layouts, factorised=True)
+    assert tower_widths(layouts, factorised=True) == {"quality": 8, "ui": 3}
+    assert tower_widths(layouts, factorised=False) == {"quality": 11}
+    for tower, (e0, linear) in inputs.items():
+        for copy in range(2):
+            embeddings, weights = [], np.zeros(3)
+            for layout, value in zip(layouts, values, strict=True):
+                if layout.tower == tower:
+                    begin = copy * (layout.width + 1)
+                    for place in range(len(layout.features)):
+                        embeddings.append(value[:, place, begin : begin + layout.width])
+                        weights += value[:, place, begin + layout.width]
+            np.testing.assert_allclose(e0[copy], np.concatenate(embeddings, axis=1), rtol=1e-5)
+            np.testing.assert_allclose(linear[copy], weights, rtol=1e-5)
+
+
+def test_copies_of_a_fresh_table_differ_and_the_first_is_the_table_without_copies():
+    (single,), (double,) = (lay_out_tables([FeatureRows("a", 400, 8, "ui", 0)], copies) for copies in (1, 2))
+    table = create_table(double, 0.05, seed=3).numpy()
+    assert table.shape == (400, 18)
+    np.testing.assert_array_equal(table[:, :9], create_table(single, 0.05, seed=3))
+    assert np.abs(np.corrcoef(table[:, :8].ravel(), table[:, 9:17].ravel())[0, 1]) < 0.1
+    assert (table[:, [8, 17]] == 0).all()
+    np.testing.assert_array_equal(double.by_column(2, 3), [2] * 8 + [3] + [2] * 8 + [3])
 
 
 def test_a_fresh_table_depends_on_seed_and_name_and_starts_without_linear_weights():

@@ -42,6 +42,6 @@ def test_keras_3_loaded_first_is_refused_with_what_to_do(fresh_python, root):
 
 @pytest.mark.slow
 def test_tensorflow_loaded_first_does_no_harm_while_keras_is_unused(fresh_python, root):
-    after = "from ctr.models.dcn import DCN; assert DCN.__mro__[1].__module__[:8] == 'tf_keras'"
+    after = "from ctr.models.dcn import LowRankCross as C; assert C.__mro__[2].__module__[:8] == 'tf_keras'"
     found = import_models(fresh_python, root, "import tensorflow", after)
     assert found == {"environment": "1", "tensorflow": True}

@@ -21,7 +21,8 @@ def constraints(*families, **rest):
 
 
 def test_all_is_off_by_default():
-    assert parse().model_dump() == {"ranking": None, "distillation": None, "bias_constraints": None}
+    parts = ("ranking", "distillation", "anti_distillation", "bias_constraints")
+    assert parse().model_dump() == dict.fromkeys(parts)
 
 
 def test_defaults():

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ctr.objective.losses import distillation_loss, logistic_loss, rank_loss, weighted_sum
+from ctr.objective.losses import (
+    distillation_loss,
+    logistic_loss,
+    rank_loss,
+    squared_correlation,
+    weighted_sum,
+)
 
 
 def softplus(x):
@@ -239,3 +245,53 @@ def test_the_gradient_of_many_pairs_has_the_same_bits_at_every_run():
     function = tf.function(rank_loss)
     runs = {rank(logit, pairs, np.ones(50_000), function)[1].tobytes() for _ in range(8)}
     assert len(runs) == 1
+
+
+def mean_squared_correlation(logits, weight):
+    covariance = np.cov(np.asarray(logits), aweights=weight, ddof=0)
+    spread = np.sqrt(np.diag(covariance))
+    squared = (covariance / np.outer(spread, spread)) ** 2
+    return np.mean([squared[i, j] for i in range(len(logits)) for j in range(i)])
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_squared_correlation_and_its_gradient(count):
+    rng = np.random.default_rng(count)
+    logits = rng.normal(size=(count, 12)) + rng.normal(size=12) - 3
+    weight = rng.choice([0.5, 1.0, 4.0], 12)
+
+    def loss(flat):
+        return squared_correlation(tf.reshape(flat, [count, 12]), tf.constant(weight))
+
+    value, gradient = value_and_gradient(loss, logits.ravel())
+    assert value == pytest.approx(mean_squared_correlation(logits, weight), rel=1e-9)
+    numeric = differences(lambda flat: mean_squared_correlation(flat.reshape(count, 12), weight), logits.ravel())
+    np.testing.assert_allclose(gradient, numeric, atol=1e-8)
+
+
+def test_correlation_knows_no_scale_no_shift_and_no_sign():
+    logits = np.random.default_rng(0).normal(size=30)
+    weight = tf.ones(30, tf.float64)
+    for other in (5 * logits - 7, -0.01 * logits):
+        value = squared_correlation(tf.constant(np.stack([logits, other])), weight)
+        assert float(value) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_rows_of_weight_0_do_not_correlate(bad):
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(2, 6))
+    weight = np.array([1.0, 2.0, 1.0, 1.0, 0.0, 0.0])
+    expected = mean_squared_correlation(logits[:, :4], weight[:4])
+    logits[:, 4:] = bad
+    value, gradient = value_and_gradient(lambda z: squared_correlation(z, tf.constant(weight)), logits)
+    assert value == pytest.approx(expected)
+    assert np.isfinite(gradient[:, :4]).all() and not gradient[:, 4:].any()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4])
+def test_components_that_say_the_same_of_every_row_correlate_with_none(rows):
+    logits = np.full((2, rows), -3.0, np.float32)
+    value, gradient = value_and_gradient(lambda z: squared_correlation(z, tf.ones(rows)), logits)
+    assert value == 0
+    assert np.isfinite(gradient).all()

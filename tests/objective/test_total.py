@@ -11,7 +11,7 @@ from ctr.data.reader import Rows
 from ctr.data.schema import Category, Schema
 from ctr.data.stream import TEACHER_LOGIT
 from ctr.objective.bias_constraints import resolve_families
-from ctr.objective.config import ObjectiveConfig
+from ctr.objective.config import AntiDistillationConfig, ObjectiveConfig
 from ctr.objective.targets import make_targets, target_signature
 from ctr.objective.total import next_duals, slices_of, total_loss
 
@@ -42,7 +42,7 @@ CONTENT: dict[str, Any] = {
 }
 CONFIG = parse_model(ObjectiveConfig, CONTENT, "test")
 FAMILIES = resolve_families(CONFIG.bias_constraints, SCHEMA)
-RAMPS = {"alpha2": 1.0, "ranking": 0.8, "distillation": 0.5, "bias_constraints": 0.6}
+RAMPS = {"alpha2": 1.0, "ranking": 0.8, "distillation": 0.5, "anti_distillation": 0.4, "bias_constraints": 0.6}
 DUALS = [np.array([0.4, -0.7, 0.2]), np.array([0.3, -0.2, 0.5, 0.9]), np.array([-1.1])]
 OWN = 9  # rows of the training log; the rest are of the constraint log
 
@@ -128,7 +128,7 @@ def in_graph(rows: Rows, source: np.ndarray, logits: np.ndarray, capacity: int =
     with tf.GradientTape() as tape:
         tape.watch([logit, score])
         index = slices_of(FAMILIES, given, logit)
-        loss = total_loss(CONFIG, given, logit, score, ramps, duals, index)
+        loss = total_loss(CONFIG, given, logit, logit[tf.newaxis], score[tf.newaxis], ramps, duals, index)
     gradients = tape.gradient(loss, [logit, score])
     seen = [tf.zeros([2, len(dual)]) for dual in DUALS]
     moved = next_duals(CONFIG, FAMILIES, given, logit, ramps["bias_constraints"], duals, seen, index)
@@ -184,7 +184,7 @@ def test_with_all_ramps_at_zero_it_is_the_logistic_loss():
     zero = dict.fromkeys(RAMPS, tf.constant(0.0))
     duals = [tf.constant(dual, tf.float32) for dual in DUALS]
     index = slices_of(FAMILIES, targets, logit)
-    loss = total_loss(CONFIG, targets, logit, logit, zero, duals, index)
+    loss = total_loss(CONFIG, targets, logit, logit[tf.newaxis], logit[tf.newaxis], zero, duals, index)
     own = np.where(source == 0, rows.train_weight, 0)
     losses = np.logaddexp(0, np.where(rows.label == 1, -logits[0], logits[0]))
     assert loss.numpy() == pytest.approx((own * losses).sum() / rows.train_weight.sum(), rel=1e-6)
@@ -192,3 +192,29 @@ def test_with_all_ramps_at_zero_it_is_the_logistic_loss():
     moved = next_duals(CONFIG, FAMILIES, targets, logit, zero["ranking"], duals, seen, index)
     for before, (now, _) in zip(DUALS, moved, strict=True):
         assert np.array_equal(now.numpy(), before.astype(np.float32))
+
+
+def test_of_an_ensemble_the_losses_are_means_and_the_constraints_are_about_the_prediction():
+    rows, source, logits = draw(0)
+    count = len(rows)
+    components = np.stack([logits[0], logits[1], logits[0] - logits[1]])
+    p = sigmoid(components).mean(axis=0)
+    prediction = np.log(p / (1 - p))
+    config = CONFIG.model_copy(update={"anti_distillation": AntiDistillationConfig(weight=0.25)})
+    targets = {
+        name: tf.constant(array) for name, array in make_targets(config, FAMILIES, rows, source, count).items()
+    }
+    ramps = {name: tf.constant(ramp) for name, ramp in RAMPS.items()}
+    duals = [tf.constant(dual, tf.float32) for dual in DUALS]
+    logit = tf.constant(prediction, tf.float32)
+    index = slices_of(FAMILIES, targets, logit)
+    each = tf.constant(components, tf.float32)
+    loss = total_loss(config, targets, logit, each, each, ramps, duals, index)
+    # With one slice for each row, the reference's constraint is linear in p: its mean is that of the mean.
+    expected = np.mean([reference(rows, source, own, own, prediction) for own in components])
+    own = np.where(source == 0, rows.train_weight, 0.0)
+    covariance = np.cov(components, aweights=own, ddof=0)
+    spread = np.sqrt(np.diag(covariance))
+    squared = (covariance / np.outer(spread, spread)) ** 2
+    expected += 0.25 * 0.4 * (squared[0, 1] + squared[0, 2] + squared[1, 2]) / 3
+    assert loss.numpy() == pytest.approx(expected, rel=1e-5)

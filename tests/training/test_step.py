@@ -45,7 +45,8 @@ def make_config(gradient: str = "sum", **settings: Any) -> TrainConfig:
     return parse_model(TrainConfig, {**content, "optimizer": {**content["optimizer"], "rows": rows}}, "test")
 
 
-RAMPED = {"alpha2": 1.0, "ranking": 1.0, "distillation": 1.0, "bias_constraints": 1.0}
+PARTS = ("alpha2", "ranking", "distillation", "anti_distillation", "bias_constraints")
+RAMPED = dict.fromkeys(PARTS, 1.0)
 HALF = {**RAMPED, "alpha2": 0.5}
 
 
@@ -79,16 +80,8 @@ def make_state(config: TrainConfig) -> TrainState:
 
 def parameters(state: TrainState) -> dict[str, np.ndarray]:
     """All weights in float64, under the reference's names."""
-    network = state.network
     named = {layout.name: table.numpy() for layout, table in zip(state.layouts, state.tables, strict=True)}
-    for index, cross in enumerate(network.crosses):
-        for name, value in zip(("u", "v", "bias"), cross.get_weights(), strict=True):
-            named[f"cross {index} {name}"] = value
-    for index, layer in enumerate(network.deep):
-        named[f"deep {index} kernel"], named[f"deep {index} bias"] = layer.get_weights()
-    if network.head is not None:
-        named["head"] = network.head.get_weights()[0]
-    named["output bias"] = network.output_bias.numpy()
+    named |= {name: weight.numpy() for name, weight in state.network.weights().items()}
     return {name: np.array(np.atleast_1d(value), np.float64) for name, value in named.items()}
 
 
@@ -104,11 +97,11 @@ def reference_logits(weights: dict[str, np.ndarray], example: Example, alpha2: f
         e0 = np.concatenate([value[:-1] for value in looked_up])
         hidden = e0
         for index in range(2):
-            u, v, bias = (weights[f"cross {index} {name}"] for name in ("u", "v", "bias"))
+            u, v, bias = (weights[f"quality/cross_{index}/{name}"] for name in ("u", "v", "v_bias"))
             hidden = alpha2 * e0 * (hidden @ u @ v + bias) + hidden
-        hidden = np.tanh(hidden @ weights["deep 0 kernel"] + weights["deep 0 bias"])
+        hidden = np.tanh(hidden @ weights["quality/deep_0/w"] + weights["quality/deep_0/w_bias"])
         linear = sum(value[-1] for value in looked_up)
-        logits.append((hidden @ weights["head"]).item() + linear + weights["output bias"].item())
+        logits.append((hidden @ weights["quality_head"]).item() + linear + weights["output_bias"].item())
     return np.array(logits)
 
 
@@ -327,3 +320,78 @@ def test_rates_of_0_hold_what_they_belong_to():
     changed = {name for name in after if not np.array_equal(after[name], before[name])}
     assert changed == {"quality-2"}
     assert np.array_equal(after["quality-2"][:, -1], before["quality-2"][:, -1])
+
+
+def ensemble(embeddings: str, gradient: str, **shampoo: Any) -> TrainConfig:
+    optimizer = {
+        **SETTINGS["optimizer"],
+        "dense": {"learning_rate": 0.1, "shampoo": {**ADAGRAD, "initial_accumulator": 0.001, **shampoo}},
+    }
+    model = {**SETTINGS["model"], "ensemble": {"components": 2, "embeddings": embeddings}}
+    return make_config(gradient, model=model, optimizer=optimizer)
+
+
+def alone(config: TrainConfig, together: TrainState, component: int) -> TrainState:
+    """A model of one component that starts where a component of an ensemble does."""
+    single = config.model.model_copy(update={"ensemble": type(config.model.ensemble)()})
+    state = make_state(config.model_copy(update={"model": single}))
+    for name, weight in state.network.weights().items():
+        weight.assign(together.network.weights()[f"component_{component}/{name}"])
+    for layout, table, source in zip(state.layouts, state.tables, together.tables, strict=True):
+        begin = component * layout.columns if source.shape[1] > layout.columns else 0
+        table.assign(source[:, begin : begin + layout.columns])
+    return state
+
+
+# Damped well: few rows leave the statistics without full rank, where roots make much of the last bits.
+SHAMPOO = {"start_preconditioning_step": 2, "precondition_frequency": 1, "asynchronous": False, "epsilon": 0.01, "momentum": 0.9}
+
+
+@pytest.mark.parametrize("shampoo", [{}, SHAMPOO], ids=["adagrad", "shampoo"])
+@pytest.mark.parametrize("gradient", ["sum", "mean"])
+def test_components_with_their_own_embeddings_learn_as_if_each_were_alone(gradient, shampoo):
+    config = ensemble("separate", gradient, **shampoo)
+    together = make_state(config)
+    singles = [alone(config, together, component) for component in range(2)]
+    step = make_steps(together, config, jit=False).learn
+    steps = [make_steps(single, config, jit=False).learn for single in singles]
+    for number in range(5):
+        example = Example(number)
+        logit = step(example.feed(together), HALF).logit.numpy()
+        own = [
+            one(example.feed(single), HALF).logit.numpy() for one, single in zip(steps, singles, strict=True)
+        ]
+        p = np.mean(1 / (1 + np.exp(-np.array(own, np.float64))), axis=0)
+        np.testing.assert_allclose(logit, np.log(p / (1 - p)), rtol=1e-4, atol=1e-5)
+    found = parameters(together)
+    for component, single in enumerate(singles):
+        for name, value in parameters(single).items():
+            if name in found:
+                columns = value.shape[1]
+                of_component = found[name][:, component * columns : (component + 1) * columns]
+            else:
+                of_component = found[f"component_{component}/{name}"]
+            np.testing.assert_allclose(of_component, value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("gradient", ["sum", "mean"])
+def test_shared_embeddings_learn_from_the_mean_of_the_components_gradients(gradient):
+    config = ensemble("shared", gradient)
+    together = make_state(config)
+    states = [together, *(alone(config, together, component) for component in range(2))]
+    before = parameters(together)["quality-2"]
+    gradients = []
+    for state in states:
+        make_steps(state, config, jit=False).learn(Example(0).feed(state), HALF)
+        # What AdaGrad saw follows from what it did.
+        sums = state.row_accumulators[0].numpy()
+        moved = before - parameters(state)["quality-2"]
+        gradients.append(moved * np.sqrt(sums) / np.array([0.3, 0.3, 0.2]))
+    np.testing.assert_allclose(gradients[0], (gradients[1] + gradients[2]) / 2, rtol=1e-3, atol=1e-5)
+    assert np.abs(gradients[1] - gradients[2]).max() > 0.01
+    found = parameters(together)
+    for component, single in enumerate(states[1:]):
+        for name, value in parameters(single).items():
+            if name not in found:
+                of_component = found[f"component_{component}/{name}"]
+                np.testing.assert_allclose(of_component, value, rtol=1e-4, atol=1e-6, err_msg=name)

@@ -1,0 +1,100 @@
+"""SmeLU at its joints; every activation and its gradient, compiled and not, against float64."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import erf
+
+from ctr.models.activations import ACTIVATIONS, make_activation, smelu
+
+NAMES = ["smelu", *sorted(ACTIVATIONS)]
+BETA = 0.75
+Z = np.array([-30.0, -4.0, -0.76, -0.75, -0.74, -0.3, 0.0, 0.2, 0.74, 0.75, 0.76, 3.0, 50.0])
+
+
+def exact(name: str, z: np.ndarray) -> np.ndarray:
+    softplus = np.logaddexp(0, z)
+    return {
+        "smelu": np.where(z <= -BETA, 0, np.where(z >= BETA, z, (z + BETA) ** 2 / (4 * BETA))),
+        "relu": np.maximum(z, 0),
+        "gelu": z * (1 + erf(z / math.sqrt(2))) / 2,
+        "swish": z / (1 + np.exp(-z)),
+        "mish": z * np.tanh(softplus),
+        "softplus": softplus,
+        "tanh": np.tanh(z),
+        "elu": np.where(z > 0, z, np.expm1(np.minimum(z, 0))),
+    }[name]
+
+
+def value_and_slope(function, z, dtype="float32"):
+    z = tf.cast(tf.constant(z), dtype)
+    with tf.GradientTape() as tape:
+        tape.watch(z)
+        value = function(z)
+    return value, tape.gradient(value, z)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_values_and_slopes(name, compiled):
+    value, slope = value_and_slope(make_activation(name, BETA, compiled), Z)
+    np.testing.assert_allclose(value, exact(name, Z), rtol=2e-6, atol=1e-6)
+    # Away from the joints, where a difference tells the slope.
+    smooth = np.abs(np.abs(Z) - (BETA if name == "smelu" else 0)) > 1e-3
+    central = (exact(name, Z + 1e-6) - exact(name, Z - 1e-6)) / 2e-6
+    np.testing.assert_allclose(slope.numpy()[smooth], central[smooth], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("beta", [0.25, 1.0, 4.0])
+def test_smelu_at_its_joints_and_half_way(beta, compiled):
+    # Powers of two, so that every number here is exact.
+    z = np.array([-beta, 0.0, beta])
+    value, slope = value_and_slope(make_activation("smelu", beta, compiled), z)
+    assert value.numpy().tolist() == [0, beta / 4, beta]
+    assert slope.numpy().tolist() == [0, 0.5, 1]
+    beside = np.nextafter(z.astype(np.float32), np.float32(np.inf))
+    _, slope = value_and_slope(make_activation("smelu", beta, compiled), beside)
+    np.testing.assert_allclose(slope, [0, 0.5, 1], atol=1e-6)
+
+
+@given(z=st.floats(-1e6, 1e6, width=32), beta=st.floats(0.01, 100))
+def test_smelu_lies_between_relu_and_a_quarter_of_beta_above_it(z, beta):
+    value = float(smelu(tf.constant(z, tf.float64), beta))
+    rounding = 1e-12 * (abs(z) + beta)
+    assert max(z, 0) - rounding <= value <= max(z, 0) + beta / 4 + rounding
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_in_bfloat16_only_the_result_is_rounded(name):
+    z = tf.cast(tf.constant(Z), tf.bfloat16)
+    for compiled in (False, True):
+        value, slope = value_and_slope(make_activation(name, BETA, compiled), z, tf.bfloat16)
+        assert (value.dtype, slope.dtype) == (tf.bfloat16, tf.bfloat16)
+        # Half a unit in the last of its 8 bits, relative to the value.
+        expected = exact(name, tf.cast(z, tf.float64).numpy())
+        np.testing.assert_allclose(tf.cast(value, tf.float64), expected, rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_turns_a_value_that_is_not_finite_into_one_that_is(name, compiled):
+    value, _ = value_and_slope(make_activation(name, BETA, compiled), np.array([np.nan]))
+    assert np.isnan(value.numpy()).all()
+    if name in ("relu", "smelu"):
+        assert make_activation(name, BETA, compiled)(tf.constant([np.inf])).numpy().tolist() == [np.inf]
+        assert make_activation(name, BETA, compiled)(tf.constant([-np.inf])).numpy().tolist() == [0]
+
+
+def test_an_activation_for_serving_holds_nothing_that_needs_xla():
+    def compiled_functions(compiled):
+        function = tf.function(make_activation("smelu", 1.0, compiled))
+        graph = function.get_concrete_function(tf.TensorSpec([None, 4])).graph.as_graph_def()
+        return ["_XlaMustCompile" in item.attr for item in graph.library.function].count(True)
+
+    assert compiled_functions(False) == 0
+    assert compiled_functions(True) > 0

@@ -1,0 +1,63 @@
+"""The transfer functions against NumPy; what is learned never falls."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctr.models.transfer import PiecewiseLinearTransfer, SigmoidTransfer
+
+
+@pytest.mark.parametrize("transfer", [SigmoidTransfer(0.1), PiecewiseLinearTransfer(0.1, 6, 2.0)])
+def test_at_the_start_it_adds_the_prior(transfer):
+    s = np.array([-50.0, -1.3, 0.0, 0.4, 2.0, 50.0], np.float32)
+    np.testing.assert_allclose(transfer(tf.constant(s)), s + np.log(0.1 / 0.9), rtol=1e-5, atol=1e-5)
+
+
+@given(
+    slopes=st.lists(st.floats(-20, 20), min_size=2, max_size=9),
+    s=st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=20),
+)
+@settings(deadline=None, max_examples=50)
+def test_pieces_against_the_integral_of_the_slope(slopes, s):
+    transfer = PiecewiseLinearTransfer(0.5, len(slopes), 4.0)
+    transfer.slopes.assign(slopes)
+    transfer.bias.assign(0.25)
+    joints = np.linspace(-4, 4, len(slopes) - 1)
+    steps = np.logaddexp(0, np.array(slopes))
+
+    def integral(end):
+        # From 0 to the end, piece by piece.
+        low, high = min(0, end), max(0, end)
+        edges = np.concatenate([[-np.inf], joints, [np.inf]])
+        total = sum(
+            step * max(0, min(high, right) - max(low, left))
+            for step, left, right in zip(steps, edges, edges[1:], strict=False)
+        )
+        return 0.25 + (total if end > 0 else -total)
+
+    s = sorted(s)
+    found = transfer(tf.constant(s, tf.float32)).numpy()
+    np.testing.assert_allclose(found, [integral(end) for end in s], rtol=1e-4, atol=1e-4)
+    assert (np.diff(found) >= 0).all()
+
+
+def test_a_slope_is_above_0_whatever_is_learned():
+    transfer = PiecewiseLinearTransfer(0.5, 2, 1.0)
+    transfer.slopes.assign([-40.0, 3.0])
+    assert float(transfer(tf.constant([-1e6]))[0]) < 0
+
+
+def test_gradients_reach_the_pieces_that_a_product_crosses():
+    transfer = PiecewiseLinearTransfer(0.5, 4, 1.0)  # joints at -1, 0, 1
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(transfer(tf.constant([2.0])))
+    gradient = tape.gradient(total, transfer.slopes).numpy()
+    assert (gradient != 0).tolist() == [False, False, True, True]
+
+
+def test_names_of_the_weights():
+    assert [name for name, _ in SigmoidTransfer(0.5).weights()] == ["transfer_scale", "transfer_bias"]
+    names = [name for name, _ in PiecewiseLinearTransfer(0.5, 3, 1.0).weights()]
+    assert names == ["transfer_slopes", "transfer_bias"]
