@@ -76,7 +76,9 @@ def test_a_fresh_bottleneck_keeps_the_variance_of_a_full_layer():
     spreads = []
     for ranks in ((), (40,)):
         model = DCN(0, 0, (400,), ranks, tf.identity, "float32")
-        spreads.append(hidden_layers([model], tf.constant(e0[np.newaxis], tf.float32), tf.constant(0.0)).numpy().std())
+        spreads.append(
+            hidden_layers([model], tf.constant(e0[np.newaxis], tf.float32), tf.constant(0.0)).numpy().std()
+        )
     assert spreads[1] == pytest.approx(spreads[0], rel=0.1)
 
 

@@ -265,7 +265,9 @@ def test_squared_correlation_and_its_gradient(count):
 
     value, gradient = value_and_gradient(loss, logits.ravel())
     assert value == pytest.approx(mean_squared_correlation(logits, weight), rel=1e-9)
-    numeric = differences(lambda flat: mean_squared_correlation(flat.reshape(count, 12), weight), logits.ravel())
+    numeric = differences(
+        lambda flat: mean_squared_correlation(flat.reshape(count, 12), weight), logits.ravel()
+    )
     np.testing.assert_allclose(gradient, numeric, atol=1e-8)
 
 

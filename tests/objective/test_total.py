@@ -42,7 +42,13 @@ CONTENT: dict[str, Any] = {
 }
 CONFIG = parse_model(ObjectiveConfig, CONTENT, "test")
 FAMILIES = resolve_families(CONFIG.bias_constraints, SCHEMA)
-RAMPS = {"alpha2": 1.0, "ranking": 0.8, "distillation": 0.5, "anti_distillation": 0.4, "bias_constraints": 0.6}
+RAMPS = {
+    "alpha2": 1.0,
+    "ranking": 0.8,
+    "distillation": 0.5,
+    "anti_distillation": 0.4,
+    "bias_constraints": 0.6,
+}
 DUALS = [np.array([0.4, -0.7, 0.2]), np.array([0.3, -0.2, 0.5, 0.9]), np.array([-1.1])]
 OWN = 9  # rows of the training log; the rest are of the constraint log
 
@@ -202,7 +208,8 @@ def test_of_an_ensemble_the_losses_are_means_and_the_constraints_are_about_the_p
     prediction = np.log(p / (1 - p))
     config = CONFIG.model_copy(update={"anti_distillation": AntiDistillationConfig(weight=0.25)})
     targets = {
-        name: tf.constant(array) for name, array in make_targets(config, FAMILIES, rows, source, count).items()
+        name: tf.constant(array)
+        for name, array in make_targets(config, FAMILIES, rows, source, count).items()
     }
     ramps = {name: tf.constant(ramp) for name, ramp in RAMPS.items()}
     duals = [tf.constant(dual, tf.float32) for dual in DUALS]

@@ -344,7 +344,13 @@ def alone(config: TrainConfig, together: TrainState, component: int) -> TrainSta
 
 
 # Damped well: few rows leave the statistics without full rank, where roots make much of the last bits.
-SHAMPOO = {"start_preconditioning_step": 2, "precondition_frequency": 1, "asynchronous": False, "epsilon": 0.01, "momentum": 0.9}
+SHAMPOO = {
+    "start_preconditioning_step": 2,
+    "precondition_frequency": 1,
+    "asynchronous": False,
+    "epsilon": 0.01,
+    "momentum": 0.9,
+}
 
 
 @pytest.mark.parametrize("shampoo", [{}, SHAMPOO], ids=["adagrad", "shampoo"])

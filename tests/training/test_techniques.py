@@ -155,6 +155,14 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
+STRUCTURE: dict[str, Any] = {
+    "deep": {"ranks": [3], "activation": "smelu", "smelu_beta": 0.5},
+    "factorised": {"width": 3, "ui_units": [4], "transfer": "piecewise_linear"},
+    "ensemble": {"components": 2, "embeddings": "separate"},
+}
+PUSHED: dict[str, Any] = {**EVERYTHING, "anti_distillation": {"weight": 0.1, "ramp": {"start": 300}}}
+
+
 def with_exposure(objective: dict[str, Any], path: Path) -> dict[str, Any]:
     """The same with a constraint log, whose rows also teach by themselves."""
     constraints = objective["bias_constraints"]
@@ -164,24 +172,28 @@ def with_exposure(objective: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("objective", "delay"),
+    ("objective", "model", "delay"),
     [
-        pytest.param({}, 0.03, id="delay", marks=pytest.mark.slow),
-        pytest.param(RANKING, 0, id="ranking", marks=pytest.mark.slow),
-        pytest.param(CONSTRAINTS, 0.03, id="constraints and delay", marks=pytest.mark.slow),
-        pytest.param(EVERYTHING, 0, id="everything without delay", marks=pytest.mark.slow),
-        pytest.param(EVERYTHING, 0.03, id="everything"),
+        pytest.param({}, {}, 0.03, id="delay", marks=pytest.mark.slow),
+        pytest.param(RANKING, {}, 0, id="ranking", marks=pytest.mark.slow),
+        pytest.param(CONSTRAINTS, {}, 0.03, id="constraints and delay", marks=pytest.mark.slow),
+        pytest.param(EVERYTHING, {}, 0, id="everything without delay", marks=pytest.mark.slow),
+        pytest.param(EVERYTHING, {}, 0.03, id="everything", marks=pytest.mark.slow),
+        pytest.param(PUSHED, STRUCTURE, 0, id="and every structure without delay", marks=pytest.mark.slow),
+        pytest.param(PUSHED, STRUCTURE, 0.03, id="and every structure"),
     ],
 )
 def test_stopped_and_resumed_with_any_of_it_the_bits_are_the_same(
-    log, make_examples, make_log, make_config, tmp_path, objective, delay
+    log, make_examples, make_log, make_config, tmp_path, objective, model, delay
 ):
     log = copied(log, tmp_path)
     train(log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
     write_decisions(log, "half", parse_model(SamplingConfig, {"non_click_rate": 0.5}, "test"))
     if "bias_constraints" in objective:
         objective = with_exposure(objective, make_log(make_examples(queries=220, seed=9).table(), "exposure"))
-    config = make_config({"objective": objective, "label_delay": delay, "sampling": {"name": "half"}})
+    config = make_config(
+        {"objective": objective, "model": model, "label_delay": delay, "sampling": {"name": "half"}}
+    )
     train(log, config, tmp_path / "whole")
 
     train_until(700, log, config, tmp_path / "resumed")
@@ -215,14 +227,16 @@ def test_ramps_and_duals_are_in_every_line_of_the_metrics(log, make_config, tmp_
 
 
 @pytest.mark.slow
-def test_a_run_of_compiled_steps_agrees_with_all_of_it(log, make_config, tmp_path):
+@pytest.mark.parametrize(("objective", "model"), [(EVERYTHING, {}), (PUSHED, STRUCTURE)])
+def test_a_run_of_compiled_steps_agrees_with_all_of_it(log, make_config, tmp_path, objective, model):
     log = copied(log, tmp_path)
     train(log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
     summaries = {}
     for jit in (False, True):
         # AdaGrad, since compiled steps use each of Shampoo's roots one step later.
         shampoo = {"start_preconditioning_step": None}
-        changes = {"objective": EVERYTHING, "jit": jit, "optimizer": {"dense": {"shampoo": shampoo}}}
+        optimizer = {"dense": {"shampoo": shampoo}}
+        changes = {"objective": objective, "model": model, "jit": jit, "optimizer": optimizer}
         summaries[jit] = train(log, make_config(changes), tmp_path / f"run-{jit}")
     for name in ("logloss", "auc", "calibration_bias"):
         assert summaries[True][name] == pytest.approx(summaries[False][name], abs=1e-4)
