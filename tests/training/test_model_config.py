@@ -42,7 +42,7 @@ def test_what_is_refused(make_config, changes, words):
 
 @pytest.mark.parametrize("changes", [{"factorised": {}}, {"ensemble": {"components": 2}}])
 def test_a_logistic_regression_has_no_towers_and_no_components(make_config, changes):
-    with pytest.raises(InputError, match="need.? crosses or deep layers"):
+    with pytest.raises(InputError, match="crosses or deep layers"):
         make_config({"model": changes}, logistic=True)
 
 
