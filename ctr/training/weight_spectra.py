@@ -12,18 +12,19 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from threadpoolctl import threadpool_limits
 
 from ctr.training.run_directory import write_json
 from ctr.training.state import TrainState
 
-# Work is counted in min(m, n)^2 max(m, n). Up to this much the singular values are LAPACK's, about a second;
+# Work is counted in min(m, n)^2 max(m, n). Up to this much the singular values are LAPACK's, a fraction of a second;
 # beyond, the roots of the Gram matrix' eigenvalues, several times faster. In float64 these are wrong by about
 # 1e-8 of the largest singular value, less than what float32 weights are rounded by.
 _EXACT_WORK = 2**29
 _EXACT_FACTOR = 4  # how much slower LAPACK's are, at the same size
 
-# Of all weights of a run together, at the end of which nobody waits for more than about a minute: one
-# 4096 x 4096, or 65536 x 1024, twice.
+# Of all weights of a run together: two of 4096 x 4096, for which one waits about half a minute at the end, or
+# two of 65536 x 1024, which take some seconds.
 _MOST_WORK = 2**37
 _GRAM_ROWS = 4096
 
@@ -113,7 +114,9 @@ def weight_spectra(weights: Iterable[tuple[str, np.ndarray]], most_work: int = _
             entries[matrix.name] = {"omitted": "too large to compute"}
         else:
             left -= matrix.work()
-            entries[matrix.name] = _spectrum(matrix)
+            # More threads of BLAS would wait for one another where others compute too, and change last bits.
+            with threadpool_limits(1, "blas"):
+                entries[matrix.name] = _spectrum(matrix)
     return {"weights": [{**_description(matrix), **entries[matrix.name]} for matrix in matrices]}
 
 
