@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_recommenders as tfrs
 
 from ctr.training import weight_spectra as module
 from ctr.training.loop import train
@@ -102,6 +103,7 @@ def test_what_is_no_low_rank_pair():
     assert names(("a/u", u), ("b/v", v)) == ["a/u", "b/v"]
     assert names(("menu", u), ("menv", v)) == ["menu", "menv"]
     assert names(("a/u", u), ("a/v", u)) == ["a/u", "a/v"]
+    assert names(("a/u", u), ("a/v", v[:, :1])) == ["a/u"]
     assert names(("a/u", np.ones(2, np.float32)), ("a/v", v)) == ["a/v"]
     assert names(("a/u", u), ("a/v", v), ("a/uv", v)) == ["a/u", "a/v", "a/uv"]
 
@@ -146,13 +148,14 @@ class Tower(tf.keras.Model):
     def __init__(self) -> None:
         super().__init__()
         self.deep = [tf.keras.layers.Dense(3), tf.keras.layers.Dense(3)]
+        self.cross = tfrs.layers.dcn.Cross()
         self._dense_u = tf.keras.layers.Dense(2, use_bias=False)
         self.mixing = self.add_weight(name="mixing", shape=[3, 3])
 
     def call(self, x):
         for layer in self.deep:
             x = layer(x)
-        return self._dense_u(x @ self.mixing)
+        return self._dense_u(self.cross(x @ self.mixing))
 
 
 class Towers(tf.keras.Model):
@@ -171,7 +174,7 @@ def test_names_are_those_of_the_attributes_however_many_networks_there_were():
         network(tf.zeros([1, 4]))
         named = name_weights(network, [*network.trainable_variables, stranger, stranger])
         names = [name for name, _ in named]
-        tower = ["deep_0", "deep_0/bias", "deep_1", "deep_1/bias", "mixing", "u"]
+        tower = ["deep_0", "deep_0/bias", "deep_1", "deep_1/bias", "mixing", "cross", "cross/bias", "u"]
         expected = {f"towers/{side}/{name}" for side in ("quality", "ui") for name in tower}
         assert set(names) == expected | {"somewhere/else", "somewhere/else_2"}
         assert len(set(names)) == len(names)
@@ -186,6 +189,8 @@ def test_names_are_those_of_the_attributes_however_many_networks_there_were():
                     "deep_1": layer.deep[1].kernel,
                     "deep_1/bias": layer.deep[1].bias,
                     "mixing": layer.mixing,
+                    "cross": layer.cross._dense.kernel,
+                    "cross/bias": layer.cross._dense.bias,
                     "u": layer._dense_u.kernel,
                 }["/".join(rest)]
             )
