@@ -69,6 +69,11 @@ def times(ratio: float | None) -> str:
     return f"{ratio:.3f}×" if ratio >= 0.001 or ratio <= 0 else "<0.001×"
 
 
+def percent(share: float) -> str:
+    """A share in percent: ``93.8%``; `ABSENT` for NaN."""
+    return ABSENT if math.isnan(share) else f"{100 * share:.1f}%"
+
+
 def aligned(rows: list[list[str]]) -> list[str]:
     """Rows of cells as lines: the first column to the left, the others to the right, two blanks between."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -4,7 +4,6 @@ Runs are told apart by colour and marker (`COLORS`, `MARKERS`, in the order of t
 around explains: no text of a run's files is in a plot. The same data give the same bytes.
 """
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,37 +19,10 @@ from matplotlib.ticker import FuncFormatter
 from ctr.eval.arrays import FloatArray
 from ctr.eval.logit_histogram import LOGIT_LIMIT
 from ctr.eval.per_query_auc import SIZE_NAMES
+from ctr.eval.plot_style import COLORS, DASHES, MARKERS, QUIET, STYLE, new_figure, thousands, to_svg
+from ctr.eval.weight_spectra import KEPT_SHARE, cumulative_shares
 
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#333333")
-"""Of Okabe and Ito, which people with any kind of colour vision tell apart."""
-MARKERS = ("o", "s", "^", "D", "v", "P")
-"""Fewer than the colours: the first 42 runs all look different."""
-
-_INK = "#1f2933"
-_QUIET = "#8a94a0"
 _WIDE = (6.4, 2.9)
-_STYLE: dict[Any, Any] = {
-    "font.size": 9.0,
-    "text.color": _INK,
-    "text.parse_math": False,
-    "axes.edgecolor": _QUIET,
-    "axes.labelcolor": _INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.formatter.useoffset": False,
-    "grid.color": "#e4e7eb",
-    "grid.linewidth": 0.7,
-    "xtick.color": _QUIET,
-    "xtick.labelcolor": _INK,
-    "ytick.color": _QUIET,
-    "ytick.labelcolor": _INK,
-    "legend.frameon": False,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "ctr",
-}
-_FONTS = "Inter, 'Segoe UI', 'Helvetica Neue', Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 _FEW_WINDOWS = 40
 _MANY_WINDOWS = 1000
 _BASELINES = {"calibration_bias": 0.0, "normalized_entropy": 1.0}
@@ -90,8 +62,8 @@ def progressive_metric(windows: Sequence[pd.DataFrame], metric: str) -> str:
         windows: for each run its windows, as `ctr.eval.run_files.read_windows` gives them.
         metric: one of `ctr.eval.run_files.METRICS`.
     """
-    with matplotlib.rc_context(_STYLE):
-        figure, axes = _figure(_WIDE)
+    with matplotlib.rc_context(STYLE):
+        figure, axes = new_figure(_WIDE)
         by_time = uses_event_time(windows)
         shown = []
         for index, table in enumerate(windows):
@@ -115,23 +87,23 @@ def progressive_metric(windows: Sequence[pd.DataFrame], metric: str) -> str:
             shown += [y[full], *(bound[full] for bound in (inner if len(table) > 1 else (low, high)))]
         _frame(axes, np.concatenate(shown), _BASELINES.get(metric))
         _frame_pass(axes, windows, by_time)
-        return _svg(figure)
+        return to_svg(figure)
 
 
 def throughput(windows: Sequence[pd.DataFrame]) -> str:
     """Examples per second in each window over the pass."""
-    with matplotlib.rc_context(_STYLE):
-        figure, axes = _figure(_WIDE)
+    with matplotlib.rc_context(STYLE):
+        figure, axes = new_figure(_WIDE)
         by_time = uses_event_time(windows)
         rates = []
         for index, table in enumerate(windows):
             rates.append(table["examples_per_second"].to_numpy())
             _with_line(axes, _position(table, by_time), rates[-1], index)
-        axes.yaxis.set_major_formatter(_thousands())
+        axes.yaxis.set_major_formatter(thousands())
         _frame(axes, np.concatenate(rates), None)
         axes.set_ylim(bottom=0)
         _frame_pass(axes, windows, by_time)
-        return _svg(figure)
+        return to_svg(figure)
 
 
 def reliability(deciles: Sequence[pd.DataFrame]) -> str:
@@ -140,8 +112,8 @@ def reliability(deciles: Sequence[pd.DataFrame]) -> str:
     Args:
         deciles: for each run the table of `ctr.eval.calibration.calibration_buckets`.
     """
-    with matplotlib.rc_context(_STYLE):
-        figure, axes = _figure((4.6, 4.2))
+    with matplotlib.rc_context(STYLE):
+        figure, axes = new_figure((4.6, 4.2))
         predictions = np.concatenate([table["mean_prediction"].to_numpy() for table in deciles])
         labels = np.concatenate([table["mean_label"].to_numpy() for table in deciles])
         positive = predictions[predictions > 0]
@@ -156,7 +128,7 @@ def reliability(deciles: Sequence[pd.DataFrame]) -> str:
         else:
             margin = 0.06 * (high - low) or 0.01
             low, high = low - margin, high + margin
-        axes.plot([low, high], [low, high], color=_QUIET, linestyle=(0, (4, 3)), linewidth=1)
+        axes.plot([low, high], [low, high], color=QUIET, linestyle=(0, (4, 3)), linewidth=1)
         for index, table in enumerate(deciles):
             mean = table["mean_prediction"].to_numpy()
             lowest = mean + table["ci95_low"].to_numpy()
@@ -172,7 +144,7 @@ def reliability(deciles: Sequence[pd.DataFrame]) -> str:
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
             axis.set_minor_formatter("")
-        return _svg(figure)
+        return to_svg(figure)
 
 
 def bias_by_group(
@@ -186,16 +158,16 @@ def bias_by_group(
         label: what the groups are.
         size: of the image, in inches.
     """
-    with matplotlib.rc_context(_STYLE):
-        figure, axes = _figure(size)
+    with matplotlib.rc_context(STYLE):
+        figure, axes = new_figure(size)
         for index, table in enumerate(tables):
             x = np.arange(len(groups)) + _offset(index, len(tables))
             bounds = table["ci95_low"].to_numpy(), table["ci95_high"].to_numpy()
             _with_bars(axes, x, table["bias"].to_numpy(), *bounds, index)
-        axes.axhline(0, color=_QUIET, linestyle=(0, (4, 3)), linewidth=1)
+        axes.axhline(0, color=QUIET, linestyle=(0, (4, 3)), linewidth=1)
         _name_groups(axes, groups, label)
         axes.set_ylabel("share of clicks − mean prediction")
-        return _svg(figure)
+        return to_svg(figure)
 
 
 def auc_by_query_size(tables: Sequence[pd.DataFrame]) -> str:
@@ -207,7 +179,7 @@ def auc_by_query_size(tables: Sequence[pd.DataFrame]) -> str:
     sizes = [name for name in SIZE_NAMES if any(name in set(table["size"]) for table in tables)]
     rows = [table.set_index("size").reindex(sizes) for table in tables]
     same = all(table["queries"].equals(rows[0]["queries"]) for table in rows)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 4.0), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
         for index, table in enumerate(rows):
@@ -224,10 +196,10 @@ def auc_by_query_size(tables: Sequence[pd.DataFrame]) -> str:
         above.set_ylabel("PerQueryAUC")
         above.tick_params(bottom=False)
         below.set_ylabel("queries")
-        below.yaxis.set_major_formatter(_thousands())
+        below.yaxis.set_major_formatter(thousands())
         below.yaxis.get_major_locator().set_params(nbins=3)
         _name_groups(below, sizes, "rows in the query")
-        return _svg(figure)
+        return to_svg(figure)
 
 
 def prediction_range(histograms: Sequence[FloatArray]) -> tuple[int, int]:
@@ -254,8 +226,8 @@ def prediction_histogram(histogram: FloatArray, limits: tuple[int, int], index: 
     padded = np.concatenate([histogram, np.zeros((step, 2))])
     weight = np.add.reduceat(padded, edges, axis=0)[:-1]
     logits = edges * (2 * LOGIT_LIMIT / len(histogram)) - LOGIT_LIMIT
-    with matplotlib.rc_context(_STYLE):
-        figure, axes = _figure(_WIDE)
+    with matplotlib.rc_context(STYLE):
+        figure, axes = new_figure(_WIDE)
         for clicked, color, name in (
             (0, "#7b8794", "not clicked"),
             (1, COLORS[index % len(COLORS)], "clicked"),
@@ -269,27 +241,46 @@ def prediction_histogram(histogram: FloatArray, limits: tuple[int, int], index: 
         axes.set_xticks(np.log(ticks / (1 - ticks)), [f"{tick:g}" for tick in ticks])
         axes.set_xlim(logits[0], logits[-1])
         axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
+        axes.yaxis.set_major_formatter(_percent())
         axes.set_xlabel("predicted probability of a click")
         axes.set_ylabel("share of the class")
         if axes.get_legend_handles_labels()[0]:
             axes.legend(loc="upper right")
-        return _svg(figure)
+        return to_svg(figure)
 
 
-def _figure(size: tuple[float, float]) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=size, layout="constrained")
-    return figure, figure.subplots()
+def cumulative_spectra(spectra: Sequence[FloatArray | None]) -> str:
+    """Shares of the norm and of the sum of singular values in the largest, by the share of them that these are.
+
+    Args:
+        spectra: for each weight its singular values, descending; without any, or with none above 0, it has no line.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.6, 3.6), layout="constrained")
+        panels = figure.subplots(1, 2, sharey=True)
+        for axes, order, label in zip(panels, (2, 1), ("Frobenius norm", "sum"), strict=True):
+            axes.axhline(KEPT_SHARE, color=QUIET, linestyle=(0, (4, 3)), linewidth=1)
+            axes.axvline(0.5, color=QUIET, linestyle=(0, (4, 3)), linewidth=1)
+            for index, values in enumerate(spectra):
+                if values is not None and values.any():
+                    x = np.linspace(0, 1, len(values) + 1)
+                    color, dashes = line_look(index)
+                    style: Any = (0, dashes) if dashes else "solid"
+                    axes.plot(
+                        x, cumulative_shares(values, order), color=color, linestyle=style, linewidth=1.4
+                    )
+            axes.set_xlim(0, 1)
+            axes.set_ylim(0, 1.02)
+            axes.xaxis.set_major_formatter(_percent())
+            axes.set_xlabel("rank, as a share of the full one")
+            axes.set_ylabel(f"share of the {label}")
+        panels[0].yaxis.set_major_formatter(_percent())
+        return to_svg(figure)
 
 
-def _svg(figure: Figure) -> str:
-    stream = io.StringIO()
-    figure.savefig(stream, format="svg", dpi=160, metadata={"Date": None, "Creator": None})
-    families = ", ".join(
-        name if name in ("sans-serif", "serif", "cursive", "fantasy", "monospace") else f"'{name}'"
-        for name in matplotlib.rcParams["font.sans-serif"]
-    )
-    return stream.getvalue().replace(families, _FONTS)
+def line_look(index: int) -> tuple[str, tuple[float, ...]]:
+    """Colour, and strokes and gaps, of the line of a weight."""
+    return COLORS[index % len(COLORS)], DASHES[index // len(COLORS) % len(DASHES)]
 
 
 def _middle_time(table: pd.DataFrame) -> npt.NDArray[np.int64]:
@@ -350,14 +341,14 @@ def _frame(axes: Axes, values: FloatArray, baseline: float | None) -> None:
     """Frame `values`, and `baseline` where it lies near them."""
     values = values[np.isfinite(values)]
     if not len(values):
-        axes.text(0.5, 0.5, "undefined in every window", transform=axes.transAxes, ha="center", color=_QUIET)
+        axes.text(0.5, 0.5, "undefined in every window", transform=axes.transAxes, ha="center", color=QUIET)
         axes.set_yticks([])
         return
     low, high = float(values.min()), float(values.max())
     margin = 0.1 * (high - low) or 0.01 * max(abs(high), 0.01)
     if baseline is not None and low - 3 * margin <= baseline <= high + 3 * margin:
         low, high = min(low, baseline), max(high, baseline)
-        axes.axhline(baseline, color=_QUIET, linestyle=(0, (4, 3)), linewidth=1)
+        axes.axhline(baseline, color=QUIET, linestyle=(0, (4, 3)), linewidth=1)
     axes.set_ylim(low - margin, high + margin)
 
 
@@ -378,7 +369,7 @@ def _frame_pass(axes: Axes, windows: Sequence[pd.DataFrame], by_time: bool) -> N
         )
         axes.set_xlabel("event time (UTC)")
     else:
-        axes.xaxis.set_major_formatter(_thousands())
+        axes.xaxis.set_major_formatter(thousands())
         axes.set_xlabel("examples")
 
 
@@ -391,5 +382,5 @@ def _name_groups(axes: Axes, groups: Sequence[str], label: str) -> None:
     axes.set_xlabel(label)
 
 
-def _thousands() -> FuncFormatter:
-    return FuncFormatter(lambda value, _: f"{value:,.0f}")
+def _percent() -> FuncFormatter:
+    return FuncFormatter(lambda value, _: f"{100 * value:.3g}%")

@@ -22,6 +22,7 @@ from ctr.eval.report_figures import (
     progressive_figures,
     query_size_figure,
     slice_tables,
+    weight_tables,
 )
 from ctr.eval.run_comparison import COSTS, NotComparableError, RunComparison, compare_read_runs
 from ctr.eval.run_files import METRICS, RunError
@@ -117,6 +118,7 @@ def render_report(runs: Sequence[Path]) -> str:
         slices=slice_tables(shown),
         query_size=query_size_figure(shown),
         histograms=histogram_figures(shown),
+        weights=weight_tables(shown),
     )
 
 

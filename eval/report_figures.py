@@ -14,6 +14,9 @@ from ctr.eval.logistic import sigmoid
 from ctr.eval.logit_histogram import LOGIT_LIMIT
 from ctr.eval.run_files import METRICS
 from ctr.eval.shown_run import ShownRun
+from ctr.eval.weight_spectra import WeightSpectrum, rank_keeping, top_half_share
+
+_ORDERS = (2, 1)
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,43 @@ class SliceTable:
     slices: int
     figure: ReportFigure
     rows: list[tuple[str, str, str, list[tuple[str, str]]]]
+
+
+@dataclass(frozen=True)
+class WeightRow:
+    """What the spectrum of a weight tells, as numbers and text.
+
+    Attributes:
+        spectrum: where it is from.
+        color: of its line in the plot, empty without one.
+        dashes: its strokes and gaps.
+        now: of a product, its multiply-adds as a share of those of the full matrix.
+        kept: for the Frobenius norm and for the sum, the rank that keeps 90%, and what a bottleneck of that rank
+            costs as a share of the present multiply-adds; empty without singular values.
+        top_half: for both, the share in the larger half of the singular values.
+    """
+
+    spectrum: WeightSpectrum
+    color: str
+    dashes: str
+    now: float | None
+    kept: list[tuple[int, float]]
+    top_half: list[str]
+
+
+@dataclass(frozen=True)
+class WeightTable:
+    """The weight matrices of a run.
+
+    Attributes:
+        run: whose.
+        rows: one for each weight; None when the run did not write their spectra.
+        figure: the spectra; None when there is none to draw.
+    """
+
+    run: ShownRun
+    rows: list[WeightRow] | None
+    figure: ReportFigure | None
 
 
 def progressive_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
@@ -183,6 +223,48 @@ def _slice_table(runs: Sequence[ShownRun], feature: str) -> SliceTable:
             f"Share of clicks minus mean prediction for the heaviest ids of {feature}; the table has the numbers.",
         ),
         rows=rows,
+    )
+
+
+def weight_tables(runs: Sequence[ShownRun]) -> list[WeightTable]:
+    """The spectra of each run's weight matrices."""
+    return [_weight_table(shown) for shown in runs]
+
+
+def _weight_table(shown: ShownRun) -> WeightTable:
+    if shown.weights is None:
+        return WeightTable(shown, None, None)
+    rows = [_weight_row(index, spectrum) for index, spectrum in enumerate(shown.weights)]
+    words = " ".join(
+        f"{row.spectrum.name}: 90% of the norm at rank {row.kept[0][0]} of {row.spectrum.full_rank}, "
+        f"of the sum at {row.kept[1][0]}."
+        for row in rows
+        if row.color
+    )
+    figure = None
+    if words:
+        figure = _figure(
+            "Share of the largest singular values, in the Frobenius norm and in the sum",
+            plots.cumulative_spectra([spectrum.singular_values for spectrum in shown.weights]),
+            f"Cumulative singular values of the weights of {shown.name}. {words}",
+        )
+    return WeightTable(shown, rows, figure)
+
+
+def _weight_row(index: int, spectrum: WeightSpectrum) -> WeightRow:
+    values = spectrum.singular_values
+    now = None if spectrum.inner_rank is None else spectrum.multiply_adds / math.prod(spectrum.shape)
+    if values is None:
+        return WeightRow(spectrum, "", "", now, [], [])
+    color, dashes = plots.line_look(index) if values.any() else ("", ())
+    ranks = [rank_keeping(values, order) for order in _ORDERS]
+    return WeightRow(
+        spectrum=spectrum,
+        color=color,
+        dashes=" ".join(f"{dash:g}" for dash in dashes),
+        now=now,
+        kept=[(rank, spectrum.through_bottleneck(rank) / spectrum.multiply_adds) for rank in ranks],
+        top_half=[display.percent(top_half_share(values, order)) for order in _ORDERS],
     )
 
 

@@ -8,7 +8,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pandas as pd
 import yaml
 
 from ctr.eval.progressive import ProgressiveMetrics
+from ctr.eval.weight_spectra import WeightSpectrum
 
 METRICS = ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias")
 """The metrics with an interval, the most telling first."""
@@ -149,6 +150,21 @@ def count_rejects(folder: Path) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
+def read_weight_spectra(folder: Path) -> list[WeightSpectrum] | None:
+    """The spectra of the weight matrices at the end of the pass; None without a weight_spectra.json.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    path = folder / "weight_spectra.json"
+    if not path.exists():
+        return None
+    weights = _json_object(path, _text(path)).get("weights")
+    if not isinstance(weights, list):
+        raise RunError(f"{path}: weights must be a list, got {weights!r:.80}")
+    return [_weight_spectrum(f"{path} weight {number}", entry) for number, entry in enumerate(weights, 1)]
+
+
 def prediction_parts(folder: Path) -> list[Path]:
     """The files of recorded predictions, in the log's order; none when the run did not record any."""
     return sorted((folder / "predictions").glob("*.parquet"))
@@ -243,6 +259,34 @@ def _window(where: str, line: dict[str, Any]) -> dict[str, float | None]:
         if value is not None and not _is_number(value):
             raise RunError(f"{where}: {key} must be a number, got {value!r:.80}")
     return row
+
+
+def _weight_spectrum(where: str, entry: object) -> WeightSpectrum:
+    if not isinstance(entry, dict):
+        raise RunError(f"{where}: must be a JSON object, got {type(entry).__name__}")
+    name, shape, inner = entry.get("name"), entry.get("shape"), entry.get("inner_rank")
+    if not isinstance(name, str):
+        raise RunError(f"{where}: name must be a string, got {name!r:.80}")
+    if not (isinstance(shape, list) and len(shape) == 2 and all(map(_is_size, shape))):
+        raise RunError(f"{where}: shape must hold two whole numbers above 0, got {shape!r:.80}")
+    if not (inner is None or _is_size(inner)):
+        raise RunError(f"{where}: inner_rank must be a whole number above 0, got {inner!r:.80}")
+    spectrum = WeightSpectrum(name, (shape[0], shape[1]), inner)
+    if "omitted" in entry:
+        return replace(spectrum, omitted=str(entry["omitted"]))
+    values, count = entry.get("singular_values"), spectrum.full_rank
+    if not (isinstance(values, list) and len(values) == count and all(map(_is_number, values))):
+        raise RunError(f"{where}: singular_values must be a list of {count} numbers, got {values!r:.80}")
+    array = np.array(values, np.float64)
+    if not (np.isfinite(array).all() and (array >= 0).all() and (np.diff(array) <= 0).all()):
+        raise RunError(
+            f"{where}: singular_values must be finite, descending and not below 0, got {values!r:.80}"
+        )
+    return replace(spectrum, singular_values=array)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and _is_number(value) and value > 0
 
 
 def _is_number(value: object) -> bool:

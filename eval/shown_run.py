@@ -8,8 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from ctr.eval import display, plots
+from ctr.eval import display
 from ctr.eval.calibration import calibration_buckets
+from ctr.eval.plot_style import COLORS
 from ctr.eval.run_comparison import COSTS
 from ctr.eval.run_files import (
     Run,
@@ -19,8 +20,10 @@ from ctr.eval.run_files import (
     distinct_names,
     read_environment,
     read_run,
+    read_weight_spectra,
     read_windows,
 )
+from ctr.eval.weight_spectra import WeightSpectrum
 
 COUNTS = {
     "log_rows": "rows of the log",
@@ -32,7 +35,7 @@ COUNTS = {
 """Entries of summary.json that tell how the pass went, with their titles."""
 
 SIGNS = "●■▲◆▼✚"
-"""`plots.MARKERS` as text."""
+"""`plot_style.MARKERS` as text."""
 
 _SIZE_DECIMALS = 4
 _SKIPPED_SHOWN = 5
@@ -57,6 +60,7 @@ class ShownRun:
         counts: how the pass went, for each of `COUNTS`.
         rejects: rejected rows by reason.
         skipped: rows of the log, from and up to, that skipped steps were about; the first of them.
+        weights: spectra of the weight matrices; None when the run did not write them.
     """
 
     name: str
@@ -73,6 +77,7 @@ class ShownRun:
     counts: dict[str, float | None]
     rejects: dict[str, int]
     skipped: list[str]
+    weights: list[WeightSpectrum] | None
 
     def value(self, metric: str) -> str:
         """A metric, with as many digits as its interval deserves."""
@@ -100,7 +105,7 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
     return [
         ShownRun(
             name=name,
-            color=plots.COLORS[index % len(plots.COLORS)],
+            color=COLORS[index % len(COLORS)],
             sign=SIGNS[index % len(SIGNS)],
             run=run,
             summary=run.metrics.summary(),
@@ -113,6 +118,7 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
             counts={key: run.number(key) for key in COUNTS},
             rejects=count_rejects(folder),
             skipped=_skipped(run),
+            weights=read_weight_spectra(folder),
         )
         for index, (folder, name, run) in enumerate(
             zip(folders, distinct_names(folders), map(read_run, folders), strict=True)

@@ -27,6 +27,7 @@ from ctr.training.run_directory import (
 )
 from ctr.training.state import TrainState
 from ctr.training.step import Steps, make_steps
+from ctr.training.weight_spectra import write_weight_spectra
 
 # What is left out of the promise that runs of the same configuration give the same results.
 TIMING = ("examples_per_second", "step_ms_p50", "shampoo_seconds_waited", "shampoo_seconds_computing")
@@ -241,6 +242,7 @@ def _finish(inputs: Inputs, current: Run, timing: Mapping[str, float]) -> dict[s
         **(timing or _timing_before(summary_path)),
     }
     write_metric_states(current.folder, current.total.to_arrays())
+    write_weight_spectra(current.folder, current.state)
     write_json(summary_path, summary)
     return summary
 

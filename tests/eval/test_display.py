@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from ctr.eval.display import aligned, amount, decimals_for, fixed, interval, times, verdict
+from ctr.eval.display import aligned, amount, decimals_for, fixed, interval, percent, times, verdict
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,9 @@ from ctr.eval.display import aligned, amount, decimals_for, fixed, interval, tim
         (amount(123.456), "123.5"),
         (amount(16.3), "16.3"),
         (amount(0.013149), "0.01315"),
+        (percent(math.nan), "–"),
+        (percent(0.93456), "93.5%"),
+        (percent(1.0), "100.0%"),
         (times(None), "–"),
         (times(0.0), "0.000×"),
         (times(0.00001), "<0.001×"),

@@ -18,7 +18,7 @@ from ctr.eval.run_files import RunError, read_windows
 make = runpy.run_path(str(Path(__file__).with_name("run_directories.py")))
 make_rows, predict, write_run = make["make_rows"], make["predict"], make["write_run"]
 
-SECTIONS = ["results", "pass", "calibration", "query-size", "predictions", "configuration"]
+SECTIONS = ["results", "pass", "calibration", "query-size", "predictions", "weights", "configuration"]
 VOID = {"meta", "img", "br", "col"}
 
 
@@ -163,6 +163,63 @@ def test_hostile_text_is_escaped(rows, tmp_path):
     assert not any("script" in svg for svg in page.images())
 
 
+SPECTRA = {
+    "weights": [
+        {"name": "deep_0", "shape": [3, 40], "method": "svd", "singular_values": [2.0, 1.0, 0.5]},
+        {"name": "low/uv", "shape": [9, 6], "inner_rank": 2, "singular_values": [3.0, 0.1]},
+        {"name": "zero", "shape": [2, 5], "singular_values": [0.0, 0.0]},
+        {"name": "broken", "shape": [2, 2], "omitted": "4 of its entries are not finite"},
+    ]
+}
+
+
+def with_spectra(run, out, content) -> Path:
+    copy = shutil.copytree(run, out)
+    (copy / "weight_spectra.json").write_text(json.dumps(content))
+    return copy
+
+
+def test_the_weights_of_each_run(runs, tmp_path):
+    spectra = with_spectra(runs[1], tmp_path / "spectra", SPECTRA)
+    undrawn = with_spectra(runs[1], tmp_path / "undrawn", {"weights": SPECTRA["weights"][2:]})
+    none = with_spectra(runs[1], tmp_path / "none", {"weights": []})
+    page = read_page(render_report([runs[0], spectra, undrawn, none]))
+    words = re.sub(r"\s*\n\s*", " ", page.words[page.words.index("Singular values") :])
+    # Of 2, 1, 1/2: 4, 5, 5.25 and 2, 3, 3.5. A bottleneck of rank 2 takes 2 * 43 of 3 * 40 multiply-adds.
+    assert "deep_0 3 × 40 3 120 97.6% 85.7% 2 0.72× 3 1.07×" in words
+    # The bottleneck that is there takes 2 * 15 of 54.
+    assert "low/uv 9 × 6product, inner rank 2 2 300.56× of m n 99.9% 96.8% 1 0.50× 1 0.50×" in words
+    assert "zero 2 × 5 2 10 – – 0 0.000× 0 0.000×" in words
+    assert "broken 2 × 2 2 4 4 of its entries are not finite" in words
+    assert words.count("broken") == 2
+    assert words.count("the run has no weight_spectra.json") == 1
+    assert words.count("no weight matrix with both sides above 1") == 1
+    [image] = [image for image in page.all("img") if "deep_0" in str(image["alt"])]
+    assert "spectra. deep_0: 90% of the norm at rank 2 of 3, of the sum at 3." in str(image["alt"])
+    assert "zero" not in str(image["alt"])
+    # One plot, of two lines; the others have none to draw.
+    assert len(page.images()) == 6 + 3 + 1 + 4 + 1
+    assert len([svg for svg in page.all("svg") if svg.get("class") == "key"]) == 2
+
+
+def test_the_names_of_weights_are_escaped_and_their_lines_differ(runs, tmp_path):
+    hostile = "<script>alert(1)</script>"
+    entry = {"shape": [2, 2], "singular_values": [2.0, 1.0]}
+    weights = [{"name": f"{hostile}{index}", **entry} for index in range(28)]
+    run = with_spectra(runs[0], tmp_path / "run", {"weights": weights})
+    html = render_report([run])
+    assert "<script" not in html
+    assert read_page(html).words.count(hostile) == 28
+    assert len(set(map(plots.line_look, range(28)))) == 28
+
+
+def test_spectra_are_drawn_from_0_to_the_whole():
+    svg = plots.cumulative_spectra([np.array([3.0, 1.0]), None, np.zeros(2)])
+    ElementTree.fromstring(svg)
+    assert svg.count("stroke: #0072b2") == 2
+    assert svg == plots.cumulative_spectra([np.array([3.0, 1.0]), None, np.zeros(2)])
+
+
 def test_a_run_of_one_class_and_one_time(rows, tmp_path):
     table = rows.assign(label=np.int8(0), query_time=0)
     page = read_page(render_report([write_run(tmp_path / "run", table, predict(rows, 1, 1.0))]))
@@ -243,6 +300,11 @@ def test_command_line(runs, tmp_path, capsys):
     assert error == f"error: {run / 'metrics.jsonl'}: no such file; a finished run has one\n"
 
 
+def _spoil_spectra(**change):
+    entry = {"name": "w", "shape": [3, 2], "singular_values": [2.0, 1.0], **change}
+    return lambda run: (run / "weight_spectra.json").write_text(json.dumps({"weights": [entry]}))
+
+
 def _append(path, text):
     with path.open("a") as file:
         file.write(text)
@@ -287,6 +349,27 @@ FAULTS = {
         ),
         "skipped_ranges must be a list",
     ),
+    "spectra torn": (lambda run: _append(run / "weight_spectra.json", '{"wei'), "spectra.json: not JSON"),
+    "spectra no object": (lambda run: _append(run / "weight_spectra.json", "[]"), "must be a JSON object"),
+    "spectra no list": (
+        lambda run: _append(run / "weight_spectra.json", "{}"),
+        "weights must be a list, got",
+    ),
+    "spectrum no object": (
+        lambda run: _append(run / "weight_spectra.json", '{"weights": [[1]]}'),
+        "weight 1: must be a JSON object, got list",
+    ),
+    "spectrum no name": (_spoil_spectra(name=3), "weight 1: name must be a string, got 3"),
+    "spectrum no shape": (_spoil_spectra(shape=[3]), "shape must hold two whole numbers above 0"),
+    "spectrum of no size": (_spoil_spectra(shape=[3, 0]), "shape must hold two whole numbers above 0"),
+    "spectrum no rank": (_spoil_spectra(inner_rank="2"), "inner_rank must be a whole number above 0"),
+    "spectrum cut": (_spoil_spectra(singular_values=[2.0]), "singular_values must be a list of 2 numbers"),
+    "spectrum absent": (_spoil_spectra(singular_values=None), "singular_values must be a list of 2 numbers"),
+    "spectrum of words": (_spoil_spectra(singular_values=[2, "1"]), "must be a list of 2 numbers"),
+    "spectrum no number": (_spoil_spectra(singular_values=[2, float("nan")]), "must be finite, descending"),
+    "spectrum endless": (_spoil_spectra(singular_values=[float("inf"), 1]), "must be finite, descending"),
+    "spectrum below 0": (_spoil_spectra(singular_values=[2, -1]), "must be finite, descending"),
+    "spectrum ascending": (_spoil_spectra(singular_values=[1, 2]), "must be finite, descending"),
     "predictions cut": (
         lambda run: sorted(run.glob("predictions/*"))[0].write_bytes(b"PAR1"),
         "not readable as predictions",

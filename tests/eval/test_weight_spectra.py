@@ -1,0 +1,66 @@
+"""Ranks and shares of spectra, beside sums by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from ctr.eval.weight_spectra import WeightSpectrum, cumulative_shares, rank_keeping, top_half_share
+
+
+def plain_rank(values, order, share) -> int:
+    """The smallest k, counted up."""
+    norm = sum(value**order for value in values) ** (1 / order)
+    k = 0
+    while sum(value**order for value in values[:k]) ** (1 / order) < share * norm:
+        k += 1
+    return k
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_rank_is_the_smallest_that_keeps_the_share(order, seed):
+    rng = np.random.default_rng(seed)
+    values = np.sort(rng.exponential(size=rng.integers(1, 40)))[::-1]
+    for share in (0.01, 0.5, 0.9, 0.999):
+        assert rank_keeping(values, order, share) == plain_rank(values.tolist(), order, share)
+
+
+def test_a_spectrum_by_hand():
+    values = np.array([3.0, 2.0, 2.0, 1.0, 1.0])
+    # Squares 9, 4, 4, 1, 1 of 19: 17/19 = 0.946^2; sums 3, 5, 7, 8, 9.
+    assert (rank_keeping(values, 2), rank_keeping(values, 1)) == (3, 5)
+    assert top_half_share(values, 2) == pytest.approx(math.sqrt(17 / 19))
+    assert top_half_share(values, 1) == pytest.approx(7 / 9)
+    assert top_half_share(values[:2], 1) == pytest.approx(3 / 5)
+    np.testing.assert_allclose(cumulative_shares(values, 1), [0, 3 / 9, 5 / 9, 7 / 9, 8 / 9, 1])
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1, 0.3333333, 1e-44, 1e-200, 1e200])
+def test_a_share_met_exactly_is_met(scale):
+    # Nine of ten equal ones are 90% of their sum; 81 of 100 are 90% of the root of their squares.
+    assert rank_keeping(np.full(10, scale), 1) == 9
+    assert rank_keeping(np.full(100, scale), 2) == 81
+    assert rank_keeping(np.array([9.0, 1.0]) * scale, 1) == 1
+    # Just below it is not.
+    assert rank_keeping(np.array([8.9999, 1.0]) * scale, 1) == 2
+    assert rank_keeping(np.full(101, scale), 2) == 82
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_spectra_at_the_edge(order):
+    zero = np.zeros(4)
+    assert rank_keeping(zero, order) == 0
+    assert math.isnan(top_half_share(zero, order))
+    assert rank_keeping(np.array([2.0]), order) == 1
+    assert top_half_share(np.array([2.0]), order) == 1
+    assert rank_keeping(np.array([5.0, 0.0, 0.0]), order) == 1
+    assert rank_keeping(np.array([1.0, 1e-300]), order) == 1
+
+
+def test_multiply_adds():
+    matrix = WeightSpectrum("w", (30, 20))
+    assert (matrix.full_rank, matrix.multiply_adds, matrix.through_bottleneck(4)) == (20, 600, 200)
+    product = WeightSpectrum("uv", (30, 20), inner_rank=5)
+    assert (product.full_rank, product.multiply_adds, product.through_bottleneck(4)) == (5, 250, 200)
+    assert WeightSpectrum("uv", (30, 20), inner_rank=50).full_rank == 20

@@ -1,0 +1,237 @@
+"""Singular values of matrices that were built from them, and of a run's weights."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_recommenders as tfrs
+
+from ctr.training import weight_spectra as module
+from ctr.training.loop import train
+from ctr.training.state import TrainState, table_layouts
+from ctr.training.weight_spectra import name_weights, weight_spectra, write_weight_spectra
+
+
+def with_singular_values(rows, columns, values, seed=0) -> np.ndarray:
+    """A float32 matrix of these singular values, from random orthogonal factors."""
+    rng = np.random.default_rng(seed)
+    left, right = (np.linalg.qr(rng.normal(size=(side, len(values))))[0] for side in (rows, columns))
+    return (left * values @ right.T).astype(np.float32)
+
+
+def spectrum_of(matrix, **options) -> dict:
+    [entry] = weight_spectra([("w", matrix)], **options)["weights"]
+    return entry
+
+
+def gram(monkeypatch) -> None:
+    monkeypatch.setattr(module, "_EXACT_WORK", 0)
+    monkeypatch.setattr(module, "_GRAM_ROWS", 7)
+
+
+@pytest.mark.parametrize("method", ["svd", "gram"])
+@pytest.mark.parametrize("shape", [(40, 12), (12, 40), (20, 20)])
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+def test_known_singular_values(monkeypatch, method, shape, scale):
+    if method == "gram":
+        gram(monkeypatch)
+    known = scale * np.geomspace(3.0, 0.01, 12)
+    entry = spectrum_of(with_singular_values(*shape, known))
+    values = np.array(entry["singular_values"])
+    assert (entry["name"], entry["shape"], entry["method"]) == ("w", list(shape), method)
+    assert len(values) == min(shape)
+    # The weights' own rounding.
+    np.testing.assert_allclose(values[:12], known, rtol=1e-5)
+    assert (values[12:] <= 1e-6 * known[0]).all()
+
+
+def test_the_hilbert_matrix():
+    index = np.arange(1, 6)
+    entry = spectrum_of((1 / (index[:, None] + index - 1)).astype(np.float32))
+    # Of order 5, from tables; the smallest is below what float32 entries can tell well.
+    known = [1.567050691, 0.208534219, 0.011407492, 0.000305898]
+    np.testing.assert_allclose(entry["singular_values"][:3], known[:3], rtol=1e-5)
+    np.testing.assert_allclose(entry["singular_values"][3], known[3], rtol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["svd", "gram"])
+def test_a_matrix_of_zeros_and_one_of_rank_1(monkeypatch, method):
+    if method == "gram":
+        gram(monkeypatch)
+    assert spectrum_of(np.zeros((3, 5), np.float32))["singular_values"] == [0.0, 0.0, 0.0]
+    values = spectrum_of(np.ones((4, 9), np.float32))["singular_values"]
+    np.testing.assert_allclose(values, [6, 0, 0, 0], atol=1e-6)
+
+
+def test_values_have_the_digits_of_float32():
+    values = spectrum_of(np.diag([1 / 3, 1e-20 / 7]).astype(np.float32))["singular_values"]
+    assert values == [0.3333333, 1.428571e-21]
+
+
+def test_only_matrices_with_both_sides_above_1():
+    arrays = {
+        "bias": np.ones(4), "head": np.ones((4, 1)), "row": np.ones((1, 4)), "scalar": np.ones(()),
+        "stack": np.ones((2, 3, 4)), "empty": np.ones((0, 4)), "w": np.ones((2, 2)),
+    }  # fmt: skip
+    entries = weight_spectra((name, array.astype(np.float32)) for name, array in arrays.items())["weights"]
+    assert [entry["name"] for entry in entries] == ["w"]
+    assert weight_spectra([]) == {"weights": []}
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(20, 4, 30), (30, 4, 3), (6, 9, 8), (5, 1, 7)])
+def test_the_product_of_a_low_rank_pair(rows, inner, columns):
+    rng = np.random.default_rng(1)
+    u, v = (rng.normal(size=shape).astype(np.float32) for shape in ((rows, inner), (inner, columns)))
+    entries = weight_spectra([("a/u", u), ("a/v", v), ("other", u)])["weights"]
+    [product] = [entry for entry in entries if "factors" in entry]
+    count = min(rows, inner, columns)
+    assert (product["name"], product["shape"], product["inner_rank"]) == ("a/uv", [rows, columns], inner)
+    assert product["factors"] == ["a/u", "a/v"]
+    expected = np.linalg.svd(u.astype(np.float64) @ v, compute_uv=False)[:count]
+    np.testing.assert_allclose(product["singular_values"], expected, rtol=1e-6)
+
+
+def test_what_is_no_low_rank_pair():
+    u, v = np.ones((4, 2), np.float32), np.ones((2, 4), np.float32)
+
+    def names(*weights):
+        return [entry["name"] for entry in weight_spectra(weights)["weights"]]
+
+    assert names(("u", u), ("v", v)) == ["u", "v", "uv"]
+    assert names(("deep_U", u), ("deep_V", v)) == ["deep_U", "deep_V", "deep_UV"]
+    assert names(("a/u", u), ("b/v", v)) == ["a/u", "b/v"]
+    assert names(("menu", u), ("menv", v)) == ["menu", "menv"]
+    assert names(("a/u", u), ("a/v", u)) == ["a/u", "a/v"]
+    assert names(("a/u", u), ("a/v", v[:, :1])) == ["a/u"]
+    assert names(("a/u", np.ones(2, np.float32)), ("a/v", v)) == ["a/v"]
+    assert names(("a/u", u), ("a/v", v), ("a/uv", v)) == ["a/u", "a/v", "a/uv"]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_are_told(bad):
+    u, v = np.ones((4, 2), np.float32), np.ones((2, 4), np.float32)
+    u[1, 1], u[2, 0] = bad, -bad
+    first, second, product = weight_spectra([("a/u", u), ("a/v", v)])["weights"]
+    assert first == {"name": "a/u", "shape": [4, 2], "omitted": "2 of its entries are not finite"}
+    assert product["omitted"] == "2 of its entries are not finite"
+    assert second["singular_values"][0] == pytest.approx(np.sqrt(8))
+
+
+def test_what_is_too_large_is_told_and_the_small_come_first():
+    large, small = np.ones((30, 20), np.float32), np.ones((3, 2), np.float32)
+    entries = weight_spectra([("large", large), ("small", small)], most_work=4 * 30 * 20**2 + 4 * 12 - 1)
+    assert entries["weights"][0] == {"name": "large", "shape": [30, 20], "omitted": "too large to compute"}
+    assert len(entries["weights"][1]["singular_values"]) == 2
+    assert "singular_values" in spectrum_of(large, most_work=4 * 30 * 20**2)
+
+
+def test_a_matrix_beyond_the_limit_of_a_run_takes_no_time():
+    # 65536 x 8192 without its memory.
+    matrix = np.lib.stride_tricks.as_strided(np.ones(1, np.float32), (65536, 8192), (0, 0))
+    [entry] = weight_spectra([("w", matrix), ("b", np.ones(3, np.float32))])["weights"]
+    assert entry["omitted"] == "too large to compute"
+
+
+def test_a_computation_that_fails_does_not_end_the_run(monkeypatch):
+    def fail(*_, **__):
+        raise np.linalg.LinAlgError("SVD did not converge")
+
+    monkeypatch.setattr(np.linalg, "svd", fail)
+    assert spectrum_of(np.ones((2, 2), np.float32))["omitted"] == "not computed: SVD did not converge"
+
+
+# Names.
+
+
+class Tower(tf.keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.deep = [tf.keras.layers.Dense(3), tf.keras.layers.Dense(3)]
+        self.cross = tfrs.layers.dcn.Cross()
+        self._dense_u = tf.keras.layers.Dense(2, use_bias=False)
+        self.mixing = self.add_weight(name="mixing", shape=[3, 3])
+
+    def call(self, x):
+        for layer in self.deep:
+            x = layer(x)
+        return self._dense_u(self.cross(x @ self.mixing))
+
+
+class Towers(tf.keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = {"quality": Tower(), "ui": Tower()}
+
+    def call(self, x):
+        return sum(tower(x) for tower in self.towers.values())
+
+
+def test_names_are_those_of_the_attributes_however_many_networks_there_were():
+    stranger = tf.Variable(tf.zeros([2, 2]), name="somewhere/else")
+    for _ in range(2):
+        network = Towers()
+        network(tf.zeros([1, 4]))
+        named = name_weights(network, [*network.trainable_variables, stranger, stranger])
+        names = [name for name, _ in named]
+        tower = ["deep_0", "deep_0/bias", "deep_1", "deep_1/bias", "mixing", "cross", "cross/bias", "u"]
+        expected = {f"towers/{side}/{name}" for side in ("quality", "ui") for name in tower}
+        assert set(names) == expected | {"somewhere/else", "somewhere/else_2"}
+        assert len(set(names)) == len(names)
+        for name, variable in named[:-2]:
+            _, side, *rest = name.split("/")
+            layer = network.towers[side]
+            assert (
+                variable
+                is {
+                    "deep_0": layer.deep[0].kernel,
+                    "deep_0/bias": layer.deep[0].bias,
+                    "deep_1": layer.deep[1].kernel,
+                    "deep_1/bias": layer.deep[1].bias,
+                    "mixing": layer.mixing,
+                    "cross": layer.cross._dense.kernel,
+                    "cross/bias": layer.cross._dense.bias,
+                    "u": layer._dense_u.kernel,
+                }["/".join(rest)]
+            )
+
+
+# Whole runs.
+
+
+def read_entries(run) -> list[dict]:
+    return json.loads((run / "weight_spectra.json").read_text())["weights"]
+
+
+def test_a_run_writes_the_spectra_of_its_last_weights(log, make_config, tmp_path):
+    for name in ("first", "second"):
+        train(log, make_config(), tmp_path / name)
+    entries = read_entries(tmp_path / "first")
+    assert entries == read_entries(tmp_path / "second")
+    checkpoint = sorted((tmp_path / "first" / "checkpoints").iterdir())[-1]
+    with np.load(checkpoint / "arrays.npz") as saved:
+        weights = [saved[key] for key in sorted(saved) if key.startswith("weights|dense/")]
+    matrices = [weight for weight in weights if weight.ndim == 2 and min(weight.shape) > 1]
+    single = [entry for entry in entries if "factors" not in entry]
+    assert len(single) == len(matrices) > 2
+    for entry, matrix in zip(single, matrices, strict=True):
+        assert entry["shape"] == list(matrix.shape)
+        expected = np.linalg.svd(matrix.astype(np.float64), compute_uv=False)
+        np.testing.assert_allclose(entry["singular_values"], expected, rtol=1e-6)
+    assert all(entry["name"] for entry in entries)
+
+
+def test_a_logistic_regression_has_no_matrices(log, make_config, tmp_path):
+    train(log, make_config({}, logistic=True), tmp_path / "run")
+    assert read_entries(tmp_path / "run") == []
+
+
+def test_the_weights_of_a_run_that_broke(schema, make_config, tmp_path):
+    config = make_config()
+    state = TrainState(table_layouts(schema, config), config, "float32")
+    broken = next(variable for variable in state.dense if len(variable.shape) == 2)
+    broken.assign(tf.fill(broken.shape, np.float32(np.nan)))
+    write_weight_spectra(tmp_path, state)
+    entries = read_entries(tmp_path)
+    assert entries[0]["omitted"].endswith("not finite")
+    assert any("singular_values" in entry for entry in entries)
