@@ -4,14 +4,12 @@ A full product ``x W`` with W [m, n] costs m n multiply-adds an example; through
 U [m, k] and V [k, n], it costs k (m + n). The spectrum of W tells which k it bears.
 """
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from threadpoolctl import threadpool_limits
 
 from ctr.training.run_directory import write_json
@@ -52,47 +50,15 @@ class _Matrix:
 
 def write_weight_spectra(run: Path, state: TrainState) -> None:
     """Writes weight_spectra.json: what ``weight_spectra`` tells of the dense weights."""
-    weights = name_weights(state.network, state.dense)
-    write_json(run / "weight_spectra.json", weight_spectra((name, v.numpy()) for name, v in weights))
-
-
-def name_weights(network: tf.keras.Model, variables: Sequence[tf.Variable]) -> list[tuple[str, tf.Variable]]:
-    """Gives each variable a name to read, by the attributes that lead to it from ``network``.
-
-    Keras' own names count the layers of the process; these depend on the network alone: ``deep_0``,
-    ``crosses_1/u``, ``head``, ``deep_0/bias``. All names are different.
-    """
-    paths = {variable.ref(): path for path, variable in network.get_weight_paths().items()}
-    taken: set[str] = set()
-    named = []
-    for variable in variables:
-        path = paths.get(variable.ref(), variable.name.partition(":")[0].replace("/", "."))
-        name = first = _readable(path)
-        number = 2
-        while name in taken:
-            name, number = f"{first}_{number}", number + 1
-        taken.add(name)
-        named.append((name, variable))
-    return named
-
-
-def _readable(path: str) -> str:
-    parts: list[str] = []
-    for part in path.split("."):
-        part = re.sub(r"^_*(dense_(?=\D))?", "", part) or part
-        if part.isdigit() and parts:
-            parts[-1] += f"_{part}"
-        else:
-            parts.append(part)
-    telling = [part for part in parts if part not in ("kernel", "dense")]
-    return "/".join(telling or parts)
+    weights = ((name, weight.numpy()) for name, weight in state.network.weights().items())
+    write_json(run / "weight_spectra.json", weight_spectra(weights))
 
 
 def weight_spectra(weights: Iterable[tuple[str, np.ndarray]], most_work: int = _MOST_WORK) -> dict[str, Any]:
     """The singular values of all matrices among ``weights`` with both sides above 1.
 
-    Two whose names differ in a last ``u`` and ``v``, and whose shapes fit, [m, k] and [k, n], also have a
-    spectrum of their product, ``uv``: that of the low-rank layer.
+    Two that differ in their last ``/u`` and ``/v``, [m, k] and [k, n], also have a spectrum of their product, ``uv``:
+    that of the low-rank layer.
 
     Args:
         weights: names, all different, and float32 arrays of any shape.
@@ -126,14 +92,9 @@ def _matrices(weights: dict[str, np.ndarray]) -> list[_Matrix]:
         if weight.ndim == 2 and min(weight.shape) > 1:
             matrices.append(_Matrix(name, (weight,)))
         # After v: what its layer computes.
-        found = re.fullmatch(r"(|.*[/_])([vV])", name)
-        if found:
-            other = found[1] + ("u" if found[2] == "v" else "U")
-            u = weights.get(other)
-            if u is not None and u.ndim == weight.ndim == 2 and u.shape[1] == weight.shape[0]:
-                product = _Matrix(f"{other}{found[2]}", (u, weight), (other, name))
-                if min(u.shape[0], weight.shape[1]) > 1 and product.name not in weights:
-                    matrices.append(product)
+        u = weights.get(f"{name[:-1]}u") if name.endswith("/v") else None
+        if u is not None and min(u.shape[0], weight.shape[1]) > 1:
+            matrices.append(_Matrix(f"{name[:-1]}uv", (u, weight), (f"{name[:-1]}u", name)))
     return matrices
 
 
