@@ -17,7 +17,7 @@ from ctr import __version__
 from ctr.errors import InputError
 from ctr.files import make_folder, sync_folder, write_atomic_bytes
 from ctr.serving.metadata import EXTRA, FILE, FORMAT, hash_files, read_metadata, versions
-from ctr.serving.signatures import serving_functions
+from ctr.serving.signatures import serving_signatures
 from ctr.serving.warmup import FILE as WARMUP
 from ctr.serving.warmup import write_warmup
 from ctr.training.snapshot import Snapshot, read_snapshot
@@ -124,7 +124,11 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
         "config": snapshot.config.model_dump(mode="json"),
         "config_sha256": snapshot.config.sha256(),
         "compute_dtype": snapshot.compute_dtype,
-        "model": {"factorised": False, "components": 1, "alpha2": snapshot.alpha2},
+        "model": {
+            "factorised": snapshot.network.factorised,
+            "components": snapshot.network.components,
+            "alpha2": snapshot.alpha2,
+        },
         "position": {
             "examples": position["examples"],
             "batches": position["batches"],
@@ -139,32 +143,30 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _write(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> dict[str, Any]:
-    functions = serving_functions(snapshot)
-    concrete = {name: function.get_concrete_function() for name, function in functions.items()}
+    signatures = serving_signatures(snapshot)
+    concrete = {name: signature.function.get_concrete_function() for name, signature in signatures.items()}
     module = tf.Module()
-    # What is not read by a function is no part of it: no duals, no optimizer's state, no head that only ranks.
-    variables = {
-        id(variable): variable for function in concrete.values() for variable in function.graph.variables
-    }
-    module.weights = list(variables.values())
+    # What no function reads is no part of it: no duals, no optimizer's state, no head that only ranks.
+    used = {id(variable): variable for function in concrete.values() for variable in function.graph.variables}
+    module.weights = list(used.values())
+    outputs = {name: function.structured_outputs for name, function in concrete.items()}
     # Clients that name no function mean this one.
     concrete["serving_default"] = concrete["predict"]
     tf.saved_model.save(module, str(folder), signatures=concrete)
     (folder / EXTRA).mkdir()
-    specs = {name: function.input_signature[0] for name, function in functions.items()}
-    write_warmup(
-        folder / EXTRA / WARMUP, {name: spec for name, spec in specs.items() if name != "predict_ids"}
-    )
+    requests = {name: signature.specs for name, signature in signatures.items() if name != "predict_ids"}
+    write_warmup(folder / EXTRA / WARMUP, requests)
     metadata = {
         **described,
         "signatures": {
             name: {
-                "inputs": {key: _tensor_text(spec) for key, spec in specs[name].items()},
-                "outputs": {
-                    key: _tensor_text(value) for key, value in concrete[name].structured_outputs.items()
+                "inputs": {
+                    key: {"column": signature.sources[key], **_tensor_type(spec)}
+                    for key, spec in signature.specs.items()
                 },
+                "outputs": {key: _tensor_type(value) for key, value in outputs[name].items()},
             }
-            for name in functions
+            for name, signature in signatures.items()
         },
         "files": hash_files(folder),
     }
@@ -172,9 +174,9 @@ def _write(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> di
     return metadata
 
 
-def _tensor_text(spec: Any) -> str:
-    """For instance ``float32 [-1, 3]``, -1 for any number."""
-    return f"{spec.dtype.name} {[-1 if size is None else size for size in spec.shape]}"
+def _tensor_type(spec: Any) -> dict[str, Any]:
+    """Dtype and shape, -1 for any number."""
+    return {"dtype": spec.dtype.name, "shape": [-1 if size is None else size for size in spec.shape]}
 
 
 def _sync_tree(folder: Path) -> None:

@@ -35,7 +35,7 @@ def row_count(features: Mapping[str, Any]) -> int:
     lengths = {name: len(values) for name, values in features.items() if is_column(values)}
     if len(set(lengths.values())) > 1:
         described = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise InputError(f"the features have different numbers of rows: {described}")
+        raise InputError(f"the columns have different numbers of rows: {described}")
     return next(iter(lengths.values()), 1)
 
 
@@ -63,7 +63,7 @@ def make_texts(name: str, values: Sequence[Any], separator: str | None) -> Texts
         try:
             texts.append(_text(value, separator))
         except ValueError as error:
-            raise InputError(f"feature source {name}, row {row}: {error}") from None
+            raise InputError(f"column {name}, row {row}: {error}") from None
     return texts
 
 
@@ -112,9 +112,7 @@ def make_numbers(name: str, values: Any, rows: int) -> np.ndarray:
     column = as_list(values, rows)
     for row, value in enumerate(column):
         if value is not None and not isinstance(value, bool | int | float | np.number | np.bool_):
-            raise InputError(
-                f"feature source {name}, row {row}: {value!r:.80} is not allowed: a number or nothing"
-            )
+            raise InputError(f"column {name}, row {row}: {value!r:.80} is not allowed: a number or nothing")
     with np.errstate(over="ignore"):
         return np.array([np.nan if value is None else float(value) for value in column], np.float64).astype(
             np.float32

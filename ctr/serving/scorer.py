@@ -42,7 +42,8 @@ class Scorer:
             # Functions are held by the loaded object.
             self._loaded = tf.saved_model.load(str(self.path))
             self._functions = {
-                name: _Function(name, self._loaded.signatures[name]) for name in self.signatures
+                name: _Function(self._loaded.signatures[name], described["inputs"])
+                for name, described in self.metadata["signatures"].items()
             }
         except _LOADING_FAULTS as error:
             raise InputError(f"{self.path}: cannot be loaded: {' '.join(str(error).split())[:300]}") from None
@@ -69,23 +70,30 @@ class Scorer:
         return self._functions["predict"](self._tensors("predict", features))
 
     def score_ids(self, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """``p`` and ``logit``, float32 [N], of ids as a log holds them (``ctr.serving.signatures.packed_specs``)."""
-        return self._functions["predict_ids"]({name: tf.constant(array) for name, array in packed.items()})
+        """``p`` and ``logit``, float32 [N], of ids as a log holds them.
 
-    def _tensors(self, name: str, features: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-        function = self._functions[name]
-        absent = [source for source in function.sources if source not in features]
+        Args:
+            packed: ``ids``, int32 [N, F], of the single-valued features; of each multivalent one ``NAME.values``,
+                int32 [V], row after row, and ``NAME.lengths``, int32 [N].
+        """
+        function = self._functions["predict_ids"]
+        return function({name: tf.constant(packed[column]) for name, column in function.columns.items()})
+
+    def _tensors(self, signature: str, features: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+        function = self._functions[signature]
+        absent = [source for source in function.columns.values() if source not in features]
         if absent:
             raise InputError(
-                f"{name}: the feature source {absent[0]} is absent; needed are {', '.join(function.sources)}"
+                f"{signature}: the column {absent[0]} is absent; needed are {', '.join(function.columns.values())}"
             )
-        rows = row_count({source: features[source] for source in function.sources})
+        rows = row_count({source: features[source] for source in function.columns.values()})
         tensors = {
-            source: tf.constant(make_numbers(source, features[source], rows)) for source in function.numbers
+            name: tf.constant(make_numbers(source, features[source], rows))
+            for name, source in function.numbers.items()
         }
         if function.texts:
-            columns = [as_list(features[source], rows) for source in function.texts]
-            parts = tf.unstack(self._matrix(function.texts, columns))
+            sources = list(function.texts.values())
+            parts = tf.unstack(self._matrix(sources, [as_list(features[source], rows) for source in sources]))
             tensors |= dict(zip(function.texts, parts, strict=True))
         return tensors
 
@@ -105,22 +113,27 @@ class Scorer:
 
 
 class _Function:
-    """A function of the model, called without what Python adds to each call."""
+    """A function of the model, called without what Python adds to each call.
 
-    def __init__(self, name: str, signature: Any) -> None:
-        self.name = name
-        specs = signature.structured_input_signature[1]
-        self.sources = tuple(specs)
-        self.texts = tuple(key for key, spec in specs.items() if spec.dtype == tf.string)
-        self.numbers = tuple(key for key, spec in specs.items() if spec.dtype == tf.float32)
+    Attributes:
+        columns: what each input is: its name -> a column of raw values or of ids.
+        texts: those that are strings.
+        numbers: those that are float32.
+    """
+
+    def __init__(self, signature: Any, inputs: Mapping[str, Mapping[str, Any]]) -> None:
+        self.columns = {name: described["column"] for name, described in inputs.items()}
+        self.texts = {name: self.columns[name] for name in inputs if inputs[name]["dtype"] == "string"}
+        self.numbers = {name: self.columns[name] for name in inputs if inputs[name]["dtype"] == "float32"}
         self._signature = signature
-        self._order = tuple(getattr(signature, "_arg_keywords", None) or ())
+        order = tuple(getattr(signature, "_arg_keywords", None) or ())
         # Keyword arguments are matched and checked one by one, which takes as long as scoring a row does.
-        self._flat = getattr(signature, "_call_flat", None) if set(self._order) == set(specs) else None
+        self._flat = getattr(signature, "_call_flat", None) if set(order) == set(inputs) else None
+        self._order = order
 
     def __call__(self, tensors: Mapping[str, tf.Tensor]) -> dict[str, np.ndarray]:
         if self._flat is not None:
-            outputs = self._flat([tensors[key] for key in self._order], self._signature.captured_inputs)
+            outputs = self._flat([tensors[name] for name in self._order], self._signature.captured_inputs)
         else:
             outputs = self._signature(**tensors)
         return {key: value.numpy() for key, value in outputs.items()}
