@@ -128,6 +128,14 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
             "factorised": snapshot.network.factorised,
             "components": snapshot.network.components,
             "alpha2": snapshot.alpha2,
+            "transfer": [
+                {
+                    "joints": pieces.joints.tolist(),
+                    "slopes": pieces.slopes.tolist(),
+                    "bias": pieces.bias,
+                }
+                for pieces in (transfer.pieces() for transfer in snapshot.network.transfers)
+            ],
         },
         "position": {
             "examples": position["examples"],

@@ -32,13 +32,28 @@ FEATURES: list[dict[str, Any]] = [
         **{"name": "tags", "kind": "category", "source": "tags", "buckets": 30, "width": 4},
         **{"multivalent": True, "separator": "|", "max_values": 3, "keep": "last"},
     },
-    {"name": "title", "kind": "text", "source": "title", "words": [1, 2], "subwords": [3], "buckets": 60, "width": 2},
+    {
+        "name": "title",
+        "kind": "text",
+        "source": "title",
+        "words": [1, 2],
+        "subwords": [3],
+        "buckets": 60,
+        "width": 2,
+    },
     {"name": "user_x_shop", "kind": "cross", "of": ["user", "shop"], "buckets": 70, "width": 4},
     {"name": "tags_x_price", "kind": "cross", "of": ["tags", "price"], "buckets": 80, "width": 2},
     {"name": "position", "kind": "category", "source": "position", "buckets": 9, "width": 3, "tower": "ui"},
     {"name": "layout", "kind": "text", "source": "layout", "buckets": 20, "width": 2, "tower": "ui"},
     {"name": "size", "kind": "number", "source": "size", "log": {}, "width": 3, "tower": "ui"},
-    {"name": "position_x_shop", "kind": "cross", "of": ["position", "shop"], "buckets": 30, "width": 3, "tower": "ui"},
+    {
+        "name": "position_x_shop",
+        "kind": "cross",
+        "of": ["position", "shop"],
+        "buckets": 30,
+        "width": 3,
+        "tower": "ui",
+    },
 ]
 SCHEMA = parse_model(Schema, {"features": FEATURES}, "test")
 
@@ -134,7 +149,9 @@ def randomise(state: TrainState, seed: int) -> None:
         weight.assign(weight.numpy() + rng.normal(0, 0.2, weight.shape))
 
 
-def make_snapshot(state: TrainState, config: TrainConfig, schema: Schema, folder: Path, examples: int) -> Snapshot:
+def make_snapshot(
+    state: TrainState, config: TrainConfig, schema: Schema, folder: Path, examples: int
+) -> Snapshot:
     network = create_network(state.layouts, config, config.compute_dtype, compiled=False)
     for name, weight in dense_weights(state.network).items():
         dense_weights(network)[name].assign(weight)
@@ -147,8 +164,12 @@ def make_snapshot(state: TrainState, config: TrainConfig, schema: Schema, folder
     return Snapshot(folder, config, schema, config.compute_dtype, *parts)
 
 
-def make_case(model: dict[str, Any], compute_dtype: str, folder: Path, examples: int = 123, rows: int = 90) -> Case:
-    config = parse_model(TrainConfig, {"model": model, "compute_dtype": compute_dtype, "batch": {"rows": 64}}, "test")
+def make_case(
+    model: dict[str, Any], compute_dtype: str, folder: Path, examples: int = 123, rows: int = 90
+) -> Case:
+    config = parse_model(
+        TrainConfig, {"model": model, "compute_dtype": compute_dtype, "batch": {"rows": 64}}, "test"
+    )
     raw = draw_raw(rows)
     table = packed_table(raw)
     state = TrainState(config.model.table_layouts(SCHEMA), config, compute_dtype)
