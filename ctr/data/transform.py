@@ -13,6 +13,7 @@ which they are named; a missing part counts as a value of its own, and if all ar
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -46,20 +47,24 @@ def transform_tensors(
     Raises:
         InputError: a source column is absent.
     """
+    for feature in schema.features:
+        if not isinstance(feature, Cross) and feature.source not in raw:
+            raise InputError(_absent(feature, list(raw)))
     ids: dict[str, tf.Tensor | tf.RaggedTensor] = {}
     prints: dict[str, tf.Tensor | tf.RaggedTensor] = {}
+    _hash_together([feature for feature in schema.features if _is_hashed(feature)], raw, ids, prints)
     for feature in schema.features:
+        if feature.name in ids:
+            continue
         if isinstance(feature, Cross):
             ids[feature.name] = _cross_tensors(feature, ids, prints)
             continue
-        if feature.source not in raw:
-            raise InputError(_absent(feature, list(raw)))
         value = raw[feature.source]
         if isinstance(feature, Number):
             ids[feature.name] = number_ids(feature, tf.cast(value, tf.float32))
             prints[feature.name] = tf.cast(ids[feature.name], tf.uint64)
             continue
-        strings = value if value.dtype == tf.string else tf.strings.as_string(value)
+        strings = _strings(value)
         if isinstance(feature, Text):
             strings = text_tokens(feature, strings)
         elif feature.multivalent:
@@ -76,6 +81,33 @@ def transform_tensors(
             ids[feature.name] = category_ids(feature, strings)
             prints[feature.name] = fingerprints(strings)
     return ids
+
+
+def _strings(value: tf.Tensor | tf.RaggedTensor) -> tf.Tensor | tf.RaggedTensor:
+    return value if value.dtype == tf.string else tf.strings.as_string(value)
+
+
+def _is_hashed(feature: Category | Number | Text | Cross) -> bool:
+    return isinstance(feature, Category) and not feature.multivalent and feature.vocabulary is None
+
+
+def _hash_together(
+    features: Sequence[Any],
+    raw: Mapping[str, tf.Tensor],
+    ids: dict[str, tf.Tensor | tf.RaggedTensor],
+    prints: dict[str, tf.Tensor | tf.RaggedTensor],
+) -> None:
+    """Single-valued hashed categories in a few operations, since a model that is served has few rows for many features."""
+    if not features:
+        return
+    strings = tf.stack([_strings(raw[feature.source]) for feature in features])
+    hashed = tf.reshape(fingerprints(tf.reshape(strings, [-1])), tf.shape(strings))
+    buckets = tf.constant([[feature.buckets - 1] for feature in features], tf.uint64)
+    numbers = 1 + tf.cast(tf.math.floormod(hashed, buckets), tf.int32)
+    numbers = tf.where(tf.equal(strings, ""), MISSING_ID, numbers)
+    names = [feature.name for feature in features]
+    ids |= zip(names, tf.unstack(numbers, num=len(names)), strict=True)
+    prints |= zip(names, tf.unstack(hashed, num=len(names)), strict=True)
 
 
 def _cross_tensors(
