@@ -20,7 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tensorflow as tf
 
-from ctr.data.feature_ops import category_ids, cross_ids, fingerprints, keep_values, number_ids, text_tokens
+from ctr.data.feature_ops import (
+    category_ids,
+    cross_ids,
+    fingerprints,
+    keep_values,
+    number_ids,
+    row_numbers,
+    text_tokens,
+)
 from ctr.data.log import IDS_COLUMN, pack_ids, shard_schema
 from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text, is_multivalent
 from ctr.errors import InputError
@@ -97,7 +105,7 @@ def _hash_together(
     ids: dict[str, tf.Tensor | tf.RaggedTensor],
     prints: dict[str, tf.Tensor | tf.RaggedTensor],
 ) -> None:
-    """Single-valued hashed categories in a few operations, since a model that is served has few rows for many features."""
+    """Single-valued hashed categories in a few operations: a model that is served has few rows of many features."""
     if not features:
         return
     strings = tf.stack([_strings(raw[feature.source]) for feature in features])
@@ -119,7 +127,7 @@ def _cross_tensors(
     if ragged is None:
         missing = tf.reduce_all([tf.equal(ids[part], MISSING_ID) for part in feature.of], axis=0)
         return cross_ids(feature, [prints[part] for part in feature.of], missing)
-    rows = ragged.value_rowids()
+    rows = row_numbers(ragged)
     parts = [
         ragged.values if prints[part] is ragged else tf.gather(prints[part], rows) for part in feature.of
     ]

@@ -19,6 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctr.data.feature_ops import row_numbers
 from ctr.data.schema import Cross, Number, Schema
 from ctr.data.transform import transform_tensors
 from ctr.models.click_model import ClickModel, TowerInput, ensemble_logit
@@ -196,7 +197,7 @@ def _plan(layout: TableLayout, ids: Ids) -> dict[str, tf.Tensor]:
     for index, feature in enumerate(layout.multivalent):
         ragged = ids[feature.name]
         values.append(ragged.values + offsets[feature.name])
-        row = tf.cast(ragged.value_rowids(), tf.int32)
+        row = tf.cast(row_numbers(ragged), tf.int32)
         segments.append(row * len(layout.multivalent) + index)
     if values:
         plan |= {"values": tf.concat(values, axis=0), "segments": tf.concat(segments, axis=0)}

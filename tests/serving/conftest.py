@@ -199,3 +199,14 @@ def publish_rows() -> Callable[[Path, pa.Table, Schema], Path]:
         return folder
 
     return publish
+
+
+@pytest.fixture(scope="session")
+def make_rows_log(publish_rows) -> Callable[..., Path]:
+    """A log of ``draw_raw``'s rows, of all features or of the first ones."""
+
+    def make(folder: Path, count: int, first_features: int | None = None) -> Path:
+        schema = Schema(features=SCHEMA.features[:first_features])
+        return publish_rows(folder, packed_table(draw_raw(count), schema), schema)
+
+    return make
