@@ -173,14 +173,56 @@ def _train(arguments: argparse.Namespace) -> None:
 
     config = load_model(TrainConfig, arguments.config, "config", arguments.set)
     _load_tensorflow()
+    from ctr.serving.export import export_from_run
     from ctr.training.loop import train
 
     bar = _Bar(sum(manifest.rows for manifest in read_manifests(arguments.log)), "examples")
     try:
-        summary = train(arguments.log, config, arguments.out, bar, arguments.record)
+        summary = train(arguments.log, config, arguments.out, bar, arguments.record, export_from_run)
     finally:
         bar.close()
     _print_result(arguments, summary, _summary_text(arguments.out, summary))
+
+
+def _export(arguments: argparse.Namespace) -> None:
+    _load_tensorflow()
+    from ctr.serving.export import export_run
+
+    exported = export_run(arguments.run, arguments.out, arguments.checkpoint)
+    result = {"model": str(exported.path), "made": exported.made, "position": exported.metadata["position"]}
+    _print_result(arguments, result, f"{exported.path}" + ("" if exported.made else ": was there already"))
+
+
+def _score(arguments: argparse.Namespace) -> None:
+    from ctr.data.mapping import load_format, load_mapping
+
+    given = arguments.input
+    mapping = load_mapping(arguments.mapping) if arguments.mapping else None
+    mapping = load_format(arguments.format) if arguments.format else mapping
+    is_log = mapping is None and len(given) == 1 and (given[0] / "schema.json").is_file()
+    _load_tensorflow()
+    from ctr.data.log import read_manifests
+    from ctr.pipelines.raw_rows import key_schema, plain_mapping, read_raw_rows
+    from ctr.serving.score import score_log, score_tables
+    from ctr.serving.scorer import Scorer
+
+    scorer = Scorer(arguments.model)
+    bar = _Bar(sum(manifest.rows for manifest in read_manifests(given[0])) if is_log else None, "rows")
+    try:
+        if is_log:
+            result = score_log(scorer, given[0], arguments.out, bar.advance)
+        else:
+            mapping = mapping or plain_mapping(scorer.schema, given[0])
+            rows = read_raw_rows(scorer.schema, mapping, given)
+            result = score_tables(scorer, rows, key_schema(mapping), arguments.out, bar.advance)
+    finally:
+        bar.close()
+    text = f"{arguments.out}: {result.scored} predictions, {result.seconds:.1f} s"
+    if result.rejected:
+        text += f"\n{result.rejected} of {result.rows} rows rejected, see {result.rejects_file}:"
+        text += "".join(f"\n  {count} x {reason}" for reason, count in result.reject_reasons.items())
+    counts = {**dataclasses.asdict(result), "rejects_file": str(result.rejects_file or "")}
+    _print_result(arguments, {**counts, "model": str(scorer.path)}, text)
 
 
 def _compare(arguments: argparse.Namespace) -> None:
@@ -286,6 +328,21 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting, e.g. seed=2"
     )
+
+    export = command("export", _export, "write a run's model as a SavedModel in TensorFlow Serving's layout")
+    export.add_argument("run", type=Path, help="run directory")
+    export.add_argument("--out", type=Path, required=True, help="folder of the model's versions")
+    export.add_argument(
+        "--checkpoint", type=int, metavar="P", help="the checkpoint at this position (the newest one)"
+    )
+
+    score = command("score", _score, "predict the rows of a log or of raw tables with an exported model")
+    score.add_argument("model", type=Path, help="folder of a model, or of its versions: the newest is taken")
+    score.add_argument("input", type=Path, nargs="+", help="an example log, or files or folders of raw rows")
+    score.add_argument("--out", type=Path, required=True, help="the Parquet file to write")
+    read_as = score.add_mutually_exclusive_group()
+    read_as.add_argument("--format", choices=FORMATS[1:], help="of raw rows in a format of the package")
+    read_as.add_argument("--mapping", type=Path, help="the file that names the columns of raw rows")
 
     compare = command("compare", _compare, "compare two runs metric by metric, with paired 95%% intervals")
     compare.add_argument("run_a", type=Path, help="run directory")

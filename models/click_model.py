@@ -192,6 +192,11 @@ class ClickModel(tf.Module):
         """
         return _score(self._components, inputs, alpha2)
 
+    @property
+    def transfers(self) -> list[Transfer]:
+        """The components' transfer functions; none of a plain model."""
+        return [component.transfer for component in self._components if component.transfer is not None]
+
     def quality(self, inputs: TowerInput, alpha2: tf.Tensor) -> tf.Tensor:
         """Q of a factorised model, float32 [B, n, K + 2], with the K learned numbers first."""
         quality, _ = _quality(self._components, inputs, alpha2)

@@ -5,9 +5,24 @@ Both kinds rise with Q . U as they start, and start at tau(0) = prior.
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
+
+
+class Pieces(NamedTuple):
+    """A transfer function as a continuous piecewise-linear one of p pieces, for those who evaluate it elsewhere.
+
+    Attributes:
+        joints: float32 [p - 1], rising.
+        slopes: float32 [p].
+        bias: its value at 0.
+    """
+
+    joints: np.ndarray
+    slopes: np.ndarray
+    bias: float
 
 
 class SigmoidTransfer(tf.Module):
@@ -26,6 +41,10 @@ class SigmoidTransfer(tf.Module):
         """All weights with their names."""
         yield "transfer_scale", self.scale
         yield "transfer_bias", self.bias
+
+    def pieces(self) -> Pieces:
+        """One piece."""
+        return Pieces(np.zeros(0, np.float32), self.scale.numpy()[np.newaxis], float(self.bias.numpy()))
 
 
 class PiecewiseLinearTransfer(tf.Module):
@@ -56,6 +75,11 @@ class PiecewiseLinearTransfer(tf.Module):
         """All weights with their names."""
         yield "transfer_slopes", self.slopes
         yield "transfer_bias", self.bias
+
+    def pieces(self) -> Pieces:
+        """The pieces as they are now."""
+        slopes = tf.nn.softplus(self.slopes).numpy()
+        return Pieces(self._upper.numpy()[:-1], slopes, float(self.bias.numpy()))
 
 
 Transfer = SigmoidTransfer | PiecewiseLinearTransfer

@@ -28,12 +28,18 @@ class RawReader:
     Attributes:
         mapping: what to read, and how.
         block_bytes: bytes of a file that make a chunk; at most about this much is in memory a chunk.
+        columns: which raw columns to read; None: all that the mapping needs for examples.
     """
 
     mapping: Mapping
     block_bytes: int
+    columns: tuple[str, ...] | None = None
     _sides: dict[Path, tuple[SideTable, ...]] = field(default_factory=dict)
     _news: dict[Path, News] = field(default_factory=dict)
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        return self.mapping.raw_columns if self.columns is None else self.columns
 
     def read(self, source: SourceFile) -> Iterator[tuple[Chunk, tuple[SideTable, ...]]]:
         """Yields the chunks of one file with the side tables to attach to each.
@@ -46,12 +52,12 @@ class RawReader:
             folder = source.path.parent
             if folder not in self._news:
                 self._news[folder] = News.load(folder)
-            for chunk in read_mind(source, self._news[folder], self.mapping.raw_columns, self.block_bytes):
+            for chunk in read_mind(source, self._news[folder], self._columns, self.block_bytes):
                 yield chunk, ()
             return
         sides = self._side_tables(source.path.parent)
         joined = {name: side for side in sides for name in side.columns.column_names}
-        wanted = [name for name in self.mapping.raw_columns if name not in joined]
+        wanted = [name for name in self._columns if name not in joined]
         wanted += [name for name in dict.fromkeys(side.key for side in sides) if name not in wanted]
         for chunk in self._read_file(source, form, wanted, joined):
             yield chunk, sides
@@ -106,6 +112,6 @@ class RawReader:
         path = find_side_file(join, folder)
         names = table_file_columns(path, form)
         require_columns(path, [join.key], names)
-        needed = self.mapping.raw_columns
+        needed = self._columns
         wanted = [join.key, *(name for name in names if name != join.key and join.prefix + name in needed)]
         return make_side_table(join, path, *read_strictly(path, form, wanted, self.block_bytes))

@@ -93,7 +93,7 @@ def test_help_names_every_command(capsys):
     text = capsys.readouterr().out
     assert all(
         f"\n    {name} " in text
-        for name in ("demo", "simulate", "ingest", "sample", "train", "compare", "report")
+        for name in ("demo", "simulate", "ingest", "sample", "train", "export", "score", "compare", "report")
     )
 
 

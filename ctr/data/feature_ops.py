@@ -61,6 +61,13 @@ def keep_values(feature: Category, items: tf.RaggedTensor, present: tf.Tensor) -
     return items[:, : feature.max_values] if feature.keep == "first" else items[:, -feature.max_values :]
 
 
+def row_numbers(lists: tf.RaggedTensor) -> tf.Tensor:
+    """[V] int64: the row of each value; in fewer operations than ``value_rowids``, of which a server waits for each."""
+    count = tf.shape(lists.values, out_type=tf.int64)[0]
+    ends = tf.cast(lists.row_splits[1:], tf.int64)
+    return tf.searchsorted(ends, tf.range(count), side="right", out_type=tf.int64)
+
+
 def lower_case(strings: tf.Tensor) -> tf.Tensor:
     """Lower case by Unicode's rules, whatever the process's locale is."""
     strings = tf.strings.lower(strings)

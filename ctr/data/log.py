@@ -148,15 +148,23 @@ def create_log(folder: Path, schema: Schema) -> None:
         InputError: the folder holds a log of another schema, or something else.
     """
     check_log(folder, schema)
-    content = json_bytes({"format": _FORMAT, "version": schema.version, **schema.model_dump(mode="json")})
-    if not create_exclusively(folder / "schema.json", content):
+    if not create_exclusively(folder / "schema.json", schema_bytes(schema)):
         check_log(folder, schema)
+
+
+def schema_bytes(schema: Schema) -> bytes:
+    """The content of a file that ``read_schema_file`` reads."""
+    return json_bytes({"format": _FORMAT, "version": schema.version, **schema.model_dump(mode="json")})
 
 
 def read_schema(folder: Path) -> Schema:
     """The features of a log. Raises InputError when it is missing, malformed or changed by hand."""
-    path = folder / "schema.json"
-    content = read_json_object(path, f"{folder} is not an example log: it has no schema.json")
+    return read_schema_file(folder / "schema.json", f"{folder} is not an example log: it has no schema.json")
+
+
+def read_schema_file(path: Path, absent: str) -> Schema:
+    """The features in a file. Raises InputError: ``absent``, or that it is malformed or was changed by hand."""
+    content = read_json_object(path, absent)
     if content.pop("format", None) != _FORMAT:
         raise InputError(f"{path}: this is not a log of format {_FORMAT}")
     version = content.pop("version", None)

@@ -13,13 +13,22 @@ which they are named; a missing part counts as a value of its own, and if all ar
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import tensorflow as tf
 
-from ctr.data.feature_ops import category_ids, cross_ids, fingerprints, keep_values, number_ids, text_tokens
+from ctr.data.feature_ops import (
+    category_ids,
+    cross_ids,
+    fingerprints,
+    keep_values,
+    number_ids,
+    row_numbers,
+    text_tokens,
+)
 from ctr.data.log import IDS_COLUMN, pack_ids, shard_schema
 from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text, is_multivalent
 from ctr.errors import InputError
@@ -46,20 +55,24 @@ def transform_tensors(
     Raises:
         InputError: a source column is absent.
     """
+    for feature in schema.features:
+        if not isinstance(feature, Cross) and feature.source not in raw:
+            raise InputError(_absent(feature, list(raw)))
     ids: dict[str, tf.Tensor | tf.RaggedTensor] = {}
     prints: dict[str, tf.Tensor | tf.RaggedTensor] = {}
+    _hash_together([feature for feature in schema.features if _is_hashed(feature)], raw, ids, prints)
     for feature in schema.features:
+        if feature.name in ids:
+            continue
         if isinstance(feature, Cross):
             ids[feature.name] = _cross_tensors(feature, ids, prints)
             continue
-        if feature.source not in raw:
-            raise InputError(_absent(feature, list(raw)))
         value = raw[feature.source]
         if isinstance(feature, Number):
             ids[feature.name] = number_ids(feature, tf.cast(value, tf.float32))
             prints[feature.name] = tf.cast(ids[feature.name], tf.uint64)
             continue
-        strings = value if value.dtype == tf.string else tf.strings.as_string(value)
+        strings = _strings(value)
         if isinstance(feature, Text):
             strings = text_tokens(feature, strings)
         elif feature.multivalent:
@@ -78,6 +91,33 @@ def transform_tensors(
     return ids
 
 
+def _strings(value: tf.Tensor | tf.RaggedTensor) -> tf.Tensor | tf.RaggedTensor:
+    return value if value.dtype == tf.string else tf.strings.as_string(value)
+
+
+def _is_hashed(feature: Category | Number | Text | Cross) -> bool:
+    return isinstance(feature, Category) and not feature.multivalent and feature.vocabulary is None
+
+
+def _hash_together(
+    features: Sequence[Any],
+    raw: Mapping[str, tf.Tensor],
+    ids: dict[str, tf.Tensor | tf.RaggedTensor],
+    prints: dict[str, tf.Tensor | tf.RaggedTensor],
+) -> None:
+    """Single-valued hashed categories in a few operations: a model that is served has few rows of many features."""
+    if not features:
+        return
+    strings = tf.stack([_strings(raw[feature.source]) for feature in features])
+    hashed = tf.reshape(fingerprints(tf.reshape(strings, [-1])), tf.shape(strings))
+    buckets = tf.constant([[feature.buckets - 1] for feature in features], tf.uint64)
+    numbers = 1 + tf.cast(tf.math.floormod(hashed, buckets), tf.int32)
+    numbers = tf.where(tf.equal(strings, ""), MISSING_ID, numbers)
+    names = [feature.name for feature in features]
+    ids |= zip(names, tf.unstack(numbers, num=len(names)), strict=True)
+    prints |= zip(names, tf.unstack(hashed, num=len(names)), strict=True)
+
+
 def _cross_tensors(
     feature: Cross,
     ids: Mapping[str, tf.Tensor | tf.RaggedTensor],
@@ -87,7 +127,7 @@ def _cross_tensors(
     if ragged is None:
         missing = tf.reduce_all([tf.equal(ids[part], MISSING_ID) for part in feature.of], axis=0)
         return cross_ids(feature, [prints[part] for part in feature.of], missing)
-    rows = ragged.value_rowids()
+    rows = row_numbers(ragged)
     parts = [
         ragged.values if prints[part] is ragged else tf.gather(prints[part], rows) for part in feature.of
     ]

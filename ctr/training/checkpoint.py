@@ -24,6 +24,7 @@ _ARRAYS = "arrays.npz"
 _STATE = "state.json"
 _PARTIAL = ".partial"
 _DAMAGED = ".damaged"
+_FAULTS = (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile)
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ def restore_newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]
     for path in reversed(_complete(folder)):
         try:
             content = _read(path)
-        except (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
+        except _FAULTS as error:
             log.warning("checkpoint %s is damaged (%s); the one before it is used", path, error)
             damaged.append(path)
             continue
@@ -91,6 +92,25 @@ def restore_newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]
     if damaged:
         raise InputError(f"{folder}: every checkpoint is damaged; delete the run directory to start again")
     return None
+
+
+def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays and state of the checkpoint of position ``examples``, or of the newest one; changes nothing.
+
+    Raises:
+        InputError: there is none, or its bytes are not what was written.
+    """
+    found = _complete(folder)
+    if not found:
+        raise InputError(f"{folder}: there is no checkpoint")
+    wanted = found[-1:] if examples is None else [path for path in found if int(path.name) == examples]
+    positions = ", ".join(str(int(path.name)) for path in found)
+    if not wanted:
+        raise InputError(f"{folder}: there is no checkpoint {examples}; there are {positions}")
+    try:
+        return _read(wanted[0])
+    except _FAULTS as error:
+        raise InputError(f"{wanted[0]}: the checkpoint is damaged ({error}); there are {positions}") from None
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

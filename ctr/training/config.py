@@ -112,6 +112,13 @@ class CheckpointConfig(StrictModel):
     keep: int = Field(default=2, ge=1)
 
 
+class ExportConfig(StrictModel):
+    """A servable model in the run directory every ``every_examples``, the newest ``keep`` of them on disk."""
+
+    every_examples: int = Field(ge=1)
+    keep: int = Field(default=2, ge=1)
+
+
 class SampleConfig(StrictModel):
     """A sample of the log, as ``ctr sample`` wrote it beside the log under ``name``.
 
@@ -143,6 +150,7 @@ class TrainConfig(StrictModel):
     jit: Literal["auto", True, False] = "auto"
     metrics: MetricsConfig = MetricsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    export: ExportConfig | None = None
     record_predictions: bool = True
     max_rejected_share: float = Field(default=0.001, ge=0, le=1)
 

@@ -21,10 +21,12 @@ from ctr.training.run import Run, root_report
 from ctr.training.run_directory import (
     adopt_config,
     adopt_environment,
+    adopt_schema,
     only_process,
     write_json,
     write_metric_states,
 )
+from ctr.training.snapshot import Exporter, take_snapshot
 from ctr.training.state import TrainState
 from ctr.training.step import Steps, make_steps
 from ctr.training.weight_spectra import write_weight_spectra
@@ -41,6 +43,7 @@ def train(
     run: Path,
     progress: Progress | None = None,
     record: str | None = None,
+    exporter: Exporter | None = None,
 ) -> dict[str, Any]:
     """Trains one pass over ``log``, or goes on with it where ``run``'s newest checkpoint stands.
 
@@ -50,14 +53,20 @@ def train(
         run: the run directory; a new one, or one begun under the same configuration.
         progress: called after every batch with the position in the log and the last window's metrics.
         record: publishes the predictions as this sidecar of the log, after the pass.
+        exporter: writes a servable model of a snapshot, wherever ``config.export`` asks for one; for instance
+            ``ctr.serving.export.export_from_run``.
 
     Returns:
         The content of summary.json; with ``record`` also ``recorded``, what was published.
 
     Raises:
-        InputError: bad log, bad configuration for this log, or a run directory of another configuration,
-            environment or log, or in use.
+        InputError: bad log, bad configuration for this log, a run directory of another configuration,
+            environment or log, or in use, or exports asked for without an exporter.
     """
+    if config.export is not None and exporter is None:
+        raise InputError(
+            "config: export: nothing here can export; ctr train can, or train(..., exporter=...)"
+        )
     inputs = open_inputs(log, config)
     if record is not None:
         _check_record(log, config, run, record)
@@ -66,13 +75,14 @@ def train(
     layouts = config.model.table_layouts(inputs.schema)
     adopt_config(run, config)
     with only_process(run):
+        adopt_schema(run, inputs.schema)
         adopt_environment(run, describe_environment(config))
         make_deterministic(config.seed)
         state = TrainState(layouts, config, resolve_compute_dtype(config), inputs.families)
         others = {name: other.manifests for name, other in inputs.others.items()}
         current = Run(run, config, state, inputs.schema, inputs.log.manifests, others, inputs.sidecars)
         try:
-            timing = _pass_over(inputs, current, progress)
+            timing = _pass_over(inputs, current, progress, exporter)
         finally:
             current.close()
         summary = _finish(inputs, current, timing)
@@ -167,7 +177,9 @@ def _scored_feeds(
         learned.close()
 
 
-def _pass_over(inputs: Inputs, current: Run, progress: Progress | None) -> dict[str, float]:
+def _pass_over(
+    inputs: Inputs, current: Run, progress: Progress | None, exporter: Exporter | None
+) -> dict[str, float]:
     config, position = current.config, current.position
     learner = _Learner(make_steps(current.state, config, resolve_jit(config)), current)
     scored = _scored_feeds(inputs, current, learner)
@@ -178,6 +190,7 @@ def _pass_over(inputs: Inputs, current: Run, progress: Progress | None) -> dict[
     begun = window_begun = time.perf_counter()
     try:
         for feed, logit, slices in scored:
+            behind = position.examples
             current.record(feed.batch, logit, slices)
             examples += len(feed.batch.rows)
             current.check_rejects(paths)
@@ -190,6 +203,11 @@ def _pass_over(inputs: Inputs, current: Run, progress: Progress | None) -> dict[
                 )
             if progress is not None:
                 progress(position.examples, window_line)
+            # Before the checkpoint: a run that is killed between the two makes it again, none is left out.
+            if config.export is not None and exporter is not None:
+                every = config.export.every_examples
+                if behind // every < position.examples // every:
+                    exporter(take_snapshot(current))
             if position.examples - current.saved_at >= config.checkpoint.every_examples:
                 current.save()
     finally:
@@ -201,6 +219,8 @@ def _pass_over(inputs: Inputs, current: Run, progress: Progress | None) -> dict[
         position.learned = position.examples
     if current.window.traffic.examples:
         current.close_window({})
+    if config.export is not None and exporter is not None:
+        exporter(take_snapshot(current))
     if position.examples != current.saved_at:
         current.save()
     if not examples:

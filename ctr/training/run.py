@@ -93,7 +93,7 @@ class Run:
         Raises:
             InputError: the run was trained on another log, or its files are damaged.
         """
-        self.single_valued = schema.single_valued
+        self.schema = schema
         self.folder = folder
         self.config = config
         self.state = state
@@ -190,6 +190,14 @@ class Run:
         self.position = Position(**state["position"])
         return state["lengths"], state["prediction_parts"]
 
+    def progress(self) -> dict[str, Any]:
+        """Where the run stands, as a checkpoint's state tells it: position, last times and the logs it has seen."""
+        return {
+            "position": dict(vars(self.position)),
+            "window_times": self.window_times,
+            "consumed": self._consumed(),
+        }
+
     def sidecar_hashes(self, until: int = MAX_TIME_US) -> dict[str, str]:
         """For each sidecar a hash of its intervals that begin before ``until``, in microseconds."""
         return {role: sidecar_sha256(log, name, until) for role, (log, name) in self.sidecars.items()}
@@ -203,9 +211,7 @@ class Run:
         groups |= {_other_group(name): metrics.to_arrays() for name, metrics in self.others.items()}
         arrays = {f"{group}|{name}": array for group, part in groups.items() for name, array in part.items()}
         content = {
-            "position": vars(self.position),
-            "window_times": self.window_times,
-            "consumed": self._consumed(),
+            **self.progress(),
             "sidecars": self.sidecar_hashes(self.window_times[1] + 1),
             "lengths": {"metrics": self.metrics_file.sync(), "rejects": self.rejects_file.sync()},
             "prediction_parts": self.predictions.parts if self.predictions is not None else [],
@@ -234,7 +240,9 @@ class Run:
             self.window_times[0] = int(rows.query_time[0])
         self.window_times[1] = int(rows.query_time[-1])
         logit = self._finite(logit)
-        ids = {name: rows.ids[:, self.single_valued.index(name)] for name in self.config.metrics.slices}
+        ids = {
+            name: rows.ids[:, self.schema.single_valued.index(name)] for name in self.config.metrics.slices
+        }
         ids |= self._own_slices(0, slices)
         self.window.update(rows.label, logit, rows.metric_weight, rows.query_id, ids)
         if self.predictions is not None:

@@ -4,9 +4,11 @@
 
     RUN/config.yaml            the whole configuration
     RUN/environment.json       versions, devices, threads
+    RUN/schema.json            the features of the log
     RUN/metrics.jsonl          one line a window
     RUN/tensorboard/           the same as TensorBoard events
     RUN/checkpoints/           checkpoint.py
+    RUN/exports/               servable models, where the configuration asks for them
     RUN/predictions/           one Parquet file for each stretch between checkpoints
     RUN/rejects.jsonl          rows that could not be used, with reason and position
     RUN/metric_states.npz      the metrics' states by query bucket, for intervals and paired comparisons
@@ -30,8 +32,9 @@ import pyarrow.parquet as pq
 
 from ctr.config import differing_keys, dump_yaml, load_model
 from ctr.data.batches import Batch
-from ctr.data.log import read_json_object
+from ctr.data.log import read_json_object, read_schema_file, schema_bytes
 from ctr.data.reader import FAULTS
+from ctr.data.schema import Schema
 from ctr.errors import InputError
 from ctr.files import (
     create_exclusively,
@@ -138,6 +141,26 @@ def adopt_environment(run: Path, environment: dict[str, Any]) -> None:
             f"{run} was begun in another environment ({'; '.join(differences)}), "
             "in which the same computation gives other bits: use another folder to start anew"
         )
+
+
+def adopt_schema(run: Path, schema: Schema) -> None:
+    """Writes schema.json, or refuses to go on with a log of other features."""
+    path = run / "schema.json"
+    if not path.exists():
+        write_atomic_bytes(path, schema_bytes(schema))
+    elif (before := read_run_schema(run).version) != schema.version:
+        raise InputError(
+            f"{run} was begun on a log of other features (schema {before}, now {schema.version}): "
+            "use another folder to start anew"
+        )
+
+
+def read_run_schema(run: Path) -> Schema:
+    """The features of a run's log. Raises InputError when the file is missing, malformed or changed by hand."""
+    path = run / "schema.json"
+    return read_schema_file(
+        path, f"{path}: no such file; the run was trained before runs kept it, or is no run"
+    )
 
 
 class PredictionWriter:

@@ -35,6 +35,19 @@ def architecture(config: TrainConfig, compute_dtype: str) -> Architecture:
     )
 
 
+def create_network(
+    layouts: tuple[TableLayout, ...], config: TrainConfig, compute_dtype: str, compiled: bool = True
+) -> ClickModel:
+    """The model without its tables, with fresh weights; ``compiled`` as ``ctr.models.activations`` says."""
+    widths = tower_widths(layouts, config.model.factorised is not None)
+    return ClickModel(architecture(config, compute_dtype), widths, compiled)
+
+
+def dense_weights(network: ClickModel) -> dict[str, tf.Variable]:
+    """The weights of a network by their names in checkpoints."""
+    return {f"dense/{index:03d}": weight for index, weight in enumerate(network.weights().values())}
+
+
 class TrainState:
     """All variables that training changes.
 
@@ -64,8 +77,7 @@ class TrainState:
             initial = layout.by_column(rows.initial_accumulator, rows.linear_initial_accumulator)
             value = tf.broadcast_to(initial, [layout.rows, layout.columns])
             self.row_accumulators.append(tf.Variable(value, trainable=False))
-        widths = tower_widths(layouts, model.factorised is not None)
-        self.network = ClickModel(architecture(config, compute_dtype), widths)
+        self.network = create_network(layouts, config, compute_dtype)
         self.dense = list(self.network.weights().values())
         self.shampoo = ShampooCore(config.optimizer.dense.shampoo, self.dense)
         self.families = tuple(families)
@@ -78,8 +90,7 @@ class TrainState:
         for layout, table, accumulator in zip(self.layouts, self.tables, self.row_accumulators, strict=True):
             named[f"rows/{layout.name}"] = table
             named[f"rows_accumulator/{layout.name}"] = accumulator
-        for index, variable in enumerate(self.dense):
-            named[f"dense/{index:03d}"] = variable
+        named |= dense_weights(self.network)
         for name, variable in self.shampoo.state.variables.items():
             named[f"shampoo/{name}"] = variable
         for family, variable, seen in zip(self.families, self.duals, self.slices_seen, strict=True):

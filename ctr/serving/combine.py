@@ -1,0 +1,60 @@
+"""tau(Q . U) of a factorised model in NumPy: for a few thousand products, calling TensorFlow would take longer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Transfer = Callable[[np.ndarray], np.ndarray]
+
+
+def make_transfer(joints: Sequence[float], slopes: Sequence[float], bias: float) -> Transfer:
+    """The continuous function with these pieces and ``bias`` at 0, from products to logits (any shape, float32).
+
+    Args:
+        joints: [p - 1], rising.
+        slopes: [p].
+    """
+    if len(slopes) != len(joints) + 1:
+        raise ValueError(
+            f"{len(joints)} joints part {len(joints) + 1} pieces, there are {len(slopes)} slopes"
+        )
+    if not joints:
+        scale, constant = np.float32(slopes[0]), np.float32(bias)
+        return lambda products: scale * products + constant
+    places, steep = np.array(joints, np.float64), np.array(slopes, np.float64)
+    lower, upper = np.append(-np.inf, places), np.append(places, np.inf)
+    way = np.clip(places[:, np.newaxis], lower, upper) - np.clip(0.0, lower, upper)
+    values = way @ steep + bias
+    first, last = steep[0], steep[-1]
+
+    def transfer(products: np.ndarray) -> np.ndarray:
+        logits = np.interp(products, places, values)
+        logits += first * np.minimum(products - places[0], 0) + last * np.maximum(products - places[-1], 0)
+        return logits.astype(np.float32)
+
+    return transfer
+
+
+def transfers_of(model: Mapping[str, Any]) -> list[Transfer]:
+    """The components' functions, as an export's metadata describe them. Raises KeyError or ValueError if malformed."""
+    return [make_transfer(piece["joints"], piece["slopes"], piece["bias"]) for piece in model["transfer"]]
+
+
+def probabilities(products: np.ndarray, transfers: Sequence[Transfer]) -> np.ndarray:
+    """The mean of the components' probabilities.
+
+    Args:
+        products: Q . U, float32 [n, ...].
+        transfers: n functions.
+
+    Returns:
+        float32 [...].
+    """
+    made = [_sigmoid(transfer(own)) for transfer, own in zip(transfers, products, strict=True)]
+    return made[0] if len(made) == 1 else np.mean(made, axis=0)
+
+
+def _sigmoid(logits: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return 1 / (1 + np.exp(-logits))

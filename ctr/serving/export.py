@@ -1,0 +1,199 @@
+"""From a run to a SavedModel in TensorFlow Serving's layout, published whole or not at all."""
+
+import fcntl
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from ctr import __version__
+from ctr.errors import InputError
+from ctr.files import make_folder, sync_folder, write_atomic_bytes
+from ctr.serving.metadata import EXTRA, FILE, FORMAT, hash_files, read_metadata, versions
+from ctr.serving.signatures import serving_signatures
+from ctr.serving.warmup import FILE as WARMUP
+from ctr.serving.warmup import write_warmup
+from ctr.training.snapshot import Snapshot, read_snapshot
+
+_PARTIAL = ".partial"
+# Of whom a model is, whatever machine and library wrote it.
+_IDENTITY = ("format", "schema", "config", "compute_dtype", "model", "position", "logs")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A published model: its folder, and whether this call made it or found it there."""
+
+    path: Path
+    made: bool
+    metadata: Mapping[str, Any]
+
+
+def export_run(run: Path, out: Path, checkpoint: int | None = None) -> Exported:
+    """Publishes the model of a run's checkpoint (its newest, or that of a position) as a version in ``out``.
+
+    Raises:
+        InputError: no run or no such checkpoint, or ``out`` holds another model under this version.
+    """
+    return publish(read_snapshot(run, checkpoint), out)
+
+
+def export_from_run(snapshot: Snapshot) -> None:
+    """Publishes a model in its own run directory and deletes the oldest there, as ``config.export`` says.
+
+    What ``ctr.training.loop.train`` takes as its exporter.
+    """
+    export = snapshot.config.export
+    if export is None:
+        raise ValueError("the configuration asks for no exports")
+    publish(snapshot, snapshot.folder / "exports", export.keep)
+
+
+def publish(snapshot: Snapshot, out: Path, keep: int | None = None) -> Exported:
+    """Writes a model to a temporary folder beside its place, makes it durable, and renames it there.
+
+    Args:
+        snapshot: the model.
+        out: the folder of versions. A version that is there already stays as it is.
+        keep: how many of the newest versions stay; None: all.
+
+    Raises:
+        InputError: the version is there already and is another model's, or ``out`` is being written to.
+    """
+    make_folder(out)
+    with _only_publisher(out):
+        for leftover in out.glob(f"*{_PARTIAL}"):
+            shutil.rmtree(leftover)
+        final = out / str(snapshot.examples)
+        described = describe(snapshot)
+        if final.exists():
+            return Exported(final, False, _check_same(final, described))
+        if (
+            keep is not None
+            and len([path for path in versions(out) if int(path.name) > snapshot.examples]) >= keep
+        ):
+            # A run that was resumed makes no export anew that it had deleted.
+            return Exported(final, False, described)
+        partial = out / f"{final.name}{_PARTIAL}"
+        metadata = _write(snapshot, partial, described)
+        _sync_tree(partial)
+        partial.rename(final)
+        sync_folder(out)
+        for old in versions(out)[:-keep] if keep is not None else []:
+            # Renamed first, so that nobody finds half of it under its own name.
+            removed = old.rename(out / f"{old.name}{_PARTIAL}")
+            shutil.rmtree(removed)
+        return Exported(final, True, metadata)
+
+
+@contextmanager
+def _only_publisher(out: Path) -> Iterator[None]:
+    with (out / ".lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{out}: another process is exporting to this folder") from None
+        yield
+
+
+def _check_same(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = read_metadata(path)
+    different = [key for key in _IDENTITY if metadata.get(key) != described[key]]
+    if different:
+        raise InputError(
+            f"{path}: this version is there already, of another model ({', '.join(different)} differ): "
+            "another folder is needed"
+        )
+    return metadata
+
+
+def describe(snapshot: Snapshot) -> dict[str, Any]:
+    """The metadata of a model, but for its signatures and files."""
+    position, progress = snapshot.progress["position"], snapshot.progress
+    content = {
+        "format": FORMAT,
+        "versions": {"ctr": __version__, "tensorflow": tf.__version__, "python": sys.version.split()[0]},
+        "schema": snapshot.schema.model_dump(mode="json"),
+        "config": snapshot.config.model_dump(mode="json"),
+        "config_sha256": snapshot.config.sha256(),
+        "compute_dtype": snapshot.compute_dtype,
+        "model": {
+            "factorised": snapshot.network.factorised,
+            "components": snapshot.network.components,
+            "alpha2": snapshot.alpha2,
+            "transfer": [
+                {
+                    "joints": pieces.joints.tolist(),
+                    "slopes": pieces.slopes.tolist(),
+                    "bias": pieces.bias,
+                }
+                for pieces in (transfer.pieces() for transfer in snapshot.network.transfers)
+            ],
+        },
+        "position": {
+            "examples": position["examples"],
+            "batches": position["batches"],
+            "trained_examples": position["trained_examples"],
+            "last_query_time": progress["window_times"][1],
+        },
+        "logs": progress["consumed"],
+    }
+    # Tuples become lists, as they are when it is read again.
+    described: dict[str, Any] = json.loads(json.dumps(content))
+    return described
+
+
+def _write(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> dict[str, Any]:
+    signatures = serving_signatures(snapshot)
+    concrete = {name: signature.function.get_concrete_function() for name, signature in signatures.items()}
+    module = tf.Module()
+    # What no function reads is no part of it: no duals, no optimizer's state, no head that only ranks.
+    used = {id(variable): variable for function in concrete.values() for variable in function.graph.variables}
+    module.weights = list(used.values())
+    outputs = {name: function.structured_outputs for name, function in concrete.items()}
+    # Clients that name no function mean this one.
+    concrete["serving_default"] = concrete["predict"]
+    tf.saved_model.save(module, str(folder), signatures=concrete)
+    (folder / EXTRA).mkdir()
+    requests = {name: signature.specs for name, signature in signatures.items() if name != "predict_ids"}
+    write_warmup(folder / EXTRA / WARMUP, requests)
+    metadata = {
+        **described,
+        "signatures": {
+            name: {
+                "inputs": {
+                    key: {"column": signature.sources[key], **_tensor_type(spec)}
+                    for key, spec in signature.specs.items()
+                },
+                "outputs": {key: _tensor_type(value) for key, value in outputs[name].items()},
+            }
+            for name, signature in signatures.items()
+        },
+        "files": hash_files(folder),
+    }
+    write_atomic_bytes(folder / EXTRA / FILE, (json.dumps(metadata, indent=1) + "\n").encode())
+    return metadata
+
+
+def _tensor_type(spec: Any) -> dict[str, Any]:
+    """Dtype and shape, -1 for any number."""
+    return {"dtype": spec.dtype.name, "shape": [-1 if size is None else size for size in spec.shape]}
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in [folder, *folder.rglob("*")]:
+        if path.is_dir():
+            sync_folder(path)
+        else:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)

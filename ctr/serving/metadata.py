@@ -1,0 +1,74 @@
+"""What an exported model says of itself: ``assets.extra/ctr.json``, and the folders that models are published in.
+
+::
+
+    DIR/<version>/saved_model.pb, variables/     TensorFlow's
+    DIR/<version>/assets.extra/ctr.json          features, configuration, position, signatures, hashes of the files
+    DIR/<version>/assets.extra/tf_serving_warmup_requests
+
+The version is the run's position in the log, a number of examples.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from ctr.config import parse_model
+from ctr.data.log import read_json_object
+from ctr.data.schema import Schema
+from ctr.errors import InputError
+from ctr.files import file_sha256
+
+FORMAT = 1
+EXTRA = "assets.extra"
+FILE = "ctr.json"
+
+
+def versions(folder: Path) -> list[Path]:
+    """The published versions in a folder, the oldest first."""
+    found = [path for path in folder.glob("*") if path.is_dir() and path.name.isdigit()]
+    return sorted(found, key=lambda path: int(path.name))
+
+
+def find_model(path: Path) -> Path:
+    """``path`` itself where it is a model, else the newest version in it. Raises InputError when there is none."""
+    if (path / "saved_model.pb").is_file():
+        return path
+    found = versions(path)
+    if not found:
+        raise InputError(
+            f"{path}: neither an exported model (no saved_model.pb) nor a folder of versions of one"
+        )
+    return found[-1]
+
+
+def hash_files(model: Path) -> dict[str, str]:
+    """The SHA-256 of every file of a model but the metadata, by its path below ``model``."""
+    paths = sorted(path for path in model.rglob("*") if path.is_file())
+    names = {path: path.relative_to(model).as_posix() for path in paths}
+    return {name: file_sha256(path) for path, name in names.items() if name != f"{EXTRA}/{FILE}"}
+
+
+def read_metadata(model: Path) -> dict[str, Any]:
+    """The metadata of a model. Raises InputError when they are missing or malformed."""
+    path = model / EXTRA / FILE
+    content: dict[str, Any] = read_json_object(path, f"{path}: no such file; ctr export writes it")
+    if content.get("format") != FORMAT:
+        raise InputError(f"{path}: this is not the metadata of an export of format {FORMAT}")
+    missing = {"schema", "signatures", "position", "model", "files"} - content.keys()
+    if missing:
+        raise InputError(f"{path}: {', '.join(sorted(missing))} missing: the file was changed")
+    return content
+
+
+def model_schema(metadata: dict[str, Any], model: Path) -> Schema:
+    """The features of a model. Raises InputError when they were changed by hand."""
+    return parse_model(Schema, metadata["schema"], str(model / EXTRA / FILE))
+
+
+def check_files(model: Path, metadata: dict[str, Any]) -> None:
+    """Raises InputError when a file of the model is not what was written."""
+    found = hash_files(model)
+    for name, digest in metadata["files"].items():
+        if found.get(name) != digest:
+            problem = "missing" if name not in found else "damaged: it does not have the recorded SHA-256"
+            raise InputError(f"{model / name}: {problem}; export the model again")

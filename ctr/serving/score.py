@@ -1,0 +1,169 @@
+"""Scores whole logs and raw tables with an exported model, into one Parquet file.
+
+Every row of the input is in that file or, with its reason, in the rejects beside it.
+"""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ctr.data.log import read_manifests, read_schema
+from ctr.data.reader import FAULTS, Rows, read_rows
+from ctr.errors import InputError
+from ctr.files import write_atomic, write_atomic_bytes
+from ctr.serving.scorer import Scorer
+
+Progress = Callable[[int], None]
+Part = tuple[pa.Table, pa.Table, list[dict[str, Any]]]
+"""Keys and source columns of N rows, texts as ``large_binary`` and numbers as float32; and rows set aside."""
+
+_BATCH_ROWS = 4096
+_GROUP_ROWS = 64 * 1024
+_LOG_KEYS = ("query_time", "query_id", "example_id")
+_SCORES = [pa.field("logit", pa.float32()), pa.field("p", pa.float32())]
+
+
+@dataclass(frozen=True)
+class ScoreResult:
+    """What was scored.
+
+    Attributes:
+        rows: of the input.
+        scored: those with a prediction.
+        rejected: those without.
+        reject_reasons: their number by reason, the most frequent first.
+        rejects_file: where each of them is described; None when there are none.
+        seconds: that it took.
+    """
+
+    rows: int
+    scored: int
+    rejected: int
+    reject_reasons: dict[str, int]
+    rejects_file: Path | None
+    seconds: float
+
+
+def score_log(scorer: Scorer, log: Path, out: Path, progress: Progress | None = None) -> ScoreResult:
+    """Scores an example log by its ids; the keys are ``query_time, query_id, example_id``.
+
+    Raises:
+        InputError: no log, a damaged one, or one of other features than the model's.
+    """
+    schema = read_schema(log)
+    if schema.version != scorer.schema.version:
+        raise InputError(
+            f"{log}: the log has the features of schema {schema.version}, the model {scorer.path} those of "
+            f"{scorer.schema.version}: both must have the same"
+        )
+
+    def batches() -> Iterator[tuple[pa.Table, dict[str, np.ndarray], list[dict[str, Any]]]]:
+        for shard in read_rows(log, schema, read_manifests(log)):
+            for begin in range(0, len(shard), _BATCH_ROWS):
+                rows = shard.slice(begin, min(begin + _BATCH_ROWS, len(shard)))
+                good = rows.fault == 0
+                rejects = [_describe(rows, index) for index in np.flatnonzero(~good).tolist()]
+                kept = rows if good.all() else rows.keep(good)
+                keys = pa.table({name: getattr(kept, name) for name in _LOG_KEYS})
+                scores = scorer.score_ids(_packed(kept)) if len(kept) else {}
+                yield keys, scores, rejects
+
+    fields = [pa.field(name, pa.int64()) for name in _LOG_KEYS]
+    return _write(out, pa.schema([*fields, *_SCORES]), batches(), progress)
+
+
+def _packed(rows: Rows) -> dict[str, np.ndarray]:
+    packed = {"ids": rows.ids}
+    for name, (values, offsets) in rows.multivalent.items():
+        packed |= {f"{name}.values": values, f"{name}.lengths": np.diff(offsets).astype(np.int32)}
+    return packed
+
+
+def _describe(rows: Rows, index: int) -> dict[str, Any]:
+    keys = {name: int(getattr(rows, name)[index]) for name in _LOG_KEYS}
+    return {"row": int(rows.position[index]), **keys, "reason": FAULTS[rows.fault[index]]}
+
+
+def score_tables(
+    scorer: Scorer, parts: Iterable[Part], keys: pa.Schema, out: Path, progress: Progress | None = None
+) -> ScoreResult:
+    """Scores raw rows.
+
+    Args:
+        parts: the rows.
+        keys: of the first table of each part.
+
+    Raises:
+        InputError: what reading the parts raises.
+    """
+
+    def batches() -> Iterator[tuple[pa.Table, dict[str, np.ndarray], list[dict[str, Any]]]]:
+        for key_table, raw, rejects in parts:
+            yield key_table.slice(0, 0), {}, rejects
+            for begin in range(0, raw.num_rows, _BATCH_ROWS):
+                piece = raw.slice(begin, _BATCH_ROWS)
+                columns = {name: _column(piece.column(name)) for name in piece.column_names}
+                yield key_table.slice(begin, _BATCH_ROWS), scorer.score(columns), []
+
+    return _write(out, pa.schema([*keys, *_SCORES]), batches(), progress)
+
+
+def _column(column: pa.ChunkedArray) -> Any:
+    return column.to_numpy() if pa.types.is_floating(column.type) else column.to_pylist()
+
+
+def _write(
+    out: Path,
+    schema: pa.Schema,
+    batches: Iterable[tuple[pa.Table, dict[str, np.ndarray], list[dict[str, Any]]]],
+    progress: Progress | None,
+) -> ScoreResult:
+    begun = time.perf_counter()
+    rejected: list[dict[str, Any]] = []
+    scored = 0
+
+    def write(file: BinaryIO) -> None:
+        nonlocal scored
+        waiting: list[pa.Table] = []
+        with pq.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True) as writer:
+            for keys, scores, rejects in batches:
+                rejected.extend(rejects)
+                scored += keys.num_rows
+                if keys.num_rows:
+                    columns = [*keys.columns, *(pa.array(scores[field.name]) for field in _SCORES)]
+                    waiting.append(pa.table(columns, schema=schema))
+                if sum(table.num_rows for table in waiting) >= _GROUP_ROWS:
+                    writer.write_table(pa.concat_tables(waiting))
+                    waiting = []
+                if progress is not None:
+                    progress(keys.num_rows + len(rejects))
+            writer.write_table(pa.concat_tables([schema.empty_table(), *waiting]))
+
+    write_atomic(out, write)
+    rejects_file = out.with_name(f"{out.name}.rejects.jsonl")
+    if rejected:
+        lines = "".join(json.dumps(reject, ensure_ascii=False) + "\n" for reject in rejected)
+        write_atomic_bytes(rejects_file, lines.encode("utf-8", errors="backslashreplace"))
+    else:
+        rejects_file.unlink(missing_ok=True)
+    reasons = Counter(_reason(reject) for reject in rejected)
+    return ScoreResult(
+        rows=scored + len(rejected),
+        scored=scored,
+        rejected=len(rejected),
+        reject_reasons=dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
+        rejects_file=rejects_file if rejected else None,
+        seconds=time.perf_counter() - begun,
+    )
+
+
+def _reason(reject: dict[str, Any]) -> str:
+    return f"{reject['key']}: {reject['reason']}" if "key" in reject else str(reject["reason"])

@@ -1,0 +1,204 @@
+"""The functions of an exported model: from raw strings and numbers, or from ids, to predictions.
+
+``predict(features)``
+    raw columns -> ``p`` and ``logit``.
+``quality(features)``, ``ui(features)``, ``combine(Q, U)``
+    of a factorised model: ``Q`` and ``U``, [N, components, K], and of these ``p`` and ``logit``. A tower takes the
+    columns that its own features need. One row of Q goes with any number of rows of U, and the other way round.
+``predict_ids(ids)``
+    ids as a log holds them -> ``p`` and ``logit``; so that logs are scored, which have no raw columns.
+
+All are pure TensorFlow operations without code of XLA or of the host, so that any TensorFlow runtime serves them.
+"""
+
+import keyword
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from ctr.data.feature_ops import row_numbers
+from ctr.data.schema import Cross, Number, Schema
+from ctr.data.transform import transform_tensors
+from ctr.models.click_model import ClickModel, TowerInput, ensemble_logit
+from ctr.models.embeddings import look_up, tower_inputs
+from ctr.models.rows import TableLayout
+from ctr.training.snapshot import Snapshot
+
+Ids = Mapping[str, tf.Tensor | tf.RaggedTensor]
+"""By feature, int32 [N], or RaggedTensor [N, None] of a multivalent one."""
+
+PACKED_IDS = "ids"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A function of the model.
+
+    Attributes:
+        function: with one argument, a mapping from the inputs' names to tensors.
+        sources: what each input is: its name -> a source column, or a column of ids.
+    """
+
+    function: Any
+    sources: Mapping[str, str]
+
+    @property
+    def specs(self) -> Mapping[str, tf.TensorSpec]:
+        """The inputs by their names."""
+        return self.function.input_signature[0]
+
+
+def input_names(sources: Iterable[str]) -> dict[str, str]:
+    """Names under which columns can be inputs of a function: name -> column, in their order.
+
+    They are the columns' own names where TensorFlow allows these: letters, digits and _, a letter first.
+    """
+    names: dict[str, str] = {}
+    for source in sources:
+        name = re.sub(r"[^A-Za-z0-9_]", "_", source)
+        if not name[:1].isalpha():
+            name = f"x{name}"
+        if keyword.iskeyword(name) or name == "self":
+            name += "_"
+        while name in names:
+            name += "_"
+        names[name] = source
+    return names
+
+
+def needed_schema(schema: Schema, names: Iterable[str]) -> Schema:
+    """The named features, and the parts of those that are crosses."""
+    wanted = set(names)
+    for name in tuple(wanted):
+        feature = schema.by_name[name]
+        if isinstance(feature, Cross):
+            wanted.update(feature.of)
+    return Schema(features=tuple(feature for feature in schema.features if feature.name in wanted))
+
+
+def serving_signatures(snapshot: Snapshot) -> dict[str, Signature]:
+    """The functions of a model by their names."""
+    schema, network = snapshot.schema, snapshot.network
+    store_as_computed(network)
+    alpha2 = tf.constant(snapshot.alpha2, tf.float32)
+
+    def inputs_of(ids: Ids, factorised: bool, tower: str | None = None) -> dict[str, TowerInput]:
+        chosen = [
+            (layout, table)
+            for layout, table in zip(snapshot.layouts, snapshot.tables, strict=True)
+            if tower is None or layout.tower == tower
+        ]
+        looked_up = [look_up(layout, table, _plan(layout, ids)) for layout, table in chosen]
+        return tower_inputs(looked_up, [layout for layout, _ in chosen], factorised)
+
+    def scores(ids: Ids) -> dict[str, tf.Tensor]:
+        return _outputs(network(inputs_of(ids, network.factorised), alpha2).logits)
+
+    def quality(ids: Ids) -> dict[str, tf.Tensor]:
+        return {"Q": network.quality(inputs_of(ids, False, "quality")["quality"], alpha2)}
+
+    def ui(ids: Ids) -> dict[str, tf.Tensor]:
+        # Of one tower alone, tower_inputs calls what it is given quality.
+        return {"U": network.ui(inputs_of(ids, False, "ui")["quality"])}
+
+    def combine(made: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        return _outputs(network.combine(made["Q"], made["U"]))
+
+    signatures = {
+        "predict": _raw_signature(schema, scores),
+        "predict_ids": _packed_signature(schema, scores),
+    }
+    if (factors := snapshot.config.model.factorised) is not None:
+        for tower, function in (("quality", quality), ("ui", ui)):
+            own = [layout for layout in snapshot.layouts if layout.tower == tower]
+            needed = needed_schema(schema, [feature.name for layout in own for feature in layout.features])
+            signatures[tower] = _raw_signature(needed, function)
+        shape = [None, network.components, factors.width + 2]
+        specs = {name: tf.TensorSpec(shape, name=name) for name in ("Q", "U")}
+        signatures["combine"] = Signature(_graph_function(combine, specs), {"Q": "Q", "U": "U"})
+    return signatures
+
+
+def _outputs(logits: tf.Tensor) -> dict[str, tf.Tensor]:
+    logit = ensemble_logit(logits)
+    return {"p": tf.sigmoid(logit), "logit": logit}
+
+
+def store_as_computed(network: ClickModel) -> None:
+    """Rounds the weights of layers that compute in bfloat16, once and not in every call: the same products."""
+    for layer in network.submodules:
+        if isinstance(layer, tf.keras.layers.Dense) and layer.compute_dtype == "bfloat16":
+            for name in ("kernel", "bias"):
+                weight = getattr(layer, name)
+                if weight is not None:
+                    setattr(layer, name, tf.Variable(tf.cast(weight, tf.bfloat16), trainable=False))
+
+
+def _graph_function(function: Callable[..., Any], specs: Mapping[str, tf.TensorSpec]) -> Any:
+    # Nothing here needs AutoGraph, whose rewriting of the code would take most of the time.
+    return tf.function(function, input_signature=[specs], autograph=False)
+
+
+def _raw_signature(schema: Schema, compute: Callable[[Ids], dict[str, tf.Tensor]]) -> Signature:
+    names = input_names(schema.sources)
+    numbers = {feature.source for feature in schema.features if isinstance(feature, Number)}
+    specs = {
+        name: tf.TensorSpec([None], tf.float32 if source in numbers else tf.string, name=name)
+        for name, source in names.items()
+    }
+
+    def function(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        raw = {source: features[name] for name, source in names.items()}
+        return compute(transform_tensors(schema, raw))
+
+    return Signature(_graph_function(function, specs), names)
+
+
+def packed_columns(schema: Schema) -> tuple[str, ...]:
+    """What holds the ids of N rows.
+
+    ``ids``, int32 [N, F], of the single-valued features; and of each multivalent feature ``NAME.values``, int32 [V],
+    row after row, and ``NAME.lengths``, int32 [N].
+    """
+    return (PACKED_IDS, *(f"{name}.{part}" for name in schema.multivalent for part in ("values", "lengths")))
+
+
+def _packed_signature(schema: Schema, compute: Callable[[Ids], dict[str, tf.Tensor]]) -> Signature:
+    names = input_names(packed_columns(schema))
+    single = schema.single_valued
+    specs = {name: tf.TensorSpec([None], tf.int32, name=name) for name in names}
+    specs[PACKED_IDS] = tf.TensorSpec([None, len(single)], tf.int32, name=PACKED_IDS)
+
+    def function(inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        packed = {column: inputs[name] for name, column in names.items()}
+        columns = tf.unstack(packed[PACKED_IDS], num=len(single), axis=1)
+        ids: dict[str, tf.Tensor | tf.RaggedTensor] = dict(zip(single, columns, strict=True))
+        for name in schema.multivalent:
+            values, lengths = packed[f"{name}.values"], packed[f"{name}.lengths"]
+            ids[name] = tf.RaggedTensor.from_row_lengths(values, lengths, validate=False)
+        return compute(ids)
+
+    return Signature(_graph_function(function, specs), names)
+
+
+def _plan(layout: TableLayout, ids: Ids) -> dict[str, tf.Tensor]:
+    """Where the rows of a table are that N examples need: ``ctr.models.embeddings.look_up`` on the whole table."""
+    offsets = layout.offsets()
+    some = ids[layout.features[0].name]
+    rows = some.nrows(tf.int32) if isinstance(some, tf.RaggedTensor) else tf.shape(some)[0]
+    plan = {"single": tf.zeros([rows, 0], tf.int32)}
+    if layout.single:
+        single = tf.stack([ids[feature.name] for feature in layout.single], axis=1)
+        plan["single"] = single + tf.constant([offsets[feature.name] for feature in layout.single])
+    values, segments = [], []
+    for index, feature in enumerate(layout.multivalent):
+        ragged = ids[feature.name]
+        values.append(ragged.values + offsets[feature.name])
+        row = tf.cast(row_numbers(ragged), tf.int32)
+        segments.append(row * len(layout.multivalent) + index)
+    if values:
+        plan |= {"values": tf.concat(values, axis=0), "segments": tf.concat(segments, axis=0)}
+    return plan

@@ -1,0 +1,126 @@
+"""Checks and completes the raw columns of a chunk, for examples and for rows that are only scored alike."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ctr.data.mapping import Mapping, duration_us
+from ctr.errors import InputError
+from ctr.pipelines.chunks import Chunk
+from ctr.pipelines.convert import (
+    FIRST_TIME,
+    LAST_TIME,
+    TIME_LIMIT_US,
+    check_utf8,
+    is_text,
+    parse_ids,
+    parse_numbers,
+    parse_times,
+    show_bytes,
+)
+from ctr.pipelines.joins import SideTable
+from ctr.pipelines.rejects import make_reject
+
+Columns = dict[str, pa.Array]
+
+
+class Verdict:
+    """Which rows are still good; collects a reject for each that is not, with its first fault only."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        self._chunk = chunk
+        self.good = np.ones(chunk.table.num_rows, bool)
+        self.rejects = list(chunk.rejects)
+
+    def refuse(self, bad: np.ndarray, key: str, reason: str, values: pa.Array, allowed: str) -> None:
+        """Sets the ``bad`` rows aside, with the value that each has; a null or empty one is called missing."""
+        places = np.flatnonzero(bad & self.good)
+        if not len(places):
+            return
+        self.good[places] = False
+        found = values.take(pa.array(places)).to_pylist()
+        for row, value in zip(self._chunk.rows[places].tolist(), found, strict=True):
+            why = "missing" if value is None or value == "" else reason
+            self.rejects.append(make_reject(self._chunk.file, row, key, why, value, allowed))
+
+
+def checked_columns(chunk: Chunk, sides: Iterable[SideTable], verdict: Verdict) -> Columns:
+    """The columns of a chunk as UTF-8, and those of the side tables."""
+    columns = {}
+    for name in chunk.table.column_names:
+        raw = chunk.table.column(name).combine_chunks()
+        columns[name], bad = check_utf8(raw)
+        if bad.any():
+            verdict.refuse(bad, name, "invalid UTF-8", show_bytes(raw), "UTF-8")
+    table = pa.table(columns)
+    for side in sides:
+        table = side.attach(table)
+    return {name: table.column(name).combine_chunks() for name in table.column_names}
+
+
+def read_times(mapping: Mapping, columns: Columns, chunk: Chunk, first: int, verdict: Verdict) -> np.ndarray:
+    """[N] int64 microseconds; ``first`` is the number of lines of the files before this chunk's file."""
+    time = mapping.time
+    if time.row_order is not None:
+        times = time.row_order.start_us + (first + chunk.rows - 1) * time.row_order.step_us
+        outside = (times < 0) | (times >= TIME_LIMIT_US)
+        verdict.refuse(outside, "time", "out of range", pa.array(times), f"{FIRST_TIME} to {LAST_TIME}")
+        return times
+    assert time.column is not None
+    times, bad = parse_column(time.column, columns, parse_times, time)
+    form = f"unit {time.unit}" if time.unit is not None else f"format {time.format}"
+    allowed = f"{form}, {FIRST_TIME} to {LAST_TIME}"
+    verdict.refuse(bad, "time", "unreadable or out of range", columns[time.column], allowed)
+    return times
+
+
+def read_ids(name: str, key: str, columns: Columns, verdict: Verdict) -> np.ndarray:
+    """[N] int64 ids of the column ``name``; ``key`` is what the mapping calls it."""
+    ids, bad = parse_column(name, columns, parse_ids)
+    verdict.refuse(bad, key, "missing", columns[name], "a whole number or text")
+    return ids
+
+
+def add_derived(mapping: Mapping, columns: Columns, times: np.ndarray | None) -> None:
+    """Adds the columns that the mapping derives; ``times`` may be None where none is derived of the time."""
+    for name, derived in mapping.derive.items():
+        if derived.of_time:
+            assert times is not None
+            if derived.part is not None:
+                columns[name] = pa.array(_TIME_PARTS[derived.part](times))
+            else:
+                assert derived.every is not None
+                columns[name] = pa.array(times // duration_us(derived.every))
+            continue
+        source = columns[derived.source]
+        if derived.prefix is not None:
+            text = source if is_text(source.type) else source.cast(pa.string())
+            source = pc.utf8_slice_codeunits(text, 0, derived.prefix)
+        columns[name] = source
+
+
+def check_numbers(names: Sequence[str], columns: Columns, verdict: Verdict) -> None:
+    """Makes the sources of numbers numeric."""
+    for name in names:
+        numbers, bad = parse_column(name, columns, parse_numbers)
+        verdict.refuse(bad, name, "not a number", columns[name], "a number, or empty")
+        columns[name] = numbers
+
+
+_HOUR_US, _DAY_US = 3_600_000_000, 86_400_000_000
+_TIME_PARTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "hour": lambda times: (times // _HOUR_US % 24).astype(np.int32),
+    # 1970-01-01 was a Thursday; Monday is 0.
+    "weekday": lambda times: ((times // _DAY_US + 3) % 7).astype(np.int32),
+}
+
+
+def parse_column(name: str, columns: Columns, parse: Callable[..., Any], *arguments: object) -> Any:
+    """``parse`` of a column, naming the column when its type is refused."""
+    try:
+        return parse(columns[name], *arguments)
+    except InputError as error:
+        raise InputError(f"the column {name} is {error}") from None

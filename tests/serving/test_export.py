@@ -1,0 +1,328 @@
+"""Exported models against the trainer, in this process and in one that knows nothing of the project."""
+
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow_serving.apis import prediction_log_pb2
+
+from ctr.errors import InputError
+from ctr.serving import export
+from ctr.serving.metadata import find_model, read_metadata
+from ctr.serving.scorer import Scorer
+
+_SLOW = [
+    pytest.param(model, "bfloat16", marks=pytest.mark.slow)
+    for model in ("bottlenecks", "logistic", "ensemble", "factorised")
+]
+MODELS = ("plain", "bottlenecks", "logistic", "ensemble", "factorised", "factorised ensemble")
+FACTORISED = ("factorised", "factorised ensemble")
+# Of logits. The batches of trainer and server differ in size, so sums of products may be rounded otherwise.
+TOLERANCE = {"float32": 1e-5, "bfloat16": 0.02}
+
+
+@pytest.mark.parametrize(
+    ("model", "compute_dtype"),
+    [
+        *((model, "float32") for model in MODELS),
+        ("plain", "bfloat16"),
+        ("factorised ensemble", "bfloat16"),
+        *_SLOW,
+    ],
+)
+def test_predictions_are_the_trainers(case, exported, model, compute_dtype):
+    expected = case(model, compute_dtype)
+    scored = Scorer(exported(model, compute_dtype)).score(expected.raw)
+    assert np.ptp(expected.logit) > 1
+    np.testing.assert_allclose(scored["logit"], expected.logit, rtol=0, atol=TOLERANCE[compute_dtype])
+    np.testing.assert_allclose(scored["p"], 1 / (1 + np.exp(-scored["logit"])), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "compute_dtype"),
+    [*((model, "float32") for model in FACTORISED), ("factorised ensemble", "bfloat16")],
+)
+def test_the_factors_give_the_same_predictions(case, exported, model, compute_dtype):
+    expected = case(model, compute_dtype)
+    probability = 1 / (1 + np.exp(-expected.logit))
+    loaded = tf.saved_model.load(str(exported(model, compute_dtype)))
+    scorer = Scorer(exported(model, compute_dtype))
+    made = {"Q": scorer.quality(expected.raw), "U": scorer.ui(expected.raw)}
+    assert made["Q"].shape == made["U"].shape == (90, 2 if "ensemble" in model else 1, 6)
+    combined = loaded.signatures["combine"](**{name: tf.constant(value) for name, value in made.items()})
+    for found in (combined["p"].numpy(), scorer.combine(made["Q"], made["U"])):
+        np.testing.assert_allclose(found, probability, rtol=0, atol=TOLERANCE[compute_dtype] / 4)
+    # In NumPy as in the graph.
+    np.testing.assert_allclose(
+        scorer.combine(made["Q"], made["U"]), combined["p"].numpy(), rtol=1e-5, atol=1e-7
+    )
+
+
+def test_a_row_of_q_goes_with_many_of_u(case, exported):
+    raw = case("factorised ensemble").raw
+    scorer = Scorer(exported("factorised ensemble"))
+    made = {"Q": scorer.quality(raw)[:7], "U": scorer.ui(raw)[:20]}
+    pairs = scorer.combine_pairs(made["Q"], made["U"])
+    assert pairs.shape == (7, 20)
+    combine = tf.saved_model.load(str(exported("factorised ensemble"))).signatures["combine"]
+    for row in range(7):
+        in_graph = combine(Q=tf.constant(made["Q"][row : row + 1]), U=tf.constant(made["U"]))["p"].numpy()
+        np.testing.assert_allclose(pairs[row], in_graph, rtol=1e-5)
+        np.testing.assert_allclose(scorer.combine(made["Q"][row : row + 1], made["U"]), in_graph, rtol=1e-5)
+    assert len(np.unique(pairs)) > 100
+
+
+def test_towers_take_the_columns_of_their_own_features(exported):
+    signatures = read_metadata(exported("factorised"))["signatures"]
+    columns = {name: {i["column"] for i in signatures[name]["inputs"].values()} for name in ("quality", "ui")}
+    # A cross in the UI tower needs what it is made of.
+    assert columns["ui"] == {"position", "size", "user:id"}
+    assert columns["quality"] == {"user:id", "class", "price", "tags", "title"}
+    assert set(read_metadata(exported("plain"))["signatures"]) == {"predict", "predict_ids"}
+    assert set(signatures) == {"predict", "predict_ids", "quality", "ui", "combine"}
+
+
+# Given the model's folder and a file of inputs by signature; prints the outputs. Nothing of the project is there.
+PLAIN_CLIENT = """
+import json, sys
+import tensorflow as tf
+loaded = tf.saved_model.load(sys.argv[1])
+outputs = {}
+for name, columns in json.load(open(sys.argv[2])).items():
+    function = loaded.signatures[name]
+    kinds = {key: spec.dtype for key, spec in function.structured_input_signature[1].items()}
+    made = function(**{key: tf.constant(value, kinds[key]) for key, value in columns.items()})
+    outputs[name] = {key: value.numpy().tolist() for key, value in made.items()}
+assert not [name for name in sys.modules if name == "ctr" or name.startswith("ctr.")]
+print(json.dumps(outputs))
+"""
+
+
+@pytest.mark.parametrize("model", ["plain", "factorised ensemble"])
+def test_a_process_without_the_project(case, exported, fresh_python, tmp_path, model):
+    expected = case(model)
+    folder = tmp_path / "7"
+    shutil.copytree(exported(model), folder)
+    signatures = read_metadata(folder)["signatures"]
+    raw = {**expected.raw, "tags": ["|".join(tags) for tags in expected.raw["tags"]]}
+
+    def plain(value, dtype):
+        if dtype == "string":
+            return "" if value is None else str(value)
+        return float("nan") if value is None else value
+
+    inputs = {
+        name: {
+            key: [plain(value, i["dtype"]) for value in raw[i["column"]]]
+            for key, i in signatures[name]["inputs"].items()
+        }
+        for name in ("predict", "quality", "ui")
+        if name in signatures
+    }
+    (tmp_path / "inputs.json").write_text(json.dumps(inputs))
+    done = fresh_python("-I", "-c", PLAIN_CLIENT, folder, tmp_path / "inputs.json", cwd=tmp_path)
+    outputs = json.loads(done.stdout.splitlines()[-1])
+    np.testing.assert_allclose(outputs["predict"]["logit"], expected.logit, rtol=0, atol=1e-5)
+    if model == "plain":
+        return
+    scorer = Scorer(folder)
+    found = scorer.combine(np.array(outputs["quality"]["Q"]), np.array(outputs["ui"]["U"]))
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-expected.logit)), rtol=1e-4)
+
+
+SCORER_ALONE = """
+import json, sys
+from ctr.serving.scorer import Scorer
+scorer = Scorer(sys.argv[1])
+raw = json.load(open(sys.argv[2]))
+print(json.dumps(scorer.score(raw)["logit"].tolist()))
+loaded = [name for name in sys.modules if name.startswith(("ctr.training", "ctr.pipelines", "ctr.models", "tf_keras"))]
+assert not loaded, loaded
+"""
+
+
+def test_the_scorer_needs_nothing_of_the_trainer(case, exported, fresh_python, root, tmp_path):
+    expected = case("factorised ensemble", "bfloat16")
+    (tmp_path / "raw.json").write_text(json.dumps(expected.raw))
+    done = fresh_python(
+        "-c",
+        SCORER_ALONE,
+        exported("factorised ensemble", "bfloat16"),
+        tmp_path / "raw.json",
+        cwd=tmp_path,
+        path=root,
+    )
+    np.testing.assert_allclose(
+        json.loads(done.stdout.splitlines()[-1]), expected.logit, rtol=0, atol=TOLERANCE["bfloat16"]
+    )
+
+
+@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
+def test_nothing_but_what_predicts_is_in_it(case, exported, compute_dtype):
+    state = case("plain", compute_dtype).state
+    folder = exported("plain", compute_dtype)
+    saved = tf.train.load_checkpoint(str(folder / "variables" / "variables"))
+    shapes = sorted(
+        tuple(shape)
+        for name, shape in saved.get_variable_to_shape_map().items()
+        if name.startswith("weights/")
+    )
+    assert shapes == sorted(tuple(weight.shape) for weight in [*state.tables, *state.dense])
+    others = set(saved.get_variable_to_shape_map()) - {
+        name for name in saved.get_variable_to_shape_map() if name.startswith("weights/")
+    }
+    assert others == {"_CHECKPOINTABLE_OBJECT_GRAPH"}
+    halves = [n for n, dtype in saved.get_variable_to_dtype_map().items() if dtype == tf.bfloat16]
+    assert bool(halves) == (compute_dtype == "bfloat16")
+
+
+@pytest.mark.parametrize("model", ["plain", "bottlenecks", "factorised ensemble"])
+def test_nothing_in_it_needs_xla_or_the_host(exported, model):
+    saved = saved_model_pb2.SavedModel()
+    saved.ParseFromString((exported(model) / "saved_model.pb").read_bytes())
+    functions = saved.meta_graphs[0].graph_def.library.function
+    assert functions
+    for function in functions:
+        assert not function.attr["_XlaMustCompile"].b
+        assert not [node.op for node in function.node_def if "PyFunc" in node.op or node.op == "XlaLaunch"]
+
+
+@pytest.mark.parametrize("model", ["plain", "factorised"])
+def test_warm_up_requests_run(exported, model):
+    folder = exported(model)
+    loaded = tf.saved_model.load(str(folder))
+    requests = []
+    path = str(folder / "assets.extra" / "tf_serving_warmup_requests")
+    for record in tf.data.TFRecordDataset(path).as_numpy_iterator():
+        log = prediction_log_pb2.PredictionLog.FromString(record)
+        assert log.WhichOneof("log_type") == "predict_log"
+        request = log.predict_log.request
+        inputs = {name: tf.constant(tf.make_ndarray(proto)) for name, proto in request.inputs.items()}
+        outputs = loaded.signatures[request.model_spec.signature_name](**inputs)
+        assert all(np.isfinite(value.numpy()).all() for value in outputs.values())
+        rows = {value.shape[0] for value in inputs.values()}
+        requests.append((request.model_spec.signature_name, *rows))
+    names = ("predict",) if model == "plain" else ("predict", "quality", "ui", "combine")
+    assert sorted(requests) == sorted((name, rows) for name in names for rows in (1, 64))
+
+
+def test_metadata(case, exported):
+    metadata = read_metadata(exported())
+    snapshot = case().snapshot
+    assert metadata["schema"] == json.loads(snapshot.schema.canonical_json())
+    assert metadata["config"] == snapshot.config.model_dump(mode="json")
+    assert metadata["position"] == {
+        "examples": 123, "batches": 3, "trained_examples": 60, "last_query_time": 5000,
+    }  # fmt: skip
+    assert metadata["logs"] == [{"log": "", "intervals": 1, "sha256": "0" * 64}]
+    assert metadata["model"]["alpha2"] == 0.5
+    assert metadata["versions"]["tensorflow"] == tf.__version__
+    assert metadata["signatures"]["predict"]["inputs"]["user_id"] == {
+        "column": "user:id", "dtype": "string", "shape": [-1],
+    }  # fmt: skip
+    assert exported().name == "123"
+
+
+def test_clients_that_name_no_function_get_predict(exported):
+    assert "serving_default" in tf.saved_model.load(str(exported())).signatures
+
+
+def test_input_names_are_the_columns_where_that_is_possible():
+    from ctr.serving.signatures import input_names
+
+    columns = ["C1", "c1", "user:id", "user_id", "class", "self", "7days", "_x", "ü"]
+    names = input_names(columns)
+    assert list(names.values()) == columns
+    assert list(names)[:2] == ["C1", "c1"]
+    assert len({name.lower() for name in names}) >= 8
+    assert all(name.isascii() and name.isidentifier() and name[0].isalpha() for name in names)
+
+    function = tf.function(
+        lambda given: {"all": tf.strings.join([given[name] for name in names], " ")},
+        input_signature=[{name: tf.TensorSpec([None], tf.string, name=name) for name in names}],
+    )
+    assert set(function.get_concrete_function()._arg_keywords) == set(names)
+
+
+class TestPublishing:
+    def test_a_version_that_is_there_stays(self, case, exported, tmp_path):
+        target = tmp_path / "123"
+        shutil.copytree(exported(), target)
+        before = {path: path.stat().st_mtime_ns for path in target.rglob("*")}
+        again = export.publish(case().snapshot, tmp_path)
+        assert (again.path, again.made) == (target, False)
+        assert {path: path.stat().st_mtime_ns for path in target.rglob("*")} == before
+
+    def test_another_models_version_is_not_replaced(self, case, exported, tmp_path):
+        shutil.copytree(exported("logistic"), tmp_path / "123")
+        with pytest.raises(
+            InputError, match=r"123: this version is there already, of another model \(config"
+        ):
+            export.publish(case().snapshot, tmp_path)
+
+    def test_nothing_appears_of_an_export_that_fails(self, case, exported, tmp_path, monkeypatch):
+        def fail(*_):
+            raise OSError("no space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(export, "_sync_tree", fail)
+            with pytest.raises(OSError, match="no space"):
+                export.publish(case("logistic").snapshot, tmp_path)
+        assert [path.name for path in tmp_path.iterdir() if path.name.isdigit()] == []
+        with pytest.raises(InputError, match="neither an exported model"):
+            find_model(tmp_path)
+        made = export.publish(case("logistic").snapshot, tmp_path)
+        assert made.made
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "123"]
+
+    def test_all_is_durable_before_the_name_appears(self, case, tmp_path, monkeypatch):
+        import os
+
+        synced = []
+        sync, rename = os.fsync, type(tmp_path).rename
+
+        def noting_sync(descriptor):
+            synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+            sync(descriptor)
+
+        def noting_rename(self, target):
+            if self.name.endswith(".partial"):
+                wanted = {str(self), *(str(path) for path in self.rglob("*"))}
+                assert wanted <= set(synced)
+                synced.append("renamed")
+            return rename(self, target)
+
+        monkeypatch.setattr(os, "fsync", noting_sync)
+        monkeypatch.setattr(type(tmp_path), "rename", noting_rename)
+        export.publish(case("logistic").snapshot, tmp_path)
+        assert synced.index("renamed") < len(synced) - 1
+        assert synced[-1] == str(tmp_path)
+
+    def test_the_newest_are_kept(self, case, exported, tmp_path):
+        for version in (5, 70, 1000):
+            shutil.copytree(exported("logistic"), tmp_path / str(version))
+        made = export.publish(case("logistic").snapshot, tmp_path, keep=2)
+        assert made.made
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "1000", "123"]
+
+    def test_what_would_be_deleted_at_once_is_not_made(self, case, exported, tmp_path):
+        for version in (500, 1000):
+            shutil.copytree(exported("logistic"), tmp_path / str(version))
+        assert not export.publish(case("logistic").snapshot, tmp_path, keep=2).made
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "1000", "500"]
+
+    def test_only_one_publishes_at_a_time(self, case, tmp_path, fresh_python):
+        import fcntl
+
+        with (tmp_path / ".lock").open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with pytest.raises(InputError, match="another process is exporting"):
+                export.publish(case("logistic").snapshot, tmp_path)
+
+
+def test_python_version_is_told(exported):
+    assert read_metadata(exported())["versions"]["python"] == sys.version.split()[0]
