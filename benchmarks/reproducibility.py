@@ -1,0 +1,315 @@
+"""How far the predictions of two trainings of one model differ (FF section 5), what lowers it, and what that costs.
+
+    python benchmarks/reproducibility.py --out runs/reproducibility [--mind LOG] [--arms "smelu*"] [--report]
+
+Each arm is trained on the same log with several seeds; of each pair of seeds, PD is the mean of abs(p1 - p2) over
+their mean, over progressive predictions. Under *varied* all fresh weights follow the seed, under *fixed* those of the
+embeddings are the same in all runs, so that only the network differs. The arms: ReLU; SmeLU for several beta; swish
+and GELU; ensembles of three components on shared or separate embeddings, alone, pushed apart by anti-distillation,
+and with SmeLU; a logistic regression, which has no fresh weights. Of each arm also PerQueryAUC, AUC and logloss
+against ReLU at the same seeds, with paired intervals, and the time of a step.
+
+Two processes train side by side, each on one thread: more in total than one run on two threads. The same command
+again goes on after the last finished run; ``--report`` computes nothing and tells of what is there. Beside the
+tables that are printed, OUT/NAME.csv (arms), OUT/NAME-pairs.csv (pairs of seeds) and OUT/NAME.svg, the frontier.
+"""
+
+import argparse
+import gc
+import multiprocessing
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from reproducibility_plot import frontier_svg
+from reproducibility_report import CONDITIONS, HALF, Group, write_half, write_report
+
+from ctr.config import parse_model, read_yaml
+from ctr.data.log import log_sha256, read_manifests
+from ctr.simulator.config import SimulatorConfig
+from ctr.simulator.simulate import simulate
+from ctr.training.config import TrainConfig
+
+_MIND = Path(__file__).resolve().parent.parent / "examples" / "mind.yaml"
+_NEVER = 2**40
+BASE = "relu"
+
+Changes = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A log and what is compared on it.
+
+    Attributes:
+        title: of its section of the report.
+        model: the configuration of the base arm but for seeds.
+        betas: of SmeLU.
+        weights: of anti-distillation.
+        beta: of the SmeLU that is in an ensemble.
+        usual: patterns of the arms that are trained unless others are asked for.
+    """
+
+    title: str
+    model: Changes
+    betas: tuple[float, ...]
+    weights: tuple[float, ...]
+    beta: float
+    usual: tuple[str, ...]
+
+    def arms(self) -> dict[str, Changes]:
+        """What each arm changes of the base, as nested keys."""
+        ramp = self.model["model"]["crosses"]["ramp"]
+        separate = {"ensemble": {"components": 3, "embeddings": "separate"}}
+        shared = {"ensemble": {"components": 3, "embeddings": "shared"}}
+        arms: dict[str, Changes] = {BASE: {}}
+        arms |= {f"smelu {beta:g}": {"model": {"deep": _smelu(beta)}} for beta in self.betas}
+        arms |= {name: {"model": {"deep": {"activation": name}}} for name in ("swish", "gelu")}
+        arms |= {"ensemble shared": {"model": shared}, "ensemble separate": {"model": separate}}
+        for weight in self.weights:
+            pushed = {"anti_distillation": {"weight": weight, "ramp": ramp}}
+            arms[f"anti-distillation {weight:g}"] = {"model": separate, "objective": pushed}
+        arms[f"ensemble + smelu {self.beta:g}"] = {"model": {**separate, "deep": _smelu(self.beta)}}
+        arms["logistic regression"] = {"model": {"crosses": {"layers": 0}, "deep": {"units": []}}}
+        return arms
+
+
+def _smelu(beta: float) -> dict[str, Any]:
+    return {"activation": "smelu", "smelu_beta": beta}
+
+
+SIMULATED = Study(
+    title="Simulated log",
+    model={
+        "batch": {"rows": 512},
+        # Faster here than bfloat16, and the same on every processor.
+        "compute_dtype": "float32",
+        "model": {
+            "prior": 0.08,
+            "crosses": {"layers": 2, "rank": 32, "ramp": {"length": 50_000}},
+            "deep": {"units": [256, 128, 64]},
+        },
+    },
+    betas=(0.1, 0.25, 0.5, 1, 2, 4),
+    weights=(0.001, 0.01, 0.1),
+    beta=1,
+    usual=("*",),
+)
+"""A DCNv2 whose network is large enough that ReLU's PD is of FF's size."""
+
+MIND = Study(
+    title="MIND",
+    model=read_yaml(_MIND, "config"),
+    betas=(0.1, 0.5, 2),
+    weights=(0.01,),
+    beta=0.5,
+    usual=("smelu *", "ensemble separate", "anti-distillation *"),
+)
+"""The model of examples/mind.yaml."""
+
+
+def _merged(content: Changes, changes: Changes) -> dict[str, Any]:
+    out = dict(content)
+    for key, value in changes.items():
+        old = out.get(key)
+        out[key] = _merged(old, value) if isinstance(value, Mapping) and isinstance(old, Mapping) else value
+    return out
+
+
+def config_of(study: Study, changes: Changes, seed: int, embedding_seed: int) -> TrainConfig:
+    """The configuration of a run. Where the two seeds are equal, the second one is not named."""
+    content = _merged({**study.model, "seed": seed}, changes)
+    if embedding_seed != seed:
+        content = _merged(content, {"model": {"embedding_seed": embedding_seed}})
+    content = _merged(content, {"checkpoint": {"every_examples": _NEVER, "keep": 1}})
+    return parse_model(TrainConfig, content, "benchmark")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that is to be made.
+
+    Attributes:
+        name: what is told of it.
+        log: to train on.
+        config: to train.
+        folder: the run directory.
+    """
+
+    name: str
+    log: Path
+    config: TrainConfig
+    folder: Path
+
+    @property
+    def done(self) -> bool:
+        """Whether it is there."""
+        return (self.folder / HALF).exists()
+
+
+def plan(
+    study: Study,
+    log: Path,
+    folder: Path,
+    wanted: Sequence[str],
+    seeds: Sequence[int],
+    conditions: Sequence[str],
+) -> tuple[list[Job], list[Group]]:
+    """The runs, the first seeds of all arms before the next ones, and how they belong together.
+
+    Args:
+        study: what is compared.
+        log: to train on.
+        folder: where the run directories are.
+        wanted: patterns of names of arms; the base is always among them.
+        seeds: of the runs; under *fixed* the first one is that of all embeddings.
+        conditions: of ``CONDITIONS``.
+
+    Raises:
+        SystemExit: a pattern fits no arm.
+    """
+    arms = study.arms()
+    for pattern in wanted:
+        if not any(fnmatchcase(name, pattern) for name in arms):
+            raise SystemExit(f"--arms {pattern}: no such arm; allowed: {', '.join(arms)}, and patterns")
+    jobs: dict[Path, Job] = {}
+    runs: dict[tuple[str, str], dict[int, Path]] = {}
+    for seed in seeds:
+        for name, changes in arms.items():
+            if name != BASE and not any(fnmatchcase(name, pattern) for pattern in wanted):
+                continue
+            for condition in conditions:
+                embedding_seed = seed if condition == "varied" else seeds[0]
+                config = config_of(study, changes, seed, embedding_seed)
+                if not config.model.has_network and condition == "fixed":
+                    continue  # It has no embeddings.
+                # A run of other settings is another run.
+                run = folder / f"{name.replace(' ', '-')}-seed-{seed}-{config.sha256()[:12]}"
+                text = f"{study.title}: {name}, seed {seed}, embeddings {embedding_seed}"
+                jobs[run] = Job(text, log, config, run)
+                runs.setdefault((name, condition), {})[seed] = run
+    groups = [Group(name, condition, made) for (name, condition), made in runs.items()]
+    return list(jobs.values()), groups
+
+
+def train_job(job: Job) -> tuple[dict[str, Any], float]:
+    """Trains in a process of its own; returns the summary, and the seconds it took."""
+    import tensorflow as tf
+
+    from ctr.training.loop import train
+
+    begun = time.perf_counter()
+    try:
+        summary = train(job.log, job.config, job.folder)
+    finally:
+        # Keras and its graphs live in cycles; without this the memory of many runs adds up.
+        tf.keras.backend.clear_session()
+        gc.collect()
+    write_half(job.folder)
+    # Nothing goes on from here, and most of a run's bytes are its tables.
+    shutil.rmtree(job.folder / "checkpoints")
+    return summary, time.perf_counter() - begun
+
+
+def train_all(jobs: Sequence[Job], processes: int, threads: int) -> None:
+    """Makes the runs that are not there yet.
+
+    Raises:
+        SystemExit: some failed; the others were made.
+    """
+    left = [job for job in jobs if not job.done]
+    if not left:
+        return
+    os.environ["TF_NUM_INTRAOP_THREADS"] = str(threads)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    begun = time.perf_counter()
+    failed = []
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        running: dict[Future[tuple[dict[str, Any], float]], Job] = {
+            pool.submit(train_job, job): job for job in left
+        }
+        try:
+            for number, future in enumerate(as_completed(running), 1):
+                error = future.exception()
+                if error is None:
+                    summary, seconds = future.result()
+                    told = f"PerQueryAUC {summary['per_query_auc'] or 0:.5f}, {seconds:.0f} s"
+                else:
+                    failed.append(running[future])
+                    told = " ".join(f"{type(error).__name__}: {error}".split())
+                minutes = (time.perf_counter() - begun) / number * (len(left) - number) / 60
+                print(
+                    f"[{number}/{len(left)}, {minutes:.0f} min left] {running[future].name}: {told}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    if failed:
+        raise SystemExit(f"{len(failed)} of {len(left)} runs failed; the same command tries them again")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/reproducibility"), help="where logs, runs and results are kept"
+    )
+    parser.add_argument("--mind", type=Path, help="a log made by `ctr ingest mind`")
+    parser.add_argument("--examples", type=int, default=500_000, help="of the simulated log")
+    parser.add_argument("--only", choices=("simulated", "mind"), help="one of the two")
+    parser.add_argument("--arms", nargs="+", metavar="PATTERN", help="these beside relu: 'smelu*' ensemble*")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="of the runs of each arm")
+    parser.add_argument(
+        "--conditions", nargs="+", choices=CONDITIONS, default=list(CONDITIONS), help="how embeddings start"
+    )
+    parser.add_argument("--betas", nargs="+", type=float, help="of SmeLU, instead of the usual ones")
+    parser.add_argument("--weights", nargs="+", type=float, help="of anti-distillation, likewise")
+    parser.add_argument("--units", nargs="+", type=int, help="of the deep layers on the simulated log")
+    parser.add_argument("--processes", type=int, default=2, help="that train side by side")
+    parser.add_argument("--threads", type=int, default=1, help="of TensorFlow's operations, for each of them")
+    parser.add_argument("--report", action="store_true", help="compute nothing, tell of what is there")
+    arguments = parser.parse_args(argv)
+    if len(set(arguments.seeds)) < 2:
+        parser.error("--seeds: at least two different ones make a pair")
+    studies = []
+    if arguments.only != "mind":
+        study = SIMULATED
+        if arguments.units:
+            study = replace(
+                study, model=_merged(study.model, {"model": {"deep": {"units": arguments.units}}})
+            )
+        log = arguments.out / f"log-{arguments.examples}"
+        if not arguments.report:
+            simulate(SimulatorConfig(examples=arguments.examples, seed=7, drift=0.03), log)
+        studies.append((study, log, f"simulated-{arguments.examples}"))
+    if arguments.mind is not None and arguments.only != "simulated":
+        studies.append((MIND, arguments.mind, f"mind-{log_sha256(read_manifests(arguments.mind))[:12]}"))
+    for study, log, name in studies:
+        if arguments.betas:
+            study = replace(study, betas=tuple(arguments.betas), beta=arguments.betas[0])
+        if arguments.weights:
+            study = replace(study, weights=tuple(arguments.weights))
+        folder = arguments.out / name
+        jobs, groups = plan(
+            study, log, folder, arguments.arms or study.usual, arguments.seeds, arguments.conditions
+        )
+        if not arguments.report:
+            train_all(jobs, arguments.processes, arguments.threads)
+        done = {job.folder for job in jobs if job.done}
+        text, measured = write_report(groups, done, BASE, folder)
+        print(f"## {study.title}\n\n{text}\n", flush=True)
+        frontier_svg(measured, BASE, folder.with_suffix(".svg"))
+
+
+if __name__ == "__main__":
+    main()

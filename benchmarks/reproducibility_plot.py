@@ -1,0 +1,135 @@
+"""The frontier: PerQueryAUC against PD, over the last half of the pass. The same results give the same bytes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from reproducibility_report import CONDITIONS, Measured
+
+from ctr.eval.plots import COLORS, MARKERS
+
+_STYLE = {
+    "font.size": 8.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": "#e4e7eb",
+    "grid.linewidth": 0.7,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "ctr",
+}
+_KINDS = ("relu", "smelu", "swish", "gelu", "ensemble", "anti-distillation")
+_QUIET = "#8a94a0"
+_PART = "half"
+_SIZE = (4.6, 3.8)
+"""Of a panel, in inches."""
+
+
+def frontier_svg(measured: Sequence[Measured], base: str, path: Path) -> None:
+    """Draws one panel for each condition under which there are pairs; nothing where there are none.
+
+    Horizontal bars go from the lowest to the highest pair of seeds. Vertical ones are the paired interval of the
+    difference from the base, whose own interval is the band.
+    """
+    shown = [one for one in measured if one.pairs[_PART]]
+    conditions = [name for name in CONDITIONS if any(one.condition == name for one in shown)]
+    if not conditions:
+        return
+    with matplotlib.rc_context(_STYLE):
+        size = _SIZE[0] * len(conditions), _SIZE[1]
+        figure = Figure(figsize=size, layout="constrained")
+        panels = figure.subplots(1, len(conditions), sharex=True, sharey=True, squeeze=False)[0]
+        for axes, condition in zip(panels, conditions, strict=True):
+            _panel(axes, [one for one in shown if one.condition == condition], base)
+            axes.set_title(CONDITIONS[condition])
+            axes.set_xlabel("prediction difference of two runs, last half, %")
+        panels[0].set_ylabel("PerQueryAUC, last half")
+        figure.draw_without_rendering()
+        for axes, condition in zip(panels, conditions, strict=True):
+            _name_points(axes, [one for one in shown if one.condition == condition])
+        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+
+
+def _place(one: Measured) -> tuple[float, float]:
+    difference = one.pd(_PART)
+    assert difference is not None
+    return 100 * float(difference.point), float(one.metric(_PART, "per_query_auc").point)
+
+
+def _panel(axes: Axes, members: Sequence[Measured], base: str) -> None:
+    relu = next((one for one in members if one.arm == base), None)
+    if relu is not None:
+        low, high = (float(end) for end in relu.metric(_PART, "per_query_auc").interval())
+        axes.axhspan(low, high, color="#e8eef5", zorder=0)
+        axes.axvline(_place(relu)[0], color=_QUIET, linestyle=(0, (4, 3)), linewidth=1)
+    swept = [_place(one) for one in members if one.arm.startswith("smelu ")]
+    axes.plot(*np.array(swept).reshape(-1, 2).T, color=_color("smelu"), linewidth=0.8, alpha=0.6)
+    for one in members:
+        x, y = _place(one)
+        pairs = [100 * float(pair.point) for pair in one.pairs[_PART].values()]
+        change = None if relu is None or relu is one else one.against(relu, _PART, "per_query_auc")
+        margin = 0.0 if change is None else float(change.point - change.interval()[0])
+        axes.errorbar(
+            x,
+            y,
+            xerr=[[x - min(pairs)], [max(pairs) - x]],
+            yerr=np.nan_to_num(margin),
+            color=_color(one.arm),
+            marker=MARKERS[_kind(one.arm) % len(MARKERS)],
+            markersize=4.5,
+            elinewidth=0.8,
+            linestyle="none",
+        )
+
+
+def _kind(arm: str) -> int:
+    return next((place for place, start in enumerate(_KINDS) if arm.startswith(start)), len(_KINDS))
+
+
+def _color(arm: str) -> str:
+    return COLORS[_kind(arm) % len(COLORS)]
+
+
+def _name_points(axes: Axes, members: Sequence[Measured]) -> None:
+    """Writes each arm's name beside its point, where it hides the fewest other names and points."""
+    points = axes.transData.transform(np.array([_place(one) for one in members]))
+    frame = axes.get_window_extent()
+    # In pixels, from the font's usual proportions: the text is laid out by whoever shows the picture.
+    pixel = axes.figure.dpi / 72
+    boxes = np.column_stack([points - 3 * pixel, points + 3 * pixel])
+    for one, (x, y) in zip(members, points, strict=True):
+        width, height = 3.6 * len(one.arm) * pixel, 7.5 * pixel
+        best: tuple[float, float, float, np.ndarray] | None = None
+        for distance in (5, 12, 20, 30, 42):
+            for across, up in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)):
+                left = x + across * distance * pixel - width * (1 - across) / 2
+                bottom = y + up * distance * pixel - height / 2
+                box = np.array([left, bottom, left + width, bottom + height])
+                outside = left < frame.x0 or box[2] > frame.x1 or bottom < frame.y0 or box[3] > frame.y1
+                cost = _hidden(box, boxes) + 1e6 * outside + distance * width / 20
+                if best is None or cost < best[0]:
+                    best = cost, left, bottom, box
+        assert best is not None
+        boxes = np.vstack([boxes, best[3]])
+        offset = (best[1] - x) / pixel, (best[2] + 0.2 * height - y) / pixel
+        far = abs(offset[0]) > 40 or abs(offset[1]) > 14
+        axes.annotate(
+            one.arm,
+            (float(_place(one)[0]), float(_place(one)[1])),
+            offset,
+            textcoords="offset points",
+            fontsize=6.5,
+            color=_color(one.arm),
+            arrowprops={"arrowstyle": "-", "color": _QUIET, "linewidth": 0.4} if far else None,
+        )
+
+
+def _hidden(box: np.ndarray, others: np.ndarray) -> float:
+    """The area that a box [4] (left, bottom, right, top) shares with others [N, 4]."""
+    low, high = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
+    return float(np.prod(np.maximum(high - low, 0), axis=1).sum())
