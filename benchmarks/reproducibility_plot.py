@@ -7,6 +7,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from reproducibility_report import CONDITIONS, Measured
 
 from ctr.eval.plots import COLORS, MARKERS
@@ -23,7 +24,8 @@ _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "ctr",
 }
-_KINDS = ("relu", "smelu", "swish", "gelu", "ensemble", "anti-distillation")
+KINDS = ("relu", "smelu", "swish", "gelu", "ensemble", "anti-distillation")
+"""How the names of the arms that are drawn begin; a logistic regression has no PD, and is far below them."""
 _QUIET = "#8a94a0"
 _PART = "half"
 _SIZE = (4.6, 3.8)
@@ -36,7 +38,7 @@ def frontier_svg(measured: Sequence[Measured], base: str, path: Path) -> None:
     Horizontal bars go from the lowest to the highest pair of seeds. Vertical ones are the paired interval of the
     difference from the base, whose own interval is the band.
     """
-    shown = [one for one in measured if one.pairs[_PART]]
+    shown = [one for one in measured if one.pairs[_PART] and one.arm.startswith(KINDS)]
     conditions = [name for name in CONDITIONS if any(one.condition == name for one in shown)]
     if not conditions:
         return
@@ -49,6 +51,14 @@ def frontier_svg(measured: Sequence[Measured], base: str, path: Path) -> None:
             axes.set_title(CONDITIONS[condition])
             axes.set_xlabel("prediction difference of two runs, last half, %")
         panels[0].set_ylabel("PerQueryAUC, last half")
+        marks = [
+            Line2D(
+                [], [], color=_color(kind), marker=_marker(kind), markersize=4.5, linestyle="none", label=kind
+            )
+            for kind in KINDS
+            if any(one.arm.startswith(kind) for one in shown)
+        ]
+        figure.legend(handles=marks, loc="outside lower center", ncols=len(marks), frameon=False)
         figure.draw_without_rendering()
         for axes, condition in zip(panels, conditions, strict=True):
             _name_points(axes, [one for one in shown if one.condition == condition])
@@ -80,7 +90,7 @@ def _panel(axes: Axes, members: Sequence[Measured], base: str) -> None:
             xerr=[[x - min(pairs)], [max(pairs) - x]],
             yerr=np.nan_to_num(margin),
             color=_color(one.arm),
-            marker=MARKERS[_kind(one.arm) % len(MARKERS)],
+            marker=_marker(one.arm),
             markersize=4.5,
             elinewidth=0.8,
             linestyle="none",
@@ -88,44 +98,56 @@ def _panel(axes: Axes, members: Sequence[Measured], base: str) -> None:
 
 
 def _kind(arm: str) -> int:
-    return next((place for place, start in enumerate(_KINDS) if arm.startswith(start)), len(_KINDS))
+    return next(place for place, start in enumerate(KINDS) if arm.startswith(start))
 
 
 def _color(arm: str) -> str:
     return COLORS[_kind(arm) % len(COLORS)]
 
 
+def _marker(arm: str) -> str:
+    return MARKERS[_kind(arm) % len(MARKERS)]
+
+
+def _label(arm: str) -> str:
+    """What the legend does not say of an arm."""
+    return arm.removeprefix(KINDS[_kind(arm)]).strip()
+
+
 def _name_points(axes: Axes, members: Sequence[Measured]) -> None:
-    """Writes each arm's name beside its point, where it hides the fewest other names and points."""
-    points = axes.transData.transform(np.array([_place(one) for one in members]))
+    """Writes a label beside each point, where it hides the fewest other labels and points."""
+    places = [_place(one) for one in members]
+    points = axes.transData.transform(np.array(places))
     frame = axes.get_window_extent()
     # In pixels, from the font's usual proportions: the text is laid out by whoever shows the picture.
     pixel = axes.figure.dpi / 72
     boxes = np.column_stack([points - 3 * pixel, points + 3 * pixel])
-    for one, (x, y) in zip(members, points, strict=True):
-        width, height = 3.6 * len(one.arm) * pixel, 7.5 * pixel
-        best: tuple[float, float, float, np.ndarray] | None = None
-        for distance in (5, 12, 20, 30, 42):
-            for across, up in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)):
-                left = x + across * distance * pixel - width * (1 - across) / 2
-                bottom = y + up * distance * pixel - height / 2
-                box = np.array([left, bottom, left + width, bottom + height])
-                outside = left < frame.x0 or box[2] > frame.x1 or bottom < frame.y0 or box[3] > frame.y1
-                cost = _hidden(box, boxes) + 1e6 * outside + distance * width / 20
-                if best is None or cost < best[0]:
-                    best = cost, left, bottom, box
-        assert best is not None
-        boxes = np.vstack([boxes, best[3]])
-        offset = (best[1] - x) / pixel, (best[2] + 0.2 * height - y) / pixel
-        far = abs(offset[0]) > 40 or abs(offset[1]) > 14
+    for one, place, (x, y) in zip(members, places, points, strict=True):
+        label = _label(one.arm)
+        if not label:
+            continue
+        size = np.array([3.6 * len(label), 7.5]) * pixel
+        tries = []
+        for distance in (5, 10, 17, 26):
+            for across, up in ((0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1), (1, 0), (-1, 0)):
+                low = np.array([x, y]) + np.array([across, up]) * distance * pixel
+                low -= size * [(1 - across) / 2, 0.5]
+                box = np.concatenate([low, low + size])
+                outside = low[0] < frame.x0 or box[2] > frame.x1 or low[1] < frame.y0 or box[3] > frame.y1
+                cost = _hidden(box, boxes) + 1e6 * outside + distance
+                tries.append((cost, distance, across, up, box))
+        _, distance, across, up, box = min(tries, key=lambda found: found[0])
+        boxes = np.vstack([boxes, box])
         axes.annotate(
-            one.arm,
-            (float(_place(one)[0]), float(_place(one)[1])),
-            offset,
+            label,
+            place,
+            (across * distance, up * distance),
             textcoords="offset points",
+            ha={1: "left", 0: "center", -1: "right"}[across],
+            va="center",
             fontsize=6.5,
             color=_color(one.arm),
-            arrowprops={"arrowstyle": "-", "color": _QUIET, "linewidth": 0.4} if far else None,
+            arrowprops={"arrowstyle": "-", "color": _QUIET, "linewidth": 0.4} if distance > 10 else None,
         )
 
 

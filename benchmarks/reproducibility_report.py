@@ -195,7 +195,7 @@ def write_report(
         if members:
             lines += [f"### {title}", "", *_table(members, bases.get(condition)), ""]
             if condition in bases:
-                lines += [*_verdicts(members, bases[condition]), ""]
+                lines += [*verdicts(members, bases[condition]), ""]
     return "\n".join(lines).rstrip(), measured
 
 
@@ -297,7 +297,7 @@ def _bracketed(estimate: Estimate, decimals: int) -> str:
     return f"{estimate.point:.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
 
 
-def _verdicts(members: Sequence[Measured], base: Measured) -> list[str]:
+def verdicts(members: Sequence[Measured], base: Measured) -> list[str]:
     """How near SmeLU comes to the goal, over each part of the pass."""
     lines = []
     for part, title in PARTS.items():
