@@ -21,8 +21,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -39,6 +39,8 @@ from ctr.training.config import TrainConfig
 
 _MIND = Path(__file__).resolve().parent.parent / "examples" / "mind.yaml"
 _NEVER = 2**40
+_RUNS_OF_A_PROCESS = 16
+"""Then new processes go on: TensorFlow keeps some memory of every model."""
 BASE = "relu"
 
 Changes = Mapping[str, Any]
@@ -108,7 +110,7 @@ MIND = Study(
     title="MIND",
     model=read_yaml(_MIND, "config"),
     betas=(0.1, 0.5, 2),
-    weights=(0.01,),
+    weights=(0.0001, 0.001),
     beta=0.5,
     usual=("smelu *", "ensemble separate", "anti-distillation *"),
 )
@@ -199,8 +201,8 @@ def plan(
     return list(jobs.values()), groups
 
 
-def train_job(job: Job) -> tuple[dict[str, Any], float]:
-    """Trains in a process of its own; returns the summary, and the seconds it took."""
+def train_job(job: Job) -> tuple[float | None, float]:
+    """Trains, in a process of its own; returns PerQueryAUC, and the seconds it took."""
     import tensorflow as tf
 
     from ctr.training.loop import train
@@ -215,7 +217,7 @@ def train_job(job: Job) -> tuple[dict[str, Any], float]:
     write_half(job.folder)
     # Nothing goes on from here, and most of a run's bytes are its tables.
     shutil.rmtree(job.folder / "checkpoints")
-    return summary, time.perf_counter() - begun
+    return summary["per_query_auc"], time.perf_counter() - begun
 
 
 def train_all(jobs: Sequence[Job], processes: int, threads: int) -> None:
@@ -225,36 +227,36 @@ def train_all(jobs: Sequence[Job], processes: int, threads: int) -> None:
         SystemExit: some failed; the others were made.
     """
     left = [job for job in jobs if not job.done]
-    if not left:
-        return
     os.environ["TF_NUM_INTRAOP_THREADS"] = str(threads)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     begun = time.perf_counter()
-    failed = []
+    count = failed = 0
+    share = processes * _RUNS_OF_A_PROCESS
+    for start in range(0, len(left), share):
+        for job, error, told in _train_side_by_side(left[start : start + share], processes):
+            count, failed = count + 1, failed + error
+            minutes = (time.perf_counter() - begun) / count * (len(left) - count) / 60
+            head = f"[{count}/{len(left)}, {minutes:.0f} min left]"
+            print(f"{head} {job.name}: {told}", file=sys.stderr, flush=True)
+    if failed:
+        raise SystemExit(f"{failed} of {len(left)} runs failed; the same command tries them again")
+
+
+def _train_side_by_side(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, bool, str]]:
+    """Each job as it ends, whether it failed, and what is told of it."""
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        running: dict[Future[tuple[dict[str, Any], float]], Job] = {
-            pool.submit(train_job, job): job for job in left
-        }
+        running = {pool.submit(train_job, job): job for job in jobs}
         try:
-            for number, future in enumerate(as_completed(running), 1):
+            for future in as_completed(running):
                 error = future.exception()
                 if error is None:
-                    summary, seconds = future.result()
-                    told = f"PerQueryAUC {summary['per_query_auc'] or 0:.5f}, {seconds:.0f} s"
+                    accuracy, seconds = future.result()
+                    shown = "none" if accuracy is None else f"{accuracy:.5f}"
+                    yield running[future], False, f"PerQueryAUC {shown}, {seconds:.0f} s"
                 else:
-                    failed.append(running[future])
-                    told = " ".join(f"{type(error).__name__}: {error}".split())
-                minutes = (time.perf_counter() - begun) / number * (len(left) - number) / 60
-                print(
-                    f"[{number}/{len(left)}, {minutes:.0f} min left] {running[future].name}: {told}",
-                    file=sys.stderr,
-                    flush=True,
-                )
-        except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    if failed:
-        raise SystemExit(f"{len(failed)} of {len(left)} runs failed; the same command tries them again")
+                    yield running[future], True, " ".join(f"{type(error).__name__}: {error}".split())
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
