@@ -15,13 +15,13 @@ without, and PerQueryAUC is compared, paired by queries. The same command again 
 
 import argparse
 import json
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from reproducibility_report import mean_estimate
+from step_times import TimedModel, by_turns
 
 from ctr.config import parse_model, read_yaml
 from ctr.data.batches import set_rejects_apart
@@ -31,14 +31,10 @@ from ctr.data.schema import Schema
 from ctr.eval.intervals import difference
 from ctr.eval.run_files import read_run
 from ctr.training.config import TrainConfig
-from ctr.training.device import make_deterministic, resolve_compute_dtype
-from ctr.training.feed import Feed, make_feed
 from ctr.training.loop import train
-from ctr.training.state import TrainState
-from ctr.training.step import make_steps
 
 FEATURES, BUCKETS, WIDTH, ZIPF = 26, 100_000, 16, 1.2
-FEEDS = 10
+BATCHES = 10
 """Batches of a turn, as many as the steps from one collection of Shampoo's statistics to the next."""
 RANKS = ((256, 256, 0), (128, 128, 0), (64, 64, 0), (0, 128, 0), (128, 128, 64))
 """For each layer the rank of its bottleneck, 0 for none."""
@@ -89,9 +85,8 @@ def measure_steps(
 ) -> dict[str, dict[str, float]]:
     """Milliseconds, ratios and FLOPs of a step of the model without bottlenecks and of each setting."""
     schema, random = reference_schema(), np.random.default_rng(1)
-    batches = [set_rejects_apart(reference_rows(batch, random)) for _ in range(FEEDS)]
-    feeds: list[Feed] = []
-    steps, gigaflops = {}, {}
+    batches = [set_rejects_apart(reference_rows(batch, random)) for _ in range(BATCHES)]
+    models = {}
     for ranks in ((), *settings):
         content = {
             "batch": {"rows": batch},
@@ -99,36 +94,13 @@ def measure_steps(
             "model": {"deep": {"ranks": ranks}},
             "optimizer": {"dense": {"shampoo": OPTIMIZERS[optimizer]}},
         }
-        config = parse_model(TrainConfig, content, "benchmark")
-        make_deterministic(config.seed)
-        layouts = config.model.table_layouts(schema)
-        feeds = feeds or [make_feed(one, layouts, batch) for one in batches]
-        state = TrainState(layouts, config, resolve_compute_dtype(config))
-        steps[title(ranks)] = make_steps(state, config, jit=False).learn
-        matrices = sum(int(np.prod(weight.shape)) for weight in state.dense if len(weight.shape) == 2)
-        gigaflops[title(ranks)] = 6e-9 * matrices * batch
-    ramps = config.ramps_at(10**9)
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(rounds + 1):
-        for name, step in steps.items():
-            begun = time.perf_counter()
-            for feed in feeds:
-                step(feed, ramps).logit.numpy()
-            if number:  # In the first turn everything is compiled.
-                seconds[name].append((time.perf_counter() - begun) / FEEDS)
-    return {
-        name: _summary(own, seconds[PLAIN]) | {"gigaflops": gigaflops[name]} for name, own in seconds.items()
+        models[title(ranks)] = TimedModel(parse_model(TrainConfig, content, "benchmark"), schema, batches)
+    times = by_turns({name: model.seconds for name, model in models.items()}, PLAIN, rounds)
+    matrices = {
+        name: sum(int(np.prod(weight.shape)) for weight in model.state.dense if len(weight.shape) == 2)
+        for name, model in models.items()
     }
-
-
-def _summary(own: Sequence[float], plain: Sequence[float]) -> dict[str, float]:
-    low, middle, high = np.quantile(np.array(own) / np.array(plain), [0.25, 0.5, 0.75])
-    return {
-        "step_ms": 1000 * float(np.median(own)),
-        "ratio": float(middle),
-        "ratio_q25": float(low),
-        "ratio_q75": float(high),
-    }
+    return {name: row | {"gigaflops": 6e-9 * matrices[name] * batch} for name, row in times.items()}
 
 
 def steps_report(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:

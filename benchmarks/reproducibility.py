@@ -12,10 +12,12 @@ against ReLU at the same seeds, with paired intervals, and the time of a step.
 Two processes train side by side, each on one thread: more in total than one run on two threads. The same command
 again goes on after the last finished run; ``--report`` computes nothing and tells of what is there. Beside the
 tables that are printed, OUT/NAME.csv (arms), OUT/NAME-pairs.csv (pairs of seeds) and OUT/NAME.svg, the frontier.
+With ``--steps`` nothing is trained: the steps of all arms are timed by turns on one thread, for the last column.
 """
 
 import argparse
 import gc
+import json
 import multiprocessing
 import os
 import shutil
@@ -25,20 +27,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
 from reproducibility_plot import frontier_svg
 from reproducibility_report import CONDITIONS, HALF, Group, write_half, write_report
+from step_times import TimedModel, by_turns
 
 from ctr.config import parse_model, read_yaml
-from ctr.data.log import log_sha256, read_manifests
+from ctr.data.batches import whole_query_batches
+from ctr.data.log import log_sha256, read_manifests, read_schema
+from ctr.data.stream import Selection, read_selection
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
 from ctr.training.config import TrainConfig
+from ctr.training.loop import train
+from ctr.training.run_directory import write_json
 
 _MIND = Path(__file__).resolve().parent.parent / "examples" / "mind.yaml"
 _NEVER = 2**40
+_TIMED_BATCHES, _ROUNDS = 10, 15
 _RUNS_OF_A_PROCESS = 16
 """Then new processes go on: TensorFlow keeps some memory of every model."""
 BASE = "relu"
@@ -156,6 +166,23 @@ class Job:
         return (self.folder / HALF).exists()
 
 
+def wanted_arms(study: Study, wanted: Sequence[str]) -> dict[str, Changes]:
+    """The base and the arms whose names fit a pattern.
+
+    Raises:
+        SystemExit: a pattern fits no arm.
+    """
+    arms = study.arms()
+    for pattern in wanted:
+        if not any(fnmatchcase(name, pattern) for name in arms):
+            raise SystemExit(f"--arms {pattern}: no such arm; allowed: {', '.join(arms)}, and patterns")
+    return {
+        name: changes
+        for name, changes in arms.items()
+        if name == BASE or any(fnmatchcase(name, pattern) for pattern in wanted)
+    }
+
+
 def plan(
     study: Study,
     log: Path,
@@ -177,16 +204,11 @@ def plan(
     Raises:
         SystemExit: a pattern fits no arm.
     """
-    arms = study.arms()
-    for pattern in wanted:
-        if not any(fnmatchcase(name, pattern) for name in arms):
-            raise SystemExit(f"--arms {pattern}: no such arm; allowed: {', '.join(arms)}, and patterns")
+    arms = wanted_arms(study, wanted)
     jobs: dict[Path, Job] = {}
     runs: dict[tuple[str, str], dict[int, Path]] = {}
     for seed in seeds:
         for name, changes in arms.items():
-            if name != BASE and not any(fnmatchcase(name, pattern) for pattern in wanted):
-                continue
             for condition in conditions:
                 embedding_seed = seed if condition == "varied" else seeds[0]
                 config = config_of(study, changes, seed, embedding_seed)
@@ -203,10 +225,6 @@ def plan(
 
 def train_job(job: Job) -> tuple[float | None, float]:
     """Trains, in a process of its own; returns PerQueryAUC, and the seconds it took."""
-    import tensorflow as tf
-
-    from ctr.training.loop import train
-
     begun = time.perf_counter()
     try:
         summary = train(job.log, job.config, job.folder)
@@ -227,13 +245,11 @@ def train_all(jobs: Sequence[Job], processes: int, threads: int) -> None:
         SystemExit: some failed; the others were made.
     """
     left = [job for job in jobs if not job.done]
-    os.environ["TF_NUM_INTRAOP_THREADS"] = str(threads)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     begun = time.perf_counter()
     count = failed = 0
     share = processes * _RUNS_OF_A_PROCESS
     for start in range(0, len(left), share):
-        for job, error, told in _train_side_by_side(left[start : start + share], processes):
+        for job, error, told in _train_side_by_side(left[start : start + share], processes, threads):
             count, failed = count + 1, failed + error
             minutes = (time.perf_counter() - begun) / count * (len(left) - count) / 60
             head = f"[{count}/{len(left)}, {minutes:.0f} min left]"
@@ -242,9 +258,16 @@ def train_all(jobs: Sequence[Job], processes: int, threads: int) -> None:
         raise SystemExit(f"{failed} of {len(left)} runs failed; the same command tries them again")
 
 
-def _train_side_by_side(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, bool, str]]:
+def _processes(count: int, threads: int) -> ProcessPoolExecutor:
+    """New processes, in each of which TensorFlow's operations have so many threads."""
+    os.environ["TF_NUM_INTRAOP_THREADS"] = str(threads)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _train_side_by_side(jobs: Sequence[Job], processes: int, threads: int) -> Iterator[tuple[Job, bool, str]]:
     """Each job as it ends, whether it failed, and what is told of it."""
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with _processes(processes, threads) as pool:
         running = {pool.submit(train_job, job): job for job in jobs}
         try:
             for future in as_completed(running):
@@ -257,6 +280,21 @@ def _train_side_by_side(jobs: Sequence[Job], processes: int) -> Iterator[tuple[J
                     yield running[future], True, " ".join(f"{type(error).__name__}: {error}".split())
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def time_steps(study: Study, log: Path, wanted: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
+    """Times the steps of the arms by turns (``step_times.by_turns``) on the first batches of a log."""
+    # As it is after the first few hundred steps, in which training waits for more frequent roots.
+    late = {"optimizer": {"dense": {"shampoo": {"early_growth": 0}}}}
+    configs = {
+        name: config_of(study, _merged(changes, late), seed=1, embedding_seed=1)
+        for name, changes in wanted_arms(study, wanted).items()
+    }
+    batch, schema = configs[BASE].batch, read_schema(log)
+    blocks = read_selection(log, schema, read_manifests(log), Selection())
+    batches = list(islice(whole_query_batches(blocks, batch.rows, batch.largest_query), _TIMED_BATCHES))
+    models = {name: TimedModel(config, schema, batches) for name, config in configs.items()}
+    return by_turns({name: model.seconds for name, model in models.items()}, BASE, rounds)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -279,6 +317,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--units", nargs="+", type=int, help="of the deep layers on the simulated log")
     parser.add_argument("--processes", type=int, default=2, help="that train side by side")
     parser.add_argument("--threads", type=int, default=1, help="of TensorFlow's operations, for each of them")
+    parser.add_argument("--steps", action="store_true", help="train nothing, time the steps of the arms")
     parser.add_argument("--report", action="store_true", help="compute nothing, tell of what is there")
     arguments = parser.parse_args(argv)
     if len(set(arguments.seeds)) < 2:
@@ -301,14 +340,18 @@ def main(argv: Sequence[str] | None = None) -> None:
             study = replace(study, betas=tuple(arguments.betas), beta=arguments.betas[0])
         if arguments.weights:
             study = replace(study, weights=tuple(arguments.weights))
-        folder = arguments.out / name
-        jobs, groups = plan(
-            study, log, folder, arguments.arms or study.usual, arguments.seeds, arguments.conditions
-        )
-        if not arguments.report:
+        folder, wanted = arguments.out / name, arguments.arms or study.usual
+        jobs, groups = plan(study, log, folder, wanted, arguments.seeds, arguments.conditions)
+        times = folder.with_name(f"{name}-steps.json")
+        steps = json.loads(times.read_text()) if times.exists() else {}
+        if arguments.steps:
+            with _processes(1, arguments.threads) as pool:
+                steps |= pool.submit(time_steps, study, log, wanted, _ROUNDS).result()
+            write_json(times, steps)
+        elif not arguments.report:
             train_all(jobs, arguments.processes, arguments.threads)
         done = {job.folder for job in jobs if job.done}
-        text, measured = write_report(groups, done, BASE, folder)
+        text, measured = write_report(groups, done, BASE, steps, folder)
         print(f"## {study.title}\n\n{text}\n", flush=True)
         frontier_svg(measured, BASE, folder.with_suffix(".svg"))
 

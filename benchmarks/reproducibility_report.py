@@ -57,7 +57,6 @@ class Measured:
         arm, condition: as in ``Group``.
         pairs: PD of each pair of seeds.
         metrics: of each seed, by name.
-        step_ms: the mean over the seeds of the median step.
         parameters: of the dense part, and of the embeddings.
     """
 
@@ -65,7 +64,6 @@ class Measured:
     condition: str
     pairs: Mapping[str, Mapping[tuple[int, int], Estimate]]
     metrics: Mapping[str, Mapping[int, Mapping[str, Estimate]]]
-    step_ms: float
     parameters: tuple[int, int]
 
     def pd(self, part: str) -> Estimate | None:
@@ -162,19 +160,22 @@ def measure(group: Group, done: Collection[Path]) -> Measured | None:
                 state = PredictionDifference()
                 state.update(predicted[one][begin:], predicted[other][begin:], query[begin:])
                 pairs[part][one, other] = state.estimate()
-    summaries = [read_run(folder).summary for folder in runs.values()]
+    summary = read_run(next(iter(runs.values()))).summary
     return Measured(
         arm=group.arm,
         condition=group.condition,
         pairs=pairs,
         metrics={part: {seed: _metrics(folder, part) for seed, folder in runs.items()} for part in PARTS},
-        step_ms=float(np.mean([summary["step_ms_p50"] for summary in summaries])),
-        parameters=(summaries[0]["parameters_dense"], summaries[0]["parameters_embedding"]),
+        parameters=(summary["parameters_dense"], summary["parameters_embedding"]),
     )
 
 
 def write_report(
-    groups: Sequence[Group], done: Collection[Path], base: str, path: Path
+    groups: Sequence[Group],
+    done: Collection[Path],
+    base: str,
+    steps: Mapping[str, Mapping[str, float]],
+    path: Path,
 ) -> tuple[str, list[Measured]]:
     """The tables of a log as Markdown, and what they were made from; writes them as CSV too.
 
@@ -182,24 +183,31 @@ def write_report(
         groups: all runs of the log.
         done: the directories of those that are finished.
         base: the arm that the others are compared with.
+        steps: of arms that were timed, as ``step_times.by_turns`` tells it.
         path: of the CSV files, but for ``.csv`` and ``-pairs.csv``.
     """
     measured = [found for group in groups if (found := measure(group, done)) is not None]
     _pair_rows(measured).to_csv(path.with_name(f"{path.name}-pairs.csv"), index=False)
     bases = {one.condition: one for one in measured if one.arm == base}
-    rows = [_numbers(one, bases.get(one.condition), part) for one in measured for part in PARTS]
+    rows = [
+        _numbers(one, bases.get(one.condition), part, steps.get(one.arm))
+        for one in measured
+        for part in PARTS
+    ]
     pd.DataFrame(rows).to_csv(path.with_name(f"{path.name}.csv"), index=False)
     lines = []
     for condition, title in CONDITIONS.items():
         members = [one for one in measured if one.condition == condition]
         if members:
-            lines += [f"### {title}", "", *_table(members, bases.get(condition)), ""]
+            lines += [f"### {title}", "", *_table(members, bases.get(condition), steps), ""]
             if condition in bases:
                 lines += [*verdicts(members, bases[condition]), ""]
     return "\n".join(lines).rstrip(), measured
 
 
-def _numbers(one: Measured, base: Measured | None, part: str) -> dict[str, object]:
+def _numbers(
+    one: Measured, base: Measured | None, part: str, steps: Mapping[str, float] | None
+) -> dict[str, object]:
     """A row of the CSV file of arms."""
     row: dict[str, object] = {
         "arm": one.arm,
@@ -219,11 +227,8 @@ def _numbers(one: Measured, base: Measured | None, part: str) -> dict[str, objec
         if change is not None:
             row |= _ends(f"{name}_change", change)
     dense, embedding = one.parameters
-    return row | {
-        "step_ms": one.step_ms,
-        "parameters_dense": dense,
-        "parameters_embedding": embedding,
-    }
+    timed = {} if steps is None else dict(steps)
+    return row | timed | {"parameters_dense": dense, "parameters_embedding": embedding}
 
 
 def _ends(name: str, estimate: Estimate) -> dict[str, float]:
@@ -253,11 +258,13 @@ _HEAD = (
     "PerQueryAUC [95% of the difference]",
     "AUC",
     "logloss [95% of the difference]",
-    "ms a step",
+    "ms a step (of ReLU's)",
 )
 
 
-def _table(members: Sequence[Measured], base: Measured | None) -> list[str]:
+def _table(
+    members: Sequence[Measured], base: Measured | None, steps: Mapping[str, Mapping[str, float]]
+) -> list[str]:
     lines = ["| " + " | ".join(_HEAD) + " |", "|" + "---|" * len(_HEAD)]
     for one in members:
         half, whole = one.pd("half"), one.pd("whole")
@@ -283,7 +290,8 @@ def _table(members: Sequence[Measured], base: Measured | None) -> list[str]:
                     text += f" [{low:+.5f}, {high:+.5f}]"
                 text += ")"
             cells.append(text)
-        cells.append(f"{one.step_ms:.1f}")
+        timed = steps.get(one.arm)
+        cells.append("" if timed is None else f"{timed['step_ms']:.1f} (× {timed['ratio']:.2f})")
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 

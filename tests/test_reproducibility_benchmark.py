@@ -110,7 +110,7 @@ def measured(report: ModuleType, arm: str, difference: float, accuracy: float, c
     metrics = {seed: {name: estimate(accuracy, 0.02) for name in report.METRICS} for seed in (1, 2, 3)}
     parts = report.PARTS
     return report.Measured(
-        arm, condition, dict.fromkeys(parts, pairs), dict.fromkeys(parts, metrics), 1.0, (10, 100)
+        arm, condition, dict.fromkeys(parts, pairs), dict.fromkeys(parts, metrics), (10, 100)
     )
 
 
@@ -246,3 +246,7 @@ def test_a_tiny_study_says_what_its_runs_say(tmp_path: Path) -> None:
     again = run(*arguments)
     assert again.stdout == done.stdout and "min left" not in again.stderr
     assert (tmp_path / "simulated-3000.svg").read_bytes() == drawn
+    timed = run(*arguments, "--steps").stdout
+    assert re.search(r"\| relu \|.*\| [0-9.]+ \(× 1\.00\) \|", timed)
+    assert re.search(r"\| smelu 1 \|.*\| [0-9.]+ \(× [0-9.]+\) \|", timed)
+    assert re.sub(r"\| [0-9.]+ \(× [0-9.]+\) \|", "|  |", timed) == done.stdout
