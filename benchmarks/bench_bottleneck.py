@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from reproducibility import settings_key
 from reproducibility_report import mean_estimate
 from step_times import TimedModel, by_turns
 
@@ -138,7 +139,7 @@ def measure_accuracy(
             checkpoint = {"every_examples": 2**40, "keep": 1}
             changed = {**content, "seed": seed, "model": model, "checkpoint": checkpoint}
             config = parse_model(TrainConfig, changed, "configuration")
-            run = folder / f"{title(ranks)}-seed-{seed}-{config.sha256()[:12]}"
+            run = folder / f"{title(ranks)}-seed-{seed}-{settings_key(config)}"
             if not (run / "summary.json").exists():
                 train(log, config, run)
             runs.setdefault(title(ranks), []).append(run)

@@ -17,6 +17,7 @@ With ``--steps`` nothing is trained: the steps of all arms are timed by turns on
 
 import argparse
 import gc
+import hashlib
 import json
 import multiprocessing
 import os
@@ -36,7 +37,7 @@ from reproducibility_plot import frontier_svg
 from reproducibility_report import CONDITIONS, HALF, Group, write_half, write_report
 from step_times import TimedModel, by_turns
 
-from ctr.config import parse_model, read_yaml
+from ctr.config import apply_settings, parse_model, read_yaml
 from ctr.data.batches import whole_query_batches
 from ctr.data.log import log_sha256, read_manifests, read_schema
 from ctr.data.stream import Selection, read_selection
@@ -144,6 +145,12 @@ def config_of(study: Study, changes: Changes, seed: int, embedding_seed: int) ->
     return parse_model(TrainConfig, content, "benchmark")
 
 
+def settings_key(config: TrainConfig) -> str:
+    """Tells configurations apart, by what is not a default: a new key of the configuration changes nothing."""
+    content = json.dumps(config.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
 @dataclass(frozen=True)
 class Job:
     """A run that is to be made.
@@ -214,8 +221,7 @@ def plan(
                 config = config_of(study, changes, seed, embedding_seed)
                 if not config.model.has_network and condition == "fixed":
                     continue  # It has no embeddings.
-                # A run of other settings is another run.
-                run = folder / f"{name.replace(' ', '-')}-seed-{seed}-{config.sha256()[:12]}"
+                run = folder / f"{name.replace(' ', '-')}-seed-{seed}-{settings_key(config)}"
                 text = f"{study.title}: {name}, seed {seed}, embeddings {embedding_seed}"
                 jobs[run] = Job(text, log, config, run)
                 runs.setdefault((name, condition), {})[seed] = run
@@ -314,7 +320,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--betas", nargs="+", type=float, help="of SmeLU, instead of the usual ones")
     parser.add_argument("--weights", nargs="+", type=float, help="of anti-distillation, likewise")
-    parser.add_argument("--units", nargs="+", type=int, help="of the deep layers on the simulated log")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="changes of all arms' configuration"
+    )
     parser.add_argument("--processes", type=int, default=2, help="that train side by side")
     parser.add_argument("--threads", type=int, default=1, help="of TensorFlow's operations, for each of them")
     parser.add_argument("--steps", action="store_true", help="train nothing, time the steps of the arms")
@@ -324,18 +332,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error("--seeds: at least two different ones make a pair")
     studies = []
     if arguments.only != "mind":
-        study = SIMULATED
-        if arguments.units:
-            study = replace(
-                study, model=_merged(study.model, {"model": {"deep": {"units": arguments.units}}})
-            )
         log = arguments.out / f"log-{arguments.examples}"
         if not arguments.report:
             simulate(SimulatorConfig(examples=arguments.examples, seed=7, drift=0.03), log)
-        studies.append((study, log, f"simulated-{arguments.examples}"))
+        studies.append((SIMULATED, log, f"simulated-{arguments.examples}"))
     if arguments.mind is not None and arguments.only != "simulated":
         studies.append((MIND, arguments.mind, f"mind-{log_sha256(read_manifests(arguments.mind))[:12]}"))
     for study, log, name in studies:
+        study = replace(study, model=apply_settings(study.model, arguments.set))
         if arguments.betas:
             study = replace(study, betas=tuple(arguments.betas), beta=arguments.betas[0])
         if arguments.weights:

@@ -65,6 +65,14 @@ def test_runs_that_are_alike_are_made_once(study: ModuleType, tmp_path: Path) ->
     assert [job.config.seed for job in jobs] == [3] * 3 + [1] * 5 + [2] * 5
 
 
+def test_a_run_is_known_by_what_is_no_default(study: ModuleType) -> None:
+    plain, named, other = (
+        study.config_of(study.SIMULATED, {"model": {"deep": deep}}, 1, 1)
+        for deep in ({}, {"smelu_beta": 1.0}, {"smelu_beta": 2.0})
+    )
+    assert study.settings_key(plain) == study.settings_key(named) != study.settings_key(other)
+
+
 def test_arms_differ_from_the_base_by_what_they_are_named_after(study: ModuleType, tmp_path: Path) -> None:
     jobs, groups = study.plan(study.SIMULATED, tmp_path, tmp_path, ["*"], [1, 2], ["varied"])
     config = {job.folder: job.config for job in jobs}
@@ -179,7 +187,7 @@ def _predictions(folder: Path) -> pd.DataFrame:
 
 @pytest.mark.slow
 def test_a_tiny_study_says_what_its_runs_say(tmp_path: Path) -> None:
-    arms = ("--arms", "smelu 1", "logistic*", "--seeds", 1, 2, "--units", 8, 4)
+    arms = ("--arms", "smelu 1", "logistic*", "--seeds", 1, 2, "--set", "model.deep.units=[8, 4]")
     arguments = ("--out", tmp_path, "--only", "simulated", "--examples", 3000, *arms)
     done = run(*arguments)
     assert "[8/8, 0 min left]" in done.stderr
