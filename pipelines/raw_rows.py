@@ -160,12 +160,12 @@ def _joined(name: str, mapping: Mapping, column: pa.Array, verdict: Verdict) -> 
         raise InputError(
             f"the column {name} holds lists ({column.type}), which only a multivalent category reads"
         )
-    items = pc.fill_null(column.flatten().cast(pa.large_string()), "")
+    items = pc.fill_null(column.flatten().cast(pa.string()), "")
     holding = pc.match_substring(items, separator).to_numpy(zero_copy_only=False)
     bad = np.zeros(len(column), bool)
     bad[column.value_parent_indices().to_numpy()[holding]] = True
     allowed = f"values without the separator {separator!r}, with which lists are joined"
     verdict.refuse(bad, name, "a value holds the separator", column, allowed)
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
-    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    return pc.binary_join(pa.LargeListArray.from_arrays(pa.array(offsets), items), separator)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), items), separator)

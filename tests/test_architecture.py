@@ -58,6 +58,8 @@ def test_every_module_keeps_to_its_floor(root, fresh_python):
         ("ctr/data/zz_probe.py", "import ctr.objective\n", FLOORS),
         ("ctr/objective/zz_probe.py", "def late():\n    from ctr import training\n", FLOORS),
         ("ctr/training/zz_probe.py", "import ctr.simulator\n", FLOORS),
+        ("ctr/training/zz_probe.py", "def late():\n    from ctr import serving\n", FLOORS),
+        ("ctr/serving/zz_probe.py", "import ctr.pipelines\n", FLOORS),
         ("ctr/simulator/zz_probe.py", "import ctr.pipelines\n", FLOORS),
         ("pipelines/zz_probe.py", "import ctr.cli\n", FLOORS),
         ("ctr/zz_probe.py", "", FLOORS),

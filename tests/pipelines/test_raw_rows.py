@@ -1,0 +1,122 @@
+"""Rows to be scored: their features are those of an ingest, whatever form the files have."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tensorflow as tf
+
+from ctr.data.transform import transform_tensors
+from ctr.errors import InputError
+from ctr.pipelines.raw_rows import key_schema, plain_mapping, read_raw_rows
+
+FORMS = ["csv", "tsv", "jsonl", "parquet", "csv.gz", "jsonl.zst"]
+SINGLE = ("color", "price", "kind", "hour", "zone")
+
+
+def ids_of(schema, raw: pa.Table) -> dict[str, list]:
+    """The ids that an exported model would make."""
+    columns = {
+        name: tf.constant(raw.column(name).to_numpy())
+        if pa.types.is_floating(raw.column(name).type)
+        else tf.constant(raw.column(name).to_pylist(), tf.string, shape=(raw.num_rows,))
+        for name in raw.column_names
+    }
+    ids = transform_tensors(schema, columns)
+    lists = {name: value.to_list() for name, value in ids.items() if isinstance(value, tf.RaggedTensor)}
+    return {name: value.numpy().tolist() for name, value in ids.items() if name not in lists} | lists
+
+
+def read(mapping, inputs, **options) -> tuple[pa.Table, pa.Table, list]:
+    parts = list(read_raw_rows(mapping.feature_schema, mapping, inputs, **options))
+    tables = [pa.concat_tables(part[place] for part in parts) for place in range(2)]
+    return tables[0], tables[1], [reject for part in parts for reject in part[2]]
+
+
+@pytest.mark.parametrize("suffix", FORMS)
+def test_features_are_those_of_an_ingest(tmp_path, helpers, suffix):
+    rows = helpers.make_rows(60)
+    mapping = helpers.make_mapping(input={"type": suffix.partition(".")[0]})
+    path = helpers.write_rows(tmp_path, rows, suffix)
+    keys, raw, rejects = read(mapping, [path], block_bytes=900)
+    assert rejects == []
+    first = 1 if suffix.startswith(("jsonl", "parquet")) else 2
+    assert keys.to_pydict() == {
+        "file": [path.name] * 60,
+        "row": list(range(first, 60 + first)),
+        "example_id": [int(row["id"]) for row in rows],
+    }
+    assert keys.schema == key_schema(mapping)
+    ids = ids_of(mapping.feature_schema, raw)
+    numbered = [(path.name, first + place, row) for place, row in enumerate(rows)]
+    expected = {example["example_id"]: example for example in helpers.reference(numbered, mapping)}
+    for place, row in enumerate(rows):
+        example = expected[int(row["id"])]
+        assert {name: ids[name][place] for name in (*SINGLE, "tags")} == {
+            name: example[name] for name in (*SINGLE, "tags")
+        }
+
+
+def test_neither_labels_nor_weights_nor_queries_are_needed(tmp_path, helpers):
+    rows = [{**row, "rating": "?", "weight": "-1", "user": ""} for row in helpers.make_rows(5)]
+    path = helpers.write_rows(tmp_path, rows)
+    keys, raw, rejects = read(helpers.make_mapping(), [path])
+    assert (keys.num_rows, rejects) == (5, [])
+    assert set(raw.column_names) == {"color", "price", "tags", "shop_kind", "hour", "zone"}
+
+
+def test_a_time_is_needed_only_for_what_is_derived_of_it(tmp_path, helpers):
+    rows = helpers.make_rows(4)
+    rows[2]["time"] = "yesterday"
+    path = helpers.write_rows(tmp_path, rows)
+    keys, _, rejects = read(helpers.make_mapping(), [path])
+    assert keys.column("row").to_pylist() == [2, 3, 5]
+    assert [(reject["file"], reject["row"], reject["key"]) for reject in rejects] == [("rows.csv", 4, "time")]
+    features = [feature for feature in helpers.FEATURES if feature["name"] != "hour"]
+    keys, _, rejects = read(helpers.make_mapping(features=features), [path])
+    assert (keys.num_rows, rejects) == (4, [])
+
+
+def test_times_of_row_order_go_on_from_file_to_file(tmp_path, helpers):
+    order = {"start": "2020-01-01T00:00:00Z", "step_us": helpers.HOUR_US}
+    mapping = helpers.make_mapping(time={"row_order": order}, input={"type": "jsonl"})
+    paths = [helpers.write_rows(tmp_path, helpers.make_rows(5), "jsonl", name) for name in "ab"]
+    _, raw, _ = read(mapping, paths)
+    assert raw.column("hour").to_pylist() == list(range(10))
+
+
+def test_no_text_is_null(tmp_path, helpers):
+    _, raw, _ = read(helpers.make_mapping(), [helpers.write_rows(tmp_path, helpers.make_rows(40))])
+    for name in ("color", "tags", "shop_kind", "zone"):
+        assert raw.schema.field(name).type == pa.large_binary()
+        assert raw.column(name).null_count == 0
+        assert b"" in raw.column(name).to_pylist()
+    assert np.isnan(raw.column("price").to_numpy()).any()
+
+
+def test_lists_with_separators_in_values(tmp_path, helpers):
+    rows = [{"color": "red", "tags": tags} for tags in (["a", "b"], ["a|b"], None, [], [None, "c"])]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    features = [feature for feature in helpers.FEATURES if feature["name"] in ("color", "tags")]
+    mapping = helpers.make_mapping(
+        features=features, derive=None, joins=None, input={"type": "jsonl"}, example_id=None
+    )
+    keys, raw, rejects = read(mapping, [tmp_path / "rows.jsonl"])
+    assert keys.to_pydict() == {"file": ["rows.jsonl"] * 4, "row": [1, 3, 4, 5]}
+    assert ids_of(mapping.feature_schema, raw)["tags"] == [[1, 2], [], [], [3]]
+    assert [(reject["row"], reject["reason"]) for reject in rejects] == [(2, "a value holds the separator")]
+
+
+def test_files_that_are_tables_of_the_sources(tmp_path, helpers):
+    schema = helpers.make_mapping(features=helpers.FEATURES[:2], derive=None, joins=None).feature_schema
+    (tmp_path / "rows.csv").write_text("price,other,color\n2,x,red\n,y,\n")
+    mapping = plain_mapping(schema, tmp_path / "rows.csv")
+    keys, raw, _ = read(mapping, [tmp_path / "rows.csv"])
+    assert keys.column_names == ["file", "row"]
+    assert ids_of(schema, raw) == {"color": [1, 0], "price": [2, 0]}
+    for name in ("rows", "rows.txt", "rows.gz"):
+        with pytest.raises(
+            InputError, match=rf"input {name}: its name does not tell what it is; allowed: \.csv"
+        ):
+            plain_mapping(schema, type(tmp_path)(name))

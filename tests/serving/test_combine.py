@@ -1,0 +1,55 @@
+"""tau in NumPy against the layers that training uses."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ctr.models  # noqa: F401
+from ctr.models.transfer import PiecewiseLinearTransfer, SigmoidTransfer
+from ctr.serving.combine import make_transfer, probabilities, transfers_of
+
+PRODUCTS = np.concatenate([np.linspace(-30, 30, 601), [-1e4, 1e4, -2.0, 2.0, 0.0]]).astype(np.float32)
+
+
+def learned(transfer):
+    rng = np.random.default_rng(0)
+    for _, weight in transfer.weights():
+        weight.assign(weight.numpy() + rng.normal(0, 1, weight.shape))
+    return transfer
+
+
+@pytest.mark.parametrize(
+    "transfer",
+    [
+        SigmoidTransfer(0.1),
+        PiecewiseLinearTransfer(0.1, 2, 1.0),
+        PiecewiseLinearTransfer(0.3, 16, 6.0),
+    ],
+    ids=["sigmoid", "two pieces", "sixteen pieces"],
+)
+def test_it_is_the_layers_function(transfer):
+    expected = learned(transfer)(tf.constant(PRODUCTS)).numpy()
+    joints, slopes, bias = transfer.pieces()
+    found = make_transfer(joints.tolist(), slopes.tolist(), bias)(PRODUCTS)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert np.ptp(np.diff(expected[:601])) > 0.01 or len(slopes) == 1
+
+
+def test_one_joint_by_hand():
+    transfer = make_transfer([2.0], [1.0, 3.0], -1.0)
+    np.testing.assert_allclose(transfer(np.array([[-5.0, 0.0], [2.0, 4.0]])), [[-6.0, -1.0], [1.0, 7.0]])
+
+
+def test_the_number_of_slopes_is_checked():
+    with pytest.raises(ValueError, match="1 joints part 2 pieces, there are 1 slopes"):
+        make_transfer([0.0], [1.0], 0.0)
+    with pytest.raises(KeyError):
+        transfers_of({"transfer": [{"joints": []}]})
+
+
+def test_components_are_averaged_as_probabilities():
+    transfers = [make_transfer([], [1.0], 0.0), make_transfer([], [2.0], 1.0)]
+    products = np.array([[0.0, 100.0, -200.0], [-0.5, -100.0, 0.0]], np.float32)
+    expected = [0.5, 0.5, 1 / (1 + np.exp(-1)) / 2]
+    np.testing.assert_allclose(probabilities(products, transfers), expected, rtol=1e-6)

@@ -1,0 +1,157 @@
+"""Raw rows of known formats: scored by an export of a checkpoint, they get what the run itself predicted there.
+
+The batch that begins at a checkpoint was predicted with exactly the weights of that checkpoint.
+"""
+
+import json
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ctr.cli import main
+from ctr.data.mapping import load_format
+from ctr.pipelines.ingest import ingest
+from ctr.simulator.config import SimulatorConfig
+from ctr.simulator.features import RawColumns
+from ctr.simulator.simulate import simulate
+from ctr.simulator.traffic import calibrate, draw_day
+from ctr.simulator.world import CALIBRATION_STREAM, TRAFFIC_STREAM, draw_world, random_stream
+
+DATA = os.environ.get("CTR_DATA")
+TOLERANCE = {"float32": 1e-5, "bfloat16": 0.02}
+CONFIG = """
+batch: {{rows: {rows}}}
+model:
+  crosses: {{layers: 2, rank: 4, ramp: {{length: 3000}}}}
+  deep: {{units: [32, 16], activation: smelu}}
+  prior: 0.1
+  factorised: {factorised}
+checkpoint: {{every_examples: 1, keep: 99}}
+compute_dtype: {dtype}
+"""
+
+
+def write_mind(folder: Path, impressions: int) -> Path:
+    source = random.Random(3)
+    news = [f"N{n}" for n in range(60)]
+    lines = []
+    for number in range(impressions):
+        time = f"11/{11 + number // 100}/2019 {1 + number % 11}:{number % 60:02d}:00 AM"
+        history = " ".join(source.choices(news, k=source.randrange(14)))
+        shown = " ".join(
+            f"{n}-{int(source.random() < 0.2)}" for n in source.sample(news, source.randrange(2, 9))
+        )
+        lines.append(f"{number}\tU{source.randrange(40)}\t{time}\t{history}\t{shown}\n")
+    folder.mkdir()
+    (folder / "behaviors.tsv").write_text("".join(lines))
+    (folder / "news.tsv").write_text(
+        "".join(f"{n}\tc{i % 5}\ts{i % 9}\tTitle {i}\t\thttp://x\t[]\t[]\n" for i, n in enumerate(news))
+    )
+    return folder
+
+
+def write_criteo(folder: Path, rows: int) -> Path:
+    source = random.Random(4)
+    lines = []
+    for _ in range(rows):
+        numbers = [source.choice(["", "0", "-1", "7", "130", "250000"]) for _ in range(13)]
+        strings = [source.choice(["", *(f"{place:x}{n}" for n in range(30))]) for place in range(26)]
+        lines.append("\t".join([str(int(source.random() < 0.3)), *numbers, *strings]) + "\n")
+    folder.mkdir()
+    (folder / "train.txt").write_text("".join(lines))
+    return folder
+
+
+def write_simulated(folder: Path, rows: int) -> tuple[Path, Path]:
+    """A simulated log, and the raw columns of its rows as JSON lines."""
+    config = SimulatorConfig(examples=rows, queries_per_day=2000, users=500, ads=200, words=100)
+    simulate(config, folder / "log")
+    world = calibrate(config, draw_world(config), random_stream(config, CALIBRATION_STREAM))
+    impressions = draw_day(config, world, 0, random_stream(config, TRAFFIC_STREAM, 0)).first(rows)
+    raw = RawColumns(world).table(impressions)
+    lines = "".join(json.dumps(row, default=float) + "\n" for row in raw.to_pylist())
+    (folder / "rows.jsonl").write_text(lines)
+    return folder / "log", folder / "rows.jsonl"
+
+
+def run_and_score(folder: Path, log: Path, inputs: list[str], dtype: str, factorised: bool, rows: int = 700):
+    """Trains with a checkpoint after every batch, exports the second one, scores the raw rows."""
+    config = CONFIG.format(rows=rows, dtype=dtype, factorised="{}" if factorised else "null")
+    (folder / "config.yaml").write_text(config)
+    run = folder / "run"
+    assert main(["train", str(log), "--config", str(folder / "config.yaml"), "--out", str(run)]) == 0
+    positions = sorted(int(path.name) for path in (run / "checkpoints").iterdir())
+    begin, end = positions[1:3]
+    export = ["export", str(run), "--out", str(folder / "models"), "--checkpoint", str(begin)]
+    assert main(export) == 0
+    out = folder / "scores.parquet"
+    assert main(["score", str(folder / "models"), *inputs, "--out", str(out)]) == 0
+    assert not (folder / "scores.parquet.rejects.jsonl").exists()
+    parts = [pq.read_table(path) for path in sorted((run / "predictions").iterdir())]
+    return pa.concat_tables(parts).to_pandas(), pd.read_parquet(out), begin, end
+
+
+def assert_equal(predicted, scored, begin: int, end: int, dtype: str) -> None:
+    assert end - begin > 300
+    assert np.ptp(predicted[begin:end]) > 0.1
+    np.testing.assert_allclose(scored[begin:end], predicted[begin:end], rtol=0, atol=TOLERANCE[dtype])
+    # The weights of another position give others.
+    assert np.abs(scored[end:] - predicted[end:]).max() > 10 * TOLERANCE[dtype]
+
+
+def check_mind(folder: Path, raw: Path, dtype: str, rows: int = 700) -> None:
+    ingest(load_format("mind"), [raw], folder / "log")
+    inputs = [str(raw), "--format", "mind"]
+    predictions, scores, begin, end = run_and_score(folder, folder / "log", inputs, dtype, False, rows)
+    assert set(scores) == {"file", "row", "example_id", "logit", "p"}
+    assert scores["example_id"].is_unique
+    scored = scores.set_index("example_id")["logit"][predictions["example_id"]].to_numpy()
+    assert_equal(predictions["logit"].to_numpy(), scored, begin, end, dtype)
+    np.testing.assert_allclose(scores["p"], 1 / (1 + np.exp(-scores["logit"])), rtol=1e-6)
+
+
+def check_criteo(folder: Path, raw: Path, dtype: str, rows: int = 700) -> None:
+    ingest(load_format("criteo"), [raw], folder / "log")
+    inputs = [str(raw), "--format", "criteo"]
+    predictions, scores, begin, end = run_and_score(folder, folder / "log", inputs, dtype, False, rows)
+    # The format's times follow the order of the rows.
+    assert scores["row"].tolist() == list(range(1, len(predictions) + 1))
+    assert_equal(predictions["logit"].to_numpy(), scores["logit"].to_numpy(), begin, end, dtype)
+
+
+def test_mind(tmp_path):
+    check_mind(tmp_path, write_mind(tmp_path / "raw", 600), "float32")
+
+
+def test_criteo(tmp_path):
+    check_criteo(tmp_path, write_criteo(tmp_path / "raw", 2500), "bfloat16")
+
+
+@pytest.mark.parametrize(("dtype", "factorised"), [("float32", True), ("bfloat16", False)])
+def test_simulator(tmp_path, dtype, factorised):
+    log, rows = write_simulated(tmp_path, 2500)
+    predictions, scores, begin, end = run_and_score(tmp_path, log, [str(rows)], dtype, factorised)
+    assert set(scores) == {"file", "row", "logit", "p"}
+    assert_equal(predictions["logit"].to_numpy(), scores["logit"].to_numpy(), begin, end, dtype)
+    # The log itself, by its ids.
+    out = tmp_path / "log.parquet"
+    assert main(["score", str(tmp_path / "models"), str(log), "--out", str(out)]) == 0
+    by_ids = pd.read_parquet(out)
+    assert by_ids["example_id"].tolist() == predictions["example_id"].tolist()
+    np.testing.assert_allclose(by_ids["logit"], scores["logit"], rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.skipif(DATA is None, reason="CTR_DATA does not name the folder of the real logs")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("check", "name", "rows"), [(check_mind, "mind", 30_000), (check_criteo, "criteo/train.tsv", 2000)]
+)
+def test_real_logs(tmp_path, check, name, rows, dtype):
+    assert DATA is not None
+    check(tmp_path, Path(DATA) / name, dtype, rows)

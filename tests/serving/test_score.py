@@ -1,0 +1,238 @@
+"""`ctr export` and `ctr score`: every row is in the output or, with its reason, in the rejects."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ctr.cli import main
+from ctr.serving.scorer import Scorer
+
+
+@pytest.fixture
+def place(case, exported, tmp_path, monkeypatch) -> Path:
+    """A folder with a model and its rows as a table."""
+    shutil.copytree(exported("factorised"), tmp_path / "models" / "123")
+    raw = pa.table(case("factorised").raw)
+    pq.write_table(raw, tmp_path / "rows.parquet")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def score(*arguments: str) -> dict:
+    assert main(["score", "models", *arguments, "--out", "scores.parquet", "--json"]) == 0
+    return pd.read_parquet("scores.parquet")
+
+
+def result(capfd) -> dict:
+    return json.loads(capfd.readouterr().out)
+
+
+def error_line(capfd, *arguments: str) -> str:
+    assert main(["score", "models", *arguments, "--out", "scores.parquet"]) == 1
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1, err
+    assert not Path("scores.parquet").exists()
+    return err
+
+
+def rejects() -> list[dict]:
+    return [json.loads(line) for line in Path("scores.parquet.rejects.jsonl").read_text().splitlines()]
+
+
+def test_a_table(case, place, capfd):
+    scores = score("rows.parquet")
+    assert result(capfd) | {"seconds": 0} == {
+        **{"rows": 90, "scored": 90, "rejected": 0, "reject_reasons": {}, "rejects_file": "", "seconds": 0},
+        "model": str(Path("models/123")),
+    }
+    assert list(scores) == ["file", "row", "logit", "p"]
+    assert scores["row"].tolist() == list(range(1, 91))
+    assert set(scores["file"]) == {"rows.parquet"}
+    np.testing.assert_allclose(scores["logit"], case("factorised").logit, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "tsv"])
+def test_other_files(case, place, suffix):
+    raw = case("factorised").raw
+    path = place / f"rows.{suffix}"
+    if suffix == "jsonl":
+        rows = [dict(zip(raw, values, strict=True)) for values in zip(*raw.values(), strict=True)]
+        for row in rows:
+            row["price"] = None if row["price"] != row["price"] else row["price"]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        frame = pd.DataFrame({**raw, "tags": ["|".join(tags) for tags in raw["tags"]]})
+        frame["class"] = frame["class"].astype("Int64")
+        frame.to_csv(path, index=False, sep="," if suffix == "csv" else "\t")
+    scores = score(path.name)
+    np.testing.assert_allclose(scores["logit"], case("factorised").logit, rtol=0, atol=1e-5)
+
+
+def test_several_files_in_order(case, place):
+    raw = pa.table(case("factorised").raw)
+    (place / "parts").mkdir()
+    for part in range(3):
+        pq.write_table(raw.slice(30 * part, 30), place / "parts" / f"part_{9 + part}.parquet")
+    scores = score("parts/part_9.parquet", "parts/part_10.parquet", "parts/part_11.parquet")
+    assert scores["file"].tolist() == [name for n in (9, 10, 11) for name in [f"part_{n}.parquet"] * 30]
+    assert scores["row"].tolist() == list(range(1, 31)) * 3
+    np.testing.assert_allclose(scores["logit"], case("factorised").logit, rtol=0, atol=1e-5)
+
+
+def test_faulty_rows_are_set_aside(case, place, capfd):
+    raw = {name: values[:6] for name, values in case("factorised").raw.items()}
+    raw["tags"] = [["a"], ["b|c", "d"], [], ["e"], ["|"], []]
+    raw["price"] = ["1", "2", "x", "4", "5", ""]
+    pq.write_table(pa.table(raw), place / "faulty.parquet")
+    scores = score("faulty.parquet")
+    counts = result(capfd)
+    assert (counts["rows"], counts["scored"], counts["rejected"]) == (6, 3, 3)
+    assert counts["reject_reasons"] == {"tags: a value holds the separator": 2, "price: not a number": 1}
+    assert scores["row"].tolist() == [1, 4, 6]
+    found = [(reject["file"], reject["row"], reject["key"], reject["reason"]) for reject in rejects()]
+    assert found == [
+        ("faulty.parquet", 3, "price", "not a number"),
+        ("faulty.parquet", 2, "tags", "a value holds the separator"),
+        ("faulty.parquet", 5, "tags", "a value holds the separator"),
+    ]
+    # Another scoring to the same file takes the old rejects away.
+    score("rows.parquet")
+    assert not Path("scores.parquet.rejects.jsonl").exists()
+
+
+def test_lines_that_cannot_be_read(place):
+    header = b"user:id,class,price,tags,title,position,size\n"
+    lines = [b"u1,1,1,a|b,Red,1,1\n", b"u1,2\n", b"u1,1,1,,\xff\xfe,1,1\n", b"u2,1,1,,,2,\n"]
+    (place / "rows.csv").write_bytes(header + b"".join(lines))
+    assert score("rows.csv")["row"].tolist() == [2, 5]
+    assert [(reject["row"], reject["reason"]) for reject in rejects()] == [
+        (3, "wrong number of fields"),
+        (4, "invalid UTF-8"),
+    ]
+
+
+def test_no_rows_at_all(case, place):
+    pq.write_table(pa.table(case("factorised").raw).slice(0, 0), place / "empty.parquet")
+    scores = score("empty.parquet")
+    assert list(scores) == ["file", "row", "logit", "p"]
+    assert len(scores) == 0
+
+
+def test_a_log(case, place, publish_rows, capfd):
+    publish_rows(place / "log", case("factorised").table)
+    scores = score("log")
+    assert result(capfd)["scored"] == 90
+    assert list(scores) == ["query_time", "query_id", "example_id", "logit", "p"]
+    assert scores["example_id"].tolist() == list(range(90))
+    assert scores["query_id"].tolist() == [row // 3 for row in range(90)]
+    np.testing.assert_allclose(scores["logit"], case("factorised").logit, rtol=0, atol=1e-5)
+
+
+def test_faulty_rows_of_a_log(case, place, publish_rows):
+    table = case("factorised").table
+    weights = table.column("train_weight").to_numpy().copy()
+    weights[[7, 40]] = np.nan
+    position = table.schema.get_field_index("train_weight")
+    table = table.set_column(position, table.schema.field(position), pa.array(weights))
+    publish_rows(place / "log", table)
+    scores = score("log")
+    assert scores["example_id"].tolist() == [row for row in range(90) if row not in (7, 40)]
+    found = [(reject["row"], reject["example_id"], reject["query_id"]) for reject in rejects()]
+    assert found == [(7, 7, 2), (40, 40, 13)]
+    assert {reject["reason"] for reject in rejects()} == {"train_weight is negative or not finite"}
+
+
+def test_a_mapping(case, place):
+    """Columns of other names, one of them derived; labels and times are not needed."""
+    raw = case("factorised").raw
+    frame = pd.DataFrame({**raw, "tags": ["|".join(tags) for tags in raw["tags"]]})
+    frame = frame.rename(columns={"title": "headline"})
+    frame["class"] = frame["class"].astype("Int64")
+    frame["impression"] = [f"i{row}" for row in range(len(frame))]
+    frame.to_csv(place / "rows.csv", index=False)
+    features = Scorer("models").metadata["schema"]["features"]
+    mapping = {
+        "input": {"type": "csv"},
+        "time": {"column": "when", "unit": "s"},
+        "label": "clicked",
+        "example_id": "impression",
+        "derive": {"title": {"from": "headline"}, "hour": {"from": "time", "part": "hour"}},
+        "interval": "1d",
+        "features": [{"name": "user", "kind": "category", "source": "user:id", "buckets": 9}],
+    }
+    (place / "mapping.yaml").write_text(json.dumps(mapping))
+    assert {feature["name"] for feature in features} >= {"title", "position_x_user"}
+    scores = score("rows.csv", "--mapping", "mapping.yaml")
+    assert list(scores) == ["file", "row", "example_id", "logit", "p"]
+    assert scores["example_id"].is_unique
+    np.testing.assert_allclose(scores["logit"], case("factorised").logit, rtol=0, atol=1e-5)
+
+
+class TestRefusals:
+    def test_a_log_of_other_features(self, place, make_rows_log, capfd):
+        make_rows_log(place / "log", 9, first_features=6)
+        line = error_line(capfd, "log")
+        assert "the log has the features of schema" in line
+        assert "both must have the same" in line
+
+    def test_a_missing_column(self, case, place, capfd):
+        raw = pa.table(case("factorised").raw).drop_columns(["price"])
+        pq.write_table(raw, place / "rows.parquet")
+        assert "rows.parquet: no column price; the columns found are user:id, class" in error_line(
+            capfd, "rows.parquet"
+        )
+
+    @pytest.mark.parametrize(
+        ("column", "values", "words"),
+        [
+            ("class", [0.5] * 90, "the column class is of type double; categories and texts are"),
+            ("class", [["a"]] * 90, "the column class holds lists"),
+            ("price", [["a"]] * 90, "the column price is of type list"),
+        ],
+    )
+    def test_a_column_of_another_type(self, case, place, capfd, column, values, words):
+        raw = {**case("factorised").raw, column: values}
+        pq.write_table(pa.table(raw), place / "rows.parquet")
+        assert words in error_line(capfd, "rows.parquet")
+
+    def test_what_is_no_input(self, place, capfd):
+        (place / "rows.txt").write_text("x")
+        assert "its name does not tell what it is; allowed: .csv" in error_line(capfd, "rows.txt")
+        assert "nothing.csv: no such file or folder" in error_line(capfd, "nothing.csv")
+
+    def test_a_damaged_file(self, place, capfd):
+        content = (place / "rows.parquet").read_bytes()
+        (place / "rows.parquet").write_bytes(content[: len(content) // 2])
+        assert "damaged, truncated or not of this format" in error_line(capfd, "rows.parquet")
+
+    def test_no_model(self, place, capfd):
+        shutil.rmtree("models")
+        assert "models: neither an exported model" in error_line(capfd, "rows.parquet")
+
+    def test_format_and_mapping_exclude_each_other(self, place, capfd):
+        with pytest.raises(SystemExit) as end:
+            main(["score", "models", "x", "--out", "o", "--format", "mind", "--mapping", "m"])
+        assert end.value.code == 2
+        assert "not allowed with argument" in capfd.readouterr().err
+
+
+def test_export_says_what_it_made(make_rows_log, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    make_rows_log(tmp_path / "log", 60)
+    Path("run.yaml").write_text("{batch: {rows: 32}, model: {crosses: {layers: 0}, deep: {units: []}}}")
+    assert main(["train", "log", "--config", "run.yaml", "--out", "run"]) == 0
+    capfd.readouterr()
+    assert main(["export", "run", "--out", "models"]) == 0
+    assert capfd.readouterr().out == "models/60\n"
+    assert main(["export", "run", "--out", "models", "--json"]) == 0
+    again = json.loads(capfd.readouterr().out)
+    assert (again["model"], again["made"], again["position"]["examples"]) == ("models/60", False, 60)
+    assert main(["export", "run", "--out", "models", "--checkpoint", "7"]) == 1
+    assert capfd.readouterr().err == "error: run/checkpoints: there is no checkpoint 7; there are 60\n"
