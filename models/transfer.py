@@ -50,13 +50,18 @@ class SigmoidTransfer(tf.Module):
 class PiecewiseLinearTransfer(tf.Module):
     """A learned continuous function of ``pieces`` straight pieces, each of which rises.
 
-    The inner joints lie evenly in [-reach, reach]; the first and the last piece go on for ever. All slopes start at 1.
+    The inner joints lie evenly in [-reach, reach], a single one at 0; the first and the last piece go on for ever. All
+    slopes start at 1.
     A slope is softplus of its weight, so above 0 whatever is learned.
     """
 
     def __init__(self, prior: float, pieces: int, reach: float) -> None:
         super().__init__()
-        joints = np.linspace(-reach, reach, pieces - 1, dtype=np.float32)
+        joints = (
+            np.linspace(-reach, reach, pieces - 1, dtype=np.float32)
+            if pieces > 2
+            else np.zeros(1, np.float32)
+        )
         self._lower = tf.constant(np.concatenate([[-np.inf], joints]), tf.float32)
         self._upper = tf.constant(np.concatenate([joints, [np.inf]]), tf.float32)
         self.slopes = tf.Variable(np.full(pieces, math.log(math.e - 1), np.float32))
@@ -69,7 +74,9 @@ class PiecewiseLinearTransfer(tf.Module):
         return tf.linalg.matvec(way, tf.nn.softplus(self.slopes)) + self.bias
 
     def _within(self, s: tf.Tensor) -> tf.Tensor:
-        return tf.minimum(tf.maximum(s, self._lower), self._upper)
+        # At a joint the slope is that of the piece above: minimum and maximum alone would give both pieces'.
+        outside = tf.stop_gradient(tf.minimum(tf.maximum(s, self._lower), self._upper))
+        return tf.where((s >= self._lower) & (s < self._upper), s, outside)
 
     def weights(self) -> Iterator[tuple[str, tf.Variable]]:
         """All weights with their names."""

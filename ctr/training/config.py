@@ -83,7 +83,8 @@ class DenseOptimizerConfig(StrictModel):
     """Shampoo with AdaGrad's step sizes for dense weights, on the gradient of the mean loss.
 
     ``shampoo.start_preconditioning_step: null`` leaves AdaGrad with momentum. ``shampoo.weight_decay`` is for
-    matrices, not for biases. ``clip_norm`` bounds the norm of the gradient of all dense weights together.
+    matrices, not for biases. ``clip_norm`` bounds the norm of the gradient of all dense weights together, of
+    each component of an ensemble by itself.
     """
 
     learning_rate: float = Field(default=0.02, ge=0)

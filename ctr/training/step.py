@@ -97,7 +97,13 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
             update_rows(table, accumulator, plan["distinct"], gradient, rate, optimizer.rows.update_limit)
         dense = optimizer.dense
         if dense.clip_norm is not None:
-            dense_gradients = clip_by_global_norm(dense_gradients, dense.clip_norm)
+            # Each component by itself, as everything else that it learns by.
+            size = len(dense_gradients) // components
+            dense_gradients = [
+                gradient
+                for begin in range(0, len(dense_gradients), size)
+                for gradient in clip_by_global_norm(dense_gradients[begin : begin + size], dense.clip_norm)
+            ]
         # XLA compiles no call to the host.
         state.shampoo.update(
             dense_gradients, dense.learning_rate, decayed, "between_steps" if jit else "host"

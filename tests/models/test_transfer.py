@@ -24,7 +24,7 @@ def test_pieces_against_the_integral_of_the_slope(slopes, s):
     transfer = PiecewiseLinearTransfer(0.5, len(slopes), 4.0)
     transfer.slopes.assign(slopes)
     transfer.bias.assign(0.25)
-    joints = np.linspace(-4, 4, len(slopes) - 1)
+    joints = np.linspace(-4, 4, len(slopes) - 1) if len(slopes) > 2 else np.zeros(1)
     steps = np.logaddexp(0, np.array(slopes))
 
     def integral(end):
@@ -55,6 +55,20 @@ def test_gradients_reach_the_pieces_that_a_product_crosses():
         total = tf.reduce_sum(transfer(tf.constant([2.0])))
     gradient = tape.gradient(total, transfer.slopes).numpy()
     assert (gradient != 0).tolist() == [False, False, True, True]
+
+
+@pytest.mark.parametrize("s", [-1.0, 0.0, 0.3, 1.0])
+def test_at_a_joint_too_one_piece_tells_the_slope(s):
+    transfer = PiecewiseLinearTransfer(0.5, 4, 1.0)
+    product = tf.constant([s])
+    with tf.GradientTape() as tape:
+        tape.watch(product)
+        logit = transfer(product)
+    assert float(tape.gradient(logit, product)[0]) == pytest.approx(1)
+
+
+def test_the_joint_of_two_pieces_is_at_0():
+    assert PiecewiseLinearTransfer(0.5, 2, 6.0).pieces().joints.tolist() == [0]
 
 
 def test_names_of_the_weights():

@@ -322,10 +322,14 @@ def test_rates_of_0_hold_what_they_belong_to():
     assert np.array_equal(after["quality-2"][:, -1], before["quality-2"][:, -1])
 
 
-def ensemble(embeddings: str, gradient: str, **shampoo: Any) -> TrainConfig:
+def ensemble(embeddings: str, gradient: str, clip_norm: float | None = None, **shampoo: Any) -> TrainConfig:
     optimizer = {
         **SETTINGS["optimizer"],
-        "dense": {"learning_rate": 0.1, "shampoo": {**ADAGRAD, "initial_accumulator": 0.001, **shampoo}},
+        "dense": {
+            "learning_rate": 0.1,
+            "clip_norm": clip_norm,
+            "shampoo": {**ADAGRAD, "initial_accumulator": 0.001, **shampoo},
+        },
     }
     model = {**SETTINGS["model"], "ensemble": {"components": 2, "embeddings": embeddings}}
     return make_config(gradient, model=model, optimizer=optimizer)
@@ -353,7 +357,7 @@ SHAMPOO = {
 }
 
 
-@pytest.mark.parametrize("shampoo", [{}, SHAMPOO], ids=["adagrad", "shampoo"])
+@pytest.mark.parametrize("shampoo", [{}, SHAMPOO, {"clip_norm": 0.05}], ids=["adagrad", "shampoo", "clipped"])
 @pytest.mark.parametrize("gradient", ["sum", "mean"])
 def test_components_with_their_own_embeddings_learn_as_if_each_were_alone(gradient, shampoo):
     config = ensemble("separate", gradient, **shampoo)
