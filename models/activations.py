@@ -64,11 +64,22 @@ def _compiled(function: Activation) -> Activation:
             value = function(z)
         return tape.gradient(value, z, output_gradients=upstream)
 
-    forward = tf.function(function, jit_compile=True, reduce_retracing=True)
-    backward = tf.function(backward, jit_compile=True, reduce_retracing=True)
+    @functools.cache
+    def compiled(dtype: tf.DType) -> tuple[Activation, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]:
+        # One trace for layers and batches of all sizes; XLA compiles for each when it is run.
+        spec = tf.TensorSpec(None, dtype)
+        return (
+            tf.function(function, input_signature=[spec], jit_compile=True),
+            tf.function(backward, input_signature=[spec, spec], jit_compile=True),
+        )
 
     @tf.custom_gradient
     def activation(z: tf.Tensor) -> tuple[tf.Tensor, Activation]:
-        return forward(z), lambda upstream: backward(z, upstream)
+        forward, slope = compiled(z.dtype)
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            return tf.ensure_shape(slope(z, upstream), z.shape)
+
+        return tf.ensure_shape(forward(z), z.shape), gradient
 
     return activation

@@ -98,3 +98,22 @@ def test_an_activation_for_serving_holds_nothing_that_needs_xla():
 
     assert compiled_functions(False) == 0
     assert compiled_functions(True) > 0
+
+
+def test_layers_of_many_sizes_share_one_trace():
+    traces = []
+
+    def counted(z):
+        traces.append(z.dtype)
+        return tf.nn.tanh(z)
+
+    ACTIVATIONS["counted"] = counted
+    try:
+        activation = make_activation("counted", 1.0, compiled=True)
+        for size in range(1, 6):
+            value, slope = value_and_slope(activation, np.ones((2, size)))
+            assert value.shape == slope.shape == (2, size)
+            tf.function(activation).get_concrete_function(tf.TensorSpec([None, size]))
+    finally:
+        del ACTIVATIONS["counted"]
+    assert traces == [tf.float32] * 2  # of the value, and of its slope
