@@ -1,6 +1,7 @@
 """From a run to a SavedModel in TensorFlow Serving's layout, published whole or not at all."""
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ctr import __version__
@@ -21,10 +23,11 @@ from ctr.serving.signatures import serving_signatures
 from ctr.serving.warmup import FILE as WARMUP
 from ctr.serving.warmup import write_warmup
 from ctr.training.snapshot import Snapshot, read_snapshot
+from ctr.training.state import dense_weights
 
 _PARTIAL = ".partial"
 # Of whom a model is, whatever machine and library wrote it.
-_IDENTITY = ("format", "schema", "config", "compute_dtype", "model", "position", "logs")
+_IDENTITY = ("format", "schema", "config", "compute_dtype", "model", "position", "logs", "weights")
 
 
 @dataclass(frozen=True)
@@ -144,10 +147,23 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
             "last_query_time": progress["window_times"][1],
         },
         "logs": progress["consumed"],
+        "weights": _hash_weights(snapshot),
     }
     # Tuples become lists, as they are when it is read again.
     described: dict[str, Any] = json.loads(json.dumps(content))
     return described
+
+
+def _hash_weights(snapshot: Snapshot) -> str:
+    """SHA-256 of all weights as float32: two runs that agree in all they say may have learned otherwise."""
+    names = [f"rows/{layout.name}" for layout in snapshot.layouts]
+    weights = [*zip(names, snapshot.tables, strict=True), *dense_weights(snapshot.network).items()]
+    digest = hashlib.sha256()
+    for name, variable in weights:
+        values = np.ascontiguousarray(variable.numpy().astype(np.float32, copy=False))
+        digest.update(f"{name} {values.shape}\n".encode())
+        digest.update(values)
+    return digest.hexdigest()
 
 
 def _write(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> dict[str, Any]:

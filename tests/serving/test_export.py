@@ -14,6 +14,7 @@ from ctr.errors import InputError
 from ctr.serving import export
 from ctr.serving.metadata import find_model, read_metadata
 from ctr.serving.scorer import Scorer
+from ctr.training.state import dense_weights
 
 _SLOW = [
     pytest.param(model, "bfloat16", marks=pytest.mark.slow)
@@ -263,6 +264,19 @@ class TestPublishing:
             InputError, match=r"123: this version is there already, of another model \(config"
         ):
             export.publish(case().snapshot, tmp_path)
+
+    def test_nor_one_of_the_same_run_that_learned_otherwise(self, case, exported, tmp_path):
+        shutil.copytree(exported("logistic"), tmp_path / "123")
+        snapshot = case("logistic").snapshot
+        for weight in (snapshot.tables[0], *dense_weights(snapshot.network).values()):
+            before = weight.numpy()
+            weight.assign(before + 1)
+            try:
+                with pytest.raises(InputError, match=r"123: .* of another model \(weights differ\)"):
+                    export.publish(snapshot, tmp_path)
+            finally:
+                weight.assign(before)
+        assert not export.publish(snapshot, tmp_path).made
 
     def test_nothing_appears_of_an_export_that_fails(self, case, exported, tmp_path, monkeypatch):
         def fail(*_):
