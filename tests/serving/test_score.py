@@ -212,6 +212,28 @@ class TestRefusals:
         (place / "rows.parquet").write_bytes(content[: len(content) // 2])
         assert "damaged, truncated or not of this format" in error_line(capfd, "rows.parquet")
 
+    @pytest.mark.parametrize(
+        ("out", "words"),
+        [
+            ("rows.parquet", "--out rows.parquet: this is a file of the input rows.parquet"),
+            ("parts/../rows.parquet", "a file of the input rows.parquet"),
+            ("link.parquet", "a file of the input rows.parquet"),
+            ("parts/a.parquet", "--out parts/a.parquet: this is a file of the input parts"),
+            ("parts", "--out parts: this is a folder"),
+        ],
+    )
+    def test_an_output_that_is_an_input_or_a_folder(self, place, capfd, out, words):
+        (place / "parts").mkdir()
+        shutil.copy("rows.parquet", "parts/a.parquet")
+        (place / "link.parquet").symlink_to("rows.parquet")
+        before = Path("rows.parquet").read_bytes()
+        shutil.rmtree("models")  # What is refused is refused before the model is read.
+        assert main(["score", "models", "rows.parquet", "parts", "--out", out]) == 1
+        error = capfd.readouterr().err
+        assert words in error
+        assert len(error.splitlines()) == 1
+        assert Path("rows.parquet").read_bytes() == Path("parts/a.parquet").read_bytes() == before
+
     def test_no_model(self, place, capfd):
         shutil.rmtree("models")
         assert "models: neither an exported model" in error_line(capfd, "rows.parquet")
