@@ -145,22 +145,30 @@ def _texts(name: str, mapping: Mapping, columns: Columns, verdict: Verdict) -> p
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         column = _joined(name, mapping, column, verdict)
         kind = column.type
+    _require_texts(name, kind)
+    return pc.fill_null(column.cast(pa.large_string()), "").cast(pa.large_binary())
+
+
+def _require_texts(name: str, kind: pa.DataType, what: str = "is of type") -> None:
+    """Raises InputError for what an ingest would not read either."""
     if not (
         is_text(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)
     ):
         raise InputError(
-            f"the column {name} is of type {kind}; categories and texts are strings, integers and booleans"
+            f"the column {name} {what} {kind}; categories and texts are strings, integers and booleans"
         )
-    return pc.fill_null(column.cast(pa.large_string()), "").cast(pa.large_binary())
 
 
 def _joined(name: str, mapping: Mapping, column: pa.Array, verdict: Verdict) -> pa.Array:
     separator = mapping.list_sources.get(name)
     if separator is None:
-        raise InputError(
-            f"the column {name} holds lists ({column.type}), which only a multivalent category reads"
-        )
-    items = pc.fill_null(column.flatten().cast(pa.string()), "")
+        reads = "which only multivalent categories with one separator read"
+        raise InputError(f"the column {name} holds lists ({column.type}), {reads}")
+    items = column.flatten()
+    if pa.types.is_dictionary(items.type) or pa.types.is_string_view(items.type):
+        items = items.cast(pa.string())
+    _require_texts(name, items.type, "holds lists of type")
+    items = pc.fill_null(items.cast(pa.string()), "")
     holding = pc.match_substring(items, separator).to_numpy(zero_copy_only=False)
     bad = np.zeros(len(column), bool)
     bad[column.value_parent_indices().to_numpy()[holding]] = True

@@ -189,7 +189,7 @@ def _hash_weights(snapshot: Snapshot) -> str:
     for name, variable in weights:
         values = np.ascontiguousarray(variable.numpy().astype(np.float32, copy=False))
         digest.update(f"{name} {values.shape}\n".encode())
-        digest.update(values)
+        digest.update(values.data)
     return digest.hexdigest()
 
 

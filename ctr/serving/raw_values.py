@@ -10,19 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ctr.data.schema import Category, Schema
 from ctr.errors import InputError
 
 Texts = list[str | bytes]
-
-
-def separators(schema: Schema) -> dict[str, str]:
-    """The separator of each source whose lists can be joined: of a multivalent category, where there is only one."""
-    found: dict[str, set[str]] = {}
-    for feature in schema.features:
-        if isinstance(feature, Category) and feature.multivalent:
-            found.setdefault(feature.source, set()).add(feature.separator)
-    return {source: next(iter(texts)) for source, texts in found.items() if len(texts) == 1}
 
 
 def is_column(values: Any) -> bool:
