@@ -122,7 +122,7 @@ def test_lists_need_one_separator(tmp_path, helpers):
     pq.write_table(pa.table({"tags": [["a"], ["b"]]}), tmp_path / "rows.parquet")
     _, raw, _ = read(tags_mapping(helpers), [tmp_path / "rows.parquet"])
     assert raw.column("tags").to_pylist() == [b"a", b"b"]
-    with pytest.raises(InputError, match="the column tags holds lists .* with one separator"):
+    with pytest.raises(InputError, match=r"the column tags holds lists .* with one separator"):
         read(tags_mapping(helpers, separator=","), [tmp_path / "rows.parquet"])
 
 
@@ -144,7 +144,7 @@ def test_other_types_of_lists(tmp_path, helpers, kind):
 def test_lists_that_an_ingest_refuses(tmp_path, helpers, values):
     pq.write_table(pa.table({"tags": values}), tmp_path / "rows.parquet")
     mapping = tags_mapping(helpers)
-    with pytest.raises(InputError, match="the column tags holds lists of type .*; categories and texts are"):
+    with pytest.raises(InputError, match=r"the column tags holds lists of type .*; categories and texts are"):
         read(mapping, [tmp_path / "rows.parquet"])
     with pytest.raises(InputError, match="reads strings, integers and booleans"):
         transform_table(mapping.feature_schema, pq.read_table(tmp_path / "rows.parquet"))

@@ -12,10 +12,12 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow_serving.apis import prediction_log_pb2
 
+from ctr.data.schema import Schema
 from ctr.errors import InputError
 from ctr.serving import export
 from ctr.serving.metadata import find_model, read_metadata, versions
 from ctr.serving.scorer import Scorer
+from ctr.serving.signatures import serving_signatures
 from ctr.training.config import ExportConfig
 from ctr.training.state import dense_weights
 
@@ -245,11 +247,33 @@ def test_input_names_are_the_columns_where_that_is_possible():
     assert len({name.lower() for name in names}) >= 8
     assert all(name.isascii() and name.isidentifier() and name[0].isalpha() for name in names)
 
+    assert input_names(["a b", "a_b", "a-b", "a_b_"]) == {
+        "a_b__": "a b", "a_b": "a_b", "a_b___": "a-b", "a_b_": "a_b_",
+    }  # fmt: skip
+
     function = tf.function(
         lambda given: {"all": tf.strings.join([given[name] for name in names], " ")},
         input_signature=[{name: tf.TensorSpec([None], tf.string, name=name) for name in names}],
     )
     assert set(function.get_concrete_function()._arg_keywords) == set(names)
+
+
+def test_a_column_has_one_name_in_all_functions(case):
+    """Also where only one of the towers reads another column whose name would be the same."""
+    snapshot = case("factorised").snapshot
+    renamed = {"price": "a b", "size": "a-b"}
+    features = [
+        feature.model_copy(update={"source": renamed[feature.name]}) if feature.name in renamed else feature
+        for feature in snapshot.schema.features
+    ]
+    signatures = serving_signatures(replace(snapshot, schema=Schema(features=tuple(features))))
+    names = {
+        name: {v: k for k, v in signatures[name].sources.items()} for name in ("predict", "quality", "ui")
+    }
+    assert {names["predict"]["a b"], names["predict"]["a-b"]} == {"a_b", "a_b_"}
+    for tower in ("quality", "ui"):
+        assert names[tower].items() <= names["predict"].items()
+    assert "a-b" not in names["quality"]
 
 
 class TestPublishing:
