@@ -200,7 +200,10 @@ def _score(arguments: argparse.Namespace) -> None:
     _refuse_scores_at(arguments.out, given)
     mapping = load_mapping(arguments.mapping) if arguments.mapping else None
     mapping = load_format(arguments.format) if arguments.format else mapping
-    is_log = mapping is None and len(given) == 1 and (given[0] / "schema.json").is_file()
+    logs = [path for path in given if mapping is None and (path / "schema.json").is_file()]
+    if logs and len(given) > 1:
+        raise InputError(f"input {logs[0]}: an example log is scored alone, without other inputs")
+    is_log = bool(logs)
     _load_tensorflow()
     from ctr.data.log import read_manifests
     from ctr.pipelines.raw_rows import key_schema, plain_mapping, read_raw_rows
@@ -213,7 +216,7 @@ def _score(arguments: argparse.Namespace) -> None:
         if is_log:
             result = score_log(scorer, given[0], arguments.out, bar.advance)
         else:
-            mapping = mapping or plain_mapping(scorer.schema, given[0])
+            mapping = mapping or plain_mapping(scorer.schema, given)
             rows = read_raw_rows(scorer.schema, mapping, given)
             result = score_tables(scorer, rows, key_schema(mapping), arguments.out, bar.advance)
     finally:

@@ -57,24 +57,34 @@ _TABLE_INPUTS: dict[str, Any] = {
 }
 
 
-def plain_mapping(schema: Schema, path: Path) -> Mapping:
-    """For files, of the type that the name of ``path`` tells, whose columns have the names of the sources.
+def plain_mapping(schema: Schema, inputs: Sequence[Path]) -> Mapping:
+    """For files, of the one type that their names tell, whose columns have the names of the sources.
 
     Raises:
-        InputError: a name that tells no type.
+        InputError: a name that tells no type, or names that tell different ones.
     """
-    suffixes = [suffix.removeprefix(".") for suffix in path.suffixes if suffix not in (".gz", ".zst")]
-    form = _TABLE_INPUTS.get(suffixes[-1] if suffixes else "")
-    if form is None:
-        raise InputError(
-            f"input {path}: its name does not tell what it is; allowed: .csv, .tsv, .jsonl (also with .gz, .zst) and "
-            ".parquet, an example log, or --format or --mapping"
-        )
+    types = [_table_type(path) for path in inputs]
+    for path, other in zip(inputs, types, strict=True):
+        if other != types[0]:
+            raise InputError(
+                f"input {path}: a {other} file after {inputs[0]}, a {types[0]} file: all must be of one type"
+            )
+    form = _TABLE_INPUTS[types[0]]
     order = RowOrder(start=datetime(1970, 1, 1, tzinfo=UTC), step_us=1)
     label = Label(column="label")
     return Mapping(
         input=form, time=Time(row_order=order), label=label, interval="1d", features=schema.features
     )
+
+
+def _table_type(path: Path) -> str:
+    suffixes = [suffix.removeprefix(".") for suffix in path.suffixes if suffix not in (".gz", ".zst")]
+    if not suffixes or suffixes[-1] not in _TABLE_INPUTS:
+        raise InputError(
+            f"input {path}: its name does not tell what it is; allowed: .csv, .tsv, .jsonl (also with .gz, .zst) and "
+            ".parquet, an example log, or --format or --mapping"
+        )
+    return suffixes[-1]
 
 
 def key_schema(mapping: Mapping) -> pa.Schema:

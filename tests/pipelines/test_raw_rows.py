@@ -160,7 +160,7 @@ def test_texts_among_lists_need_one_separator(tmp_path, helpers):
 def test_files_that_are_tables_of_the_sources(tmp_path, helpers):
     schema = helpers.make_mapping(features=helpers.FEATURES[:2], derive=None, joins=None).feature_schema
     (tmp_path / "rows.csv").write_text("price,other,color\n2,x,red\n,y,\n")
-    mapping = plain_mapping(schema, tmp_path / "rows.csv")
+    mapping = plain_mapping(schema, [tmp_path / "rows.csv"])
     keys, raw, _ = read(mapping, [tmp_path / "rows.csv"])
     assert keys.column_names == ["file", "row"]
     assert ids_of(schema, raw) == {"color": [1, 0], "price": [2, 0]}
@@ -168,4 +168,4 @@ def test_files_that_are_tables_of_the_sources(tmp_path, helpers):
         with pytest.raises(
             InputError, match=rf"input {name}: its name does not tell what it is; allowed: \.csv"
         ):
-            plain_mapping(schema, type(tmp_path)(name))
+            plain_mapping(schema, [type(tmp_path)(name)])

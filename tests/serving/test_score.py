@@ -182,6 +182,19 @@ class TestRefusals:
         assert "the log has the features of schema" in line
         assert "both must have the same" in line
 
+    def test_a_log_with_other_inputs(self, place, make_rows_log, capfd):
+        for name in ("log", "other"):
+            make_rows_log(place / name, 9)
+        words = "input log: an example log is scored alone"
+        for inputs in (["log", "other"], ["log", "rows.parquet"], ["rows.parquet", "log"]):
+            assert words in error_line(capfd, *inputs)
+
+    def test_files_of_different_types(self, place, capfd):
+        for name in ("a.csv", "b.jsonl", "c.csv.gz"):
+            (place / name).write_text("")
+        words = "input b.jsonl: a jsonl file after a.csv, a csv file: all must be of one type"
+        assert words in error_line(capfd, "a.csv", "c.csv.gz", "b.jsonl")
+
     def test_a_missing_column(self, case, place, capfd):
         raw = pa.table(case("factorised").raw).drop_columns(["price"])
         pq.write_table(raw, place / "rows.parquet")
