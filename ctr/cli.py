@@ -197,9 +197,13 @@ def _score(arguments: argparse.Namespace) -> None:
     from ctr.data.mapping import load_format, load_mapping
 
     given = arguments.input
+    _refuse_scores_at(arguments.out, given)
     mapping = load_mapping(arguments.mapping) if arguments.mapping else None
     mapping = load_format(arguments.format) if arguments.format else mapping
-    is_log = mapping is None and len(given) == 1 and (given[0] / "schema.json").is_file()
+    logs = [path for path in given if mapping is None and (path / "schema.json").is_file()]
+    if logs and len(given) > 1:
+        raise InputError(f"input {logs[0]}: an example log is scored alone, without other inputs")
+    is_log = bool(logs)
     _load_tensorflow()
     from ctr.data.log import read_manifests
     from ctr.pipelines.raw_rows import key_schema, plain_mapping, read_raw_rows
@@ -212,7 +216,7 @@ def _score(arguments: argparse.Namespace) -> None:
         if is_log:
             result = score_log(scorer, given[0], arguments.out, bar.advance)
         else:
-            mapping = mapping or plain_mapping(scorer.schema, given[0])
+            mapping = mapping or plain_mapping(scorer.schema, given)
             rows = read_raw_rows(scorer.schema, mapping, given)
             result = score_tables(scorer, rows, key_schema(mapping), arguments.out, bar.advance)
     finally:
@@ -223,6 +227,16 @@ def _score(arguments: argparse.Namespace) -> None:
         text += "".join(f"\n  {count} x {reason}" for reason, count in result.reject_reasons.items())
     counts = {**dataclasses.asdict(result), "rejects_file": str(result.rejects_file or "")}
     _print_result(arguments, {**counts, "model": str(scorer.path)}, text)
+
+
+def _refuse_scores_at(out: Path, inputs: Sequence[Path]) -> None:
+    """Raises InputError when writing ``out`` would fail in the end or would write over what is to be scored."""
+    if out.is_dir():
+        raise InputError(f"--out {out}: this is a folder; a Parquet file is to be written")
+    for given in inputs:
+        inside = given.is_dir() and given.resolve() in out.resolve().parents
+        if out.exists() and (inside or (given.exists() and out.samefile(given))):
+            raise InputError(f"--out {out}: this is a file of the input {given}: another name is needed")
 
 
 def _compare(arguments: argparse.Namespace) -> None:

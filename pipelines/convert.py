@@ -78,6 +78,9 @@ def check_utf8(column: pa.Array) -> tuple[pa.Array, Bad]:
     if pa.types.is_string_view(kind):
         column = column.cast(pa.string())
         kind = column.type
+    if pa.types.is_fixed_size_list(kind):
+        column = column.cast(pa.list_(kind.value_type))
+        kind = column.type
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if is_list and (is_text(kind.value_type) or pa.types.is_binary(kind.value_type)):
         _, bad_values = check_utf8(column.flatten())

@@ -27,10 +27,13 @@ class JsonlReader:
     Args:
         wanted: the columns; a key that an object lacks is null.
         numbers: the columns only read as numbers, where 5 and 5.0 mean the same.
-        lists: the columns that may hold lists, with the separator of those that are text instead.
+        lists: the columns that may hold lists, with the separator of those that are text instead; None where there is
+            not one alone.
     """
 
-    def __init__(self, wanted: Sequence[str], numbers: Sequence[str], lists: Mapping[str, str]) -> None:
+    def __init__(
+        self, wanted: Sequence[str], numbers: Sequence[str], lists: Mapping[str, str | None]
+    ) -> None:
         self._wanted = tuple(wanted)
         self._numbers = frozenset(numbers)
         self._lists = dict(lists)
@@ -151,6 +154,11 @@ class JsonlReader:
         kinds = {type(value) for value in values if value is not None}
         if list in kinds:
             separator = self._lists[name]
+            if separator is None and kinds != {list}:
+                raise InputError(
+                    f"the column {name} holds lists and single values, and its features have different separators: "
+                    "make all of them lists"
+                )
             return pa.array([_items(value, separator) for value in values], pa.list_(pa.string()))
         if kinds <= {int} and all(value is None or value in _INT64 for value in values):
             return pa.array(values, pa.int64())
@@ -172,7 +180,7 @@ def _text(value: Any) -> str | None:
     return ("true" if value else "false") if isinstance(value, bool) else str(value)
 
 
-def _items(value: Any, separator: str) -> list[str | None] | None:
+def _items(value: Any, separator: str | None) -> list[str | None] | None:
     if value is None:
         return None
     if isinstance(value, list):

@@ -57,24 +57,34 @@ _TABLE_INPUTS: dict[str, Any] = {
 }
 
 
-def plain_mapping(schema: Schema, path: Path) -> Mapping:
-    """For files, of the type that the name of ``path`` tells, whose columns have the names of the sources.
+def plain_mapping(schema: Schema, inputs: Sequence[Path]) -> Mapping:
+    """For files, of the one type that their names tell, whose columns have the names of the sources.
 
     Raises:
-        InputError: a name that tells no type.
+        InputError: a name that tells no type, or names that tell different ones.
     """
-    suffixes = [suffix.removeprefix(".") for suffix in path.suffixes if suffix not in (".gz", ".zst")]
-    form = _TABLE_INPUTS.get(suffixes[-1] if suffixes else "")
-    if form is None:
-        raise InputError(
-            f"input {path}: its name does not tell what it is; allowed: .csv, .tsv, .jsonl (also with .gz, .zst) and "
-            ".parquet, an example log, or --format or --mapping"
-        )
+    types = [_table_type(path) for path in inputs]
+    for path, other in zip(inputs, types, strict=True):
+        if other != types[0]:
+            raise InputError(
+                f"input {path}: a {other} file after {inputs[0]}, a {types[0]} file: all must be of one type"
+            )
+    form = _TABLE_INPUTS[types[0]]
     order = RowOrder(start=datetime(1970, 1, 1, tzinfo=UTC), step_us=1)
     label = Label(column="label")
     return Mapping(
         input=form, time=Time(row_order=order), label=label, interval="1d", features=schema.features
     )
+
+
+def _table_type(path: Path) -> str:
+    suffixes = [suffix.removeprefix(".") for suffix in path.suffixes if suffix not in (".gz", ".zst")]
+    if not suffixes or suffixes[-1] not in _TABLE_INPUTS:
+        raise InputError(
+            f"input {path}: its name does not tell what it is; allowed: .csv, .tsv, .jsonl (also with .gz, .zst) and "
+            ".parquet, an example log, or --format or --mapping"
+        )
+    return suffixes[-1]
 
 
 def key_schema(mapping: Mapping) -> pa.Schema:
@@ -145,22 +155,30 @@ def _texts(name: str, mapping: Mapping, columns: Columns, verdict: Verdict) -> p
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         column = _joined(name, mapping, column, verdict)
         kind = column.type
+    _require_texts(name, kind)
+    return pc.fill_null(column.cast(pa.large_string()), "").cast(pa.large_binary())
+
+
+def _require_texts(name: str, kind: pa.DataType, what: str = "is of type") -> None:
+    """Raises InputError for what an ingest would not read either."""
     if not (
         is_text(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)
     ):
         raise InputError(
-            f"the column {name} is of type {kind}; categories and texts are strings, integers and booleans"
+            f"the column {name} {what} {kind}; categories and texts are strings, integers and booleans"
         )
-    return pc.fill_null(column.cast(pa.large_string()), "").cast(pa.large_binary())
 
 
 def _joined(name: str, mapping: Mapping, column: pa.Array, verdict: Verdict) -> pa.Array:
     separator = mapping.list_sources.get(name)
     if separator is None:
-        raise InputError(
-            f"the column {name} holds lists ({column.type}), which only a multivalent category reads"
-        )
-    items = pc.fill_null(column.flatten().cast(pa.string()), "")
+        reads = "which only multivalent categories with one separator read"
+        raise InputError(f"the column {name} holds lists ({column.type}), {reads}")
+    items = column.flatten()
+    if pa.types.is_dictionary(items.type) or pa.types.is_string_view(items.type):
+        items = items.cast(pa.string())
+    _require_texts(name, items.type, "holds lists of type")
+    items = pc.fill_null(items.cast(pa.string()), "")
     holding = pc.match_substring(items, separator).to_numpy(zero_copy_only=False)
     bad = np.zeros(len(column), bool)
     bad[column.value_parent_indices().to_numpy()[holding]] = True

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from ctr.config import StrictModel, parse_model, read_yaml
-from ctr.data.schema import Category, Feature, Number, Schema, Text
+from ctr.data.schema import Category, Feature, Number, Schema, Text, list_separators
 from ctr.errors import InputError
 
 TIME_SOURCE = "time"
@@ -324,9 +324,9 @@ class Mapping(StrictModel):
         return tuple(dict.fromkeys(f.source for f in self.features if isinstance(f, Category | Text)))
 
     @property
-    def list_sources(self) -> dict[str, str]:
-        """The sources of multivalent categories, with the separator of their values."""
-        return {f.source: f.separator for f in self.features if isinstance(f, Category) and f.multivalent}
+    def list_sources(self) -> dict[str, str | None]:
+        """The sources of multivalent categories, with the separator of their values; None where there are several."""
+        return list_separators(self.features)
 
 
 def load_mapping(path: Path) -> Mapping:

@@ -8,7 +8,7 @@ for "missing", so that a missing value has a meaning of its own.
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -251,6 +251,15 @@ class Schema(StrictModel):
     def version(self) -> str:
         """The first 16 hexadecimal digits of the SHA-256 of the canonical text."""
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()[:16]
+
+
+def list_separators(features: Iterable[Feature]) -> dict[str, str | None]:
+    """The sources that may hold lists, with the separator that joins them; None where features read several."""
+    found: dict[str, set[str]] = {}
+    for feature in features:
+        if isinstance(feature, Category) and feature.multivalent:
+            found.setdefault(feature.source, set()).add(feature.separator)
+    return {source: next(iter(texts)) if len(texts) == 1 else None for source, texts in found.items()}
 
 
 def is_multivalent(

@@ -1,16 +1,18 @@
 """From a run to a SavedModel in TensorFlow Serving's layout, published whole or not at all."""
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ctr import __version__
@@ -21,10 +23,11 @@ from ctr.serving.signatures import serving_signatures
 from ctr.serving.warmup import FILE as WARMUP
 from ctr.serving.warmup import write_warmup
 from ctr.training.snapshot import Snapshot, read_snapshot
+from ctr.training.state import dense_weights
 
 _PARTIAL = ".partial"
 # Of whom a model is, whatever machine and library wrote it.
-_IDENTITY = ("format", "schema", "config", "compute_dtype", "model", "position", "logs")
+_IDENTITY = ("format", "schema", "config", "compute_dtype", "model", "position", "logs", "weights")
 
 
 @dataclass(frozen=True)
@@ -53,28 +56,32 @@ def export_from_run(snapshot: Snapshot) -> None:
     export = snapshot.config.export
     if export is None:
         raise ValueError("the configuration asks for no exports")
-    publish(snapshot, snapshot.folder / "exports", export.keep)
+    publish(snapshot, snapshot.folder / "exports", export.keep, wait=True)
 
 
-def publish(snapshot: Snapshot, out: Path, keep: int | None = None) -> Exported:
+def publish(snapshot: Snapshot, out: Path, keep: int | None = None, wait: bool = False) -> Exported:
     """Writes a model to a temporary folder beside its place, makes it durable, and renames it there.
 
     Args:
         snapshot: the model.
         out: the folder of versions. A version that is there already stays as it is.
         keep: how many of the newest versions stay; None: all.
+        wait: until no other process publishes in ``out``; otherwise that is an error.
 
     Raises:
-        InputError: the version is there already and is another model's, or ``out`` is being written to.
+        InputError: the version is there already and is another model's, the newest one is of another run, or another
+            process is publishing in ``out``.
     """
     make_folder(out)
-    with _only_publisher(out):
+    with _only_publisher(out, wait):
         for leftover in out.glob(f"*{_PARTIAL}"):
-            shutil.rmtree(leftover)
+            if leftover.is_dir() and leftover.stem.isdigit():
+                shutil.rmtree(leftover)
         final = out / str(snapshot.examples)
         described = describe(snapshot)
         if final.exists():
             return Exported(final, False, _check_same(final, described))
+        _check_same_run(out, described)
         if (
             keep is not None
             and len([path for path in versions(out) if int(path.name) > snapshot.examples]) >= keep
@@ -94,10 +101,10 @@ def publish(snapshot: Snapshot, out: Path, keep: int | None = None) -> Exported:
 
 
 @contextmanager
-def _only_publisher(out: Path) -> Iterator[None]:
+def _only_publisher(out: Path, wait: bool) -> Iterator[None]:
     with (out / ".lock").open("ab") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise InputError(f"{out}: another process is exporting to this folder") from None
         yield
@@ -112,6 +119,29 @@ def _check_same(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
             "another folder is needed"
         )
     return metadata
+
+
+def _check_same_run(out: Path, described: Mapping[str, Any]) -> None:
+    """Versions are ordered by position alone: one of another run would be served in place of this one, or hide it."""
+    for newest in versions(out)[-1:]:
+        metadata = read_metadata(newest)
+        different = [key for key in ("schema", "config") if metadata.get(key) != described[key]]
+        if _other_logs(metadata.get("logs", []), described["logs"]):
+            different.append("logs")
+        if different:
+            raise InputError(
+                f"{newest}: this version is of another run ({', '.join(different)} differ): "
+                "a folder holds the versions of one run; another folder is needed"
+            )
+
+
+def _other_logs(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether two positions cannot be of the same logs. Hashes of equally many intervals can be compared."""
+    hashes = [{log["log"]: (log["intervals"], log["sha256"]) for log in logs} for logs in (one, other)]
+    if hashes[0].keys() != hashes[1].keys():
+        return True
+    pairs = [(hashes[0][name], hashes[1][name]) for name in hashes[0]]
+    return any(first[0] == second[0] and first != second for first, second in pairs)
 
 
 def describe(snapshot: Snapshot) -> dict[str, Any]:
@@ -144,10 +174,23 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
             "last_query_time": progress["window_times"][1],
         },
         "logs": progress["consumed"],
+        "weights": _hash_weights(snapshot),
     }
     # Tuples become lists, as they are when it is read again.
     described: dict[str, Any] = json.loads(json.dumps(content))
     return described
+
+
+def _hash_weights(snapshot: Snapshot) -> str:
+    """SHA-256 of all weights as float32: two runs that agree in all they say may have learned otherwise."""
+    names = [f"rows/{layout.name}" for layout in snapshot.layouts]
+    weights = [*zip(names, snapshot.tables, strict=True), *dense_weights(snapshot.network).items()]
+    digest = hashlib.sha256()
+    for name, variable in weights:
+        values = np.ascontiguousarray(variable.numpy().astype(np.float32, copy=False))
+        digest.update(f"{name} {values.shape}\n".encode())
+        digest.update(values.data)
+    return digest.hexdigest()
 
 
 def _write(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,19 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ctr.data.schema import Category, Schema
 from ctr.errors import InputError
 
 Texts = list[str | bytes]
-
-
-def separators(schema: Schema) -> dict[str, str]:
-    """The separator of each source whose lists can be joined: of a multivalent category, where there is only one."""
-    found: dict[str, set[str]] = {}
-    for feature in schema.features:
-        if isinstance(feature, Category) and feature.multivalent:
-            found.setdefault(feature.source, set()).add(feature.separator)
-    return {source: next(iter(texts)) for source, texts in found.items() if len(texts) == 1}
 
 
 def is_column(values: Any) -> bool:
@@ -31,12 +21,27 @@ def is_column(values: Any) -> bool:
 
 
 def row_count(features: Mapping[str, Any]) -> int:
-    """The number of rows of some columns, 1 where there is none. Raises InputError when they differ."""
-    lengths = {name: len(values) for name, values in features.items() if is_column(values)}
+    """The number of rows of some columns, 1 where there is none.
+
+    Raises:
+        InputError: they differ, or what stands for rows is no column.
+    """
+    lengths = {name: _length(name, values) for name, values in features.items() if is_column(values)}
     if len(set(lengths.values())) > 1:
         described = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise InputError(f"the columns have different numbers of rows: {described}")
     return next(iter(lengths.values()), 1)
+
+
+def _length(name: str, values: Any) -> int:
+    dimensions = getattr(values, "ndim", 1)
+    if dimensions != 1:
+        raise InputError(f"column {name}: an array of {dimensions} dimensions is not allowed: one is needed")
+    if isinstance(values, Mapping) or not hasattr(values, "__len__"):
+        raise InputError(
+            f"column {name}: {type(values).__name__} is not allowed: a list, an array or one value"
+        )
+    return len(values)
 
 
 def as_list(values: Any, rows: int) -> list[Any]:
@@ -109,11 +114,13 @@ def make_numbers(name: str, values: Any, rows: int) -> np.ndarray:
     """
     if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
         return values.astype(np.float32)
-    column = as_list(values, rows)
-    for row, value in enumerate(column):
+    numbers = []
+    for row, value in enumerate(as_list(values, rows)):
         if value is not None and not isinstance(value, bool | int | float | np.number | np.bool_):
             raise InputError(f"column {name}, row {row}: {value!r:.80} is not allowed: a number or nothing")
+        try:
+            numbers.append(np.nan if value is None else float(value))
+        except OverflowError:
+            raise InputError(f"column {name}, row {row}: a whole number beyond all float64") from None
     with np.errstate(over="ignore"):
-        return np.array([np.nan if value is None else float(value) for value in column], np.float64).astype(
-            np.float32
-        )
+        return np.array(numbers, np.float64).astype(np.float32)

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ctr.data.schema import list_separators
 from ctr.errors import InputError
 from ctr.serving.combine import probabilities, transfers_of
 from ctr.serving.metadata import check_files, find_model, model_schema, read_metadata
-from ctr.serving.raw_values import as_list, make_numbers, make_texts, row_count, separators
+from ctr.serving.raw_values import as_list, make_numbers, make_texts, row_count
 from ctr.serving.row_cache import RowCache
 
 _LOADING_FAULTS = (OSError, ValueError, KeyError, AttributeError, TypeError, tf.errors.OpError)
@@ -41,7 +42,7 @@ class Scorer:
         self.metadata = read_metadata(self.path)
         check_files(self.path, self.metadata)
         self.schema = model_schema(self.metadata, self.path)
-        self._separators = separators(self.schema)
+        self._separators = list_separators(self.schema.features)
         try:
             # Functions are held by the loaded object.
             self._loaded = tf.saved_model.load(str(self.path))

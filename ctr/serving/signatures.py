@@ -54,19 +54,26 @@ class Signature:
 def input_names(sources: Iterable[str]) -> dict[str, str]:
     """Names under which columns can be inputs of a function: name -> column, in their order.
 
-    They are the columns' own names where TensorFlow allows these: letters, digits and _, a letter first.
+    They are the columns' own names where TensorFlow allows these: letters, digits and _, a letter first. No other
+    column takes such a name away.
     """
+    columns = list(sources)
+    wanted = {source: _plain_name(source) for source in columns}
     names: dict[str, str] = {}
-    for source in sources:
-        name = re.sub(r"[^A-Za-z0-9_]", "_", source)
-        if not name[:1].isalpha():
-            name = f"x{name}"
-        if keyword.iskeyword(name) or name == "self":
-            name += "_"
+    for source in sorted(columns, key=lambda source: wanted[source] != source):
+        name = wanted[source]
         while name in names:
             name += "_"
         names[name] = source
-    return names
+    found = {source: name for name, source in names.items()}
+    return {found[source]: source for source in columns}
+
+
+def _plain_name(source: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9_]", "_", source)
+    if not name[:1].isalpha():
+        name = f"x{name}"
+    return f"{name}_" if keyword.iskeyword(name) or name == "self" else name
 
 
 def needed_schema(schema: Schema, names: Iterable[str]) -> Schema:
@@ -84,6 +91,8 @@ def serving_signatures(snapshot: Snapshot) -> dict[str, Signature]:
     schema, network = snapshot.schema, snapshot.network
     store_as_computed(network)
     alpha2 = tf.constant(snapshot.alpha2, tf.float32)
+    # Of all columns, so that one has the same name in every function.
+    names = input_names(schema.sources)
 
     def inputs_of(ids: Ids, factorised: bool, tower: str | None = None) -> dict[str, TowerInput]:
         chosen = [
@@ -108,14 +117,14 @@ def serving_signatures(snapshot: Snapshot) -> dict[str, Signature]:
         return _outputs(network.combine(made["Q"], made["U"]))
 
     signatures = {
-        "predict": _raw_signature(schema, scores),
+        "predict": _raw_signature(schema, names, scores),
         "predict_ids": _packed_signature(schema, scores),
     }
     if (factors := snapshot.config.model.factorised) is not None:
         for tower, function in (("quality", quality), ("ui", ui)):
             own = [layout for layout in snapshot.layouts if layout.tower == tower]
             needed = needed_schema(schema, [feature.name for layout in own for feature in layout.features])
-            signatures[tower] = _raw_signature(needed, function)
+            signatures[tower] = _raw_signature(needed, names, function)
         shape = [None, network.components, factors.width + 2]
         specs = {name: tf.TensorSpec(shape, name=name) for name in ("Q", "U")}
         signatures["combine"] = Signature(_graph_function(combine, specs), {"Q": "Q", "U": "U"})
@@ -142,8 +151,10 @@ def _graph_function(function: Callable[..., Any], specs: Mapping[str, tf.TensorS
     return tf.function(function, input_signature=[specs], autograph=False)
 
 
-def _raw_signature(schema: Schema, compute: Callable[[Ids], dict[str, tf.Tensor]]) -> Signature:
-    names = input_names(schema.sources)
+def _raw_signature(
+    schema: Schema, all_names: Mapping[str, str], compute: Callable[[Ids], dict[str, tf.Tensor]]
+) -> Signature:
+    names = {name: source for name, source in all_names.items() if source in schema.sources}
     numbers = {feature.source for feature in schema.features if isinstance(feature, Number)}
     specs = {
         name: tf.TensorSpec([None], tf.float32 if source in numbers else tf.string, name=name)

@@ -52,7 +52,8 @@ def clean_up(folder: Path, keep: int) -> None:
     for leftover in folder.glob(f"*{_PARTIAL}"):
         shutil.rmtree(leftover)
     for old in _complete(folder)[:-keep]:
-        shutil.rmtree(old)
+        # Renamed first, so that nobody finds half of it under its own name.
+        shutil.rmtree(old.rename(folder / f"{old.name}{_PARTIAL}"))
 
 
 def _state_hash(content: Mapping[str, Any]) -> str:
@@ -100,17 +101,22 @@ def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarra
     Raises:
         InputError: there is none, or its bytes are not what was written.
     """
-    found = _complete(folder)
-    if not found:
-        raise InputError(f"{folder}: there is no checkpoint")
-    wanted = found[-1:] if examples is None else [path for path in found if int(path.name) == examples]
-    positions = ", ".join(str(int(path.name)) for path in found)
-    if not wanted:
-        raise InputError(f"{folder}: there is no checkpoint {examples}; there are {positions}")
-    try:
-        return _read(wanted[0])
-    except _FAULTS as error:
-        raise InputError(f"{wanted[0]}: the checkpoint is damaged ({error}); there are {positions}") from None
+    while True:
+        found = _complete(folder)
+        if not found:
+            raise InputError(f"{folder}: there is no checkpoint")
+        wanted = found[-1:] if examples is None else [path for path in found if int(path.name) == examples]
+        positions = ", ".join(str(int(path.name)) for path in found)
+        if not wanted:
+            raise InputError(f"{folder}: there is no checkpoint {examples}; there are {positions}")
+        try:
+            return _read(wanted[0])
+        except _FAULTS as error:
+            # Of a run that goes on it may have been deleted meanwhile; then others are there.
+            if wanted[0].exists():
+                raise InputError(
+                    f"{wanted[0]}: the checkpoint is damaged ({error}); there are {positions}"
+                ) from None
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

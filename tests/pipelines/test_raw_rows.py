@@ -4,10 +4,12 @@ import json
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from ctr.data.transform import transform_tensors
+from ctr.data.mapping import JsonlInput
+from ctr.data.transform import transform_table, transform_tensors
 from ctr.errors import InputError
 from ctr.pipelines.raw_rows import key_schema, plain_mapping, read_raw_rows
 
@@ -108,10 +110,57 @@ def test_lists_with_separators_in_values(tmp_path, helpers):
     assert [(reject["row"], reject["reason"]) for reject in rejects] == [(2, "a value holds the separator")]
 
 
+def tags_mapping(helpers, **second):
+    tags = next(feature for feature in helpers.FEATURES if feature["name"] == "tags")
+    features = [tags, {**tags, "name": "again", **second}]
+    return helpers.make_mapping(
+        features=features, derive=None, joins=None, input={"type": "parquet"}, example_id=None
+    )
+
+
+def test_lists_need_one_separator(tmp_path, helpers):
+    pq.write_table(pa.table({"tags": [["a"], ["b"]]}), tmp_path / "rows.parquet")
+    _, raw, _ = read(tags_mapping(helpers), [tmp_path / "rows.parquet"])
+    assert raw.column("tags").to_pylist() == [b"a", b"b"]
+    with pytest.raises(InputError, match=r"the column tags holds lists .* with one separator"):
+        read(tags_mapping(helpers, separator=","), [tmp_path / "rows.parquet"])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.list_(pa.string(), 2), pa.large_list(pa.string()), pa.list_(pa.dictionary(pa.int8(), pa.string()))],
+)
+def test_other_types_of_lists(tmp_path, helpers, kind):
+    values = pa.array([["a", "b"], [None, "b"], ["c", None], ["a|b", "c"]], pa.list_(pa.string(), 2))
+    values = values if pa.types.is_fixed_size_list(kind) else pa.array(values.to_pylist(), kind)
+    pq.write_table(pa.table({"tags": values}), tmp_path / "rows.parquet")
+    keys, raw, rejects = read(tags_mapping(helpers), [tmp_path / "rows.parquet"])
+    assert raw.column("tags").to_pylist() == [b"a|b", b"|b", b"c|"]
+    assert keys.column("row").to_pylist() == [1, 2, 3]
+    assert [(reject["row"], reject["reason"]) for reject in rejects] == [(4, "a value holds the separator")]
+
+
+@pytest.mark.parametrize("values", [[[0.5], [1.0]], [[{"x": 1}], []], [[b"a"], None]])
+def test_lists_that_an_ingest_refuses(tmp_path, helpers, values):
+    pq.write_table(pa.table({"tags": values}), tmp_path / "rows.parquet")
+    mapping = tags_mapping(helpers)
+    with pytest.raises(InputError, match=r"the column tags holds lists of type .*; categories and texts are"):
+        read(mapping, [tmp_path / "rows.parquet"])
+    with pytest.raises(InputError, match="reads strings, integers and booleans"):
+        transform_table(mapping.feature_schema, pq.read_table(tmp_path / "rows.parquet"))
+
+
+def test_texts_among_lists_need_one_separator(tmp_path, helpers):
+    (tmp_path / "rows.jsonl").write_text('{"tags": ["a"]}\n{"tags": "b,c"}\n')
+    mapping = tags_mapping(helpers, separator=",").model_copy(update={"input": JsonlInput(type="jsonl")})
+    with pytest.raises(InputError, match="the column tags holds lists and single values"):
+        read(mapping, [tmp_path / "rows.jsonl"])
+
+
 def test_files_that_are_tables_of_the_sources(tmp_path, helpers):
     schema = helpers.make_mapping(features=helpers.FEATURES[:2], derive=None, joins=None).feature_schema
     (tmp_path / "rows.csv").write_text("price,other,color\n2,x,red\n,y,\n")
-    mapping = plain_mapping(schema, tmp_path / "rows.csv")
+    mapping = plain_mapping(schema, [tmp_path / "rows.csv"])
     keys, raw, _ = read(mapping, [tmp_path / "rows.csv"])
     assert keys.column_names == ["file", "row"]
     assert ids_of(schema, raw) == {"color": [1, 0], "price": [2, 0]}
@@ -119,4 +168,4 @@ def test_files_that_are_tables_of_the_sources(tmp_path, helpers):
         with pytest.raises(
             InputError, match=rf"input {name}: its name does not tell what it is; allowed: \.csv"
         ):
-            plain_mapping(schema, type(tmp_path)(name))
+            plain_mapping(schema, [type(tmp_path)(name)])

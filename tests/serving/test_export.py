@@ -3,6 +3,8 @@
 import json
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,10 +12,14 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow_serving.apis import prediction_log_pb2
 
+from ctr.data.schema import Schema
 from ctr.errors import InputError
 from ctr.serving import export
-from ctr.serving.metadata import find_model, read_metadata
+from ctr.serving.metadata import find_model, read_metadata, versions
 from ctr.serving.scorer import Scorer
+from ctr.serving.signatures import serving_signatures
+from ctr.training.config import ExportConfig
+from ctr.training.state import dense_weights
 
 _SLOW = [
     pytest.param(model, "bfloat16", marks=pytest.mark.slow)
@@ -241,11 +247,33 @@ def test_input_names_are_the_columns_where_that_is_possible():
     assert len({name.lower() for name in names}) >= 8
     assert all(name.isascii() and name.isidentifier() and name[0].isalpha() for name in names)
 
+    assert input_names(["a b", "a_b", "a-b", "a_b_"]) == {
+        "a_b__": "a b", "a_b": "a_b", "a_b___": "a-b", "a_b_": "a_b_",
+    }  # fmt: skip
+
     function = tf.function(
         lambda given: {"all": tf.strings.join([given[name] for name in names], " ")},
         input_signature=[{name: tf.TensorSpec([None], tf.string, name=name) for name in names}],
     )
     assert set(function.get_concrete_function()._arg_keywords) == set(names)
+
+
+def test_a_column_has_one_name_in_all_functions(case):
+    """Also where only one of the towers reads another column whose name would be the same."""
+    snapshot = case("factorised").snapshot
+    renamed = {"price": "a b", "size": "a-b"}
+    features = [
+        feature.model_copy(update={"source": renamed[feature.name]}) if feature.name in renamed else feature
+        for feature in snapshot.schema.features
+    ]
+    signatures = serving_signatures(replace(snapshot, schema=Schema(features=tuple(features))))
+    names = {
+        name: {v: k for k, v in signatures[name].sources.items()} for name in ("predict", "quality", "ui")
+    }
+    assert {names["predict"]["a b"], names["predict"]["a-b"]} == {"a_b", "a_b_"}
+    for tower in ("quality", "ui"):
+        assert names[tower].items() <= names["predict"].items()
+    assert "a-b" not in names["quality"]
 
 
 class TestPublishing:
@@ -263,6 +291,19 @@ class TestPublishing:
             InputError, match=r"123: this version is there already, of another model \(config"
         ):
             export.publish(case().snapshot, tmp_path)
+
+    def test_nor_one_of_the_same_run_that_learned_otherwise(self, case, exported, tmp_path):
+        shutil.copytree(exported("logistic"), tmp_path / "123")
+        snapshot = case("logistic").snapshot
+        for weight in (snapshot.tables[0], *dense_weights(snapshot.network).values()):
+            before = weight.numpy()
+            weight.assign(before + 1)
+            try:
+                with pytest.raises(InputError, match=r"123: .* of another model \(weights differ\)"):
+                    export.publish(snapshot, tmp_path)
+            finally:
+                weight.assign(before)
+        assert not export.publish(snapshot, tmp_path).made
 
     def test_nothing_appears_of_an_export_that_fails(self, case, exported, tmp_path, monkeypatch):
         def fail(*_):
@@ -322,6 +363,59 @@ class TestPublishing:
             fcntl.flock(file, fcntl.LOCK_EX)
             with pytest.raises(InputError, match="another process is exporting"):
                 export.publish(case("logistic").snapshot, tmp_path)
+
+    def test_a_run_waits_for_its_turn(self, case, tmp_path):
+        """A trainer must not stop because somebody exports the same run by hand."""
+        import fcntl
+
+        made = case("logistic").snapshot
+        config = made.config.model_copy(update={"export": ExportConfig(every_examples=1, keep=1)})
+        snapshot = replace(made, folder=tmp_path, config=config)
+        (tmp_path / "exports").mkdir()
+        with (tmp_path / "exports" / ".lock").open("ab") as file, ThreadPoolExecutor() as pool:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            waiting = pool.submit(export.export_from_run, snapshot)
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.3)
+            assert versions(tmp_path / "exports") == []
+            fcntl.flock(file, fcntl.LOCK_UN)
+            waiting.result(timeout=60)
+        assert [path.name for path in versions(tmp_path / "exports")] == ["123"]
+
+    def test_only_its_own_leftovers_are_deleted(self, case, tmp_path):
+        (tmp_path / "mine.partial").mkdir()
+        (tmp_path / "mine.partial" / "notes").write_text("x")
+        (tmp_path / "7.partial").write_text("a file")
+        (tmp_path / "100.partial" / "variables").mkdir(parents=True)
+        export.publish(case("logistic").snapshot, tmp_path)
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            ".lock", "123", "7.partial", "mine.partial",
+        ]  # fmt: skip
+        assert (tmp_path / "mine.partial" / "notes").exists()
+
+    @pytest.mark.parametrize("version", [5, 1000])
+    @pytest.mark.parametrize("key", ["schema", "config", "logs", "other logs"])
+    def test_versions_of_two_runs_do_not_mix(self, case, exported, tmp_path, version, key):
+        other = tmp_path / str(version)
+        shutil.copytree(exported("logistic"), other)
+        path = other / "assets.extra" / "ctr.json"
+        metadata = json.loads(path.read_text())
+        if key == "logs":
+            metadata["logs"][0]["sha256"] = "1" * 64
+        elif key == "other logs":
+            metadata["logs"].append({"log": "constraints", "intervals": 1, "sha256": "1" * 64})
+        else:
+            metadata[key] = {**metadata[key], "changed": 1}
+        path.write_text(json.dumps(metadata))
+        words = rf"{version}: this version is of another run \({key.split()[-1]} differ\): a folder holds"
+        with pytest.raises(InputError, match=words):
+            export.publish(case("logistic").snapshot, tmp_path)
+        assert versions(tmp_path) == [other]
+        # Further on in the same run a log's hash is of more intervals.
+        metadata = json.loads((exported("logistic") / "assets.extra" / "ctr.json").read_text())
+        metadata["logs"] = [{"log": "", "intervals": 2, "sha256": "1" * 64}]
+        path.write_text(json.dumps(metadata))
+        assert export.publish(case("logistic").snapshot, tmp_path).made
 
 
 def test_python_version_is_told(exported):

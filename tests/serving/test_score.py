@@ -182,6 +182,19 @@ class TestRefusals:
         assert "the log has the features of schema" in line
         assert "both must have the same" in line
 
+    def test_a_log_with_other_inputs(self, place, make_rows_log, capfd):
+        for name in ("log", "other"):
+            make_rows_log(place / name, 9)
+        words = "input log: an example log is scored alone"
+        for inputs in (["log", "other"], ["log", "rows.parquet"], ["rows.parquet", "log"]):
+            assert words in error_line(capfd, *inputs)
+
+    def test_files_of_different_types(self, place, capfd):
+        for name in ("a.csv", "b.jsonl", "c.csv.gz"):
+            (place / name).write_text("")
+        words = "input b.jsonl: a jsonl file after a.csv, a csv file: all must be of one type"
+        assert words in error_line(capfd, "a.csv", "c.csv.gz", "b.jsonl")
+
     def test_a_missing_column(self, case, place, capfd):
         raw = pa.table(case("factorised").raw).drop_columns(["price"])
         pq.write_table(raw, place / "rows.parquet")
@@ -211,6 +224,28 @@ class TestRefusals:
         content = (place / "rows.parquet").read_bytes()
         (place / "rows.parquet").write_bytes(content[: len(content) // 2])
         assert "damaged, truncated or not of this format" in error_line(capfd, "rows.parquet")
+
+    @pytest.mark.parametrize(
+        ("out", "words"),
+        [
+            ("rows.parquet", "--out rows.parquet: this is a file of the input rows.parquet"),
+            ("parts/../rows.parquet", "a file of the input rows.parquet"),
+            ("link.parquet", "a file of the input rows.parquet"),
+            ("parts/a.parquet", "--out parts/a.parquet: this is a file of the input parts"),
+            ("parts", "--out parts: this is a folder"),
+        ],
+    )
+    def test_an_output_that_is_an_input_or_a_folder(self, place, capfd, out, words):
+        (place / "parts").mkdir()
+        shutil.copy("rows.parquet", "parts/a.parquet")
+        (place / "link.parquet").symlink_to("rows.parquet")
+        before = Path("rows.parquet").read_bytes()
+        shutil.rmtree("models")  # What is refused is refused before the model is read.
+        assert main(["score", "models", "rows.parquet", "parts", "--out", out]) == 1
+        error = capfd.readouterr().err
+        assert words in error
+        assert len(error.splitlines()) == 1
+        assert Path("rows.parquet").read_bytes() == Path("parts/a.parquet").read_bytes() == before
 
     def test_no_model(self, place, capfd):
         shutil.rmtree("models")

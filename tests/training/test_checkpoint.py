@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ctr.errors import InputError
-from ctr.training.checkpoint import clean_up, restore_newest, save
+from ctr.training import checkpoint
+from ctr.training.checkpoint import clean_up, read, restore_newest, save
 
 ARRAYS = {"weights|a": np.arange(6, dtype=np.float32).reshape(2, 3), "total|b/c": np.array([2**60, -1])}
 
@@ -130,6 +131,45 @@ def test_a_failing_write_leaves_those_before(tmp_path):
     assert restored_position(tmp_path) == 5
     save_at(tmp_path, 9)
     assert restored_position(tmp_path) == 9
+
+
+@pytest.fixture
+def deleted_while_read(tmp_path, monkeypatch):
+    """A folder whose checkpoint 1 is deleted, since the run goes on, once its state was read."""
+    save_at(tmp_path, 1)
+    unchanged = checkpoint.file_sha256
+
+    def go_on(path):
+        monkeypatch.undo()
+        save_at(tmp_path, 2, 3)
+        return unchanged(path)
+
+    monkeypatch.setattr(checkpoint, "file_sha256", go_on)
+    return tmp_path
+
+
+def test_the_newest_of_a_run_that_goes_on(deleted_while_read):
+    assert read(deleted_while_read)[1]["position"] == 3
+
+
+def test_one_that_is_deleted_while_it_is_read(deleted_while_read):
+    with pytest.raises(InputError, match="there is no checkpoint 1; there are 2, 3"):
+        read(deleted_while_read, 1)
+
+
+def test_none_is_seen_half_deleted(tmp_path, monkeypatch):
+    save_at(tmp_path, 1, 2)
+
+    def fail(path):
+        raise OSError("the process ends here")
+
+    monkeypatch.setattr(shutil, "rmtree", fail)
+    with pytest.raises(OSError, match="ends here"):
+        clean_up(tmp_path, 1)
+    assert [name for name in names(tmp_path) if name.isdigit()] == [f"{2:020d}"]
+    monkeypatch.undo()
+    clean_up(tmp_path, 1)
+    assert names(tmp_path) == [f"{2:020d}"]
 
 
 def test_pickled_objects_are_refused(tmp_path):
