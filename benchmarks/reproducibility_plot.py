@@ -10,23 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from reproducibility_report import CONDITIONS, Measured
 
-from ctr.eval.plots import COLORS, MARKERS
+from ctr.eval.plot_style import COLORS, MARKERS, QUIET, STYLE
 
-_STYLE = {
-    "font.size": 8.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.formatter.useoffset": False,
-    "grid.color": "#e4e7eb",
-    "grid.linewidth": 0.7,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "ctr",
-}
+_STYLE = {**STYLE, "font.size": 8.0}
 KINDS = ("relu", "smelu", "swish", "gelu", "ensemble", "anti-distillation")
 """How the names of the arms that are drawn begin; a logistic regression has no PD, and is far below them."""
-_QUIET = "#8a94a0"
 _PART = "half"
 _SIZE = (4.6, 3.8)
 """Of a panel, in inches."""
@@ -76,7 +64,7 @@ def _panel(axes: Axes, members: Sequence[Measured], base: str) -> None:
     if relu is not None:
         low, high = (float(end) for end in relu.metric(_PART, "per_query_auc").interval())
         axes.axhspan(low, high, color="#e8eef5", zorder=0)
-        axes.axvline(_place(relu)[0], color=_QUIET, linestyle=(0, (4, 3)), linewidth=1)
+        axes.axvline(_place(relu)[0], color=QUIET, linestyle=(0, (4, 3)), linewidth=1)
     swept = [_place(one) for one in members if one.arm.startswith("smelu ")]
     axes.plot(*np.array(swept).reshape(-1, 2).T, color=_color("smelu"), linewidth=0.8, alpha=0.6)
     for one in members:
@@ -147,7 +135,7 @@ def _name_points(axes: Axes, members: Sequence[Measured]) -> None:
             va="center",
             fontsize=6.5,
             color=_color(one.arm),
-            arrowprops={"arrowstyle": "-", "color": _QUIET, "linewidth": 0.4} if distance > 10 else None,
+            arrowprops={"arrowstyle": "-", "color": QUIET, "linewidth": 0.4} if distance > 10 else None,
         )
 
 
