@@ -243,7 +243,7 @@ def test_input_names_are_the_columns_where_that_is_possible(tmp_path):
     columns = ["C1", "c1", "user:id", "user_id", "class", "self", "7days", "_x", "ü"]
     names = input_names(columns)
     assert list(names.values()) == columns
-    assert list(names)[0] == "C1"
+    assert names["C1"] == "C1"
     assert all(name.isascii() and name.isidentifier() and name[0].isalpha() for name in names)
 
     assert input_names(["a b", "a_b", "a-b", "a_b_"]) == {
