@@ -140,6 +140,26 @@ def test_a_process_without_the_project(case, exported, fresh_python, tmp_path, m
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-expected.logit)), rtol=1e-4)
 
 
+@pytest.mark.parametrize("model", ["plain", "factorised"])
+def test_a_session_serves_it(case, exported, model):
+    """As TensorFlow Serving does: a graph, a session, and the tensors that the signature names."""
+    expected = case(model)
+    signatures = read_metadata(exported(model))["signatures"]["predict"]["inputs"]
+    raw = {**expected.raw, "tags": ["|".join(tags) for tags in expected.raw["tags"]]}
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        meta = tf.compat.v1.saved_model.load(session, ["serve"], str(exported(model)))
+        signature = meta.signature_def["predict"]
+        assert set(signature.inputs) == set(signatures)
+        given = {}
+        for name, described in signatures.items():
+            column = raw[described["column"]]
+            if described["dtype"] == "string":
+                column = ["" if value is None else str(value) for value in column]
+            given[signature.inputs[name].name] = column
+        logit = session.run(signature.outputs["logit"].name, given)
+    np.testing.assert_allclose(logit, expected.logit, rtol=0, atol=1e-5)
+
+
 SCORER_ALONE = """
 import json, sys
 from ctr.serving.scorer import Scorer
