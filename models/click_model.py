@@ -175,6 +175,11 @@ class ClickModel(tf.Module):
         """Whether the model is tau(Q . U)."""
         return self.architecture.factors is not None
 
+    def drop_rank_head(self) -> None:
+        """Forgets the second output, of which only training makes use."""
+        for component in self._components:
+            component.heads.pop("rank", None)
+
     def weights(self) -> dict[str, tf.Variable]:
         """All weights by readable names, in an order that does not change: ``quality/deep_0/w``."""
         named: dict[str, tf.Variable] = {}

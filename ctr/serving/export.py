@@ -1,6 +1,7 @@
 """From a run to a SavedModel in TensorFlow Serving's layout, published whole or not at all."""
 
 import fcntl
+import gc
 import hashlib
 import json
 import os
@@ -57,6 +58,8 @@ def export_from_run(snapshot: Snapshot) -> None:
     if export is None:
         raise ValueError("the configuration asks for no exports")
     publish(snapshot, snapshot.folder / "exports", export.keep, wait=True)
+    # Traced functions are cycles of objects, and hold tens of megabytes until Python looks for these.
+    gc.collect()
 
 
 def publish(snapshot: Snapshot, out: Path, keep: int | None = None, wait: bool = False) -> Exported:

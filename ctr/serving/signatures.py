@@ -62,7 +62,8 @@ def input_names(sources: Iterable[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     for source in sorted(columns, key=lambda source: wanted[source] != source):
         name = wanted[source]
-        while name in names:
+        # TensorFlow takes names for the same that differ in case alone.
+        while name.lower() in {other.lower() for other in names}:
             name += "_"
         names[name] = source
     found = {source: name for name, source in names.items()}

@@ -114,4 +114,5 @@ def _network(
     network = create_network(layouts, config, compute_dtype, compiled=False)
     for name, variable in dense_weights(network).items():
         variable.assign(weights[name])
+    network.drop_rank_head()
     return network

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ from ctr.data.schema import Schema
 from ctr.data.transform import pack_table
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
-from ctr.training.snapshot import Snapshot
-from ctr.training.state import TrainState, create_network, dense_weights
+from ctr.training.snapshot import Snapshot, take_snapshot
+from ctr.training.state import TrainState
 from ctr.training.step import make_steps
 
 # Columns with names that no function's argument can have, too.
@@ -131,24 +132,24 @@ def randomise(state: TrainState, seed: int) -> None:
 def make_snapshot(
     state: TrainState, config: TrainConfig, schema: Schema, folder: Path, examples: int
 ) -> Snapshot:
-    network = create_network(state.layouts, config, config.compute_dtype, compiled=False)
-    for name, weight in dense_weights(state.network).items():
-        dense_weights(network)[name].assign(weight)
     progress = {
         "position": {"examples": examples, "batches": 3, "trained_examples": TRAINED_EXAMPLES},
         "window_times": [0, 5_000],
         "consumed": [{"log": "", "intervals": 1, "sha256": "0" * 64}],
     }
-    parts = (state.layouts, state.tables, network, progress)
-    return Snapshot(folder, config, schema, config.compute_dtype, *parts)
+    run: Any = SimpleNamespace(
+        folder=folder, config=config, schema=schema, state=state, progress=lambda: progress
+    )
+    return take_snapshot(run)
 
 
 def make_case(
     model: dict[str, Any], compute_dtype: str, folder: Path, examples: int = 123, rows: int = 90
 ) -> Case:
-    config = parse_model(
-        TrainConfig, {"model": model, "compute_dtype": compute_dtype, "batch": {"rows": 64}}, "test"
-    )
+    # A second head, which ranks: no part of what is served.
+    ranking = {"setup": "multi_task"} if model["deep"]["units"] else {}
+    content = {"model": model, "compute_dtype": compute_dtype, "objective": {"ranking": ranking}}
+    config = parse_model(TrainConfig, {**content, "batch": {"rows": 64}}, "test")
     raw = draw_raw(rows)
     table = packed_table(raw)
     state = TrainState(config.model.table_layouts(SCHEMA), config, compute_dtype)

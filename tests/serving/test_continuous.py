@@ -112,6 +112,23 @@ def test_a_resumed_run_makes_those_that_are_missing(log, finished, tmp_path, sto
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
 
+def test_one_that_fails_is_made_after_a_resume(log, finished, tmp_path):
+    """Also where a checkpoint is due at the same position: it comes after the export."""
+    assert 432 in checkpoints(finished)
+    run = tmp_path / "run"
+
+    def fail(snapshot):
+        if snapshot.examples == 432:
+            raise OSError("no space left on device")
+        export_from_run(snapshot)
+
+    with pytest.raises(OSError, match="no space"):
+        train(log, configured(export=EVERY), run, exporter=fail)
+    assert exports(run) == [240]
+    train(log, configured(export=EVERY), run, exporter=export_from_run)
+    assert exports(run) == exports(finished)
+
+
 def test_one_that_was_lost_is_made_equal(log, finished, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished, run)
