@@ -60,16 +60,18 @@ def tower_inputs(
 
     Args:
         looked_up: for each table float32 [B, features, columns].
+        layouts: of these tables, which may be those of one tower alone.
         factorised: whether towers are kept apart; otherwise ``quality`` stands for both.
+
+    Returns:
+        What each tower sees that has a table.
     """
     rows = tf.shape(looked_up[0])[0]
+    groups: dict[str, list[tuple[tf.Tensor, TableLayout]]] = {}
+    for value, layout in zip(looked_up, layouts, strict=True):
+        groups.setdefault(_tower(layout, factorised), []).append((value, layout))
     inputs = {}
-    for tower in ("quality", "ui") if factorised else ("quality",):
-        own = [
-            (value, layout)
-            for value, layout in zip(looked_up, layouts, strict=True)
-            if not factorised or layout.tower == tower
-        ]
+    for tower, own in groups.items():
         embeddings = []
         linear = []
         for value, layout in own:
@@ -90,7 +92,12 @@ def tower_inputs(
 
 def tower_widths(layouts: Sequence[TableLayout], factorised: bool) -> dict[str, int]:
     """The width of each tower's concatenated embeddings, for ``tower_inputs``."""
-    widths = {"quality": 0, "ui": 0} if factorised else {"quality": 0}
+    widths: dict[str, int] = {}
     for layout in layouts:
-        widths[layout.tower if factorised else "quality"] += layout.width * len(layout.features)
+        tower = _tower(layout, factorised)
+        widths[tower] = widths.get(tower, 0) + layout.width * len(layout.features)
     return widths
+
+
+def _tower(layout: TableLayout, factorised: bool) -> str:
+    return layout.tower if factorised else "quality"

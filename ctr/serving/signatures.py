@@ -95,24 +95,23 @@ def serving_signatures(snapshot: Snapshot) -> dict[str, Signature]:
     # Of all columns, so that one has the same name in every function.
     names = input_names(schema.sources)
 
-    def inputs_of(ids: Ids, factorised: bool, tower: str | None = None) -> dict[str, TowerInput]:
+    def inputs_of(ids: Ids, tower: str | None = None) -> dict[str, TowerInput]:
         chosen = [
             (layout, table)
             for layout, table in zip(snapshot.layouts, snapshot.tables, strict=True)
             if tower is None or layout.tower == tower
         ]
         looked_up = [look_up(layout, table, _plan(layout, ids)) for layout, table in chosen]
-        return tower_inputs(looked_up, [layout for layout, _ in chosen], factorised)
+        return tower_inputs(looked_up, [layout for layout, _ in chosen], network.factorised)
 
     def scores(ids: Ids) -> dict[str, tf.Tensor]:
-        return _outputs(network(inputs_of(ids, network.factorised), alpha2).logits)
+        return _outputs(network(inputs_of(ids), alpha2).logits)
 
     def quality(ids: Ids) -> dict[str, tf.Tensor]:
-        return {"Q": network.quality(inputs_of(ids, False, "quality")["quality"], alpha2)}
+        return {"Q": network.quality(inputs_of(ids, "quality")["quality"], alpha2)}
 
     def ui(ids: Ids) -> dict[str, tf.Tensor]:
-        # Of one tower alone, tower_inputs calls what it is given quality.
-        return {"U": network.ui(inputs_of(ids, False, "ui")["quality"])}
+        return {"U": network.ui(inputs_of(ids, "ui")["ui"])}
 
     def combine(made: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         return _outputs(network.combine(made["Q"], made["U"]))

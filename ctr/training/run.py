@@ -94,6 +94,7 @@ class Run:
             InputError: the run was trained on another log, or its files are damaged.
         """
         self.schema = schema
+        self.single_valued = schema.single_valued
         self.folder = folder
         self.config = config
         self.state = state
@@ -240,9 +241,7 @@ class Run:
             self.window_times[0] = int(rows.query_time[0])
         self.window_times[1] = int(rows.query_time[-1])
         logit = self._finite(logit)
-        ids = {
-            name: rows.ids[:, self.schema.single_valued.index(name)] for name in self.config.metrics.slices
-        }
+        ids = {name: rows.ids[:, self.single_valued.index(name)] for name in self.config.metrics.slices}
         ids |= self._own_slices(0, slices)
         self.window.update(rows.label, logit, rows.metric_weight, rows.query_id, ids)
         if self.predictions is not None:
