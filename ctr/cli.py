@@ -103,13 +103,14 @@ def _simulate(arguments: argparse.Namespace) -> None:
     from ctr.simulator.simulate import simulate
 
     content = read_yaml(arguments.config, "config") if arguments.config else {}
-    settings = [f"examples={arguments.examples}", *arguments.set]
+    lengths = {"examples": arguments.examples, "days": arguments.days}
+    settings = [f"{name}={value}" for name, value in lengths.items() if value is not None] + arguments.set
     config = parse_model(
         SimulatorConfig, apply_settings(content, settings), str(arguments.config or "settings")
     )
     bar = _Bar(config.examples, "examples")
     try:
-        result = simulate(config, arguments.out, bar)
+        result = simulate(config, arguments.out, bar, arguments.randomised)
     finally:
         bar.close()
     _print_result(arguments, result, "  ".join(f"{key}: {value}" for key, value in result.items()))
@@ -294,9 +295,14 @@ def _parser() -> argparse.ArgumentParser:
     simulate = command(
         "simulate", _simulate, "write an example log of a simulated world with known click probabilities"
     )
-    simulate.add_argument("--examples", type=int, required=True, help="how many examples to make")
+    length = simulate.add_mutually_exclusive_group(required=True)
+    length.add_argument("--examples", type=int, help="how many examples to make")
+    length.add_argument("--days", type=int, help="how many whole days to make")
     simulate.add_argument("--config", type=Path, help="YAML file with the world's settings")
     simulate.add_argument("--out", type=Path, required=True, help="folder of the log")
+    simulate.add_argument(
+        "--randomised", type=Path, metavar="OUT", help="a second log, of the randomised traffic alone"
+    )
     simulate.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting")
 
     ingest = command("ingest", _ingest, "turn raw logs into an ordered example log")

@@ -8,46 +8,53 @@ from pydantic import Field, model_validator
 from ctr.config import StrictModel
 
 DAY_US = 24 * 3600 * 1_000_000
-MAX_POSITIONS = 32
+MAX_SLOTS = 32
 
 
-class SimulatorConfig(StrictModel):
-    """What to simulate.
-
-    A day's rows depend on every setting but ``examples``: a longer log begins with the same days.
+class WorldConfig(StrictModel):
+    """The world, its traffic and its auction. A day's queries depend on nothing but these.
 
     Attributes:
-        examples: impressions in the log; the last query is cut where they end.
         start: the first day (UTC).
         queries_per_day: on a working day; there are fewer at the weekend. A day is one interval of the log
             and is held in memory.
-        min_ads: the fewest ads that a query asks for.
-        max_ads: the most; every number between the two is as likely.
-        base_ctr: the mean click probability before any drift.
+        candidates: ads that are retrieved for a query and bid for its places.
+        slots: places on a page; as many ads are shown as are worth it, none on some pages.
+        reserve: the least expected value, bid times predicted click probability, for which an ad is shown.
+        randomised_share: of the queries, whose ads, order and number are drawn at random.
+        base_ctr: the mean click probability of what the crude policy shows on the first day.
+        intent: standard deviation of what users want, in the logit of a query; the log does not show it.
         drift: standard deviation, per day, of the steps of the coefficients that walk; 0 keeps all constant.
         topics: hidden subjects of queries, words and ads.
+        ads: how many there are at a time.
+        ad_lifetime_days: the mean; new ads take the places of those that are gone.
     """
 
-    examples: int = Field(default=300_000, ge=1, le=10**12)
     seed: int = Field(default=0, ge=0, lt=2**63)
     start: date = date(2026, 1, 5)
-    queries_per_day: int = Field(default=10_000, ge=10, le=500_000)
-    min_ads: int = Field(default=3, ge=1, le=MAX_POSITIONS)
-    max_ads: int = Field(default=8, ge=1, le=MAX_POSITIONS)
-    base_ctr: float = Field(default=0.08, ge=0.001, le=0.4)
-    drift: float = Field(default=0.0, ge=0, le=1)
+    queries_per_day: int = Field(default=20_000, ge=10, le=900_000)
+    candidates: int = Field(default=12, ge=1, le=48)
+    slots: int = Field(default=6, ge=1, le=MAX_SLOTS)
+    reserve: float = Field(default=0.04, ge=0)
+    randomised_share: float = Field(default=0.02, ge=0, le=1)
+    base_ctr: float = Field(default=0.08, ge=0.001, le=0.3)
+    intent: float = Field(default=0.8, ge=0, le=5)
+    drift: float = Field(default=0.03, ge=0, le=1)
     users: int = Field(default=20_000, ge=1, le=5_000_000)
     ads: int = Field(default=4_000, ge=2, le=1_000_000)
+    ad_lifetime_days: float = Field(default=30, ge=1, le=10_000)
     advertisers: int = Field(default=250, ge=1, le=100_000)
     words: int = Field(default=3_000, ge=2, le=1_000_000)
     topics: int = Field(default=20, ge=2, le=200)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.min_ads > self.max_ads:
-            raise ValueError(f"min_ads {self.min_ads} is above max_ads {self.max_ads}")
-        if min(self.ads, self.words) < self.topics:
-            raise ValueError(f"each of the {self.topics} topics needs an ad and a word of its own")
+        if self.words < self.topics:
+            raise ValueError(f"each of the {self.topics} topics needs a word of its own")
+        if self.slots > self.candidates:
+            raise ValueError(
+                f"slots {self.slots} are more than candidates {self.candidates}: they cannot be filled"
+            )
         if self.start < date(1970, 1, 1):
             raise ValueError(f"start {self.start} is before 1970-01-01")
         return self
@@ -55,7 +62,32 @@ class SimulatorConfig(StrictModel):
     @property
     def start_us(self) -> int:
         """The begin of the first day in microseconds since 1970, UTC."""
-        return (
-            int(datetime(self.start.year, self.start.month, self.start.day, tzinfo=UTC).timestamp())
-            * 1_000_000
-        )
+        start = datetime(self.start.year, self.start.month, self.start.day, tzinfo=UTC)
+        return int(start.timestamp()) * 1_000_000
+
+    def day_us(self, day: int) -> int:
+        """The begin of day number ``day`` of the log in microseconds since 1970, UTC."""
+        return self.start_us + day * DAY_US
+
+
+class SimulatorConfig(WorldConfig):
+    """The world, and how long its log is: a longer one begins with the same days.
+
+    Attributes:
+        examples: impressions in the log; the last query is cut where they end. Null: whole days.
+        days: of the log. Null: as many as the examples need.
+    """
+
+    examples: int | None = Field(default=None, ge=1, le=10**12)
+    days: int | None = Field(default=None, ge=1, le=100_000)
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if (self.examples is None) == (self.days is None):
+            raise ValueError("either examples or days says how long the log is")
+        return self
+
+    @property
+    def world(self) -> WorldConfig:
+        """The settings but for the length."""
+        return WorldConfig(**{name: getattr(self, name) for name in WorldConfig.model_fields})

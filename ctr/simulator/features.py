@@ -1,11 +1,19 @@
 """What the log shows of the simulated world: raw columns, and the feature schema they go through."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 
+from ctr.data.log import IDS_COLUMN, pack_ids, shard_schema
 from ctr.data.schema import Category, Cross, LogBuckets, Number, Schema, Text
-from ctr.simulator.traffic import NO_WORD, Impressions, ad_age_days
-from ctr.simulator.world import AGE_GROUPS, COUNTRIES, DEVICES, FORMATS, World
+from ctr.data.transform import transform_table
+from ctr.simulator.clicks import Placed, ad_age_days
+from ctr.simulator.config import MAX_SLOTS
+from ctr.simulator.inventory import Ads
+from ctr.simulator.traffic import NO_WORD, Queries
+from ctr.simulator.world import AGE_GROUPS, COUNTRIES, DEVICES, FORMATS, RENDERINGS, World
 
 SCHEMA = Schema(
     features=(
@@ -16,16 +24,16 @@ SCHEMA = Schema(
         Category(name="hour", source="hour", vocabulary=tuple(str(hour) for hour in range(24))),
         Category(name="day_of_week", source="day_of_week", vocabulary=tuple(str(day) for day in range(7))),
         Text(name="query_words", source="query", words=(1, 2), buckets=50_000),
-        Category(name="ad_id", source="ad_id", buckets=20_000),
+        Category(name="ad_id", source="ad_id", buckets=50_000),
         Category(name="advertiser", source="advertiser", buckets=5_000),
         Text(name="ad_words", source="ad_text", words=(1,), buckets=10_000),
-        Number(name="bid", source="bid", boundaries=(0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0)),
         Number(name="ad_age", source="ad_age_days", log=LogBuckets(per_octave=1, maximum=1024)),
         Category(name="format", source="format", vocabulary=FORMATS, tower="ui"),
+        Category(name="rendering", source="rendering", vocabulary=RENDERINGS, tower="ui"),
         Category(
             name="position",
             source="position",
-            vocabulary=tuple(str(place) for place in range(1, 33)),
+            vocabulary=tuple(str(place) for place in range(1, MAX_SLOTS + 1)),
             tower="ui",
         ),
         Cross(name="format_device", of=("format", "device"), buckets=100, tower="ui"),
@@ -42,39 +50,153 @@ def _joined_words(words: np.ndarray) -> pa.Array:
     return pa.array([" ".join(f"w{word}" for word in row if word != NO_WORD) for row in words.tolist()])
 
 
-def _numbered(prefix: str, count: int) -> pa.Array:
-    return pa.array([f"{prefix}{number}" for number in range(count)])
+def _numbered(prefix: str, numbers: np.ndarray) -> pa.Array:
+    return pa.array([f"{prefix}{number}" for number in numbers.tolist()])
 
 
-class RawColumns:
-    """Makes the raw columns of impressions; keeps the names of the world's entities."""
+def raw_users(world: World) -> pa.Table:
+    """Of each user what the log shows."""
+    return pa.table(
+        {
+            "user_id": _numbered("u", np.arange(len(world.user_age))),
+            "age_group": _named(world.user_age, pa.array(AGE_GROUPS)),
+            "country": _named(world.user_country, pa.array(COUNTRIES)),
+        }
+    )
+
+
+def raw_queries(queries: Queries) -> pa.Table:
+    """Of each query what the log shows, but for its user."""
+    return pa.table(
+        {
+            "device": _named(queries.device, pa.array(DEVICES)),
+            "hour": queries.hour,
+            "day_of_week": np.full(len(queries), queries.weekday),
+            "query": _joined_words(queries.words),
+        }
+    )
+
+
+def raw_ads(ads: Ads, day: int) -> pa.Table:
+    """Of each ad what the log shows on day number ``day``."""
+    return pa.table(
+        {
+            "ad_id": _numbered("a", ads.number),
+            "advertiser": _numbered("r", ads.advertiser),
+            "ad_text": _joined_words(ads.words),
+            "ad_age_days": ad_age_days(ads, np.arange(len(ads)), day),
+        }
+    )
+
+
+_UI_SHAPE = (MAX_SLOTS, len(FORMATS), len(RENDERINGS), len(DEVICES))
+
+
+def raw_pages() -> pa.Table:
+    """Every way in which an ad can stand on a page; see ``page_number``."""
+    position, form, rendering, device = (axis.ravel() for axis in np.indices(_UI_SHAPE))
+    return pa.table(
+        {
+            "position": position + 1,
+            "format": _named(form, pa.array(FORMATS)),
+            "rendering": _named(rendering, pa.array(RENDERINGS)),
+            "device": _named(device, pa.array(DEVICES)),
+        }
+    )
+
+
+def page_number(queries: Queries, placed: Placed) -> np.ndarray:
+    """[N], rows of ``raw_pages``."""
+    query = placed.query
+    axes = (placed.position - 1, placed.format, queries.rendering[query], queries.device[query])
+    return np.ravel_multi_index(axes, _UI_SHAPE)
+
+
+def raw_columns(world: World, queries: Queries, ads: Ads, placed: Placed) -> pa.Table:
+    """The source columns of ``SCHEMA``, [N]."""
+    query = placed.query
+    tables = {
+        **_columns(raw_users(world), queries.user[query]),
+        **_columns(raw_queries(queries), query),
+        **_columns(raw_ads(ads, queries.day), placed.ad),
+        **_columns(raw_pages(), page_number(queries, placed)),
+    }
+    return pa.table(tables)
+
+
+def _columns(table: pa.Table, rows: np.ndarray) -> dict[str, pa.ChunkedArray]:
+    taken = table.take(pa.array(rows))
+    return {name: taken.column(name) for name in taken.column_names}
+
+
+@dataclass(frozen=True)
+class _Ids:
+    """The ids of some features for each of M entities: int32 [M, F], and a list array for each multivalent one."""
+
+    names: tuple[str, ...]
+    matrix: np.ndarray
+    lists: dict[str, pa.ListArray]
+
+
+def _ids_of(table: pa.Table, names: tuple[str, ...]) -> _Ids:
+    needed = set(names)
+    for name in names:
+        feature = SCHEMA.by_name[name]
+        if isinstance(feature, Cross):
+            needed |= set(feature.of)
+    schema = Schema(features=tuple(feature for feature in SCHEMA.features if feature.name in needed))
+    matrix, lists = transform_table(schema, table)
+    single = tuple(name for name in names if name in schema.single_valued)
+    arrays = {}
+    for name in names:
+        if name in lists:
+            values, lengths = lists[name]
+            offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+            arrays[name] = pa.ListArray.from_arrays(offsets, values)
+    return _Ids(single, matrix[:, [schema.single_valued.index(name) for name in single]], arrays)
+
+
+class FeatureIds:
+    """Makes the ids of placed ads from those of users, queries, ads and pages, each of which is hashed once.
+
+    The same as the transformation of ``raw_columns`` row by row.
+    """
 
     def __init__(self, world: World) -> None:
-        self._world = world
-        self._users = _numbered("u", len(world.user_age))
-        self._ads = _numbered("a", len(world.ad_topic))
-        self._advertisers = _numbered("r", len(world.advertiser_quality))
-        self._ad_texts = _joined_words(world.ad_words)
+        self._users = _ids_of(raw_users(world), ("user_id", "age_group", "country"))
+        self._pages = _ids_of(raw_pages(), ("format", "rendering", "position", "format_device"))
+        self._day: tuple[_Ids, _Ids] | None = None
 
-    def table(self, impressions: Impressions) -> pa.Table:
-        """The source columns of ``SCHEMA``, one row for each impression."""
-        world, query, ad = self._world, impressions.query, impressions.ad
-        user = impressions.user[query]
-        return pa.table(
-            {
-                "user_id": _named(user, self._users),
-                "age_group": _named(world.user_age[user], pa.array(AGE_GROUPS)),
-                "country": _named(world.user_country[user], pa.array(COUNTRIES)),
-                "device": _named(impressions.device[query], pa.array(DEVICES)),
-                "hour": impressions.hour[query],
-                "day_of_week": np.full(len(query), impressions.day_of_week),
-                "query": _named(query, _joined_words(impressions.words)),
-                "ad_id": _named(ad, self._ads),
-                "advertiser": _named(world.ad_advertiser[ad], self._advertisers),
-                "ad_text": _named(ad, self._ad_texts),
-                "bid": world.ad_bid[ad],
-                "ad_age_days": ad_age_days(world, impressions),
-                "format": _named(world.ad_format[ad], pa.array(FORMATS)),
-                "position": impressions.position,
-            }
+    def begin_day(self, queries: Queries, ads: Ads) -> None:
+        """Hashes what is new on a day."""
+        self._day = (
+            _ids_of(raw_queries(queries), ("device", "hour", "day_of_week", "query_words")),
+            _ids_of(raw_ads(ads, queries.day), ("ad_id", "advertiser", "ad_words", "ad_age")),
         )
+
+    def table(self, keys: dict[str, Any], queries: Queries, placed: Placed) -> pa.Table:
+        """Rows of a shard.
+
+        Args:
+            keys: the columns of ``shard_schema`` that are not features, [N].
+            queries: a part of the day's.
+            placed: N ads on their pages.
+        """
+        assert self._day is not None
+        of_queries, of_ads = self._day
+        query = placed.query
+        sources = (
+            (self._users, queries.user[query]),
+            (of_queries, queries.number[query]),
+            (of_ads, placed.ad),
+            (self._pages, page_number(queries, placed)),
+        )
+        matrix = np.empty((len(placed), len(SCHEMA.single_valued)), np.int32)
+        columns = dict(keys)
+        for ids, rows in sources:
+            places = [SCHEMA.single_valued.index(name) for name in ids.names]
+            matrix[:, places] = ids.matrix[rows]
+            columns |= {name: array.take(pa.array(rows)) for name, array in ids.lists.items()}
+        columns[IDS_COLUMN] = pack_ids(matrix)
+        target = shard_schema(SCHEMA)
+        return pa.table({field.name: columns[field.name] for field in target}).cast(target)

@@ -1,95 +1,211 @@
-"""The simulated log: a day after the other, each an interval with its true probabilities beside it."""
+"""The simulated log: a day after the other, each an interval with what only the simulator knows beside it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import create_log, publish_interval
+from ctr.config import dump_yaml, load_model
+from ctr.data.log import Manifest, create_log, publish_interval
 from ctr.data.sidecar import write_sidecar_interval
-from ctr.data.transform import pack_table
-from ctr.simulator.config import DAY_US, SimulatorConfig
-from ctr.simulator.features import SCHEMA, RawColumns
-from ctr.simulator.traffic import Impressions, calibrate, click_probability, draw_day
-from ctr.simulator.world import CALIBRATION_STREAM, TRAFFIC_STREAM, draw_world, random_stream, walk
+from ctr.errors import InputError
+from ctr.files import create_exclusively
+from ctr.simulator.auction import Policy, crude_policy
+from ctr.simulator.config import DAY_US, SimulatorConfig, WorldConfig
+from ctr.simulator.day import QUERIES_PER_DAY_LIMIT, Day, Served, days, log_rows, make_world, serve
+from ctr.simulator.features import SCHEMA, FeatureIds
+from ctr.simulator.world import World
 
 TRUTH = "truth"
-"""The sidecar with the true click ``probability`` (float32) of each example; training never reads it."""
+"""The sidecar with what is true of each example: the ``probability`` of a click, which is ``quality`` times
+``visibility`` (float32), and whether the user ``examined`` it (bool). Training never reads it."""
 
-_QUERIES_PER_DAY_LIMIT = 10**6
-_ADS_PER_QUERY_LIMIT = 64
+AUCTION = "auction"
+"""The sidecar with how each example came to be shown: the ``predicted`` click probability, the ``bid``, the
+``price`` of a click (float32), and whether its query was ``randomised`` (bool)."""
+
+WORLD_FILE = "world.yaml"
+"""In the log's folder: the settings of its world."""
+
+
+@dataclass
+class Counts:
+    """What was simulated.
+
+    Attributes:
+        queries: all, those that showed nothing included.
+        answered: those that showed something.
+        randomised: examples of randomised queries.
+        revenue: the prices of all clicks.
+    """
+
+    examples: int = 0
+    queries: int = 0
+    answered: int = 0
+    clicks: int = 0
+    intervals: int = 0
+    randomised: int = 0
+    revenue: float = 0.0
+    expected_clicks: float = field(default=0.0, repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """With the ``ctr``, the ``mean_probability`` and ``ads_per_query``."""
+        counts = {name: value for name, value in vars(self).items() if name != "expected_clicks"}
+        return {
+            **counts,
+            "revenue": round(self.revenue, 2),
+            "ctr": self.clicks / max(self.examples, 1),
+            "mean_probability": self.expected_clicks / max(self.examples, 1),
+            "ads_per_query": self.examples / max(self.queries, 1),
+        }
 
 
 def simulate(
-    config: SimulatorConfig, out: Path, progress: Callable[[int], None] | None = None
+    config: SimulatorConfig,
+    out: Path,
+    progress: Callable[[int], None] | None = None,
+    randomised: Path | None = None,
 ) -> dict[str, Any]:
-    """Writes a simulated log with the sidecar ``TRUTH``. The same config always gives the same bytes.
+    """Writes a log of the crude policy, with the sidecars ``TRUTH`` and ``AUCTION``. The same config, the same bytes.
 
     Publishing continues a log that an interrupted run of the same config left.
 
     Args:
         out: the log's folder.
         progress: called with the number of examples written so far.
+        randomised: the folder of a second log, of the examples of randomised queries alone.
 
     Returns:
-        Counts: ``examples, queries, clicks, intervals``, the ``ctr`` and the ``mean_probability`` of the log.
+        ``Counts`` of the log.
 
     Raises:
-        InputError: the folder holds something else, for example the log of another config.
+        InputError: a folder holds something else, for example the log of another world.
     """
-    world = calibrate(config, draw_world(config), random_stream(config, CALIBRATION_STREAM))
-    columns = RawColumns(world)
-    create_log(out, SCHEMA)
-    examples = queries = clicks = intervals = 0
-    expected = 0.0
-    for day, coefficients in enumerate(walk(config, world)):
-        rng = random_stream(config, TRAFFIC_STREAM, day)
-        impressions = draw_day(config, world, day, rng)
-        probability = click_probability(world, coefficients, impressions)
-        label = rng.random(len(probability), np.float32) < probability
-        if len(label) > config.examples - examples:
-            impressions = impressions.first(config.examples - examples)
-            probability, label = probability[: len(impressions.ad)], label[: len(impressions.ad)]
-        keys = _keys(impressions, label)
-        start = config.start_us + day * DAY_US
-        rows = pack_table(SCHEMA, keys, columns.table(impressions))
-        manifest = publish_interval(out, SCHEMA, start, start + DAY_US, rows)
-        truth = pa.table({"example_id": keys.column("example_id"), "probability": probability})
-        write_sidecar_interval(out, TRUTH, manifest, truth)
-        examples += manifest.rows
-        queries += manifest.queries
-        clicks += manifest.clicks
-        intervals += 1
-        expected += float(probability.sum(dtype=np.float64))
+    world = make_world(config.world)
+    begin_log(config.world, out, randomised)
+    ids, counts = FeatureIds(world), Counts()
+    policy = crude_policy(config, world)
+    for day in islice(days(config.world, world), config.days):
+        left = None if config.examples is None else config.examples - counts.examples
+        publish_day(config.world, world, ids, day, policy, (out, randomised), counts, left)
         if progress is not None:
-            progress(examples)
-        if examples == config.examples:
+            progress(counts.examples)
+        if counts.examples == config.examples:
             break
-    return {
-        "examples": examples,
-        "queries": queries,
-        "clicks": clicks,
-        "intervals": intervals,
-        "ctr": clicks / examples,
-        "mean_probability": expected / examples,
-    }
+    return counts.as_dict()
 
 
-def _keys(impressions: Impressions, label: np.ndarray) -> pa.Table:
-    """The key columns. Ids rise with time and never repeat: day, query of the day, position."""
-    query_id = impressions.day * _QUERIES_PER_DAY_LIMIT + np.arange(len(impressions.user))
-    query = impressions.query
-    weight = np.ones(len(query), np.float32)
-    return pa.table(
+def begin_log(config: WorldConfig, out: Path, randomised: Path | None = None) -> None:
+    """Makes folders logs of this world, or checks that they are.
+
+    Raises:
+        InputError: a folder holds something else.
+    """
+    for folder in (out, randomised):
+        if folder is None:
+            continue
+        create_log(folder, SCHEMA)
+        path = folder / WORLD_FILE
+        if not create_exclusively(path, dump_yaml(config).encode()):
+            found = read_world(folder)
+            if found != config:
+                name = next(
+                    name for name in WorldConfig.model_fields if getattr(found, name) != getattr(config, name)
+                )
+                raise InputError(
+                    f"{path}: this log is of another world: {name} is {getattr(found, name)!r}, "
+                    f"not {getattr(config, name)!r}; another folder is needed"
+                )
+
+
+def read_world(log: Path) -> WorldConfig:
+    """The settings of a simulated log's world. Raises InputError for a log that was not simulated."""
+    path = log / WORLD_FILE
+    if not path.is_file():
+        raise InputError(f"{log}: no {WORLD_FILE}: not a simulated log; ctr simulate makes one")
+    return load_model(WorldConfig, path, "world")
+
+
+def publish_day(
+    config: WorldConfig,
+    world: World,
+    ids: FeatureIds,
+    day: Day,
+    policy: Policy,
+    folders: tuple[Path, Path | None],
+    counts: Counts,
+    most: int | None = None,
+) -> None:
+    """Serves a day and publishes what it shows.
+
+    Args:
+        ids: makes feature ids.
+        policy: decides what is shown.
+        folders: of the log, and of that of randomised queries.
+        counts: grow by the day's.
+        most: examples at which the day is cut.
+    """
+    ids.begin_day(day.queries, day.ads)
+    first_day = config.start_us // DAY_US
+    parts = [
+        (log_rows(ids, day, first_day, served), *_sidecars(day, served))
+        for served in serve(config, world, day, policy)
+    ]
+    rows, truth, auction = (pa.concat_tables(tables).slice(0, most) for tables in zip(*parts, strict=True))
+    whole = most is None or len(rows) < most
+    counts.queries += len(day.queries) if whole else _queries_until(rows, first_day + day.number)
+    manifest = _publish(folders[0], config, day, rows, truth, auction)
+    counts.examples += manifest.rows
+    counts.answered += manifest.queries
+    counts.clicks += manifest.clicks
+    counts.intervals += 1
+    drawn = auction.column("randomised").to_numpy()
+    counts.randomised += int(drawn.sum())
+    clicked = rows.column("label").to_numpy() > 0
+    counts.revenue += float(auction.column("price").to_numpy()[clicked].sum(dtype=np.float64))
+    counts.expected_clicks += float(truth.column("probability").to_numpy().sum(dtype=np.float64))
+    if folders[1] is not None:
+        mask = pa.array(drawn)
+        _publish(folders[1], config, day, rows.filter(mask), truth.filter(mask), auction.filter(mask))
+
+
+def _sidecars(day: Day, served: Served) -> tuple[pa.Table, pa.Table]:
+    shown = served.impressions
+    truth = pa.table(
         {
-            "query_time": impressions.time_us[query],
-            "timestamp": impressions.time_us[query],
-            "query_id": query_id[query],
-            "example_id": query_id[query] * _ADS_PER_QUERY_LIMIT + impressions.position,
-            "label": label.astype(np.int8),
-            "train_weight": weight,
-            "metric_weight": weight,
+            "probability": served.quality * served.visibility,
+            "quality": served.quality,
+            "visibility": served.visibility,
+            "examined": served.examined,
         }
     )
+    auction = pa.table(
+        {
+            "predicted": shown.predicted,
+            "bid": day.ads.bid[shown.ad].astype(np.float32),
+            "price": shown.price,
+            "randomised": served.queries.randomised[shown.query],
+        }
+    )
+    return truth, auction
+
+
+def _queries_until(rows: pa.Table, date_number: int) -> int:
+    """How many queries of a day there were up to the last one of some rows."""
+    last = rows.column("query_id")[-1].as_py() if len(rows) else date_number * QUERIES_PER_DAY_LIMIT - 1
+    return int(last - date_number * QUERIES_PER_DAY_LIMIT + 1)
+
+
+def _publish(
+    folder: Path, config: WorldConfig, day: Day, rows: pa.Table, truth: pa.Table, auction: pa.Table
+) -> Manifest:
+    start = config.day_us(day.number)
+    manifest = publish_interval(folder, SCHEMA, start, start + DAY_US, rows)
+    for name, table in ((TRUTH, truth), (AUCTION, auction)):
+        table = table.add_column(0, "example_id", rows.column("example_id"))
+        write_sidecar_interval(folder, name, manifest, table)
+    return manifest

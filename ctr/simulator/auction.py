@@ -1,0 +1,104 @@
+"""Which ads a query shows, at which places and at what price."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ctr.simulator.clicks import Placed, common_words, logistic
+from ctr.simulator.config import WorldConfig
+from ctr.simulator.inventory import Ads
+from ctr.simulator.traffic import Candidates, Queries, shown_format
+from ctr.simulator.world import World
+
+Policy = Callable[[Queries, Ads, Placed], np.ndarray]
+"""Predicts the click probability, float32 [N], of ads where they are placed."""
+
+
+@dataclass(frozen=True)
+class Impressions(Placed):
+    """N ads that are shown, in the order of their queries and positions.
+
+    Attributes:
+        mind: [N], uniform; an ad that is examined is clicked where its quality is above it.
+        predicted: float32 [N], by the policy, at the place where the ad is shown.
+        price: float32 [N], of a click; 0 in randomised queries.
+    """
+
+    mind: np.ndarray
+    predicted: np.ndarray
+    price: np.ndarray
+
+
+def run_auction(
+    config: WorldConfig, policy: Policy, queries: Queries, ads: Ads, candidates: Candidates
+) -> Impressions:
+    """Ranks by bid times the prediction for the first place, prices by the second price.
+
+    From the first place downwards an ad is shown if its bid times the prediction for the very place is at least the
+    reserve; the first that is not ends the page. A click costs what would just have kept the rank, and no less than
+    what would just have been worth the place. Randomised queries show a random number of ads in random order.
+    """
+    shape = candidates.ad.shape
+    bid = ads.bid[candidates.ad]
+    first = _placed(ads, candidates, np.nonzero(candidates.present), np.ones(shape, np.int64))
+    worth = np.full(shape, -1.0)
+    worth[candidates.present] = bid[candidates.present] * policy(queries, ads, first)
+    rank_by = np.where(queries.randomised[:, None], candidates.present * (1 + candidates.shuffle), worth)
+    order = np.argsort(-rank_by, axis=1, kind="stable")[:, : config.slots + 1]
+    ranked = Candidates(
+        ad=np.take_along_axis(candidates.ad, order, axis=1),
+        present=np.take_along_axis(candidates.present, order, axis=1),
+        richness=np.take_along_axis(candidates.richness, order, axis=1),
+        mind=np.take_along_axis(candidates.mind, order, axis=1),
+        shuffle=np.take_along_axis(candidates.shuffle, order, axis=1),
+        depth=candidates.depth,
+    )
+    worth = np.take_along_axis(worth, order, axis=1)
+    bid = np.take_along_axis(bid, order, axis=1)
+    slots = config.slots
+    position = np.broadcast_to(np.arange(1, order.shape[1] + 1), order.shape)
+    in_slot = ranked.present & (position <= slots)
+    predicted = np.zeros(order.shape, np.float32)
+    predicted[in_slot] = policy(queries, ads, _placed(ads, ranked, np.nonzero(in_slot), position))
+    drawn = 1 + np.floor(ranked.depth * slots)
+    wanted = np.where(
+        queries.randomised[:, None], position <= drawn[:, None], bid * predicted >= config.reserve
+    )
+    shown = np.logical_and.accumulate(in_slot & wanted, axis=1)
+    query, place = np.nonzero(shown)
+    following = np.zeros(order.shape)
+    following[:, :-1] = np.maximum(worth[:, 1:], 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        price = np.maximum(bid * following / worth, config.reserve / predicted)
+    price = np.where(queries.randomised[:, None], 0, np.minimum(price, bid))
+    placed = _placed(ads, ranked, (query, place), position)
+    return Impressions(
+        **vars(placed),
+        mind=ranked.mind[query, place],
+        predicted=predicted[query, place],
+        price=price[query, place].astype(np.float32),
+    )
+
+
+def _placed(ads: Ads, candidates: Candidates, where: tuple[np.ndarray, ...], position: np.ndarray) -> Placed:
+    ad, places = candidates.ad[where], position[where]
+    return Placed(where[0], ad, places, shown_format(ads, ad, candidates.richness[where], places))
+
+
+def crude_policy(config: WorldConfig, world: World) -> Policy:
+    """What a system knows before it has a model: topics and words that agree, advertisers, repute, the position."""
+
+    def predict(queries: Queries, ads: Ads, placed: Placed) -> np.ndarray:
+        query, ad = placed.query, placed.ad
+        believed = (
+            np.log(config.base_ctr)
+            + 0.7 * (queries.topic[query] == ads.topic[ad])
+            + 0.25 * common_words(queries, ads, query, ad)
+            + 0.5 * world.advertiser_quality[ads.advertiser[ad]]
+            + ads.repute[ad]
+        )
+        # 0.6: as if every page were on the same device.
+        return (logistic(believed) * placed.position**-0.6).astype(np.float32)
+
+    return predict

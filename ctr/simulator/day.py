@@ -1,0 +1,128 @@
+"""One day of the simulated system: its queries are served by a policy, and some ads are clicked."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ctr.simulator.auction import Impressions, Policy, crude_policy, run_auction
+from ctr.simulator.clicks import logistic, quality_logit, visibility
+from ctr.simulator.config import WorldConfig
+from ctr.simulator.features import FeatureIds
+from ctr.simulator.inventory import Ads, Retrieval, ads_by_day, retrieval_order
+from ctr.simulator.traffic import Queries, draw_candidates, draw_queries
+from ctr.simulator.world import Coefficients, World, draw_world, walk
+
+QUERIES_PER_DAY_LIMIT = 10**6
+_ADS_PER_QUERY_LIMIT = 64
+# Of the arrays of so many queries most fit in a processor's cache.
+_CHUNK = 8_192
+
+
+@dataclass(frozen=True)
+class Day:
+    """The world as it is on a day.
+
+    Attributes:
+        number: of the log, from 0.
+    """
+
+    number: int
+    queries: Queries
+    ads: Ads
+    retrieval: Retrieval
+    now: Coefficients
+
+
+def make_world(config: WorldConfig) -> World:
+    """The world of a seed, calibrated to its base rate."""
+    return calibrate(config, draw_world(config))
+
+
+def days(config: WorldConfig, world: World, first: int = 0) -> Iterator[Day]:
+    """Day number ``first``, the next one, and so on without end."""
+    seasons = zip(walk(config, world), ads_by_day(config, world), strict=False)
+    for number, (now, ads) in islice(enumerate(seasons), first, None):
+        queries = draw_queries(config, world, number)
+        yield Day(number, queries, ads, retrieval_order(ads, config.topics), now)
+
+
+def calibrate(config: WorldConfig, world: World) -> World:
+    """Sets the intercept so that what the crude policy shows on a day is clicked with probability ``base_ctr``.
+
+    Visibility bounds the probability from above, so that an intercept exists for every allowed rate below the mean
+    visibility; for a higher one the closest is taken.
+    """
+    sample = config.model_copy(update={"queries_per_day": 20_000, "randomised_share": 0.0})
+    day = next(days(sample, world))
+    candidates = draw_candidates(sample, day.ads, day.retrieval, day.queries, 0)
+    shown = run_auction(sample, crude_policy(config, world), day.queries, day.ads, candidates)
+    seen = visibility(world, day.queries, shown)
+    logit = quality_logit(world, world.first, day.queries, day.ads, shown)
+    low, high = -30.0, 30.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if np.mean(seen * logistic(middle + logit)) < config.base_ctr:
+            low = middle
+        else:
+            high = middle
+    return world.with_intercept(middle)
+
+
+@dataclass(frozen=True)
+class Served:
+    """What became of some queries.
+
+    Attributes:
+        queries: they.
+        impressions: what they showed.
+        quality: float32 [N], the probability of a click on the ad when it is examined.
+        visibility: float32 [N], the probability that it is.
+        examined: bool [N].
+        clicked: bool [N].
+    """
+
+    queries: Queries
+    impressions: Impressions
+    quality: np.ndarray
+    visibility: np.ndarray
+    examined: np.ndarray
+    clicked: np.ndarray
+
+
+def serve(config: WorldConfig, world: World, day: Day, policy: Policy) -> Iterator[Served]:
+    """Serves a day's queries, some at a time, in their order."""
+    for begin in range(0, len(day.queries), _CHUNK):
+        queries = day.queries.slice(begin, begin + _CHUNK)
+        candidates = draw_candidates(config, day.ads, day.retrieval, queries, day.number)
+        shown = run_auction(config, policy, queries, day.ads, candidates)
+        quality = logistic(quality_logit(world, day.now, queries, day.ads, shown)).astype(np.float32)
+        seen = visibility(world, queries, shown).astype(np.float32)
+        # Whoever examines a place examines all that are more visible.
+        examined = queries.reads[shown.query] < seen
+        yield Served(queries, shown, quality, seen, examined, examined & (shown.mind < quality))
+
+
+def log_rows(ids: FeatureIds, day: Day, first_day: int, served: Served) -> pa.Table:
+    """Rows of a shard. Ids rise with time and never repeat: date, query of the day, position.
+
+    Args:
+        first_day: the first day of the log, since 1970-01-01.
+    """
+    shown, queries = served.impressions, served.queries
+    query_id = (first_day + day.number) * QUERIES_PER_DAY_LIMIT + queries.number[shown.query]
+    time = queries.time_us[shown.query]
+    weight = np.ones(len(shown), np.float32)
+    keys: dict[str, Any] = {
+        "query_time": time,
+        "timestamp": time,
+        "query_id": query_id,
+        "example_id": query_id * _ADS_PER_QUERY_LIMIT + shown.position,
+        "label": served.clicked.astype(np.int8),
+        "train_weight": weight,
+        "metric_weight": weight,
+    }
+    return ids.table(keys, queries, shown)

@@ -1,0 +1,120 @@
+"""The ads of each day: new ones every day, old ones gone."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from ctr.simulator.config import WorldConfig
+from ctr.simulator.world import ADS_STREAM, FORMATS, TASTE_SIZE, World, draw_ranks, random_stream
+
+WORDS_PER_AD = 3
+_FORMAT_SHARES = (0.4, 0.3, 0.15, 0.15)
+
+
+@dataclass(frozen=True)
+class Ads:
+    """The A ads of a day, in the order of their numbers.
+
+    Attributes:
+        number: int64 [A], rising; names the ad for as long as it is there.
+        advertiser, topic: [A].
+        words: [A, WORDS_PER_AD].
+        taste: [A, TASTE_SIZE], what kind of user and query it suits.
+        bid: [A], what its advertiser offers for a click.
+        born: int64 [A], the day from which it is there, negative where before the first one.
+        gone: int64 [A], the first day on which it is there no more.
+        richest: [A], the most prominent of ``FORMATS`` for which it has material.
+        quality: [A], a part of the logit.
+        repute: [A], what the crude policy wrongly believes of it, in the logarithm.
+        popularity: [A], the higher it is, the more often it is retrieved.
+    """
+
+    number: np.ndarray
+    advertiser: np.ndarray
+    topic: np.ndarray
+    words: np.ndarray
+    taste: np.ndarray
+    bid: np.ndarray
+    born: np.ndarray
+    gone: np.ndarray
+    richest: np.ndarray
+    quality: np.ndarray
+    repute: np.ndarray
+    popularity: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    def select(self, mask: np.ndarray) -> "Ads":
+        """The ads where ``mask`` (bool [A]) holds."""
+        return Ads(**{field.name: getattr(self, field.name)[mask] for field in fields(Ads)})
+
+
+def _join(parts: list[Ads]) -> Ads:
+    return Ads(
+        **{field.name: np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Ads)}
+    )
+
+
+def ads_by_day(config: WorldConfig, world: World) -> Iterator[Ads]:
+    """The ads of the first day, the second, and so on without end."""
+    ads = _draw_ads(config, world, 0, 0, config.ads)
+    next_number, day, owed = config.ads, 0, 0.0
+    while True:
+        yield ads
+        day += 1
+        owed += config.ads / config.ad_lifetime_days
+        new = _draw_ads(config, world, day, next_number, int(owed))
+        next_number += len(new)
+        owed -= len(new)
+        ads = _join([ads.select(ads.gone > day), new])
+
+
+def _draw_ads(config: WorldConfig, world: World, day: int, first_number: int, count: int) -> Ads:
+    """Ads that appear on a day; those of day 0 have been there for a while."""
+    rng = random_stream(config.seed, ADS_STREAM, day)
+    advertiser = draw_ranks(rng, config.advertisers, (count,))
+    topic = np.where(
+        rng.random(count) < 0.7, world.advertiser_topic[advertiser], rng.integers(0, config.topics, count)
+    )
+    words_of_topic = np.diff(world.topic_words)[topic][:, None]
+    # Exponential lifetimes: how long an ad has been there says nothing of how long it will be.
+    age = rng.exponential(config.ad_lifetime_days, count) if day == 0 else np.zeros(count)
+    return Ads(
+        number=np.arange(first_number, first_number + count),
+        advertiser=advertiser,
+        topic=topic,
+        words=world.topic_words[topic][:, None] + draw_ranks(rng, words_of_topic, (count, WORDS_PER_AD)),
+        taste=world.topic_taste[topic] + rng.normal(0, 0.4, (count, TASTE_SIZE)),
+        bid=rng.lognormal(-0.5, 0.8, count),
+        born=day - np.floor(age).astype(np.int64),
+        gone=day + 1 + np.floor(rng.exponential(config.ad_lifetime_days, count)).astype(np.int64),
+        richest=rng.choice(len(FORMATS), count, p=_FORMAT_SHARES),
+        quality=rng.normal(0, 0.35, count),
+        repute=rng.normal(0, 0.5, count),
+        popularity=rng.random(count),
+    )
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """The ads of a day in the order in which they are retrieved.
+
+    Attributes:
+        everywhere: [A], places in ``Ads`` by falling popularity.
+        of_topics: [A], the same topic by topic.
+        begins: [topics + 1], where each topic's begin in ``of_topics``.
+    """
+
+    everywhere: np.ndarray
+    of_topics: np.ndarray
+    begins: np.ndarray
+
+
+def retrieval_order(ads: Ads, topics: int) -> Retrieval:
+    """Sorts a day's ads."""
+    order = np.argsort(-ads.popularity, kind="stable")
+    of_topics = order[np.argsort(ads.topic[order], kind="stable")]
+    begins = np.concatenate([[0], np.cumsum(np.bincount(ads.topic, minlength=topics))])
+    return Retrieval(order, of_topics, begins)
