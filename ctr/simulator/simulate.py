@@ -1,6 +1,6 @@
 """The simulated log: a day after the other, each an interval with what only the simulator knows beside it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -86,12 +86,14 @@ def simulate(
         InputError: a folder holds something else, for example the log of another world.
     """
     world = make_world(config.world)
-    begin_log(config.world, out, randomised)
+    folders = [folder for folder in (out, randomised) if folder is not None]
+    for folder in folders:
+        begin_log(config.world, folder)
     ids, counts = FeatureIds(world), Counts()
     policy = crude_policy(config, world)
     for day in islice(days(config.world, world), config.days):
         left = None if config.examples is None else config.examples - counts.examples
-        publish_day(config.world, world, ids, day, policy, (out, randomised), counts, left)
+        publish_day(config.world, world, ids, day, policy, folders, counts, left)
         if progress is not None:
             progress(counts.examples)
         if counts.examples == config.examples:
@@ -99,27 +101,23 @@ def simulate(
     return counts.as_dict()
 
 
-def begin_log(config: WorldConfig, out: Path, randomised: Path | None = None) -> None:
-    """Makes folders logs of this world, or checks that they are.
+def begin_log(config: WorldConfig, folder: Path) -> None:
+    """Makes a folder a log of this world, or checks that it is one.
 
     Raises:
-        InputError: a folder holds something else.
+        InputError: it holds something else.
     """
-    for folder in (out, randomised):
-        if folder is None:
-            continue
-        create_log(folder, SCHEMA)
-        path = folder / WORLD_FILE
-        if not create_exclusively(path, dump_yaml(config).encode()):
-            found = read_world(folder)
-            if found != config:
-                name = next(
-                    name for name in WorldConfig.model_fields if getattr(found, name) != getattr(config, name)
-                )
-                raise InputError(
-                    f"{path}: this log is of another world: {name} is {getattr(found, name)!r}, "
-                    f"not {getattr(config, name)!r}; another folder is needed"
-                )
+    create_log(folder, SCHEMA)
+    path = folder / WORLD_FILE
+    if create_exclusively(path, dump_yaml(config).encode()):
+        return
+    found = read_world(folder)
+    for name in WorldConfig.model_fields:
+        old, new = getattr(found, name), getattr(config, name)
+        if old != new:
+            raise InputError(
+                f"{path}: this log is of another world: its {name} is {old}, not {new}; another folder is needed"
+            )
 
 
 def read_world(log: Path) -> WorldConfig:
@@ -136,7 +134,7 @@ def publish_day(
     ids: FeatureIds,
     day: Day,
     policy: Policy,
-    folders: tuple[Path, Path | None],
+    folders: Sequence[Path],
     counts: Counts,
     most: int | None = None,
 ) -> None:
@@ -145,7 +143,7 @@ def publish_day(
     Args:
         ids: makes feature ids.
         policy: decides what is shown.
-        folders: of the log, and of that of randomised queries.
+        folders: the log's, then those of logs of randomised queries.
         counts: grow by the day's.
         most: examples at which the day is cut.
     """
@@ -168,9 +166,9 @@ def publish_day(
     clicked = rows.column("label").to_numpy() > 0
     counts.revenue += float(auction.column("price").to_numpy()[clicked].sum(dtype=np.float64))
     counts.expected_clicks += float(truth.column("probability").to_numpy().sum(dtype=np.float64))
-    if folders[1] is not None:
-        mask = pa.array(drawn)
-        _publish(folders[1], config, day, rows.filter(mask), truth.filter(mask), auction.filter(mask))
+    mask = pa.array(drawn)
+    for folder in folders[1:]:
+        _publish(folder, config, day, rows.filter(mask), truth.filter(mask), auction.filter(mask))
 
 
 def _sidecars(day: Day, served: Served) -> tuple[pa.Table, pa.Table]:
