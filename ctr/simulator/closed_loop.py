@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ctr.config import apply_settings, dump_yaml, load_model, parse_model, read_yaml
-from ctr.data.log import Manifest, list_intervals, log_sha256, read_manifests, read_shard
+from ctr.config import dump_yaml, load_model, parse_model, read_yaml
+from ctr.data.log import list_intervals, read_manifests, read_shard
 from ctr.data.reader import rows_of_table
 from ctr.data.sidecar import read_sidecar_interval
 from ctr.errors import InputError
@@ -32,7 +32,7 @@ from ctr.simulator.config import DAY_US, WorldConfig
 from ctr.simulator.day import QUERIES_PER_DAY_LIMIT, days, make_world
 from ctr.simulator.features import SCHEMA, FeatureIds
 from ctr.simulator.inventory import Ads
-from ctr.simulator.simulate import AUCTION, WORLD_FILE, Counts, publish_day, read_world
+from ctr.simulator.simulate import AUCTION, Counts, publish_day, read_world
 from ctr.simulator.traffic import Queries, draw_queries
 from ctr.training.config import TrainConfig
 from ctr.training.run_directory import write_json
@@ -142,14 +142,21 @@ def _describe(config: WorldConfig, out: Path, first: int) -> dict[str, Any]:
         queries = draw_queries(config, world, number)
         base = (config.start_us // DAY_US + number) * QUERIES_PER_DAY_LIMIT
         rows = pa.concat_tables(
-            [read_shard(out / "log", entry, SCHEMA).select(["query_id", "label"]) for entry in manifest.shards]
+            [
+                read_shard(out / "log", entry, SCHEMA).select(["query_id", "label"])
+                for entry in manifest.shards
+            ]
         )
         auction = read_sidecar_interval(out / "log", AUCTION, manifest)
         clicked = rows.column("label").to_numpy() > 0
         ads = np.bincount(rows.column("query_id").to_numpy() - base, minlength=len(queries))
         parts.append(
             pa.table(
-                {"query_id": base + queries.number, "randomised": queries.randomised, "ads": ads.astype(np.int16)}
+                {
+                    "query_id": base + queries.number,
+                    "randomised": queries.randomised,
+                    "ads": ads.astype(np.int16),
+                }
             )
         )
         days_told.append(

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from ctr.config import parse_model
@@ -14,7 +15,7 @@ from ctr.data.sidecar import read_sidecar_interval
 from ctr.errors import InputError
 from ctr.simulator.config import DAY_US, SimulatorConfig
 from ctr.simulator.features import SCHEMA
-from ctr.simulator.simulate import TRUTH, simulate
+from ctr.simulator.simulate import AUCTION, TRUTH, read_world, simulate
 
 SMALL: dict[str, Any] = {
     "examples": 3_000,
@@ -24,6 +25,7 @@ SMALL: dict[str, Any] = {
     "advertisers": 20,
     "words": 100,
     "topics": 5,
+    "randomised_share": 0.1,
 }
 
 
@@ -57,7 +59,7 @@ def test_the_same_seed_gives_the_same_bytes(log: Path, tmp_path: Path) -> None:
     assert digests(tmp_path / "again") == digests(log)
     manifests = read_manifests(log)
     assert positions == np.cumsum([manifest.rows for manifest in manifests]).tolist()
-    for name, attribute in (("examples", "rows"), ("queries", "queries"), ("clicks", "clicks")):
+    for name, attribute in (("examples", "rows"), ("answered", "queries"), ("clicks", "clicks")):
         assert counts[name] == sum(getattr(manifest, attribute) for manifest in manifests)
     assert counts["examples"] == 3_000
     assert counts["intervals"] == len(manifests) > 2
@@ -66,7 +68,7 @@ def test_the_same_seed_gives_the_same_bytes(log: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", [{"seed": 1}, {"drift": 0.1}, {"base_ctr": 0.2}])
 def test_other_settings_give_another_log(log: Path, tmp_path: Path, change: dict[str, Any]) -> None:
     simulate(small(**change), tmp_path / "other")
-    for one, other in zip(read_manifests(log)[1:], read_manifests(tmp_path / "other")[1:], strict=True):
+    for one, other in zip(read_manifests(log)[1:], read_manifests(tmp_path / "other")[1:], strict=False):
         assert one.shards != other.shards
 
 
@@ -92,7 +94,7 @@ def test_an_interrupted_simulation_is_continued(log: Path, tmp_path: Path) -> No
 
 def test_another_simulation_into_the_same_log_is_refused(tmp_path: Path) -> None:
     simulate(small(), tmp_path / "log")
-    with pytest.raises(InputError, match="published before with other content"):
+    with pytest.raises(InputError, match="of another world: its seed is 0, not 1"):
         simulate(small(seed=1), tmp_path / "log")
 
 
@@ -109,13 +111,14 @@ def test_queries_are_whole_and_stay_in_their_day(log: Path) -> None:
         assert np.array_equal(time, table.column("timestamp").to_numpy())
         assert time.min() >= manifest.start
         assert time.max() < manifest.end
+        assert (np.diff(query) >= 0).all()
         ids = unpack_ids(table.combine_chunks().column("ids").combine_chunks())
         for one in np.unique(query):
             rows = query == one
             assert len(np.unique(time[rows])) == 1
             assert ids[rows, position].tolist() == list(range(1, rows.sum() + 1))
             assert len(np.unique(ids[rows, ad])) == rows.sum()
-            assert 1 <= rows.sum() <= 8
+            assert 1 <= rows.sum() <= 6
         assert not seen & set(query)
         assert not examples & set(example)
         seen |= set(query)
@@ -125,25 +128,79 @@ def test_queries_are_whole_and_stay_in_their_day(log: Path) -> None:
 
 def test_the_truth_joins_exactly_and_agrees_with_the_labels(tmp_path: Path) -> None:
     counts = simulate(small(examples=30_000, queries_per_day=2_000, drift=0.05), tmp_path)
-    labels, truth = [], []
-    for manifest in read_manifests(tmp_path):
-        rows, sidecar = rows_of(tmp_path, manifest), read_sidecar_interval(tmp_path, TRUTH, manifest)
-        assert sidecar.schema == pa.schema({"example_id": pa.int64(), "probability": pa.float32()})
-        assert rows.column("example_id").to_pylist() == sidecar.column("example_id").to_pylist()
-        labels.append(rows.column("label").to_numpy())
-        truth.append(sidecar.column("probability").to_numpy().astype(np.float64))
-    y, p = np.concatenate(labels), np.concatenate(truth)
+    label, p, quality, visibility, examined = (
+        np.concatenate(part) for part in zip(*_truth(tmp_path), strict=True)
+    )
     assert counts["mean_probability"] == pytest.approx(p.mean())
-    assert counts["ctr"] == pytest.approx(y.mean())
+    assert counts["ctr"] == pytest.approx(label.mean())
+    assert np.allclose(p, quality * visibility, rtol=1e-6)
+    assert ((visibility > 0) & (visibility <= 1) & (quality > 0) & (quality < 1)).all()
+    # Only what was examined is clicked, with the probability of its quality.
+    assert not label[~examined].any()
     for part in (np.arange(len(p)), *np.array_split(np.argsort(p), 10)):
-        z = (y[part] - p[part]).sum() / np.sqrt((p[part] * (1 - p[part])).sum())
-        assert abs(z) < 4
+        for outcome, chance in ((label, p), (examined, visibility), (label[examined], quality[examined])):
+            rows = part if len(outcome) == len(p) else slice(None)
+            y, q = outcome[rows].astype(np.float64), chance[rows].astype(np.float64)
+            # Examination is shared by the ads of a page: about three rows are as good as one.
+            z = (y - q).sum() / np.sqrt(3 * (q * (1 - q)).sum())
+            assert abs(z) < 4
+
+
+def _truth(log: Path) -> list[tuple[np.ndarray, ...]]:
+    parts = []
+    for manifest in read_manifests(log):
+        rows, sidecar = rows_of(log, manifest), read_sidecar_interval(log, TRUTH, manifest)
+        assert rows.column("example_id").to_pylist() == sidecar.column("example_id").to_pylist()
+        columns = [sidecar.column(name).to_numpy() for name in ("probability", "quality", "visibility")]
+        examined = sidecar.column("examined").to_numpy(zero_copy_only=False)
+        parts.append((rows.column("label").to_numpy(), *(c.astype(np.float64) for c in columns), examined))
+    return parts
+
+
+def test_randomised_traffic_is_flagged_and_a_log_of_its_own(tmp_path: Path) -> None:
+    simulate(small(), tmp_path / "log", randomised=tmp_path / "random")
+    position = SCHEMA.single_valued.index("position")
+    places = []
+    for whole, drawn in zip(
+        read_manifests(tmp_path / "log"), read_manifests(tmp_path / "random"), strict=True
+    ):
+        rows, flags = (
+            rows_of(tmp_path / "log", whole),
+            read_sidecar_interval(tmp_path / "log", AUCTION, whole),
+        )
+        mask = flags.column("randomised").combine_chunks()
+        assert rows.filter(mask).equals(rows_of(tmp_path / "random", drawn))
+        kept = read_sidecar_interval(tmp_path / "random", AUCTION, drawn)
+        assert kept.equals(flags.filter(mask))
+        assert not kept.column("price").to_numpy().any()
+        ids = unpack_ids(rows.filter(mask).combine_chunks().column("ids").combine_chunks())
+        places.append(ids[:, position])
+        # A query is randomised or not as a whole.
+        flagged = set(rows.filter(mask).column("query_id").to_pylist())
+        assert not flagged & set(rows.filter(pc.invert(mask)).column("query_id").to_pylist())
+    last = np.concatenate(places)
+    # One to six ads, each number as likely: six times as many pages have a first place as a sixth.
+    assert np.bincount(last)[1] == pytest.approx(6 * np.bincount(last)[6], rel=0.5)
+
+
+def test_whole_days_are_written_when_days_are_asked_for(log: Path, tmp_path: Path) -> None:
+    counts = simulate(small(examples=None, days=2), tmp_path / "days")
+    assert counts["intervals"] == 2
+    assert counts["queries"] == 400
+    assert read_manifests(tmp_path / "days") == read_manifests(log)[:2]
+
+
+def test_a_log_tells_of_its_world(log: Path, tmp_path: Path) -> None:
+    assert read_world(log) == small().world
+    (tmp_path / "other").mkdir()
+    with pytest.raises(InputError, match="not a simulated log"):
+        read_world(tmp_path / "other")
 
 
 @pytest.mark.parametrize("base_ctr", [0.02, 0.08, 0.2])
 def test_the_base_rate_is_met(tmp_path: Path, base_ctr: float) -> None:
-    counts = simulate(small(examples=20_000, queries_per_day=1_000, base_ctr=base_ctr), tmp_path)
-    assert counts["mean_probability"] == pytest.approx(base_ctr, rel=0.05)
+    config = small(examples=None, days=1, queries_per_day=20_000, base_ctr=base_ctr, randomised_share=0)
+    assert simulate(config, tmp_path)["mean_probability"] == pytest.approx(base_ctr, rel=0.03)
 
 
 @pytest.mark.parametrize(
@@ -151,12 +208,14 @@ def test_the_base_rate_is_met(tmp_path: Path, base_ctr: float) -> None:
     [
         ({"examples": 0}, "examples: 0 is not allowed"),
         ({"drift": -0.1}, "drift: -0.1 is not allowed"),
-        ({"min_ads": 5, "max_ads": 4}, "min_ads 5 is above max_ads 4"),
-        ({"max_ads": 33}, "max_ads: 33 is not allowed"),
-        ({"ads": 3}, "each of the 5 topics needs an ad and a word of its own"),
+        ({"candidates": 5}, "slots 6 are more than candidates 5"),
+        ({"slots": 33}, "slots: 33 is not allowed"),
+        ({"words": 3}, "each of the 5 topics needs a word of its own"),
+        ({"days": 3}, "either examples or days says how long the log is"),
+        ({"examples": None}, "either examples or days says how long the log is"),
         ({"start": "1969-12-31"}, "start 1969-12-31 is before 1970-01-01"),
         ({"start": "soon"}, "start: 'soon' is not allowed"),
-        ({"clicks": 3}, "clicks: unknown key; allowed: ads, advertisers, base_ctr"),
+        ({"clicks": 3}, "clicks: unknown key; allowed: ad_lifetime_days, ads, advertisers, base_ctr"),
     ],
 )
 def test_impossible_worlds_are_refused(change: dict[str, Any], message: str) -> None:

@@ -1,0 +1,126 @@
+"""The auction against one that goes through candidates one by one."""
+
+import numpy as np
+import pytest
+
+from ctr.simulator.auction import crude_policy, run_auction
+from ctr.simulator.clicks import Placed
+from ctr.simulator.config import WorldConfig
+from ctr.simulator.day import Day, days, make_world, serve
+from ctr.simulator.features import SCHEMA, FeatureIds, raw_columns
+from ctr.simulator.inventory import Ads
+from ctr.simulator.traffic import Candidates, Queries, draw_candidates, shown_format
+from ctr.simulator.world import World
+
+CONFIG = WorldConfig(
+    queries_per_day=1_500, users=200, ads=60, advertisers=15, words=40, topics=4, randomised_share=0.2
+)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return make_world(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def day(world: World) -> Day:
+    return next(days(CONFIG, world, first=3))
+
+
+@pytest.fixture(scope="module")
+def candidates(day: Day) -> Candidates:
+    return draw_candidates(CONFIG, day.ads, day.retrieval, day.queries, day.number)
+
+
+@pytest.mark.parametrize("reserve", [0.0, 0.04, 0.2, 1e9])
+def test_ads_prices_and_places(world: World, day: Day, candidates: Candidates, reserve: float) -> None:
+    config = CONFIG.model_copy(update={"reserve": reserve})
+    policy = crude_policy(config, world)
+    shown = run_auction(config, policy, day.queries, day.ads, candidates)
+    at = {
+        (q, p): n for n, (q, p) in enumerate(zip(shown.query.tolist(), shown.position.tolist(), strict=True))
+    }
+
+    def predicted(query: int, slot: int, position: int) -> float:
+        ad = candidates.ad[query, slot : slot + 1]
+        place = np.array([position])
+        form = shown_format(day.ads, ad, candidates.richness[query, slot : slot + 1], place)
+        return float(policy(day.queries, day.ads, Placed(np.array([query]), ad, place, form))[0])
+
+    expected = 0
+    for query in np.flatnonzero(~day.queries.randomised)[:150].tolist():
+        slots = np.flatnonzero(candidates.present[query]).tolist()
+        bids = {slot: float(day.ads.bid[candidates.ad[query, slot]]) for slot in slots}
+        worth = {slot: bids[slot] * predicted(query, slot, 1) for slot in slots}
+        ranked = sorted(slots, key=lambda slot: -worth[slot])
+        for position, slot in enumerate(ranked[: config.slots], 1):
+            chance = predicted(query, slot, position)
+            if bids[slot] * chance < reserve:
+                break
+            expected += 1
+            row = at[query, position]
+            assert shown.ad[row] == candidates.ad[query, slot]
+            assert shown.predicted[row] == pytest.approx(chance, rel=1e-6)
+            following = worth[ranked[position]] if position < len(ranked) else 0
+            price = min(max(bids[slot] * following / worth[slot], reserve / chance), bids[slot])
+            assert shown.price[row] == pytest.approx(price, rel=1e-5)
+        else:
+            position = config.slots + 1
+        assert (query, position) not in at
+    assert (expected == 0) == (reserve == 1e9)
+
+
+def test_randomised_queries_follow_no_policy(world: World, day: Day, candidates: Candidates) -> None:
+    def contrary(queries: Queries, ads: Ads, placed: Placed) -> np.ndarray:
+        return np.linspace(0.9, 0.001, len(placed), dtype=np.float32)
+
+    results = [
+        run_auction(CONFIG, policy, day.queries, day.ads, candidates)
+        for policy in (crude_policy(CONFIG, world), contrary)
+    ]
+    drawn = [result.query[day.queries.randomised[result.query]] for result in results]
+    assert np.array_equal(*drawn)
+    ads = [result.ad[day.queries.randomised[result.query]] for result in results]
+    assert np.array_equal(*ads)
+    others = [result.ad[~day.queries.randomised[result.query]] for result in results]
+    assert len(others[0]) != len(others[1])
+    assert not results[0].price[day.queries.randomised[results[0].query]].any()
+
+
+def test_the_same_ad_at_the_same_place_is_clicked_alike_under_any_policy(world: World, day: Day) -> None:
+    """What is left to chance is drawn before a policy decides, so that two policies differ by their decisions alone."""
+
+    def flat(queries: Queries, ads: Ads, placed: Placed) -> np.ndarray:
+        return np.full(len(placed), 0.1, np.float32)
+
+    clicks = []
+    for policy in (crude_policy(CONFIG, world), flat):
+        clicks.append({})
+        for served in serve(CONFIG, world, day, policy):
+            shown = served.impressions
+            keys = zip(shown.query.tolist(), shown.ad.tolist(), shown.position.tolist(), strict=True)
+            clicks[-1] |= dict(zip(keys, served.clicked.tolist(), strict=True))
+    both = clicks[0].keys() & clicks[1].keys()
+    assert len(both) > 500
+    assert all(clicks[0][key] == clicks[1][key] for key in both)
+
+
+def test_ids_are_those_of_the_raw_columns(world: World, day: Day) -> None:
+    from ctr.data.log import unpack_ids
+    from ctr.data.transform import transform_table
+
+    ids = FeatureIds(world)
+    ids.begin_day(day.queries, day.ads)
+    served = next(serve(CONFIG, world, day, crude_policy(CONFIG, world)))
+    count = len(served.impressions)
+    keys = {
+        name: np.zeros(count, np.int64)
+        for name in ("query_time", "timestamp", "query_id", "example_id", "label")
+    }
+    keys |= {name: np.ones(count, np.float32) for name in ("train_weight", "metric_weight")}
+    made = ids.table(keys, served.queries, served.impressions)
+    matrix, lists = transform_table(SCHEMA, raw_columns(world, served.queries, day.ads, served.impressions))
+    assert np.array_equal(unpack_ids(made.column("ids").combine_chunks()), matrix)
+    for name, (values, lengths) in lists.items():
+        assert made.column(name).combine_chunks().flatten().to_numpy().tolist() == values.tolist()
+        assert np.diff(made.column(name).combine_chunks().offsets.to_numpy()).tolist() == lengths.tolist()
