@@ -69,8 +69,10 @@ def _weighted(rows: Rows, sample: JoinedSidecar, only_kept: bool) -> Rows:
     return replace(weighted, metric_weight=rows.metric_weight * weight).keep(weight > 0)
 
 
-def check_selection(log: Path, schema: Schema, manifests: Sequence[Manifest], selection: Selection) -> None:
-    """Goes over a log's selected rows before training does.
+def check_selection(
+    log: Path, schema: Schema, manifests: Sequence[Manifest], selection: Selection, start: int = 0
+) -> None:
+    """Goes over a log's selected rows, from position ``start`` on, before training does.
 
     Raises:
         InputError: the sample lacks a row, or the teacher a logit for a row that would be learned from: how many,
@@ -78,7 +80,7 @@ def check_selection(log: Path, schema: Schema, manifests: Sequence[Manifest], se
     """
     learned = missing = 0
     first: list[tuple[int, int, int]] = []
-    for rows in read_selection(log, schema, manifests, selection):
+    for rows in read_selection(log, schema, manifests, selection, start):
         if selection.teacher is None or not selection.every_row_taught:
             continue
         needed = (rows.fault == 0) & (rows.train_weight > 0)

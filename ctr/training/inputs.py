@@ -1,13 +1,13 @@
 """The logs and sidecars that a run reads, checked before it begins, and the stream of feeds that they become."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ctr.data.batches import Batch, set_rejects_apart, whole_query_batches
 from ctr.data.interleave import Interleaved
 from ctr.data.joined_sidecar import JoinedSidecar
-from ctr.data.log import Manifest, read_manifests, read_schema
+from ctr.data.log import MAX_TIME_US, Manifest, read_manifests, read_schema
 from ctr.data.reader import read_rows
 from ctr.data.schema import Schema
 from ctr.data.stream import Selection, check_selection, read_selection
@@ -31,6 +31,11 @@ class Log:
     def rows(self) -> int:
         """How many rows it has."""
         return sum(manifest.rows for manifest in self.manifests)
+
+    @property
+    def end(self) -> int:
+        """The query time, in microseconds, up to which it is published."""
+        return self.manifests[-1].end if self.manifests else 0
 
 
 @dataclass(frozen=True)
@@ -92,15 +97,24 @@ def open_inputs(path: Path, config: TrainConfig) -> Inputs:
     return Inputs(config, schema, log, others, families)
 
 
-def check_rows(inputs: Inputs) -> None:
+def read_again(inputs: Inputs) -> Inputs:
+    """The same logs with the intervals that are published by now."""
+    others = {name: Log(other.path, read_manifests(other.path)) for name, other in inputs.others.items()}
+    return replace(inputs, log=Log(inputs.log.path, read_manifests(inputs.log.path)), others=others)
+
+
+def check_rows(inputs: Inputs, start: int = 0) -> None:
     """Goes over the log where a sidecar must say something of every row, before training does.
+
+    Args:
+        start: the position in the log to begin at.
 
     Raises:
         InputError: how many rows it says nothing of, and which are the first.
     """
     selection = selection_of(inputs)
     if selection.sample is not None or (selection.teacher is not None and selection.every_row_taught):
-        check_selection(inputs.log.path, inputs.schema, inputs.log.manifests, selection)
+        check_selection(inputs.log.path, inputs.schema, inputs.log.manifests, selection, start)
 
 
 def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:
@@ -144,12 +158,14 @@ def read_feeds(
     layouts: tuple[TableLayout, ...],
     start: int,
     other_starts: Mapping[str, int] | None = None,
+    partial: bool = True,
 ) -> Generator[Feed, None, None]:
     """The run's feeds from a position on, made by a thread that reads ahead.
 
     Args:
         start: the position in the log.
         other_starts: those in the constraint logs; None: the feeds are to be scored only, with what that needs.
+        partial: also the batches that would become others if the logs went on.
     """
     config, batch, log = inputs.config, inputs.config.batch, inputs.log
     objective = config.objective if other_starts is not None else scored_part(config.objective)
@@ -160,11 +176,33 @@ def read_feeds(
             selection = replace(selection, teacher=None)
         blocks = read_selection(log.path, inputs.schema, log.manifests, selection, start)
         streams = [] if other_starts is None else _open_streams(inputs, other_starts)
-        for one in whole_query_batches(blocks, batch.rows, batch.largest_query):
+        batches = whole_query_batches(blocks, batch.rows, batch.largest_query)
+        for one in batches if partial else _final(batches, inputs):
             others = [_other_batch(stream, one) for stream in streams]
             yield make_feed(one, layouts, batch.rows, objective, inputs.families, others)
 
     return read_ahead(feeds())
+
+
+def _final(batches: Iterable[Batch], inputs: Inputs) -> Iterator[Batch]:
+    """Those of the batches that stay what they are however the logs go on.
+
+    The last one may still grow, unless it is full; and to any of them belong the rows that a constraint log has
+    until its time, so that it waits until that log is published so far.
+    """
+    published = min((other.end for other in inputs.others.values()), default=MAX_TIME_US)
+    last: Batch | None = None
+    for batch in batches:
+        if batch.times[1] > published:
+            break
+        if last is not None:
+            yield last
+        last = batch
+    else:
+        if last is not None and len(last.rows) + len(last.rejects) < inputs.config.batch.rows:
+            return
+    if last is not None:
+        yield last
 
 
 def _open_streams(inputs: Inputs, starts: Mapping[str, int]) -> list[Interleaved]:

@@ -158,18 +158,33 @@ class Run:
             )
         return consumed
 
-    def _restore(
-        self, arrays: dict[str, np.ndarray], state: dict[str, Any]
-    ) -> tuple[dict[str, int], list[str]]:
-        for consumed in state["consumed"]:
-            manifests = self.other_manifests[consumed["log"]] if consumed["log"] else self.manifests
-            intervals = consumed["intervals"]
-            if consumed["sha256"] != log_sha256(manifests[:intervals]):
-                log = f"constraint log {consumed['log']}" if consumed["log"] else "log"
+    def _check_consumed(
+        self,
+        consumed: Sequence[Mapping[str, Any]],
+        manifests: Sequence[Manifest],
+        other_manifests: Mapping[str, Sequence[Manifest]],
+    ) -> None:
+        for seen in consumed:
+            own = other_manifests[seen["log"]] if seen["log"] else manifests
+            intervals = seen["intervals"]
+            if seen["sha256"] != log_sha256(own[:intervals]):
+                log = f"constraint log {seen['log']}" if seen["log"] else "log"
                 raise InputError(
                     f"{self.folder}: the {log} is not the one that this run was trained on: "
                     f"its first {intervals} intervals differ; use another folder to start anew"
                 )
+
+    def take_in(
+        self, manifests: Sequence[Manifest], other_manifests: Mapping[str, Sequence[Manifest]]
+    ) -> None:
+        """Goes on with these intervals. Raises InputError: of those seen so far some are not what they were."""
+        self._check_consumed(self._consumed(), manifests, other_manifests)
+        self.manifests, self.other_manifests = manifests, other_manifests
+
+    def _restore(
+        self, arrays: dict[str, np.ndarray], state: dict[str, Any]
+    ) -> tuple[dict[str, int], list[str]]:
+        self._check_consumed(state["consumed"], self.manifests, self.other_manifests)
         if state["sidecars"] != self.sidecar_hashes(state["window_times"][1] + 1):
             raise InputError(
                 f"{self.folder}: the sidecars {', '.join(self.sidecars)} are not those that this run has read so far; "
@@ -297,13 +312,8 @@ class Run:
                 )
 
     def _finite(self, logit: np.ndarray) -> np.ndarray:
-        """A prediction that is not finite is counted and scored as what it would have been without a model."""
-        bad = ~np.isfinite(logit)
-        if not bad.any():
-            return logit
-        self.position.nonfinite_predictions += int(bad.sum())
-        prior = self.config.model.prior
-        return np.where(bad, np.float32(math.log(prior / (1 - prior))), logit)
+        self.position.nonfinite_predictions += int(np.count_nonzero(~np.isfinite(logit)))
+        return finite_logits(logit, self.config.model.prior)
 
     def window_is_full(self) -> bool:
         """Whether the present window has as many examples as it should."""
@@ -359,6 +369,11 @@ class Run:
         self.metrics_file.close()
         self.rejects_file.close()
         self.events.close()
+
+
+def finite_logits(logit: np.ndarray, prior: float) -> np.ndarray:
+    """A prediction (float32 [N]) that is not finite becomes what it would have been without a model."""
+    return np.where(np.isfinite(logit), logit, np.float32(math.log(prior / (1 - prior))))
 
 
 def _is_measured(family: Family, source: int) -> bool:

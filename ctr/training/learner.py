@@ -1,0 +1,85 @@
+"""What a run does with each batch of its log, in which order: score it, and learn from it when its labels are known."""
+
+import time
+from collections.abc import Generator
+
+import numpy as np
+
+from ctr.training.feed import Feed
+from ctr.training.inputs import Inputs, read_feeds
+from ctr.training.run import Run
+from ctr.training.step import Steps
+
+
+class Learner:
+    """Learns from a stream of feeds; under a label delay, when their labels are known."""
+
+    def __init__(self, steps: Steps, current: Run) -> None:
+        self.steps = steps
+        self.current = current
+        self.seconds: list[float] = []
+
+    def learn(self, feed: Feed) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Scores a batch and learns from it; returns the logits and slices of its own rows."""
+        current = self.current
+        rows = len(feed.batch.rows)
+        counts = [rows, *(0 if other is None else len(other.rows) for other in feed.others)]
+        logit, slices = np.zeros(0, np.float32), [np.zeros(0, np.int32) for _ in current.state.families]
+        applied = True
+        if sum(counts):
+            begun = time.perf_counter()
+            result = self.steps.learn(feed, current.config.ramps_at(current.position.trained_examples))
+            logit, slices = result.logit.numpy(), [index.numpy() for index in result.slices]
+            applied = bool(result.applied)
+            self.seconds.append(time.perf_counter() - begun)
+        begin = rows
+        for source, (other, count) in enumerate(zip(feed.others, counts[1:], strict=True), 1):
+            if other is not None:
+                end = begin + count
+                current.record_other(source, other, logit[begin:end], [index[begin:end] for index in slices])
+                begin = end
+        current.learned(feed.batch, applied)
+        return logit[:rows], [index[:rows] for index in slices]
+
+    def score(self, feed: Feed) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Scores a batch; returns as ``learn`` does."""
+        rows = len(feed.batch.rows)
+        if not rows:
+            return np.zeros(0, np.float32), [np.zeros(0, np.int32) for _ in self.current.state.families]
+        logit, slices = self.steps.score(
+            feed, self.current.config.ramps_at(self.current.position.trained_examples)
+        )
+        return logit.numpy()[:rows], [index.numpy()[:rows] for index in slices]
+
+
+def scored_feeds(
+    inputs: Inputs, learner: Learner, partial: bool
+) -> Generator[tuple[Feed, np.ndarray, list[np.ndarray]], None, None]:
+    """Each batch in the order of the log with its logits and slices, learned from when its time has come.
+
+    Args:
+        partial: also the batches that would become others if the logs went on.
+    """
+    position, layouts = learner.current.position, learner.current.state.layouts
+    delay = round(inputs.config.label_delay * 1_000_000)
+    learned = read_feeds(inputs, layouts, position.learned, position.others, partial)
+    if not delay:
+        try:
+            for feed in learned:
+                yield feed, *learner.learn(feed)
+        finally:
+            learned.close()
+        return
+    # A stream of its own, so that the batches in between need not be kept.
+    scored = read_feeds(inputs, layouts, position.examples, partial=partial)
+    waiting = next(learned, None)
+    try:
+        for feed in scored:
+            known = feed.batch.times[0] - delay
+            while waiting is not None and waiting.batch.times[1] <= known:
+                learner.learn(waiting)
+                waiting = next(learned, None)
+            yield feed, *learner.score(feed)
+    finally:
+        scored.close()
+        learned.close()

@@ -1,0 +1,346 @@
+"""A run that goes on, in one process, as its log grows; between its batches it scores what it is asked to."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ctr.data.batches import set_rejects_apart
+from ctr.data.log import log_sha256, shard_schema
+from ctr.data.reader import FAULTS, Rows, rows_of_table
+from ctr.data.sample_log import applied_samplings
+from ctr.errors import InputError
+from ctr.training.config import TrainConfig
+from ctr.training.device import describe_environment, make_deterministic, resolve_compute_dtype, resolve_jit
+from ctr.training.feed import make_feed
+from ctr.training.inputs import Inputs, check_rows, open_inputs, read_again
+from ctr.training.learner import Learner, scored_feeds
+from ctr.training.run import Run, finite_logits, root_report
+from ctr.training.run_directory import (
+    adopt_config,
+    adopt_environment,
+    adopt_schema,
+    only_process,
+    write_json,
+    write_metric_states,
+)
+from ctr.training.snapshot import Exporter, take_snapshot
+from ctr.training.state import TrainState
+from ctr.training.step import make_steps, scored_part
+from ctr.training.weight_spectra import write_weight_spectra
+
+# What is left out of the promise that runs of the same configuration give the same results.
+TIMING = ("examples_per_second", "step_ms_p50", "shampoo_seconds_waited", "shampoo_seconds_computing")
+
+Progress = Callable[[int, dict[str, Any]], None]
+
+
+class Advance(NamedTuple):
+    """What an ``advance`` did.
+
+    Attributes:
+        rows: of the log that it passed, also those that were faulty or not selected.
+        waiting: published rows that are not passed yet.
+        windows: the lines of metrics.jsonl that it wrote.
+    """
+
+    rows: int
+    waiting: int
+    windows: list[dict[str, Any]]
+
+
+@contextmanager
+def open_session(
+    log: Path,
+    config: TrainConfig,
+    run: Path,
+    progress: Progress | None = None,
+    exporter: Exporter | None = None,
+) -> Iterator["Session"]:
+    """Begins a run, or goes on with it where its newest checkpoint stands; holds its folder until the block ends.
+
+    What was not saved when the block ends is computed again by the next session.
+
+    Args:
+        log: a folder with an example log, which may grow.
+        config: what to compute.
+        run: the run directory; a new one, or one begun under the same configuration.
+        progress: called after every batch with the position in the log and the last window's metrics.
+        exporter: writes a servable model of a snapshot, wherever ``config.export`` asks for one; for instance
+            ``ctr.serving.export.export_from_run``.
+
+    Raises:
+        InputError: bad log, bad configuration for this log, a run directory of another configuration,
+            environment or log, or in use, or exports asked for without an exporter.
+    """
+    if config.export is not None and exporter is None:
+        raise InputError(
+            "config: export: nothing here can export; ctr train can, or train(..., exporter=...)"
+        )
+    inputs = open_inputs(log, config)
+    is_new = not (run / "checkpoints").exists()
+    if is_new:
+        check_rows(inputs)
+    layouts = config.model.table_layouts(inputs.schema)
+    adopt_config(run, config)
+    with only_process(run):
+        adopt_schema(run, inputs.schema)
+        adopt_environment(run, describe_environment(config))
+        make_deterministic(config.seed)
+        state = TrainState(layouts, config, resolve_compute_dtype(config), inputs.families)
+        others = {name: other.manifests for name, other in inputs.others.items()}
+        current = Run(run, config, state, inputs.schema, inputs.log.manifests, others, inputs.sidecars)
+        try:
+            checked = inputs.log.rows if is_new else current.position.examples
+            yield Session(inputs, current, checked, progress, exporter)
+        finally:
+            current.close()
+
+
+class Session:
+    """A run with its weights and compiled functions; see ``open_session``.
+
+    Attributes:
+        inputs: what it reads, as it was published at the last ``advance``.
+        current: where it stands, and its metrics.
+    """
+
+    def __init__(
+        self, inputs: Inputs, current: Run, checked: int, progress: Progress | None, exporter: Exporter | None
+    ) -> None:
+        """Takes over an opened run. ``checked``: the rows of the log that ``check_rows`` has gone over."""
+        self.inputs = inputs
+        self.current = current
+        self._checked = checked
+        self._progress = progress
+        self._exporter = exporter if current.config.export is not None else None
+        steps = make_steps(current.state, current.config, resolve_jit(current.config))
+        self._learner = Learner(steps, current)
+        self._window_line: dict[str, Any] = {}
+        self._failed = False
+        # Of advancing alone. A window that was begun before a resume is timed from the resume on.
+        self._examples = self._examples_at_window = 0
+        self._seconds = self._seconds_at_window = 0.0
+
+    def advance(self, partial: bool = False) -> Advance:
+        """Scores and learns from what was published since, batch by batch.
+
+        A batch that is not full waits for the intervals to come, and with a constraint log each batch waits until
+        that log is published up to its time: so however the logs grew, weights, metrics and predictions are those
+        of one pass over them. An interval that a sidecar has to know and does not know yet is refused before
+        anything of it is learned from; the session can advance once the sidecar has it.
+
+        Args:
+            partial: leaves nothing waiting. The last batch ends with the log, as in no pass over a longer log;
+                a run that is resumed knows it from a checkpoint only (``save``). Under a label delay this is about
+                scoring; what is learned from when is decided by the delay alone.
+
+        Raises:
+            InputError: intervals seen before are not what they were; a sidecar says nothing of a new row; a damaged
+                shard; too many faulty rows.
+        """
+        self._check_usable()
+        inputs, position = read_again(self.inputs), self.current.position
+        self.current.take_in(
+            inputs.log.manifests, {name: other.manifests for name, other in inputs.others.items()}
+        )
+        if self._checked < inputs.log.rows:
+            check_rows(inputs, self._checked)
+            self._checked = inputs.log.rows
+        self.inputs = inputs
+        before = position.examples
+        # Within a batch weights, metrics and position do not go together.
+        self._failed = True
+        windows = self._pass_over(partial)
+        self._failed = False
+        return Advance(position.examples - before, inputs.log.rows - position.examples, windows)
+
+    def _check_usable(self) -> None:
+        if self._failed:
+            raise RuntimeError(
+                f"{self.current.folder}: the session ended with an exception; open another one"
+            )
+
+    def _pass_over(self, partial: bool) -> list[dict[str, Any]]:
+        inputs, current, position = self.inputs, self.current, self.current.position
+        config = current.config
+        paths = {"": inputs.log.path, **{name: other.path for name, other in inputs.others.items()}}
+        windows = []
+        begun, seconds = time.perf_counter(), self._seconds
+        scored = scored_feeds(inputs, self._learner, partial)
+        try:
+            for feed, logit, slices in scored:
+                behind = position.examples
+                current.record(feed.batch, logit, slices)
+                self._examples += len(feed.batch.rows)
+                self._seconds = seconds + time.perf_counter() - begun
+                current.check_rejects(paths)
+                if current.window_is_full():
+                    self._window_line = current.close_window(
+                        {"examples_per_second": self._window_rate(), **self._root_seconds()}
+                    )
+                    windows.append(self._window_line)
+                if self._progress is not None:
+                    self._progress(position.examples, self._window_line)
+                # Before the checkpoint: a run that is killed between the two makes it again, none is left out.
+                if self._exporter is not None and config.export is not None:
+                    every = config.export.every_examples
+                    if behind // every < position.examples // every:
+                        self._exporter(take_snapshot(current))
+                if position.examples - current.saved_at >= config.checkpoint.every_examples:
+                    current.save()
+        finally:
+            scored.close()
+        self._seconds = seconds + time.perf_counter() - begun
+        if partial:
+            # Rows that a sample dropped, or that lie after the time range, are behind the run too.
+            position.examples = inputs.log.rows
+            if not config.label_delay:
+                position.learned = position.examples
+        return windows
+
+    def _window_rate(self) -> float:
+        examples, seconds = self._examples - self._examples_at_window, self._seconds - self._seconds_at_window
+        self._examples_at_window, self._seconds_at_window = self._examples, self._seconds
+        return round(examples / seconds, 1)
+
+    def score(self, rows: Rows | pa.Table) -> np.ndarray:
+        """The logits, float32 [N], that the present weights give N rows; changes nothing.
+
+        Args:
+            rows: good rows of the log's features (``ctr.data.reader``), or a table of a shard's columns. Labels and
+                weights are of no effect, and queries need not be whole.
+
+        Raises:
+            InputError: a faulty row, or rows of other features.
+        """
+        self._check_usable()
+        good = self._good_rows(rows)
+        config, most = self.current.config, self.current.config.batch.rows
+        logit = np.zeros(len(good), np.float32)
+        for begin in range(0, len(good), most):
+            end = min(begin + most, len(good))
+            # Padded as the batches of the log are, so that nothing is compiled for it.
+            feed = make_feed(
+                set_rejects_apart(good.slice(begin, end)),
+                self.current.state.layouts,
+                most,
+                scored_part(config.objective),
+                self.inputs.families,
+            )
+            logit[begin:end] = self._learner.score(feed)[0]
+        return finite_logits(logit, config.model.prior)
+
+    def _good_rows(self, rows: Rows | pa.Table) -> Rows:
+        schema = self.inputs.schema
+        if isinstance(rows, pa.Table):
+            expected = shard_schema(schema)
+            try:
+                table = rows.select(expected.names).cast(expected)
+            except (KeyError, ValueError, pa.ArrowException) as error:
+                raise InputError(
+                    f"rows to score: not the columns of a shard of the log, {', '.join(expected.names)}: {error}"
+                ) from None
+            rows = rows_of_table(table, schema, 0)
+        found = (rows.ids.shape[1], sorted(rows.multivalent))
+        wanted = (len(schema.single_valued), sorted(schema.multivalent))
+        if found != wanted:
+            raise InputError(
+                f"rows to score: {found[0]} single-valued features and the multivalent ones {found[1]}; "
+                f"the log has {wanted[0]} and {wanted[1]}"
+            )
+        faulty = np.flatnonzero(rows.fault)
+        if len(faulty):
+            raise InputError(
+                f"rows to score: row {faulty[0]} (example_id {rows.example_id[faulty[0]]}): "
+                f"{FAULTS[rows.fault[faulty[0]]]}; {len(faulty)} of {len(rows)} rows are faulty, none is allowed"
+            )
+        return rows
+
+    def save(self) -> None:
+        """Writes a checkpoint, unless the newest one is of this position."""
+        self._check_usable()
+        if self.current.position.examples != self.current.saved_at:
+            self.current.save()
+
+    def finish(self) -> dict[str, Any]:
+        """Advances to the end of the log and writes the results over all of it.
+
+        Returns:
+            The content of summary.json.
+
+        Raises:
+            InputError: as of ``advance``.
+        """
+        self.advance(partial=True)
+        current = self.current
+        if current.window.traffic.examples:
+            current.close_window({})
+        if self._exporter is not None:
+            self._exporter(take_snapshot(current))
+        self.save()
+        summary_path = current.folder / "summary.json"
+        summary = {**_results(self.inputs, current), **(self._timing() or _timing_before(summary_path))}
+        write_metric_states(current.folder, current.total.to_arrays())
+        write_weight_spectra(current.folder, current.state)
+        write_json(summary_path, summary)
+        return summary
+
+    def _timing(self) -> dict[str, float]:
+        if not self._examples:
+            return {}
+        steps = self._learner.seconds
+        return {
+            "examples_per_second": round(self._examples / self._seconds, 1),
+            "step_ms_p50": round(1000 * float(np.median(steps)), 3) if steps else 0.0,
+            **self._root_seconds(),
+        }
+
+    def _root_seconds(self) -> dict[str, float]:
+        timing = self.current.state.shampoo.timing()
+        return {f"shampoo_{name}": round(seconds, 3) for name, seconds in timing.items()}
+
+
+def _results(inputs: Inputs, current: Run) -> dict[str, Any]:
+    position = current.position
+    return {
+        **current.total.summary(),
+        "log_rows": position.examples,
+        "batches": position.batches,
+        "trained_examples": position.trained_examples,
+        "trained_rows": position.trained_rows,
+        "per_query_auc_of_sample": _sampled_queries(inputs),
+        "skipped_steps": position.skipped_steps,
+        "skipped_ranges": position.skipped_ranges,
+        "rejected_rows": position.rejected_rows,
+        "nonfinite_predictions": position.nonfinite_predictions,
+        **current.state.parameter_counts(),
+        "duals": current.duals(),
+        "constraint_logs": {name: metrics.summary() for name, metrics in current.others.items()},
+        "shampoo": root_report(current.state),
+        "config_sha256": current.config.sha256(),
+        "log_sha256": log_sha256(current.manifests),
+        "constraint_logs_sha256": {name: log_sha256(log.manifests) for name, log in inputs.others.items()},
+        "sidecars_sha256": current.sidecar_hashes(),
+    }
+
+
+def _sampled_queries(inputs: Inputs) -> bool:
+    """Whether PerQueryAUC is that of queries as a sample left them, which is not an estimate of full traffic's."""
+    sampling = inputs.config.sampling
+    only_kept = sampling is not None and sampling.score == "kept"
+    return only_kept or bool(applied_samplings(inputs.log.path))
+
+
+def _timing_before(summary_path: Path) -> Mapping[str, float | None]:
+    """A finished run that is asked for again has nothing left to time: its first timing stands, if any."""
+    try:
+        before = json.loads(summary_path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        before = {}
+    return {key: before.get(key) for key in TIMING}
