@@ -113,8 +113,8 @@ def _copy_once(policy: Path, log: Path, out: Path) -> None:
     shutil.copytree(policy, unfinished)
     if changes:
         content = read_yaml(policy / "config.yaml", "config")
-        for index, path in changes:
-            content["objective"]["bias_constraints"]["logs"][index]["path"] = path
+        for index, copied in changes:
+            content["objective"]["bias_constraints"]["logs"][index]["path"] = copied
         moved = parse_model(TrainConfig, content, "config")
         (unfinished / "config.yaml").write_text(dump_yaml(moved))
     # Last, and at once: where there is a run, everything is there.

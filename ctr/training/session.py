@@ -39,6 +39,8 @@ TIMING = ("examples_per_second", "step_ms_p50", "shampoo_seconds_waited", "shamp
 
 Progress = Callable[[int, dict[str, Any]], None]
 
+_SCORED_TOGETHER = 8192
+
 
 class Advance(NamedTuple):
     """What an ``advance`` did.
@@ -221,7 +223,9 @@ class Session:
         """
         self._check_usable()
         good = self._good_rows(rows)
-        config, most = self.current.config, self.current.config.batch.rows
+        config = self.current.config
+        # A call of the compiled function costs as much as a thousand rows.
+        most = max(config.batch.rows, _SCORED_TOGETHER)
         logit = np.zeros(len(good), np.float32)
         for begin in range(0, len(good), most):
             end = min(begin + most, len(good))
@@ -229,7 +233,7 @@ class Session:
             feed = make_feed(
                 set_rejects_apart(good.slice(begin, end)),
                 self.current.state.layouts,
-                most,
+                config.batch.rows,
                 scored_part(config.objective),
                 self.inputs.families,
             )
