@@ -10,8 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ctr.config import parse_model
 from ctr.data.log import create_log, publish_interval, read_manifests, read_shard
 from ctr.data.reader import FAULTS, join_rows, read_rows
+from ctr.data.sample_log import write_decisions
+from ctr.data.sampling import SamplingConfig
 from ctr.data.sidecar import write_sidecar_interval
 from ctr.errors import InputError
 from ctr.training import session as module
@@ -286,6 +289,29 @@ def test_an_interval_waits_for_its_teacher(growing, make_config, tmp_path):
     whole = train(growing.folder, config, tmp_path / "whole")
     assert without_timings(summary) == without_timings(whole)
     assert last_weights(tmp_path / "run") == last_weights(tmp_path / "whole")
+
+
+def test_a_sample_grows_with_its_log(growing, make_config, tmp_path):
+    """Rows that it drops, and those outside a time range, lie around the ends of intervals."""
+    sampling = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": "test"}, "test")
+    times = {"start": "1970-01-01T00:00:00.030", "end": "1970-01-01T00:00:00.200"}
+    config = make_config({**ROOTS, "sampling": {"name": "part", "score": "kept"}, "time_range": times})
+    growing.grow()
+    write_decisions(growing.folder, "part", sampling)
+    with open_session(growing.folder, config, tmp_path / "run") as session:
+        session.advance()
+        growing.grow()
+        with pytest.raises(InputError, match=r"sidecar part of .*no decision for \d+ of the \d+ rows"):
+            session.advance()
+        for _ in range(2):
+            write_decisions(growing.folder, "part", sampling)
+            session.advance()
+            if growing.intervals < 3:
+                growing.grow()
+        summary = session.finish()
+    assert summary["log_rows"] == len(growing.table) > 2 * summary["examples"]
+    train(growing.folder, config, tmp_path / "whole")
+    assert_same(tmp_path / "run", tmp_path / "whole")
 
 
 def test_logs_that_are_not_what_they_were_are_refused(growing, exposure, make_config, tmp_path):
