@@ -1,0 +1,349 @@
+"""A run that goes on as its logs grow ends in the bits of one pass over them, whatever it scores in between."""
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ctr.config import parse_model
+from ctr.data.log import create_log, publish_interval, read_manifests, read_shard
+from ctr.data.reader import FAULTS, join_rows, read_rows
+from ctr.data.sample_log import write_decisions
+from ctr.data.sampling import SamplingConfig
+from ctr.data.sidecar import write_sidecar_interval
+from ctr.errors import InputError
+from ctr.training import session as module
+from ctr.training.loop import train
+from ctr.training.session import TIMING, open_session
+
+ENDS = (0, 80_000, 160_000, 240_000)
+# So that roots are in flight wherever an interval ends.
+ROOTS = {
+    "optimizer": {"dense": {"shampoo": {"start_preconditioning_step": 2, "precondition_frequency": 4}}},
+    "max_rejected_share": 0.01,
+}
+TEACHER = {"objective": {"distillation": {"teacher": "teacher"}}}
+
+
+def constrained(path: Path) -> dict[str, Any]:
+    constraints = {
+        "learning_rate": 0.5,
+        "families": [{"name": "random", "log": "exposure"}],
+        "logs": [{"name": "exposure", "path": str(path), "own_loss": True}],
+    }
+    return {"objective": {"bias_constraints": constraints}}
+
+
+class Growing:
+    """A log that is published interval by interval."""
+
+    def __init__(self, folder: Path, schema, table: pa.Table) -> None:
+        self.folder, self.schema, self.table, self.intervals = folder, schema, table, 0
+        create_log(folder, schema)
+
+    def grow(self, intervals: int = 1) -> Path:
+        times = self.table.column("query_time").to_numpy()
+        for _ in range(intervals):
+            start, end = ENDS[self.intervals : self.intervals + 2]
+            inside = np.flatnonzero((times >= start) & (times < end))
+            publish_interval(
+                self.folder, self.schema, start, end, self.table.take(pa.array(inside)), shard_rows=170
+            )
+            self.intervals += 1
+        return self.folder
+
+
+@pytest.fixture
+def growing(examples, schema, tmp_path) -> Growing:
+    """``log`` with a few faulty rows, so far without an interval."""
+    label = examples.label.copy()
+    label[[3, 400, 900]] = 5
+    return Growing(tmp_path / "log", schema, type(examples)(**{**vars(examples), "label": label}).table())
+
+
+@pytest.fixture
+def exposure(make_examples, schema, tmp_path) -> Growing:
+    """A log to be constrained, likewise: of the same times, in which everything is clicked."""
+    rows = make_examples(queries=235, seed=9)
+    rows = type(rows)(**{**vars(rows), "label": np.ones(len(rows), int)})
+    return Growing(tmp_path / "exposure", schema, rows.table())
+
+
+def without_timings(content: dict) -> dict:
+    return {key: value for key, value in content.items() if key not in TIMING}
+
+
+def outcome(run: Path) -> dict:
+    """All that a run computed."""
+    with np.load(run / "metric_states.npz") as states:
+        metric_states = {name: states[name].tobytes() for name in states}
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return {
+        "arrays": {path.parent.name: path.read_bytes() for path in run.glob("checkpoints/*/arrays.npz")},
+        "summary": without_timings(json.loads((run / "summary.json").read_text())),
+        "metrics": [without_timings(json.loads(line)) for line in lines],
+        "rejects": (run / "rejects.jsonl").read_text(),
+        "metric states": metric_states,
+        "predictions": {path.name: path.read_bytes() for path in run.glob("predictions/*")},
+    }
+
+
+def assert_same(run: Path, other: Path) -> None:
+    found, expected = outcome(run), outcome(other)
+    for name in expected:
+        assert found[name] == expected[name], name
+
+
+def good_rows(log: Path, schema, intervals: slice = slice(None)):
+    manifests = read_manifests(log)[intervals]
+    rows = join_rows(list(read_rows(log, schema, manifests)))
+    return rows.keep(rows.fault == 0)
+
+
+def last_weights(run: Path) -> dict[str, bytes]:
+    with np.load(max((run / "checkpoints").iterdir()) / "arrays.npz") as arrays:
+        return {name: arrays[name].tobytes() for name in arrays if name.startswith("weights|")}
+
+
+@pytest.mark.parametrize("delay", [0, 0.02])
+def test_growing_logs_give_the_bits_of_one_pass(
+    growing, exposure, schema, make_config, make_examples, make_log, tmp_path, delay
+):
+    """Two runs at once, one of them with a constraint log that is published later than the log; scoring between."""
+    plain, changes = make_config(ROOTS), {**ROOTS, **constrained(exposure.folder), "label_delay": delay}
+    other = make_config(changes)
+    unseen = make_log(make_examples(30, seed=4).table(), "unseen")
+    unseen = join_rows(list(read_rows(unseen, schema, read_manifests(unseen))))
+    growing.grow()
+    exposure.grow()
+    rows = [0, 0]
+    heard = []
+    with ExitStack() as stack:
+        folders = [tmp_path / "plain", tmp_path / "constrained"]
+        sessions = [
+            stack.enter_context(open_session(growing.folder, config, folder))
+            for config, folder in zip((plain, other), folders, strict=True)
+        ]
+        for log in (None, growing, exposure, growing, None, exposure):
+            if log is not None:
+                log.grow()
+            for number, session in enumerate(sessions):
+                done = session.advance()
+                rows[number] += done.rows
+                heard += [line["examples"] for line in done.windows] if number == 0 else []
+                published = sum(manifest.rows for manifest in read_manifests(growing.folder))
+                assert done.waiting == published - rows[number]
+                first, again = session.score(unseen), session.score(unseen)
+                np.testing.assert_array_equal(first, again)
+            # What the constraint log is not published for waits, and nothing else than an incomplete batch does.
+            assert sessions[0].advance().rows == 0
+            times = growing.table.column("query_time").to_numpy()
+            assert times[rows[1] - 1] <= ENDS[exposure.intervals]
+            assert published - rows[0] < 50
+            if exposure.intervals == growing.intervals:
+                assert rows[1] == rows[0]
+        summaries = [session.finish() for session in sessions]
+    for config, folder, summary in zip((plain, other), folders, summaries, strict=True):
+        whole = train(growing.folder, config, tmp_path / f"{folder.name}-whole")
+        assert without_timings(summary) == without_timings(whole)
+        assert summary["constraint_logs"] or folder.name == "plain"
+        assert_same(folder, tmp_path / f"{folder.name}-whole")
+    lines = [json.loads(line) for line in (folders[0] / "metrics.jsonl").read_text().splitlines()]
+    assert heard == [line["examples"] for line in lines[:-1]]
+
+
+def test_nothing_waits_where_the_next_interval_needs_it(
+    growing, make_config, tmp_path, read_predictions, schema
+):
+    """As separate runs over the log so far do it, which resume from one another's checkpoints."""
+    config = make_config(ROOTS)
+    with open_session(growing.grow(), config, tmp_path / "run") as session:
+        for interval in range(3):
+            done = session.advance(partial=True)
+            assert (done.rows, done.waiting) == (read_manifests(growing.folder)[interval].rows, 0)
+            session.save()
+            session.save()  # nothing is new
+            train(growing.folder, config, tmp_path / "steps" / "run")
+            assert last_weights(tmp_path / "run") == last_weights(tmp_path / "steps" / "run")
+            if interval < 2:
+                growing.grow()
+                coming = good_rows(growing.folder, schema, slice(interval + 1, None))
+                score = session.score(coming)
+            if interval == 0:
+                first = coming, score
+        session.finish()
+    found, expected = read_predictions(tmp_path / "run"), read_predictions(tmp_path / "steps" / "run")
+    np.testing.assert_array_equal(found["logit"], expected["logit"])
+    # The first batch of an interval is scored by the weights that score() used before.
+    rows, logit = first
+    before = int(np.searchsorted(found["query_time"], 80_000))
+    of_record = found["logit"].to_numpy()[before : before + 40]
+    assert found["example_id"].tolist()[before : before + 40] == rows.example_id[:40].tolist()
+    np.testing.assert_allclose(logit[:40], of_record, rtol=0, atol=1e-6)
+    later = found["logit"].to_numpy()[before : before + len(rows)]
+    assert np.abs(logit[100:] - later[100:]).max() > 0.01
+
+
+def test_it_goes_on_where_it_was_saved_and_what_was_not_is_computed_again(growing, make_config, tmp_path):
+    config = make_config(ROOTS)
+    whole = tmp_path / "whole"
+    with open_session(growing.grow(), config, tmp_path / "run") as session:
+        session.advance(partial=True)
+        session.save()
+    with open_session(growing.grow(), config, tmp_path / "run") as session:
+        assert session.advance().rows > 300
+    growing.grow()
+    with open_session(growing.folder, config, tmp_path / "run") as session:
+        session.finish()
+    again = Growing(tmp_path / "again", growing.schema, growing.table)
+    with open_session(again.grow(), config, whole) as session:
+        session.advance(partial=True)
+        again.grow(2)
+        session.finish()
+    found, expected = outcome(tmp_path / "run"), outcome(whole)
+    assert last_weights(tmp_path / "run") == last_weights(whole)
+    for name in ("summary", "metrics", "rejects", "metric states"):
+        assert found[name] == expected[name], name
+
+
+def test_scoring_takes_few_sizes_and_any_number_of_rows(growing, schema, make_config, tmp_path, monkeypatch):
+    with open_session(growing.grow(3), make_config(ROOTS), tmp_path / "run") as session:
+        session.advance()
+        rows = good_rows(growing.folder, schema)
+        sizes = set()
+        make: Callable[..., Any] = module.make_feed
+
+        def watched(*arguments):
+            feed = make(*arguments)
+            sizes.add(len(feed.targets["label"]))
+            return feed
+
+        monkeypatch.setattr(module, "make_feed", watched)
+        logit = session.score(rows)
+        assert logit.dtype == np.float32 and len(logit) == len(rows) > 1000
+        assert np.std(logit) > 0.1
+        for count in (0, 1, 49, 50, 51):
+            np.testing.assert_allclose(session.score(rows.slice(0, count)), logit[:count], rtol=0, atol=1e-6)
+        mask = np.zeros(len(rows), bool)
+        mask[[7, 300, 801]] = True
+        np.testing.assert_allclose(session.score(rows.keep(mask)), logit[mask], rtol=0, atol=1e-6)
+        assert sizes == {50}
+        entry = read_manifests(growing.folder)[1].shards[0]
+        table = read_shard(growing.folder, entry, schema)
+        good = table.filter(pa.array(table.column("label").to_numpy() < 2))
+        begin = int(np.searchsorted(rows.query_time, entry.first_query_time))
+        np.testing.assert_allclose(session.score(good), logit[begin : begin + len(good)], rtol=0, atol=1e-6)
+
+        bad = good.set_column(4, "label", pa.array(np.full(len(good), 3), pa.int8()))
+        with pytest.raises(InputError, match=rf"row 0 \(example_id \d+\): {FAULTS[1]}; {len(good)} of"):
+            session.score(bad)
+        with pytest.raises(
+            InputError, match=r"not the columns of a shard of the log, query_time, .*ids, tags"
+        ):
+            session.score(good.drop_columns(["tags"]))
+        fewer = type(rows)(**{**vars(rows), "ids": rows.ids[:, :2]})
+        with pytest.raises(InputError, match=r"2 single-valued features .*; the log has 3 and \['tags'\]"):
+            session.score(fewer)
+        # None of these ended it.
+        session.advance()
+
+
+def test_an_interval_waits_for_its_teacher(growing, make_config, tmp_path):
+    config = make_config({**ROOTS, **TEACHER})
+    rng = np.random.default_rng(3)
+
+    def teach() -> None:
+        manifest = read_manifests(growing.folder)[-1]
+        tables = [read_shard(growing.folder, entry, growing.schema) for entry in manifest.shards]
+        ids = pa.concat_tables(tables).column("example_id")
+        logit = pa.array(rng.normal(size=len(ids)), pa.float32())
+        write_sidecar_interval(
+            growing.folder, "teacher", manifest, pa.table({"example_id": ids, "logit": logit})
+        )
+
+    growing.grow()
+    teach()
+    with open_session(growing.folder, config, tmp_path / "run") as session:
+        session.advance()
+        growing.grow()
+        position = session.current.position.examples
+        with pytest.raises(InputError, match=r"sidecar teacher of .*no value for \d+ of \d+ rows") as refusal:
+            session.advance()
+        assert "\n" not in str(refusal.value)
+        assert session.current.position.examples == position
+        teach()
+        assert session.advance().rows > 300
+        session.save()
+    growing.grow()
+    # Also where another session begins with what is not taught.
+    with open_session(growing.folder, config, tmp_path / "run") as session:
+        with pytest.raises(InputError, match=r"no value for \d+ of \d+ rows"):
+            session.advance()
+        teach()
+        summary = session.finish()
+    whole = train(growing.folder, config, tmp_path / "whole")
+    assert without_timings(summary) == without_timings(whole)
+    assert last_weights(tmp_path / "run") == last_weights(tmp_path / "whole")
+
+
+def test_a_sample_grows_with_its_log(growing, make_config, tmp_path):
+    """Rows that it drops, and those outside a time range, lie around the ends of intervals."""
+    sampling = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": "test"}, "test")
+    times = {"start": "1970-01-01T00:00:00.030", "end": "1970-01-01T00:00:00.200"}
+    config = make_config({**ROOTS, "sampling": {"name": "part", "score": "kept"}, "time_range": times})
+    growing.grow()
+    write_decisions(growing.folder, "part", sampling)
+    with open_session(growing.folder, config, tmp_path / "run") as session:
+        session.advance()
+        growing.grow()
+        with pytest.raises(InputError, match=r"sidecar part of .*no decision for \d+ of the \d+ rows"):
+            session.advance()
+        for _ in range(2):
+            write_decisions(growing.folder, "part", sampling)
+            session.advance()
+            if growing.intervals < 3:
+                growing.grow()
+        summary = session.finish()
+    assert summary["log_rows"] == len(growing.table) > 2 * summary["examples"]
+    train(growing.folder, config, tmp_path / "whole")
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_logs_that_are_not_what_they_were_are_refused(growing, exposure, make_config, tmp_path):
+    config = make_config({**ROOTS, **constrained(exposure.folder)})
+    for log in (growing, exposure):
+        log.intervals = 1
+        log.grow()
+    with open_session(growing.folder, config, tmp_path / "run") as session:
+        session.advance()
+        with (
+            pytest.raises(InputError, match="another process is training in this run directory"),
+            open_session(growing.folder, config, tmp_path / "run"),
+        ):
+            pass
+        for log, name in ((exposure, "constraint log exposure"), (growing, "log")):
+            log.intervals = 0
+            log.grow()
+            with pytest.raises(InputError, match=f"the {name} is not the one .* first 1 intervals differ"):
+                session.advance()
+            (log.folder / "manifests" / f"{read_manifests(log.folder)[0].name}.json").unlink()
+        assert session.finish()["log_rows"] == read_manifests(growing.folder)[0].rows
+
+
+def test_after_an_exception_nothing_is_saved(growing, make_config, tmp_path):
+    def stop(position, _):
+        raise KeyboardInterrupt
+
+    config = make_config(ROOTS)
+    with open_session(growing.grow(), config, tmp_path / "run", stop) as session:
+        with pytest.raises(KeyboardInterrupt):
+            session.advance()
+        for method in (session.save, session.finish, session.advance):
+            with pytest.raises(RuntimeError, match="ended with an exception; open another one"):
+                method()
+    assert not list(tmp_path.glob("run/checkpoints/*"))
