@@ -27,8 +27,8 @@ from ctr.pipelines.evaluate_transforms import FAULT, KINDS, difference_of, metri
 ROWS_PER_KEY = 1 << 20
 """Rows that meet in one worker's memory, about 100 bytes each; a larger query meets whole all the same."""
 
-ROWS_PER_PASS = 1 << 24
-"""Rows that a runner inside this process groups at a time: it holds all of them in memory."""
+ROWS_PER_PASS = 1 << 23
+"""Rows that a runner inside this process groups at a time: it holds all of them in memory, about 100 bytes each."""
 
 _IN_MEMORY = ("FnApiRunner", "DirectRunner", "BundleBasedDirectRunner")
 

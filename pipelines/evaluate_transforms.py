@@ -97,7 +97,7 @@ def difference_of(states: Mapping[str, Any]) -> dict[str, Any]:
     """What `ctr.pipelines.evaluate.evaluate_difference` returns, from the states of `KINDS`."""
     a, b, joined = states["a"], states["b"], states["difference"]
     estimate = joined.estimate()
-    labelled = a.logloss.class_weight.any() and same_examples(a, b)
+    same = not joined.only_a and not joined.only_b and same_examples(a, b)
     return {
         "a": a.summary(),
         "b": b.summary(),
@@ -108,7 +108,7 @@ def difference_of(states: Mapping[str, Any]) -> dict[str, Any]:
             "only_a": int(joined.only_a),
             "only_b": int(joined.only_b),
         },
-        "metrics": _paired(a, b) if labelled else None,
+        "metrics": _paired(a, b) if same and a.logloss.class_weight.any() else None,
     }
 
 
