@@ -1,0 +1,499 @@
+"""Predictions evaluated as Beam combiners: the numbers are those of the metrics fed in one batch."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from apache_beam.testing.util import assert_that
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctr.errors import InputError
+from ctr.eval.compare import compare
+from ctr.eval.prediction_difference import PredictionDifference, join_predictions
+from ctr.eval.progressive import ProgressiveMetrics
+from ctr.pipelines.evaluate import evaluate, evaluate_difference
+from ctr.pipelines.evaluate_combine import PredictionDifferenceFn, ProgressiveMetricsFn
+from ctr.pipelines.evaluate_command import evaluate_text, run_evaluate
+from ctr.pipelines.evaluate_rows import checked_rows, gather, join_rows, split_by_query
+from ctr.pipelines.evaluate_transforms import ComparePredictions, SummarizePredictions
+
+COLUMNS = ("example_id", "query_id", "query_time", "label", "train_weight", "metric_weight", "logit")
+COUNTS = ("examples", "queries", "queries_scored", "queries_one_class", "logits_clipped")
+
+
+def make_table(seed: int, queries: int = 40, click_rate: float = 0.4, weight_range: int = 0) -> pa.Table:
+    """Rows in random order, with ties, rows of weight 0, and queries of one row and of one class.
+
+    Weights spread over `weight_range` powers of ten.
+    """
+    rng = np.random.default_rng(seed)
+    size = rng.integers(1, 12, queries)
+    ids = rng.choice(2**62, queries, replace=False) * rng.choice([-1, 1], queries)
+    count = int(size.sum())
+    weight = rng.exponential(2.0, count) * (rng.random(count) < 0.9)
+    table = pa.table(
+        {
+            "example_id": rng.choice(2**62, count, replace=False),
+            "query_id": np.repeat(ids, size).astype(np.int64),
+            "query_time": np.zeros(count, np.int64),
+            "label": (rng.random(count) < click_rate).astype(np.int8),
+            "train_weight": np.ones(count, np.float32),
+            "metric_weight": (weight * 10.0 ** rng.integers(0, weight_range + 1, count)).astype(np.float32),
+            "logit": np.round(rng.normal(-1, 3, count), 1).astype(np.float32),
+        }
+    )
+    return table.take(pa.array(rng.permutation(count)))
+
+
+def column(table: pa.Table, name: str) -> Any:
+    return table.column(name).to_numpy()
+
+
+def replaced(table: pa.Table, name: str, values: Any) -> pa.Table:
+    return table.set_column(table.column_names.index(name), name, pa.array(values))
+
+
+def retrained(table: pa.Table, seed: int = 99) -> pa.Table:
+    """The same examples in another order, with other logits."""
+    rng = np.random.default_rng(seed)
+    logit = column(table, "logit") + rng.normal(0, 0.3, table.num_rows).astype(np.float32)
+    return replaced(table, "logit", logit).take(pa.array(rng.permutation(table.num_rows)))
+
+
+def local_metrics(table: pa.Table) -> ProgressiveMetrics:
+    metrics = ProgressiveMetrics()
+    metrics.update(*(column(table, name) for name in ("label", "logit", "metric_weight", "query_id")))
+    return metrics
+
+
+def local_difference(a: pa.Table, b: pa.Table) -> dict[str, Any]:
+    joined = join_predictions(a.to_pandas(), b.to_pandas())
+    state = PredictionDifference()
+    state.update(joined.first, joined.second, joined.query_id)
+    ends = [float(end) for end in state.estimate().interval()]
+    return {
+        "value": None if math.isnan(state.result()) else state.result(),
+        "ci95": [None if math.isnan(end) else end for end in ends],
+        "examples": len(joined.example_id),
+        "only_a": joined.only_first,
+        "only_b": joined.only_second,
+    }
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for key in expected:
+            assert_close(found[key], expected[key])
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_close(one, other)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    else:
+        assert found == expected
+
+
+def write(path: Path, table: pa.Table, row_group_size: int = 1000) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path, row_group_size=row_group_size, write_page_checksum=True)
+    return path
+
+
+def spread(folder: Path, table: pa.Table, files: int = 3, row_group_size: int = 17) -> Path:
+    """Rows over files and row groups, without regard to queries."""
+    place = np.random.default_rng(0).integers(0, files, table.num_rows)
+    for number in range(files):
+        part = table.take(pa.array(np.flatnonzero(place == number)))
+        write(folder / f"{number:03d}.parquet", part, row_group_size)
+    return folder
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> pa.Table:
+    return make_table(
+        seed=draw(st.integers(0, 10**6)),
+        queries=draw(st.integers(0, 12)),
+        click_rate=draw(st.sampled_from([0.0, 0.1, 0.5, 1.0])),
+        weight_range=draw(st.sampled_from([0, 0, 6, 30])),
+    )
+
+
+def combined(fn: Any, inputs: list[Any], draw: Any) -> Any:
+    """Inputs shared out to accumulators, some of which travel as bytes, merged in any grouping and order."""
+    coder = fn.get_accumulator_coder()
+    held = [fn.create_accumulator() for _ in range(draw(st.integers(1, 4)))]
+    for one in draw(st.permutations(inputs)):
+        place = draw(st.integers(0, len(held) - 1))
+        held[place] = fn.add_input(held[place], one)
+    while len(held) > 1:
+        held = draw(st.permutations(held))
+        taken = draw(st.integers(2, len(held)))
+        moved = [coder.decode(coder.encode(one)) if draw(st.booleans()) else one for one in held[:taken]]
+        held = [fn.merge_accumulators(moved), *held[taken:]]
+    return fn.extract_output(held[0])
+
+
+def keyed(table: pa.Table, keys: int, pieces: int, draw: Any) -> dict[int, Any]:
+    """Whole queries by key, from rows cut into pieces at any places and read in any order."""
+    rows = checked_rows("here", table, True)
+    cuts = sorted(draw(st.lists(st.integers(0, len(rows)), min_size=pieces - 1, max_size=pieces - 1)))
+    parts = np.split(rows, cuts)
+    meeting: dict[int, list[Any]] = {}
+    for number in draw(st.permutations(range(pieces))):
+        for key, part in split_by_query(parts[number], keys):
+            meeting.setdefault(key, []).append((f"file {number}", part))
+    return {key: gather(found) for key, found in meeting.items()}
+
+
+@settings(max_examples=25)
+@given(table=tables(), data=st.data())
+def test_rows_split_and_states_merged_anyhow_give_the_local_metrics(table: pa.Table, data: Any) -> None:
+    keys, pieces = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 5))
+    groups = keyed(table, keys, pieces, data.draw)
+    assert sum(map(len, groups.values())) == table.num_rows
+    state = combined(ProgressiveMetricsFn(), list(groups.values()), data.draw)
+    found, expected = state.summary(), local_metrics(table).summary()
+    assert {name: found[name] for name in COUNTS} == {name: expected[name] for name in COUNTS}
+    assert_close(found, expected)
+
+
+@settings(max_examples=25)
+@given(table=tables(), data=st.data())
+def test_joined_rows_merged_anyhow_give_the_local_difference(table: pa.Table, data: Any) -> None:
+    kept = np.array(
+        data.draw(st.lists(st.booleans(), min_size=table.num_rows, max_size=table.num_rows)), bool
+    )
+    a, b = table.filter(pa.array(kept)), retrained(table)
+    keys = data.draw(st.integers(1, 6))
+    by_key = [keyed(side, keys, data.draw(st.integers(1, 4)), data.draw) for side in (a, b)]
+    empty = checked_rows("here", table.slice(0, 0), True)
+    joined = [
+        join_rows(by_key[0].get(key, empty), by_key[1].get(key, empty)) for key in {*by_key[0], *by_key[1]}
+    ]
+    state = combined(PredictionDifferenceFn(), joined, data.draw)
+    expected = local_difference(a, b)
+    assert (int(state.only_a), int(state.only_b)) == (expected["only_a"], expected["only_b"])
+    assert int(state.examples.sum()) == expected["examples"]
+    if expected["value"] is not None:
+        assert_close(float(state.result()), expected["value"])
+
+
+def test_accumulators_travel_small_and_bit_for_bit() -> None:
+    fn = ProgressiveMetricsFn()
+    state = fn.add_input(fn.create_accumulator(), checked_rows("here", make_table(1), True))
+    encoded = fn.get_accumulator_coder().encode(state)
+    assert len(encoded) < 100_000
+    again = fn.get_accumulator_coder().decode(encoded)
+    for name, array in state.to_arrays().items():
+        np.testing.assert_array_equal(again.to_arrays()[name], array)
+
+
+@pytest.mark.parametrize("runner", ["FnApiRunner", "BundleBasedDirectRunner"])
+def test_files_give_the_local_metrics_on_every_runner(tmp_path: Path, runner: str) -> None:
+    table = make_table(2, queries=300, weight_range=3)
+    folder = spread(tmp_path / "predictions", table)
+    found = evaluate([folder], [f"--runner={runner}"], rows_per_key=100)
+    assert_close(found, local_metrics(table).summary())
+    json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize(("rows_per_key", "rows_per_pass"), [(10**6, None), (50, 10**9), (10**6, 900)])
+def test_neither_keys_nor_passes_change_the_numbers(
+    tmp_path: Path, rows_per_key: int, rows_per_pass: int | None
+) -> None:
+    a = make_table(3, queries=200)
+    b = retrained(a).slice(0, a.num_rows - 100)
+    sizes: dict[str, Any] = {"rows_per_key": rows_per_key, "rows_per_pass": rows_per_pass}
+    found = evaluate_difference(
+        [spread(tmp_path / "a", a)], [spread(tmp_path / "b", b, files=2, row_group_size=1000)], **sizes
+    )
+    assert_close(found["prediction_difference"], local_difference(a, b))
+    assert found["prediction_difference"]["only_a"] == 100
+    assert_close(found["a"], local_metrics(a).summary())
+    assert_close(found["b"], local_metrics(b).summary())
+    assert found["metrics"] is None
+
+
+def test_sets_of_the_same_examples_are_compared_metric_by_metric(tmp_path: Path) -> None:
+    a = make_table(4, queries=200)
+    b = retrained(a)
+    found = evaluate_difference([spread(tmp_path / "a", a)], [spread(tmp_path / "b", b)])
+    expected = compare(local_metrics(a), local_metrics(b))
+    assert set(found["metrics"]) == set(expected.index)
+    for metric, row in found["metrics"].items():
+        for key in ("a", "b", "difference", "relative_percent"):
+            assert_close(row[key], float(expected.loc[metric, key]))
+        assert_close(row["ci95"], [float(expected.loc[metric, f"ci95_{end}"]) for end in ("low", "high")])
+        assert row["significant"] == bool(expected.loc[metric, "significant"])
+    others = replaced(b, "example_id", column(b, "example_id") + 1)
+    unlike = evaluate_difference([tmp_path / "a"], [write(tmp_path / "c.parquet", others)])
+    assert (unlike["prediction_difference"]["only_a"], unlike["metrics"]) == (a.num_rows, None)
+    same = evaluate_difference([tmp_path / "a"], [tmp_path / "a"])
+    assert same["prediction_difference"]["value"] == 0.0
+    assert not any(row["significant"] for row in same["metrics"].values())
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_no_row_and_one(tmp_path: Path, rows: int) -> None:
+    table = make_table(5).slice(0, rows)
+    path = write(tmp_path / "x.parquet", table)
+    assert_close(evaluate([path]), local_metrics(table).summary())
+    found = evaluate_difference([path], [write(tmp_path / "y.parquet", make_table(5).slice(0, 0))])
+    difference = {"value": None, "ci95": [None, None], "examples": 0, "only_a": rows, "only_b": 0}
+    assert found["prediction_difference"] == difference
+    evaluate_text(found)
+
+
+def test_other_number_types_are_read_as_they_are(tmp_path: Path) -> None:
+    table = make_table(6)
+    wide = replaced(table, "label", column(table, "label").astype(bool))
+    for name in ("logit", "metric_weight"):
+        wide = replaced(wide, name, column(table, name).astype(float))
+    assert_close(evaluate([write(tmp_path / "x.parquet", wide)]), local_metrics(table).summary())
+
+
+def test_scores_without_labels_have_a_difference_alone(tmp_path: Path) -> None:
+    table = make_table(7, queries=100)
+    scores = retrained(table).select(["query_time", "query_id", "example_id", "logit"])
+    scored = write(tmp_path / "scores.parquet", scores)
+    run = spread(tmp_path / "run" / "predictions", table).parent
+    found = evaluate_difference([run], [scored])
+    assert_close(found["prediction_difference"], local_difference(table, scores))
+    assert_close(found["a"], local_metrics(table).summary())
+    assert (found["b"]["examples"], found["b"]["auc"], found["metrics"]) == (table.num_rows, None, None)
+    text = evaluate_text(found)
+    assert "not paired" in text and text.count("PerQueryAUC") == 1
+    with pytest.raises(InputError, match=r"scores.parquet: no column label and metric_weight, so"):
+        evaluate([scored])
+
+
+def test_an_example_that_changed_its_query_is_not_joined(tmp_path: Path) -> None:
+    table = make_table(8)
+    ids = column(table, "query_id").copy()
+    ids[0] += 1
+    a, b = (
+        write(tmp_path / "a.parquet", table),
+        write(tmp_path / "b.parquet", replaced(table, "query_id", ids)),
+    )
+    for rows_per_key in (1, 10**6):
+        found = evaluate_difference([a], [b], rows_per_key=rows_per_key)["prediction_difference"]
+        assert (found["only_a"], found["only_b"], found["examples"]) == (1, 1, table.num_rows - 1)
+
+
+def spoiled(table: pa.Table, name: str, row: int, value: Any) -> pa.Table:
+    values = table.column(name).to_pylist()
+    values[row] = value
+    return replaced(table, name, pa.array(values, pa.float64() if name != "example_id" else pa.int64()))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("logit", math.nan, "logit must be a finite number, got nan"),
+        ("logit", math.inf, "logit must be a finite number, got inf"),
+        ("label", 0.5, "label must be 0 or 1, got 0.5"),
+        ("label", math.nan, "label must be 0 or 1, got nan"),
+        ("metric_weight", -1.0, "metric_weight must be a finite number of at least 0, got -1.0"),
+        ("metric_weight", math.inf, "metric_weight must be a finite number of at least 0, got inf"),
+        ("example_id", None, "example_id must be given in every row, got null"),
+        ("logit", None, "logit must be given in every row, got null"),
+    ],
+)
+def test_a_faulty_value_is_named_with_file_and_row(
+    tmp_path: Path, name: str, value: Any, message: str
+) -> None:
+    write(tmp_path / "a.parquet", make_table(9))
+    path = write(tmp_path / "b.parquet", spoiled(make_table(10), name, 45, value), row_group_size=20)
+    with pytest.raises(InputError) as caught:
+        evaluate([tmp_path])
+    assert str(caught.value) == f"{path} row 46: {message}"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda table: table.drop_columns(["logit"]), "no column logit; the columns found are example_id, "),
+        (lambda table: table.drop_columns(["metric_weight"]), "no column metric_weight; the columns found"),
+        (
+            lambda table: replaced(table, "logit", ["x"] * len(table)),
+            "column logit must be float32 or float64, got string",
+        ),
+        (
+            lambda table: replaced(table, "query_id", np.zeros(len(table), np.uint64)),
+            "column query_id must be int64, got uint64",
+        ),
+        (
+            lambda table: replaced(table, "label", ["0"] * len(table)),
+            "column label must be 0 or 1, got string",
+        ),
+    ],
+)
+def test_a_faulty_column_is_named(tmp_path: Path, change: Any, message: str) -> None:
+    write(tmp_path / "a.parquet", make_table(11))
+    path = write(tmp_path / "b.parquet", change(make_table(12)))
+    with pytest.raises(InputError) as caught:
+        evaluate([tmp_path])
+    assert str(caught.value).startswith(f"{path}: {message}")
+
+
+def test_damaged_and_absent_files_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "some" / "x.parquet", make_table(13, queries=400))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"x\.parquet: damaged"):
+        evaluate([path])
+    path.write_bytes(content[:100])
+    with pytest.raises(InputError, match=r"x\.parquet: damaged"):
+        evaluate([path])
+    (tmp_path / "none").mkdir()
+    for inputs, message in (
+        ([tmp_path / "none"], "none: no predictions in it; allowed: "),
+        ([tmp_path / "absent"], "absent: no such file or folder"),
+        ([], "no input is given"),
+    ):
+        with pytest.raises(InputError, match=message):
+            evaluate(inputs)
+
+
+def test_what_is_there_twice_is_refused(tmp_path: Path) -> None:
+    table = make_table(14)
+    a, b = write(tmp_path / "a.parquet", table), write(tmp_path / "b.parquet", table.slice(5, 1))
+    example_id = column(table, "example_id")[5]
+    twice = f"{a}: example_id {example_id} stands in the predictions 2 times, also in {b}; allowed: each example once"
+    for call in (lambda: evaluate([tmp_path]), lambda: evaluate_difference([a], [tmp_path])):
+        with pytest.raises(InputError) as caught:
+            call()
+        assert str(caught.value) == twice
+    with pytest.raises(InputError, match=r"a\.parquet: given twice; allowed: each file once"):
+        evaluate([a, tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--runner=NoSuchRunner"], "Beam options: .*NoSuchRunner"),
+        (["--direct_num_workers=x"], "invalid int"),
+    ],
+)
+def test_wrong_beam_options_are_refused(tmp_path: Path, options: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        evaluate([write(tmp_path / "a.parquet", make_table(15))], options)
+
+
+def test_transforms_work_on_tables_in_any_pipeline() -> None:
+    a = make_table(16, queries=150)
+    b = retrained(a)
+
+    def is_summary(found: list[Any]) -> None:
+        assert len(found) == 1
+        assert_close(found[0], local_metrics(a).summary())
+
+    def is_comparison(found: list[Any]) -> None:
+        assert len(found) == 1
+        assert_close(found[0]["prediction_difference"], local_difference(a, b))
+        assert_close(found[0]["b"], local_metrics(b).summary())
+
+    with beam.Pipeline(runner="FnApiRunner") as pipeline:
+        cut = [a.slice(begin, 40) for begin in range(0, a.num_rows, 40)]
+        tables_a = pipeline | "A" >> beam.Create(cut)
+        tables_b = pipeline | "B" >> beam.Create([b])
+        assert_that(tables_a | SummarizePredictions(), is_summary, "summary")
+        assert_that({"a": tables_a, "b": tables_b} | ComparePredictions(keys=8), is_comparison, "comparison")
+
+
+def test_a_transform_fails_on_a_faulty_table() -> None:
+    for table, message in (
+        (spoiled(make_table(17), "logit", 3, math.nan), "table of predictions row 4: logit must be"),
+        (make_table(17).drop_columns(["label", "metric_weight"]), "table of predictions: no column label"),
+    ):
+        with pytest.raises(Exception, match=message), beam.Pipeline(runner="FnApiRunner") as pipeline:
+            _ = pipeline | beam.Create([table]) | SummarizePredictions()
+
+
+def test_the_command_shows_metrics_and_difference(tmp_path: Path) -> None:
+    table = make_table(18, queries=200)
+    a, b = spread(tmp_path / "a", table), spread(tmp_path / "b", retrained(table))
+    measured = run_evaluate([a], beam_options="--runner FnApiRunner")
+    lines = evaluate_text(measured).splitlines()
+    assert lines[0] == f"{table.num_rows:,} examples, 200 queries"
+    assert [line.split("  ")[0] for line in lines[2:]] == [
+        "PerQueryAUC",
+        "AUC",
+        "logloss",
+        "normalized entropy",
+        "calibration bias",
+    ]
+    compared = run_evaluate([b], [a])
+    assert_close(compared["a"], measured)
+    text = evaluate_text(compared)
+    assert f"{table.num_rows:,} examples of both, 0 of a only, 0 of b only" in text
+    assert f"{compared['prediction_difference']['value']:.4f}" in text
+    assert "b - a" in text
+    with pytest.raises(InputError, match="Beam options"):
+        run_evaluate([a], beam_options="'")
+
+
+def test_the_command_is_quiet_and_its_fault_is_one_line(
+    tmp_path: Path, fresh_python: Any, root: Path
+) -> None:
+    good = write(tmp_path / "good.parquet", make_table(19))
+    bad = write(tmp_path / "bad.parquet", spoiled(make_table(20), "logit", 0, math.nan))
+    code = (
+        "import sys\nfrom pathlib import Path\n"
+        "from ctr.errors import InputError\nfrom ctr.pipelines.evaluate_command import run_evaluate\n"
+        "assert 'apache_beam' not in sys.modules\n"
+        "print(run_evaluate([Path(sys.argv[1])])['examples'])\n"
+        "try:\n    run_evaluate([Path(sys.argv[2])])\nexcept InputError as error:\n    print(error)\n"
+        "print(sorted({'tensorflow'} & set(sys.modules)))\n"
+    )
+    done = fresh_python("-c", code, good, bad, cwd=root)
+    rows = pq.read_metadata(good).num_rows
+    assert done.stdout.splitlines() == [
+        str(rows),
+        f"{bad} row 1: logit must be a finite number, got nan",
+        "[]",
+    ]
+    assert done.stderr == ""
+
+
+@pytest.mark.slow
+def test_a_trained_run_comes_out_as_its_own_summary(tmp_path: Path) -> None:
+    from ctr.config import parse_model
+    from ctr.eval.paired_predictions import pair_predictions
+    from ctr.simulator.config import SimulatorConfig
+    from ctr.simulator.simulate import simulate
+    from ctr.training.config import TrainConfig
+    from ctr.training.loop import train
+
+    simulate(parse_model(SimulatorConfig, {"examples": 3000}, "test"), tmp_path / "log")
+    runs = [tmp_path / "a", tmp_path / "b"]
+    for seed, run in enumerate(runs):
+        content = {
+            "seed": seed,
+            "model": {"crosses": {"layers": 0}, "deep": {"units": [4]}},
+            "batch": {"rows": 256},
+            "checkpoint": {"every_examples": 700},
+            "compute_dtype": "float32",
+        }
+        train(tmp_path / "log", parse_model(TrainConfig, content, "test"), run)
+    assert len(list((runs[0] / "predictions").iterdir())) > 2
+    compared = evaluate_difference([runs[0]], [runs[1]], rows_per_key=500)
+    for side, run in zip(("a", "b"), runs, strict=True):
+        summary = json.loads((run / "summary.json").read_text())
+        assert_close(compared[side], {name: summary[name] for name in compared[side]})
+    paired = pair_predictions(*runs)
+    assert compared["prediction_difference"]["examples"] == paired.examples == 3000
+    assert compared["prediction_difference"]["value"] == pytest.approx(
+        float(paired.difference.point), rel=1e-9
+    )
+    assert compared["metrics"] is not None
