@@ -245,6 +245,7 @@ def _replay(arguments: argparse.Namespace) -> None:
     if not arguments.report:
         if arguments.experiment is None or arguments.log is None:
             raise InputError("an experiment's file and --log are needed, unless with --report")
+        _load_tensorflow()
         from ctr.pipelines.replay import replay
 
         def tell(text: str) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ctr import __version__
 from ctr.config import dump_yaml
-from ctr.data.log import Manifest, log_sha256, read_manifests, read_schema
+from ctr.data.log import Manifest, log_sha256, read_manifests
 from ctr.data.sidecar import sidecar_folder
 from ctr.errors import InputError
 from ctr.files import make_folder, write_atomic_bytes
@@ -94,12 +94,12 @@ def replay(
         InputError: a wrong experiment or log, or another process is at work in ``out``. Nothing was run.
     """
     config, content = read_experiment(experiment)
-    schema, manifests = read_schema(log), read_manifests(log)
+    manifests = read_manifests(log)
     if not sum(manifest.rows for manifest in manifests):
         raise InputError(f"{log}: the log has no rows")
     if workers is not None and workers < 1:
         raise InputError(f"--workers {workers}: at least 1 is needed")
-    plan = make_plan(config, content, schema, f"experiment {experiment}")
+    plan = make_plan(config, content, log, f"experiment {experiment}")
     place = _Place(log.resolve(), manifests, out.resolve())
     make_folder(place.out)
     with only_process(place.out):

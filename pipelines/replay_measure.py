@@ -7,7 +7,7 @@ Both are JSON, WANTED as ``measure`` takes it.
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,9 @@ def measure(
         models = {
             name: TimedModel(_as_it_is_late(config), schema, batches[name]) for name, config in parsed.items()
         }
-        turns = {f"step {name}": model.seconds for name, model in models.items()}
-        turns |= {f"inference {name}": model.scoring_seconds for name, model in models.items()}
+        turns: dict[str, Callable[[], float]] = {}
+        for name, model in models.items():
+            turns |= {f"step {name}": model.seconds, f"inference {name}": model.scoring_seconds}
         seconds = take_turns(turns, rounds)
         for turn, own in seconds.items():
             kind, name = turn.split(" ", 1)

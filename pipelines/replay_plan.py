@@ -14,14 +14,15 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from ctr.config import StrictModel, parse_model
 from ctr.data.sampling import SamplingConfig
-from ctr.data.schema import Schema
 from ctr.errors import InputError
 from ctr.pipelines.replay_config import BASELINE, Changes, ExperimentConfig, changed
 from ctr.training.config import TrainConfig
+from ctr.training.inputs import open_inputs
 
 
 @dataclass(frozen=True)
@@ -160,26 +161,27 @@ def settings_key(config: StrictModel) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
-def make_plan(experiment: ExperimentConfig, content: Mapping[str, Any], schema: Schema, where: str) -> Plan:
+def make_plan(experiment: ExperimentConfig, content: Mapping[str, Any], log: Path, where: str) -> Plan:
     """The runs of an experiment, every configuration checked.
 
     Args:
         experiment: what is tried.
         content: its training configuration, as nested keys.
-        schema: of the log.
+        log: to train on.
         where: the experiment's file, for errors.
 
     Raises:
         InputError: an arm's configuration is not possible, with the path of its key, or does not fit the log.
     """
     baseline = changed(content, experiment.baseline.set)
+    fitting: set[str] = set()
 
-    def checked(own: Mapping[str, Any], seed: int, key: str, point: Changes | None = None) -> TrainConfig:
-        config = parse_model(TrainConfig, {**changed(own, point or {}), "seed": seed}, where, f"{key}.")
-        try:
-            config.model.table_layouts(schema)
-        except InputError as error:
-            raise InputError(f"{where}: {key}: {str(error).removeprefix('config: ')}") from None
+    def checked(own: Mapping[str, Any], seed: int, key: str, where: str = where) -> TrainConfig:
+        config = parse_model(TrainConfig, {**own, "seed": seed}, where, f"{key}.")
+        meaning = config.model_copy(update={"seed": 0}).sha256()
+        if meaning not in fitting:
+            _check_fit(config, log, f"{where}: {key}")
+            fitting.add(meaning)
         return config
 
     for key, changes in _all_changes(experiment).items():
@@ -222,9 +224,9 @@ def make_plan(experiment: ExperimentConfig, content: Mapping[str, Any], schema: 
         assert sweep is not None
         for point, changes in sweep.points.items():
             full = f"{name}@{point}"
+            own, key = changed(contents[name], changes), f"sweep.points.{point}"
             runs = [
-                PlannedRun(full, seed, checked(contents[name], seed, f"sweep.points.{point}", changes))
-                for seed in sweep.seeds
+                PlannedRun(full, seed, checked(own, seed, key, f"{where}: {full}")) for seed in sweep.seeds
             ]
             planned.append(
                 replace(
@@ -240,6 +242,14 @@ def make_plan(experiment: ExperimentConfig, content: Mapping[str, Any], schema: 
                 )
             )
     return Plan(tuple(planned), teachers, samplings)
+
+
+def _check_fit(config: TrainConfig, log: Path, where: str) -> None:
+    """Raises InputError when a configuration does not fit the log, as training would."""
+    try:
+        config.model.table_layouts(open_inputs(log, config).schema)
+    except InputError as error:
+        raise InputError(f"{where}: {str(error).removeprefix('config: ')}") from None
 
 
 def _all_changes(experiment: ExperimentConfig) -> dict[str, Changes]:
