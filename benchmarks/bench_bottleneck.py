@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 from reproducibility import settings_key
 from reproducibility_report import mean_estimate
-from step_times import TimedModel, by_turns
 
 from ctr.config import parse_model, read_yaml
 from ctr.data.batches import set_rejects_apart
@@ -33,6 +32,7 @@ from ctr.eval.intervals import difference
 from ctr.eval.run_files import read_run
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
+from ctr.training.step_times import TimedModel, by_turns
 
 FEATURES, BUCKETS, WIDTH, ZIPF = 26, 100_000, 16, 1.2
 BATCHES = 10

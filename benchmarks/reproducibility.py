@@ -35,7 +35,6 @@ from typing import Any
 import tensorflow as tf
 from reproducibility_plot import frontier_svg
 from reproducibility_report import CONDITIONS, HALF, Group, write_half, write_report
-from step_times import TimedModel, by_turns
 
 from ctr.config import apply_settings, parse_model, read_yaml
 from ctr.data.batches import whole_query_batches
@@ -46,6 +45,7 @@ from ctr.simulator.simulate import simulate
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.training.run_directory import write_json
+from ctr.training.step_times import TimedModel, by_turns
 
 _MIND = Path(__file__).resolve().parent.parent / "examples" / "mind.yaml"
 _NEVER = 2**40

@@ -4,17 +4,15 @@ import argparse
 import dataclasses
 import json
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctr import __version__
+from ctr.cli_parser import make_parser
 from ctr.errors import InputError
-
-# Those beside table and mind are mapping files; all that ctr.data.mapping ships (tested).
-FORMATS = ("table", "mind", "criteo", "avazu", "movielens", "open_bandit")
 
 
 def _load_tensorflow() -> None:
@@ -240,6 +238,42 @@ def _refuse_scores_at(out: Path, inputs: Sequence[Path]) -> None:
             raise InputError(f"--out {out}: this is a file of the input {given}: another name is needed")
 
 
+def _replay(arguments: argparse.Namespace) -> None:
+    from ctr.eval.experiment import write_experiment
+    from ctr.eval.run_files import RunError
+
+    failures: dict[str, str] = {}
+    if not arguments.report:
+        if arguments.experiment is None or arguments.log is None:
+            raise InputError("an experiment's file and --log are needed, unless with --report")
+        _load_tensorflow()
+        from ctr.pipelines.replay import replay
+
+        def tell(text: str) -> None:
+            if sys.stderr.isatty():
+                print(text, file=sys.stderr, flush=True)
+
+        failures = replay(
+            arguments.experiment,
+            arguments.log,
+            arguments.out,
+            arguments.given,
+            arguments.workers,
+            arguments.beam_options,
+            not arguments.no_timing,
+            tell,
+        )
+    try:
+        text = write_experiment(arguments.out)
+    except RunError as error:
+        raise InputError(str(error)) from None
+    result = json.loads((arguments.out / "result.json").read_bytes()) if arguments.json else {}
+    _print_result(arguments, result, f"{text}\n{arguments.out / 'report.html'}")
+    if failures:
+        told = "; ".join(f"{name}: {error}" for name, error in failures.items())
+        raise InputError(f"{len(failures)} failed, the same command tries them again: {told}")
+
+
 def _compare(arguments: argparse.Namespace) -> None:
     from ctr.eval.run_comparison import compare_runs
     from ctr.eval.run_files import RunError
@@ -273,112 +307,27 @@ def _demo(arguments: argparse.Namespace) -> None:
     _print_result(arguments, {"report": str(report)}, f"The report: {report}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="ctr", description="Trains click-through-rate models in a single pass over time-ordered logs."
-    )
-    parser.add_argument("--version", action="version", version=f"ctr {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-
-    def command(
-        name: str, run: Callable[[argparse.Namespace], None], help_text: str
-    ) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=help_text, description=help_text)
-        added.set_defaults(run_command=run)
-        added.add_argument("--json", action="store_true", help="print the result as JSON")
-        return added
-
-    demo = command("demo", _demo, "simulate a log, train two models on it, compare them and write a report")
-    demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for everything (runs/demo)")
-    demo.add_argument("--examples", type=int, default=300_000, help="simulated examples (300000)")
-
-    simulate = command(
-        "simulate", _simulate, "write an example log of a simulated world with known click probabilities"
-    )
-    length = simulate.add_mutually_exclusive_group(required=True)
-    length.add_argument("--examples", type=int, help="how many examples to make")
-    length.add_argument("--days", type=int, help="how many whole days to make")
-    simulate.add_argument("--config", type=Path, help="YAML file with the world's settings")
-    simulate.add_argument("--out", type=Path, required=True, help="folder of the log")
-    simulate.add_argument(
-        "--randomised", type=Path, metavar="OUT", help="a second log, of the randomised traffic alone"
-    )
-    simulate.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting")
-
-    ingest = command("ingest", _ingest, "turn raw logs into an ordered example log")
-    ingest.add_argument("format", choices=FORMATS, help="a format that ships with the package, or table")
-    ingest.add_argument("input", type=Path, nargs="+", help="files or folders")
-    ingest.add_argument(
-        "--mapping", type=Path, help="for the format table: the file that names columns and features"
-    )
-    ingest.add_argument("--out", type=Path, required=True, help="folder of the log")
-    ingest.add_argument(
-        "--max-reject-share",
-        type=float,
-        default=0.01,
-        help="stop when more than this share of rows is malformed (0.01)",
-    )
-
-    sample = command(
-        "sample", _sample, "decide by hash which examples of a log to train on, with importance weights"
-    )
-    sample.add_argument("log", type=Path, help="folder of the log")
-    sample.add_argument("--name", required=True, help="of the sampling; the decisions become this sidecar")
-    sample.add_argument("--config", type=Path, help="YAML file with rates and conditions")
-    sample.add_argument(
-        "--out",
-        type=Path,
-        help="write the kept examples as a smaller log to this folder instead of a sidecar",
-    )
-    sample.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a setting, e.g. non_click_rate=0.25",
-    )
-
-    train = command("train", _train, "train one pass over a log, or resume a run")
-    train.add_argument("log", type=Path, help="folder of the log")
-    train.add_argument("--config", type=Path, required=True, help="YAML file")
-    train.add_argument("--out", type=Path, required=True, help="run directory")
-    train.add_argument(
-        "--record", metavar="NAME", help="publish the predictions as the log's sidecar NAME, for students"
-    )
-    train.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting, e.g. seed=2"
-    )
-
-    export = command("export", _export, "write a run's model as a SavedModel in TensorFlow Serving's layout")
-    export.add_argument("run", type=Path, help="run directory")
-    export.add_argument("--out", type=Path, required=True, help="folder of the model's versions")
-    export.add_argument(
-        "--checkpoint", type=int, metavar="P", help="the checkpoint at this position (the newest one)"
-    )
-
-    score = command("score", _score, "predict the rows of a log or of raw tables with an exported model")
-    score.add_argument("model", type=Path, help="folder of a model, or of its versions: the newest is taken")
-    score.add_argument("input", type=Path, nargs="+", help="an example log, or files or folders of raw rows")
-    score.add_argument("--out", type=Path, required=True, help="the Parquet file to write")
-    read_as = score.add_mutually_exclusive_group()
-    read_as.add_argument("--format", choices=FORMATS[1:], help="of raw rows in a format of the package")
-    read_as.add_argument("--mapping", type=Path, help="the file that names the columns of raw rows")
-
-    compare = command("compare", _compare, "compare two runs metric by metric, with paired 95%% intervals")
-    compare.add_argument("run_a", type=Path, help="run directory")
-    compare.add_argument("run_b", type=Path, help="run directory")
-
-    report = command("report", _report, "write one HTML file with the plots of one or more runs")
-    report.add_argument("run", type=Path, nargs="+", help="run directories")
-    report.add_argument("--out", type=Path, help="the file to write (report.html in the first run directory)")
-    return parser
+_COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "demo": _demo,
+    "simulate": _simulate,
+    "ingest": _ingest,
+    "sample": _sample,
+    "train": _train,
+    "export": _export,
+    "score": _score,
+    "replay": _replay,
+    "compare": _compare,
+    "report": _report,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns 0, or 1 after one line on bad input; usage errors exit with 2."""
-    arguments = _parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    arguments = make_parser().parse_args(given)
+    arguments.given = shlex.join(["ctr", *given])
     try:
-        arguments.run_command(arguments)
+        _COMMANDS[arguments.command](arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read the output is gone; Python would complain about what is left of it when it exits.

@@ -83,11 +83,17 @@ def _allowed_keys(model: type[BaseModel], path: tuple[int | str, ...]) -> str | 
     return ", ".join(sorted(fields)) if fields else None
 
 
-def describe_validation_error(error: ValidationError, model: type[BaseModel], where: str) -> str:
-    """One line for all faults of a config: each with its key's path, the value, and what is allowed."""
+def describe_validation_error(
+    error: ValidationError, model: type[BaseModel], where: str, prefix: str = ""
+) -> str:
+    """One line for all faults of a config: each with its key's path, the value, and what is allowed.
+
+    ``prefix`` stands before each path: where in a larger file the keys lie.
+    """
     faults = []
     for fault in error.errors(include_url=False):
-        path = ".".join(str(part) for part in fault["loc"] if part != "[key]") or "(top level)"
+        path = ".".join(str(part) for part in fault["loc"] if part != "[key]")
+        path = f"{prefix}{path}" if path else prefix.rstrip(".") or "(top level)"
         if fault["type"] == "extra_forbidden":
             allowed = _allowed_keys(model, fault["loc"])
             message = "unknown key" + (f"; allowed: {allowed}" if allowed else "")
@@ -100,8 +106,11 @@ def describe_validation_error(error: ValidationError, model: type[BaseModel], wh
     return f"{where}: " + "; ".join(faults)
 
 
-def parse_model(model: type[ModelT], content: object, where: str) -> ModelT:
-    """Validates ``content`` (nested dicts) as ``model``; raises InputError with one line on any fault."""
+def parse_model(model: type[ModelT], content: object, where: str, prefix: str = "") -> ModelT:
+    """Validates ``content`` (nested dicts) as ``model``; raises InputError with one line on any fault.
+
+    ``prefix`` as of ``describe_validation_error``.
+    """
     if not isinstance(content, dict):
         raise InputError(
             f"{where}: a mapping of keys to values is expected, received {type(content).__name__}"
@@ -109,7 +118,7 @@ def parse_model(model: type[ModelT], content: object, where: str) -> ModelT:
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        raise InputError(describe_validation_error(error, model, where)) from None
+        raise InputError(describe_validation_error(error, model, where, prefix)) from None
 
 
 class _Loader(yaml.SafeLoader):

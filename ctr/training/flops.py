@@ -1,0 +1,232 @@
+"""How many operations a model takes for an example, by closed formulas: to score it, and to learn from it.
+
+A multiplication and an addition are one operation each, and so is a copied element of a table and any function of a
+number (exp, sqrt, max). Of n components (FF 5) everything below counts n times, but shared embeddings once. With m
+inputs, batches of B rows and |W| the number of elements of W:
+
+    product [m] x [m, u]            2 m u;  with a bottleneck of rank r  2 m r + 2 r u                 FF 3.1
+    bias, activation                u each
+    cross of rank k                 4 m k, of a full matrix 2 m^2;  and 3 m for bias, e_0 *, + e_i-1   FF 4.3
+    alpha2 e_0                      m, once
+    heads                           2 h K, of h hidden numbers;  K = 1 in a plain model, the width of Q and U else
+    Q . U, tau                      2 (K + 2);  2 for the sigmoid, 8 a piece for a piecewise linear one  FF 6
+    mean of probabilities           8 a component
+    look-up of v ids, C columns     v C;  of a multivalent feature 2 v C + C, as it is averaged;  1 a linear weight
+
+    backward                        twice the dense part's forward: for each product the gradient of its input (the
+                                    first one's goes to the embeddings) and that of its matrix; the look-up once more
+    rows of tables                  7 for each element of a distinct row: AdaGrad, whose rows a batch shares
+    dense weights, a step           2 |W|, and what grafting, momentum, decay and clipping take (``_UPDATE``)
+    Shampoo, block G [d_1, ..]      2 |G| (d_1 + d_2 + ..) a step to precondition, the same every tau2 steps for
+                                    statistics, and 14 d^3 for each root every tau1 steps               PSO 2-3
+                                    (9 d^3 eigenvectors, d^3 the root, 4 d^3 its certificate)
+
+What a step takes is divided by B. Schedules count as they are late in a run: more frequent roots at its beginning, and
+roots that are kept as their statistics changed little, are not in it. Losses and constraints, some ten operations for
+an example, are left out. A rank head, of which serving knows nothing, counts for learning alone.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from ctr.models.click_model import Architecture
+from ctr.models.embeddings import tower_widths
+from ctr.models.rows import TableLayout
+from ctr.optim.options import ShampooOptions
+from ctr.optim.state import lay_out
+from ctr.training.config import TrainConfig
+from ctr.training.state import architecture
+
+Shape = tuple[int, ...]
+
+_UPDATE = {"sgd": 0, "adagrad": 4, "rmsprop": 6, "adam": 8}
+"""Operations of the grafted optimizer for each weight."""
+_ROOT = 14
+_ROWS = 7
+
+
+@dataclass(frozen=True)
+class Touched:
+    """What batches touch of one table.
+
+    Attributes:
+        single: ids of single-valued features looked up for a row.
+        values: ids of multivalent features looked up for a row, on average.
+        multivalent: number of multivalent features.
+        distinct: distinct rows of the table for a row of the batch, on average.
+    """
+
+    single: int
+    values: float
+    multivalent: int
+    distinct: float
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Operations for an example.
+
+    Attributes:
+        inference: to score it.
+        forward, backward: of learning from it.
+        rows: to update the rows of tables.
+        dense: to update dense weights, without the three that follow.
+        statistics, preconditioning, roots: of Shampoo.
+    """
+
+    inference: float
+    forward: float
+    backward: float
+    rows: float
+    dense: float
+    statistics: float
+    preconditioning: float
+    roots: float
+
+    @property
+    def train(self) -> float:
+        """To learn from it, all in all."""
+        update = self.rows + self.dense + self.statistics + self.preconditioning + self.roots
+        return self.forward + self.backward + update
+
+
+def count_flops(
+    config: TrainConfig, layouts: tuple[TableLayout, ...], touched: Mapping[str, Touched], batch_rows: float
+) -> Flops:
+    """The operations of a configuration for an example.
+
+    Args:
+        config: of a run.
+        layouts: its tables.
+        touched: for each of them by name, what batches touch.
+        batch_rows: good rows of a batch, on average.
+    """
+    model = architecture(config, "float32")
+    widths = tower_widths(layouts, config.model.factorised is not None)
+    looked_up = sum(_look_up(layout, touched[layout.name]) for layout in layouts)
+    scored, learned = (dense_forward(model, widths, training) for training in (False, True))
+    shapes = weight_shapes(model, widths)
+    rows = sum(_ROWS * touched[layout.name].distinct * layout.columns for layout in layouts)
+    shampoo = config.optimizer.dense.shampoo
+    collected, preconditioned, rooted = _shampoo(shampoo, shapes)
+    clipped = 3 if config.optimizer.dense.clip_norm is not None else 0
+    return Flops(
+        inference=looked_up + scored,
+        forward=looked_up + learned,
+        backward=looked_up + 2 * learned,
+        rows=rows,
+        dense=_update(shampoo, shapes, clipped) / batch_rows,
+        statistics=collected / batch_rows,
+        preconditioning=preconditioned / batch_rows,
+        roots=rooted / batch_rows,
+    )
+
+
+def dense_parameters(config: TrainConfig, layouts: tuple[TableLayout, ...]) -> int:
+    """How many dense weights a configuration has."""
+    widths = tower_widths(layouts, config.model.factorised is not None)
+    return sum(math.prod(shape) for shape in weight_shapes(architecture(config, "float32"), widths))
+
+
+def weight_shapes(model: Architecture, widths: Mapping[str, int]) -> list[Shape]:
+    """The shapes of all dense weights.
+
+    Args:
+        model: what it is.
+        widths: m of each tower's input, as of ``ClickModel``.
+    """
+    shapes: list[Shape] = []
+    hidden = _hidden(model.deep_units, widths["quality"])
+    if model.cross_layers or model.deep_units:
+        shapes += _layer_shapes(widths["quality"], model.deep_units, model.deep_ranks)
+        m, k = widths["quality"], model.cross_rank
+        shapes += model.cross_layers * ([(m, k), (k, m), (m,)] if k else [(m, m), (m,)])
+        width = model.factors.width if model.factors is not None else 1
+        shapes += (2 if model.rank_head else 1) * [(hidden, width)]
+    if model.factors is None:
+        shapes.append(())
+    else:
+        units, width = model.factors.ui_units, model.factors.width
+        shapes += _layer_shapes(widths["ui"], units, ())
+        shapes += [(_hidden(units, widths["ui"]), width), (width,)]
+        shapes += [(model.factors.pieces,) if model.factors.pieces else (), ()]
+    return model.components * shapes
+
+
+def dense_forward(model: Architecture, widths: Mapping[str, int], training: bool) -> int:
+    """The operations of ``ClickModel`` for a row; a rank head's in training alone."""
+    has_network = bool(model.cross_layers or model.deep_units)
+    factors, m = model.factors, widths["quality"]
+    count = 0
+    if has_network:
+        count += m + model.cross_layers * (_cross(m, model.cross_rank)) if model.cross_layers else 0
+        count += _layers(m, model.deep_units, model.deep_ranks)
+    heads = 2 if model.rank_head and training else 1
+    hidden = _hidden(model.deep_units, m)
+    if factors is None:
+        count += 1 + (heads * 2 * hidden + 1 if has_network else 0)
+    else:
+        count += heads * 2 * hidden * factors.width
+        count += _layers(widths["ui"], factors.ui_units, ())
+        count += (2 * _hidden(factors.ui_units, widths["ui"]) + 1) * factors.width
+        count += 2 * (factors.width + 2) + (heads - 1) * 2 * factors.width
+        count += 8 * factors.pieces if factors.pieces else 2
+    if model.components > 1:
+        count += 8
+    return model.components * count
+
+
+def _cross(m: int, rank: int) -> int:
+    return (4 * m * rank if rank else 2 * m * m) + 3 * m
+
+
+def _hidden(units: Sequence[int], m: int) -> int:
+    return units[-1] if units else m
+
+
+def _layer_shapes(m: int, units: Sequence[int], ranks: Sequence[int]) -> list[Shape]:
+    shapes: list[Shape] = []
+    for width, rank in zip_longest(units, ranks, fillvalue=0):
+        shapes += [(m, rank), (rank, width), (width,)] if rank else [(m, width), (width,)]
+        m = width
+    return shapes
+
+
+def _layers(m: int, units: Sequence[int], ranks: Sequence[int]) -> int:
+    """Products, biases and activations."""
+    products = sum(2 * math.prod(shape) for shape in _layer_shapes(m, units, ranks) if len(shape) == 2)
+    return products + 2 * sum(units)
+
+
+def _look_up(layout: TableLayout, touched: Touched) -> float:
+    copied = touched.single + 2 * touched.values + touched.multivalent
+    return copied * layout.columns + len(layout.features) * layout.copies
+
+
+def _update(options: ShampooOptions, shapes: Sequence[Shape], clipped: int) -> float:
+    """Operations of a step that take no matrix product."""
+    each = 2 + _UPDATE[options.grafting] + clipped
+    each += 4 if options.beta1 else 0
+    each += 3 if options.momentum else 0
+    each += 3 if options.nesterov else 0
+    each += 5 if options.update_limit_absolute else 0
+    count = each * sum(math.prod(shape) for shape in shapes)
+    if options.weight_decay:
+        count += 2 * sum(math.prod(shape) for shape in shapes if len(shape) > 1)
+    grafted = [layout for layout in lay_out(options, shapes).tensors if layout.axes]
+    # The norms of both directions, and the scale between them.
+    return count + 5 * sum(math.prod(layout.shape) for layout in grafted)
+
+
+def _shampoo(options: ShampooOptions, shapes: Sequence[Shape]) -> tuple[float, float, float]:
+    """Operations of a step for statistics, preconditioning and roots."""
+    layout = lay_out(options, shapes)
+    products = sum(
+        stack.blocks * 2 * math.prod(stack.block) * stack.block[axis]
+        for stack in layout.stacks
+        for axis in stack.axes
+    )
+    roots = sum(factor.count * _ROOT * factor.size**3 for factor in layout.factors)
+    return products / options.statistics_frequency, products, roots / options.precondition_frequency

@@ -1,0 +1,105 @@
+"""Times of several models' steps, taken by turns in one process, so that a slow minute is slow for all."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ctr.data.batches import Batch
+from ctr.data.schema import Schema
+from ctr.data.stream import TEACHER_LOGIT
+from ctr.objective.bias_constraints import resolve_families
+from ctr.objective.targets import target_signature
+from ctr.training.config import TrainConfig
+from ctr.training.device import make_deterministic, resolve_compute_dtype, resolve_jit
+from ctr.training.feed import make_feed
+from ctr.training.state import TrainState
+from ctr.training.step import make_steps, scored_part
+
+
+class TimedModel:
+    """A fresh model, and the batches that it learns from again and again.
+
+    What a sidecar would tell of their rows is made up, and constraint logs have none: no step's time depends on it.
+
+    Attributes:
+        state: its weights.
+        feeds: the batches.
+    """
+
+    def __init__(self, config: TrainConfig, schema: Schema, batches: Sequence[Batch]) -> None:
+        make_deterministic(config.seed)
+        layouts, objective = config.model.table_layouts(schema), config.objective
+        constraints = objective.bias_constraints
+        families = resolve_families(constraints, schema) if constraints is not None else ()
+        self.state = TrainState(layouts, config, resolve_compute_dtype(config), families)
+        self._steps = make_steps(self.state, config, resolve_jit(config))
+        if objective.distillation is not None:
+            batches = [_taught(batch) for batch in batches]
+        self.feeds = [make_feed(one, layouts, config.batch.rows, objective, families) for one in batches]
+        needed = target_signature(scored_part(objective), families)
+        self._scored = [
+            replace(feed, targets={name: feed.targets[name] for name in needed}) for feed in self.feeds
+        ]
+        self._ramps = config.ramps_at(10**9)
+
+    def seconds(self) -> float:
+        """Of a step that learns, the mean over one turn."""
+        begun = time.perf_counter()
+        for feed in self.feeds:
+            self._steps.learn(feed, self._ramps).logit.numpy()
+        return (time.perf_counter() - begun) / len(self.feeds)
+
+    def scoring_seconds(self) -> float:
+        """Of scoring a batch alone, the mean over one turn."""
+        begun = time.perf_counter()
+        for feed in self._scored:
+            self._steps.score(feed, self._ramps)[0].numpy()
+        return (time.perf_counter() - begun) / len(self._scored)
+
+
+def _taught(batch: Batch) -> Batch:
+    joined = {**batch.rows.joined, TEACHER_LOGIT: np.zeros(len(batch.rows), np.float32)}
+    return replace(batch, rows=replace(batch.rows, joined=joined))
+
+
+def take_turns(turns: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """The seconds of each in each round, after a first one, in which everything is compiled.
+
+    Every other round goes backwards: what a turn leaves behind, in caches and in threads, is not always the same one's.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in turns}
+    for number in range(rounds + 1):
+        for name in list(turns)[:: -1 if number % 2 else 1]:
+            taken = turns[name]()
+            if number:
+                seconds[name].append(taken)
+    return seconds
+
+
+def ratio_quartiles(own: Sequence[float], base: Sequence[float]) -> list[float]:
+    """The quartiles of the ratios of two turns of the same round, the median in the middle."""
+    quartiles: list[float] = np.quantile(np.array(own) / np.array(base), [0.25, 0.5, 0.75]).tolist()
+    return quartiles
+
+
+def by_turns(turns: Mapping[str, Callable[[], float]], base: str, rounds: int) -> dict[str, dict[str, float]]:
+    """The median time of each in milliseconds, and the quartiles of its ratio to the base's of the same round.
+
+    Args:
+        turns: each takes a turn and returns its seconds.
+        base: one of them.
+        rounds: after a first one.
+    """
+    seconds = take_turns(turns, rounds)
+    times = {}
+    for name, own in seconds.items():
+        low, middle, high = ratio_quartiles(own, seconds[base])
+        times[name] = {
+            "step_ms": 1000 * float(np.median(own)),
+            "ratio": middle,
+            "ratio_q25": low,
+            "ratio_q75": high,
+        }
+    return times

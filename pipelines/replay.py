@@ -1,0 +1,282 @@
+"""Trains every arm of an experiment on one log, side by side, and measures what each costs (FF 3, figure 1).
+
+Teachers first, then samplings, which may need a teacher's predictions, then arms. What is there already is not made
+again, so the same command goes on after an interruption, tries what failed, and trains what was added to the file.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ctr import __version__
+from ctr.config import dump_yaml
+from ctr.data.log import Manifest, log_sha256, read_manifests
+from ctr.data.sidecar import sidecar_folder
+from ctr.errors import InputError
+from ctr.files import make_folder, write_atomic_bytes
+from ctr.pipelines.replay_config import read_experiment
+from ctr.pipelines.replay_costs import write_costs
+from ctr.pipelines.replay_plan import Plan, PlannedRun, PlannedSampling, make_plan
+from ctr.training.run_directory import only_process, write_json
+
+if TYPE_CHECKING:
+    from ctr.pipelines.replay_jobs import Job, Outcome
+
+Told = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an experiment is made.
+
+    Attributes:
+        log: the log, absolute.
+        manifests: its intervals.
+        out: the folder of the experiment, absolute.
+    """
+
+    log: Path
+    manifests: Sequence[Manifest]
+    out: Path
+
+    def is_done(self, run: PlannedRun) -> bool:
+        """Whether a run has passed the whole log under its configuration, and recorded what it is to record."""
+        if run.record is not None:
+            # Another experiment may have made it.
+            return self.has_sidecar(run.record)
+        try:
+            summary = json.loads((self.out / run.folder / "summary.json").read_bytes())
+        except (FileNotFoundError, ValueError):
+            return False
+        wanted = run.config.sha256(), log_sha256(self.manifests)
+        return (summary.get("config_sha256"), summary.get("log_sha256")) == wanted
+
+    def has_sidecar(self, name: str) -> bool:
+        """Whether a sidecar has every interval of the log."""
+        folder = sidecar_folder(self.log, name)
+        return all((folder / f"{manifest.name}.json").is_file() for manifest in self.manifests)
+
+
+def replay(
+    experiment: Path,
+    log: Path,
+    out: Path,
+    command: str,
+    workers: int | None = None,
+    beam_options: str = "",
+    timing: bool = True,
+    tell: Told | None = None,
+) -> dict[str, str]:
+    """Makes all runs of an experiment that are not there yet, and OUT/plan.json and OUT/costs.json.
+
+    Args:
+        experiment: the YAML file.
+        log: to train on.
+        out: the folder of the experiment.
+        command: by which all of it is repeated, for plan.json.
+        workers: how many runs are trained side by side; None: one for each processor.
+        beam_options: of another Beam runner, whose workers see the log and ``out`` under the same paths.
+        timing: whether steps are timed, after all runs; otherwise only operations are counted.
+        tell: called with a line for each run that ends.
+
+    Returns:
+        What failed, by name, with one line each; the others were made.
+
+    Raises:
+        InputError: a wrong experiment or log, or another process is at work in ``out``. Nothing was run.
+    """
+    config, content = read_experiment(experiment)
+    manifests = read_manifests(log)
+    if not sum(manifest.rows for manifest in manifests):
+        raise InputError(f"{log}: the log has no rows")
+    if workers is not None and workers < 1:
+        raise InputError(f"--workers {workers}: at least 1 is needed")
+    plan = make_plan(config, content, log, f"experiment {experiment}")
+    place = _Place(log.resolve(), manifests, out.resolve())
+    make_folder(place.out)
+    with only_process(place.out):
+        told = {"title": config.title, "note": config.note, "log": str(place.log)}
+        told |= {"log_sha256": log_sha256(manifests), "command": command, "created": _created(place.out)}
+        write_json(place.out / "plan.json", {**told, "ctr_version": __version__, **plan.as_dict()})
+        failures = _run_all(plan, place, workers, beam_options, tell)
+        for name, error in write_costs(place.out, place.log, plan, timing).items():
+            failures[f"costs of {name}"] = error
+    return failures
+
+
+def _created(out: Path) -> str:
+    """When the experiment was begun."""
+    try:
+        created = json.loads((out / "plan.json").read_bytes()).get("created")
+    except (FileNotFoundError, ValueError):
+        created = None
+    return created or datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _run_all(
+    plan: Plan, place: _Place, workers: int | None, beam_options: str, tell: Told | None
+) -> dict[str, str]:
+    runs = [run for arm in plan.arms for run in arm.runs]
+    # The first seeds of all arms before the next ones.
+    runs.sort(key=lambda run: [other.seed for other in plan.arms[0].runs].index(run.seed))
+    teachers = {name: run for name, run in plan.teachers.items() if not place.is_done(run)}
+    samplings = {name: one for name, one in plan.samplings.items() if not place.has_sidecar(one.sidecar)}
+    waiting = [run for run in runs if not place.is_done(run)]
+    for run in [*runs, *plan.teachers.values()]:
+        if place.is_done(run):
+            _clean_up(place, run)
+    stages = _Stages(place, workers, beam_options, tell, len(teachers) + len(samplings) + len(waiting))
+    for teacher in teachers.values():
+        stages.add(teacher)
+    stages.run()
+    for sampling in samplings.values():
+        needed = plan.teachers[sampling.teacher] if sampling.teacher is not None else None
+        stages.add(sampling, [needed])
+    stages.run()
+    by_name = {arm.name: arm for arm in plan.arms}
+    for run in waiting:
+        arm = by_name[run.owner]
+        stages.add(
+            run,
+            [
+                plan.teachers[arm.teacher] if arm.teacher is not None else None,
+                plan.samplings[arm.sampling] if arm.sampling is not None else None,
+            ],
+        )
+    stages.run()
+    shutil.rmtree(place.out / "outcomes", ignore_errors=True)
+    return stages.failures
+
+
+class _Stages:
+    """Runs what is added, all of it at once; what needs something that failed fails with it.
+
+    Attributes:
+        failures: one line for each name.
+    """
+
+    def __init__(
+        self, place: _Place, workers: int | None, beam_options: str, tell: Told | None, total: int
+    ) -> None:
+        self._place = place
+        # Workers elsewhere have processors of their own.
+        cores = len(os.sched_getaffinity(0))
+        self._workers = workers or cores
+        threads = max(1, cores // self._workers) if workers is not None or not beam_options else None
+        self._environment = (("TF_NUM_INTRAOP_THREADS", str(threads)),) if threads else ()
+        self._beam_options = beam_options
+        self._say = tell
+        self._total = total
+        self._ended = 0
+        self._begun = time.perf_counter()
+        self._added: dict[str, PlannedRun | PlannedSampling] = {}
+        self.failures: dict[str, str] = {}
+
+    def add(
+        self,
+        one: PlannedRun | PlannedSampling,
+        needed: Sequence[PlannedRun | PlannedSampling | None] = (),
+    ) -> None:
+        """Puts a run or a sampling into the next stage, unless something that it needs has failed."""
+        for other in needed:
+            if other is not None and _shown(other) in self.failures:
+                self._fail(one, f"not run, as {_shown(other)} failed")
+                self._tell(one, f"failed: {self.failures[_shown(one)]}")
+                return
+        self._added[one.name] = one
+
+    def run(self) -> None:
+        """Runs what was added."""
+        added, self._added = self._added, {}
+        if not added:
+            return
+        with _quiet():
+            from ctr.pipelines.replay_jobs import run_jobs
+
+            jobs = [self._job(one) for one in added.values()]
+            outcomes = run_jobs(
+                jobs,
+                self._workers,
+                self._beam_options,
+                lambda job, outcome: self._end(added[job.name], outcome),
+            )
+        for name, one in added.items():
+            outcome = outcomes[name]
+            if not outcome.ok:
+                self._fail(one, outcome.error, outcome.end)
+            elif isinstance(one, PlannedRun) and not self._place.is_done(one):
+                self._fail(one, "it ended well, but its results are not in the folder of the experiment")
+            else:
+                (self._place.out / one.failure).unlink(missing_ok=True)
+                if isinstance(one, PlannedRun):
+                    _clean_up(self._place, one)
+
+    def _job(self, one: PlannedRun | PlannedSampling) -> "Job":
+        from ctr.pipelines.replay_jobs import Job
+
+        out, log = self._place.out, str(self._place.log)
+        config = out / "configs" / f"{one.name}.yaml"
+        write_atomic_bytes(config, dump_yaml(one.config).encode())
+        if isinstance(one, PlannedSampling):
+            arguments = ["sample", log, "--name", one.sidecar, "--config", str(config)]
+        else:
+            arguments = ["train", log, "--config", str(config), "--out", str(out / one.folder)]
+            arguments += ["--record", one.record] if one.record is not None else []
+        outcome = str(out / "outcomes" / f"{one.name}.json")
+        return Job(one.name, tuple(arguments), outcome, self._environment)
+
+    def _fail(self, one: PlannedRun | PlannedSampling, error: str, end: str = "") -> None:
+        self.failures[_shown(one)] = error
+        write_atomic_bytes(self._place.out / one.failure, f"{end or error}\n".encode())
+
+    def _end(self, one: PlannedRun | PlannedSampling, outcome: "Outcome") -> None:
+        if not outcome.ok:
+            self._tell(one, f"failed: {outcome.error}")
+            return
+        result = ""
+        if isinstance(one, PlannedRun):
+            accuracy = _per_query_auc(self._place.out / one.folder)
+            result = f"PerQueryAUC {'none' if accuracy is None else f'{accuracy:.4f}'}, "
+        self._tell(one, f"{result}{outcome.seconds:.0f} s")
+
+    def _tell(self, one: PlannedRun | PlannedSampling, text: str) -> None:
+        self._ended += 1
+        left = (time.perf_counter() - self._begun) / self._ended * (self._total - self._ended)
+        if self._say is not None:
+            self._say(f"[{self._ended}/{self._total}, {left / 60:.0f} min left] {_shown(one)}: {text}")
+
+
+def _shown(one: PlannedRun | PlannedSampling) -> str:
+    return f"sampling {one.owner}" if isinstance(one, PlannedSampling) else f"{one.owner} seed {one.seed}"
+
+
+def _per_query_auc(run: Path) -> float | None:
+    try:
+        accuracy: float | None = json.loads((run / "summary.json").read_bytes()).get("per_query_auc")
+    except (FileNotFoundError, ValueError):
+        return None
+    return accuracy
+
+
+def _clean_up(place: _Place, run: PlannedRun) -> None:
+    # Nothing goes on from here, and most of a run's bytes are its tables.
+    shutil.rmtree(place.out / run.folder / "checkpoints", ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps back what Beam logs for its developers."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,172 @@
+"""The configuration of an experiment: arms that are trained on one log, and what they are compared with (FF 3).
+
+Names stand in names of files, and ``@`` joins an arm with a point of the sweep, so that it stands in none of them.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from ctr.config import StrictModel, parse_model, read_yaml
+from ctr.data.sampling import SamplingConfig
+from ctr.training.config import TrainConfig
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$")]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Changes = dict[str, Any]
+"""Values by dotted keys of the training configuration, as of ``ctr train --set``: each replaces what was there."""
+
+BASELINE = "baseline"
+"""The name of the arm that every other one is compared with."""
+
+
+class TeacherConfig(StrictModel):
+    """The baseline with ``set``, trained once; its progressive predictions are kept for arms and samplings."""
+
+    set: Changes = {}
+    seed: Seed = 1
+
+
+class BaselineConfig(StrictModel):
+    """What the other arms are compared with: the training configuration with ``set``."""
+
+    title: str = "Baseline"
+    note: str = ""
+    set: Changes = {}
+
+
+class ArmConfig(StrictModel):
+    """The baseline with one change or several.
+
+    Attributes:
+        title: what tables and plots call it; empty: its name.
+        note: what is to be known of it.
+        set: its changes.
+        teacher: one of the teachers, whose predictions it distils (FF 4.1.2).
+        sampling: one of the samplings, whose kept rows it learns from (FF 3.3).
+        score: which rows are scored under a sampling, as ``sampling.score`` of a training configuration.
+        against: the arm that it is compared with.
+        paper: what a paper says of it, short texts by name of the column: accuracy, training_cost, ...
+    """
+
+    title: str = ""
+    note: str = ""
+    set: Changes = {}
+    teacher: str | None = None
+    sampling: str | None = None
+    score: Literal["all", "kept"] = "all"
+    against: str = BASELINE
+    paper: dict[str, str] = {}
+
+
+class SweepConfig(StrictModel):
+    """The cost curve of arms (FF 3): each of ``arms`` also with the changes of each point, for these seeds."""
+
+    points: dict[Name, Changes] = Field(min_length=1)
+    arms: tuple[str, ...] = Field(min_length=1)
+    seeds: tuple[Seed, ...] = Field(default=(1,), min_length=1)
+
+
+class ExperimentConfig(StrictModel):
+    """What is tried on a log.
+
+    Attributes:
+        title: of the report.
+        note: below it.
+        base: a training configuration, relative to the experiment's file.
+        config: changes of it as nested keys; without ``base`` the whole of it.
+        seeds: each arm is trained with each of them.
+        teachers, samplings: by name, for the arms that name them.
+        baseline: what the arms change.
+        arms: by name.
+        sweep: some of them at several sizes.
+    """
+
+    title: str = "Experiment"
+    note: str = ""
+    base: Path | None = None
+    config: dict[str, Any] = {}
+    seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
+    teachers: dict[Name, TeacherConfig] = {}
+    samplings: dict[Name, SamplingConfig] = {}
+    baseline: BaselineConfig = BaselineConfig()
+    arms: dict[Name, ArmConfig] = {}
+    sweep: SweepConfig | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if BASELINE in self.arms:
+            raise ValueError(
+                f"arms.{BASELINE}: this name is that of the arm that the others are compared with"
+            )
+        arms = (BASELINE, *self.arms)
+        for name, arm in self.arms.items():
+            _check_name(f"arms.{name}.teacher", arm.teacher, self.teachers)
+            _check_name(f"arms.{name}.sampling", arm.sampling, self.samplings)
+            _check_name(f"arms.{name}.against", arm.against, [other for other in arms if other != name])
+        _check_once("seeds", self.seeds)
+        if self.sweep is not None:
+            _check_once("sweep.seeds", self.sweep.seeds)
+            _check_once("sweep.arms", self.sweep.arms)
+            for name in self.sweep.arms:
+                _check_name("sweep.arms", name, arms)
+            beyond = sorted(set(self.sweep.seeds) - set(self.seeds))
+            if beyond:
+                # A curve goes through the arm itself, which has to be there with the same seeds.
+                raise ValueError(
+                    f"sweep.seeds: {beyond[0]} is not allowed: it is none of seeds {[*self.seeds]}"
+                )
+        return self
+
+
+def _check_name(key: str, name: str | None, known: Iterable[str]) -> None:
+    if name is not None and name not in known:
+        raise ValueError(f"{key}: there is no {name}; allowed: {', '.join(known) or 'none is defined'}")
+
+
+def _check_once(key: str, values: tuple[Any, ...]) -> None:
+    repeated = [value for value in values if values.count(value) > 1]
+    if repeated:
+        raise ValueError(f"{key}: {repeated[0]} stands there twice")
+
+
+def read_experiment(path: Path) -> tuple[ExperimentConfig, dict[str, Any]]:
+    """The experiment of a YAML file, and its training configuration before any arm's changes, as nested keys.
+
+    Raises:
+        InputError: one of the files is not there or not YAML, or has a wrong key or value.
+    """
+    where = f"experiment {path}"
+    experiment = parse_model(ExperimentConfig, read_yaml(path, "experiment"), where)
+    base: dict[str, Any] = {}
+    if experiment.base is not None:
+        file = path.parent / experiment.base
+        base = read_yaml(file, f"{where}: base")
+        parse_model(TrainConfig, base, f"{where}: base {file}")
+    content = merged(base, experiment.config)
+    parse_model(TrainConfig, content, where, "config.")
+    return experiment, content
+
+
+def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested keys with the values of others over them."""
+    result = dict(content)
+    for key, value in changes.items():
+        old = result.get(key)
+        result[key] = merged(old, value) if isinstance(value, Mapping) and isinstance(old, Mapping) else value
+    return result
+
+
+def changed(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested keys with other values under dotted ones; what was there is replaced, in the order of ``changes``."""
+    result = dict(content)
+    for path, value in changes.items():
+        key, _, rest = path.partition(".")
+        if rest:
+            group = result.get(key)
+            result[key] = changed(group if isinstance(group, Mapping) else {}, {rest: value})
+        else:
+            result[key] = value
+    return result

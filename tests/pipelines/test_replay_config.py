@@ -1,0 +1,194 @@
+"""Experiments as they are written: what runs they come down to, and which ones are refused with what line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ctr.errors import InputError
+from ctr.pipelines.replay_config import ArmConfig, changed, merged, read_experiment
+from ctr.pipelines.replay_plan import Plan, make_plan
+from ctr.simulator.config import SimulatorConfig
+from ctr.simulator.simulate import simulate
+
+BASE = {"batch": {"rows": 256}, "model": {"crosses": {"layers": 1, "rank": 4}, "deep": {"units": [16]}}}
+WHOLE: dict[str, Any] = {
+    "title": "All of it",
+    "base": "base.yaml",
+    "config": {"compute_dtype": "float32", "model": {"prior": 0.1}},
+    "seeds": [3, 5],
+    "teachers": {"wide": {"set": {"model.deep.units": [32]}, "seed": 9}, "unused": {}},
+    "samplings": {
+        "half": {"non_click_rate": 0.5},
+        "low": {"uninformative": {"rate": 0.3, "low_loss": {"teacher": "wide", "below": 0.05}}},
+        "unused": {},
+    },
+    "baseline": {"title": "DCNv2", "set": {"batch.rows": 128}},
+    "arms": {
+        "smelu": {"title": "SmeLU", "set": {"model.deep.activation": "smelu"}, "paper": {"pd": "-10%"}},
+        "student": {"teacher": "wide", "set": {"objective.distillation.weight": 0.25}},
+        "low": {"sampling": "low", "score": "kept", "against": "student"},
+        "half": {"sampling": "half"},
+    },
+    "sweep": {"points": {"narrow": {"model.deep.units": [8]}}, "arms": ["baseline", "low"], "seeds": [5]},
+}
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("replay") / "log"
+    simulate(SimulatorConfig(examples=300), folder)
+    return folder
+
+
+@pytest.fixture
+def plan_of(log, tmp_path):
+    """Writes an experiment and plans it."""
+
+    def plan(content: Any, base: Any = BASE) -> Plan:
+        (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
+        file = tmp_path / "experiment.yaml"
+        file.write_text(yaml.safe_dump(content, sort_keys=False))
+        return make_plan(*read_experiment(file), log, f"experiment {file}")
+
+    return plan
+
+
+def test_every_arm_has_its_changes_over_the_baseline(plan_of):
+    plan = plan_of(WHOLE)
+    arms = {arm.name: arm for arm in plan.arms}
+    assert list(arms) == ["baseline", "smelu", "student", "low", "half", "baseline@narrow", "low@narrow"]
+    for arm in plan.arms:
+        assert [run.seed for run in arm.runs] == ([5] if arm.point else [3, 5])
+        for run in arm.runs:
+            assert run.config.seed == run.seed
+            assert run.config.batch.rows == 128
+            assert run.config.model.prior == 0.1
+            assert run.config.model.deep.units == ((8,) if arm.point else (16,))
+            assert run.config.model.deep.activation == ("smelu" if arm.name == "smelu" else "relu")
+    student = arms["student"].runs[0].config.objective.distillation
+    assert student is not None
+    assert (student.teacher, student.weight) == (plan.teachers["wide"].record, 0.25)
+    low = arms["low@narrow"].runs[0].config.sampling
+    assert low is not None
+    assert (low.name, low.score) == (plan.samplings["low"].sidecar, "kept")
+
+
+def test_only_teachers_and_samplings_that_are_needed(plan_of):
+    plan = plan_of(WHOLE)
+    assert list(plan.teachers) == ["wide"]
+    teacher = plan.teachers["wide"].config
+    assert (teacher.seed, teacher.model.deep.units, teacher.batch.rows) == (9, (32,), 128)
+    assert list(plan.samplings) == ["low", "half"]
+    rule = plan.samplings["low"].config.uninformative
+    assert rule is not None and rule.low_loss is not None
+    assert rule.low_loss.teacher == plan.teachers["wide"].record
+    assert plan.samplings["low"].teacher == "wide"
+    assert plan.samplings["half"].teacher is None
+
+
+def test_plan_as_the_report_reads_it(plan_of):
+    told = plan_of(WHOLE).as_dict()
+    arms = {arm["name"]: arm for arm in told["arms"]}
+    assert told["baseline"] == "baseline"
+    assert [arms[name]["against"] for name in ("baseline", "smelu", "low", "baseline@narrow")] == [
+        None, "baseline", "student", "baseline",
+    ]  # fmt: skip
+    assert arms["baseline"]["title"] == "DCNv2"
+    assert arms["student"]["title"] == "student"
+    assert arms["smelu"]["paper"] == {"pd": "-10%"}
+    assert (arms["low@narrow"]["of"], arms["low@narrow"]["point"]) == ("low", "narrow")
+    assert (arms["low"]["of"], arms["low"]["point"]) == (None, None)
+    assert arms["low@narrow"]["set"] == {"model.deep.units": [8]}
+    folders = [run["folder"] for arm in told["arms"] for run in arm["runs"]]
+    assert len(set(folders)) == len(folders) == 12
+    assert arms["smelu"]["runs"][0]["folder"].startswith("runs/smelu-seed-3-")
+    assert told["teachers"][0]["name"] == "wide"
+
+
+def test_a_changed_arm_gets_another_folder_and_the_others_keep_theirs(plan_of):
+    before = plan_of(WHOLE)
+    arms = {**WHOLE["arms"], "smelu": {"set": {"model.deep.activation": "smelu", "model.deep.smelu_beta": 2}}}
+    after = plan_of({**WHOLE, "arms": arms})
+    moved = [
+        old.name
+        for old, new in zip(before.arms, after.arms, strict=True)
+        if [run.folder for run in old.runs] != [run.folder for run in new.runs]
+    ]
+    assert moved == ["smelu"]
+
+
+def test_a_new_teacher_gives_its_students_other_folders(plan_of):
+    before = plan_of(WHOLE)
+    after = plan_of({**WHOLE, "teachers": {"wide": {"set": {"model.deep.units": [64]}}}})
+    assert before.teachers["wide"].record != after.teachers["wide"].record
+    assert before.samplings["low"].sidecar != after.samplings["low"].sidecar
+    assert before.samplings["half"].sidecar == after.samplings["half"].sidecar
+    assert before.arms[2].runs[0].folder != after.arms[2].runs[0].folder
+
+
+def test_a_baseline_alone_is_an_experiment(plan_of):
+    (arm,) = plan_of({"seeds": [1]}).arms
+    assert arm.name == "baseline"
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"arms": {"dcn": {"set": {"model.deep.width": 3}}}}, "arms.dcn.set.model.deep.width: unknown key; allowed: act"),
+        ({"arms": {"dcn": {"set": {"batch.rows": "many"}}}}, "arms.dcn.set.batch.rows: 'many' is not allowed: a number"),
+        ({"arms": {"dcn": {"set": {"metrics.slices": ["x"]}}}}, "arms.dcn.set: metrics.slices names x, which is no "),
+        ({"arms": {"dcn": {"set": {"seed": 2}}}}, "arms.dcn.set.seed: not here: seeds decides it"),
+        ({"arms": {"a b": {}}}, "arms.a b: 'a b' is not allowed: String should match pattern"),
+        ({"arms": {"a@b": {}}}, "arms.a@b: 'a@b' is not allowed"),
+        ({"arms": {"baseline": {}}}, "arms.baseline: this name is that of the arm that the others"),
+        ({"arms": {"dcn": {"teacher": "nobody"}}}, "arms.dcn.teacher: there is no nobody; allowed: none is defined"),
+        ({"arms": {"dcn": {"sampling": "all"}}}, "arms.dcn.sampling: there is no all; allowed: none is defined"),
+        ({"arms": {"dcn": {"against": "x"}, "b": {}}}, "arms.dcn.against: there is no x; allowed: baseline, b"),
+        ({"arms": {"dcn": {"against": "dcn"}}}, "arms.dcn.against: there is no dcn; allowed: baseline"),
+        ({"sweep": {"points": {"p": {}}, "arms": ["x"]}}, "sweep.arms: there is no x; allowed: baseline"),
+        ({"sweep": {"points": {"p": {}}, "arms": ["baseline"], "seeds": [7]}}, "sweep.seeds: 7 is not allowed"),
+        (
+            {"sweep": {"points": {"p": {"model.deep.units": [0]}}, "arms": ["baseline"]}},
+            "baseline@p: sweep.points.p.model.deep: {'units': [0]} is not allowed",
+        ),
+        ({"seeds": [1, 1]}, "seeds: 1 stands there twice"),
+        ({"seeds": []}, "seeds: "),
+        ({"config": {"batch": {"row": 1}}}, "config.batch.row: unknown key; allowed: largest_query, rows"),
+        ({"baseline": {"set": {"jit": "yes"}}}, "baseline.set.jit"),
+        ({"base": "nothing.yaml"}, "nothing.yaml: no such file"),
+        ({"samplings": {"s": {"rate": 1}}}, "samplings.s.rate: unknown key"),
+        ({"teachers": {"t": {"set": {"a": 1}}}, "arms": {"x": {"teacher": "t"}}}, "teachers.t.set.a: unknown key"),
+        (["arms"], "a mapping of keys to values is expected, received list"),
+    ],
+)  # fmt: skip
+def test_refused_in_one_line_that_names_the_key(plan_of, tmp_path, changes, line):
+    with pytest.raises(InputError) as refused:
+        plan_of(changes)
+    text = str(refused.value)
+    assert text.startswith(f"experiment {tmp_path / 'experiment.yaml'}: ")
+    assert line in text
+    assert "\n" not in text
+
+
+def test_a_wrong_base_is_named(plan_of, tmp_path):
+    with pytest.raises(InputError, match=r"base .*base.yaml: batch.row: unknown key"):
+        plan_of({"base": "base.yaml"}, {"batch": {"row": 3}})
+
+
+def test_groups_are_merged_and_dotted_keys_replace():
+    assert merged({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 4}, "d": {"e": 5}}) == {
+        "a": {"b": 4, "c": 2},
+        "d": {"e": 5},
+    }
+    content = {"a": {"b": {"c": 1, "d": 2}}, "e": None}
+    assert changed(content, {"a.b.c": 3, "e.f": 4}) == {"a": {"b": {"c": 3, "d": 2}}, "e": {"f": 4}}
+    assert changed(content, {"a.b": {"c": 3}}) == {"a": {"b": {"c": 3}}, "e": None}
+    assert changed(content, {"a": 1, "a.b": 2}) == {"a": {"b": 2}, "e": None}
+    assert content == {"a": {"b": {"c": 1, "d": 2}}, "e": None}
+
+
+def test_what_an_arm_is_by_default():
+    arm = ArmConfig()
+    assert (arm.against, arm.score, arm.teacher, arm.sampling) == ("baseline", "all", None, None)

@@ -1,0 +1,61 @@
+"""Steps timed by turns: what is taken, in which order, and models of every objective."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from ctr.data.batches import whole_query_batches
+from ctr.data.log import read_manifests
+from ctr.data.stream import Selection, read_selection
+from ctr.training.step_times import TimedModel, by_turns, take_turns
+
+
+def test_turns_are_taken_together_and_the_first_ones_forgotten():
+    taken = []
+
+    def turn(name, seconds):
+        return lambda: taken.append(name) or seconds * (1 if len(taken) > 2 else 100)
+
+    turns = {"a": turn("a", 1.0), "b": turn("b", 3.0)}
+    assert take_turns(turns, 2) == {"a": [1.0, 1.0], "b": [3.0, 3.0]}
+    assert taken == ["a", "b", "b", "a", "a", "b"]
+
+
+def test_ratios_are_of_the_same_round():
+    # Every round is slower than the one before; twice as slow is twice as slow.
+    base, other = iter(range(1, 10)), iter(range(2, 20, 2))
+    times = by_turns({"base": lambda: next(base), "other": lambda: next(other)}, "base", 4)
+    assert times["base"]["step_ms"] == 3500
+    assert times["base"]["ratio"] == 1
+    assert times["other"] == {"step_ms": 7000, "ratio": 2, "ratio_q25": 2, "ratio_q75": 2}
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        {},
+        {"ranking": {"setup": "multi_task"}, "distillation": {"teacher": "nobody"}},
+        {
+            "bias_constraints": {
+                "families": [
+                    {"name": "ctr", "estimated_ctr": [0.1, 0.3]},
+                    {"name": "random", "features": {"position": "all"}, "log": "randomised"},
+                ],
+                "logs": [{"name": "randomised", "path": "nowhere"}],
+            }
+        },
+    ],
+)
+def test_learns_and_scores_under_every_objective_without_its_sidecars(log, schema, make_config, objective):
+    config = make_config({"objective": objective})
+    blocks = read_selection(log, schema, read_manifests(log), Selection())
+    batches = list(islice(whole_query_batches(blocks, config.batch.rows, config.batch.largest_query), 3))
+    model = TimedModel(config, schema, batches)
+    before = model.state.arrays()
+    assert model.scoring_seconds() > 0
+    assert all(np.array_equal(value, before[name]) for name, value in model.state.arrays().items())
+    assert model.seconds() > 0
+    moved = [name for name, value in model.state.arrays().items() if not np.array_equal(value, before[name])]
+    assert any(name.startswith("dense/") for name in moved)
+    assert any(name.startswith("rows/") for name in moved)
