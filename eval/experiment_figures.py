@@ -1,6 +1,7 @@
 """The figures of an experiment's report: which arms are drawn where, and what is to be seen in words."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ctr.eval import display
 from ctr.eval.experiment_arms import prediction_difference_of
@@ -43,7 +44,8 @@ def frontier_figure(experiment: Experiment) -> ReportFigure | None:
         for spot in panels[0].spots
     )
     return figure_of(
-        "Change of PerQueryAUC against that of training cost, from the baseline's; hollow: points of a sweep",
+        "Change of PerQueryAUC against that of training cost, from the baseline's; hollow: points of a sweep, whose "
+        "line is drawn at the sweep's seeds",
         accuracy_against_cost(panels),
         f"Accuracy against training cost. {words}",
     )
@@ -145,9 +147,19 @@ def _panel(experiment: Experiment, places: Mapping[str, int], cost: str, label: 
 
 
 def _swept(experiment: Experiment, result: ArmResult, spots: Mapping[str, Spot]) -> Sequence[Spot]:
-    """An arm and its points; nothing for an arm without a sweep."""
+    """An arm, at the sweep's seeds alone, and its points; nothing for an arm without a sweep."""
     points = experiment.plan.points(result.arm.plan)
-    return [spots[plan.name] for plan in (result.arm.plan, *points) if plan.name in spots] if points else []
+    seeds = {seed for point in points for seed in point.seeds}
+    curve = [spots[point.name] for point in points if point.name in spots]
+    own, change = spots.get(result.arm.plan.name), result.from_baseline
+    if own is None or not curve:
+        return curve
+    if change is not None:
+        swept = [value for seed, value in change.percent_by_seed.items() if seed in seeds]
+        if not swept:
+            return curve
+        own = replace(own, y=sum(swept) / len(swept))
+    return [own, *curve]
 
 
 def _paired_span(result: ArmResult, accuracy: Estimate) -> tuple[float, float] | None:

@@ -3,6 +3,7 @@
 Every fault of a file becomes a `RunError` that names the file and the key.
 """
 
+import glob
 import re
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -68,12 +69,23 @@ class PlannedArm(BaseModel):
 
 
 class PlannedTeacher(BaseModel):
-    """A model that arms learn from."""
+    """A model that arms learn from; ``sidecar`` is the name under which the log has its predictions."""
 
     model_config = _ENTRY
 
     name: str
     folder: str
+    sidecar: str | None = None
+
+
+class PlannedSampling(BaseModel):
+    """Rows that arms learn from; ``sidecar`` is the name under which the log has the decisions."""
+
+    model_config = _ENTRY
+
+    name: str
+    sidecar: str | None = None
+    config: dict[str, Any] = {}
 
 
 class Plan(BaseModel):
@@ -91,6 +103,7 @@ class Plan(BaseModel):
     baseline: str
     arms: list[PlannedArm]
     teachers: list[PlannedTeacher] = []
+    samplings: list[PlannedSampling] = []
 
     def arm(self, name: str) -> PlannedArm:
         """The arm of that name."""
@@ -202,9 +215,26 @@ def open_run(folder: Path, arm: PlannedArm, planned: PlannedRun) -> tuple[Run | 
     return None, "missing", f"{planned.folder}: not run, or not finished"
 
 
+def shared_failures(folder: Path, plan: Plan) -> dict[str, str]:
+    """Why teachers and samplings are not there, by a name for people; runs that need one are missing."""
+    files = {
+        f"teacher {teacher.name}": f"teacher-{glob.escape(teacher.name)}-seed-*.txt"
+        for teacher in plan.teachers
+        if not (folder / teacher.folder / "summary.json").exists()
+    }
+    files |= {f"sampling {one.name}": f"sampling-{glob.escape(one.name)}.txt" for one in plan.samplings}
+    return {
+        name: _last_line(path)
+        for name, pattern in files.items()
+        for path in sorted((folder / "failures").glob(pattern))
+    }
+
+
 def _last_line(path: Path) -> str:
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "no reason was written")
+    return next(
+        (line.strip() for line in reversed(lines) if line.strip()), "no reason was written"
+    ).removeprefix("error: ")
 
 
 def _parsed(path: Path, kind: type[_Content]) -> _Content:

@@ -41,6 +41,8 @@ def _as_dict(experiment: Experiment) -> dict[str, Any]:
         "late_from": experiment.late_from,
         "timing_rounds": experiment.costs.rounds,
         "teachers": [teacher.model_dump() for teacher in plan.teachers],
+        "samplings": [sampling.model_dump() for sampling in plan.samplings],
+        "failures": dict(experiment.failures),
         "teacher_flops": experiment.costs.teacher_flops,
         "arms": [_arm_dict(result) for result in experiment.arms],
     }

@@ -48,6 +48,7 @@ def render_experiment(experiment: Experiment) -> str:
         frontier=frontier_figure(experiment),
         predictions=prediction_figure(experiment),
         biases=[(arms[result.arm.plan.name], figure) for result, _, figure in bias_figures(experiment)],
+        samplings={one.name: _text(one.config) for one in experiment.plan.samplings},
         environments=environments,
         environment_keys=list(dict.fromkeys(key for entries in environments for key in entries)),
         environment_of={

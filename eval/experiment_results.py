@@ -15,7 +15,7 @@ from ctr.eval.experiment_arms import (
     prediction_change,
 )
 from ctr.eval.experiment_costs import UNKNOWN, CostChange, cost_change, pass_flops, train_time
-from ctr.eval.experiment_files import ArmCosts, Costs, Plan, read_costs, read_plan
+from ctr.eval.experiment_files import ArmCosts, Costs, Plan, read_costs, read_plan, shared_failures
 from ctr.eval.intervals import Estimate, mean
 from ctr.eval.run_comparison import NotComparableError
 from ctr.eval.tuning_points import (
@@ -83,13 +83,23 @@ class ArmResult:
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment: its plan, its arms in the order of the plan, what was timed, where the late part begins."""
+    """An experiment and what came of it.
+
+    Attributes:
+        folder: where it lies.
+        plan: what was asked for.
+        arms: in the order of the plan.
+        costs: what was counted and timed.
+        late_from: query time, in microseconds, with which the last half of the pass begins; None without predictions.
+        failures: why teachers and samplings are not there, by name.
+    """
 
     folder: Path
     plan: Plan
     arms: list[ArmResult]
     costs: Costs
     late_from: int | None
+    failures: Mapping[str, str]
 
 
 def read_experiment(folder: Path) -> Experiment:
@@ -102,7 +112,7 @@ def read_experiment(folder: Path) -> Experiment:
     measured, late_from = measure_arms(folder, plan)
     by_name = {arm.plan.name: arm for arm in measured}
     results = [_result(plan, costs, by_name, arm) for arm in measured]
-    return Experiment(folder, plan, results, costs, late_from)
+    return Experiment(folder, plan, results, costs, late_from, shared_failures(folder, plan))
 
 
 def _result(plan: Plan, costs: Costs, arms: Mapping[str, MeasuredArm], arm: MeasuredArm) -> ArmResult:

@@ -72,7 +72,8 @@ def experiment_tables(experiment: Experiment) -> list[ArmTable]:
 
 def missing_lines(experiment: Experiment) -> list[str]:
     """The runs that are not finished and the arms that are not compared, each with its reason."""
-    lines = [
+    lines = [f"{name} failed: {reason}" for name, reason in experiment.failures.items()]
+    lines += [
         f"{result.arm.plan.name} seed {outcome.seed} {outcome.state}: {outcome.reason}"
         for result in experiment.arms
         for outcome in result.arm.outcomes
