@@ -39,7 +39,9 @@ def test_the_late_part_is_that_of_the_rows_from_there_on(rows, tmp_path, parts_a
         assert np.isnan(paired.late.point)
         assert paired.examples == len(rows)
     # The whole pass does not depend on where it is parted, to the last bit.
-    assert float(pair_predictions(a, b).difference.point) == pytest.approx(float(paired.difference.point), abs=0)
+    assert float(pair_predictions(a, b).difference.point) == pytest.approx(
+        float(paired.difference.point), abs=0
+    )
 
 
 def test_the_last_half_begins_in_the_middle_of_the_time(rows, tmp_path):

@@ -106,7 +106,9 @@ def test_intervals_are_those_of_replicates_read_one_by_one():
         at_cost.append(np.interp(math.log(2), np.log([1, 3, 9]), own) / target - 1)
         at_accuracy.append(np.interp(target, own, np.log([1, 3, 9])))
     found = accuracy_at_neutral_cost(points, 2, reference)
-    assert found.value == pytest.approx(np.interp(math.log(2), np.log([1, 3, 9]), [0.7, 0.73, 0.75]) / 0.72 - 1)
+    assert found.value == pytest.approx(
+        np.interp(math.log(2), np.log([1, 3, 9]), [0.7, 0.73, 0.75]) / 0.72 - 1
+    )
     assert found.high - found.value == pytest.approx(jackknife(at_cost), rel=1e-9)
     found = cost_at_neutral_accuracy(points, 2, reference)
     assert math.log1p(found.value) == pytest.approx(math.log(3) * 2 / 3 - math.log(2))
