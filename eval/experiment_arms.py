@@ -16,7 +16,7 @@ from ctr.eval.experiment_files import Plan, PlannedArm, PlannedRun, open_run
 from ctr.eval.intervals import Estimate, difference, mean, quotient
 from ctr.eval.paired_predictions import last_half, pair_predictions
 from ctr.eval.run_comparison import NotComparableError
-from ctr.eval.run_files import Run, RunError, prediction_parts, read_environment
+from ctr.eval.run_files import Run, RunError, config_text, prediction_parts, read_environment
 
 CHANGED = ("per_query_auc", "auc", "logloss")
 """The metrics whose change is told."""
@@ -33,6 +33,7 @@ class RunOutcome:
         folder: relative to the experiment's.
         state: finished, failed, missing, or unreadable.
         reason: why it is not finished; else empty.
+        config: of a finished run: config.yaml as it stands; else empty.
         config_sha256: of a finished run; else empty.
         environment: of a finished run: content of environment.json; else empty.
     """
@@ -41,6 +42,7 @@ class RunOutcome:
     folder: str
     state: str
     reason: str
+    config: str
     config_sha256: str
     environment: dict[str, Any]
 
@@ -242,6 +244,7 @@ def _outcome(planned: PlannedRun, run: Run | None, state: str, reason: str) -> R
         folder=planned.folder,
         state=state,
         reason=reason,
+        config="" if run is None else config_text(run.folder),
         config_sha256="" if run is None else run.config_sha256,
         environment=environment,
     )

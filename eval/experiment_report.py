@@ -79,4 +79,4 @@ def _as_texts(environment: dict[str, object]) -> dict[str, str]:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

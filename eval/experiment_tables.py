@@ -167,12 +167,12 @@ def _cost_table(arms: Sequence[ArmResult], rounds: int | None) -> ArmTable:
         learned = None if costs is None else costs.learned_share
         cells = [
             _multiple_cell(change.train_time, _milliseconds(None if costs is None else costs.step_ms)),
-            _multiple_cell(change.train_flops),
+            _multiple_cell(change.train_flops, _flops(None if costs is None else costs.train_flops)),
             _paper(result, "training_cost"),
             _multiple_cell(
                 change.inference_time, _milliseconds(None if costs is None else costs.inference_ms)
             ),
-            _multiple_cell(change.inference_flops),
+            _multiple_cell(change.inference_flops, _flops(None if costs is None else costs.inference_flops)),
             _paper(result, "inference_cost"),
             _NOTHING if learned is None else Cell(display.fixed(100 * learned, 1)),
         ]
@@ -283,6 +283,10 @@ def _multiple_cell(multiple: Multiple | None, detail: str = "") -> Cell:
 
 def _milliseconds(value: float | None) -> str:
     return "" if value is None else f"{display.amount(value)} ms a batch"
+
+
+def _flops(value: float | None) -> str:
+    return "" if value is None else f"{display.amount(value)} an example"
 
 
 def _pairs_cell(result: ArmResult, part: str) -> Cell:

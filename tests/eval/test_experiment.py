@@ -508,6 +508,8 @@ def test_the_report_is_whole_and_escaped(made):
         for seed in arm["seeds"]:
             assert run_folder(name, seed) in page.words
     assert "3.11.7" in page.words
+    # One configuration an arm.
+    assert page.words.count("layers: 2") == len(ARMS)
 
 
 def test_runs_of_different_environments_are_told_apart(copy):
