@@ -21,14 +21,13 @@ from typing import Any
 
 import numpy as np
 from reproducibility import settings_key
-from reproducibility_report import mean_estimate
 
 from ctr.config import parse_model, read_yaml
 from ctr.data.batches import set_rejects_apart
 from ctr.data.log import log_sha256, read_manifests
 from ctr.data.reader import Rows
 from ctr.data.schema import Schema
-from ctr.eval.intervals import difference
+from ctr.eval.intervals import difference, mean
 from ctr.eval.run_files import read_run
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
@@ -152,9 +151,9 @@ def measure_accuracy(
         for metric in ("per_query_auc", "logloss"):
             own = [found[metric] for found in estimates[name]]
             plain = [found[metric] for found in estimates[PLAIN]]
-            row[metric] = float(mean_estimate(own).point)
-            row[f"{metric}_ci95"] = [float(end) for end in mean_estimate(own).interval()]
-            change = mean_estimate([difference(a, b) for a, b in zip(plain, own, strict=True)])
+            row[metric] = float(mean(own).point)
+            row[f"{metric}_ci95"] = [float(end) for end in mean(own).interval()]
+            change = mean([difference(a, b) for a, b in zip(plain, own, strict=True)])
             row[f"{metric}_change"] = float(change.point)
             row[f"{metric}_change_ci95"] = [float(end) for end in change.interval()]
         summaries = [read_run(run).summary for run in members]

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from reproducibility_report import CONDITIONS, Measured
 
+from ctr.eval.plot_labels import name_points
 from ctr.eval.plot_style import COLORS, MARKERS, QUIET, STYLE
 
 _STYLE = {**STYLE, "font.size": 8.0}
@@ -49,7 +50,13 @@ def frontier_svg(measured: Sequence[Measured], base: str, path: Path) -> None:
         figure.legend(handles=marks, loc="outside lower center", ncols=len(marks), frameon=False)
         figure.draw_without_rendering()
         for axes, condition in zip(panels, conditions, strict=True):
-            _name_points(axes, [one for one in shown if one.condition == condition])
+            named = [one for one in shown if one.condition == condition]
+            name_points(
+                axes,
+                [_place(one) for one in named],
+                [_label(one.arm) for one in named],
+                [_color(one.arm) for one in named],
+            )
         figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
 
 
@@ -100,46 +107,3 @@ def _marker(arm: str) -> str:
 def _label(arm: str) -> str:
     """What the legend does not say of an arm."""
     return arm.removeprefix(KINDS[_kind(arm)]).strip()
-
-
-def _name_points(axes: Axes, members: Sequence[Measured]) -> None:
-    """Writes a label beside each point, where it hides the fewest other labels and points."""
-    places = [_place(one) for one in members]
-    points = axes.transData.transform(np.array(places))
-    frame = axes.get_window_extent()
-    # In pixels, from the font's usual proportions: the text is laid out by whoever shows the picture.
-    pixel = axes.figure.dpi / 72
-    boxes = np.column_stack([points - 3 * pixel, points + 3 * pixel])
-    for one, place, (x, y) in zip(members, places, points, strict=True):
-        label = _label(one.arm)
-        if not label:
-            continue
-        size = np.array([3.6 * len(label), 7.5]) * pixel
-        tries = []
-        for distance in (5, 10, 17, 26):
-            for across, up in ((0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1), (1, 0), (-1, 0)):
-                low = np.array([x, y]) + np.array([across, up]) * distance * pixel
-                low -= size * [(1 - across) / 2, 0.5]
-                box = np.concatenate([low, low + size])
-                outside = low[0] < frame.x0 or box[2] > frame.x1 or low[1] < frame.y0 or box[3] > frame.y1
-                cost = _hidden(box, boxes) + 1e6 * outside + distance
-                tries.append((cost, distance, across, up, box))
-        _, distance, across, up, box = min(tries, key=lambda found: found[0])
-        boxes = np.vstack([boxes, box])
-        axes.annotate(
-            label,
-            place,
-            (across * distance, up * distance),
-            textcoords="offset points",
-            ha={1: "left", 0: "center", -1: "right"}[across],
-            va="center",
-            fontsize=6.5,
-            color=_color(one.arm),
-            arrowprops={"arrowstyle": "-", "color": QUIET, "linewidth": 0.4} if distance > 10 else None,
-        )
-
-
-def _hidden(box: np.ndarray, others: np.ndarray) -> float:
-    """The area that a box [4] (left, bottom, right, top) shares with others [N, 4]."""
-    low, high = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
-    return float(np.prod(np.maximum(high - low, 0), axis=1).sum())

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from ctr.eval.intervals import Estimate, difference
+from ctr.eval.intervals import Estimate, difference, mean, quotient
 from ctr.eval.logistic import sigmoid
 from ctr.eval.prediction_difference import PredictionDifference
 from ctr.eval.progressive import ProgressiveMetrics
@@ -69,34 +69,18 @@ class Measured:
     def pd(self, part: str) -> Estimate | None:
         """The mean over pairs; None with a single run."""
         found = list(self.pairs[part].values())
-        return mean_estimate(found) if found else None
+        return mean(found) if found else None
 
     def metric(self, part: str, name: str) -> Estimate:
         """The mean over seeds."""
-        return mean_estimate([of_seed[name] for of_seed in self.metrics[part].values()])
+        return mean([of_seed[name] for of_seed in self.metrics[part].values()])
 
     def against(self, base: "Measured", part: str, name: str) -> Estimate | None:
         """The mean over the seeds of both of what this one has more of a metric; None without common seeds."""
         ours, theirs = self.metrics[part], base.metrics[part]
         common = [seed for seed in ours if seed in theirs]
         found = [difference(theirs[seed][name], ours[seed][name]) for seed in common]
-        return mean_estimate(found) if found else None
-
-
-def mean_estimate(estimates: Sequence[Estimate]) -> Estimate:
-    """The mean of estimates over the same queries."""
-    return Estimate(
-        np.mean([one.point for one in estimates], axis=0),
-        np.mean([one.replicates for one in estimates], axis=0),
-        np.any([one.occupied for one in estimates], axis=0),
-    )
-
-
-def ratio_estimate(part: Estimate, whole: Estimate) -> Estimate:
-    """``part`` / ``whole``, over the same queries."""
-    return Estimate(
-        part.point / whole.point, part.replicates / whole.replicates, part.occupied | whole.occupied
-    )
+        return mean(found) if found else None
 
 
 def _read(folder: Path, columns: Sequence[str]) -> dict[str, npt.NDArray[np.generic]]:
@@ -220,7 +204,7 @@ def _numbers(
         values = [float(pair.point) for pair in one.pairs[part].values()]
         row |= {**_ends("pd", found), "pd_lowest_pair": min(values), "pd_highest_pair": max(values)}
         if theirs is not None and base is not one:
-            row |= _ends("pd_of_base", ratio_estimate(found, theirs))
+            row |= _ends("pd_of_base", quotient(found, theirs))
     for name in METRICS:
         row |= _ends(name, one.metric(part, name))
         change = None if base is None or base is one else one.against(base, part, name)
@@ -276,7 +260,7 @@ def _table(
             values = [100 * float(pair.point) for pair in one.pairs["half"].values()]
             low, high = (100 * float(end) for end in half.interval())
             cells.append(f"{100 * half.point:.2f}% [{low:.2f}, {high:.2f}] ({_span(values)})")
-            cells.append("" if theirs is None else _bracketed(ratio_estimate(half, theirs), 3))
+            cells.append("" if theirs is None else _bracketed(quotient(half, theirs), 3))
             cells.append(f"{100 * whole.point:.2f}%")
         cells.append(next((told for start, told in FACTORY_FLOOR.items() if one.arm.startswith(start)), ""))
         for name in METRICS:
@@ -325,6 +309,6 @@ def verdicts(members: Sequence[Measured], base: Measured) -> list[str]:
         reached = "reached" if share <= GOAL and not below else "not reached"
         lines.append(
             f"- {title}: {GOAL:g} of ReLU's PD at a PerQueryAUC in its interval [{low:.5f}, {high:.5f}] is {reached}; "
-            f"nearest is {one.arm} with {_bracketed(ratio_estimate(found, theirs), 3)} and {accuracy:.5f}, {place}."
+            f"nearest is {one.arm} with {_bracketed(quotient(found, theirs), 3)} and {accuracy:.5f}, {place}."
         )
     return lines

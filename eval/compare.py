@@ -1,10 +1,12 @@
 """Two runs over the same log, side by side."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 
-from ctr.eval.arrays import ratio
-from ctr.eval.intervals import difference
+from ctr.eval.arrays import FloatArray, ratio
+from ctr.eval.intervals import Estimate, difference
 from ctr.eval.progressive import ProgressiveMetrics
 
 _ROUNDING = 1e-12
@@ -32,8 +34,6 @@ def compare(a: ProgressiveMetrics, b: ProgressiveMetrics) -> pd.DataFrame:
     for metric, estimate_a in estimates_a.items():
         paired = difference(estimate_a, estimates_b[metric])
         low, high = paired.interval()
-        excludes_zero = low > 0 or high < 0
-        beyond_rounding = abs(paired.point) > _ROUNDING
         rows.append(
             {
                 "metric": metric,
@@ -43,17 +43,47 @@ def compare(a: ProgressiveMetrics, b: ProgressiveMetrics) -> pd.DataFrame:
                 "relative_percent": 100 * float(ratio(paired.point, np.abs(estimate_a.point))),
                 "ci95_low": float(low),
                 "ci95_high": float(high),
-                "significant": bool(excludes_zero and beyond_rounding),
+                "significant": is_beyond_noise(paired),
             }
         )
     return pd.DataFrame(rows).set_index("metric")
 
 
-def same_examples(a: ProgressiveMetrics, b: ProgressiveMetrics) -> bool:
-    """Whether two runs read the same number of examples and of queries, and clicks of equal weight.
+@dataclass(frozen=True)
+class ScoredExamples:
+    """What tells the examples of one run from those of another.
 
-    Weights are compared per query bucket and class, to rounding: the runs may have batched them differently.
+    Attributes:
+        examples: rows read.
+        queries: queries read.
+        class_weight: float64 [K, 2], weight of non-clicks and of clicks by query bucket.
     """
-    counts_agree = a.traffic.examples == b.traffic.examples and a.traffic.queries == b.traffic.queries
-    weights_agree = np.allclose(a.logloss.class_weight, b.logloss.class_weight, rtol=1e-9, atol=0)
-    return bool(counts_agree and weights_agree)
+
+    examples: int
+    queries: int
+    class_weight: FloatArray
+
+    def same_as(self, other: "ScoredExamples") -> bool:
+        """Whether both read the same number of examples and of queries, and clicks of equal weight.
+
+        Weights are compared to rounding: the runs may have batched them differently.
+        """
+        counts_agree = self.examples == other.examples and self.queries == other.queries
+        return counts_agree and np.allclose(self.class_weight, other.class_weight, rtol=1e-9, atol=0)
+
+
+def scored_examples(metrics: ProgressiveMetrics) -> ScoredExamples:
+    """What a run scored."""
+    traffic = metrics.traffic
+    return ScoredExamples(int(traffic.examples), int(traffic.queries), metrics.logloss.class_weight)
+
+
+def same_examples(a: ProgressiveMetrics, b: ProgressiveMetrics) -> bool:
+    """Whether two runs scored the same examples, as far as `ScoredExamples` tells."""
+    return scored_examples(a).same_as(scored_examples(b))
+
+
+def is_beyond_noise(change: Estimate) -> bool:
+    """Whether the interval of a scalar difference excludes 0, and the difference is more than rounding."""
+    low, high = change.interval()
+    return bool((low > 0 or high < 0) and abs(change.point) > _ROUNDING)

@@ -16,12 +16,13 @@ only a handful of buckets hold anything, it covers less than it says.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
-from ctr.eval.arrays import BoolArray, FloatArray
+from ctr.eval.arrays import BoolArray, FloatArray, ratio
 from ctr.eval.buckets import BUCKETS
 
 CONFIDENCE = 0.95
@@ -62,6 +63,24 @@ def difference(first: Estimate, second: Estimate) -> Estimate:
         point=second.point - first.point,
         replicates=second.replicates - first.replicates,
         occupied=first.occupied | second.occupied,
+    )
+
+
+def mean(estimates: Sequence[Estimate]) -> Estimate:
+    """The mean of at least one estimate over the same queries, replicate by replicate."""
+    return Estimate(
+        point=np.mean([one.point for one in estimates], axis=0),
+        replicates=np.mean([one.replicates for one in estimates], axis=0),
+        occupied=np.any([one.occupied for one in estimates], axis=0),
+    )
+
+
+def quotient(part: Estimate, whole: Estimate) -> Estimate:
+    """`part` / `whole` over the same queries, replicate by replicate; NaN where `whole` is 0."""
+    return Estimate(
+        point=ratio(part.point, whole.point),
+        replicates=ratio(part.replicates, whole.replicates),
+        occupied=part.occupied | whole.occupied,
     )
 
 

@@ -25,37 +25,69 @@ class PairedPredictions:
 
     Attributes:
         difference: PD, with its replicates by query bucket.
+        late: PD over the late part of the pass alone; undefined when none was asked for.
         examples: examples that both runs recorded.
         only_a: examples that only the first run recorded.
         only_b: examples that only the second run recorded.
     """
 
     difference: Estimate
+    late: Estimate
     examples: int
     only_a: int
     only_b: int
 
 
-def pair_predictions(run_a: Path, run_b: Path) -> PairedPredictions:
+def pair_predictions(run_a: Path, run_b: Path, late_from: float = math.inf) -> PairedPredictions:
     """Join what two runs predicted.
+
+    Args:
+        run_a: a run directory.
+        run_b: another over the same log.
+        late_from: query time, in microseconds, with which the late part of the pass begins.
 
     Raises:
         RunError: a file is damaged or not in the order of the log.
         ValueError: the predictions cannot be joined: an example_id repeats, or has two queries.
     """
-    state = PredictionDifference()
+    whole, late = PredictionDifference(), PredictionDifference()
     only_a = only_b = 0
     stream_a, stream_b = _Stream(run_a), _Stream(run_b)
     read_up_to = -math.inf
     while read_up_to < math.inf:
         stream_a.read_beyond(read_up_to)
         stream_b.read_beyond(read_up_to)
+        state = whole if read_up_to < late_from else late
         read_up_to = min(stream_a.complete_up_to, stream_b.complete_up_to)
+        if state is whole:
+            # A stretch ends where the late part begins, and so lies on one side of it.
+            read_up_to = min(read_up_to, late_from)
         joined = join_predictions(stream_a.take_before(read_up_to), stream_b.take_before(read_up_to))
         state.update(joined.first, joined.second, joined.query_id)
         only_a += joined.only_first
         only_b += joined.only_second
-    return PairedPredictions(state.estimate(), int(state.examples.sum()), only_a, only_b)
+    whole.merge(late)
+    return PairedPredictions(whole.estimate(), late.estimate(), int(whole.examples.sum()), only_a, only_b)
+
+
+def last_half(run: Path) -> int | None:
+    """The query time, in microseconds, with which the last half of the recorded span of time begins.
+
+    Returns:
+        The middle between the first and the last query time; None when the run recorded no predictions.
+
+    Raises:
+        RunError: a file is damaged.
+    """
+    times: list[int] = []
+    parts = prediction_parts(run)
+    for order, place in ((parts, 0), (parts[::-1], -1)):
+        for path in order:
+            column = read_predictions(path, ["query_time"])["query_time"].to_numpy()
+            if len(column):
+                times.append(int(column[place]))
+                break
+    return times[0] + (times[1] - times[0] + 1) // 2 if times else None
 
 
 class _Stream:

@@ -5,14 +5,11 @@ escaped. The same run directories give the same bytes.
 """
 
 import math
-import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ctr.eval import display, plots
 from ctr.eval.per_query_auc import SIZE_NAMES
@@ -24,6 +21,7 @@ from ctr.eval.report_figures import (
     slice_tables,
     weight_tables,
 )
+from ctr.eval.report_page import render_page, write_page
 from ctr.eval.run_comparison import COSTS, NotComparableError, RunComparison, compare_read_runs
 from ctr.eval.run_files import METRICS, RunError
 from ctr.eval.shown_run import COUNTS, ShownRun, show_runs
@@ -83,7 +81,7 @@ def write_report(runs: Sequence[Path], out: Path | None) -> Path:
     path = runs[0] / "report.html" if out is None else out
     if path.is_dir():
         raise RunError(f"{path}: is a folder; allowed: a file to write the report to")
-    _write_atomic(path, render_report(runs).encode())
+    write_page(path, render_report(runs))
     return path
 
 
@@ -94,16 +92,8 @@ def render_report(runs: Sequence[Path]) -> str:
         RunError: a run cannot be read.
     """
     shown = show_runs(runs)
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals.update(interval=display.interval)
-    environment.filters.update(fixed=display.fixed, amount=display.amount, times=display.times)
-    return environment.get_template(_TEMPLATE).render(
+    return render_page(
+        _TEMPLATE,
         runs=shown,
         metrics=METRICS,
         titles=display.METRIC_TITLES,
@@ -120,22 +110,6 @@ def render_report(runs: Sequence[Path]) -> str:
         histograms=histogram_figures(shown),
         weights=weight_tables(shown),
     )
-
-
-def _write_atomic(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.partial-{secrets.token_hex(4)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror}") from None
-    finally:
-        if temporary.is_file():
-            temporary.unlink()
 
 
 def _compare(first: ShownRun, other: ShownRun) -> _Compared:

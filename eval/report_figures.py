@@ -98,7 +98,7 @@ def progressive_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
     for metric in METRICS:
         title = display.METRIC_TITLES[metric]
         figures.append(
-            _figure(
+            figure_of(
                 f"{title}, dashed: of all windows so far" if plots.has_running_mean(metric) else title,
                 plots.progressive_metric(windows, metric),
                 f"{title} of each window over the pass. {_courses(runs, metric, 4)}",
@@ -107,7 +107,7 @@ def progressive_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
     rates = _courses(runs, "examples_per_second", 0)
     return [
         *figures,
-        _figure(
+        figure_of(
             "throughput, examples/s", plots.throughput(windows), f"Examples per second over the pass. {rates}"
         ),
     ]
@@ -122,12 +122,12 @@ def calibration_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
         for shown in runs
     )
     return [
-        _figure(
+        figure_of(
             "Share of clicks against prediction, by decile of prediction",
             plots.reliability(deciles),
             f"Share of clicks against mean prediction for ten deciles of prediction. {worst}",
         ),
-        _figure(
+        figure_of(
             "Bias by decile of prediction",
             plots.bias_by_group(
                 deciles, [str(decile) for decile in range(1, 11)], "decile of prediction", (7.2, 4.2)
@@ -146,7 +146,7 @@ def query_size_figure(runs: Sequence[ShownRun]) -> ReportFigure | None:
         f"and {display.fixed(shown.sizes['auc'].max(), 3)}."
         for shown in runs
     )
-    return _figure(
+    return figure_of(
         "PerQueryAUC by the number of rows in the query, and the number of such queries",
         plots.auc_by_query_size([shown.sizes for shown in runs]),
         f"PerQueryAUC for queries of different sizes. {ranges}",
@@ -166,7 +166,7 @@ def histogram_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
         ]
         words = "mean prediction " + ", ".join(means or [display.ABSENT])
         figures.append(
-            _figure(
+            figure_of(
                 words.capitalize(),
                 plots.prediction_histogram(histogram, limits, index),
                 f"Histogram of the predictions of {shown.name}: {words}.",
@@ -217,7 +217,7 @@ def _slice_table(runs: Sequence[ShownRun], feature: str) -> SliceTable:
     return SliceTable(
         feature=feature,
         slices=max(part["slices"] for part in sliced if part),
-        figure=_figure(
+        figure=figure_of(
             "Bias by id, the heaviest first",
             plots.bias_by_group(aligned, [str(index) for index in first.index], "id", (6.4, 3.2)),
             f"Share of clicks minus mean prediction for the heaviest ids of {feature}; the table has the numbers.",
@@ -243,7 +243,7 @@ def _weight_table(shown: ShownRun) -> WeightTable:
     )
     figure = None
     if words:
-        figure = _figure(
+        figure = figure_of(
             "Share of the largest singular values, in the Frobenius norm and in the sum",
             plots.cumulative_spectra([spectrum.singular_values for spectrum in shown.weights]),
             f"Cumulative singular values of the weights of {shown.name}. {words}",
@@ -268,7 +268,8 @@ def _weight_row(index: int, spectrum: WeightSpectrum) -> WeightRow:
     )
 
 
-def _figure(title: str, svg: str, alt: str, run: ShownRun | None = None) -> ReportFigure:
+def figure_of(title: str, svg: str, alt: str, run: ShownRun | None = None) -> ReportFigure:
+    """A plot given as SVG, with its words as in `ReportFigure`."""
     source = f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
     return ReportFigure(title, source, alt, run)
 

@@ -111,6 +111,52 @@ def write_predictions(folder: Path, table: pd.DataFrame, parts: int) -> Path:
     return folder
 
 
+def write_plan(
+    folder: Path, arms: dict[str, dict[str, Any]], *, baseline: str = "base", **plan: Any
+) -> dict[str, Any]:
+    """Write plan.json of an experiment: for each arm its entries that are no defaults. `plan` replaces entries."""
+    content = {
+        "title": "Every technique",
+        "note": None,
+        "log": "logs/clicks",
+        "log_sha256": "a" * 64,
+        "command": "ctr replay experiment.yaml --log logs/clicks --out out",
+        "created": "2026-01-02T03:04:05Z",
+        "ctr_version": "0.1.0",
+        "baseline": baseline,
+        "arms": [_planned(name, entries, baseline) for name, entries in arms.items()],
+        "teachers": [],
+        **plan,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "plan.json").write_text(json.dumps(content))
+    return content
+
+
+def run_folder(name: str, seed: int) -> str:
+    """Where a planned run lies in the folder of its experiment."""
+    return f"runs/{name}-seed-{seed}-0a1b2c"
+
+
+def _planned(name: str, entries: dict[str, Any], baseline: str) -> dict[str, Any]:
+    seeds = entries.get("seeds", [1, 2])
+    return {
+        "name": name,
+        "title": name,
+        "note": "",
+        "against": None if name == baseline else baseline,
+        "set": {},
+        "paper": {},
+        "seeds": seeds,
+        "point": None,
+        "of": None,
+        "runs": [{"seed": seed, "folder": run_folder(name, seed)} for seed in seeds],
+        "teacher": None,
+        "sampling": None,
+        **entries,
+    }
+
+
 def _cut_between_queries(rows: pd.DataFrame, windows: int) -> list[pd.DataFrame]:
     starts = np.flatnonzero(rows["query_id"].diff() != 0)
     bounds = [part[0] for part in np.array_split(starts, windows)] + [len(rows)]

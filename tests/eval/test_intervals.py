@@ -8,7 +8,7 @@ from threadpoolctl import threadpool_limits
 from ctr.eval.auc import StreamingAUC
 from ctr.eval.buckets import BUCKETS
 from ctr.eval.calibration import Calibration
-from ctr.eval.intervals import Estimate, deletions, difference, student_t_quantile
+from ctr.eval.intervals import Estimate, deletions, difference, mean, quotient, student_t_quantile
 from ctr.eval.logloss import Logloss
 from ctr.eval.per_query_auc import PerQueryAUC
 from ctr.eval.rows import ScoredRows, scored_rows
@@ -79,6 +79,25 @@ def test_difference_pairs_buckets() -> None:
     first, second = mean_estimate(shared, everywhere), mean_estimate(shared + 0.1 * own + 1, everywhere)
     expected = mean_estimate(0.1 * own + 1, everywhere).interval()
     np.testing.assert_allclose(difference(first, second).interval(), expected, rtol=1e-10)
+
+
+def test_mean_and_quotient_are_those_of_each_replicate() -> None:
+    rng = np.random.default_rng(4)
+    everywhere = np.ones(BUCKETS, np.bool_)
+    first, second = (mean_estimate(rng.normal(5, 1, BUCKETS), everywhere) for _ in range(2))
+    # Of the same values; and a number over itself has no spread.
+    assert np.array(mean([first, first]).interval()) == pytest.approx(np.array(first.interval()))
+    assert np.array(quotient(first, first).interval()) == pytest.approx(1)
+    # Means of different queries' values spread less than each; small ratios spread like the logarithm.
+    sizes = [np.ptp(one.interval()) for one in (first, second, mean([first, second]))]
+    assert sizes[2] < min(sizes[:2])
+    share = quotient(first, second)
+    assert share.point == first.point / second.point
+    assert share.replicates == pytest.approx(first.replicates / second.replicates)
+    relative = np.hypot(sizes[0] / first.point, sizes[1] / second.point)
+    assert np.ptp(share.interval()) / share.point == pytest.approx(relative, rel=0.1)
+    nothing = Estimate(np.array(0.0), np.zeros(BUCKETS), everywhere)
+    assert np.isnan(quotient(first, nothing).point)
 
 
 def test_difference_counts_buckets_that_either_run_has() -> None:

@@ -1,0 +1,38 @@
+"""A replayed experiment told: tables, numbers and a report from what its runs left behind."""
+
+from pathlib import Path
+
+from ctr.eval.experiment_csv import as_csv
+from ctr.eval.experiment_json import as_json
+from ctr.eval.experiment_report import render_experiment
+from ctr.eval.experiment_results import read_experiment
+from ctr.eval.experiment_tables import as_text
+from ctr.eval.report_page import write_page
+
+
+def write_experiment(folder: Path) -> str:
+    """Write result.json, table.csv, table.txt and report.html of an experiment.
+
+    Each appears whole or not at all. Runs that failed or are missing are told as such; the same runs give the same
+    bytes.
+
+    Args:
+        folder: holds plan.json, the runs that it names, and, where there are any, costs.json and failures/.
+
+    Returns:
+        The content of table.txt.
+
+    Raises:
+        RunError: the plan or the costs cannot be read, a run read another log than the rest, or a file cannot be
+            written.
+    """
+    experiment = read_experiment(folder)
+    text = as_text(experiment)
+    for name, content in (
+        ("result.json", as_json(experiment)),
+        ("table.csv", as_csv(experiment)),
+        ("table.txt", text),
+        ("report.html", render_experiment(experiment)),
+    ):
+        write_page(folder / name, content)
+    return text

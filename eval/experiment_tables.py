@@ -1,0 +1,361 @@
+"""The tables of an experiment, for a terminal and for its report alike."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ctr.eval import display
+from ctr.eval.experiment_arms import MetricChange, PredictionChange, prediction_difference_of
+from ctr.eval.experiment_costs import Multiple
+from ctr.eval.experiment_json import spread
+from ctr.eval.experiment_results import ACCURACY, ArmResult, Experiment, Tuning
+from ctr.eval.intervals import Estimate
+from ctr.eval.tuning_points import TuningPoint
+
+TABLE_WIDTH = 120
+"""Of a terminal, in characters."""
+
+_FIRST_WIDTH, _FIRST_LEAST, _PAPER_WIDTH = 30, 12, 14
+_LEAST_DECIMALS, _MOST_DECIMALS = 2, 5
+_COSTS = {"flops": "FLOPs", "time": "time"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in a table.
+
+    Attributes:
+        text: in a terminal and in a report.
+        detail: more of it, in a report alone.
+        verdict: better or worse, if it is significant; else empty.
+    """
+
+    text: str
+    detail: str = ""
+    verdict: str = ""
+
+
+@dataclass(frozen=True)
+class ArmTable:
+    """A table with a row for each of some arms.
+
+    Attributes:
+        name: in links.
+        title: what it tells.
+        columns: heads of the cells; ``FF`` are those of a paper.
+        rows: names of the arms, and their cells.
+        notes: how to read it.
+    """
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, list[Cell]]]
+    notes: tuple[str, ...]
+
+
+_NOTHING = Cell(display.ABSENT)
+
+
+def experiment_tables(experiment: Experiment) -> list[ArmTable]:
+    """Accuracy always; costs, prediction difference and tuning points where anything is known of them."""
+    arms = experiment.arms
+    tables = [_accuracy_table(arms)]
+    if any(result.costs is not None for result in arms):
+        tables.append(_cost_table(arms, experiment.costs.rounds))
+    if any(prediction_difference_of(result.arm, "whole") is not None for result in arms):
+        tables.append(_prediction_table(arms))
+    if any(result.tuning for result in arms):
+        tables.append(_tuning_table(arms))
+    return tables
+
+
+def missing_lines(experiment: Experiment) -> list[str]:
+    """The runs that are not finished and the arms that are not compared, each with its reason."""
+    lines = [f"{name} failed: {reason}" for name, reason in experiment.failures.items()]
+    lines += [
+        f"{result.arm.plan.name} seed {outcome.seed} {outcome.state}: {outcome.reason}"
+        for result in experiment.arms
+        for outcome in result.arm.outcomes
+        if outcome.state != "finished"
+    ]
+    return lines + [
+        f"{result.arm.plan.name} not compared: {result.refusal}"
+        for result in experiment.arms
+        # An arm without any run is among the lines above.
+        if result.refusal and result.arm.estimates
+    ]
+
+
+def as_text(experiment: Experiment) -> str:
+    """The tables for a terminal of `TABLE_WIDTH`, which only reasons may exceed."""
+    plan = experiment.plan
+    others = [
+        f"{result.arm.plan.name} against {result.reference}"
+        for result in experiment.arms
+        if result.reference not in (None, plan.baseline)
+    ]
+    log = f"log {plan.log_sha256[:12]}, " if plan.log_sha256 else ""
+    lines = [
+        " ".join(plan.title.split()),
+        f"{log}ctr {plan.ctr_version}; arms against {plan.baseline}{', but' if others else ''}",
+        *others,
+    ]
+    for table in experiment_tables(experiment):
+        lines += ["", table.title, *_fitted(table), *table.notes]
+    missing = missing_lines(experiment)
+    if missing:
+        lines += ["", "Not in the tables", *(f"- {line}" for line in missing)]
+    return "\n".join(lines) + "\n"
+
+
+def _fitted(table: ArmTable) -> list[str]:
+    """The lines of a table, its first column and what a paper says cut short where they do not fit."""
+    paper = [place for place, column in enumerate(table.columns) if column == "FF"]
+    rows = [["", *table.columns]]
+    for name, cells in table.rows:
+        texts = [cell.text for cell in cells]
+        for place in paper:
+            texts[place] = _cut(texts[place], _PAPER_WIDTH)
+        rows.append([_cut(name, _FIRST_WIDTH), *texts])
+    lines = display.aligned(rows)
+    excess = max(map(len, lines)) - TABLE_WIDTH
+    if excess > 0:
+        width = max(max(len(row[0]) for row in rows) - excess, _FIRST_LEAST)
+        lines = display.aligned([[_cut(row[0], width), *row[1:]] for row in rows])
+    return lines
+
+
+def _cut(text: str, width: int) -> str:
+    plain = " ".join(text.split())
+    return plain if len(plain) <= width else f"{plain[: width - 1]}…"
+
+
+def _accuracy_table(arms: Sequence[ArmResult]) -> ArmTable:
+    rows = []
+    for result in arms:
+        value = result.arm.metric(ACCURACY)
+        changes = result.changes
+        cells = [
+            _NOTHING if value is None else Cell(display.fixed(float(value.point)), _bounds(value, 5)),
+            *(_NOTHING for _ in range(2)),
+            _paper(result, "accuracy"),
+            *(_NOTHING for _ in range(2)),
+        ]
+        if changes:
+            cells[1] = _change_cell(ACCURACY, changes[ACCURACY], with_interval=True)
+            cells[2] = _seeds_cell(changes[ACCURACY])
+            cells[4] = _change_cell("auc", changes["auc"])
+            cells[5] = _change_cell("logloss", changes["logloss"])
+        rows.append((result.arm.plan.name, cells))
+    return ArmTable(
+        name="accuracy",
+        title="Accuracy: changes in percent of the reference's",
+        columns=("PerQueryAUC", "change, % [95%]", "by seed ± sd", "FF", "AUC, %", "logloss, %"),
+        rows=rows,
+        notes=(
+            "[95%] over queries, paired. * the interval excludes 0 and the changes of all seeds have one sign;",
+            "with one seed the interval alone decides.",
+        ),
+    )
+
+
+def _cost_table(arms: Sequence[ArmResult], rounds: int | None) -> ArmTable:
+    rows = []
+    for result in arms:
+        change, costs = result.cost_change, result.costs
+        learned = None if costs is None else costs.learned_share
+        cells = [
+            _multiple_cell(change.train_time, _milliseconds(None if costs is None else costs.step_ms)),
+            _multiple_cell(change.train_flops, _flops(None if costs is None else costs.train_flops)),
+            _paper(result, "training_cost"),
+            _multiple_cell(
+                change.inference_time, _milliseconds(None if costs is None else costs.inference_ms)
+            ),
+            _multiple_cell(change.inference_flops, _flops(None if costs is None else costs.inference_flops)),
+            _paper(result, "inference_cost"),
+            _NOTHING if learned is None else Cell(display.fixed(100 * learned, 1)),
+        ]
+        rows.append((result.arm.plan.name, cells))
+    timed = f" over {rounds} rounds" if rounds else ""
+    return ArmTable(
+        name="costs",
+        title="Costs: changes in percent of the reference's",
+        columns=("training, %", "FLOPs, %", "FF", "inference, %", "FLOPs, %", "FF", "rows, %"),
+        rows=rows,
+        notes=(
+            "training: time of a step a row, times the rows learned from (rows, % of the log); FLOPs likewise.",
+            f"inference: a row scored. [quartiles{timed} by turns with the baseline], absent against other arms.",
+        ),
+    )
+
+
+def _prediction_table(arms: Sequence[ArmResult]) -> ArmTable:
+    rows = []
+    for result in arms:
+        if result.arm.plan.of is not None and not result.arm.prediction_pairs.pairs["whole"]:
+            # Points of a sweep rarely have two seeds.
+            continue
+        late = prediction_difference_of(result.arm, "late")
+        whole = prediction_difference_of(result.arm, "whole")
+        unavailable = result.arm.prediction_pairs.unavailable
+        cells = [
+            Cell(display.ABSENT, unavailable) if late is None else Cell(_percent_with_bounds(late)),
+            _pairs_cell(result, "late"),
+            *_ratio_cells(result.prediction_changes["late"]),
+            _NOTHING if whole is None else Cell(_fixed_percent(float(whole.point)), _percent_bounds(whole)),
+            _paper(result, "pd"),
+        ]
+        rows.append((result.arm.plan.name, cells))
+    return ArmTable(
+        name="prediction-difference",
+        title="Prediction difference of an arm's runs, in percent: mean over pairs of seeds",
+        columns=("last half, % [95%]", "pairs", "of reference's [95%]", "pairs", "whole, %", "FF"),
+        rows=rows,
+        notes=(
+            "last half: of the queries' span of time. [95%] over queries; pairs: smallest to largest over the pairs.",
+        ),
+    )
+
+
+def _tuning_table(arms: Sequence[ArmResult]) -> ArmTable:
+    rows = [
+        (
+            result.arm.plan.name,
+            [
+                Cell(_COSTS[kind]),
+                Cell(_tuned(tuning.accuracy, 3), tuning.unavailable),
+                Cell(_tuned(tuning.cost, 1), tuning.unavailable),
+                Cell(_points(tuning), _left_out(tuning)),
+            ],
+        )
+        for result in arms
+        for kind, tuning in result.tuning.items()
+    ]
+    return ArmTable(
+        name="tuning",
+        title="Tuning points (FF section 3), read off the sweep's curve of accuracy over cost",
+        columns=("cost by", "accuracy at neutral cost, %", "cost at neutral accuracy, %", "points"),
+        rows=rows,
+        notes=(
+            "Between points linear in the logarithm of cost, at the sweep's seeds; < and > are bounds where the answer",
+            "lies beyond the sweep, if accuracy does not fall as cost grows. [95%] over queries.",
+        ),
+    )
+
+
+def _change_cell(metric: str, change: MetricChange, *, with_interval: bool = False) -> Cell:
+    low, high = (float(end) for end in change.percent.interval())
+    decimals = _decimals(low, high)
+    value = float(change.percent.point)
+    text = display.fixed(value, decimals, signed=True)
+    bounds = display.interval(low, high, decimals, signed=True)
+    if with_interval:
+        text = f"{text} {bounds}"
+    verdict = display.verdict(metric, value, change.significant) if change.significant else ""
+    absolute = display.fixed(float(change.difference.point), 5, signed=True)
+    detail = f"{absolute} absolute" if with_interval else f"{bounds}, {absolute} absolute"
+    return Cell(f"{text}{'*' if change.significant else ' '}", detail, verdict)
+
+
+def _seeds_cell(change: MetricChange) -> Cell:
+    low, high, deviation = spread(change.percent_by_seed.values())
+    if deviation is None:
+        return Cell("one seed")
+    decimals = _decimals(low, high)
+    ends = f"{display.fixed(low, decimals, signed=True)}..{display.fixed(high, decimals, signed=True)}"
+    each = ", ".join(
+        f"{seed}: {display.fixed(value, decimals, signed=True)}"
+        for seed, value in change.percent_by_seed.items()
+    )
+    return Cell(f"{ends} ± {display.fixed(deviation, decimals)}", f"by seed {each}")
+
+
+def _multiple_cell(multiple: Multiple | None, detail: str = "") -> Cell:
+    if multiple is None:
+        return Cell(display.ABSENT, detail)
+    text = display.fixed(100 * (multiple.value - 1), 1, signed=True)
+    if multiple.low is not None and multiple.high is not None:
+        ends = display.interval(100 * (multiple.low - 1), 100 * (multiple.high - 1), 1, signed=True)
+        text = f"{text} {ends}"
+    return Cell(text, detail)
+
+
+def _milliseconds(value: float | None) -> str:
+    return "" if value is None else f"{display.amount(value)} ms a batch"
+
+
+def _flops(value: float | None) -> str:
+    return "" if value is None else f"{display.amount(value)} an example"
+
+
+def _pairs_cell(result: ArmResult, part: str) -> Cell:
+    pairs = result.arm.prediction_pairs.pairs[part].values()
+    return Cell(_span((100 * float(one.point) for one in pairs), 2))
+
+
+def _ratio_cells(change: PredictionChange | None) -> tuple[Cell, Cell]:
+    if change is None:
+        return _NOTHING, _NOTHING
+    text = f"{display.fixed(float(change.ratio.point), 3)} {_bounds(change.ratio, 3)}"
+    return Cell(text), Cell(_span(change.by_pair.values(), 3))
+
+
+def _span(values: Iterable[float], decimals: int) -> str:
+    found = list(values)
+    if not found:
+        return display.ABSENT
+    ends = (display.fixed(end, decimals) for end in (min(found), max(found)))
+    return "one" if len(found) == 1 else "..".join(ends)
+
+
+def _tuned(point: TuningPoint | None, decimals: int) -> str:
+    if point is None:
+        return display.ABSENT
+    text = display.fixed(100 * point.value, decimals, signed=True)
+    if point.bound:
+        return f"{point.bound} {text}, beyond the sweep"
+    if point.low is None or point.high is None:
+        return text
+    return f"{text} {display.interval(100 * point.low, 100 * point.high, decimals, signed=True)}"
+
+
+def _points(tuning: Tuning) -> str:
+    asked = len(tuning.points) + len(tuning.left_out)
+    return str(asked) if not tuning.left_out else f"{len(tuning.points)} of {asked}"
+
+
+def _left_out(tuning: Tuning) -> str:
+    words = f"{', '.join(tuning.points)}; seeds {', '.join(map(str, tuning.seeds))}"
+    return words + (f"; without {', '.join(tuning.left_out)}" if tuning.left_out else "")
+
+
+def _paper(result: ArmResult, key: str) -> Cell:
+    told = result.arm.plan.paper.get(key)
+    return Cell("" if told is None else str(told))
+
+
+def _bounds(estimate: Estimate, decimals: int) -> str:
+    low, high = (float(end) for end in estimate.interval())
+    return display.interval(low, high, decimals)
+
+
+def _percent_with_bounds(estimate: Estimate) -> str:
+    return f"{_fixed_percent(float(estimate.point))} {_percent_bounds(estimate)}"
+
+
+def _fixed_percent(share: float) -> str:
+    return display.fixed(100 * share, 2)
+
+
+def _percent_bounds(estimate: Estimate) -> str:
+    low, high = (100 * float(end) for end in estimate.interval())
+    return display.interval(low, high, 2)
+
+
+def _decimals(low: float, high: float) -> int:
+    """Digits after the point with which half of a span still shows two digits, within reason."""
+    half = (high - low) / 2
+    if not 0 < half < math.inf:
+        return _LEAST_DECIMALS
+    return min(max(_LEAST_DECIMALS, math.ceil(-math.log10(half)) + 1), _MOST_DECIMALS)

@@ -1,0 +1,135 @@
+"""FF section 3's two tuning points of a technique: its accuracy when cost is neutral, its cost when accuracy is.
+
+A technique trained at several sizes of the model draws a curve of accuracy over cost. It is read between its points,
+linearly in the logarithm of cost, and never beyond them: there only a bound is told, which supposes that accuracy
+does not fall as cost grows.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ctr.eval.arrays import FloatArray
+from ctr.eval.intervals import Estimate, difference, quotient
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """A size of the model: its cost, above 0, and its accuracy, a scalar estimate."""
+
+    name: str
+    cost: float
+    accuracy: Estimate
+
+
+@dataclass(frozen=True)
+class TuningPoint:
+    """What is read off a curve.
+
+    Attributes:
+        value: the change; with a bound, the change at the end of the sweep.
+        bound: ``<`` or ``>`` when the answer lies beyond the sweep, below or above the value; else empty.
+        low: low end of the 95% interval over queries; None without one.
+        high: high end of it.
+    """
+
+    value: float
+    bound: str = ""
+    low: float | None = None
+    high: float | None = None
+
+
+def by_cost(points: Sequence[CurvePoint]) -> list[CurvePoint]:
+    """The points by ascending cost; of those of equal cost only the most accurate."""
+    best: dict[float, CurvePoint] = {}
+    for point in points:
+        held = best.get(point.cost)
+        if held is None or point.accuracy.point > held.accuracy.point:
+            best[point.cost] = point
+    return [best[cost] for cost in sorted(best)]
+
+
+def accuracy_at_neutral_cost(points: Sequence[CurvePoint], cost: float, accuracy: Estimate) -> TuningPoint:
+    """What the curve has more than `accuracy` at `cost`, relative to it: 0.001 is a thousandth more.
+
+    Args:
+        points: of the curve, at least one.
+        cost: of the reference, above 0.
+        accuracy: of the reference, over the same queries.
+    """
+    curve = by_cost(points)
+    costs = [point.cost for point in curve]
+    bound = "<" if cost < costs[0] else ">" if cost > costs[-1] else ""
+    place = min(max(int(np.searchsorted(costs, cost)), 1), len(curve) - 1)
+    if bound or len(curve) == 1:
+        read = curve[-1 if bound == ">" else 0].accuracy
+    else:
+        below, above = curve[place - 1], curve[place]
+        share = math.log(cost / below.cost) / math.log(above.cost / below.cost)
+        read = _between(below.accuracy, above.accuracy, share)
+    change = quotient(difference(accuracy, read), accuracy)
+    low, high = (None, None) if bound else _known_interval(change)
+    return TuningPoint(float(change.point), bound, low, high)
+
+
+def cost_at_neutral_accuracy(points: Sequence[CurvePoint], cost: float, accuracy: Estimate) -> TuningPoint:
+    """The least cost at which the curve reaches `accuracy`, relative to `cost`: -0.1 is a tenth less.
+
+    Args:
+        points: of the curve, at least one.
+        cost: of the reference, above 0.
+        accuracy: of the reference, over the same queries.
+    """
+    curve = by_cost(points)
+    logs = np.log([point.cost for point in curve])
+    found = _crossing(logs, np.array([point.accuracy.point for point in curve]), float(accuracy.point))
+    if math.isinf(found):
+        bound, end = ("<", logs[0]) if found < 0 else (">", logs[-1])
+        return TuningPoint(_relative(float(end), cost), bound)
+    replicates = [
+        _crossing(logs, np.array([point.accuracy.replicates[bucket] for point in curve]), float(target))
+        for bucket, target in enumerate(accuracy.replicates)
+    ]
+    occupied = np.any([point.accuracy.occupied for point in curve], axis=0) | accuracy.occupied
+    # Where a replicate's crossing lies beyond the sweep, nothing is known of the spread.
+    kept = np.array([value if math.isfinite(value) else math.nan for value in replicates])
+    low, high = _known_interval(Estimate(np.array(found), kept, occupied))
+    return TuningPoint(
+        value=_relative(found, cost),
+        low=None if low is None else _relative(low, cost),
+        high=None if high is None else _relative(high, cost),
+    )
+
+
+def _crossing(logs: FloatArray, accuracy: FloatArray, target: float) -> float:
+    """Logarithm of the least cost at which the curve [P] reaches `target`.
+
+    Minus infinity where the first point already lies above it, infinity where none reaches it.
+    """
+    reached = np.flatnonzero(accuracy >= target)
+    if not len(reached):
+        return math.inf
+    place = int(reached[0])
+    if place == 0:
+        return float(logs[0]) if accuracy[0] == target else -math.inf
+    share = (target - accuracy[place - 1]) / (accuracy[place] - accuracy[place - 1])
+    return float(logs[place - 1] + share * (logs[place] - logs[place - 1]))
+
+
+def _between(first: Estimate, second: Estimate, share: float) -> Estimate:
+    return Estimate(
+        point=(1 - share) * first.point + share * second.point,
+        replicates=(1 - share) * first.replicates + share * second.replicates,
+        occupied=first.occupied | second.occupied,
+    )
+
+
+def _relative(log_cost: float, cost: float) -> float:
+    return math.expm1(log_cost - math.log(cost))
+
+
+def _known_interval(estimate: Estimate) -> tuple[float | None, float | None]:
+    low, high = (float(end) for end in estimate.interval())
+    return (low, high) if math.isfinite(low) and math.isfinite(high) else (None, None)

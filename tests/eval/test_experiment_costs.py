@@ -1,0 +1,71 @@
+import pytest
+
+from ctr.eval.experiment_costs import CostChange, Multiple, cost_change, pass_flops
+from ctr.eval.experiment_files import ArmCosts
+
+BASE = ArmCosts(
+    train_flops=1000.0,
+    inference_flops=300.0,
+    step_ms=10.0,
+    step_ratio=(1.0, 1.0, 1.0),
+    batch_rows=4096.0,
+    inference_ms=4.0,
+    inference_ratio=(1.0, 1.0, 1.0),
+    learned_share=1.0,
+)
+
+
+def arm(**entries: object) -> ArmCosts:
+    return BASE.model_copy(update=entries)
+
+
+def test_a_pass_costs_a_step_times_the_rows_learned_from():
+    own = arm(train_flops=1200.0, step_ratio=(1.1, 1.25, 1.5), learned_share=0.4)
+    change = cost_change(own, BASE, BASE)
+    assert change.train_flops.value == pytest.approx(1.2 * 0.4)
+    assert vars(change.train_time) == pytest.approx({"value": 0.5, "low": 0.44, "high": 0.6})
+    # A row scored costs the same, however few are learned from.
+    assert change.inference_flops == Multiple(1.0)
+    assert change.inference_time == Multiple(1.0, 1.0, 1.0)
+
+
+def test_batches_of_other_sizes_are_compared_by_the_row():
+    own = arm(batch_rows=8192.0, step_ratio=(1.8, 2.0, 2.4), inference_ratio=(2.0, 3.0, 4.0))
+    change = cost_change(own, BASE, BASE)
+    assert vars(change.train_time) == pytest.approx({"value": 1.0, "low": 0.9, "high": 1.2})
+    assert vars(change.inference_time) == pytest.approx({"value": 1.5, "low": 1.0, "high": 2.0})
+
+
+def test_against_another_arm_there_are_no_quartiles():
+    first = arm(train_flops=1100.0, step_ratio=(1.1, 1.2, 1.3), inference_flops=330.0)
+    second = arm(train_flops=2200.0, step_ratio=(1.7, 1.8, 1.9), inference_flops=300.0, learned_share=0.5)
+    change = cost_change(second, first, BASE)
+    assert change.train_time == Multiple(pytest.approx(0.75))
+    assert change.train_flops == Multiple(pytest.approx(1.0))
+    assert change.inference_flops == Multiple(pytest.approx(300 / 330))
+
+
+@pytest.mark.parametrize(
+    ("lacking", "unknown"),
+    [
+        ("train_flops", {"train_flops"}),
+        ("inference_flops", {"inference_flops"}),
+        ("step_ratio", {"train_time"}),
+        ("inference_ratio", {"inference_time"}),
+        ("learned_share", {"train_time", "train_flops"}),
+        ("batch_rows", {"train_time", "inference_time"}),
+        ("step_ms", set()),
+    ],
+)
+def test_what_was_not_measured_is_unknown(lacking, unknown):
+    own = arm(**{lacking: None})
+    assert {name for name, value in vars(cost_change(own, BASE, BASE)).items() if value is None} == unknown
+
+
+def test_nothing_is_known_without_costs_of_both():
+    nothing = CostChange(None, None, None, None)
+    assert cost_change(None, BASE, BASE) == cost_change(BASE, None, BASE) == nothing
+    # Without the baseline's, FLOPs still compare.
+    assert cost_change(arm(train_flops=500.0), BASE, None).train_flops == Multiple(0.5)
+    assert cost_change(BASE, arm(train_flops=0.0), BASE).train_flops is None
+    assert pass_flops(ArmCosts()) is None
