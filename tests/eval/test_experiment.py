@@ -342,6 +342,25 @@ def test_no_run_at_all(tmp_path):
     assert result_of(tmp_path)["arm"]["metrics"]["auc"] is None
 
 
+@pytest.mark.parametrize("queries", [1, 40])
+def test_a_log_without_a_click_leaves_accuracy_undefined(tmp_path, queries):
+    quiet = make_rows(2, queries=queries, click_rate=0.0)
+    write_plan(tmp_path, {**{name: arm for name, arm in ARMS.items() if "dcn" in name}, "base": {}})
+    for name in ("base", "dcn", "dcn@narrow", "dcn@wide"):
+        for seed in (1, 2):
+            write_small(tmp_path / run_folder(name, seed), quiet, predict(quiet, seed, 1.0))
+    write_costs(tmp_path, {name: cost(name) for name in ARMS})
+    write_experiment(tmp_path)
+    _, plots = read_page(tmp_path)
+    assert not any("nan" in svg.lower() for svg in plots)
+    arm = result_of(tmp_path)["dcn"]
+    change = arm["changes"]["per_query_auc"]
+    assert change["difference"] == {"value": None, "ci95": [None, None]} and not change["significant"]
+    assert arm["tuning"]["flops"]["unavailable"] == "its accuracy is undefined"
+    # Its predictions are those of the baseline.
+    assert arm["prediction_difference"]["whole"]["ratio"]["value"] == 1
+
+
 def test_runs_over_another_log_are_refused(rows, copy):
     folder = copy / run_folder("dcn", 2)
     shutil.rmtree(folder)
