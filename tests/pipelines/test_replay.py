@@ -1,4 +1,4 @@
-"""An experiment from its file to the files that its report is made of, with training stood in for where it only waits."""
+"""An experiment from its file to those that its report is made of; mostly with a stand-in for training."""
 
 import json
 import shutil
