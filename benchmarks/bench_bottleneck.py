@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reproducibility import settings_key
 from reproducibility_report import mean_estimate
 
 from ctr.config import parse_model, read_yaml
@@ -30,6 +29,7 @@ from ctr.data.reader import Rows
 from ctr.data.schema import Schema
 from ctr.eval.intervals import difference
 from ctr.eval.run_files import read_run
+from ctr.pipelines.replay_plan import settings_key
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.training.step_times import TimedModel, by_turns

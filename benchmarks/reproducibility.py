@@ -17,7 +17,6 @@ With ``--steps`` nothing is trained: the steps of all arms are timed by turns on
 
 import argparse
 import gc
-import hashlib
 import json
 import multiprocessing
 import os
@@ -40,6 +39,8 @@ from ctr.config import apply_settings, parse_model, read_yaml
 from ctr.data.batches import whole_query_batches
 from ctr.data.log import log_sha256, read_manifests, read_schema
 from ctr.data.stream import Selection, read_selection
+from ctr.pipelines.replay_config import merged
+from ctr.pipelines.replay_plan import settings_key
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
 from ctr.training.config import TrainConfig
@@ -128,27 +129,13 @@ MIND = Study(
 """The model of examples/mind.yaml."""
 
 
-def _merged(content: Changes, changes: Changes) -> dict[str, Any]:
-    out = dict(content)
-    for key, value in changes.items():
-        old = out.get(key)
-        out[key] = _merged(old, value) if isinstance(value, Mapping) and isinstance(old, Mapping) else value
-    return out
-
-
 def config_of(study: Study, changes: Changes, seed: int, embedding_seed: int) -> TrainConfig:
     """The configuration of a run. Where the two seeds are equal, the second one is not named."""
-    content = _merged({**study.model, "seed": seed}, changes)
+    content = merged({**study.model, "seed": seed}, changes)
     if embedding_seed != seed:
-        content = _merged(content, {"model": {"embedding_seed": embedding_seed}})
-    content = _merged(content, {"checkpoint": {"every_examples": _NEVER, "keep": 1}})
+        content = merged(content, {"model": {"embedding_seed": embedding_seed}})
+    content = merged(content, {"checkpoint": {"every_examples": _NEVER, "keep": 1}})
     return parse_model(TrainConfig, content, "benchmark")
-
-
-def settings_key(config: TrainConfig) -> str:
-    """Tells configurations apart, by what is not a default: a new key of the configuration changes nothing."""
-    content = json.dumps(config.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
@@ -293,7 +280,7 @@ def time_steps(study: Study, log: Path, wanted: Sequence[str], rounds: int) -> d
     # As it is after the first few hundred steps, in which training waits for more frequent roots.
     late = {"optimizer": {"dense": {"shampoo": {"early_growth": 0}}}}
     configs = {
-        name: config_of(study, _merged(changes, late), seed=1, embedding_seed=1)
+        name: config_of(study, merged(changes, late), seed=1, embedding_seed=1)
         for name, changes in wanted_arms(study, wanted).items()
     }
     batch, schema = configs[BASE].batch, read_schema(log)
