@@ -307,18 +307,19 @@ def _demo(arguments: argparse.Namespace) -> None:
     _print_result(arguments, {"report": str(report)}, f"The report: {report}")
 
 
-_COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
-    "demo": _demo,
-    "simulate": _simulate,
-    "ingest": _ingest,
-    "sample": _sample,
-    "train": _train,
-    "export": _export,
-    "score": _score,
-    "replay": _replay,
-    "compare": _compare,
-    "report": _report,
-}
+def _commands() -> dict[str, Callable[[argparse.Namespace], None]]:
+    return {
+        "demo": _demo,
+        "simulate": _simulate,
+        "ingest": _ingest,
+        "sample": _sample,
+        "train": _train,
+        "export": _export,
+        "score": _score,
+        "replay": _replay,
+        "compare": _compare,
+        "report": _report,
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -327,7 +328,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(given)
     arguments.given = shlex.join(["ctr", *given])
     try:
-        _COMMANDS[arguments.command](arguments)
+        _commands()[arguments.command](arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read the output is gone; Python would complain about what is left of it when it exits.

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 Told = Callable[[str], None]
 
+_THREADS = "TF_NUM_INTRAOP_THREADS"
+
 
 @dataclass(frozen=True)
 class _Place:
@@ -170,8 +172,8 @@ class _Stages:
         # Workers elsewhere have processors of their own.
         cores = len(os.sched_getaffinity(0))
         self._workers = workers or cores
-        threads = max(1, cores // self._workers) if workers is not None or not beam_options else None
-        self._environment = (("TF_NUM_INTRAOP_THREADS", str(threads)),) if threads else ()
+        here = workers is not None or not beam_options
+        self._threads = str(max(1, cores // self._workers)) if here else None
         self._beam_options = beam_options
         self._say = tell
         self._total = total
@@ -231,7 +233,10 @@ class _Stages:
             arguments = ["train", log, "--config", str(config), "--out", str(out / one.folder)]
             arguments += ["--record", one.record] if one.record is not None else []
         outcome = str(out / "outcomes" / f"{one.name}.json")
-        return Job(one.name, tuple(arguments), outcome, self._environment)
+        # A run that was begun goes on with as many as it had: others would change its bits, which it refuses.
+        threads = _threads_before(out / one.folder) if isinstance(one, PlannedRun) else None
+        threads = threads or self._threads
+        return Job(one.name, tuple(arguments), outcome, ((_THREADS, threads),) if threads else ())
 
     def _fail(self, one: PlannedRun | PlannedSampling, error: str, end: str = "") -> None:
         self.failures[_shown(one)] = error
@@ -264,6 +269,15 @@ def _per_query_auc(run: Path) -> float | None:
     except (FileNotFoundError, ValueError):
         return None
     return accuracy
+
+
+def _threads_before(run: Path) -> str | None:
+    try:
+        environment = json.loads((run / "environment.json").read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    threads: str | None = environment.get("variables", {}).get(_THREADS)
+    return threads
 
 
 def _clean_up(place: _Place, run: PlannedRun) -> None:

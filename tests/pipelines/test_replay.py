@@ -1,6 +1,7 @@
-"""An experiment from its file to the files that its report is made of, with training stood in for where it only waits."""
+"""An experiment from its file to those that its report is made of; mostly with a stand-in for training."""
 
 import json
+import os
 import shutil
 import stat
 import sys
@@ -22,7 +23,7 @@ from ctr.simulator.simulate import simulate
 
 # Writes what ``ctr train`` and ``ctr sample`` would; fails as a configuration's prior or a file beside it asks.
 STAND_IN = """#!{python}
-import hashlib, json, sys, yaml
+import hashlib, json, os, sys, yaml
 from pathlib import Path
 
 def after(name):
@@ -55,6 +56,7 @@ with open({calls!r}, "a") as file:
 if config["model"]["prior"] == 0.666 and not Path({healed!r}).exists():
     sys.exit("Traceback ...\\nerror: it broke")
 (run / "checkpoints").mkdir(parents=True, exist_ok=True)
+(run / "threads").write_text(os.environ["TF_NUM_INTRAOP_THREADS"])
 meaning = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 hashes = {{"config_sha256": meaning, "log_sha256": Path({sha!r}).read_text()}}
 rest = {{"per_query_auc": 0.7, "log_rows": 200, "trained_rows": 50}}
@@ -200,6 +202,21 @@ def test_a_failure_is_told_and_tried_again(stand_in, place):
     assert not list((place / "out/failures").iterdir())
     assert sorted(stand_in.read_text().splitlines()[:2]) == ["bad-seed-1", "bad-seed-2"]
     assert set(read("costs.json")["arms"]) == {"baseline", "smelu", "student", "bad"}
+
+
+def test_workers_share_the_processors_and_a_run_goes_on_with_what_it_had(stand_in):
+    cores = len(os.sched_getaffinity(0))
+    content = {"config": EXPERIMENT["config"], "seeds": [1]}
+    run(content, timing=False, workers=1)
+    (made,) = Path("out/runs").iterdir()
+    assert (made / "threads").read_text() == str(cores)
+    (made / "summary.json").unlink()
+    run(content, timing=False, workers=2 * cores)
+    assert (made / "threads").read_text() == "1"
+    (made / "summary.json").unlink()
+    (made / "environment.json").write_text('{"variables": {"TF_NUM_INTRAOP_THREADS": "7"}}')
+    run(content, timing=False, workers=1)
+    assert (made / "threads").read_text() == "7"
 
 
 def test_what_needs_a_failed_teacher_is_not_run(stand_in):
