@@ -285,6 +285,13 @@ def _compare(arguments: argparse.Namespace) -> None:
     _print_result(arguments, comparison.as_dict(), comparison.as_text())
 
 
+def _evaluate(arguments: argparse.Namespace) -> None:
+    from ctr.pipelines.evaluate_command import evaluate_text, run_evaluate
+
+    result = run_evaluate(arguments.predictions, arguments.against, arguments.beam_options)
+    _print_result(arguments, result, evaluate_text(result))
+
+
 def _report(arguments: argparse.Namespace) -> None:
     from ctr.eval.report import write_report
     from ctr.eval.run_files import RunError
@@ -318,6 +325,7 @@ def _commands() -> dict[str, Callable[[argparse.Namespace], None]]:
         "score": _score,
         "replay": _replay,
         "compare": _compare,
+        "evaluate": _evaluate,
         "report": _report,
     }
 

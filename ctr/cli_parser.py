@@ -115,6 +115,20 @@ def make_parser() -> argparse.ArgumentParser:
     compare.add_argument("run_a", type=Path, help="run directory")
     compare.add_argument("run_b", type=Path, help="run directory")
 
+    evaluate = command("evaluate", "measure recorded predictions of any size, or compare two sets of them")
+    evaluate.add_argument(
+        "predictions", type=Path, nargs="+", help="run directories, folders or Parquet files"
+    )
+    evaluate.add_argument(
+        "--against", type=Path, nargs="+", metavar="PREDICTIONS", help="predictions to compare them with"
+    )
+    evaluate.add_argument(
+        "--beam-options",
+        default="",
+        metavar="OPTIONS",
+        help='of a Beam runner: --beam-options="--runner=..."',
+    )
+
     report = command("report", "write one HTML file with the plots of one or more runs")
     report.add_argument("run", type=Path, nargs="+", help="run directories")
     report.add_argument("--out", type=Path, help="the file to write (report.html in the first run directory)")
