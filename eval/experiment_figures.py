@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from ctr.eval import display
 from ctr.eval.experiment_arms import prediction_difference_of
 from ctr.eval.experiment_plots import (
@@ -57,7 +59,7 @@ def prediction_figure(experiment: Experiment) -> ReportFigure | None:
     spots = []
     for result in experiment.arms:
         late, accuracy = prediction_difference_of(result.arm, "late"), result.arm.metric(ACCURACY)
-        if late is None or accuracy is None:
+        if late is None or accuracy is None or not np.isfinite([late.point, accuracy.point]).all():
             continue
         pairs = [100 * float(one.point) for one in result.arm.prediction_pairs.pairs["late"].values()]
         plan = result.arm.plan
@@ -114,6 +116,8 @@ def _panel(experiment: Experiment, places: Mapping[str, int], cost: str, label: 
         plan, multiple = result.arm.plan, getattr(result.cost_from_baseline, cost)
         change = result.from_baseline
         if multiple is None or (change is None and result.reference is not None) or not result.arm.estimates:
+            continue
+        if change is not None and not np.isfinite(change.percent.point):
             continue
         spans = None
         if multiple.low is not None and multiple.high is not None:
