@@ -134,8 +134,9 @@ def _begin(policy: Path, log: Path, out: Path) -> int:
     constraints = config.objective.bias_constraints
     others = {other.name: Path(other.path) for other in (constraints.logs if constraints is not None else ())}
     _check_run(config, summary, log, others)
+    first = len(list_intervals(log))
     origin = {
-        "first_day": len(list_intervals(log)),
+        "first_day": first,
         "log_sha256": summary["log_sha256"],
         "policy_sha256": hashlib.sha256(json_bytes(results)).hexdigest(),
     }
@@ -150,7 +151,7 @@ def _begin(policy: Path, log: Path, out: Path) -> int:
         raise InputError(f"{out}: neither empty nor a loop: another folder is needed")
     else:
         _copy(policy, log, others, origin, out)
-    return int(origin["first_day"])
+    return first
 
 
 def _check_run(config: TrainConfig, summary: dict[str, Any], log: Path, others: dict[str, Path]) -> None:
