@@ -35,6 +35,7 @@ from ctr.data.log import (
 from ctr.data.reader import rows_of_table
 from ctr.data.sidecar import read_sidecar_interval
 from ctr.errors import InputError
+from ctr.eval.ads_churn import SHOWN_FILE
 from ctr.files import make_folder, sync_folder, write_atomic
 from ctr.serving.export import export_from_run
 from ctr.simulator.auction import Policy
@@ -51,7 +52,6 @@ from ctr.training.run_directory import write_json
 from ctr.training.session import TIMING, Session, open_session
 
 LOOP_FILE = "loop.json"
-SHOWN_FILE = "shown.parquet"
 ORIGIN_FILE = "origin.json"
 
 

@@ -15,6 +15,7 @@ import yaml
 
 import ctr.data.log
 import ctr.data.sidecar
+from ctr.cli import main
 from ctr.config import parse_model
 from ctr.data.log import Manifest, create_log, list_intervals, read_manifests, read_shard
 from ctr.data.sidecar import read_sidecar_interval
@@ -380,3 +381,62 @@ def test_a_loop_of_another_run_is_refused(place: Path, loop: Path, tmp_path: Pat
     with pytest.raises(InputError, match=r"another run or log \(first_day was 3, is 2; log_sha256 was "):
         run_closed_loop(tmp_path / "run", tmp_path / "log", 9, loop)
     assert list_intervals(loop / "log") == intervals
+
+
+def test_the_command_serves_and_compares(
+    place: Path, loop: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    serve = ["simulate", "--policy", str(place / "run"), "--log", str(place / "log"), "--days", "2"]
+    assert main([*serve, "--out", str(loop), "--json"]) == 0
+    assert json.loads(capfd.readouterr().out) == json.loads((loop / "loop.json").read_text())
+    assert main([*serve, "--out", str(loop)]) == 0
+    assert [line.split("  ")[0] for line in capfd.readouterr().out.splitlines()] == ["day: 3", "day: 4"]
+    assert main(["compare", str(loop), str(loop), "--json"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    shown = pq.read_table(loop / "shown.parquet").to_pandas().query("not randomised")
+    assert told["queries"] == len(shown)
+    assert told["ads_per_query"] == {
+        "a": pytest.approx(shown["ads"].mean()),
+        "b": pytest.approx(shown["ads"].mean()),
+    }
+    assert told["query_churn"]["value"] == 0
+    assert main(["compare", str(loop), str(place / "run")]) == 1
+    assert "run/shown.parquet: no such file" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--policy", "run", "--days", "2"), "--policy RUN, --log LOG and --days N go together"),
+        (("--log", "log", "--days", "2"), "--policy RUN, --log LOG and --days N go together"),
+        (
+            ("--policy", "run", "--log", "log", "--examples", "2"),
+            "--policy RUN, --log LOG and --days N go together",
+        ),
+        (
+            ("--policy", "run", "--log", "log", "--days", "2", "--set", "seed=1"),
+            "--set does not go with --policy",
+        ),
+        (
+            ("--policy", "run", "--log", "log", "--days", "2", "--config", "x"),
+            "--config does not go with --policy",
+        ),
+        (
+            ("--policy", "run", "--log", "log", "--days", "2", "--randomised", "x"),
+            "--randomised does not go with --policy",
+        ),
+        (("--policy", "run", "--log", "log", "--days", "2"), "run: no summary.json"),
+        (("--policy", "run", "--log", "log", "--days", "-2"), "days: -2 is not allowed"),
+    ],
+)
+def test_the_command_refuses(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["simulate", *arguments, "--out", "out"]) == 1
+    assert capfd.readouterr().err.startswith(f"error: {message}")
+    assert not list(tmp_path.iterdir())
