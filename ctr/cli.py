@@ -95,6 +95,9 @@ def _ingest(arguments: argparse.Namespace) -> None:
 
 
 def _simulate(arguments: argparse.Namespace) -> None:
+    if arguments.policy is not None or arguments.log is not None:
+        _serve(arguments)
+        return
     _load_tensorflow()
     from ctr.config import apply_settings, parse_model, read_yaml
     from ctr.simulator.config import SimulatorConfig
@@ -112,6 +115,27 @@ def _simulate(arguments: argparse.Namespace) -> None:
     finally:
         bar.close()
     _print_result(arguments, result, "  ".join(f"{key}: {value}" for key, value in result.items()))
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    if None in (arguments.policy, arguments.log, arguments.days):
+        raise InputError("--policy RUN, --log LOG and --days N go together")
+    # The world is that of the log.
+    for name in ("config", "set", "randomised", "events"):
+        if vars(arguments).get(name):
+            raise InputError(
+                f"--{name} does not go with --policy: the world and the logs are those of the run"
+            )
+    _load_tensorflow()
+    from ctr.simulator.closed_loop import run_closed_loop
+
+    bar = _Bar(arguments.days, "days")
+    try:
+        result = run_closed_loop(arguments.policy, arguments.log, arguments.days, arguments.out, bar)
+    finally:
+        bar.close()
+    days = ["  ".join(f"{key}: {value}" for key, value in day.items()) for day in result["days"]]
+    _print_result(arguments, result, "\n".join(days))
 
 
 def _sample(arguments: argparse.Namespace) -> None:
@@ -275,11 +299,15 @@ def _replay(arguments: argparse.Namespace) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> None:
-    from ctr.eval.run_comparison import compare_runs
+    from ctr.eval.ads_churn import SHOWN_FILE, LoopComparison, compare_loops
+    from ctr.eval.run_comparison import RunComparison, compare_runs
     from ctr.eval.run_files import RunError
 
+    given = arguments.run_a, arguments.run_b
+    comparison: LoopComparison | RunComparison
     try:
-        comparison = compare_runs(arguments.run_a, arguments.run_b)
+        is_loop = any((folder / SHOWN_FILE).is_file() for folder in given)
+        comparison = compare_loops(*given) if is_loop else compare_runs(*given)
     except RunError as error:
         raise InputError(str(error)) from None
     _print_result(arguments, comparison.as_dict(), comparison.as_text())

@@ -36,6 +36,13 @@ def make_parser() -> argparse.ArgumentParser:
     simulate.add_argument(
         "--randomised", type=Path, metavar="OUT", help="a second log, of the randomised traffic alone"
     )
+    simulate.add_argument(
+        "--policy",
+        type=Path,
+        metavar="RUN",
+        help="a run that serves the days after its log and learns from them",
+    )
+    simulate.add_argument("--log", type=Path, help="with --policy: the simulated log that it was trained on")
     simulate.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting")
 
     ingest = command("ingest", "turn raw logs into an ordered example log")
@@ -112,8 +119,8 @@ def make_parser() -> argparse.ArgumentParser:
     replay.add_argument("--report", action="store_true", help="train nothing, tell of what is in --out")
 
     compare = command("compare", "compare two runs metric by metric, with paired 95%% intervals")
-    compare.add_argument("run_a", type=Path, help="run directory")
-    compare.add_argument("run_b", type=Path, help="run directory")
+    compare.add_argument("run_a", type=Path, help="run directory, or what ctr simulate --policy wrote")
+    compare.add_argument("run_b", type=Path, help="likewise")
 
     evaluate = command("evaluate", "measure recorded predictions of any size, or compare two sets of them")
     evaluate.add_argument(

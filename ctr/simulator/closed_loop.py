@@ -5,10 +5,12 @@
     OUT/log/             the run's log, going on with the days that the run served
     OUT/constraints/     likewise each simulated constraint log, going on with their randomised traffic
     OUT/run/             the run, going on
-    OUT/shown.parquet    each query of those days: query_id, randomised, ads (how many it showed)
+    OUT/origin.json      which run and log the loop began with
+    OUT/shown.parquet    each query of those days: day, query_id, randomised, ads (how many it showed)
     OUT/loop.json        what happened on each day
 """
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable
@@ -20,26 +22,37 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ctr.config import dump_yaml, load_model, parse_model, read_yaml
-from ctr.data.log import list_intervals, read_manifests, read_shard
+from ctr.config import differing_keys, dump_yaml, load_model, parse_model, read_yaml
+from ctr.data.log import (
+    check_log,
+    json_bytes,
+    list_intervals,
+    log_sha256,
+    read_json_object,
+    read_manifests,
+    read_shard,
+)
 from ctr.data.reader import rows_of_table
 from ctr.data.sidecar import read_sidecar_interval
 from ctr.errors import InputError
-from ctr.files import write_atomic
+from ctr.eval.ads_churn import SHOWN_FILE
+from ctr.files import make_folder, sync_folder, write_atomic
+from ctr.serving.export import export_from_run
 from ctr.simulator.auction import Policy
-from ctr.simulator.clicks import Placed
+from ctr.simulator.clicks import Placed, logistic
 from ctr.simulator.config import DAY_US, WorldConfig
 from ctr.simulator.day import QUERIES_PER_DAY_LIMIT, days, make_world
 from ctr.simulator.features import SCHEMA, FeatureIds
 from ctr.simulator.inventory import Ads
 from ctr.simulator.simulate import AUCTION, Counts, publish_day, read_world
 from ctr.simulator.traffic import Queries, draw_queries
+from ctr.simulator.world import World
 from ctr.training.config import TrainConfig
 from ctr.training.run_directory import write_json
-from ctr.training.session import Session, open_session
+from ctr.training.session import TIMING, Session, open_session
 
 LOOP_FILE = "loop.json"
-SHOWN_FILE = "shown.parquet"
+ORIGIN_FILE = "origin.json"
 
 
 def run_closed_loop(
@@ -51,12 +64,13 @@ def run_closed_loop(
 ) -> dict[str, Any]:
     """Lets a run serve the days after those of its log, and learn from each of them before it serves the next.
 
-    The run and its logs stay as they are: copies of them go on. The same call again continues where it was stopped.
+    The run and its logs stay as they are: copies of them go on. The same call again continues where it was stopped,
+    with more days also a loop that ended, and ends in the same bytes.
 
     Args:
         policy: a finished run.
         log: the simulated log that it was trained on.
-        day_count: days to serve.
+        day_count: days to serve in all. Of a loop that has served more of them none is taken back.
         out: the folder for all that grows.
         progress: called with the number of days served so far.
 
@@ -65,60 +79,125 @@ def run_closed_loop(
         what it showed.
 
     Raises:
-        InputError: the log was not simulated, the run is not finished or of another log, or the folder holds
-            something else.
+        InputError: the log was not simulated, the run is not finished, of another log or needs more than the
+            simulator gives, or the folder holds something else.
     """
-    world_config = read_world(log)
-    first = len(list_intervals(log))
-    _copy_once(policy, log, out)
+    if day_count < 1:
+        raise InputError(f"days: {day_count} is not allowed; allowed: at least 1")
+    # The configuration of the run names the constraint logs, wherever the loop is continued from.
+    out = out.resolve()
+    first = _begin(policy, log, out)
     config = load_model(TrainConfig, out / "run" / "config.yaml", "config")
-    logs = [path for path in (out / "constraints").glob("*") if path.is_dir()]
+    logs = (out / "log", *sorted((out / "constraints").glob("*")))
+    world_config = read_world(out / "log")
     world = make_world(world_config)
     ids = FeatureIds(world)
-    with open_session(out / "log", config, out / "run") as session:
-        session.advance(partial=True)
-        served = len(list_intervals(out / "log")) - first
-        for day in islice(days(world_config, world, first + served), max(day_count - served, 0)):
-            model = model_policy(session, ids)
-            publish_day(world_config, world, ids, day, model, (out / "log", *logs), Counts())
-            session.advance(partial=True)
-            session.save()
+    with open_session(out / "log", config, out / "run", exporter=export_from_run) as session:
+        begin = _first_unknown_day(session, first)
+        for day in islice(days(world_config, world, begin), max(first + day_count - begin, 0)):
+            publish_day(world_config, world, ids, day, model_policy(session, ids), logs, Counts())
+            _learn(session)
             if progress is not None:
                 progress(day.number - first + 1)
         session.finish()
-    return _describe(world_config, out, first)
+    return _describe(world_config, world, out, first)
 
 
-def _copy_once(policy: Path, log: Path, out: Path) -> None:
-    """Copies a run and its logs, at the first call."""
+def _learn(session: Session) -> None:
+    """Learns what was published. Then nothing is computed again: the weights that serve a day are on the disk."""
+    session.advance(partial=True)
+    session.save()
+
+
+def _first_unknown_day(session: Session, first: int) -> int:
+    """The number of the first day that the weights know nothing of, at least ``first``.
+
+    A day that is published in part, or whole but not learned from, is served again: by the weights that served it
+    before, so that nothing changes but what was missing. Of a day that the weights know in part all is published.
+    """
+    begins = np.cumsum([0, *(manifest.rows for manifest in session.inputs.log.manifests)])
+    position = session.current.position.examples
+    unknown = max(int(np.searchsorted(begins, position)), first)
+    if position < begins[unknown]:
+        _learn(session)
+    return unknown
+
+
+def _begin(policy: Path, log: Path, out: Path) -> int:
+    """Copies a run and its logs, at the first call; returns the number of the first day that is not in the log."""
     for path in (policy / "summary.json", policy / "config.yaml"):
         if not path.is_file():
             raise InputError(f"{policy}: no {path.name}: a run that ctr train finished is needed")
-    if (out / "run").is_dir():
-        return
-    if out.exists() and any(path.name not in ("log", "constraints") for path in out.iterdir()):
-        raise InputError(f"{out}: neither empty nor a loop: another folder is needed")
+    summary = read_json_object(policy / "summary.json", f"{policy}: no summary.json")
+    results = {key: value for key, value in summary.items() if key not in TIMING}
     config = load_model(TrainConfig, policy / "config.yaml", "config")
-    changes = []
     constraints = config.objective.bias_constraints
-    for index, other in enumerate(constraints.logs if constraints is not None else ()):
-        if read_world(Path(other.path)) != read_world(log):
-            raise InputError(f"constraint log {other.name}, {other.path}: its world is not that of {log}")
-        copy = out / "constraints" / other.name
-        _copy_log(Path(other.path), copy)
-        changes.append((index, str(copy)))
-    _copy_log(log, out / "log")
-    unfinished = out / "run.partial"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    shutil.copytree(policy, unfinished)
-    if changes:
+    others = {other.name: Path(other.path) for other in (constraints.logs if constraints is not None else ())}
+    _check_run(config, summary, log, others)
+    first = len(list_intervals(log))
+    origin = {
+        "first_day": first,
+        "log_sha256": summary["log_sha256"],
+        "policy_sha256": hashlib.sha256(json_bytes(results)).hexdigest(),
+    }
+    path = out / ORIGIN_FILE
+    if path.is_file():
+        begun = read_json_object(path, f"{path}: no such file")
+        if differences := differing_keys(begun, origin):
+            raise InputError(
+                f"{out}: this loop began with another run or log ({'; '.join(differences)}): another folder is needed"
+            )
+    elif out.exists() and not (out.is_dir() and next(out.iterdir(), None) is None):
+        raise InputError(f"{out}: neither empty nor a loop: another folder is needed")
+    else:
+        _copy(policy, log, others, origin, out)
+    return first
+
+
+def _check_run(config: TrainConfig, summary: dict[str, Any], log: Path, others: dict[str, Path]) -> None:
+    """Refuses what would fail, or mean something else, on the days to come."""
+    world = read_world(log)
+    check_log(log, SCHEMA)
+    if summary.get("log_sha256") != log_sha256(read_manifests(log)):
+        raise InputError(f"{log}: is not the log that the run was trained on, or not all of it is learned")
+    distillation = config.objective.distillation
+    if config.sampling is not None:
+        raise InputError("config: sampling: nothing decides of the days to come what is kept")
+    if distillation is not None and distillation.missing == "refuse":
+        raise InputError(
+            "config: objective.distillation.missing: refuse: no teacher predicts the days to come; train_without can"
+        )
+    for name, path in others.items():
+        where = f"constraint log {name}, {path}"
+        if read_world(path) != world:
+            raise InputError(f"{where}: its world is not that of {log}")
+        if list_intervals(path) != list_intervals(log):
+            raise InputError(f"{where}: its days are not those of {log}")
+        for manifest in read_manifests(path):
+            if not read_sidecar_interval(path, AUCTION, manifest).column("randomised").to_numpy().all():
+                raise InputError(
+                    f"{where}: not of randomised traffic alone; ctr simulate --randomised makes one"
+                )
+
+
+def _copy(policy: Path, log: Path, others: dict[str, Path], origin: dict[str, Any], out: Path) -> None:
+    """Makes the folder of a loop; it appears whole or not at all."""
+    partial = out.with_name(f"{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    make_folder(partial)
+    for name, path in others.items():
+        _copy_log(path, partial / "constraints" / name)
+    _copy_log(log, partial / "log")
+    shutil.copytree(policy, partial / "run")
+    if others:
         content = read_yaml(policy / "config.yaml", "config")
-        for index, copied in changes:
-            content["objective"]["bias_constraints"]["logs"][index]["path"] = copied
+        for other in content["objective"]["bias_constraints"]["logs"]:
+            other["path"] = str(out / "constraints" / other["name"])
         moved = parse_model(TrainConfig, content, "config")
-        (unfinished / "config.yaml").write_text(dump_yaml(moved))
-    # Last, and at once: where there is a run, everything is there.
-    unfinished.rename(out / "run")
+        (partial / "run" / "config.yaml").write_text(dump_yaml(moved))
+    write_json(partial / ORIGIN_FILE, origin)
+    partial.rename(out)
+    sync_folder(out.parent)
 
 
 def _copy_log(log: Path, copy: Path) -> None:
@@ -130,32 +209,29 @@ def _copy_log(log: Path, copy: Path) -> None:
         except OSError:  # on another disk
             shutil.copy2(source, target)
 
-    shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(log, copy, copy_function=link)
 
 
-def _describe(config: WorldConfig, out: Path, first: int) -> dict[str, Any]:
+def _describe(config: WorldConfig, world: World, out: Path, first: int) -> dict[str, Any]:
     """Writes what the queries of the days that were served showed, and what happened."""
     days_told, parts = [], []
-    world = make_world(config)
     for number, manifest in enumerate(read_manifests(out / "log")[first:], first):
         queries = draw_queries(config, world, number)
         base = (config.start_us // DAY_US + number) * QUERIES_PER_DAY_LIMIT
-        rows = pa.concat_tables(
-            [
-                read_shard(out / "log", entry, SCHEMA).select(["query_id", "label"])
-                for entry in manifest.shards
-            ]
-        )
-        auction = read_sidecar_interval(out / "log", AUCTION, manifest)
-        clicked = rows.column("label").to_numpy() > 0
-        ads = np.bincount(rows.column("query_id").to_numpy() - base, minlength=len(queries))
+        # A day on which nothing was shown has no shards.
+        shown, label = [np.zeros(0, np.int64)], [np.zeros(0, np.int8)]
+        for entry in manifest.shards:
+            rows = read_shard(out / "log", entry, SCHEMA)
+            shown.append(rows.column("query_id").to_numpy() - base)
+            label.append(rows.column("label").to_numpy())
+        price = read_sidecar_interval(out / "log", AUCTION, manifest).column("price").to_numpy()
         parts.append(
             pa.table(
                 {
+                    "day": np.full(len(queries), number, np.int32),
                     "query_id": base + queries.number,
                     "randomised": queries.randomised,
-                    "ads": ads.astype(np.int16),
+                    "ads": np.bincount(np.concatenate(shown), minlength=len(queries)).astype(np.int16),
                 }
             )
         )
@@ -166,7 +242,7 @@ def _describe(config: WorldConfig, out: Path, first: int) -> dict[str, Any]:
                 "answered": manifest.queries,
                 "examples": manifest.rows,
                 "clicks": manifest.clicks,
-                "revenue": round(float(auction.column("price").to_numpy()[clicked].sum(dtype=np.float64)), 2),
+                "revenue": round(float(price[np.concatenate(label) > 0].sum(dtype=np.float64)), 2),
                 "ads_per_query": manifest.rows / len(queries),
             }
         )
@@ -189,6 +265,6 @@ def model_policy(session: Session, ids: FeatureIds) -> Policy:
         }
         table = ids.table(keys, queries, placed)
         logit = session.score(rows_of_table(table, SCHEMA, 0))
-        return (1 / (1 + np.exp(-logit.astype(np.float64)))).astype(np.float32)
+        return logistic(logit.astype(np.float64)).astype(np.float32)
 
     return predict

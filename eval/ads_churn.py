@@ -1,0 +1,243 @@
+"""How two runs differ in what they show: the churn of ads (FF 7.3, table 3, "Ads/Query Churn").
+
+Two loops of ``ctr simulate --policy`` over the same queries, of two retrains of a model say, show different numbers of
+ads. Randomised queries are left out: of those no model decides anything.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from ctr.eval.arrays import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    check_same_length,
+    checked_ids,
+    ratio,
+)
+from ctr.eval.buckets import BUCKETS, query_bucket
+from ctr.eval.display import aligned, amount, decimals_for, fixed, interval
+from ctr.eval.intervals import Estimate, check_multiplicity, deletions
+from ctr.eval.run_files import RunError
+from ctr.eval.states import SumState
+
+SHOWN_FILE = "shown.parquet"
+"""In the folder of a loop: a row for each query, with the columns ``day``, ``query_id``, ``randomised``, ``ads``."""
+
+MEASURES = {"mean_churn": "ads per query", "query_churn": "ads, query by query"}
+"""What churns, with titles.
+
+``mean_churn``: abs(mean_a - mean_b) / ((mean_a + mean_b) / 2) of the mean numbers of ads per query; queries that show
+more make up for queries that show less. ``query_churn``: the sum over queries of abs(ads_a - ads_b) in place of the
+numerator's difference of sums; nothing is made up for. Both lie between 0 and 2.
+"""
+
+_COLUMNS = {"day": "i", "query_id": "i", "randomised": "b", "ads": "i"}
+
+
+class AdsChurn(SumState):
+    """Ads that two models showed in the same queries.
+
+    Attributes:
+        first: int64 [K], ads that the first one showed.
+        second: int64 [K], ads that the second one showed.
+        difference: int64 [K], sum over queries of abs(first - second).
+        queries: int64 [K].
+    """
+
+    LAYOUT: ClassVar = {name: ((BUCKETS,), np.int64) for name in ("first", "second", "difference", "queries")}
+
+    first: IntArray
+    second: IntArray
+    difference: IntArray
+    queries: IntArray
+
+    def update(self, first: npt.ArrayLike, second: npt.ArrayLike, query_id: npt.ArrayLike) -> None:
+        """Add queries, of which each is given once.
+
+        Args:
+            first: int64 [N], how many ads each showed by the first model.
+            second: int64 [N], likewise by the second model.
+            query_id: int64 [N].
+
+        Raises:
+            ValueError: a column is not as described, or lengths differ.
+        """
+        one, other = _checked_counts("first", first), _checked_counts("second", second)
+        ids = checked_ids("query_id", query_id)
+        check_same_length(first=one, second=other, query_id=ids)
+        bucket = query_bucket(ids)
+        np.add.at(self.first, bucket, one)
+        np.add.at(self.second, bucket, other)
+        np.add.at(self.difference, bucket, np.abs(one - other))
+        self.queries += np.bincount(bucket, minlength=BUCKETS)
+
+    def ads_per_query(self) -> tuple[float, float]:
+        """The mean number of ads of a query, by each model; NaN without queries."""
+        queries = self.queries.sum()
+        return float(ratio(self.first.sum(), queries)), float(ratio(self.second.sum(), queries))
+
+    def result(self) -> dict[str, float]:
+        """Each of `MEASURES`; NaN where neither model showed anything."""
+        return {name: float(value[0]) for name, value in self.replicates(np.ones((1, BUCKETS))).items()}
+
+    def replicates(self, multiplicity: FloatArray) -> dict[str, FloatArray]:
+        """Each of `MEASURES` with each bucket counted as often as `multiplicity` [R, K] says, [R]."""
+        check_multiplicity(multiplicity)
+        first, second = multiplicity @ self.first, multiplicity @ self.second
+        return {
+            "mean_churn": ratio(2 * np.abs(first - second), first + second),
+            "query_churn": ratio(2 * (multiplicity @ self.difference), first + second),
+        }
+
+    def occupied(self) -> BoolArray:
+        """Buckets that hold queries, bool [K]."""
+        return self.queries > 0
+
+    def estimates(self) -> dict[str, Estimate]:
+        """`result` with its delete-one-bucket replicates.
+
+        The churn of the mean has a kink at 0: where it is small beside its interval, the interval goes below 0 and says
+        no more than that no difference is seen.
+        """
+        replicates = self.replicates(deletions())
+        return {
+            name: Estimate(np.array(value), replicates[name], self.occupied())
+            for name, value in self.result().items()
+        }
+
+
+@dataclass(frozen=True)
+class LoopComparison:
+    """What two loops showed.
+
+    Attributes:
+        loop_a: folder of the first one.
+        loop_b: folder of the second one.
+        whole: over all days.
+        days: by day of the log.
+    """
+
+    loop_a: Path
+    loop_b: Path
+    whole: AdsChurn
+    days: Mapping[int, AdsChurn]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON; None where undefined."""
+        return {
+            "loop_a": str(self.loop_a),
+            "loop_b": str(self.loop_b),
+            **_told(self.whole),
+            "days": [{"day": day, **_told(state)} for day, state in self.days.items()],
+        }
+
+    def as_text(self) -> str:
+        """Everything, as tables for a terminal; churn in percent."""
+        lines = [f"a: {self.loop_a}", f"b: {self.loop_b}"]
+        lines += [
+            f"{int(self.whole.queries.sum()):,} queries that are not randomised; churn in percent",
+            "",
+        ]
+        header = ["day", "queries", "ads/query a", "ads/query b"]
+        for title in MEASURES.values():
+            header += [title, "95% interval"]
+        states = {**{str(day): state for day, state in self.days.items()}, "all": self.whole}
+        return "\n".join(lines + aligned([header, *(_cells(name, state) for name, state in states.items())]))
+
+
+def compare_loops(loop_a: Path, loop_b: Path) -> LoopComparison:
+    """Compare how many ads two loops showed in the same queries.
+
+    Raises:
+        RunError: a folder holds no loop, or a damaged one, or the loops served different queries.
+    """
+    a, b = _read_shown(loop_a), _read_shown(loop_b)
+    for column in ("day", "query_id", "randomised"):
+        if not np.array_equal(a[column], b[column]):
+            raise RunError(
+                f"{loop_a} and {loop_b}: served different queries, {_extent(a)} and {_extent(b)}; "
+                "allowed: loops over the same days of one world"
+            )
+    whole, days = AdsChurn(), {}
+    # Days rise; of a day on which all queries are randomised there is nothing to tell.
+    kept = ~a["randomised"]
+    for day in np.unique(a["day"][kept]).tolist():
+        rows = kept & (a["day"] == day)
+        state = AdsChurn()
+        state.update(a["ads"][rows], b["ads"][rows], a["query_id"][rows])
+        whole.merge(state)
+        days[day] = state
+    return LoopComparison(loop_a, loop_b, whole, days)
+
+
+def _read_shown(loop: Path) -> dict[str, npt.NDArray[Any]]:
+    """The columns of `SHOWN_FILE`, each [N]; every query once."""
+    path = loop / SHOWN_FILE
+    if not path.is_file():
+        raise RunError(f"{path}: no such file; allowed: a folder that `ctr simulate --policy` finished")
+    try:
+        table = pd.read_parquet(path, columns=list(_COLUMNS))
+    except (OSError, ValueError) as error:  # Arrow's own errors are among these.
+        raise RunError(f"{path}: not readable as the queries of a loop: {_one_line(error)}") from None
+    columns = {name: table[name].to_numpy() for name in _COLUMNS}
+    for name, kind in _COLUMNS.items():
+        if columns[name].dtype.kind != kind:
+            wanted = "true or false" if kind == "b" else "whole numbers"
+            raise RunError(f"{path}: {name} must hold {wanted} without nulls, got {columns[name].dtype}")
+    if (columns["ads"] < 0).any():
+        raise RunError(f"{path}: ads must be at least 0, got {columns['ads'].min()}")
+    if len(np.unique(columns["query_id"])) < len(table):
+        raise RunError(f"{path}: a query stands there twice; allowed: each once")
+    return columns
+
+
+def _extent(columns: Mapping[str, npt.NDArray[Any]]) -> str:
+    days = columns["day"]
+    return f"{len(days)} on the days {days.min()} to {days.max()}" if len(days) else "none"
+
+
+def _checked_counts(name: str, values: npt.ArrayLike) -> IntArray:
+    counts = checked_ids(name, values)
+    if (counts < 0).any():
+        raise ValueError(f"{name} must hold counts of at least 0, got {counts.min()}")
+    return counts
+
+
+def _told(state: AdsChurn) -> dict[str, Any]:
+    ads_a, ads_b = state.ads_per_query()
+    told: dict[str, Any] = {
+        "queries": int(state.queries.sum()),
+        "ads_per_query": {"a": _json_number(ads_a), "b": _json_number(ads_b)},
+    }
+    for name, estimate in state.estimates().items():
+        low, high = estimate.interval()
+        told[name] = {
+            "value": _json_number(float(estimate.point)),
+            "ci95": [_json_number(float(low)), _json_number(float(high))],
+        }
+    return told
+
+
+def _cells(name: str, state: AdsChurn) -> list[str]:
+    ads_a, ads_b = state.ads_per_query()
+    cells = [name, amount(int(state.queries.sum())), fixed(ads_a, 4), fixed(ads_b, 4)]
+    for estimate in state.estimates().values():
+        low, high = (100 * float(end) for end in estimate.interval())
+        decimals = decimals_for(low, high) - 3
+        cells += [fixed(100 * float(estimate.point), decimals), interval(low, high, decimals)]
+    return cells
+
+
+def _json_number(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,194 @@
+"""The churn of ads between two loops, against sums written out by hand."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ctr.eval.ads_churn import AdsChurn, compare_loops
+from ctr.eval.buckets import BUCKETS, query_bucket
+from ctr.eval.intervals import student_t_quantile
+from ctr.eval.run_files import RunError
+
+
+def plain(first: Any, second: Any) -> dict[str, float]:
+    mean_a, mean_b = np.mean(first), np.mean(second)
+    absolute = sum(abs(int(a) - int(b)) for a, b in zip(first, second, strict=True))
+    return {
+        "mean_churn": abs(mean_a - mean_b) / ((mean_a + mean_b) / 2),
+        "query_churn": absolute / ((sum(map(int, first)) + sum(map(int, second))) / 2),
+    }
+
+
+def make_loop(
+    folder: Path, seed: int = 0, days: tuple[int, ...] = (5, 6), queries: int = 300, **columns: Any
+) -> Path:
+    rng = np.random.default_rng(seed)
+    rows = len(days) * queries
+    table = {
+        "day": np.repeat(np.array(days, np.int32), queries),
+        "query_id": np.ravel([day * 10**6 + np.arange(queries) for day in days]).astype(np.int64),
+        "randomised": np.arange(rows) % 7 == 0,
+        "ads": rng.integers(0, 7, rows).astype(np.int16),
+        **columns,
+    }
+    folder.mkdir()
+    pd.DataFrame(table).to_parquet(folder / "shown.parquet")
+    return folder
+
+
+def test_hand_worked() -> None:
+    state = AdsChurn()
+    # 1 + 0 + 4 + 0 of differences; 8 ads against 9.
+    state.update([2, 6, 0, 0], [3, 2, 4, 0], [1, 2, 3, 4])
+    assert state.ads_per_query() == (2.0, 2.25)
+    assert state.result() == {"mean_churn": pytest.approx(1 / 8.5), "query_churn": pytest.approx(9 / 8.5)}
+
+
+def test_the_mean_may_stay_while_every_query_changes() -> None:
+    state = AdsChurn()
+    state.update([0, 5], [5, 0], [1, 2])
+    assert state.result() == {"mean_churn": 0, "query_churn": 2}
+
+
+def test_equal_and_empty() -> None:
+    state = AdsChurn()
+    assert all(math.isnan(value) for value in state.result().values())
+    state.update([0], [0], [1])
+    assert all(math.isnan(value) for value in state.result().values())
+    assert state.ads_per_query() == (0, 0)
+    state.update([3], [3], [2])
+    assert state.result() == {"mean_churn": 0, "query_churn": 0}
+
+
+def test_intervals_are_those_of_deleting_each_bucket() -> None:
+    rng = np.random.default_rng(3)
+    query = rng.permutation(10**6)[:900]
+    first = rng.integers(0, 7, 900)
+    second = np.maximum(first - rng.integers(0, 3, 900), 0)
+    whole, parts = AdsChurn(), [AdsChurn(), AdsChurn()]
+    whole.update(first, second, query)
+    for index, part in enumerate(parts):
+        part.update(first[index::2], second[index::2], query[index::2])
+    parts[1].merge(parts[0])
+    assert parts[1].result() == whole.result() == pytest.approx(plain(first, second))
+    bucket = query_bucket(query)
+    used = np.unique(bucket)
+    assert 200 < len(used) < BUCKETS + 1
+    without = pd.DataFrame([plain(first[bucket != one], second[bucket != one]) for one in used])
+    for name, estimate in whole.estimates().items():
+        values = without[name].to_numpy()
+        variance = (len(used) - 1) / len(used) * np.square(values - values.mean()).sum()
+        margin = student_t_quantile(len(used) - 1) * math.sqrt(variance)
+        low, high = estimate.interval()
+        assert (high - low) / 2 == pytest.approx(margin)
+        assert (high + low) / 2 == pytest.approx(plain(first, second)[name])
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (([1], [2], [0.5]), "query_id must be int64, got float64"),
+        (([-1], [2], [3]), "first must hold counts of at least 0, got -1"),
+        (([1], [2, 3], [3, 4]), "columns must have one length, got first 1, second 2, query_id 2"),
+    ],
+)
+def test_bad_columns(columns: tuple[Any, Any, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AdsChurn().update(*columns)
+
+
+def test_two_loops_by_day_without_randomised_queries(tmp_path: Path) -> None:
+    a, b = make_loop(tmp_path / "a", 1), make_loop(tmp_path / "b", 2)
+    tables = [pd.read_parquet(loop / "shown.parquet").query("not randomised") for loop in (a, b)]
+    told = json.loads(json.dumps(compare_loops(a, b).as_dict(), allow_nan=False))
+    assert [day["day"] for day in told["days"]] == [5, 6]
+    for part, day in ((told, None), (told["days"][0], 5), (told["days"][1], 6)):
+        first, second = (table[(table["day"] == day) | (day is None)]["ads"] for table in tables)
+        assert part["queries"] == len(first)
+        means = part["ads_per_query"]
+        assert (means["a"], means["b"]) == pytest.approx((first.mean(), second.mean()))
+        for name, value in plain(first, second).items():
+            assert part[name]["value"] == pytest.approx(value)
+            low, high = part[name]["ci95"]
+            assert low < value < high
+    assert told["query_churn"]["ci95"][0] > 0
+    text = compare_loops(a, b).as_text().splitlines()
+    assert [line.split()[0] for line in text[-3:]] == ["5", "6", "all"]
+    assert f"{100 * told['query_churn']['value']:.1f}"[:-1] in text[-1]
+
+
+def test_a_loop_against_itself(tmp_path: Path) -> None:
+    loop = make_loop(tmp_path / "a")
+    told = compare_loops(loop, loop).as_dict()
+    assert told["mean_churn"] == told["query_churn"] == {"value": 0.0, "ci95": [0.0, 0.0]}
+
+
+def test_loops_that_showed_nothing(tmp_path: Path) -> None:
+    loop = make_loop(tmp_path / "a", ads=np.zeros(600, np.int16))
+    comparison = compare_loops(loop, loop)
+    assert comparison.as_dict()["mean_churn"] == {"value": None, "ci95": [None, None]}
+    assert "0.0000" in comparison.as_text()
+    drawn = make_loop(tmp_path / "b", randomised=np.ones(600, bool))
+    comparison = compare_loops(drawn, drawn)
+    assert comparison.as_dict()["queries"] == 0
+    assert comparison.as_dict()["days"] == []
+    assert comparison.as_text()
+
+
+def test_loops_over_different_queries_are_refused(tmp_path: Path) -> None:
+    a = make_loop(tmp_path / "a")
+    others = [
+        make_loop(tmp_path / "longer", days=(5, 6, 7)),
+        make_loop(tmp_path / "later", days=(6, 7)),
+        make_loop(tmp_path / "drawn", randomised=np.arange(600) % 7 == 1),
+        make_loop(tmp_path / "none", days=()),
+    ]
+    for other, extent in zip(
+        others, ("900 on the days 5 to 7", "600 on the days 6 to 7", "600", "none"), strict=True
+    ):
+        with pytest.raises(
+            RunError, match=rf"served different queries, 600 on the days 5 to 6 and {extent}"
+        ) as refusal:
+            compare_loops(a, other)
+        assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"ads": np.full(600, 1.5)}, "ads must hold whole numbers without nulls, got float64"),
+        ({"ads": np.full(600, -1)}, "ads must be at least 0, got -1"),
+        (
+            {"randomised": np.zeros(600, np.int8)},
+            "randomised must hold true or false without nulls, got int8",
+        ),
+        ({"query_id": np.zeros(600, np.int64)}, "a query stands there twice; allowed: each once"),
+    ],
+)
+def test_a_damaged_table_is_refused(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
+    good, bad = make_loop(tmp_path / "good"), make_loop(tmp_path / "bad", **columns)
+    with pytest.raises(RunError, match=f"bad/shown.parquet: {message}"):
+        compare_loops(good, bad)
+
+
+def test_a_missing_or_broken_file_is_refused(tmp_path: Path) -> None:
+    good, bad = make_loop(tmp_path / "good"), make_loop(tmp_path / "bad")
+    with pytest.raises(
+        RunError, match=r"absent/shown.parquet: no such file; allowed: a folder that `ctr simulate"
+    ):
+        compare_loops(tmp_path / "absent", good)
+    pd.DataFrame({"day": [1]}).to_parquet(bad / "shown.parquet")
+    with pytest.raises(RunError, match=r"bad/shown.parquet: not readable as the queries of a loop"):
+        compare_loops(good, bad)
+    content = (good / "shown.parquet").read_bytes()
+    (bad / "shown.parquet").write_bytes(content[: len(content) // 2])
+    with pytest.raises(
+        RunError, match=r"bad/shown.parquet: not readable as the queries of a loop"
+    ) as refusal:
+        compare_loops(good, bad)
+    assert "\n" not in str(refusal.value)

@@ -1,0 +1,442 @@
+"""A run that serves and learns from what it served: what is logged is what it predicted, whenever it is killed."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+import ctr.data.log
+import ctr.data.sidecar
+from ctr.cli import main
+from ctr.config import parse_model
+from ctr.data.log import Manifest, create_log, list_intervals, read_manifests, read_shard
+from ctr.data.sidecar import read_sidecar_interval
+from ctr.errors import InputError
+from ctr.simulator import closed_loop
+from ctr.simulator.closed_loop import run_closed_loop
+from ctr.simulator.config import SimulatorConfig
+from ctr.simulator.features import SCHEMA
+from ctr.simulator.simulate import AUCTION, TRUTH, simulate
+from ctr.training import checkpoint
+from ctr.training.config import TrainConfig
+from ctr.training.loop import train
+from ctr.training.run import Run
+from ctr.training.session import TIMING
+
+WORLD: dict[str, Any] = {
+    "days": 3,
+    "queries_per_day": 200,
+    "users": 300,
+    "ads": 100,
+    "advertisers": 20,
+    "words": 100,
+    "topics": 5,
+    "randomised_share": 0.1,
+}
+FIRST = 3
+MODEL: dict[str, Any] = {
+    "batch": {"rows": 256},
+    "compute_dtype": "float32",
+    "model": {
+        "prior": 0.08,
+        "crosses": {"layers": 0},
+        "deep": {"units": [4]},
+        "widths": {feature.name: 2 for feature in SCHEMA.features},
+    },
+    # Once in the middle of a day, too.
+    "checkpoint": {"every_examples": 400},
+    "metrics": {"window_examples": 500},
+}
+
+
+def world(**changes: Any) -> SimulatorConfig:
+    return parse_model(SimulatorConfig, {**WORLD, **changes}, "test")
+
+
+def constrained(log: Path) -> dict[str, Any]:
+    constraints = {
+        "families": [{"name": "random", "log": "random"}],
+        "logs": [{"name": "random", "path": str(log), "own_loss": True}],
+    }
+    return {**MODEL, "objective": {"bias_constraints": constraints}}
+
+
+def learn(log: Path, run: Path, config: dict[str, Any]) -> Path:
+    train(log, parse_model(TrainConfig, config, "test"), run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a simulated log, one of its randomised traffic, and a run."""
+    folder = tmp_path_factory.mktemp("loop")
+    simulate(world(), folder / "log", randomised=folder / "random")
+    learn(folder / "log", folder / "run", constrained(folder / "random"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def loop(place: Path) -> Path:
+    """A loop of two days, never interrupted."""
+    before = digests(place)
+    served: list[int] = []
+    run_closed_loop(place / "run", place / "log", 2, place / "loop", served.append)
+    assert served == [1, 2]
+    after = digests(place)
+    assert {name: after[name] for name in before} == before
+    assert {Path(name).parts[0] for name in after.keys() - before.keys()} == {"loop"}
+    return place / "loop"
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def rows_of(log: Path, manifest: Manifest) -> pa.Table:
+    return pa.concat_tables([read_shard(log, entry, SCHEMA) for entry in manifest.shards])
+
+
+def outcome(loop: Path) -> dict[str, Any]:
+    """All that a loop computed. The configuration of its run names its own constraint log."""
+    run = loop / "run"
+    summary = json.loads((run / "summary.json").read_text())
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    arrays = {path.parent.name: path.read_bytes() for path in run.glob("checkpoints/*/arrays.npz")}
+    with np.load(run / "metric_states.npz") as states:
+        metric_states = {name: states[name].tobytes() for name in states}
+    return {
+        "log": digests(loop / "log"),
+        "constraints": digests(loop / "constraints"),
+        "shown": (loop / "shown.parquet").read_bytes(),
+        "told": json.loads((loop / "loop.json").read_text()),
+        "origin": json.loads((loop / "origin.json").read_text()),
+        "files": sorted(path.name for path in loop.iterdir()),
+        "predictions": digests(run / "predictions"),
+        "summary": {name: value for name, value in summary.items() if name not in (*TIMING, "config_sha256")},
+        "metrics": [{name: value for name, value in line.items() if name not in TIMING} for line in lines],
+        "metric states": metric_states,
+        "arrays": arrays,
+    }
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    for name in expected:
+        assert found[name] == expected[name], name
+
+
+def test_each_day_is_served_by_the_weights_from_before_it(loop: Path) -> None:
+    """The first batch of a day is scored before anything of the day is learned from: that is what was served."""
+    parts = [pq.read_table(path) for path in sorted((loop / "run" / "predictions").iterdir())]
+    predictions = pa.concat_tables(parts)
+    logit = dict(
+        zip(
+            predictions.column("example_id").to_pylist(), predictions.column("logit").to_pylist(), strict=True
+        )
+    )
+    for manifest in read_manifests(loop / "log")[FIRST:]:
+        auction = read_sidecar_interval(loop / "log", AUCTION, manifest)
+        own = np.array([logit[example] for example in auction.column("example_id").to_pylist()])
+        served = auction.column("predicted").to_numpy()
+        batch = rows_of(loop / "log", manifest).column("query_id").to_numpy()
+        # Whole queries, up to 256 rows.
+        ends = np.flatnonzero(np.diff(batch)) + 1
+        first = slice(0, ends[ends <= 256][-1])
+        np.testing.assert_allclose(served[first], 1 / (1 + np.exp(-own[first])), rtol=1e-5)
+        # Of what came later the weights had learned more by then.
+        later = slice(first.stop, None)
+        assert np.abs(served[later] * (1 + np.exp(-own[later])) - 1).max() > 1e-3
+        # The crude policy and the days before had nothing to do with it.
+        assert len(np.unique(served)) > 100
+
+
+def test_what_was_served_is_logged_and_learned(place: Path, loop: Path) -> None:
+    manifests = read_manifests(loop / "log")
+    assert manifests[:FIRST] == read_manifests(place / "log")
+    assert len(manifests) == FIRST + 2
+    summary = json.loads((loop / "run" / "summary.json").read_text())
+    assert summary["log_rows"] == summary["trained_examples"] == sum(manifest.rows for manifest in manifests)
+    drawn = read_manifests(loop / "constraints" / "random")
+    assert drawn[:FIRST] == read_manifests(place / "random")
+    assert summary["constraint_logs"]["random"]["examples"] > sum(manifest.rows for manifest in drawn[:FIRST])
+    for whole, some in zip(manifests, drawn, strict=True):
+        flags = read_sidecar_interval(loop / "log", AUCTION, whole).column("randomised").combine_chunks()
+        assert 0 < some.rows < whole.rows
+        copied = rows_of(loop / "constraints" / "random", some)
+        assert rows_of(loop / "log", whole).filter(flags).equals(copied)
+        for name in (TRUTH, AUCTION):
+            own = read_sidecar_interval(loop / "constraints" / "random", name, some)
+            assert own.equals(read_sidecar_interval(loop / "log", name, whole).filter(flags))
+
+
+def test_what_each_query_showed(loop: Path) -> None:
+    told = json.loads((loop / "loop.json").read_text())
+    assert told["first_day"] == FIRST
+    table = pq.read_table(loop / "shown.parquet").to_pydict()
+    manifests = read_manifests(loop / "log")[FIRST:]
+    assert [day["day"] for day in told["days"]] == [FIRST, FIRST + 1] == sorted(set(table["day"]))
+    ads: dict[int, int] = {}
+    for manifest, day in zip(manifests, told["days"], strict=True):
+        rows, auction = (
+            rows_of(loop / "log", manifest).to_pydict(),
+            read_sidecar_interval(loop / "log", AUCTION, manifest).to_pydict(),
+        )
+        for query in rows["query_id"]:
+            ads[query] = ads.get(query, 0) + 1
+        prices = [price for price, label in zip(auction["price"], rows["label"], strict=True) if label]
+        assert day["revenue"] == pytest.approx(sum(prices), abs=0.01)
+        assert day["clicks"] == sum(rows["label"]) > 0
+        assert day["examples"] == len(rows["label"])
+        assert day["answered"] == len(set(rows["query_id"])) <= day["queries"] == 200
+        assert day["ads_per_query"] == pytest.approx(len(rows["label"]) / 200)
+        drawn = {query for query, flag in zip(rows["query_id"], auction["randomised"], strict=True) if flag}
+        flagged = [query for query, flag in zip(table["query_id"], table["randomised"], strict=True) if flag]
+        assert drawn <= set(flagged)
+    assert len(set(table["query_id"])) == len(table["query_id"]) == 400
+    assert table["ads"] == [ads.get(query, 0) for query in table["query_id"]]
+
+
+def test_the_same_call_again_changes_nothing(place: Path, loop: Path) -> None:
+    before, told = outcome(loop), json.loads((loop / "loop.json").read_text())
+    for days in (2, 1):
+        assert run_closed_loop(place / "run", place / "log", days, loop) == told
+        assert_same(outcome(loop), before)
+
+
+class KilledError(Exception):
+    """Stands for a signal that nothing survives."""
+
+
+def kill_after(
+    patch: pytest.MonkeyPatch, killed: set[str], where: Any, name: str, key: Callable[..., str]
+) -> None:
+    """Lets each call of ``where.name`` be the last one of its process; one that was so before is not again."""
+    original = getattr(where, name)
+
+    def last(*arguments: Any, **more: Any) -> Any:
+        result = original(*arguments, **more)
+        if key(*arguments) not in killed:
+            killed.add(key(*arguments))
+            raise KilledError
+        return result
+
+    patch.setattr(where, name, last)
+
+
+def test_a_loop_that_is_killed_wherever_it_can_be_ends_the_same(place: Path, loop: Path) -> None:
+    out, killed = place / "killed", set[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (ctr.data.log, ctr.data.sidecar):
+            kill_after(patch, killed, module, "create_exclusively", lambda path, content: str(path))
+        kill_after(
+            patch, killed, checkpoint, "save", lambda folder, examples, *rest: f"checkpoint {examples}"
+        )
+        kill_after(patch, killed, Run, "record", lambda run, batch, *rest: f"batch {batch.begin}")
+        kill_after(patch, killed, closed_loop, "_copy_log", lambda log, copy: f"copy {copy.name}")
+        kill_after(patch, killed, closed_loop, "write_json", lambda path, content: path.name)
+        kill_after(patch, killed, closed_loop, "write_atomic", lambda path, write: path.name)
+        deaths = 0
+        while True:
+            try:
+                run_closed_loop(place / "run", place / "log", 1, out)
+                break
+            except KilledError:
+                deaths += 1
+                assert deaths == len(killed) < 40
+    names = [Path(what).name.split(" ")[0] for what in killed]
+    # A manifest and two sidecars in each of two logs, and what a run and a loop write by themselves.
+    assert sum(name.endswith(".json") and name[0].isdigit() for name in names) == 6
+    assert names.count("batch") > 1 < names.count("checkpoint")
+    assert names.count("copy") == 2
+    assert {"origin.json", "loop.json", "shown.parquet"} <= set(names)
+    run_closed_loop(place / "run", place / "log", 2, out)
+    assert_same(outcome(out), outcome(loop))
+
+
+def test_two_runs_see_the_same_queries(place: Path, loop: Path) -> None:
+    learn(place / "log", place / "run-2", {**constrained(place / "random"), "seed": 2})
+    run_closed_loop(place / "run-2", place / "log", 2, place / "loop-2")
+    first, second = (
+        pq.read_table(folder / "shown.parquet").to_pandas() for folder in (loop, place / "loop-2")
+    )
+    columns = ["day", "query_id", "randomised"]
+    assert first[columns].equals(second[columns])
+    drawn = first["randomised"]
+    # Of randomised queries a model decides nothing.
+    assert first["ads"][drawn].equals(second["ads"][drawn])
+    assert not first["ads"][~drawn].equals(second["ads"][~drawn])
+
+
+def test_days_on_which_nothing_is_shown(tmp_path: Path) -> None:
+    """A model that expects no click finds nothing worth the reserve; of such days there is nothing to learn."""
+    simulate(world(days=1, randomised_share=0), tmp_path / "log")
+    model = {**MODEL["model"], "prior": 1e-9}
+    rates = {"learning_rate": 1e-9, "linear_learning_rate": 1e-9}
+    config = {**MODEL, "model": model, "optimizer": {"rows": rates, "dense": {"learning_rate": 1e-9}}}
+    learn(tmp_path / "log", tmp_path / "run", config)
+    for days in (1, 3):
+        told = run_closed_loop(tmp_path / "run", tmp_path / "log", days, tmp_path / "loop")
+        assert [day["day"] for day in told["days"]] == list(range(1, 1 + days))
+        assert {day["examples"] for day in told["days"]} == {0}
+    shown = pq.read_table(tmp_path / "loop" / "shown.parquet").to_pandas()
+    assert len(shown) == 600
+    assert not shown["ads"].any()
+
+
+def edited(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    content = yaml.safe_load((run / "config.yaml").read_text())
+    change(content)
+    (run / "config.yaml").write_text(yaml.safe_dump(content))
+
+
+def sampled(content: dict[str, Any]) -> None:
+    content["sampling"] = {"name": "half"}
+
+
+def taught(content: dict[str, Any]) -> None:
+    content["objective"]["distillation"] = {"teacher": "teacher"}
+
+
+def constrained_to(path: str) -> Callable[[dict[str, Any]], object]:
+    def change(content: dict[str, Any]) -> None:
+        content["objective"]["bias_constraints"]["logs"][0]["path"] = path
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda place: (place / "run" / "summary.json").unlink(),
+            "run: no summary.json: a run that ctr train",
+        ),
+        (lambda place: (place / "run" / "config.yaml").unlink(), "run: no config.yaml: a run that ctr train"),
+        (lambda place: (place / "log" / "world.yaml").unlink(), "log: no world.yaml: not a simulated log"),
+        (
+            lambda place: simulate(world(days=4), place / "log"),
+            "log: is not the log that the run was trained on",
+        ),
+        (lambda place: (place / "out" / "mine").mkdir(parents=True), "out: neither empty nor a loop"),
+        (lambda place: (place / "out").write_text(""), "out: neither empty nor a loop"),
+        (lambda place: create_log(place / "out" / "log", SCHEMA), "out: neither empty nor a loop"),
+        (lambda place: edited(place / "run", sampled), "config: sampling: nothing decides"),
+        (lambda place: edited(place / "run", taught), "config: objective.distillation.missing: refuse"),
+        (
+            lambda place: edited(place / "run", constrained_to("log")),
+            "random, log: not of randomised traffic alone",
+        ),
+        (
+            lambda place: simulate(world(days=4), place / "x", None, place / "random"),
+            "random: its days are not those",
+        ),
+        (
+            lambda place: (
+                simulate(world(seed=1), place / "x", None, place / "y"),
+                edited(place / "run", constrained_to("y")),
+            ),
+            "random, y: its world is not that of log",
+        ),
+    ],
+)
+def test_what_cannot_go_round_is_refused_before_anything_is_written(
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Path], object],
+    message: str,
+) -> None:
+    for name in ("log", "random", "run"):
+        shutil.copytree(place / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    edited(tmp_path / "run", constrained_to("random"))
+    change(tmp_path)
+    before = digests(tmp_path)
+    with pytest.raises(InputError) as refusal:
+        run_closed_loop(Path("run"), Path("log"), 1, Path("out"))
+    assert message in str(refusal.value)
+    assert digests(tmp_path) == before
+
+
+def test_no_days_are_refused(place: Path) -> None:
+    with pytest.raises(InputError, match="days: 0 is not allowed; allowed: at least 1"):
+        run_closed_loop(place / "run", place / "log", 0, place / "none")
+
+
+def test_a_loop_of_another_run_is_refused(place: Path, loop: Path, tmp_path: Path) -> None:
+    simulate(world(days=2), tmp_path / "log")
+    learn(tmp_path / "log", tmp_path / "run", MODEL)
+    intervals = list_intervals(loop / "log")
+    with pytest.raises(InputError, match=r"another run or log \(first_day was 3, is 2; log_sha256 was "):
+        run_closed_loop(tmp_path / "run", tmp_path / "log", 9, loop)
+    assert list_intervals(loop / "log") == intervals
+
+
+def test_the_command_serves_and_compares(
+    place: Path, loop: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    serve = ["simulate", "--policy", str(place / "run"), "--log", str(place / "log"), "--days", "2"]
+    assert main([*serve, "--out", str(loop), "--json"]) == 0
+    assert json.loads(capfd.readouterr().out) == json.loads((loop / "loop.json").read_text())
+    assert main([*serve, "--out", str(loop)]) == 0
+    assert [line.split("  ")[0] for line in capfd.readouterr().out.splitlines()] == ["day: 3", "day: 4"]
+    assert main(["compare", str(loop), str(loop), "--json"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    shown = pq.read_table(loop / "shown.parquet").to_pandas().query("not randomised")
+    assert told["queries"] == len(shown)
+    assert told["ads_per_query"] == {
+        "a": pytest.approx(shown["ads"].mean()),
+        "b": pytest.approx(shown["ads"].mean()),
+    }
+    assert told["query_churn"]["value"] == 0
+    assert main(["compare", str(loop), str(place / "run")]) == 1
+    assert "run/shown.parquet: no such file" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--policy", "run", "--days", "2"), "--policy RUN, --log LOG and --days N go together"),
+        (("--log", "log", "--days", "2"), "--policy RUN, --log LOG and --days N go together"),
+        (
+            ("--policy", "run", "--log", "log", "--examples", "2"),
+            "--policy RUN, --log LOG and --days N go together",
+        ),
+        (
+            ("--policy", "run", "--log", "log", "--days", "2", "--set", "seed=1"),
+            "--set does not go with --policy",
+        ),
+        (
+            ("--policy", "run", "--log", "log", "--days", "2", "--config", "x"),
+            "--config does not go with --policy",
+        ),
+        (
+            ("--policy", "run", "--log", "log", "--days", "2", "--randomised", "x"),
+            "--randomised does not go with --policy",
+        ),
+        (("--policy", "run", "--log", "log", "--days", "2"), "run: no summary.json"),
+        (("--policy", "run", "--log", "log", "--days", "-2"), "days: -2 is not allowed"),
+    ],
+)
+def test_the_command_refuses(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["simulate", *arguments, "--out", "out"]) == 1
+    assert capfd.readouterr().err.startswith(f"error: {message}")
+    assert not list(tmp_path.iterdir())
