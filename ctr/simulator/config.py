@@ -22,6 +22,7 @@ class WorldConfig(StrictModel):
         slots: places on a page; as many ads are shown as are worth it, none on some pages.
         reserve: the least expected value, bid times predicted click probability, for which an ad is shown.
         randomised_share: of the queries, whose ads, order and number are drawn at random.
+        randomised_in_log: whether the log has them too; without, only a log of their own has.
         base_ctr: the mean click probability of what the crude policy shows on the first day.
         intent: standard deviation of what users want, in the logit of a query; the log does not show it.
         drift: standard deviation, per day, of the steps of the coefficients that walk; 0 keeps all constant.
@@ -37,6 +38,7 @@ class WorldConfig(StrictModel):
     slots: int = Field(default=6, ge=1, le=MAX_SLOTS)
     reserve: float = Field(default=0.04, ge=0)
     randomised_share: float = Field(default=0.02, ge=0, le=1)
+    randomised_in_log: bool = True
     base_ctr: float = Field(default=0.08, ge=0.001, le=0.3)
     intent: float = Field(default=0.8, ge=0, le=5)
     drift: float = Field(default=0.03, ge=0, le=1)

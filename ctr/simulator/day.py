@@ -17,7 +17,7 @@ from ctr.simulator.traffic import Queries, draw_candidates, draw_queries
 from ctr.simulator.world import Coefficients, World, draw_world, walk
 
 QUERIES_PER_DAY_LIMIT = 10**6
-_ADS_PER_QUERY_LIMIT = 64
+ADS_PER_QUERY_LIMIT = 64
 # Of the arrays of so many queries most fit in a processor's cache.
 _CHUNK = 8_192
 
@@ -120,7 +120,7 @@ def log_rows(ids: FeatureIds, day: Day, first_day: int, served: Served) -> pa.Ta
         "query_time": time,
         "timestamp": time,
         "query_id": query_id,
-        "example_id": query_id * _ADS_PER_QUERY_LIMIT + shown.position,
+        "example_id": query_id * ADS_PER_QUERY_LIMIT + shown.position,
         "label": served.clicked.astype(np.int8),
         "train_weight": weight,
         "metric_weight": weight,

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ctr.config import dump_yaml, load_model
 from ctr.data.log import Manifest, create_log, publish_interval
@@ -16,7 +17,16 @@ from ctr.errors import InputError
 from ctr.files import create_exclusively
 from ctr.simulator.auction import Policy, crude_policy
 from ctr.simulator.config import DAY_US, SimulatorConfig, WorldConfig
-from ctr.simulator.day import QUERIES_PER_DAY_LIMIT, Day, Served, days, log_rows, make_world, serve
+from ctr.simulator.day import (
+    ADS_PER_QUERY_LIMIT,
+    QUERIES_PER_DAY_LIMIT,
+    Day,
+    Served,
+    days,
+    log_rows,
+    make_world,
+    serve,
+)
 from ctr.simulator.features import SCHEMA, FeatureIds
 from ctr.simulator.world import World
 
@@ -39,7 +49,7 @@ class Counts:
     Attributes:
         queries: all, those that showed nothing included.
         answered: those that showed something.
-        randomised: examples of randomised queries.
+        randomised: examples of randomised queries, in the log or apart from it.
         revenue: the prices of all clicks.
     """
 
@@ -153,22 +163,32 @@ def publish_day(
         (log_rows(ids, day, first_day, served), *_sidecars(day, served))
         for served in serve(config, world, day, policy)
     ]
-    rows, truth, auction = (pa.concat_tables(tables).slice(0, most) for tables in zip(*parts, strict=True))
-    whole = most is None or len(rows) < most
-    counts.queries += len(day.queries) if whole else _queries_until(rows, first_day + day.number)
-    manifest = _publish(folders[0], config, day, rows, truth, auction)
+    tables = [pa.concat_tables(column) for column in zip(*parts, strict=True)]
+    drawn = tables[2].column("randomised")
+    logged = tables
+    if not config.randomised_in_log:
+        logged = [table.filter(pc.invert(drawn)) for table in tables]
+    apart = [table.filter(drawn) for table in tables]
+    if most is not None and len(logged[0]) >= most:
+        logged = [table.slice(0, most) for table in logged]
+        last = logged[0].column("example_id")[-1]
+        begun = pc.less_equal(apart[0].column("example_id"), last)
+        apart = [table.filter(begun) for table in apart]
+        counts.queries += last.as_py() // ADS_PER_QUERY_LIMIT % QUERIES_PER_DAY_LIMIT + 1
+    else:
+        counts.queries += len(day.queries)
+    manifest = _publish(folders[0], config, day, *logged)
     counts.examples += manifest.rows
     counts.answered += manifest.queries
     counts.clicks += manifest.clicks
     counts.intervals += 1
-    drawn = auction.column("randomised").to_numpy()
-    counts.randomised += int(drawn.sum())
+    counts.randomised += len(apart[0])
+    rows, truth, auction = logged
     clicked = rows.column("label").to_numpy() > 0
     counts.revenue += float(auction.column("price").to_numpy()[clicked].sum(dtype=np.float64))
     counts.expected_clicks += float(truth.column("probability").to_numpy().sum(dtype=np.float64))
-    mask = pa.array(drawn)
     for folder in folders[1:]:
-        _publish(folder, config, day, rows.filter(mask), truth.filter(mask), auction.filter(mask))
+        _publish(folder, config, day, *apart)
 
 
 def _sidecars(day: Day, served: Served) -> tuple[pa.Table, pa.Table]:
@@ -190,12 +210,6 @@ def _sidecars(day: Day, served: Served) -> tuple[pa.Table, pa.Table]:
         }
     )
     return truth, auction
-
-
-def _queries_until(rows: pa.Table, date_number: int) -> int:
-    """How many queries of a day there were up to the last one of some rows."""
-    last = rows.column("query_id")[-1].as_py() if len(rows) else date_number * QUERIES_PER_DAY_LIMIT - 1
-    return int(last - date_number * QUERIES_PER_DAY_LIMIT + 1)
 
 
 def _publish(

@@ -183,6 +183,26 @@ def test_randomised_traffic_is_flagged_and_a_log_of_its_own(tmp_path: Path) -> N
     assert np.bincount(last)[1] == pytest.approx(6 * np.bincount(last)[6], rel=0.5)
 
 
+def test_randomised_traffic_can_be_kept_out_of_the_log(tmp_path: Path) -> None:
+    both = [{"examples": None, "days": 2, "randomised_in_log": flag} for flag in (True, False)]
+    for name, changes in zip(("all", "served"), both, strict=True):
+        simulate(small(**changes), tmp_path / name, randomised=tmp_path / f"{name}-random")
+    for day in range(2):
+        rows = {
+            name: rows_of(tmp_path / name, read_manifests(tmp_path / name)[day])
+            for name in ("all", "all-random", "served", "served-random")
+        }
+        assert rows["served-random"].equals(rows["all-random"])
+        drawn = pc.is_in(
+            rows["all"].column("query_id"), rows["all-random"].column("query_id").combine_chunks()
+        )
+        assert rows["served"].equals(rows["all"].filter(pc.invert(drawn)))
+    counts = simulate(small(randomised_in_log=False), tmp_path / "cut", randomised=tmp_path / "cut-random")
+    assert counts["examples"] == sum(manifest.rows for manifest in read_manifests(tmp_path / "cut")) == 3_000
+    last = [rows_of(tmp_path / name, read_manifests(tmp_path / name)[-1]) for name in ("cut", "cut-random")]
+    assert last[1].column("query_id").to_numpy().max() < last[0].column("query_id").to_numpy().max()
+
+
 def test_whole_days_are_written_when_days_are_asked_for(log: Path, tmp_path: Path) -> None:
     counts = simulate(small(examples=None, days=2), tmp_path / "days")
     assert counts["intervals"] == 2
