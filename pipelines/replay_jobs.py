@@ -4,6 +4,8 @@ Each element is one command in a process of its own: its memory is given back, a
 What came of it is a file beside the experiment, as workers elsewhere share nothing else with who started them.
 """
 
+import contextlib
+import io
 import json
 import os
 import shlex
@@ -19,6 +21,7 @@ from pathlib import Path
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from ctr.errors import InputError
 from ctr.files import write_atomic_bytes
 
 _LINES_KEPT = 30
@@ -125,9 +128,13 @@ def run_jobs(
         workers: how many run side by side in this process.
         beam_options: of another runner, whose workers see the same files; it has its own number of workers.
         ended: called as each job ends, from a thread.
+
+    Raises:
+        InputError: a wrong option. Nothing was run.
     """
     if not jobs:
         return {}
+    options = _options(len(jobs), workers, beam_options)
     for job in jobs:
         Path(job.outcome).parent.mkdir(parents=True, exist_ok=True)
         Path(job.outcome).unlink(missing_ok=True)
@@ -137,7 +144,7 @@ def run_jobs(
     teller.start()
     lost = "its worker was lost"
     try:
-        with beam.Pipeline(options=_options(len(jobs), workers, beam_options)) as pipeline:
+        with beam.Pipeline(options=options) as pipeline:
             # The jobs are single elements, which Reshuffle spreads over the workers.
             _ = pipeline | beam.Create(jobs, reshuffle=False) | beam.Reshuffle() | beam.Map(run_job)
     except Exception as error:
@@ -174,4 +181,13 @@ def _options(count: int, workers: int, beam_options: str) -> PipelineOptions:
         # Threads of this process; each waits for a process of its own.
         given += ["--runner=FnApiRunner", "--direct_running_mode=multi_threading"]
         given += [f"--direct_num_workers={min(workers, count)}"]
-    return PipelineOptions(given)
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed):
+            options = PipelineOptions(given)
+            # Reads them; otherwise that comes later, one group after another.
+            options.get_all_options()
+    except SystemExit:
+        fault = printed.getvalue().strip().splitlines()[-1].rpartition("error: ")[2]
+        raise InputError(f"--beam-options {beam_options}: {fault}") from None
+    return options

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ctr.errors import InputError
 from ctr.pipelines.replay_jobs import Job, Outcome, run_jobs
 
 SCRIPT = """#!/bin/sh
@@ -128,6 +129,16 @@ def test_other_runners_get_their_options(job, tmp_path):
     jobs = [job(f"job-{n}", "span", "1", str(tmp_path / f"span-{n}")) for n in range(3)]
     run_jobs(jobs, 1, options)
     assert most_at_once(spans(tmp_path)) == 3
+
+
+def test_a_wrong_option_is_one_line(job, capfd):
+    with pytest.raises(
+        InputError, match=r"^--beam-options --direct_num_workers=x: argument .*invalid int value: 'x'$"
+    ):
+        run_jobs([job("one", "fail")], 1, "--direct_num_workers=x")
+    failed = run_jobs([job("one", "fail")], 1, "--runner=Nonsense")["one"]
+    assert failed.error.startswith("the pipeline failed: Unexpected pipeline runner: Nonsense")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_an_interruption_ends_what_runs_and_begins_no_more(job, tmp_path):
