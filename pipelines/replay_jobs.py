@@ -5,6 +5,7 @@ What came of it is a file beside the experiment, as workers elsewhere share noth
 """
 
 import contextlib
+import heapq
 import io
 import json
 import os
@@ -14,8 +15,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import apache_beam as beam
@@ -27,8 +28,45 @@ from ctr.files import write_atomic_bytes
 _LINES_KEPT = 30
 _POLL_SECONDS = 0.2
 
+_BUNDLES = 32
+"""Of elements, at least, where there are as many: a bundle's elements are run one after another."""
+
 _stopped = threading.Event()
 """Set where a run is interrupted: threads of workers here begin nothing more."""
+
+
+class _Slots:
+    """How many jobs may run at once in this process.
+
+    Beam deals elements out to its workers beforehand, and a worker with short jobs would end early. So there are more
+    workers than slots, and who has a job waits for one.
+    """
+
+    def __init__(self, free: int) -> None:
+        self._free = free
+        self._waiting: list[int] = []
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def one(self, place: int) -> Iterator[None]:
+        with self._changed:
+            heapq.heappush(self._waiting, place)
+            while not _stopped.is_set() and not (self._free > 0 and self._waiting[0] == place):
+                self._changed.wait(_POLL_SECONDS)
+            self._waiting.remove(place)
+            heapq.heapify(self._waiting)
+            self._free -= 1
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += 1
+                self._changed.notify_all()
+
+
+_slots: _Slots | None = None
+"""None in workers elsewhere, of whose number their runner decides."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +78,14 @@ class Job:
         arguments: of ``python -m ctr``.
         outcome: the file, absolute, that will say what came of it.
         environment: variables of the process beside those of the worker.
+        place: among those that wait for a worker here, the lowest goes first; ``run_jobs`` sets it.
     """
 
     name: str
     arguments: tuple[str, ...]
     outcome: str
     environment: tuple[tuple[str, str], ...] = ()
+    place: int = 0
 
 
 @dataclass(frozen=True)
@@ -100,6 +140,11 @@ def run_job(job: Job) -> Outcome | None:
     return outcome
 
 
+def _run_in_turn(job: Job) -> None:
+    with _slots.one(job.place) if _slots is not None else contextlib.nullcontext():
+        run_job(job)
+
+
 def _end_with_us(process: "subprocess.Popen[str]") -> None:
     while process.poll() is None:
         if _stopped.wait(_POLL_SECONDS):
@@ -134,7 +179,11 @@ def run_jobs(
     """
     if not jobs:
         return {}
-    options = _options(len(jobs), workers, beam_options)
+    global _slots
+    here = not any(option.startswith("--runner") for option in shlex.split(beam_options))
+    options = _options(beam_options, min(len(jobs), max(workers, _BUNDLES)) if here else None)
+    _slots = _Slots(workers) if here else None
+    jobs = [replace(job, place=place) for place, job in enumerate(jobs)]
     for job in jobs:
         Path(job.outcome).parent.mkdir(parents=True, exist_ok=True)
         Path(job.outcome).unlink(missing_ok=True)
@@ -146,7 +195,7 @@ def run_jobs(
     try:
         with beam.Pipeline(options=options) as pipeline:
             # The jobs are single elements, which Reshuffle spreads over the workers.
-            _ = pipeline | beam.Create(jobs, reshuffle=False) | beam.Reshuffle() | beam.Map(run_job)
+            _ = pipeline | beam.Create(jobs, reshuffle=False) | beam.Reshuffle() | beam.Map(_run_in_turn)
     except Exception as error:
         lost = f"the pipeline failed: {' '.join(str(error).split())[:500]}"
     except BaseException:
@@ -175,12 +224,12 @@ def _tell(
             return
 
 
-def _options(count: int, workers: int, beam_options: str) -> PipelineOptions:
+def _options(beam_options: str, threads: int | None) -> PipelineOptions:
+    """Those that are given; with a number of ``threads``, for that many in this process."""
     given = shlex.split(beam_options)
-    if not any(option.startswith("--runner") for option in given):
-        # Threads of this process; each waits for a process of its own.
+    if threads is not None:
         given += ["--runner=FnApiRunner", "--direct_running_mode=multi_threading"]
-        given += [f"--direct_num_workers={min(workers, count)}"]
+        given += [f"--direct_num_workers={threads}"]
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):

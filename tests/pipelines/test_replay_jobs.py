@@ -67,6 +67,15 @@ def test_so_many_at_once_and_no_more(job, tmp_path, workers, count):
     assert all(1 <= outcome.seconds < 30 for outcome in outcomes.values())
 
 
+def test_a_long_job_keeps_the_other_worker_from_nothing(job, tmp_path):
+    seconds = ["3", *["0.4"] * 6]
+    jobs = [job(f"job-{n}", "span", one, str(tmp_path / f"span-{n}")) for n, one in enumerate(seconds)]
+    run_jobs(jobs, 2)
+    found = spans(tmp_path)
+    assert most_at_once(found) == 2
+    assert max(end for _, end in found) - found[0][0] < 4.5
+
+
 def test_a_failure_is_its_own(job, tmp_path, capfd):
     jobs = [
         job("good", "span", "0", str(tmp_path / "span-0")),
