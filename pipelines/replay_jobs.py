@@ -45,13 +45,17 @@ class _Slots:
     def __init__(self, free: int) -> None:
         self._free = free
         self._waiting: list[int] = []
+        self._opens: float | None = None
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
     def one(self, place: int) -> Iterator[None]:
         with self._changed:
             heapq.heappush(self._waiting, place)
-            while not _stopped.is_set() and not (self._free > 0 and self._waiting[0] == place):
+            if self._opens is None:
+                # The first one there is seldom the first in order.
+                self._opens = time.monotonic() + 2 * _POLL_SECONDS
+            while not _stopped.is_set() and not self._is_next(place):
                 self._changed.wait(_POLL_SECONDS)
             self._waiting.remove(place)
             heapq.heapify(self._waiting)
@@ -63,6 +67,10 @@ class _Slots:
             with self._changed:
                 self._free += 1
                 self._changed.notify_all()
+
+    def _is_next(self, place: int) -> bool:
+        opened = self._opens is not None and time.monotonic() >= self._opens
+        return opened and self._free > 0 and self._waiting[0] == place
 
 
 _slots: _Slots | None = None
