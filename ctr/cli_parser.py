@@ -113,7 +113,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--beam-options",
         default="",
         metavar="OPTIONS",
-        help="of a Beam runner whose workers see the log and the folder under the same paths",
+        help="of a Beam runner whose workers see the log and the folder under the same paths, in one word: "
+        "--beam-options='--runner=FlinkRunner --flink_master=...'",
     )
     replay.add_argument("--no-timing", action="store_true", help="count operations, do not time steps")
     replay.add_argument("--report", action="store_true", help="train nothing, tell of what is in --out")

@@ -4,6 +4,9 @@ Each element is one command in a process of its own: its memory is given back, a
 What came of it is a file beside the experiment, as workers elsewhere share nothing else with who started them.
 """
 
+import contextlib
+import heapq
+import io
 import json
 import os
 import shlex
@@ -12,20 +15,66 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from ctr.errors import InputError
 from ctr.files import write_atomic_bytes
 
 _LINES_KEPT = 30
 _POLL_SECONDS = 0.2
 
+_BUNDLES = 32
+"""Of elements, at least, where there are as many: a bundle's elements are run one after another."""
+
 _stopped = threading.Event()
 """Set where a run is interrupted: threads of workers here begin nothing more."""
+
+
+class _Slots:
+    """How many jobs may run at once in this process.
+
+    Beam deals elements out to its workers beforehand, and a worker with short jobs would end early. So there are more
+    workers than slots, and who has a job waits for one.
+    """
+
+    def __init__(self, free: int) -> None:
+        self._free = free
+        self._waiting: list[int] = []
+        self._opens: float | None = None
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def one(self, place: int) -> Iterator[None]:
+        with self._changed:
+            heapq.heappush(self._waiting, place)
+            if self._opens is None:
+                # The first one there is seldom the first in order.
+                self._opens = time.monotonic() + 2 * _POLL_SECONDS
+            while not _stopped.is_set() and not self._is_next(place):
+                self._changed.wait(_POLL_SECONDS)
+            self._waiting.remove(place)
+            heapq.heapify(self._waiting)
+            self._free -= 1
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += 1
+                self._changed.notify_all()
+
+    def _is_next(self, place: int) -> bool:
+        opened = self._opens is not None and time.monotonic() >= self._opens
+        return opened and self._free > 0 and self._waiting[0] == place
+
+
+_slots: _Slots | None = None
+"""None in workers elsewhere, of whose number their runner decides."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +86,14 @@ class Job:
         arguments: of ``python -m ctr``.
         outcome: the file, absolute, that will say what came of it.
         environment: variables of the process beside those of the worker.
+        place: among those that wait for a worker here, the lowest goes first; ``run_jobs`` sets it.
     """
 
     name: str
     arguments: tuple[str, ...]
     outcome: str
     environment: tuple[tuple[str, str], ...] = ()
+    place: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,6 +148,11 @@ def run_job(job: Job) -> Outcome | None:
     return outcome
 
 
+def _run_in_turn(job: Job) -> None:
+    with _slots.one(job.place) if _slots is not None else contextlib.nullcontext():
+        run_job(job)
+
+
 def _end_with_us(process: "subprocess.Popen[str]") -> None:
     while process.poll() is None:
         if _stopped.wait(_POLL_SECONDS):
@@ -125,9 +181,17 @@ def run_jobs(
         workers: how many run side by side in this process.
         beam_options: of another runner, whose workers see the same files; it has its own number of workers.
         ended: called as each job ends, from a thread.
+
+    Raises:
+        InputError: a wrong option. Nothing was run.
     """
     if not jobs:
         return {}
+    global _slots
+    here = not any(option.startswith("--runner") for option in shlex.split(beam_options))
+    options = _options(beam_options, min(len(jobs), max(workers, _BUNDLES)) if here else None)
+    _slots = _Slots(workers) if here else None
+    jobs = [replace(job, place=place) for place, job in enumerate(jobs)]
     for job in jobs:
         Path(job.outcome).parent.mkdir(parents=True, exist_ok=True)
         Path(job.outcome).unlink(missing_ok=True)
@@ -137,9 +201,9 @@ def run_jobs(
     teller.start()
     lost = "its worker was lost"
     try:
-        with beam.Pipeline(options=_options(len(jobs), workers, beam_options)) as pipeline:
+        with beam.Pipeline(options=options) as pipeline:
             # The jobs are single elements, which Reshuffle spreads over the workers.
-            _ = pipeline | beam.Create(jobs, reshuffle=False) | beam.Reshuffle() | beam.Map(run_job)
+            _ = pipeline | beam.Create(jobs, reshuffle=False) | beam.Reshuffle() | beam.Map(_run_in_turn)
     except Exception as error:
         lost = f"the pipeline failed: {' '.join(str(error).split())[:500]}"
     except BaseException:
@@ -168,10 +232,19 @@ def _tell(
             return
 
 
-def _options(count: int, workers: int, beam_options: str) -> PipelineOptions:
+def _options(beam_options: str, threads: int | None) -> PipelineOptions:
+    """Those that are given; with a number of ``threads``, for that many in this process."""
     given = shlex.split(beam_options)
-    if not any(option.startswith("--runner") for option in given):
-        # Threads of this process; each waits for a process of its own.
+    if threads is not None:
         given += ["--runner=FnApiRunner", "--direct_running_mode=multi_threading"]
-        given += [f"--direct_num_workers={min(workers, count)}"]
-    return PipelineOptions(given)
+        given += [f"--direct_num_workers={threads}"]
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed):
+            options = PipelineOptions(given)
+            # Reads them; otherwise that comes later, one group after another.
+            options.get_all_options()
+    except SystemExit:
+        fault = printed.getvalue().strip().splitlines()[-1].rpartition("error: ")[2]
+        raise InputError(f"--beam-options {beam_options}: {fault}") from None
+    return options

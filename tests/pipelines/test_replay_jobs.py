@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ctr.errors import InputError
 from ctr.pipelines.replay_jobs import Job, Outcome, run_jobs
 
 SCRIPT = """#!/bin/sh
@@ -64,6 +65,15 @@ def test_so_many_at_once_and_no_more(job, tmp_path, workers, count):
     assert [outcomes[one.name].ok for one in jobs] == [True] * count
     assert most_at_once(spans(tmp_path)) == min(workers, count)
     assert all(1 <= outcome.seconds < 30 for outcome in outcomes.values())
+
+
+def test_a_long_job_keeps_the_other_worker_from_nothing(job, tmp_path):
+    seconds = ["3", *["0.4"] * 6]
+    jobs = [job(f"job-{n}", "span", one, str(tmp_path / f"span-{n}")) for n, one in enumerate(seconds)]
+    run_jobs(jobs, 2)
+    found = spans(tmp_path)
+    assert most_at_once(found) == 2
+    assert max(end for _, end in found) - found[0][0] < 4.5
 
 
 def test_a_failure_is_its_own(job, tmp_path, capfd):
@@ -128,6 +138,16 @@ def test_other_runners_get_their_options(job, tmp_path):
     jobs = [job(f"job-{n}", "span", "1", str(tmp_path / f"span-{n}")) for n in range(3)]
     run_jobs(jobs, 1, options)
     assert most_at_once(spans(tmp_path)) == 3
+
+
+def test_a_wrong_option_is_one_line(job, capfd):
+    with pytest.raises(
+        InputError, match=r"^--beam-options --direct_num_workers=x: argument .*invalid int value: 'x'$"
+    ):
+        run_jobs([job("one", "fail")], 1, "--direct_num_workers=x")
+    failed = run_jobs([job("one", "fail")], 1, "--runner=Nonsense")["one"]
+    assert failed.error.startswith("the pipeline failed: Unexpected pipeline runner: Nonsense")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_an_interruption_ends_what_runs_and_begins_no_more(job, tmp_path):
