@@ -30,7 +30,7 @@ from ctr.eval.states import SumState
 SHOWN_FILE = "shown.parquet"
 """In the folder of a loop: a row for each query, with the columns ``day``, ``query_id``, ``randomised``, ``ads``."""
 
-MEASURES = {"mean_churn": "ads per query", "query_churn": "ads, query by query"}
+MEASURES = {"mean_churn": "churn of the mean", "query_churn": "churn by query"}
 """What churns, with titles.
 
 ``mean_churn``: abs(mean_a - mean_b) / ((mean_a + mean_b) / 2) of the mean numbers of ads per query; queries that show

@@ -182,7 +182,8 @@ def _check_run(config: TrainConfig, summary: dict[str, Any], log: Path, others: 
 
 def _copy(policy: Path, log: Path, others: dict[str, Path], origin: dict[str, Any], out: Path) -> None:
     """Makes the folder of a loop; it appears whole or not at all."""
-    partial = out.with_name(f"{out.name}.partial")
+    # A name that nobody would give to anything of theirs: what is there was left by a copy that was killed.
+    partial = out.with_name(f".{out.name}.loop-partial")
     shutil.rmtree(partial, ignore_errors=True)
     make_folder(partial)
     for name, path in others.items():
