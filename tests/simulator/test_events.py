@@ -265,11 +265,27 @@ def test_without_delays_events_come_in_the_order_of_the_log(tmp_path: Path) -> N
     assert numbers(clicked, "event_time").tolist() == (numbers(log, "timestamp")[labels] + 1).tolist()
 
 
-def test_everything_can_come_twice(tmp_path: Path) -> None:
-    simulate(small(duplicate_share=1), tmp_path / "log", events=tmp_path / "events")
+def test_everything_can_come_twice_and_never_at_the_same_time(tmp_path: Path) -> None:
+    config = small(duplicate_share=1, delivery_seconds=0, straggler_share=0)
+    simulate(config, tmp_path / "log", events=tmp_path / "events")
     for kind in ("impressions", "clicks"):
-        counts = Counter(numbers(events_of(tmp_path / "events", kind), "impression_id").tolist())
-        assert set(counts.values()) == {2}
+        table = events_of(tmp_path / "events", kind)
+        assert set(Counter(numbers(table, "impression_id").tolist()).values()) == {2}
+        delay = numbers(table, "arrival_time") - numbers(table, "event_time")
+        assert Counter(delay.tolist()) == {0: len(table) // 2, 1: len(table) // 2}
+
+
+def test_a_busy_day_is_written_hour_by_hour(tmp_path: Path) -> None:
+    # Its queries are served in several parts, and hours are written before the day is over.
+    config = settings(examples=90_000, queries_per_day=60_000)
+    counts = simulate(config, tmp_path / "log", events=tmp_path / "events")
+    assert counts["intervals"] == 1
+    assert counts["queries"] > 17_000
+    table = events_of(tmp_path / "events", "impressions")
+    assert len(table) == counts["delivered_impressions"]
+    assert (np.diff(numbers(table, "arrival_time")) >= 0).all()
+    example_ids = np.sort(numbers(log_of(tmp_path / "log"), "example_id"))
+    assert np.array_equal(np.unique(numbers(table, "impression_id")), example_ids)
 
 
 def test_lost_impressions_leave_their_clicks(tmp_path: Path) -> None:
