@@ -95,6 +95,8 @@ def _ingest(arguments: argparse.Namespace) -> None:
 
 
 def _simulate(arguments: argparse.Namespace) -> None:
+    if arguments.events_format and not arguments.events:
+        raise InputError("--events-format needs --events, the folder for the events")
     if arguments.policy is not None or arguments.log is not None:
         _serve(arguments)
         return
@@ -104,8 +106,6 @@ def _simulate(arguments: argparse.Namespace) -> None:
     from ctr.simulator.simulate import simulate
 
     content = read_yaml(arguments.config, "config") if arguments.config else {}
-    if arguments.events_format and not arguments.events:
-        raise InputError("--events-format needs --events, the folder for the events")
     given = {
         "examples": arguments.examples,
         "days": arguments.days,

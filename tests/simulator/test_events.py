@@ -344,7 +344,10 @@ def test_the_command_writes_events(tmp_path: Path, capsys: pytest.CaptureFixture
     options = ["--events-format", "csv", "--set", "events.duplicate_share=0", "--set", "queries_per_day=100"]
     assert main([*command, *options]) == 1
     assert "--events-format needs --events" in capsys.readouterr().err
-    assert main([*command, *options, "--events", str(tmp_path / "events")]) == 0
+    options += ["--events", str(tmp_path / "events")]
+    assert main([*command, *options, "--policy", str(tmp_path / "run")]) == 1
+    capsys.readouterr()
+    assert main([*command, *options]) == 0
     assert json.loads(capsys.readouterr().out)["delivered_impressions"] == 300
     tables = [pa_csv.read_csv(path) for path in (tmp_path / "events" / "impressions").glob("*.csv")]
     assert sum(map(len, tables)) == 300
