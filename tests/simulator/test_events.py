@@ -299,6 +299,21 @@ def test_lost_impressions_leave_their_clicks(tmp_path: Path) -> None:
     assert_share(arrived[np.unique(ids, return_index=True)[1]], 0.8)
 
 
+def test_randomised_traffic_that_the_log_does_not_have_is_not_in_the_events(tmp_path: Path) -> None:
+    config = settings(
+        examples=2_000, queries_per_day=200, events={}, randomised_share=0.3, randomised_in_log=False
+    )
+    simulate(config, tmp_path / "log", randomised=tmp_path / "random", events=tmp_path / "events")
+    log = log_of(tmp_path / "log")
+    once = events_of(tmp_path / "events", "impressions")
+    once = once.take(np.unique(numbers(once, "impression_id"), return_index=True)[1])
+    log = log.take(np.argsort(numbers(log, "example_id")))
+    assert once.column("impression_id").equals(log.column("example_id"))
+    assert np.array_equal(transform_table(SCHEMA, once)[0], unpack_ids(log.column("ids").combine_chunks()))
+    clicked = set(numbers(events_of(tmp_path / "events", "clicks"), "impression_id").tolist())
+    assert clicked == set(numbers(log, "example_id")[numbers(log, "label") > 0].tolist())
+
+
 def test_one_example(tmp_path: Path) -> None:
     counts = simulate(
         settings(examples=1, events={"duplicate_share": 0}), tmp_path / "log", events=tmp_path / "events"
