@@ -95,6 +95,8 @@ def _ingest(arguments: argparse.Namespace) -> None:
 
 
 def _simulate(arguments: argparse.Namespace) -> None:
+    if arguments.events_format and not arguments.events:
+        raise InputError("--events-format needs --events, the folder for the events")
     if arguments.policy is not None or arguments.log is not None:
         _serve(arguments)
         return
@@ -104,14 +106,18 @@ def _simulate(arguments: argparse.Namespace) -> None:
     from ctr.simulator.simulate import simulate
 
     content = read_yaml(arguments.config, "config") if arguments.config else {}
-    lengths = {"examples": arguments.examples, "days": arguments.days}
-    settings = [f"{name}={value}" for name, value in lengths.items() if value is not None] + arguments.set
+    given = {
+        "examples": arguments.examples,
+        "days": arguments.days,
+        "events.format": arguments.events_format,
+    }
+    settings = [f"{name}={value}" for name, value in given.items() if value is not None] + arguments.set
     config = parse_model(
         SimulatorConfig, apply_settings(content, settings), str(arguments.config or "settings")
     )
     bar = _Bar(config.examples, "examples")
     try:
-        result = simulate(config, arguments.out, bar, arguments.randomised)
+        result = simulate(config, arguments.out, bar, arguments.randomised, arguments.events)
     finally:
         bar.close()
     _print_result(arguments, result, "  ".join(f"{key}: {value}" for key, value in result.items()))

@@ -37,6 +37,10 @@ def make_parser() -> argparse.ArgumentParser:
         "--randomised", type=Path, metavar="OUT", help="a second log, of the randomised traffic alone"
     )
     simulate.add_argument(
+        "--events", type=Path, metavar="OUT", help="the same traffic as raw impressions and clicks"
+    )
+    simulate.add_argument("--events-format", metavar="NAME", help="of these: parquet (default), jsonl or csv")
+    simulate.add_argument(
         "--policy",
         type=Path,
         metavar="RUN",

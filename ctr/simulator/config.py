@@ -1,7 +1,7 @@
 """The settings of the simulated world."""
 
 from datetime import UTC, date, datetime
-from typing import Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -72,14 +72,47 @@ class WorldConfig(StrictModel):
         return self.start_us + day * DAY_US
 
 
+EventsFormat = Literal["parquet", "jsonl", "csv"]
+_Share = Annotated[float, Field(ge=0, le=1)]
+_MeanSeconds = Annotated[float, Field(ge=0, le=30 * 24 * 3600)]
+
+
+class EventsConfig(StrictModel):
+    """How raw impressions and clicks come in. Delays are exponential, each with a share of longer ones.
+
+    Attributes:
+        format: of the files.
+        delivery_seconds: the mean from an event to its arrival.
+        straggler_share: of the deliveries, that take longer.
+        straggler_seconds: the mean of these.
+        duplicate_share: of the events, that are delivered again after they arrived.
+        click_seconds: the mean from an impression to its click.
+        late_click_share: of the clicks, that come later.
+        late_click_seconds: the mean of these.
+        lost_share: of the impressions, that never arrive; their clicks do.
+    """
+
+    format: EventsFormat = "parquet"
+    delivery_seconds: _MeanSeconds = 10
+    straggler_share: _Share = 0.01
+    straggler_seconds: _MeanSeconds = 3600
+    duplicate_share: _Share = 0.01
+    click_seconds: _MeanSeconds = 60
+    late_click_share: _Share = 0.05
+    late_click_seconds: _MeanSeconds = 8 * 3600
+    lost_share: _Share = 0
+
+
 class SimulatorConfig(WorldConfig):
     """The world, and how long its log is: a longer one begins with the same days.
 
     Attributes:
+        events: how raw events come in, where they are written.
         examples: impressions in the log; the last query is cut where they end. Null: whole days.
         days: of the log. Null: as many as the examples need.
     """
 
+    events: EventsConfig = EventsConfig()
     examples: int | None = Field(default=None, ge=1, le=10**12)
     days: int | None = Field(default=None, ge=1, le=100_000)
 
@@ -91,5 +124,5 @@ class SimulatorConfig(WorldConfig):
 
     @property
     def world(self) -> WorldConfig:
-        """The settings but for the length."""
+        """The settings but for the length and the events."""
         return WorldConfig(**{name: getattr(self, name) for name in WorldConfig.model_fields})

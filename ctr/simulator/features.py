@@ -112,18 +112,6 @@ def page_number(queries: Queries, placed: Placed) -> np.ndarray:
     return np.ravel_multi_index(axes, _UI_SHAPE)
 
 
-def raw_columns(world: World, queries: Queries, ads: Ads, placed: Placed) -> pa.Table:
-    """The source columns of ``SCHEMA``, [N]."""
-    query = placed.query
-    tables = {
-        **_columns(raw_users(world), queries.user[query]),
-        **_columns(raw_queries(queries), query),
-        **_columns(raw_ads(ads, queries.day), placed.ad),
-        **_columns(raw_pages(), page_number(queries, placed)),
-    }
-    return pa.table(tables)
-
-
 def _columns(table: pa.Table, rows: np.ndarray) -> dict[str, pa.ChunkedArray]:
     taken = table.take(pa.array(rows))
     return {name: taken.column(name) for name in taken.column_names}
@@ -131,8 +119,9 @@ def _columns(table: pa.Table, rows: np.ndarray) -> dict[str, pa.ChunkedArray]:
 
 @dataclass(frozen=True)
 class _Ids:
-    """The ids of some features for each of M entities: int32 [M, F], and a list array for each multivalent one."""
+    """M entities: their raw columns, and ids of features: int32 [M, F], and a list array for each multivalent one."""
 
+    raw: pa.Table
     names: tuple[str, ...]
     matrix: np.ndarray
     lists: dict[str, pa.ListArray]
@@ -153,13 +142,13 @@ def _ids_of(table: pa.Table, names: tuple[str, ...]) -> _Ids:
             values, lengths = lists[name]
             offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
             arrays[name] = pa.ListArray.from_arrays(offsets, values)
-    return _Ids(single, matrix[:, [schema.single_valued.index(name) for name in single]], arrays)
+    return _Ids(table, single, matrix[:, [schema.single_valued.index(name) for name in single]], arrays)
 
 
 class FeatureIds:
     """Makes the ids of placed ads from those of users, queries, ads and pages, each of which is hashed once.
 
-    The same as the transformation of ``raw_columns`` row by row.
+    ``table`` has what the transformation of ``raw`` gives row by row.
     """
 
     def __init__(self, world: World) -> None:
@@ -182,21 +171,31 @@ class FeatureIds:
             queries: a part of the day's.
             placed: N ads on their pages.
         """
-        assert self._day is not None
-        of_queries, of_ads = self._day
-        query = placed.query
-        sources = (
-            (self._users, queries.user[query]),
-            (of_queries, queries.number[query]),
-            (of_ads, placed.ad),
-            (self._pages, page_number(queries, placed)),
-        )
         matrix = np.empty((len(placed), len(SCHEMA.single_valued)), np.int32)
         columns = dict(keys)
-        for ids, rows in sources:
+        for ids, rows in self._entities(queries, placed):
             places = [SCHEMA.single_valued.index(name) for name in ids.names]
             matrix[:, places] = ids.matrix[rows]
             columns |= {name: array.take(pa.array(rows)) for name, array in ids.lists.items()}
         columns[IDS_COLUMN] = pack_ids(matrix)
         target = shard_schema(SCHEMA)
         return pa.table({field.name: columns[field.name] for field in target}).cast(target)
+
+    def raw(self, queries: Queries, placed: Placed) -> pa.Table:
+        """The source columns of ``SCHEMA`` for the same rows, texts as strings or dictionaries."""
+        columns: dict[str, pa.ChunkedArray] = {}
+        for ids, rows in self._entities(queries, placed):
+            columns |= _columns(ids.raw, rows)
+        return pa.table(columns)
+
+    def _entities(self, queries: Queries, placed: Placed) -> tuple[tuple[_Ids, np.ndarray], ...]:
+        """Users, queries, ads and pages, and which of them each row is of."""
+        assert self._day is not None
+        of_queries, of_ads = self._day
+        query = placed.query
+        return (
+            (self._users, queries.user[query]),
+            (of_queries, queries.number[query]),
+            (of_ads, placed.ad),
+            (self._pages, page_number(queries, placed)),
+        )

@@ -27,6 +27,7 @@ from ctr.simulator.day import (
     make_world,
     serve,
 )
+from ctr.simulator.events import EventFiles
 from ctr.simulator.features import SCHEMA, FeatureIds
 from ctr.simulator.world import World
 
@@ -79,6 +80,7 @@ def simulate(
     out: Path,
     progress: Callable[[int], None] | None = None,
     randomised: Path | None = None,
+    events: Path | None = None,
 ) -> dict[str, Any]:
     """Writes a log of the crude policy, with the sidecars ``TRUTH`` and ``AUCTION``. The same config, the same bytes.
 
@@ -88,9 +90,10 @@ def simulate(
         out: the log's folder.
         progress: called with the number of examples written so far.
         randomised: the folder of a second log, of the examples of randomised queries alone.
+        events: the folder for the traffic of the log as raw events (``ctr.simulator.events``).
 
     Returns:
-        ``Counts`` of the log.
+        ``Counts`` of the log, and those of the events.
 
     Raises:
         InputError: a folder holds something else, for example the log of another world.
@@ -100,15 +103,16 @@ def simulate(
     for folder in folders:
         begin_log(config.world, folder)
     ids, counts = FeatureIds(world), Counts()
+    files = None if events is None else EventFiles(config, events, ids)
     policy = crude_policy(config, world)
     for day in islice(days(config.world, world), config.days):
         left = None if config.examples is None else config.examples - counts.examples
-        publish_day(config.world, world, ids, day, policy, folders, counts, left)
+        publish_day(config.world, world, ids, day, policy, folders, counts, left, files)
         if progress is not None:
             progress(counts.examples)
         if counts.examples == config.examples:
             break
-    return counts.as_dict()
+    return {**counts.as_dict(), **(files.finish() if files is not None else {})}
 
 
 def begin_log(config: WorldConfig, folder: Path) -> None:
@@ -147,6 +151,7 @@ def publish_day(
     folders: Sequence[Path],
     counts: Counts,
     most: int | None = None,
+    events: EventFiles | None = None,
 ) -> None:
     """Serves a day and publishes what it shows.
 
@@ -156,13 +161,19 @@ def publish_day(
         folders: the log's, then those of logs of randomised queries.
         counts: grow by the day's.
         most: examples at which the day is cut.
+        events: get what the log gets as well.
     """
     ids.begin_day(day.queries, day.ads)
     first_day = config.start_us // DAY_US
-    parts = [
-        (log_rows(ids, day, first_day, served), *_sidecars(day, served))
-        for served in serve(config, world, day, policy)
-    ]
+    parts: list[tuple[pa.Table, ...]] = []
+    left = most
+    for served in serve(config, world, day, policy):
+        parts.append((log_rows(ids, day, first_day, served), *_sidecars(day, served)))
+        if events is not None:
+            drawn = served.queries.randomised[served.impressions.query]
+            kept = np.flatnonzero(config.randomised_in_log | ~drawn)[:left]
+            events.add(served, parts[-1][0], kept)
+            left = None if left is None else left - len(kept)
     tables = [pa.concat_tables(column) for column in zip(*parts, strict=True)]
     drawn = tables[2].column("randomised")
     logged = tables

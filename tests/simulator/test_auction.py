@@ -7,7 +7,7 @@ from ctr.simulator.auction import crude_policy, run_auction
 from ctr.simulator.clicks import Placed
 from ctr.simulator.config import WorldConfig
 from ctr.simulator.day import Day, days, make_world, serve
-from ctr.simulator.features import SCHEMA, FeatureIds, raw_columns
+from ctr.simulator.features import SCHEMA, FeatureIds
 from ctr.simulator.inventory import Ads
 from ctr.simulator.traffic import Candidates, Queries, draw_candidates, shown_format
 from ctr.simulator.world import World
@@ -119,7 +119,11 @@ def test_ids_are_those_of_the_raw_columns(world: World, day: Day) -> None:
     }
     keys |= {name: np.ones(count, np.float32) for name in ("train_weight", "metric_weight")}
     made = ids.table(keys, served.queries, served.impressions)
-    matrix, lists = transform_table(SCHEMA, raw_columns(world, served.queries, day.ads, served.impressions))
+    raw, shown = ids.raw(served.queries, served.impressions), served.impressions
+    assert raw.column("user_id").to_pylist() == [f"u{user}" for user in served.queries.user[shown.query]]
+    assert raw.column("ad_id").to_pylist() == [f"a{number}" for number in day.ads.number[shown.ad]]
+    assert raw.column("position").to_pylist() == shown.position.tolist()
+    matrix, lists = transform_table(SCHEMA, raw)
     assert np.array_equal(unpack_ids(made.column("ids").combine_chunks()), matrix)
     for name, (values, lengths) in lists.items():
         assert made.column(name).combine_chunks().flatten().to_numpy().tolist() == values.tolist()

@@ -1,0 +1,208 @@
+"""The simulated traffic as raw events: clicks apart from impressions, late, out of order, some of them twice.
+
+::
+
+    EVENTS/events.yaml                           the settings of the simulation
+    EVENTS/impressions/2026-01-05T07.parquet     what arrived within this hour (UTC), in the order of arrival
+    EVENTS/clicks/2026-01-05T07.parquet          likewise; an hour in which nothing arrived has no file
+
+Columns of an impression: ``impression_id`` and ``query_id`` (int64, those of the log: its example_id and query_id),
+``event_time`` (int64, microseconds, UTC; when it was served), ``arrival_time`` (likewise), and the source columns of
+``SCHEMA``, as text or int64. Columns of a click: ``impression_id``, ``event_time``, ``arrival_time``. What is delivered
+twice differs in the arrival alone.
+"""
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from ctr.config import differing_keys, dump_yaml, load_model
+from ctr.data.log import parquet_bytes
+from ctr.errors import InputError
+from ctr.files import create_exclusively, is_temporary, remove_temporaries, write_atomic_bytes
+from ctr.simulator.config import EventsConfig, EventsFormat, SimulatorConfig
+from ctr.simulator.day import Served
+from ctr.simulator.features import FeatureIds
+from ctr.simulator.traffic import HOUR_US
+from ctr.simulator.world import EVENTS_STREAM, random_stream
+
+EVENTS_FILE = "events.yaml"
+KINDS = ("impressions", "clicks")
+_IMPRESSIONS, _CLICKS = KINDS
+
+
+class EventFiles:
+    """Writes events hour by hour of their arrival, while the log grows.
+
+    Holds the events of hours that later queries can still add to, and those that come later yet.
+
+    Args:
+        config: of the simulation.
+        folder: for the files.
+        ids: those of the log.
+
+    Raises:
+        InputError: the folder holds something else, for example the events of another simulation.
+    """
+
+    def __init__(self, config: SimulatorConfig, folder: Path, ids: FeatureIds) -> None:
+        _begin_folder(config, folder)
+        self._config, self._folder, self._ids = config, folder, ids
+        self._waiting: dict[str, list[pa.Table]] = {kind: [] for kind in KINDS}
+        self._written_until = 0  # hours since 1970
+        self._delivered = dict.fromkeys(KINDS, 0)
+        self._files = 0
+
+    def add(self, served: Served, rows: pa.Table, kept: np.ndarray) -> None:
+        """Takes what some queries showed, and writes the hours that are over at the last of them.
+
+        Args:
+            served: the queries, in the order of the log.
+            rows: what they showed, [N] as in the log.
+            kept: which of the rows the log has.
+        """
+        impressions = _impressions(self._ids, served, rows).take(pa.array(kept))
+        clicked = rows.column("label").to_numpy()[kept] > 0
+        numbers = (self._config.seed, EVENTS_STREAM, served.queries.day, int(served.queries.number[0]))
+        events = self._config.events
+        self._waiting[_IMPRESSIONS].append(_deliver_impressions(events, impressions, (*numbers, 0)))
+        self._waiting[_CLICKS].append(_deliver_clicks(events, impressions.filter(clicked), (*numbers, 1)))
+        # Nothing arrives before it happens.
+        self._write(int(served.queries.time_us[-1]) // HOUR_US)
+
+    def finish(self) -> dict[str, int]:
+        """Writes all the rest.
+
+        Returns:
+            ``delivered_impressions`` and ``delivered_clicks``, duplicates included, and ``event_files``.
+        """
+        self._write(None)
+        return {**{f"delivered_{kind}": self._delivered[kind] for kind in KINDS}, "event_files": self._files}
+
+    def _write(self, until: int | None) -> None:
+        """Writes what arrived before an hour, or everything."""
+        if until is not None and until <= self._written_until:
+            return
+        for kind, tables in self._waiting.items():
+            table = pa.concat_tables(tables) if tables else pa.table({})
+            if not len(table):
+                continue
+            arrival, number = (table.column(name).to_numpy() for name in ("arrival_time", "impression_id"))
+            order = np.lexsort((number, arrival))
+            hour = arrival[order] // HOUR_US
+            count = len(order) if until is None else int(np.searchsorted(hour, until))
+            begins = np.flatnonzero(np.diff(hour[:count], prepend=-1))
+            for begin, end in zip(begins, [*begins[1:], count], strict=True):
+                self._write_hour(kind, int(hour[begin]), table.take(pa.array(order[begin:end])))
+            self._waiting[kind] = [table.take(pa.array(order[count:]))]
+        self._written_until = until or self._written_until
+
+    def _write_hour(self, kind: str, hour: int, events: pa.Table) -> None:
+        name = f"{datetime.fromtimestamp(hour * HOUR_US // 1_000_000, UTC):%Y-%m-%dT%H}"
+        form = self._config.events.format
+        write_atomic_bytes(self._folder / kind / f"{name}.{form}", _ENCODERS[form](events))
+        self._delivered[kind] += len(events)
+        self._files += 1
+
+
+def _begin_folder(config: SimulatorConfig, folder: Path) -> None:
+    """Makes a folder one for the events of this simulation, or checks that it is one."""
+    path = folder / EVENTS_FILE
+    if folder.is_dir() and not path.is_file() and not all(map(is_temporary, folder.iterdir())):
+        raise InputError(f"{folder}: neither empty nor events of ctr simulate: another folder is needed")
+    if not create_exclusively(path, dump_yaml(config).encode()):
+        found = load_model(SimulatorConfig, path, "events")
+        if found != config:
+            differences = differing_keys(found.model_dump(mode="json"), config.model_dump(mode="json"))
+            raise InputError(
+                f"{path}: these events are of another simulation: its {'; '.join(differences)}; "
+                "another folder is needed"
+            )
+    for place in (folder, *(folder / kind for kind in KINDS)):
+        remove_temporaries(place)
+
+
+def _impressions(ids: FeatureIds, served: Served, rows: pa.Table) -> pa.Table:
+    raw = ids.raw(served.queries, served.impressions)
+    columns = {
+        "impression_id": rows.column("example_id"),
+        "query_id": rows.column("query_id"),
+        "event_time": rows.column("timestamp"),
+    }
+    for name in raw.column_names:
+        column = raw.column(name)
+        columns[name] = column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
+    return pa.table(columns)
+
+
+def _deliver_impressions(config: EventsConfig, impressions: pa.Table, numbers: Sequence[int]) -> pa.Table:
+    chance = _chances(numbers, len(impressions), 6)
+    kept = chance[:, 0] >= config.lost_share
+    return _deliver(config, impressions.filter(kept), chance[kept, 1:])
+
+
+def _deliver_clicks(config: EventsConfig, clicked: pa.Table, numbers: Sequence[int]) -> pa.Table:
+    chance = _chances(numbers, len(clicked), 7)
+    delay = _delay_us(chance[:, :2], config.click_seconds, config.late_click_share, config.late_click_seconds)
+    clicks = pa.table(
+        {
+            "impression_id": clicked.column("impression_id"),
+            "event_time": clicked.column("event_time").to_numpy() + 1 + delay,
+        }
+    )
+    return _deliver(config, clicks, chance[:, 2:])
+
+
+def _chances(numbers: Sequence[int], rows: int, each: int) -> np.ndarray:
+    """Uniform, [rows, each]. The first rows are the same however many there are, so a cut log has the same events."""
+    return random_stream(*numbers).random((rows, each))
+
+
+def _deliver(config: EventsConfig, events: pa.Table, chance: np.ndarray) -> pa.Table:
+    """Adds ``arrival_time`` after ``event_time``, and the copies that are delivered twice.
+
+    Args:
+        chance: uniform, [N, 5].
+    """
+    mean = (config.delivery_seconds, config.straggler_share, config.straggler_seconds)
+    first = events.column("event_time").to_numpy() + _delay_us(chance[:, :2], *mean)
+    twice = np.flatnonzero(chance[:, 2] < config.duplicate_share)
+    second = first[twice] + 1 + _delay_us(chance[twice, 3:], *mean)
+    delivered = events.take(pa.array(np.concatenate([np.arange(len(events)), twice])))
+    arrival = pa.array(np.concatenate([first, second]))
+    return delivered.add_column(delivered.column_names.index("event_time") + 1, "arrival_time", arrival)
+
+
+def _delay_us(chance: np.ndarray, mean: float, late_share: float, late_mean: float) -> np.ndarray:
+    """Exponential delays of two kinds, int64 [N] in microseconds.
+
+    Args:
+        chance: uniform, [N, 2].
+        mean: seconds.
+        late_share: of the delays that have the mean ``late_mean`` instead.
+    """
+    means = np.where(chance[:, 0] < late_share, late_mean, mean)
+    return (-np.log1p(-chance[:, 1]) * means * 1e6).astype(np.int64)
+
+
+def _csv_bytes(events: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    pa_csv.write_csv(events, sink)
+    return sink.getvalue()
+
+
+def _jsonl_bytes(events: pa.Table) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in events.to_pylist()).encode()
+
+
+_ENCODERS: dict[EventsFormat, Callable[[pa.Table], bytes]] = {
+    "parquet": parquet_bytes,
+    "jsonl": _jsonl_bytes,
+    "csv": _csv_bytes,
+}
