@@ -69,8 +69,8 @@ def _compiled(function: Activation) -> Activation:
         # One trace for layers and batches of all sizes; XLA compiles for each when it is run.
         spec = tf.TensorSpec(None, dtype)
         return (
-            tf.function(function, input_signature=[spec], jit_compile=True),
-            tf.function(backward, input_signature=[spec, spec], jit_compile=True),
+            tf.function(function, input_signature=[spec], jit_compile=True, autograph=False),
+            tf.function(backward, input_signature=[spec, spec], jit_compile=True, autograph=False),
         )
 
     @tf.custom_gradient

@@ -177,8 +177,8 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
     signature = [target_signature(objective, state.families), plans, ramps]
     scored = [target_signature(scored_part(objective), state.families), plans, ramps]
     # XLA compiles each of the few padded sizes by itself, from one trace.
-    compiled_step = tf.function(step, input_signature=signature, jit_compile=jit or None)
-    compiled_score = tf.function(score, input_signature=scored, jit_compile=jit or None)
+    compiled_step = tf.function(step, input_signature=signature, jit_compile=jit or None, autograph=False)
+    compiled_score = tf.function(score, input_signature=scored, jit_compile=jit or None, autograph=False)
 
     def tensors(feed: Feed, ramps: Mapping[str, float]) -> tuple[Any, ...]:
         plans = [_tensors(_plan_arrays(plan)) for plan in feed.plans]
