@@ -29,6 +29,8 @@ from ctr.eval.states import SumState
 
 SHOWN_FILE = "shown.parquet"
 """In the folder of a loop: a row for each query, with the columns ``day``, ``query_id``, ``randomised``, ``ads``."""
+WORLD_FILE = Path("log", "world.yaml")
+"""In the folder of a loop: the settings of its world; without its log it is not known."""
 
 MEASURES = {"mean_churn": "churn of the mean", "query_churn": "churn by query"}
 """What churns, with titles.
@@ -159,6 +161,13 @@ def compare_loops(loop_a: Path, loop_b: Path) -> LoopComparison:
         RunError: a folder holds no loop, or a damaged one, or the loops served different queries.
     """
     a, b = _read_shown(loop_a), _read_shown(loop_b)
+    # Queries are numbered alike in every world.
+    worlds = [path.read_bytes() for loop in (loop_a, loop_b) if (path := loop / WORLD_FILE).is_file()]
+    if len(set(worlds)) > 1:
+        raise RunError(
+            f"{loop_a} and {loop_b}: are of different worlds, as {WORLD_FILE} of each tells; "
+            "allowed: loops over the same days of one world"
+        )
     for column in ("day", "query_id", "randomised"):
         if not np.array_equal(a[column], b[column]):
             raise RunError(

@@ -6,7 +6,7 @@
     OUT/constraints/     likewise each simulated constraint log, going on with their randomised traffic
     OUT/run/             the run, going on
     OUT/origin.json      which run and log the loop began with
-    OUT/shown.parquet    each query of those days: day, query_id, randomised, ads (how many it showed)
+    OUT/shown.parquet    each query of those days that the log could have: day, query_id, randomised, ads (it showed)
     OUT/loop.json        what happened on each day
 """
 
@@ -44,7 +44,7 @@ from ctr.simulator.config import DAY_US, WorldConfig
 from ctr.simulator.day import QUERIES_PER_DAY_LIMIT, days, make_world
 from ctr.simulator.features import SCHEMA, FeatureIds
 from ctr.simulator.inventory import Ads
-from ctr.simulator.simulate import AUCTION, Counts, publish_day, read_world
+from ctr.simulator.simulate import AUCTION, Counts, logged_queries, publish_day, read_world
 from ctr.simulator.traffic import Queries, draw_queries
 from ctr.simulator.world import World
 from ctr.training.config import TrainConfig
@@ -163,6 +163,10 @@ def _check_run(config: TrainConfig, summary: dict[str, Any], log: Path, others: 
     distillation = config.objective.distillation
     if config.sampling is not None:
         raise InputError("config: sampling: nothing decides of the days to come what is kept")
+    if config.time_range.end is not None:
+        raise InputError(
+            f"config: time_range.end: {config.time_range.end}: from then on nothing of what is shown would be learned"
+        )
     if distillation is not None and distillation.missing == "refuse":
         raise InputError(
             "config: objective.distillation.missing: refuse: no teacher predicts the days to come; train_without can"
@@ -218,6 +222,8 @@ def _describe(config: WorldConfig, world: World, out: Path, first: int) -> dict[
     days_told, parts = [], []
     for number, manifest in enumerate(read_manifests(out / "log")[first:], first):
         queries = draw_queries(config, world, number)
+        # Of the others the log does not tell how many ads they showed.
+        kept = logged_queries(config, queries)
         base = (config.start_us // DAY_US + number) * QUERIES_PER_DAY_LIMIT
         # A day on which nothing was shown has no shards.
         shown, label = [np.zeros(0, np.int64)], [np.zeros(0, np.int8)]
@@ -229,22 +235,22 @@ def _describe(config: WorldConfig, world: World, out: Path, first: int) -> dict[
         parts.append(
             pa.table(
                 {
-                    "day": np.full(len(queries), number, np.int32),
-                    "query_id": base + queries.number,
-                    "randomised": queries.randomised,
-                    "ads": np.bincount(np.concatenate(shown), minlength=len(queries)).astype(np.int16),
+                    "day": np.full(kept.sum(), number, np.int32),
+                    "query_id": (base + queries.number)[kept],
+                    "randomised": queries.randomised[kept],
+                    "ads": np.bincount(np.concatenate(shown), minlength=len(queries))[kept].astype(np.int16),
                 }
             )
         )
         days_told.append(
             {
                 "day": number,
-                "queries": len(queries),
+                "queries": int(kept.sum()),
                 "answered": manifest.queries,
                 "examples": manifest.rows,
                 "clicks": manifest.clicks,
                 "revenue": round(float(price[np.concatenate(label) > 0].sum(dtype=np.float64)), 2),
-                "ads_per_query": manifest.rows / len(queries),
+                "ads_per_query": manifest.rows / max(int(kept.sum()), 1),
             }
         )
     write_atomic(out / SHOWN_FILE, lambda stream: pq.write_table(pa.concat_tables(parts), stream))

@@ -57,6 +57,8 @@ class WorldConfig(StrictModel):
             raise ValueError(
                 f"slots {self.slots} are more than candidates {self.candidates}: they cannot be filled"
             )
+        if self.randomised_share == 1 and not self.randomised_in_log:
+            raise ValueError("randomised_in_log false with randomised_share 1 leaves the log without a query")
         if self.start < date(1970, 1, 1):
             raise ValueError(f"start {self.start} is before 1970-01-01")
         return self

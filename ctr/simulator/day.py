@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ctr.errors import InputError
 from ctr.simulator.auction import Impressions, Policy, crude_policy, run_auction
 from ctr.simulator.clicks import logistic, quality_logit, visibility
 from ctr.simulator.config import WorldConfig
@@ -55,11 +56,19 @@ def calibrate(config: WorldConfig, world: World) -> World:
 
     Visibility bounds the probability from above, so that an intercept exists for every allowed rate below the mean
     visibility; for a higher one the closest is taken.
+
+    Raises:
+        InputError: the crude policy shows nothing at all.
     """
     sample = config.model_copy(update={"queries_per_day": 20_000, "randomised_share": 0.0})
     day = next(days(sample, world))
     candidates = draw_candidates(sample, day.ads, day.retrieval, day.queries, 0)
     shown = run_auction(sample, crude_policy(config, world), day.queries, day.ads, candidates)
+    if not len(shown):
+        raise InputError(
+            f"world: reserve {config.reserve}: with base_ctr {config.base_ctr} the crude policy expects as much of no "
+            "ad, and shows none; allowed: a lower reserve"
+        )
     seen = visibility(world, day.queries, shown)
     logit = quality_logit(world, world.first, day.queries, day.ads, shown)
     low, high = -30.0, 30.0

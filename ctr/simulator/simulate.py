@@ -29,6 +29,7 @@ from ctr.simulator.day import (
 )
 from ctr.simulator.events import EventFiles
 from ctr.simulator.features import SCHEMA, FeatureIds
+from ctr.simulator.traffic import Queries
 from ctr.simulator.world import World
 
 TRUTH = "truth"
@@ -48,7 +49,7 @@ class Counts:
     """What was simulated.
 
     Attributes:
-        queries: all, those that showed nothing included.
+        queries: all that the log could have, those that showed nothing included.
         answered: those that showed something.
         randomised: examples of randomised queries, in the log or apart from it.
         revenue: the prices of all clicks.
@@ -98,6 +99,8 @@ def simulate(
     Raises:
         InputError: a folder holds something else, for example the log of another world.
     """
+    if randomised is not None and randomised.resolve() == out.resolve():
+        raise InputError(f"{randomised}: is the log itself; the randomised traffic needs a folder of its own")
     world = make_world(config.world)
     folders = [folder for folder in (out, randomised) if folder is not None]
     for folder in folders:
@@ -170,8 +173,8 @@ def publish_day(
     for served in serve(config, world, day, policy):
         parts.append((log_rows(ids, day, first_day, served), *_sidecars(day, served)))
         if events is not None:
-            drawn = served.queries.randomised[served.impressions.query]
-            kept = np.flatnonzero(config.randomised_in_log | ~drawn)[:left]
+            has = logged_queries(config, served.queries)[served.impressions.query]
+            kept = np.flatnonzero(has)[:left]
             events.add(served, parts[-1][0], kept)
             left = None if left is None else left - len(kept)
     tables = [pa.concat_tables(column) for column in zip(*parts, strict=True)]
@@ -185,9 +188,10 @@ def publish_day(
         last = logged[0].column("example_id")[-1]
         begun = pc.less_equal(apart[0].column("example_id"), last)
         apart = [table.filter(begun) for table in apart]
-        counts.queries += last.as_py() // ADS_PER_QUERY_LIMIT % QUERIES_PER_DAY_LIMIT + 1
+        begun_queries = last.as_py() // ADS_PER_QUERY_LIMIT % QUERIES_PER_DAY_LIMIT + 1
     else:
-        counts.queries += len(day.queries)
+        begun_queries = len(day.queries)
+    counts.queries += int(logged_queries(config, day.queries)[:begun_queries].sum())
     manifest = _publish(folders[0], config, day, *logged)
     counts.examples += manifest.rows
     counts.answered += manifest.queries
@@ -200,6 +204,11 @@ def publish_day(
     counts.expected_clicks += float(truth.column("probability").to_numpy().sum(dtype=np.float64))
     for folder in folders[1:]:
         _publish(folder, config, day, *apart)
+
+
+def logged_queries(config: WorldConfig, queries: Queries) -> np.ndarray:
+    """Bool [Q], the queries whose ads are in the log."""
+    return config.randomised_in_log | ~queries.randomised
 
 
 def _sidecars(day: Day, served: Served) -> tuple[pa.Table, pa.Table]:

@@ -25,7 +25,12 @@ def plain(first: Any, second: Any) -> dict[str, float]:
 
 
 def make_loop(
-    folder: Path, seed: int = 0, days: tuple[int, ...] = (5, 6), queries: int = 300, **columns: Any
+    folder: Path,
+    seed: int = 0,
+    days: tuple[int, ...] = (5, 6),
+    queries: int = 300,
+    world: int = 0,
+    **columns: Any,
 ) -> Path:
     rng = np.random.default_rng(seed)
     rows = len(days) * queries
@@ -36,7 +41,8 @@ def make_loop(
         "ads": rng.integers(0, 7, rows).astype(np.int16),
         **columns,
     }
-    folder.mkdir()
+    (folder / "log").mkdir(parents=True)
+    (folder / "log" / "world.yaml").write_text(f"seed: {world}\n")
     pd.DataFrame(table).to_parquet(folder / "shown.parquet")
     return folder
 
@@ -156,6 +162,19 @@ def test_loops_over_different_queries_are_refused(tmp_path: Path) -> None:
         ) as refusal:
             compare_loops(a, other)
         assert "\n" not in str(refusal.value)
+
+
+def test_loops_in_different_worlds_are_refused(tmp_path: Path) -> None:
+    """Queries have the same numbers in all worlds; without randomised ones nothing else tells them apart."""
+    none = np.zeros(600, bool)
+    a = make_loop(tmp_path / "a", randomised=none)
+    b = make_loop(tmp_path / "b", seed=1, world=1, randomised=none)
+    with pytest.raises(
+        RunError, match=r"a and .*b: are of different worlds, as log/world.yaml of each tells"
+    ):
+        compare_loops(a, b)
+    (b / "log" / "world.yaml").unlink()
+    assert compare_loops(a, b).as_dict()["queries"] == 600
 
 
 @pytest.mark.parametrize(

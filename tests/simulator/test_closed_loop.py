@@ -294,6 +294,17 @@ def test_days_on_which_nothing_is_shown(tmp_path: Path) -> None:
     assert not shown["ads"].any()
 
 
+def test_randomised_queries_that_the_log_does_not_have_are_not_told(tmp_path: Path) -> None:
+    """They show ads, of which the log knows nothing: they are not queries without ads."""
+    simulate(world(days=1, randomised_share=0.5, randomised_in_log=False), tmp_path / "log")
+    learn(tmp_path / "log", tmp_path / "run", MODEL)
+    (day,) = run_closed_loop(tmp_path / "run", tmp_path / "log", 1, tmp_path / "loop")["days"]
+    shown = pq.read_table(tmp_path / "loop" / "shown.parquet").to_pandas()
+    assert day["queries"] == len(shown) < 150
+    assert not shown["randomised"].any()
+    assert shown["ads"].sum() == day["examples"] == pytest.approx(day["ads_per_query"] * len(shown))
+
+
 def edited(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
     content = yaml.safe_load((run / "config.yaml").read_text())
     change(content)
@@ -302,6 +313,10 @@ def edited(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 def sampled(content: dict[str, Any]) -> None:
     content["sampling"] = {"name": "half"}
+
+
+def ended(content: dict[str, Any]) -> None:
+    content["time_range"] = {"end": "2026-01-08T12:00"}
 
 
 def taught(content: dict[str, Any]) -> None:
@@ -332,6 +347,7 @@ def constrained_to(path: str) -> Callable[[dict[str, Any]], object]:
         (lambda place: (place / "out").write_text(""), "out: neither empty nor a loop"),
         (lambda place: create_log(place / "out" / "log", SCHEMA), "out: neither empty nor a loop"),
         (lambda place: edited(place / "run", sampled), "config: sampling: nothing decides"),
+        (lambda place: edited(place / "run", ended), "config: time_range.end: 2026-01-08"),
         (lambda place: edited(place / "run", taught), "config: objective.distillation.missing: refuse"),
         (
             lambda place: edited(place / "run", constrained_to("log")),

@@ -14,8 +14,10 @@ from ctr.data.log import Manifest, read_manifests, read_schema, read_shard, unpa
 from ctr.data.sidecar import read_sidecar_interval
 from ctr.errors import InputError
 from ctr.simulator.config import DAY_US, SimulatorConfig
+from ctr.simulator.day import QUERIES_PER_DAY_LIMIT, make_world
 from ctr.simulator.features import SCHEMA
 from ctr.simulator.simulate import AUCTION, TRUTH, read_world, simulate
+from ctr.simulator.traffic import draw_queries
 
 SMALL: dict[str, Any] = {
     "examples": 3_000,
@@ -197,10 +199,20 @@ def test_randomised_traffic_can_be_kept_out_of_the_log(tmp_path: Path) -> None:
             rows["all"].column("query_id"), rows["all-random"].column("query_id").combine_chunks()
         )
         assert rows["served"].equals(rows["all"].filter(pc.invert(drawn)))
-    counts = simulate(small(randomised_in_log=False), tmp_path / "cut", randomised=tmp_path / "cut-random")
+    config = small(randomised_in_log=False, randomised_share=0.5)
+    counts = simulate(config, tmp_path / "cut", randomised=tmp_path / "cut-random")
     assert counts["examples"] == sum(manifest.rows for manifest in read_manifests(tmp_path / "cut")) == 3_000
     last = [rows_of(tmp_path / name, read_manifests(tmp_path / name)[-1]) for name in ("cut", "cut-random")]
     assert last[1].column("query_id").to_numpy().max() < last[0].column("query_id").to_numpy().max()
+    # Randomised queries show ads, but not in this log: they are none of its queries that show nothing.
+    world, end = (
+        make_world(config.world),
+        last[0].column("query_id").to_numpy().max() % QUERIES_PER_DAY_LIMIT + 1,
+    )
+    served = [~draw_queries(config.world, world, day).randomised for day in range(counts["intervals"])]
+    served[-1] = served[-1][:end]
+    assert counts["queries"] == sum(int(one.sum()) for one in served)
+    assert counts["ads_per_query"] == pytest.approx(3_000 / counts["queries"])
 
 
 def test_whole_days_are_written_when_days_are_asked_for(log: Path, tmp_path: Path) -> None:
@@ -233,6 +245,7 @@ def test_the_base_rate_is_met(tmp_path: Path, base_ctr: float) -> None:
         ({"words": 3}, "each of the 5 topics needs a word of its own"),
         ({"days": 3}, "either examples or days says how long the log is"),
         ({"examples": None}, "either examples or days says how long the log is"),
+        ({"randomised_share": 1, "randomised_in_log": False}, "leaves the log without a query"),
         ({"start": "1969-12-31"}, "start 1969-12-31 is before 1970-01-01"),
         ({"start": "soon"}, "start: 'soon' is not allowed"),
         ({"clicks": 3}, "clicks: unknown key; allowed: ad_lifetime_days, ads, advertisers, base_ctr"),
@@ -242,3 +255,16 @@ def test_impossible_worlds_are_refused(change: dict[str, Any], message: str) -> 
     with pytest.raises(InputError) as refusal:
         small(**change)
     assert message in str(refusal.value)
+
+
+def test_a_world_that_shows_nothing_is_refused(tmp_path: Path) -> None:
+    """A log of so many examples would have no end."""
+    with pytest.raises(InputError, match=r"reserve 1000.0: .* the crude policy expects as much of no ad"):
+        simulate(small(reserve=1_000, randomised_share=0), tmp_path / "log")
+    assert not (tmp_path / "log").exists()
+
+
+def test_randomised_traffic_into_the_log_itself_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="log: is the log itself"):
+        simulate(small(), tmp_path / "log", randomised=tmp_path / "x" / ".." / "log")
+    assert not (tmp_path / "log").exists()
