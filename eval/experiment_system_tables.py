@@ -30,8 +30,8 @@ def loop_table(arms: Sequence[ArmResult], days: int | None) -> ArmTable | None:
         columns=("ads/query", "revenue", "churn", "pairs", "change, % [95%]", "by query", "change, %", "FF"),
         rows=rows,
         notes=(
-            "revenue: of 1000 queries. churn: difference of two runs' ads per query over their mean, averaged over pairs",
-            "of seeds; pairs: smallest to largest; by query: every query's difference counts. Changes: of the churn.",
+            "revenue: of 1000 queries. churn: difference of two runs' ads per query over their mean, averaged over",
+            "pairs of seeds; pairs: smallest to largest; by query: each query counts. Changes: of the churn.",
         ),
     )
 
