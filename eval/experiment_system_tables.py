@@ -26,7 +26,7 @@ def loop_table(arms: Sequence[ArmResult], days: int | None) -> ArmTable | None:
         return None
     return ArmTable(
         name="serving",
-        title=f"Serving{'' if days is None else f' {days} days'}: ads shown, and how runs differ in them, in percent",
+        title=f"Serving{_length(days)}: ads shown, and how runs differ in them, in percent",
         columns=("ads/query", "revenue", "churn", "pairs", "change, % [95%]", "by query", "change, %", "FF"),
         rows=rows,
         notes=(
@@ -57,6 +57,10 @@ def slice_table(arms: Sequence[ArmResult], *, every: bool = False) -> ArmTable |
             "[95%] over queries, paired. * it excludes 0 and the changes of all seeds have one sign.",
         ),
     )
+
+
+def _length(days: int | None) -> str:
+    return "" if days is None else f" {days} day{'' if days == 1 else 's'}"
 
 
 def _loop_cells(result: ArmResult) -> list[Cell]:
