@@ -111,6 +111,15 @@ class SliceCalibration:
             parts.append(_bias_table(part, dense))
         return pd.concat(parts, ignore_index=True)
 
+    def estimate(self, count: int) -> tuple[FloatArray, Estimate]:
+        """Weight and bias of the slices 0 to `count` - 1, each [count]; 0 and NaN for one without rows."""
+        keys, sums = self._cells.items()
+        ids = keys // BUCKETS
+        kept = (ids >= 0) & (ids < count)
+        dense = np.zeros((BUCKETS, count, 3))
+        dense[keys[kept] % BUCKETS, ids[kept]] = sums[:, kept].T
+        return dense[..., 0].sum(axis=0), _bias_estimate(dense)
+
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The state as plain arrays, C pairs of slice and bucket in ascending order.
 

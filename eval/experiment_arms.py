@@ -13,6 +13,7 @@ from ctr.eval.auc import StreamingAUC
 from ctr.eval.calibration import calibration_buckets
 from ctr.eval.compare import ScoredExamples, is_beyond_noise, scored_examples
 from ctr.eval.experiment_files import Plan, PlannedArm, PlannedRun, open_run
+from ctr.eval.experiment_slices import FamilyBias, family_biases
 from ctr.eval.intervals import Estimate, difference, mean, quotient
 from ctr.eval.paired_predictions import last_half, pair_predictions
 from ctr.eval.run_comparison import NotComparableError
@@ -71,6 +72,7 @@ class MeasuredArm:
         scored: of finished runs: by seed, which examples they scored.
         deciles: calibration by decile of prediction, of all finished runs together; None without any.
         prediction_pairs: PD of its runs.
+        slices: of finished runs: by seed, the bias of the slices of each family.
     """
 
     plan: PlannedArm
@@ -79,6 +81,7 @@ class MeasuredArm:
     scored: Mapping[int, ScoredExamples]
     deciles: pd.DataFrame | None
     prediction_pairs: PredictionPairs
+    slices: Mapping[int, Mapping[str, FamilyBias]]
 
     def metric(self, name: str) -> Estimate | None:
         """The mean over finished seeds; None without any."""
@@ -106,8 +109,8 @@ class MetricChange:
 
 
 @dataclass(frozen=True)
-class PredictionChange:
-    """PD of an arm against its reference's, over the pairs of seeds of both.
+class PairChange:
+    """What the pairs of an arm's seeds differ by, PD for one, against its reference's, over the pairs of both.
 
     Attributes:
         ratio: of the means over the pairs.
@@ -126,7 +129,7 @@ def measure_arms(folder: Path, plan: Plan) -> tuple[list[MeasuredArm], int | Non
         pass begins; None when no run recorded predictions.
 
     Raises:
-        NotComparableError: a run read another log than the rest.
+        RunError: a run read another log than the rest, or its calibration by slice is damaged.
     """
     late_from = _late_from(folder, plan)
     arms = []
@@ -162,13 +165,19 @@ def prediction_difference_of(arm: MeasuredArm, part: str) -> Estimate | None:
     return mean(list(pairs.values())) if pairs else None
 
 
-def prediction_change(arm: MeasuredArm, reference: MeasuredArm, part: str) -> PredictionChange | None:
+def prediction_change(arm: MeasuredArm, reference: MeasuredArm, part: str) -> PairChange | None:
     """PD of an arm over its reference's, over one of `PARTS`; None without a common pair of seeds."""
-    ours, theirs = arm.prediction_pairs.pairs[part], reference.prediction_pairs.pairs[part]
+    return pair_change(arm.prediction_pairs.pairs[part], reference.prediction_pairs.pairs[part])
+
+
+def pair_change(
+    ours: Mapping[tuple[int, int], Estimate], theirs: Mapping[tuple[int, int], Estimate]
+) -> PairChange | None:
+    """What pairs of an arm's seeds differ by over what its reference's do; None without a common pair."""
     common = [pair for pair in ours if pair in theirs]
     if not common:
         return None
-    return PredictionChange(
+    return PairChange(
         ratio=quotient(mean([ours[pair] for pair in common]), mean([theirs[pair] for pair in common])),
         by_pair={pair: float(quotient(ours[pair], theirs[pair]).point) for pair in common},
     )
@@ -200,7 +209,7 @@ def _measure(
 ) -> tuple[MeasuredArm, tuple[str, str] | None]:
     """Measure an arm; `log` is the hash of the log, and who said it, as far as that is known by then."""
     outcomes, finished = [], {}
-    estimates, scored = {}, {}
+    estimates, scored, slices = {}, {}, {}
     together: StreamingAUC | None = None
     for planned in arm.runs:
         run, state, reason = open_run(folder, arm, planned)
@@ -215,6 +224,7 @@ def _measure(
             found = run.metrics.estimates()
             estimates[planned.seed] = {name: found[name] for name in CHANGED}
             scored[planned.seed] = scored_examples(run.metrics)
+            slices[planned.seed] = family_biases(run, arm.families)
             if together is None:
                 together = run.metrics.auc
             else:
@@ -227,6 +237,7 @@ def _measure(
         scored=scored,
         deciles=None if together is None else calibration_buckets(together),
         prediction_pairs=_prediction_pairs(finished, late_from),
+        slices=slices,
     )
     return measured, log
 

@@ -5,11 +5,14 @@ from typing import Any
 
 import pandas as pd
 
-from ctr.eval.experiment_arms import CHANGED, MetricChange, PredictionChange, prediction_difference_of
+from ctr.eval.ads_churn import MEASURES
+from ctr.eval.experiment_arms import CHANGED, MetricChange, PairChange, prediction_difference_of
 from ctr.eval.experiment_costs import CostChange
 from ctr.eval.experiment_files import ArmCosts
 from ctr.eval.experiment_json import spread
+from ctr.eval.experiment_loops import SHOWN, LoopResult
 from ctr.eval.experiment_results import CURVE_COSTS, ArmResult, Experiment
+from ctr.eval.experiment_slices import SliceChange
 from ctr.eval.intervals import Estimate
 from ctr.eval.tuning_points import TuningPoint
 
@@ -23,11 +26,13 @@ def as_csv(experiment: Experiment) -> str:
     of intervals are those of 95% over queries, but for quartiles over rounds of timing.
     """
     papers = dict.fromkeys(key for result in experiment.arms for key in result.arm.plan.paper)
-    rows = [_row(result, list(papers)) for result in experiment.arms]
+    has_loops = any(result.loops is not None for result in experiment.arms)
+    slices = [one.name for one in experiment.plan.slices]
+    rows = [_row(result, has_loops, slices, list(papers)) for result in experiment.arms]
     return pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
 
 
-def _row(result: ArmResult, papers: list[str]) -> dict[str, object]:
+def _row(result: ArmResult, has_loops: bool, slices: list[str], papers: list[str]) -> dict[str, object]:
     arm, plan = result.arm, result.arm.plan
     row: dict[str, object] = {
         "arm": plan.name,
@@ -51,6 +56,11 @@ def _row(result: ArmResult, papers: list[str]) -> dict[str, object]:
         tuning = result.tuning.get(kind)
         row |= _tuned(f"accuracy_change_at_neutral_{kind}", None if tuning is None else tuning.accuracy)
         row |= _tuned(f"{kind}_change_at_neutral_accuracy", None if tuning is None else tuning.cost)
+    if has_loops:
+        row |= _loops(result.loops)
+    for name in slices:
+        found = [one for one in result.slices if one.shown is not None and one.shown.name == name]
+        row |= _slice(f"slice_{name}", found[0] if found else None)
     return row | {f"paper_{key}": plan.paper.get(key) for key in papers}
 
 
@@ -78,10 +88,32 @@ def _pairs(column: str, values: list[float]) -> dict[str, object]:
     }
 
 
-def _ratio(column: str, change: PredictionChange | None) -> dict[str, object]:
+def _ratio(column: str, change: PairChange | None) -> dict[str, object]:
     if change is None:
         return _ends(column, None) | _pairs(column, [])
     return _ends(column, change.ratio) | _pairs(column, list(change.by_pair.values()))
+
+
+def _loops(result: LoopResult | None) -> dict[str, object]:
+    row: dict[str, object] = {
+        name: None if result is None else result.loops.mean_shown(name) for name in SHOWN
+    }
+    row["loops_finished"] = None if result is None else len(result.loops.shown)
+    for measure in MEASURES:
+        row |= _ends(measure, None if result is None else result.loops.mean_churn(measure))
+        pairs = [] if result is None else [float(one.point) for one in result.loops.churn[measure].values()]
+        row |= _pairs(measure, pairs)
+        row |= _ratio(f"{measure}_ratio", None if result is None else result.changes[measure])
+    return row
+
+
+def _slice(column: str, change: SliceChange | None) -> dict[str, object]:
+    return {
+        f"{column}_weight": None if change is None else change.weight,
+        **_ends(f"{column}_reference_bias", None if change is None else change.reference_bias),
+        **_ends(f"{column}_bias", None if change is None else change.bias),
+        **_ends(f"{column}_size_change_percent", None if change is None else change.size_change),
+    }
 
 
 def _costs(costs: ArmCosts | None, change: CostChange) -> dict[str, object]:

@@ -21,12 +21,40 @@ Quartiles = tuple[Amount, Amount, Amount]
 
 
 class PlannedRun(BaseModel):
-    """A run that the plan asks for; ``folder`` is relative to the experiment's."""
+    """A run that the plan asks for; ``folder`` is relative to the experiment's, as that of its ``loop``, if any."""
 
     model_config = _ENTRY
 
     seed: int
     folder: str
+    loop: str | None = None
+
+
+class PlannedFamily(BaseModel):
+    """A family of slices that an arm measures.
+
+    Attributes:
+        name: its own.
+        log: the constraint log whose rows it is about; None: the training log.
+        slices: what each of its slices holds, by number.
+    """
+
+    model_config = _ENTRY
+
+    name: str
+    log: str | None = None
+    slices: list[str]
+
+
+class ShownSlice(BaseModel):
+    """A slice that the tables show under a short ``name``: number ``index`` of a ``family``."""
+
+    model_config = _ENTRY
+
+    name: str
+    title: str | None = None
+    family: str
+    index: int
 
 
 class PlannedArm(BaseModel):
@@ -45,6 +73,7 @@ class PlannedArm(BaseModel):
         runs: where the runs are.
         teacher: name of the model it learns from.
         sampling: name of the sample it learns from.
+        families: slices that it measures.
     """
 
     model_config = _ENTRY
@@ -61,6 +90,7 @@ class PlannedArm(BaseModel):
     runs: list[PlannedRun]
     teacher: str | None = None
     sampling: str | None = None
+    families: list[PlannedFamily] = []
 
     @property
     def shown(self) -> str:
@@ -104,6 +134,8 @@ class Plan(BaseModel):
     arms: list[PlannedArm]
     teachers: list[PlannedTeacher] = []
     samplings: list[PlannedSampling] = []
+    slices: list[ShownSlice] = []
+    loop_days: int | None = None
 
     def arm(self, name: str) -> PlannedArm:
         """The arm of that name."""
@@ -160,6 +192,25 @@ class Costs(BaseModel):
     teacher_flops: dict[str, Any] | None = None
 
 
+class LoopDay(BaseModel):
+    """What a day of a loop showed: ``examples`` are ads; ``revenue`` is in the bids' currency."""
+
+    model_config = _ENTRY
+
+    queries: int
+    examples: int
+    clicks: int
+    revenue: Amount
+
+
+class Loop(BaseModel):
+    """What a loop showed, day by day."""
+
+    model_config = _ENTRY
+
+    days: list[LoopDay]
+
+
 def read_plan(folder: Path) -> Plan:
     """Read plan.json.
 
@@ -213,6 +264,25 @@ def open_run(folder: Path, arm: PlannedArm, planned: PlannedRun) -> tuple[Run | 
     if failure.exists():
         return None, "failed", _last_line(failure)
     return None, "missing", f"{planned.folder}: not run, or not finished"
+
+
+def open_loop(
+    folder: Path, arm: PlannedArm, planned: PlannedRun, days: int | None
+) -> tuple[Loop | None, str, str]:
+    """Read what the loop of a run showed, if it has served its days; as `open_run`."""
+    assert planned.loop is not None
+    path = folder / planned.loop / "loop.json"
+    failure = folder / "failures" / f"{arm.name}-seed-{planned.seed}-loop.txt"
+    if path.exists():
+        try:
+            loop = _parsed(path, Loop)
+        except RunError as error:
+            return None, "unreadable", str(error)
+        if days is None or len(loop.days) == days:
+            return loop, "finished", ""
+    if failure.exists():
+        return None, "failed", _last_line(failure)
+    return None, "missing", f"{planned.loop}: not run, or not finished"
 
 
 def shared_failures(folder: Path, plan: Plan) -> dict[str, str]:

@@ -9,7 +9,9 @@ import numpy as np
 
 from ctr.eval.experiment_arms import CHANGED, MetricChange, prediction_difference_of
 from ctr.eval.experiment_costs import CostChange, Multiple
+from ctr.eval.experiment_loops import SHOWN, LoopResult
 from ctr.eval.experiment_results import ArmResult, Experiment, Tuning
+from ctr.eval.experiment_slices import SliceChange
 from ctr.eval.intervals import Estimate
 from ctr.eval.tuning_points import TuningPoint
 
@@ -42,6 +44,8 @@ def _as_dict(experiment: Experiment) -> dict[str, Any]:
         "timing_rounds": experiment.costs.rounds,
         "teachers": [teacher.model_dump() for teacher in plan.teachers],
         "samplings": [sampling.model_dump() for sampling in plan.samplings],
+        "slices": [one.model_dump() for one in plan.slices],
+        "loop_days": plan.loop_days,
         "failures": dict(experiment.failures),
         "teacher_flops": experiment.costs.teacher_flops,
         "arms": [_arm_dict(result) for result in experiment.arms],
@@ -98,12 +102,63 @@ def _arm_dict(result: ArmResult) -> dict[str, Any]:
         "costs": None if result.costs is None else result.costs.model_dump(),
         "cost_ratio": _costs_dict(result.cost_change),
         "cost_ratio_to_baseline": _costs_dict(result.cost_from_baseline),
+        "loops": None if result.loops is None else _loops_dict(result.loops),
+        "slices": [_slice_dict(change) for change in result.slices],
         "tuning": {kind: _tuning_dict(tuning) for kind, tuning in result.tuning.items()},
         "calibration": None
         if arm.deciles is None
         else [
             {str(key): _number(value) for key, value in row.items()} for row in arm.deciles.to_dict("records")
         ],
+    }
+
+
+def _loops_dict(result: LoopResult) -> dict[str, Any]:
+    loops = result.loops
+    return {
+        "runs": [
+            {
+                **vars(outcome),
+                "reason": outcome.reason or None,
+                **{name: _number(value) for name, value in loops.shown.get(outcome.seed, {}).items()},
+            }
+            for outcome in loops.outcomes
+        ],
+        **{name: None if (value := loops.mean_shown(name)) is None else _number(value) for name in SHOWN},
+        "churn": {
+            measure: {
+                "mean": _estimate_dict(loops.mean_churn(measure)),
+                "by_pair": {_pair(pair): _estimate_dict(one) for pair, one in pairs.items()},
+                "ratio": None if change is None else _estimate_dict(change.ratio),
+                "ratio_by_pair": {}
+                if change is None
+                else {_pair(pair): _number(value) for pair, value in change.by_pair.items()},
+            }
+            for measure, pairs in loops.churn.items()
+            for change in (result.changes[measure],)
+        },
+        "signed_by_pair": {_pair(pair): _number(value) for pair, value in loops.signed.items()},
+        "churn_unavailable": loops.unavailable or None,
+    }
+
+
+def _slice_dict(change: SliceChange) -> dict[str, Any]:
+    return {
+        "name": None if change.shown is None else change.shown.name,
+        "title": None if change.shown is None else change.shown.title or None,
+        "family": change.family,
+        "index": change.index,
+        "log": change.log,
+        "holds": change.holds,
+        "weight": change.weight,
+        "reference_weight": change.reference_weight,
+        "bias": _estimate_dict(change.bias),
+        "reference_bias": _estimate_dict(change.reference_bias),
+        "size_change_percent": _estimate_dict(change.size_change),
+        "size_change_percent_by_seed": {
+            str(seed): _number(value) for seed, value in change.size_change_by_seed.items()
+        },
+        "significant": change.significant,
     }
 
 

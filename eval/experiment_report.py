@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ctr.eval.experiment_figures import arm_places, bias_figures, frontier_figure, prediction_figure
 from ctr.eval.experiment_results import ArmResult, Experiment
-from ctr.eval.experiment_tables import experiment_tables, missing_lines
+from ctr.eval.experiment_tables import missing_lines, page_tables
 from ctr.eval.plot_style import COLORS
 from ctr.eval.report_page import render_page
 from ctr.eval.shown_run import SIGNS
@@ -43,7 +43,7 @@ def render_experiment(experiment: Experiment) -> str:
         plan=experiment.plan,
         arms=arms,
         legend=[arm for arm in arms.values() if arm.result.arm.plan.of is None],
-        tables=experiment_tables(experiment),
+        tables=page_tables(experiment),
         missing=missing_lines(experiment),
         frontier=frontier_figure(experiment),
         predictions=prediction_figure(experiment),

@@ -2,20 +2,22 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ctr.eval.experiment_arms import (
     PARTS,
     MeasuredArm,
     MetricChange,
-    PredictionChange,
+    PairChange,
     measure_arms,
     metric_changes,
     prediction_change,
 )
 from ctr.eval.experiment_costs import UNKNOWN, CostChange, cost_change, pass_flops, train_time
 from ctr.eval.experiment_files import ArmCosts, Costs, Plan, read_costs, read_plan, shared_failures
+from ctr.eval.experiment_loops import LoopResult, loop_results
+from ctr.eval.experiment_slices import SliceChange, slice_changes
 from ctr.eval.intervals import Estimate, mean
 from ctr.eval.run_comparison import NotComparableError
 from ctr.eval.tuning_points import (
@@ -67,6 +69,8 @@ class ArmResult:
         cost_change: costs as multiples of the reference's.
         cost_from_baseline: costs as multiples of the baseline's.
         tuning: for arms with a sweep, by kind of cost; else empty.
+        slices: bias of each slice that both it and its reference measured, those that the tables show first.
+        loops: what its runs showed when they served; None when they were not to.
     """
 
     arm: MeasuredArm
@@ -74,11 +78,13 @@ class ArmResult:
     changes: Mapping[str, MetricChange]
     refusal: str
     from_baseline: MetricChange | None
-    prediction_changes: Mapping[str, PredictionChange | None]
+    prediction_changes: Mapping[str, PairChange | None]
     costs: ArmCosts | None
     cost_change: CostChange
     cost_from_baseline: CostChange
     tuning: Mapping[str, Tuning]
+    slices: Sequence[SliceChange] = ()
+    loops: LoopResult | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,10 @@ def read_experiment(folder: Path) -> Experiment:
     plan, costs = read_plan(folder), read_costs(folder)
     measured, late_from = measure_arms(folder, plan)
     by_name = {arm.plan.name: arm for arm in measured}
-    results = [_result(plan, costs, by_name, arm) for arm in measured]
+    loops = loop_results(folder, plan)
+    results = [
+        replace(_result(plan, costs, by_name, arm), loops=loops.get(arm.plan.name)) for arm in measured
+    ]
     return Experiment(folder, plan, results, costs, late_from, shared_failures(folder, plan))
 
 
@@ -140,6 +149,9 @@ def _result(plan: Plan, costs: Costs, arms: Mapping[str, MeasuredArm], arm: Meas
             kind: _tuning(kind, arm, [arms[point.name] for point in swept], reference, costs, plan.baseline)
             for kind in (CURVE_COSTS if swept else ())
         },
+        slices=slice_changes(
+            arm.plan.families, reference.plan.families, arm.slices, reference.slices, plan.slices
+        ),
     )
 
 

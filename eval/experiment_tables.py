@@ -1,64 +1,36 @@
 """The tables of an experiment, for a terminal and for its report alike."""
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from ctr.eval import display
-from ctr.eval.experiment_arms import MetricChange, PredictionChange, prediction_difference_of
+from ctr.eval.experiment_arms import MetricChange, PairChange, prediction_difference_of
+from ctr.eval.experiment_cells import (
+    NOTHING,
+    ArmTable,
+    Cell,
+    bounds,
+    decimals_within,
+    paper_cell,
+    span,
+)
 from ctr.eval.experiment_costs import Multiple
 from ctr.eval.experiment_json import spread
 from ctr.eval.experiment_results import ACCURACY, ArmResult, Experiment, Tuning
+from ctr.eval.experiment_system_tables import loop_table, slice_table
 from ctr.eval.intervals import Estimate
 from ctr.eval.tuning_points import TuningPoint
 
 TABLE_WIDTH = 120
 """Of a terminal, in characters."""
 
-_FIRST_WIDTH, _FIRST_LEAST, _PAPER_WIDTH = 30, 12, 14
-_LEAST_DECIMALS, _MOST_DECIMALS = 2, 5
+_FIRST_WIDTH, _FIRST_LEAST = 30, 12
+_WIDTHS = {"FF": 14, "slice": 36}
+"""Of columns of words."""
 _COSTS = {"flops": "FLOPs", "time": "time"}
 
 
-@dataclass(frozen=True)
-class Cell:
-    """What stands in a table.
-
-    Attributes:
-        text: in a terminal and in a report.
-        detail: more of it, in a report alone.
-        verdict: better or worse, if it is significant; else empty.
-    """
-
-    text: str
-    detail: str = ""
-    verdict: str = ""
-
-
-@dataclass(frozen=True)
-class ArmTable:
-    """A table with a row for each of some arms.
-
-    Attributes:
-        name: in links.
-        title: what it tells.
-        columns: heads of the cells; ``FF`` are those of a paper.
-        rows: names of the arms, and their cells.
-        notes: how to read it.
-    """
-
-    name: str
-    title: str
-    columns: tuple[str, ...]
-    rows: list[tuple[str, list[Cell]]]
-    notes: tuple[str, ...]
-
-
-_NOTHING = Cell(display.ABSENT)
-
-
 def experiment_tables(experiment: Experiment) -> list[ArmTable]:
-    """Accuracy always; costs, prediction difference and tuning points where anything is known of them."""
+    """Accuracy always; the others where anything is known of what they tell."""
     arms = experiment.arms
     tables = [_accuracy_table(arms)]
     if any(result.costs is not None for result in arms):
@@ -67,16 +39,30 @@ def experiment_tables(experiment: Experiment) -> list[ArmTable]:
         tables.append(_prediction_table(arms))
     if any(result.tuning for result in arms):
         tables.append(_tuning_table(arms))
-    return tables
+    system = loop_table(arms, experiment.plan.loop_days), slice_table(arms)
+    return tables + [table for table in system if table is not None]
+
+
+def page_tables(experiment: Experiment) -> list[ArmTable]:
+    """`experiment_tables`, and those that would be too long for a terminal."""
+    every = slice_table(experiment.arms, every=True)
+    return experiment_tables(experiment) + ([] if every is None else [every])
 
 
 def missing_lines(experiment: Experiment) -> list[str]:
-    """The runs that are not finished and the arms that are not compared, each with its reason."""
+    """The runs and loops that are not finished and the arms that are not compared, each with its reason."""
     lines = [f"{name} failed: {reason}" for name, reason in experiment.failures.items()]
     lines += [
         f"{result.arm.plan.name} seed {outcome.seed} {outcome.state}: {outcome.reason}"
         for result in experiment.arms
         for outcome in result.arm.outcomes
+        if outcome.state != "finished"
+    ]
+    lines += [
+        f"{result.arm.plan.name} seed {outcome.seed} loop {outcome.state}: {outcome.reason}"
+        for result in experiment.arms
+        if result.loops is not None
+        for outcome in result.loops.loops.outcomes
         if outcome.state != "finished"
     ]
     return lines + [
@@ -110,13 +96,13 @@ def as_text(experiment: Experiment) -> str:
 
 
 def _fitted(table: ArmTable) -> list[str]:
-    """The lines of a table, its first column and what a paper says cut short where they do not fit."""
-    paper = [place for place, column in enumerate(table.columns) if column == "FF"]
+    """The lines of a table, its first column and words of others cut short where they do not fit."""
+    limits = {place: _WIDTHS[column] for place, column in enumerate(table.columns) if column in _WIDTHS}
     rows = [["", *table.columns]]
     for name, cells in table.rows:
         texts = [cell.text for cell in cells]
-        for place in paper:
-            texts[place] = _cut(texts[place], _PAPER_WIDTH)
+        for place, width in limits.items():
+            texts[place] = _cut(texts[place], width)
         rows.append([_cut(name, _FIRST_WIDTH), *texts])
     lines = display.aligned(rows)
     excess = max(map(len, lines)) - TABLE_WIDTH
@@ -137,10 +123,10 @@ def _accuracy_table(arms: Sequence[ArmResult]) -> ArmTable:
         value = result.arm.metric(ACCURACY)
         changes = result.changes
         cells = [
-            _NOTHING if value is None else Cell(display.fixed(float(value.point)), _bounds(value, 5)),
-            *(_NOTHING for _ in range(2)),
-            _paper(result, "accuracy"),
-            *(_NOTHING for _ in range(2)),
+            NOTHING if value is None else Cell(display.fixed(float(value.point)), bounds(value, 5)),
+            *(NOTHING for _ in range(2)),
+            paper_cell(result, "accuracy"),
+            *(NOTHING for _ in range(2)),
         ]
         if changes:
             cells[1] = _change_cell(ACCURACY, changes[ACCURACY], with_interval=True)
@@ -168,13 +154,13 @@ def _cost_table(arms: Sequence[ArmResult], rounds: int | None) -> ArmTable:
         cells = [
             _multiple_cell(change.train_time, _milliseconds(None if costs is None else costs.step_ms)),
             _multiple_cell(change.train_flops, _flops(None if costs is None else costs.train_flops)),
-            _paper(result, "training_cost"),
+            paper_cell(result, "training_cost"),
             _multiple_cell(
                 change.inference_time, _milliseconds(None if costs is None else costs.inference_ms)
             ),
             _multiple_cell(change.inference_flops, _flops(None if costs is None else costs.inference_flops)),
-            _paper(result, "inference_cost"),
-            _NOTHING if learned is None else Cell(display.fixed(100 * learned, 1)),
+            paper_cell(result, "inference_cost"),
+            NOTHING if learned is None else Cell(display.fixed(100 * learned, 1)),
         ]
         rows.append((result.arm.plan.name, cells))
     timed = f" over {rounds} rounds" if rounds else ""
@@ -203,8 +189,8 @@ def _prediction_table(arms: Sequence[ArmResult]) -> ArmTable:
             Cell(display.ABSENT, unavailable) if late is None else Cell(_percent_with_bounds(late)),
             _pairs_cell(result, "late"),
             *_ratio_cells(result.prediction_changes["late"]),
-            _NOTHING if whole is None else Cell(_fixed_percent(float(whole.point)), _percent_bounds(whole)),
-            _paper(result, "pd"),
+            NOTHING if whole is None else Cell(_fixed_percent(float(whole.point)), _percent_bounds(whole)),
+            paper_cell(result, "pd"),
         ]
         rows.append((result.arm.plan.name, cells))
     return ArmTable(
@@ -246,15 +232,15 @@ def _tuning_table(arms: Sequence[ArmResult]) -> ArmTable:
 
 def _change_cell(metric: str, change: MetricChange, *, with_interval: bool = False) -> Cell:
     low, high = (float(end) for end in change.percent.interval())
-    decimals = _decimals(low, high)
+    decimals = decimals_within(low, high)
     value = float(change.percent.point)
     text = display.fixed(value, decimals, signed=True)
-    bounds = display.interval(low, high, decimals, signed=True)
+    ends = display.interval(low, high, decimals, signed=True)
     if with_interval:
-        text = f"{text} {bounds}"
+        text = f"{text} {ends}"
     verdict = display.verdict(metric, value, change.significant) if change.significant else ""
     absolute = display.fixed(float(change.difference.point), 5, signed=True)
-    detail = f"{absolute} absolute" if with_interval else f"{bounds}, {absolute} absolute"
+    detail = f"{absolute} absolute" if with_interval else f"{ends}, {absolute} absolute"
     return Cell(f"{text}{'*' if change.significant else ' '}", detail, verdict)
 
 
@@ -262,7 +248,7 @@ def _seeds_cell(change: MetricChange) -> Cell:
     low, high, deviation = spread(change.percent_by_seed.values())
     if deviation is None:
         return Cell("one seed")
-    decimals = _decimals(low, high)
+    decimals = decimals_within(low, high)
     ends = f"{display.fixed(low, decimals, signed=True)}..{display.fixed(high, decimals, signed=True)}"
     each = ", ".join(
         f"{seed}: {display.fixed(value, decimals, signed=True)}"
@@ -291,22 +277,14 @@ def _flops(value: float | None) -> str:
 
 def _pairs_cell(result: ArmResult, part: str) -> Cell:
     pairs = result.arm.prediction_pairs.pairs[part].values()
-    return Cell(_span((100 * float(one.point) for one in pairs), 2))
+    return Cell(span((100 * float(one.point) for one in pairs), 2))
 
 
-def _ratio_cells(change: PredictionChange | None) -> tuple[Cell, Cell]:
+def _ratio_cells(change: PairChange | None) -> tuple[Cell, Cell]:
     if change is None:
-        return _NOTHING, _NOTHING
-    text = f"{display.fixed(float(change.ratio.point), 3)} {_bounds(change.ratio, 3)}"
-    return Cell(text), Cell(_span(change.by_pair.values(), 3))
-
-
-def _span(values: Iterable[float], decimals: int) -> str:
-    found = list(values)
-    if not found:
-        return display.ABSENT
-    ends = (display.fixed(end, decimals) for end in (min(found), max(found)))
-    return "one" if len(found) == 1 else "..".join(ends)
+        return NOTHING, NOTHING
+    text = f"{display.fixed(float(change.ratio.point), 3)} {bounds(change.ratio, 3)}"
+    return Cell(text), Cell(span(change.by_pair.values(), 3))
 
 
 def _tuned(point: TuningPoint | None, decimals: int) -> str:
@@ -330,16 +308,6 @@ def _left_out(tuning: Tuning) -> str:
     return words + (f"; without {', '.join(tuning.left_out)}" if tuning.left_out else "")
 
 
-def _paper(result: ArmResult, key: str) -> Cell:
-    told = result.arm.plan.paper.get(key)
-    return Cell("" if told is None else str(told))
-
-
-def _bounds(estimate: Estimate, decimals: int) -> str:
-    low, high = (float(end) for end in estimate.interval())
-    return display.interval(low, high, decimals)
-
-
 def _percent_with_bounds(estimate: Estimate) -> str:
     return f"{_fixed_percent(float(estimate.point))} {_percent_bounds(estimate)}"
 
@@ -351,11 +319,3 @@ def _fixed_percent(share: float) -> str:
 def _percent_bounds(estimate: Estimate) -> str:
     low, high = (100 * float(end) for end in estimate.interval())
     return display.interval(low, high, 2)
-
-
-def _decimals(low: float, high: float) -> int:
-    """Digits after the point with which half of a span still shows two digits, within reason."""
-    half = (high - low) / 2
-    if not 0 < half < math.inf:
-        return _LEAST_DECIMALS
-    return min(max(_LEAST_DECIMALS, math.ceil(-math.log10(half)) + 1), _MOST_DECIMALS)

@@ -96,6 +96,16 @@ def read_run(folder: Path) -> Run:
     return Run(folder, _read_config(config_path), summary, metrics)
 
 
+def read_constraint_metrics(folder: Path, log: str) -> ProgressiveMetrics | None:
+    """The metrics' states of a run over a constraint log; None where the run kept none.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    path = folder / "constraint_states" / f"{log}.npz"
+    return _read_metrics(path) if path.exists() else None
+
+
 def read_environment(folder: Path) -> dict[str, Any]:
     """Content of environment.json.
 

@@ -1,7 +1,8 @@
 """Trains every arm of an experiment on one log, side by side, and measures what each costs (FF 3, figure 1).
 
-Teachers first, then samplings, which may need a teacher's predictions, then arms. What is there already is not made
-again, so the same command goes on after an interruption, tries what failed, and trains what was added to the file.
+Teachers first, then samplings, which may need a teacher's predictions, then arms, then the loops in which their runs
+serve. What is there already is not made again, so the same command goes on after an interruption, tries what failed,
+and trains what was added to the file.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from ctr.errors import InputError
 from ctr.files import make_folder, write_atomic_bytes
 from ctr.pipelines.replay_config import read_experiment
 from ctr.pipelines.replay_costs import write_costs
+from ctr.pipelines.replay_loops import PlannedLoop, loop_of
 from ctr.pipelines.replay_plan import Plan, PlannedRun, PlannedSampling, make_plan
 from ctr.training.run_directory import only_process, write_json
 
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from ctr.pipelines.replay_jobs import Job, Outcome
 
 Told = Callable[[str], None]
+
+_Planned = PlannedRun | PlannedSampling | PlannedLoop
 
 _THREADS = "TF_NUM_INTRAOP_THREADS"
 
@@ -60,6 +64,10 @@ class _Place:
             return False
         wanted = run.config.sha256(), log_sha256(self.manifests)
         return (summary.get("config_sha256"), summary.get("log_sha256")) == wanted
+
+    def is_looped(self, loop: PlannedLoop) -> bool:
+        """Whether a run has served its days."""
+        return self.is_done(loop.run) and loop.is_done(self.out, log_sha256(self.manifests))
 
     def has_sidecar(self, name: str) -> bool:
         """Whether a sidecar has every interval of the log."""
@@ -131,11 +139,16 @@ def _run_all(
     runs.sort(key=lambda run: [other.seed for other in plan.arms[0].runs].index(run.seed))
     teachers = {name: run for name, run in plan.teachers.items() if not place.is_done(run)}
     samplings = {name: one for name, one in plan.samplings.items() if not place.has_sidecar(one.sidecar)}
+    loops = [loop for run in runs if (loop := loop_of(run)) is not None and not place.is_looped(loop)]
+    for loop in loops:
+        _make_ready(place, loop)
     waiting = [run for run in runs if not place.is_done(run)]
+    serving = {loop.run.name for loop in loops}
     for run in [*runs, *plan.teachers.values()]:
-        if place.is_done(run):
+        if place.is_done(run) and run.name not in serving:
             _clean_up(place, run)
-    stages = _Stages(place, workers, beam_options, tell, len(teachers) + len(samplings) + len(waiting))
+    total = len(teachers) + len(samplings) + len(waiting) + len(loops)
+    stages = _Stages(place, workers, beam_options, tell, total)
     for teacher in teachers.values():
         stages.add(teacher)
     stages.run()
@@ -153,6 +166,9 @@ def _run_all(
                 plan.samplings[arm.sampling] if arm.sampling is not None else None,
             ],
         )
+    stages.run()
+    for loop in loops:
+        stages.add(loop, [loop.run])
     stages.run()
     shutil.rmtree(place.out / "outcomes", ignore_errors=True)
     return stages.failures
@@ -179,15 +195,15 @@ class _Stages:
         self._total = total
         self._ended = 0
         self._begun = time.perf_counter()
-        self._added: dict[str, PlannedRun | PlannedSampling] = {}
+        self._added: dict[str, _Planned] = {}
         self.failures: dict[str, str] = {}
 
     def add(
         self,
-        one: PlannedRun | PlannedSampling,
-        needed: Sequence[PlannedRun | PlannedSampling | None] = (),
+        one: _Planned,
+        needed: Sequence[_Planned | None] = (),
     ) -> None:
-        """Puts a run or a sampling into the next stage, unless something that it needs has failed."""
+        """Puts a run, a sampling or a loop into the next stage, unless something that it needs has failed."""
         for other in needed:
             if other is not None and _shown(other) in self.failures:
                 self._fail(one, f"not run, as {_shown(other)} failed")
@@ -214,35 +230,47 @@ class _Stages:
             outcome = outcomes[name]
             if not outcome.ok:
                 self._fail(one, outcome.error, outcome.end)
-            elif isinstance(one, PlannedRun) and not self._place.is_done(one):
+            elif not self._is_made(one):
                 self._fail(one, "it ended well, but its results are not in the folder of the experiment")
             else:
                 (self._place.out / one.failure).unlink(missing_ok=True)
-                if isinstance(one, PlannedRun):
-                    _clean_up(self._place, one)
+                if isinstance(one, PlannedLoop):
+                    one.clean_up(self._place.out)
+                run = one.run if isinstance(one, PlannedLoop) else one
+                if isinstance(run, PlannedRun) and (run is not one or loop_of(run) is None):
+                    _clean_up(self._place, run)
 
-    def _job(self, one: PlannedRun | PlannedSampling) -> "Job":
+    def _is_made(self, one: _Planned) -> bool:
+        if isinstance(one, PlannedSampling):
+            return True
+        return self._place.is_looped(one) if isinstance(one, PlannedLoop) else self._place.is_done(one)
+
+    def _job(self, one: _Planned) -> "Job":
         from ctr.pipelines.replay_jobs import Job
 
         out, log = self._place.out, str(self._place.log)
-        config = out / "configs" / f"{one.name}.yaml"
-        write_atomic_bytes(config, dump_yaml(one.config).encode())
-        if isinstance(one, PlannedSampling):
-            arguments = ["sample", log, "--name", one.sidecar, "--config", str(config)]
+        if isinstance(one, PlannedLoop):
+            arguments = one.arguments(out, self._place.log)
         else:
-            arguments = ["train", log, "--config", str(config), "--out", str(out / one.folder)]
-            arguments += ["--record", one.record] if one.record is not None else []
+            config = out / "configs" / f"{one.name}.yaml"
+            write_atomic_bytes(config, dump_yaml(one.config).encode())
+            if isinstance(one, PlannedSampling):
+                arguments = ["sample", log, "--name", one.sidecar, "--config", str(config)]
+            else:
+                arguments = ["train", log, "--config", str(config), "--out", str(out / one.folder)]
+                arguments += ["--record", one.record] if one.record is not None else []
         outcome = str(out / "outcomes" / f"{one.name}.json")
         # A run that was begun goes on with as many as it had: others would change its bits, which it refuses.
-        threads = _threads_before(out / one.folder) if isinstance(one, PlannedRun) else None
+        run = one.run if isinstance(one, PlannedLoop) else one
+        threads = _threads_before(out / run.folder) if isinstance(run, PlannedRun) else None
         threads = threads or self._threads
         return Job(one.name, tuple(arguments), outcome, ((_THREADS, threads),) if threads else ())
 
-    def _fail(self, one: PlannedRun | PlannedSampling, error: str, end: str = "") -> None:
+    def _fail(self, one: _Planned, error: str, end: str = "") -> None:
         self.failures[_shown(one)] = error
         write_atomic_bytes(self._place.out / one.failure, f"{end or error}\n".encode())
 
-    def _end(self, one: PlannedRun | PlannedSampling, outcome: "Outcome") -> None:
+    def _end(self, one: _Planned, outcome: "Outcome") -> None:
         if not outcome.ok:
             self._tell(one, f"failed: {outcome.error}")
             return
@@ -250,17 +278,23 @@ class _Stages:
         if isinstance(one, PlannedRun):
             accuracy = _per_query_auc(self._place.out / one.folder)
             result = f"PerQueryAUC {'none' if accuracy is None else f'{accuracy:.4f}'}, "
+        elif isinstance(one, PlannedLoop):
+            result = f"{one.told(self._place.out)}, "
         self._tell(one, f"{result}{outcome.seconds:.0f} s")
 
-    def _tell(self, one: PlannedRun | PlannedSampling, text: str) -> None:
+    def _tell(self, one: _Planned, text: str) -> None:
         self._ended += 1
         left = (time.perf_counter() - self._begun) / self._ended * (self._total - self._ended)
         if self._say is not None:
             self._say(f"[{self._ended}/{self._total}, {left / 60:.0f} min left] {_shown(one)}: {text}")
 
 
-def _shown(one: PlannedRun | PlannedSampling) -> str:
-    return f"sampling {one.owner}" if isinstance(one, PlannedSampling) else f"{one.owner} seed {one.seed}"
+def _shown(one: _Planned) -> str:
+    if isinstance(one, PlannedSampling):
+        return f"sampling {one.owner}"
+    if isinstance(one, PlannedLoop):
+        return f"{_shown(one.run)} loop"
+    return f"{one.owner} seed {one.seed}"
 
 
 def _per_query_auc(run: Path) -> float | None:
@@ -278,6 +312,16 @@ def _threads_before(run: Path) -> str | None:
         return None
     threads: str | None = environment.get("variables", {}).get(_THREADS)
     return threads
+
+
+def _make_ready(place: _Place, loop: PlannedLoop) -> None:
+    """Puts away what keeps a loop from running: another loop in its folder, or the results of a run that cannot go on.
+
+    Without its results a run is trained again, to the same bits, and not taken for finished before it is.
+    """
+    loop.discard_other(place.out, log_sha256(place.manifests))
+    if loop.needs_checkpoint(place.out) and not (place.out / loop.folder).exists():
+        (place.out / loop.run.folder / "summary.json").unlink(missing_ok=True)
 
 
 def _clean_up(place: _Place, run: PlannedRun) -> None:

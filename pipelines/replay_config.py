@@ -69,6 +69,32 @@ class SweepConfig(StrictModel):
     seeds: tuple[Seed, ...] = Field(default=(1,), min_length=1)
 
 
+class LoopConfig(StrictModel):
+    """Runs that serve the days after the log and learn on (FF 7.3, table 3), in the simulated world of the log.
+
+    Attributes:
+        days: to serve.
+        arms: whose runs do; null: those of all.
+    """
+
+    days: int = Field(ge=1, le=10_000)
+    arms: tuple[str, ...] | None = Field(default=None, min_length=1)
+
+
+class ShownSliceConfig(StrictModel):
+    """A slice of ``objective.bias_constraints`` that the tables show (FF table 3, S_1 bias).
+
+    Attributes:
+        title: what the tables call it; empty: what it holds.
+        family: its family's name.
+        index: its number in the family, as of ``ctr.objective.bias_constraints``.
+    """
+
+    title: str = ""
+    family: str
+    index: int = Field(ge=0)
+
+
 class ExperimentConfig(StrictModel):
     """What is tried on a log.
 
@@ -82,6 +108,8 @@ class ExperimentConfig(StrictModel):
         baseline: what the arms change.
         arms: by name.
         sweep: some of them at several sizes.
+        loop: what their runs do after the log.
+        slices: those that the tables show, by a short name.
     """
 
     title: str = "Experiment"
@@ -94,6 +122,8 @@ class ExperimentConfig(StrictModel):
     baseline: BaselineConfig = BaselineConfig()
     arms: dict[Name, ArmConfig] = {}
     sweep: SweepConfig | None = None
+    loop: LoopConfig | None = None
+    slices: dict[Name, ShownSliceConfig] = {}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -118,6 +148,8 @@ class ExperimentConfig(StrictModel):
                 raise ValueError(
                     f"sweep.seeds: {beyond[0]} is not allowed: it is none of seeds {[*self.seeds]}"
                 )
+        for name in (self.loop.arms or ()) if self.loop is not None else ():
+            _check_name("loop.arms", name, arms)
         return self
 
 

@@ -20,7 +20,9 @@ from typing import Any
 from ctr.config import StrictModel, parse_model
 from ctr.data.sampling import SamplingConfig
 from ctr.errors import InputError
-from ctr.pipelines.replay_config import BASELINE, Changes, ExperimentConfig, changed
+from ctr.pipelines.replay_config import BASELINE, Changes, ExperimentConfig, ShownSliceConfig, changed
+from ctr.pipelines.replay_slices import SliceFamily, check_shown, slice_families
+from ctr.simulator.closed_loop import check_loop
 from ctr.training.config import TrainConfig
 from ctr.training.inputs import open_inputs
 
@@ -34,12 +36,14 @@ class PlannedRun:
         seed: of the run.
         config: of the run.
         record: the sidecar that its predictions become; None: none.
+        loop_days: that it serves after the log; None: it ends with the log.
     """
 
     owner: str
     seed: int
     config: TrainConfig
     record: str | None = None
+    loop_days: int | None = None
 
     @property
     def name(self) -> str:
@@ -55,6 +59,11 @@ class PlannedRun:
     def failure(self) -> str:
         """Where the end of the errors of a run that failed is kept, relative to the folder of the experiment."""
         return f"failures/{self.owner}-seed-{self.seed}.txt"
+
+    @property
+    def loop(self) -> str | None:
+        """The folder of its loop, relative to the folder of the experiment; None: it has none."""
+        return None if self.loop_days is None else f"loops/{self.name}"
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,7 @@ class PlannedArm:
         runs: one a seed.
         of, point: the two parts of the name of a point of the sweep; None: it is none.
         teacher, sampling: those of the experiment that its runs need.
+        families: the slices of its bias constraints.
     """
 
     name: str
@@ -112,6 +122,7 @@ class PlannedArm:
     point: str | None = None
     teacher: str | None = None
     sampling: str | None = None
+    families: tuple[SliceFamily, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """What plan.json tells of it."""
@@ -125,19 +136,29 @@ class PlannedArm:
             "seeds": [run.seed for run in self.runs],
             "point": self.point,
             "of": self.of,
-            "runs": [{"seed": run.seed, "folder": run.folder} for run in self.runs],
+            "runs": [{"seed": run.seed, "folder": run.folder, "loop": run.loop} for run in self.runs],
             "teacher": self.teacher,
             "sampling": self.sampling,
+            "families": [family.as_dict() for family in self.families],
         }
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All runs of an experiment; teachers and samplings by name, those alone that an arm needs."""
+    """All runs of an experiment; teachers and samplings by name, those alone that an arm needs.
+
+    Attributes:
+        arms: with their runs.
+        teachers, samplings: as said.
+        slices: those that the tables show, by a short name.
+        loop_days: that runs serve after the log; None: they end with the log.
+    """
 
     arms: tuple[PlannedArm, ...]
     teachers: Mapping[str, PlannedRun] = field(default_factory=dict)
     samplings: Mapping[str, PlannedSampling] = field(default_factory=dict)
+    slices: Mapping[str, ShownSliceConfig] = field(default_factory=dict)
+    loop_days: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """What plan.json tells of it."""
@@ -152,6 +173,8 @@ class Plan:
                 {"name": name, "sidecar": one.sidecar, "config": one.config.model_dump(mode="json")}
                 for name, one in self.samplings.items()
             ],
+            "slices": [{"name": name, **one.model_dump()} for name, one in self.slices.items()],
+            "loop_days": self.loop_days,
         }
 
 
@@ -174,14 +197,13 @@ def make_plan(experiment: ExperimentConfig, content: Mapping[str, Any], log: Pat
         InputError: an arm's configuration is not possible, with the path of its key, or does not fit the log.
     """
     baseline = changed(content, experiment.baseline.set)
-    fitting: set[str] = set()
+    fitting: dict[str, tuple[SliceFamily, ...]] = {}
 
     def checked(own: Mapping[str, Any], seed: int, key: str, where: str = where) -> TrainConfig:
         config = parse_model(TrainConfig, {**own, "seed": seed}, where, f"{key}.")
-        meaning = config.model_copy(update={"seed": 0}).sha256()
+        meaning = _meaning(config)
         if meaning not in fitting:
-            _check_fit(config, log, f"{where}: {key}")
-            fitting.add(meaning)
+            fitting[meaning] = _check_fit(config, log, f"{where}: {key}")
         return config
 
     for key, changes in _all_changes(experiment).items():
@@ -217,8 +239,15 @@ def make_plan(experiment: ExperimentConfig, content: Mapping[str, Any], log: Pat
     planned = []
     for name, planned_arm in arms.items():
         key = f"{name}.set" if name == BASELINE else f"arms.{name}.set"
-        runs = [PlannedRun(name, seed, checked(contents[name], seed, key)) for seed in experiment.seeds]
-        planned.append(replace(planned_arm, runs=tuple(runs)))
+        days = _loop_days(experiment, name)
+        runs = [
+            PlannedRun(name, seed, checked(contents[name], seed, key), loop_days=days)
+            for seed in experiment.seeds
+        ]
+        if days is not None:
+            _check_loop(runs[0].config, log, f"{where}: loop: {name}")
+        planned.append(replace(planned_arm, runs=tuple(runs), families=fitting[_meaning(runs[0].config)]))
+    check_shown(experiment.slices, [arm.families for arm in planned], where)
     sweep = experiment.sweep
     for name in sweep.arms if sweep is not None else ():
         assert sweep is not None
@@ -239,17 +268,39 @@ def make_plan(experiment: ExperimentConfig, content: Mapping[str, Any], log: Pat
                     runs=tuple(runs),
                     of=name,
                     point=point,
+                    families=fitting[_meaning(runs[0].config)],
                 )
             )
-    return Plan(tuple(planned), teachers, samplings)
+    days = experiment.loop.days if experiment.loop is not None else None
+    return Plan(tuple(planned), teachers, samplings, experiment.slices, days)
 
 
-def _check_fit(config: TrainConfig, log: Path, where: str) -> None:
-    """Raises InputError when a configuration does not fit the log, as training would."""
+def _meaning(config: TrainConfig) -> str:
+    """Tells configurations apart but for their seeds."""
+    return config.model_copy(update={"seed": 0}).sha256()
+
+
+def _check_fit(config: TrainConfig, log: Path, where: str) -> tuple[SliceFamily, ...]:
+    """The slices of a configuration. Raises InputError when it does not fit the log, as training would."""
     try:
-        config.model.table_layouts(open_inputs(log, config).schema)
+        inputs = open_inputs(log, config)
+        config.model.table_layouts(inputs.schema)
     except InputError as error:
         raise InputError(f"{where}: {str(error).removeprefix('config: ')}") from None
+    return slice_families(config, inputs.families)
+
+
+def _check_loop(config: TrainConfig, log: Path, where: str) -> None:
+    """Raises InputError when a run cannot serve the days after the log."""
+    try:
+        check_loop(config, log)
+    except InputError as error:
+        raise InputError(f"{where}: {str(error).removeprefix('config: ')}") from None
+
+
+def _loop_days(experiment: ExperimentConfig, arm: str) -> int | None:
+    loop = experiment.loop
+    return loop.days if loop is not None and (loop.arms is None or arm in loop.arms) else None
 
 
 def _all_changes(experiment: ExperimentConfig) -> dict[str, Changes]:

@@ -131,9 +131,11 @@ def _begin(policy: Path, log: Path, out: Path) -> int:
     summary = read_json_object(policy / "summary.json", f"{policy}: no summary.json")
     results = {key: value for key, value in summary.items() if key not in TIMING}
     config = load_model(TrainConfig, policy / "config.yaml", "config")
-    constraints = config.objective.bias_constraints
-    others = {other.name: Path(other.path) for other in (constraints.logs if constraints is not None else ())}
-    _check_run(config, summary, log, others)
+    others = _constraint_logs(config)
+    read_world(log)
+    if summary.get("log_sha256") != log_sha256(read_manifests(log)):
+        raise InputError(f"{log}: is not the log that the run was trained on, or not all of it is learned")
+    check_loop(config, log)
     first = len(list_intervals(log))
     origin = {
         "first_day": first,
@@ -154,12 +156,18 @@ def _begin(policy: Path, log: Path, out: Path) -> int:
     return first
 
 
-def _check_run(config: TrainConfig, summary: dict[str, Any], log: Path, others: dict[str, Path]) -> None:
-    """Refuses what would fail, or mean something else, on the days to come."""
+def check_loop(config: TrainConfig, log: Path) -> None:
+    """Refuses what would fail, or mean something else, on the days to come.
+
+    Args:
+        config: of a run.
+        log: that it is trained on, now or later.
+
+    Raises:
+        InputError: the log was not simulated, or the run needs more than the simulator gives.
+    """
     world = read_world(log)
     check_log(log, SCHEMA)
-    if summary.get("log_sha256") != log_sha256(read_manifests(log)):
-        raise InputError(f"{log}: is not the log that the run was trained on, or not all of it is learned")
     distillation = config.objective.distillation
     if config.sampling is not None:
         raise InputError("config: sampling: nothing decides of the days to come what is kept")
@@ -171,7 +179,7 @@ def _check_run(config: TrainConfig, summary: dict[str, Any], log: Path, others: 
         raise InputError(
             "config: objective.distillation.missing: refuse: no teacher predicts the days to come; train_without can"
         )
-    for name, path in others.items():
+    for name, path in _constraint_logs(config).items():
         where = f"constraint log {name}, {path}"
         if read_world(path) != world:
             raise InputError(f"{where}: its world is not that of {log}")
@@ -182,6 +190,11 @@ def _check_run(config: TrainConfig, summary: dict[str, Any], log: Path, others: 
                 raise InputError(
                     f"{where}: not of randomised traffic alone; ctr simulate --randomised makes one"
                 )
+
+
+def _constraint_logs(config: TrainConfig) -> dict[str, Path]:
+    constraints = config.objective.bias_constraints
+    return {other.name: Path(other.path) for other in (constraints.logs if constraints is not None else ())}
 
 
 def _copy(policy: Path, log: Path, others: dict[str, Path], origin: dict[str, Any], out: Path) -> None:

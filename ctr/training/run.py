@@ -67,7 +67,7 @@ class Position:
 # Of larger families of slices a line of metrics has the extremes of the duals only,
 _DUALS_SHOWN = 32
 # and of yet larger ones no calibration is kept, which takes 8 kB a slice, in every checkpoint too.
-_SLICES_MEASURED = 1000
+SLICES_MEASURED = 1000
 
 
 class Run:
@@ -353,7 +353,7 @@ class Run:
             scalars |= {f"dual_{name}_{key}": values[key] for key in keys}
         return scalars
 
-    def duals(self, most: int = _SLICES_MEASURED) -> dict[str, Any]:
+    def duals(self, most: int = SLICES_MEASURED) -> dict[str, Any]:
         """lambda_k of every family, or the least and the greatest where there are more than ``most``."""
         duals: dict[str, Any] = {}
         for family, variable in zip(self.state.families, self.state.duals, strict=True):
@@ -377,7 +377,7 @@ def finite_logits(logit: np.ndarray, prior: float) -> np.ndarray:
 
 
 def _is_measured(family: Family, source: int) -> bool:
-    return family.source == source and family.slices <= _SLICES_MEASURED
+    return family.source == source and family.slices <= SLICES_MEASURED
 
 
 def _slices_name(family: str) -> str:

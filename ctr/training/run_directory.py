@@ -12,6 +12,7 @@
     RUN/predictions/           one Parquet file for each stretch between checkpoints
     RUN/rejects.jsonl          rows that could not be used, with reason and position
     RUN/metric_states.npz      the metrics' states by query bucket, for intervals and paired comparisons
+    RUN/constraint_states/     likewise of each constraint log, NAME.npz
     RUN/summary.json           the results
     RUN/.lock                  held by the process that trains
 
@@ -226,8 +227,8 @@ def describe_rejects(batch: Batch, log: str | None = None) -> list[dict[str, Any
     ]
 
 
-def write_metric_states(run: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Writes the states of the metrics over the whole run."""
-    write_atomic(
-        run / "metric_states.npz", lambda file: np.savez_compressed(file, allow_pickle=False, **arrays)
-    )
+def write_metric_states(run: Path, arrays: dict[str, np.ndarray], constraint_log: str | None = None) -> None:
+    """Writes the states of the metrics over the whole run, of its log or of a constraint log."""
+    name = "metric_states.npz" if constraint_log is None else f"constraint_states/{constraint_log}.npz"
+    make_folder((run / name).parent)
+    write_atomic(run / name, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))

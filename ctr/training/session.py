@@ -291,6 +291,8 @@ class Session:
         summary_path = current.folder / "summary.json"
         summary = {**_results(self.inputs, current), **(self._timing() or _timing_before(summary_path))}
         write_metric_states(current.folder, current.total.to_arrays())
+        for name, metrics in current.others.items():
+            write_metric_states(current.folder, metrics.to_arrays(), name)
         write_weight_spectra(current.folder, current.state)
         write_json(summary_path, summary)
         return summary

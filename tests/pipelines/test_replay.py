@@ -23,7 +23,7 @@ from ctr.simulator.simulate import simulate
 
 # Writes what ``ctr train`` and ``ctr sample`` would; fails as a configuration's prior or a file beside it asks.
 STAND_IN = """#!{python}
-import hashlib, json, os, sys, yaml
+import hashlib, json, os, shutil, sys, yaml
 from pathlib import Path
 
 def after(name):
@@ -49,13 +49,30 @@ if arguments[0] == "sample":
         file.write("sample\\n")
     publish(after("--name"))
     sys.exit()
+if arguments[0] == "simulate":
+    run, loop, days = Path(after("--policy")), Path(after("--out")), int(after("--days"))
+    log, own = Path(after("--log")), loop / "run/checkpoints/7"
+    with open({calls!r}, "a") as file:
+        file.write(f"{{days}} days of {{run.name.rsplit('-', 1)[0]}}\\n")
+    if not loop.exists():
+        shutil.copytree(run, loop / "run")
+        (loop / "threads").write_text(os.environ["TF_NUM_INTRAOP_THREADS"])
+        (loop / "origin.json").write_text(json.dumps({{"log_sha256": Path({sha!r}).read_text()}}))
+    if not (own / "state.json").exists():
+        sys.exit("error: no checkpoint")
+    if days == 5 and not Path({healed!r}).exists():
+        sys.exit("error: it was tired")
+    day = {{"queries": 10, "examples": 15, "clicks": 2, "revenue": 1.5}}
+    (loop / "loop.json").write_text(json.dumps({{"first_day": 1, "days": [day] * days}}))
+    sys.exit()
 config = yaml.safe_load(Path(after("--config")).read_text())
 run = Path(after("--out"))
 with open({calls!r}, "a") as file:
     file.write(run.name.rsplit("-", 1)[0] + "\\n")
 if config["model"]["prior"] == 0.666 and not Path({healed!r}).exists():
     sys.exit("Traceback ...\\nerror: it broke")
-(run / "checkpoints").mkdir(parents=True, exist_ok=True)
+(run / "checkpoints/7").mkdir(parents=True, exist_ok=True)
+(run / "checkpoints/7/state.json").touch()
 (run / "threads").write_text(os.environ["TF_NUM_INTRAOP_THREADS"])
 meaning = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 hashes = {{"config_sha256": meaning, "log_sha256": Path({sha!r}).read_text()}}

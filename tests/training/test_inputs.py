@@ -12,6 +12,7 @@ from ctr.data.sample_log import write_decisions, write_sampled_log
 from ctr.data.sampling import SamplingConfig
 from ctr.data.schema import Category, Schema
 from ctr.errors import InputError
+from ctr.eval.run_files import read_constraint_metrics
 from ctr.training.loop import train
 
 SAMPLING = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": "test"}, "test")
@@ -153,6 +154,10 @@ def test_rows_of_a_constraint_log_move_its_dual_and_the_weights_but_no_metric(
     assert other["calibration_bias"] > 0.1
     slices = other["calibration_slices"]["constraint:random"]["heaviest"]
     assert [row["id"] for row in slices] == [0]
+    # What pairs it with another run's.
+    states = read_constraint_metrics(tmp_path / "run", "exposure")
+    assert states is not None and states.summary() == other
+    assert read_constraint_metrics(tmp_path / "plain", "exposure") is None
     assert len(read_predictions(tmp_path / "run")) == plain["examples"]
 
 
