@@ -135,6 +135,11 @@ def _run_all(
     for run in [*runs, *plan.teachers.values()]:
         if place.is_done(run):
             _clean_up(place, run)
+    made = [run.failure for name, run in plan.teachers.items() if name not in teachers]
+    made += [one.failure for name, one in plan.samplings.items() if name not in samplings]
+    for failure in made:
+        # It may have failed here before another experiment made it.
+        (place.out / failure).unlink(missing_ok=True)
     stages = _Stages(place, workers, beam_options, tell, len(teachers) + len(samplings) + len(waiting))
     for teacher in teachers.values():
         stages.add(teacher)
