@@ -62,8 +62,16 @@ class _Place:
             summary = json.loads((self.out / run.folder / "summary.json").read_bytes())
         except (FileNotFoundError, ValueError):
             return False
-        wanted = run.config.sha256(), log_sha256(self.manifests)
-        return (summary.get("config_sha256"), summary.get("log_sha256")) == wanted
+        constraints = run.config.objective.bias_constraints
+        wanted = {
+            "config_sha256": run.config.sha256(),
+            "log_sha256": log_sha256(self.manifests),
+            "constraint_logs_sha256": {
+                other.name: log_sha256(read_manifests(Path(other.path)))
+                for other in (constraints.logs if constraints is not None else ())
+            },
+        }
+        return {name: summary.get(name) for name in wanted} == wanted
 
     def is_looped(self, loop: PlannedLoop) -> bool:
         """Whether a run has served its days."""
@@ -147,6 +155,11 @@ def _run_all(
     for run in [*runs, *plan.teachers.values()]:
         if place.is_done(run) and run.name not in serving:
             _clean_up(place, run)
+    made = [run.failure for name, run in plan.teachers.items() if name not in teachers]
+    made += [one.failure for name, one in plan.samplings.items() if name not in samplings]
+    for failure in made:
+        # It may have failed here before another experiment made it.
+        (place.out / failure).unlink(missing_ok=True)
     total = len(teachers) + len(samplings) + len(waiting) + len(loops)
     stages = _Stages(place, workers, beam_options, tell, total)
     for teacher in teachers.values():

@@ -23,7 +23,7 @@ from ctr.pipelines.replay_config import BASELINE
 from ctr.pipelines.replay_plan import Plan
 from ctr.training.config import TrainConfig
 
-ROUNDS = 12
+ROUNDS = 6
 _TOGETHER = 8
 """Arms beside the baseline in one process, in whose memory all their tables are."""
 

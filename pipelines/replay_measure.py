@@ -26,8 +26,8 @@ from ctr.training.feed import make_feed
 from ctr.training.flops import Touched, count_flops, dense_parameters
 from ctr.training.step_times import TimedModel, ratio_quartiles, take_turns
 
-BATCHES = 10
-"""Of a turn: as many as the steps from one collection of Shampoo's statistics to the next."""
+BATCHES = 50
+"""Of a turn: as many as the steps from one of Shampoo's roots to the next by default, so that each turn has one."""
 
 
 def measure(

@@ -71,7 +71,8 @@ def run_auction(
     following[:, :-1] = np.maximum(worth[:, 1:], 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         price = np.maximum(bid * following / worth, config.reserve / predicted)
-    price = np.where(queries.randomised[:, None], 0, np.minimum(price, bid))
+    # Without a reserve also what is worth nothing is shown, for nothing.
+    price = np.where(queries.randomised[:, None] | (worth == 0), 0, np.minimum(price, bid))
     placed = _placed(ads, ranked, (query, place), position)
     return Impressions(
         **vars(placed),

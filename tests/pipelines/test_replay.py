@@ -183,6 +183,15 @@ def test_another_experiment_takes_the_teacher_that_is_there(stand_in, place):
     assert "student-seed-2" in stand_in.read_text()
 
 
+def test_what_failed_here_and_was_made_elsewhere_has_not_failed(stand_in, place):
+    run(timing=False)
+    for name in ("teacher-wide-seed-1", "sampling-low"):
+        (place / "out/failures").mkdir(exist_ok=True)
+        (place / f"out/failures/{name}.txt").write_text("error: it broke\n")
+    assert run(timing=False) == {}
+    assert not list((place / "out/failures").iterdir())
+
+
 def test_a_changed_arm_alone_is_run_again(stand_in):
     run(timing=False)
     stand_in.write_text("")

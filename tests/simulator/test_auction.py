@@ -87,6 +87,16 @@ def test_randomised_queries_follow_no_policy(world: World, day: Day, candidates:
     assert not results[0].price[day.queries.randomised[results[0].query]].any()
 
 
+def test_what_is_worth_nothing_costs_nothing(day: Day, candidates: Candidates) -> None:
+    def hopeless(queries: Queries, ads: Ads, placed: Placed) -> np.ndarray:
+        return np.zeros(len(placed), np.float32)
+
+    config = CONFIG.model_copy(update={"reserve": 0.0})
+    shown = run_auction(config, hopeless, day.queries, day.ads, candidates)
+    assert not day.queries.randomised[shown.query].all()
+    assert np.array_equal(shown.price, np.zeros(len(shown)))
+
+
 def test_the_same_ad_at_the_same_place_is_clicked_alike_under_any_policy(world: World, day: Day) -> None:
     """What is left to chance is drawn before a policy decides, so that two policies differ by their decisions alone."""
 
