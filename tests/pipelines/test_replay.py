@@ -75,7 +75,7 @@ if config["model"]["prior"] == 0.666 and not Path({healed!r}).exists():
 (run / "checkpoints/7/state.json").touch()
 (run / "threads").write_text(os.environ["TF_NUM_INTRAOP_THREADS"])
 meaning = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
-hashes = {{"config_sha256": meaning, "log_sha256": Path({sha!r}).read_text()}}
+hashes = {{"config_sha256": meaning, "log_sha256": Path({sha!r}).read_text(), "constraint_logs_sha256": {{}}}}
 rest = {{"per_query_auc": 0.7, "log_rows": 200, "trained_rows": 50}}
 (run / "summary.json").write_text(json.dumps({{**hashes, **rest}}))
 if after("--record"):
