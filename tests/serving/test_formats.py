@@ -3,7 +3,6 @@
 The batch that begins at a checkpoint was predicted with exactly the weights of that checkpoint.
 """
 
-import json
 import os
 import random
 from pathlib import Path
@@ -18,10 +17,7 @@ from ctr.cli import main
 from ctr.data.mapping import load_format
 from ctr.pipelines.ingest import ingest
 from ctr.simulator.config import SimulatorConfig
-from ctr.simulator.features import RawColumns
 from ctr.simulator.simulate import simulate
-from ctr.simulator.traffic import calibrate, draw_day
-from ctr.simulator.world import CALIBRATION_STREAM, TRAFFIC_STREAM, draw_world, random_stream
 
 DATA = os.environ.get("CTR_DATA")
 TOLERANCE = {"float32": 1e-5, "bfloat16": 0.02}
@@ -71,12 +67,11 @@ def write_criteo(folder: Path, rows: int) -> Path:
 def write_simulated(folder: Path, rows: int) -> tuple[Path, Path]:
     """A simulated log, and the raw columns of its rows as JSON lines."""
     config = SimulatorConfig(examples=rows, queries_per_day=2000, users=500, ads=200, words=100)
-    simulate(config, folder / "log")
-    world = calibrate(config, draw_world(config), random_stream(config, CALIBRATION_STREAM))
-    impressions = draw_day(config, world, 0, random_stream(config, TRAFFIC_STREAM, 0)).first(rows)
-    raw = RawColumns(world).table(impressions)
-    lines = "".join(json.dumps(row, default=float) + "\n" for row in raw.to_pylist())
-    (folder / "rows.jsonl").write_text(lines)
+    simulate(config, folder / "log", events=folder / "events")
+    parts = [pd.read_parquet(path) for path in (folder / "events" / "impressions").iterdir()]
+    raw = pd.concat(parts).drop_duplicates("impression_id").sort_values("impression_id")
+    raw = raw.drop(columns=["impression_id", "query_id", "event_time", "arrival_time"])
+    (folder / "rows.jsonl").write_text(raw.to_json(orient="records", lines=True))
     return folder / "log", folder / "rows.jsonl"
 
 

@@ -17,6 +17,7 @@ from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
 from ctr.data.sidecar import write_sidecar_interval
 from ctr.errors import InputError
+from ctr.models.rows import padded_size
 from ctr.training import session as module
 from ctr.training.loop import train
 from ctr.training.session import TIMING, open_session
@@ -232,7 +233,8 @@ def test_scoring_takes_few_sizes_and_any_number_of_rows(growing, schema, make_co
         mask = np.zeros(len(rows), bool)
         mask[[7, 300, 801]] = True
         np.testing.assert_allclose(session.score(rows.keep(mask)), logit[mask], rtol=0, atol=1e-6)
-        assert sizes == {50}
+        # Few, and the same for any number of rows up to a batch's.
+        assert sizes == {padded_size(count, smallest=50) for count in (50, 51, len(rows))}
         entry = read_manifests(growing.folder)[1].shards[0]
         table = read_shard(growing.folder, entry, schema)
         good = table.filter(pa.array(table.column("label").to_numpy() < 2))
