@@ -360,7 +360,8 @@ def _frame_pass(axes: Axes, windows: Sequence[pd.DataFrame], by_time: bool) -> N
         margin = (end - begin) // 40 or 1_000_000
         limits = np.array([begin - margin, end + margin]).astype("datetime64[us]")
         axes.set_xlim(limits[0], limits[1])
-        locator = AutoDateLocator(minticks=4, maxticks=8)  # type: ignore[no-untyped-call]
+        # With 3 and 8 some interval fits any stretch of time; with 4 none fits three and a half days.
+        locator = AutoDateLocator(minticks=3, maxticks=8)  # type: ignore[no-untyped-call]
         axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(
             ConciseDateFormatter(  # type: ignore[no-untyped-call]

@@ -3,6 +3,7 @@ import json
 import re
 import runpy
 import shutil
+import warnings
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -256,6 +257,17 @@ def test_times_that_tell_nothing_give_way_to_examples(runs):
         useless = windows.assign(window_begin=times, window_end=times)
         assert not plots.uses_event_time([windows, useless])
     assert not plots.uses_event_time([windows[::-1]])
+
+
+@pytest.mark.parametrize("hours", [1e-4, 0.05, 2, 30, 71, 89, 97, 24 * 20, 24 * 300, 24 * 1000, 24 * 9000])
+def test_any_stretch_of_time_has_its_ticks(runs, hours):
+    windows = read_windows(runs[0]).head(2).copy()
+    begin = 1_767_571_200_000_000
+    windows["window_begin"] = [begin, begin + int(hours * 1.8e9)]
+    windows["window_end"] = windows["window_begin"] + int(hours * 1.8e9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "<svg" in plots.progressive_metric([windows], "auc")
 
 
 def test_many_windows_keep_the_file_small(runs, tmp_path):
