@@ -320,7 +320,7 @@ def test_costs_of_real_models(made_log):
 @pytest.mark.slow
 def test_real_runs(place):
     assert run({**EXPERIMENT, "seeds": [1]}, timing=False) == {}
-    assert len(list_sidecars(place / "log")) == 3
+    assert len(list_sidecars(place / "log")) == 4
     costs = read("costs.json")["arms"]
     assert costs["baseline"]["learned_share"] == 1
     assert 0.4 < costs["student"]["learned_share"] < 1
