@@ -1,12 +1,10 @@
 """Folders of experiments made by hand, as a replay leaves them, and what was told of them."""
 
-import base64
 import csv
 import io
 import json
 import re
 import runpy
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 make = runpy.run_path(str(Path(__file__).with_name("run_directories.py")))
+Page = runpy.run_path(str(Path(__file__).with_name("report_pages.py")))["Page"]
 make_rows, predict, write_run = make["make_rows"], make["predict"], make["write_run"]
 write_plan, run_folder = make["write_plan"], make["run_folder"]
 
@@ -95,30 +94,7 @@ def write_whole(folder: Path, rows: pd.DataFrame) -> Path:
     return folder
 
 
-class Page(HTMLParser):
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.words = ""
-        self.feed(html)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if tag not in {"meta", "img", "br", "col"}:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] != "style":
-            self.words += data
-
-
-def read_page(folder: Path) -> tuple[Page, list[str]]:
+def read_page(folder: Path):
     """Parses a report, and checks what holds of every report; its plots as SVG."""
     html = (folder / "report.html").read_text()
     page = Page(html)
@@ -127,10 +103,8 @@ def read_page(folder: Path) -> tuple[Page, list[str]]:
     assert not re.search(r"https?://|@import|url\(", html)
     assert "script" not in {tag for tag, _ in page.elements}
     assert not re.search(r"\bnan\b|\bNone\b|\binf\b", page.words)
-    images = [attributes for tag, attributes in page.elements if tag == "img"]
-    assert all(len(str(image["alt"])) > 20 for image in images)
-    prefix = "data:image/svg+xml;base64,"
-    plots = [base64.b64decode(str(image["src"]).removeprefix(prefix)).decode() for image in images]
+    assert all(len(str(image["alt"])) > 20 for image in page.all("img"))
+    plots = page.images()
     for svg in plots:
         ElementTree.fromstring(svg)
     return page, plots

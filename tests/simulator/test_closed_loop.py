@@ -1,7 +1,7 @@
 """A run that serves and learns from what it served: what is logged is what it predicted, whenever it is killed."""
 
-import hashlib
 import json
+import runpy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ import ctr.data.log
 import ctr.data.sidecar
 from ctr.cli import main
 from ctr.config import parse_model
-from ctr.data.log import Manifest, create_log, list_intervals, read_manifests, read_shard
+from ctr.data.log import create_log, list_intervals, read_manifests
 from ctr.data.sidecar import read_sidecar_interval
 from ctr.errors import InputError
 from ctr.simulator import closed_loop
@@ -30,6 +30,9 @@ from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.training.run import Run
 from ctr.training.session import TIMING
+
+made = runpy.run_path(str(Path(__file__).with_name("log_files.py")))
+digests, rows_of = made["digests"], made["rows_of"]
 
 WORLD: dict[str, Any] = {
     "days": 3,
@@ -94,18 +97,6 @@ def loop(place: Path) -> Path:
     assert {name: after[name] for name in before} == before
     assert {Path(name).parts[0] for name in after.keys() - before.keys()} == {"loop"}
     return place / "loop"
-
-
-def digests(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
-def rows_of(log: Path, manifest: Manifest) -> pa.Table:
-    return pa.concat_tables([read_shard(log, entry, SCHEMA) for entry in manifest.shards])
 
 
 def outcome(loop: Path) -> dict[str, Any]:

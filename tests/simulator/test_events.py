@@ -1,7 +1,7 @@
 """The raw events: the traffic of the log and nothing else, late, out of order and repeated as the settings say."""
 
-import hashlib
 import json
+import runpy
 from collections import Counter, defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,9 @@ from ctr.errors import InputError
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.features import SCHEMA
 from ctr.simulator.simulate import simulate
+
+made = runpy.run_path(str(Path(__file__).with_name("log_files.py")))
+digests = made["digests"]
 
 SECOND_US = 1_000_000
 HOUR_US = 3_600 * SECOND_US
@@ -44,14 +47,6 @@ def settings(**changes: Any) -> SimulatorConfig:
 
 def small(**events: Any) -> SimulatorConfig:
     return settings(examples=2_000, queries_per_day=200, events=events)
-
-
-def digests(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
 
 
 def events_of(folder: Path, kind: str) -> pa.Table:

@@ -1,16 +1,15 @@
 """The simulated log: reproducible, exact in its counts, and true to its probabilities."""
 
-import hashlib
+import runpy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 from ctr.config import parse_model
-from ctr.data.log import Manifest, read_manifests, read_schema, read_shard, unpack_ids
+from ctr.data.log import read_manifests, unpack_ids
 from ctr.data.sidecar import read_sidecar_interval
 from ctr.errors import InputError
 from ctr.simulator.config import DAY_US, SimulatorConfig
@@ -18,6 +17,9 @@ from ctr.simulator.day import QUERIES_PER_DAY_LIMIT, make_world
 from ctr.simulator.features import SCHEMA
 from ctr.simulator.simulate import AUCTION, TRUTH, read_world, simulate
 from ctr.simulator.traffic import draw_queries
+
+made = runpy.run_path(str(Path(__file__).with_name("log_files.py")))
+digests, rows_of = made["digests"], made["rows_of"]
 
 SMALL: dict[str, Any] = {
     "examples": 3_000,
@@ -33,19 +35,6 @@ SMALL: dict[str, Any] = {
 
 def small(**changes: Any) -> SimulatorConfig:
     return parse_model(SimulatorConfig, {**SMALL, **changes}, "test")
-
-
-def digests(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
-def rows_of(log: Path, manifest: Manifest) -> pa.Table:
-    schema = read_schema(log)
-    return pa.concat_tables([read_shard(log, entry, schema) for entry in manifest.shards])
 
 
 @pytest.fixture(scope="module")
