@@ -83,3 +83,22 @@ def aligned(rows: list[list[str]]) -> list[str]:
         cells += [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
         lines.append("  ".join(cells).rstrip())
     return lines
+
+
+def paired_cells(
+    metric: str,
+    a: float | None,
+    b: float | None,
+    difference: float | None,
+    low: float | None,
+    high: float | None,
+) -> list[str]:
+    """A metric of two runs in the cells of a table: title, both values, their difference and its interval."""
+    decimals = decimals_for(low, high)
+    return [
+        METRIC_TITLES[metric],
+        fixed(a, decimals),
+        fixed(b, decimals),
+        fixed(difference, decimals, signed=True),
+        interval(low, high, decimals, signed=True),
+    ]

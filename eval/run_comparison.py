@@ -11,12 +11,12 @@ import pandas as pd
 from ctr.eval.compare import compare, same_examples
 from ctr.eval.display import (
     ABSENT,
-    METRIC_TITLES,
     aligned,
     amount,
     decimals_for,
     fixed,
     interval,
+    paired_cells,
     times,
     verdict,
 )
@@ -149,15 +149,10 @@ class RunComparison:
         rows = []
         for metric, row in self.metrics.iterrows():
             low, high, name = row["ci95_low"], row["ci95_high"], str(metric)
-            decimals = decimals_for(low, high)
             relative = row["relative_percent"]
             rows.append(
                 [
-                    METRIC_TITLES[name],
-                    fixed(row["a"], decimals),
-                    fixed(row["b"], decimals),
-                    fixed(row["difference"], decimals, signed=True),
-                    interval(low, high, decimals, signed=True),
+                    *paired_cells(name, row["a"], row["b"], row["difference"], low, high),
                     ABSENT if math.isnan(relative) else f"{fixed(relative, 2, signed=True)}%",
                     verdict(name, row["difference"], row["significant"]).ljust(len("not significant")),
                 ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ctr.errors import InputError
-from ctr.eval.display import METRIC_TITLES, aligned, decimals_for, fixed, interval, verdict
+from ctr.eval.display import METRIC_TITLES, aligned, decimals_for, fixed, interval, paired_cells, verdict
 from ctr.eval.run_files import METRICS
 
 
@@ -81,14 +81,9 @@ def _paired_rows(metrics: dict[str, Any]) -> list[list[str]]:
     rows = [["", "a", "b", "b - a", "95% interval", ""]]
     for name, row in metrics.items():
         low, high = row["ci95"]
-        decimals = decimals_for(low, high)
         rows.append(
             [
-                METRIC_TITLES[name],
-                fixed(row["a"], decimals),
-                fixed(row["b"], decimals),
-                fixed(row["difference"], decimals, signed=True),
-                interval(low, high, decimals, signed=True),
+                *paired_cells(name, row["a"], row["b"], row["difference"], low, high),
                 verdict(name, row["difference"] or 0.0, row["significant"]).ljust(len("not significant")),
             ]
         )
