@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctr.cli_parser import make_parser
+from ctr.cli_parser import EVENTS, make_parser
 from ctr.errors import InputError
 
 
@@ -65,6 +65,14 @@ def _print_result(arguments: argparse.Namespace, result: dict[str, Any], text: s
 
 
 def _ingest(arguments: argparse.Namespace) -> None:
+    if arguments.format == EVENTS:
+        if arguments.mapping is None:
+            raise InputError("--mapping FILE is needed for events")
+        _load_tensorflow()
+        from ctr.pipelines.events.command import run_events
+
+        _print_result(arguments, *run_events(arguments))
+        return
     _load_tensorflow()
     from ctr.data.mapping import load_format, load_mapping
     from ctr.pipelines.ingest import ingest

@@ -9,6 +9,9 @@ from ctr import __version__
 FORMATS = ("table", "mind", "criteo", "avazu", "movielens", "open_bandit")
 
 
+EVENTS = "events"
+
+
 def make_parser() -> argparse.ArgumentParser:
     """What ``ctr`` takes; ``command`` of what is parsed names the command."""
     parser = argparse.ArgumentParser(
@@ -50,12 +53,34 @@ def make_parser() -> argparse.ArgumentParser:
     simulate.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting")
 
     ingest = command("ingest", "turn raw logs into an ordered example log")
-    ingest.add_argument("format", choices=FORMATS, help="a format that ships with the package, or table")
+    ingest.add_argument(
+        "format",
+        choices=(*FORMATS, EVENTS),
+        help="a format that ships with the package, table, or events: impressions and clicks apart",
+    )
     ingest.add_argument("input", type=Path, nargs="+", help="files or folders")
     ingest.add_argument(
-        "--mapping", type=Path, help="for the format table: the file that names columns and features"
+        "--mapping", type=Path, help="for table and events: the file that names columns and features"
     )
     ingest.add_argument("--out", type=Path, required=True, help="folder of the log")
+    ingest.add_argument(
+        "--follow", action="store_true", help="events: go on as files come, and publish each interval in time"
+    )
+    ingest.add_argument(
+        "--drain", action="store_true", help="with --follow: publish everything and end when no file is new"
+    )
+    ingest.add_argument(
+        "--poll", type=float, metavar="SECONDS", help="with --follow: between two looks (0.5)"
+    )
+    ingest.add_argument(
+        "--idle-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="with --follow: after which nobody waits for a kind of events without a new file (300)",
+    )
+    ingest.add_argument(
+        "--beam-options", default="", metavar="OPTIONS", help="events: of a Beam runner, in one word"
+    )
     ingest.add_argument(
         "--max-reject-share",
         type=float,

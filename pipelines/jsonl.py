@@ -18,6 +18,7 @@ from ctr.pipelines.chunks import Chunk
 from ctr.pipelines.rejects import Reject, make_reject
 from ctr.pipelines.sources import SourceFile, faults_named, open_bytes
 
+_LONGEST_LINE = 64 << 20
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -29,12 +30,18 @@ class JsonlReader:
         numbers: the columns only read as numbers, where 5 and 5.0 mean the same.
         lists: the columns that may hold lists, with the separator of those that are text instead; None where there is
             not one alone.
+        all_needed: whether some line of a file must have each wanted column.
     """
 
     def __init__(
-        self, wanted: Sequence[str], numbers: Sequence[str], lists: Mapping[str, str | None]
+        self,
+        wanted: Sequence[str],
+        numbers: Sequence[str],
+        lists: Mapping[str, str | None],
+        all_needed: bool = True,
     ) -> None:
         self._wanted = tuple(wanted)
+        self._all_needed = all_needed
         self._numbers = frozenset(numbers)
         self._lists = dict(lists)
         # Arrow reads text that looks like a time as a time; once seen, such a column is declared as text.
@@ -44,22 +51,27 @@ class JsonlReader:
         """Yields the lines of a file; rows are numbered by line, empty lines are no rows.
 
         Raises:
-            InputError: a damaged file, or a wanted column that no line of the file has.
+            InputError: a damaged file, or a needed column that no line of the file has.
         """
         seen: dict[str, None] = {}
         line = 1
         for block in _blocks(source, block_bytes):
-            chunk, keys, lines = self._read_block(source, block, line)
+            chunk, keys, lines = self.read_block(source.number, block, line)
             seen.update(dict.fromkeys(keys))
             line += lines
             yield chunk
         missing = [name for name in self._wanted if name not in seen]
-        if missing and seen:
+        if missing and seen and self._all_needed:
             raise InputError(
                 f"{source.path}: no column {', '.join(missing)} in any line; the columns found are {', '.join(seen)}"
             )
 
-    def _read_block(self, source: SourceFile, block: bytes, line: int) -> tuple[Chunk, list[str], int]:
+    def read_block(self, file: int, block: bytes, line: int) -> tuple[Chunk, list[str], int]:
+        """Reads whole lines, of which the first one has the number ``line`` in file number ``file``.
+
+        Returns:
+            The rows, the keys that the lines have, and how many lines they are.
+        """
         texts = block.split(b"\n")
         if not texts[-1]:
             texts.pop()
@@ -71,9 +83,9 @@ class JsonlReader:
                 table.column(name) if name in table.column_names else pa.nulls(len(rows))
                 for name in self._wanted
             ]
-            chunk = Chunk(source.number, pa.table(columns, names=list(self._wanted)), rows, [])
+            chunk = Chunk(file, pa.table(columns, names=list(self._wanted)), rows, [])
             return chunk, table.column_names, len(texts)
-        chunk, keys = self._slow(source, texts, rows, line)
+        chunk, keys = self._slow(file, texts, rows, line)
         return chunk, keys, len(texts)
 
     def _fast(self, block: bytes, rows: int) -> pa.Table | None:
@@ -109,9 +121,7 @@ class JsonlReader:
             return field.name in self._numbers
         return not pa.types.is_nested(kind)
 
-    def _slow(
-        self, source: SourceFile, texts: list[bytes], rows: np.ndarray, line: int
-    ) -> tuple[Chunk, list[str]]:
+    def _slow(self, file: int, texts: list[bytes], rows: np.ndarray, line: int) -> tuple[Chunk, list[str]]:
         rejects: list[Reject] = []
         kept: list[int] = []
         objects: list[dict[str, Any]] = []
@@ -125,25 +135,23 @@ class JsonlReader:
                 if b"\\u" in text:
                     _refuse_half_pairs(content)
             except UnicodeDecodeError:
-                rejects.append(make_reject(source.number, row, "line", "invalid UTF-8", text, "UTF-8"))
+                rejects.append(make_reject(file, row, "line", "invalid UTF-8", text, "UTF-8"))
                 continue
             except (ValueError, RecursionError):
-                rejects.append(
-                    make_reject(source.number, row, "line", "malformed JSON", text, "one JSON object")
-                )
+                rejects.append(make_reject(file, row, "line", "malformed JSON", text, "one JSON object"))
                 continue
             keys.update(dict.fromkeys(content))
             nested = next((name for name in self._wanted if not self._plain(name, content.get(name))), None)
             if nested is not None:
                 allowed = "a single value or a list of them" if nested in self._lists else "a single value"
                 value = json.dumps(content[nested])
-                rejects.append(make_reject(source.number, row, nested, "a nested value", value, allowed))
+                rejects.append(make_reject(file, row, nested, "a nested value", value, allowed))
                 continue
             kept.append(row)
             objects.append(content)
         columns = [self._column(name, [content.get(name) for content in objects]) for name in self._wanted]
         table = pa.table(columns, names=list(self._wanted))
-        return Chunk(source.number, table, np.array(kept, np.int64), rejects), list(keys)
+        return Chunk(file, table, np.array(kept, np.int64), rejects), list(keys)
 
     def _plain(self, name: str, value: object) -> bool:
         if isinstance(value, list):
@@ -190,14 +198,19 @@ def _items(value: Any, separator: str | None) -> list[str | None] | None:
 
 
 def _blocks(source: SourceFile, block_bytes: int) -> Iterator[bytes]:
-    """Whole lines, about ``block_bytes`` at a time."""
+    """Whole lines, about ``block_bytes`` at a time; of a line of more than 64 MiB only the beginning."""
     rest: list[bytes] = []
     with faults_named(source.path), open_bytes(source.path) as stream:
         while part := bytes(stream.read(block_bytes)):
             cut = part.rfind(b"\n") + 1
             if not cut:
-                rest.append(part)
+                # Where it is cut no JSON object ends, so that the line is set aside as malformed.
+                if len(rest) * block_bytes < _LONGEST_LINE:
+                    rest.append(part)
                 continue
+            if len(rest) * block_bytes >= _LONGEST_LINE:
+                line_end = part.index(b"\n")
+                part, cut = part[line_end:], cut - line_end
             yield b"".join((*rest, part[:cut]))
             rest = [part[cut:]]
     if any(rest):

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ctr.data.mapping import Mapping, duration_us
+from ctr.data.mapping import Derived, Mapping, Time, duration_us
 from ctr.errors import InputError
 from ctr.pipelines.chunks import Chunk
 from ctr.pipelines.convert import (
@@ -69,11 +69,16 @@ def read_times(mapping: Mapping, columns: Columns, chunk: Chunk, first: int, ver
         outside = (times < 0) | (times >= TIME_LIMIT_US)
         verdict.refuse(outside, "time", "out of range", pa.array(times), f"{FIRST_TIME} to {LAST_TIME}")
         return times
+    return read_time_column(time, "time", columns, verdict)
+
+
+def read_time_column(time: Time, key: str, columns: Columns, verdict: Verdict) -> np.ndarray:
+    """[N] int64 microseconds of the column of ``time``; ``key`` is what the mapping calls it."""
     assert time.column is not None
     times, bad = parse_column(time.column, columns, parse_times, time)
     form = f"unit {time.unit}" if time.unit is not None else f"format {time.format}"
     allowed = f"{form}, {FIRST_TIME} to {LAST_TIME}"
-    verdict.refuse(bad, "time", "unreadable or out of range", columns[time.column], allowed)
+    verdict.refuse(bad, key, "unreadable or out of range", columns[time.column], allowed)
     return times
 
 
@@ -84,9 +89,9 @@ def read_ids(name: str, key: str, columns: Columns, verdict: Verdict) -> np.ndar
     return ids
 
 
-def add_derived(mapping: Mapping, columns: Columns, times: np.ndarray | None) -> None:
-    """Adds the columns that the mapping derives; ``times`` may be None where none is derived of the time."""
-    for name, derived in mapping.derive.items():
+def add_derived(derive: dict[str, Derived], columns: Columns, times: np.ndarray | None) -> None:
+    """Adds the columns that a mapping derives; ``times`` may be None where none is derived of the time."""
+    for name, derived in derive.items():
         if derived.of_time:
             assert times is not None
             if derived.part is not None:

@@ -133,7 +133,7 @@ def _make_rows(
     keys = {"file": pa.repeat(file.name, len(chunk.rows)), "row": pa.array(chunk.rows, pa.int64())}
     if mapping.example_id is not None:
         keys["example_id"] = pa.array(read_ids(mapping.example_id, "example_id", columns, verdict))
-    add_derived(mapping, columns, times)
+    add_derived(mapping.derive, columns, times)
     check_numbers(mapping.number_sources, columns, verdict)
     numbers = {feature.source for feature in schema.features if isinstance(feature, Number)}
     raw = {}

@@ -41,7 +41,7 @@ def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequen
     for given in inputs:
         if given.is_dir():
             matches = {path for pattern in patterns for path in given.glob(pattern) if path.is_file()}
-            found = sorted(matches, key=lambda path: _natural_order(path.relative_to(given).as_posix()))
+            found = sorted(matches, key=lambda path: natural_order(path.relative_to(given).as_posix()))
             found = [path for path in found if not any(path.match(glob) for glob in excluded)]
             if not found:
                 raise InputError(f"input {given}: no file in this folder matches {' or '.join(patterns)}")
@@ -63,7 +63,8 @@ def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequen
     return files
 
 
-def _natural_order(name: str) -> list[tuple[int, str]]:
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """Sorts names by their parts, digits as numbers."""
     parts = re.split(r"([0-9]+)", name)
     key = [(int(part) if part.isdigit() else -1, part) for part in parts]
     return [*key, (0, name)]

@@ -241,7 +241,26 @@ def publish_interval(
     counters: dict[str, int] | None = None,
     shard_rows: int = 1_000_000,
 ) -> Manifest:
-    """Publishes the interval [start, end) of query time (microseconds) whole.
+    """Publishes the interval [start, end) of query time (microseconds) whole: ``stage_interval``, then the manifest.
+
+    Raises:
+        InputError: as of ``stage_interval`` and ``publish_manifest``.
+    """
+    manifest = stage_interval(folder, schema, start, end, rows, counters, shard_rows)
+    publish_manifest(folder, manifest)
+    return manifest
+
+
+def stage_interval(
+    folder: Path,
+    schema: Schema,
+    start: int,
+    end: int,
+    rows: pa.Table,
+    counters: dict[str, int] | None = None,
+    shard_rows: int = 1_000_000,
+) -> Manifest:
+    """Writes the shards of the interval [start, end) of query time (microseconds), which no reader sees yet.
 
     Args:
         rows: the interval's examples under ``shard_schema(schema)``, sorted as ``sort_rows`` does, no
@@ -249,9 +268,11 @@ def publish_interval(
         counters: what became of the interval's input, kept in the manifest.
         shard_rows: a new shard starts at the first query boundary after this many rows.
 
+    Returns:
+        The manifest that publishes it.
+
     Raises:
-        InputError: rows out of order or outside the interval, an interval that overlaps a published one,
-            or the same interval published before with other content.
+        InputError: rows out of order or outside the interval, or not under the log's schema.
     """
     name = f"interval [{start}, {end}) of {folder}"
     if not 0 <= start < end <= MAX_TIME_US:
@@ -291,7 +312,7 @@ def publish_interval(
                 sha256=digest,
             )
         )
-    manifest = Manifest(
+    return Manifest(
         start=start,
         end=end,
         schema_version=schema.version,
@@ -301,11 +322,14 @@ def publish_interval(
         shards=tuple(shards),
         counters=dict(counters or {}),
     )
-    _create_manifest(folder, manifest)
-    return manifest
 
 
-def _create_manifest(folder: Path, manifest: Manifest) -> None:
+def publish_manifest(folder: Path, manifest: Manifest) -> None:
+    """Publishes an interval whose shards are there.
+
+    Raises:
+        InputError: it overlaps a published one, or was published before with other content.
+    """
     for other in list_intervals(folder):
         if other != (manifest.start, manifest.end) and other[0] < manifest.end and manifest.start < other[1]:
             raise InputError(

@@ -74,8 +74,8 @@ def applied_samplings(log: Path) -> tuple[AppliedSampling, ...]:
     return (*record.earlier, AppliedSampling(name=record.name, config=record.config))
 
 
-def _adopt_record(path: Path, record: SamplingConfig | SampledLog) -> None:
-    """Creates the file, or checks that it says the same."""
+def adopt_record(path: Path, record: StrictModel) -> None:
+    """Creates the file, or checks that it says the same. Raises InputError when it does not."""
     if create_exclusively(path, dump_yaml(record).encode()):
         return
     before = load_model(type(record), path, "record of sampling")
@@ -90,7 +90,8 @@ def _adopt_record(path: Path, record: SamplingConfig | SampledLog) -> None:
 # ---------------------------------------------------------------- the walk over the log
 
 
-def _low_visibility_ids(schema: Schema, rule: LowVisibility) -> np.ndarray:
+def low_visibility_ids(schema: Schema, rule: LowVisibility) -> np.ndarray:
+    """The ids of a rule's values. Raises InputError for an unknown feature or value."""
     # TensorFlow, which takes seconds to load, is needed for nothing else here.
     from ctr.data.feature_values import feature_ids
 
@@ -126,7 +127,7 @@ def _open_source(log: Path, config: SamplingConfig, progress: Progress | None) -
     teacher = low_visibility = None
     rule = config.uninformative
     if rule is not None and rule.low_visibility is not None:
-        ids = _low_visibility_ids(schema, rule.low_visibility)
+        ids = low_visibility_ids(schema, rule.low_visibility)
         low_visibility = schema.single_valued.index(rule.low_visibility.feature), ids
     if rule is not None and rule.low_loss is not None:
         teacher = JoinedSidecar(rule.low_loss.log or log, rule.low_loss.teacher, ["logit"])
@@ -218,7 +219,7 @@ def write_decisions(
         raise InputError(f"{folder} holds something else than sampling decisions: another name is needed")
     _check_salt(log, config)
     source = _open_source(log, config, progress)
-    _adopt_record(folder / RECORD, config)
+    adopt_record(folder / RECORD, config)
     result = _empty_result(name, folder, source)
     for manifest in source.manifests:
         ids, weight, probability, kept = (
@@ -268,11 +269,11 @@ def write_sampled_log(
         raise InputError(f"{out} is a log that no sampling made: another folder is needed")
     decisions = sidecar_folder(log, name) / RECORD
     if decisions.exists():
-        _adopt_record(decisions, config)
+        adopt_record(decisions, config)
     _check_salt(log, config)
     source = _open_source(log, config, progress)
     create_log(out, schema)
-    _adopt_record(out / RECORD, SampledLog(name=name, config=config, earlier=applied_samplings(log)))
+    adopt_record(out / RECORD, SampledLog(name=name, config=config, earlier=applied_samplings(log)))
     selected = _selected(source)
     result = _empty_result(name, out, source)
     skipped = result.rows - sum(manifest.rows for manifest in selected)

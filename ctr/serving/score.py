@@ -80,6 +80,15 @@ def score_log(scorer: Scorer, log: Path, out: Path, progress: Progress | None = 
     return _write(out, pa.schema([*fields, *_SCORES]), batches(), progress)
 
 
+def score_rows(scorer: Scorer, rows: Rows) -> np.ndarray:
+    """The logits, float32 [N], of good rows of a log with the model's features."""
+    parts = [
+        scorer.score_ids(_packed(rows.slice(begin, min(begin + _BATCH_ROWS, len(rows)))))["logit"]
+        for begin in range(0, len(rows), _BATCH_ROWS)
+    ]
+    return np.concatenate([np.zeros(0, np.float32), *parts])
+
+
 def _packed(rows: Rows) -> dict[str, np.ndarray]:
     packed = {"ids": rows.ids}
     for name, (values, offsets) in rows.multivalent.items():

@@ -1,0 +1,213 @@
+"""How raw impressions and clicks become a log: the mapping file of events, described in docs/events.md.
+
+It says how both kinds of events are read, how long a click may come after its impression and an event after its
+time, how the log is cut into intervals, what is sampled, whose predictions are recorded, and which features there are.
+"""
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from ctr.config import StrictModel, parse_model, read_yaml
+from ctr.data.mapping import (
+    Column,
+    DelimitedInput,
+    Derived,
+    Duration,
+    JsonlInput,
+    ParquetInput,
+    Time,
+    duration_us,
+)
+from ctr.data.sampling import SamplingConfig
+from ctr.data.schema import Feature, Number, Schema, list_separators
+
+
+class EventSource(StrictModel):
+    """How the events of one kind are read.
+
+    Attributes:
+        input: the form of the files.
+        topic: of Kafka, whose records are JSON objects of the same columns.
+        time: of the event: when the query came, or when the click happened.
+        arrival: when the collector got the event. Null: unknown, and the event's own time stands for it.
+        impression_id: the column that impressions and clicks have in common.
+    """
+
+    input: Annotated[DelimitedInput | JsonlInput | ParquetInput, Field(discriminator="type")]
+    topic: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,249}$")
+    time: Time
+    arrival: Time | None = None
+    impression_id: Column
+
+    @model_validator(mode="after")
+    def _times_are_columns(self) -> Self:
+        for key, time in self.times.items():
+            if time.column is None:
+                raise ValueError(f"{key}: events need a column: their order in a file says nothing")
+        return self
+
+    @property
+    def times(self) -> dict[str, Time]:
+        """The columns that hold times, by what they are."""
+        return {"time": self.time} | ({} if self.arrival is None else {"arrival": self.arrival})
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The raw columns that ids, times and weights are read from."""
+        return (*(time.column or "" for time in self.times.values()), self.impression_id)
+
+
+class ImpressionSource(EventSource):
+    """How impressions are read.
+
+    Attributes:
+        query_id: the column whose value the impressions of one query share, as they share ``time``.
+        timestamp: when the impression itself was shown. Null: at the query's time.
+        weight: a column of weights. Null: each weighs 1.
+        derive: new columns, as in the mapping of a table.
+        hashed: whether the columns are those of a log's shards (``ids`` and the multivalent features), whose
+            values are ids already, instead of the raw sources of the features.
+    """
+
+    query_id: Column
+    timestamp: Time | None = None
+    weight: Column | None = None
+    derive: dict[Column, Derived] = {}
+    hashed: bool = False
+
+    @property
+    def times(self) -> dict[str, Time]:
+        found = super().times
+        return found if self.timestamp is None else {**found, "timestamp": self.timestamp}
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        weight = () if self.weight is None else (self.weight,)
+        return (*super().key_columns, self.query_id, *weight)
+
+
+class EventSampling(StrictModel):
+    """Which examples are published: as ``ctr sample --out`` would keep them, under this name."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
+    rule: SamplingConfig
+
+
+class EventTeacher(StrictModel):
+    """Whose predictions are recorded beside the log.
+
+    Attributes:
+        name: of the sidecar.
+        model: folder of an exported model, or of its versions, of which the newest one is taken once and for all.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
+    model: Path
+
+
+class EventMapping(StrictModel):
+    """The whole mapping file of events.
+
+    Attributes:
+        interval: the publishing unit, of query time.
+        click_window: how long after its impression a click counts.
+        late_window: for how long after that an unmatched click is called late; later it is an orphan. Also for how
+            long ids are known again. Null: as long as the window.
+        delay: how long after its time an event may arrive. An interval is closed when everything has arrived that
+            happened before its end plus the window.
+        future: how far an event's time may lie beyond its arrival, and an arrival beyond now. Null: anywhere.
+        largest_value: bytes that a value of a column may have.
+    """
+
+    impressions: ImpressionSource
+    clicks: EventSource
+    interval: Duration
+    click_window: Duration
+    late_window: Duration | None = None
+    delay: Duration
+    future: Duration | None = "5m"
+    largest_value: int = Field(default=65_536, ge=1, le=2**24)
+    shard_rows: int = Field(default=1_000_000, ge=1)
+    sampling: EventSampling | None = None
+    teacher: EventTeacher | None = None
+    features: tuple[Feature, ...] = Field(min_length=1)
+
+    @field_validator("features")
+    @classmethod
+    def _schema(cls, features: tuple[Feature, ...]) -> tuple[Feature, ...]:
+        Schema(features=features)
+        return features
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        impressions = self.impressions
+        if impressions.hashed and impressions.input.type != "parquet":
+            raise ValueError("impressions.hashed: ids as a log packs them need Parquet files")
+        if impressions.hashed and impressions.derive:
+            raise ValueError("impressions.derive: hashed impressions have no raw columns to derive from")
+        for name, derived in impressions.derive.items():
+            if derived.source in impressions.derive:
+                raise ValueError(f"impressions.derive.{name}: {derived.source} is itself derived")
+            if name in impressions.key_columns:
+                raise ValueError(f"impressions.derive.{name}: a column of this name is read as a key")
+        if (impressions.topic is None) != (self.clicks.topic is None):
+            raise ValueError("topic: of both impressions and clicks, or of neither")
+        if (impressions.arrival is None) != (self.clicks.arrival is None):
+            raise ValueError("arrival: of both impressions and clicks, or of neither")
+        self._check_sampling()
+        return self
+
+    def _check_sampling(self) -> None:
+        if self.sampling is None:
+            return
+        rule = self.sampling.rule
+        low_loss = None if rule.uninformative is None else rule.uninformative.low_loss
+        if low_loss is not None:
+            if self.teacher is None or low_loss.teacher != self.teacher.name:
+                raise ValueError(
+                    f"sampling.rule.uninformative.low_loss.teacher: {low_loss.teacher} is not the teacher here"
+                )
+            if low_loss.log is not None:
+                raise ValueError("sampling.rule.uninformative.low_loss.log: the teacher scores this log")
+
+    @property
+    def feature_schema(self) -> Schema:
+        """The features of the log."""
+        return Schema(features=self.features)
+
+    @property
+    def windows_us(self) -> tuple[int, int]:
+        """The click window and the late window, in microseconds."""
+        window = duration_us(self.click_window)
+        return window, window if self.late_window is None else duration_us(self.late_window)
+
+    @property
+    def raw_columns(self) -> tuple[str, ...]:
+        """The columns that impressions must have, each once."""
+        impressions, schema = self.impressions, self.feature_schema
+        if impressions.hashed:
+            features = (("ids",) if schema.single_valued else ()) + schema.multivalent
+        else:
+            sources = (source for source in schema.sources if source not in impressions.derive)
+            derived_from = (d.source for d in impressions.derive.values() if not d.of_time)
+            features = (*derived_from, *sources)
+        return tuple(dict.fromkeys((*impressions.key_columns, *features)))
+
+    @property
+    def number_sources(self) -> tuple[str, ...]:
+        """The sources of number features; of hashed impressions none."""
+        if self.impressions.hashed:
+            return ()
+        return tuple(dict.fromkeys(f.source for f in self.features if isinstance(f, Number)))
+
+    @property
+    def list_sources(self) -> dict[str, str | None]:
+        """The columns that may hold lists, with the separator of their values."""
+        return {} if self.impressions.hashed else list_separators(self.features)
+
+
+def load_event_mapping(path: Path) -> EventMapping:
+    """Reads and validates a mapping file. Raises InputError with one line that names every fault."""
+    return parse_model(EventMapping, read_yaml(path, "mapping"), f"mapping {path}")

@@ -1,0 +1,133 @@
+"""What became of the events that were read: counts that must add up, rejects, and when these are too many."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from ctr.data.log import Manifest
+from ctr.errors import InputError
+from ctr.files import write_atomic_bytes
+from ctr.pipelines.events.spool import UnitReport
+
+ENOUGH_EVENTS = 1_000
+"""Fewer events than these say nothing of a job's share of rejects before it ends."""
+
+RECENT_EVENTS = 100_000
+"""What a job that goes on is judged by: the latest units that hold so many events."""
+
+
+@dataclass(frozen=True)
+class KindCounts:
+    """Events of one kind: those that were read, and what was set aside of them."""
+
+    read: int = 0
+    late: int = 0
+    rejected: int = 0
+
+    def plus(self, report: UnitReport) -> "KindCounts":
+        """With those of one more unit."""
+        return KindCounts(self.read + report.events, self.late + report.late, self.rejected + report.rejected)
+
+
+@dataclass(frozen=True)
+class EventCounts:
+    """Events that were read, and units that could not be read to their end."""
+
+    impressions: KindCounts = KindCounts()
+    clicks: KindCounts = KindCounts()
+    damaged: int = 0
+
+    def plus(self, report: UnitReport) -> "EventCounts":
+        """With those of one more unit."""
+        counts = replace(self, damaged=self.damaged + bool(report.damaged))
+        if report.kind == "impressions":
+            return replace(counts, impressions=self.impressions.plus(report))
+        return replace(counts, clicks=self.clicks.plus(report))
+
+
+def count_reports(reports: Sequence[UnitReport]) -> EventCounts:
+    """The counts of some units."""
+    counts = EventCounts()
+    for report in reports:
+        counts = counts.plus(report)
+    return counts
+
+
+def reject_reasons(reports: Sequence[UnitReport]) -> dict[str, int]:
+    """The rejects that are described, by ``key: reason``, the most frequent first."""
+    counted = Counter(f"{reject.key}: {reject.reason}" for report in reports for reject in report.rejects)
+    return dict(sorted(counted.items(), key=lambda item: (-item[1], item[0])))
+
+
+def check_rejects(reports: Sequence[UnitReport], max_share: float, at_least: int = 1) -> None:
+    """Raises InputError when more than the allowed share of the events of these units was rejected.
+
+    Args:
+        at_least: events, below which nothing is said.
+    """
+    events = sum(report.events for report in reports)
+    rejected = sum(report.rejected for report in reports)
+    if events < at_least or rejected <= max_share * events:
+        return
+    reason, most = next(iter(reject_reasons(reports).items()))
+    place, first = next(
+        (report.name, reject)
+        for report in reports
+        for reject in report.rejects
+        if f"{reject.key}: {reject.reason}" == reason
+    )
+    raise InputError(
+        f"{rejected} of {events} events rejected, more than the allowed share of {max_share:g}; most often {reason} "
+        f"({most} described, first {place} row {first.row}, value {first.value!r}; allowed: {first.allowed})"
+    )
+
+
+def write_rejects(log: Path, reports: Sequence[UnitReport]) -> None:
+    """Describes rejects in ``LOG/rejects/``: a file for each file of events, an object for each reject.
+
+    Of a unit's rejects the first thousand are described; a line says how many there were more.
+    """
+    by_name: dict[str, list[str]] = {}
+    for report in reports:
+        lines = [{"file": report.name, **_described(reject)} for reject in report.rejects]
+        if more := report.rejected - len(report.rejects):
+            lines.append({"file": report.name, "more": more})
+        if report.damaged:
+            lines.append({"file": report.name, "damaged": report.damaged})
+        by_name.setdefault(report.name, []).extend(json.dumps(line, ensure_ascii=False) for line in lines)
+    for name, lines_of in by_name.items():
+        path = log / "rejects" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.jsonl"
+        if lines_of:
+            content = "".join(line + "\n" for line in lines_of)
+            write_atomic_bytes(path, content.encode("utf-8", errors="backslashreplace"))
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _described(reject: object) -> dict[str, object]:
+    content = asdict(reject)  # type: ignore[call-overload]
+    del content["file"]
+    return dict(content)
+
+
+def sum_counters(manifests: Sequence[Manifest]) -> dict[str, int]:
+    """The counters of intervals, added up."""
+    total: dict[str, int] = {}
+    for manifest in manifests:
+        for name, count in manifest.counters.items():
+            total[name] = total.get(name, 0) + count
+    return total
+
+
+def check_conservation(counts: EventCounts, counters: dict[str, int], pending: int) -> None:
+    """Raises RuntimeError when impressions that were read are neither in an interval, nor late, rejected or pending."""
+    inside = counters.get("impressions", 0)
+    found = counts.impressions
+    if found.read != inside + found.late + found.rejected + pending:
+        raise RuntimeError(
+            f"{found.read} impressions were read, but {inside} are in intervals, {found.late} late, {found.rejected} "
+            f"rejected and {pending} pending"
+        )

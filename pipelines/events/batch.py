@@ -1,0 +1,108 @@
+"""All events of some folders to a log, at once: in any order, and of any size.
+
+Memory holds the interval that each worker joins and the chunk that it reads; the disk holds all events once more,
+inside the log, until it is published. A job that was killed is simply run again: it publishes the same bytes.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctr.data.event_mapping import EventMapping
+from ctr.errors import InputError
+from ctr.pipelines.events.accounts import (
+    EventCounts,
+    check_conservation,
+    check_rejects,
+    count_reports,
+    sum_counters,
+    write_rejects,
+)
+from ctr.pipelines.events.publish import begin_log
+from ctr.pipelines.events.read import find_events, split_units
+from ctr.pipelines.events.run import (
+    beam_options,
+    publish_staged,
+    spool_units,
+    stage_spooled,
+    with_pinned_teacher,
+)
+from ctr.pipelines.events.spool import list_starts, read_report
+from ctr.pipelines.spill import spill_folder
+
+_WORKERS = 2
+
+
+@dataclass(frozen=True)
+class EventsResult:
+    """What became of the events of a job.
+
+    Attributes:
+        counts: of the events that were read.
+        intervals: published.
+        examples, clicks: in the log; clicks are examples with label 1.
+        counters: the sums of the intervals' counters.
+        seconds: for each stage.
+    """
+
+    counts: EventCounts
+    intervals: int
+    examples: int
+    clicks: int
+    counters: dict[str, int]
+    seconds: dict[str, float]
+
+
+def ingest_events(
+    mapping: EventMapping,
+    folders: Sequence[Path],
+    log: Path,
+    *,
+    max_reject_share: float = 0.01,
+    options: str = "",
+) -> EventsResult:
+    """Publishes the examples that the events of ``folders`` make as the log ``log``.
+
+    Args:
+        mapping: how events become examples.
+        folders: with impressions and clicks (``ctr.pipelines.events.read.find_events``).
+        log: the log's folder; one that was begun by the same mapping may hold other intervals.
+        max_reject_share: the job stops when a larger share of events, in [0, 1], is rejected.
+        options: Beam's. The workers of another runner must see the same folders under the same paths.
+
+    Raises:
+        InputError: no events, a damaged file, a missing column, too many rejects, or a log of something else.
+    """
+    begun = time.perf_counter()
+    mapping = with_pinned_teacher(mapping, log)
+    beam = beam_options(options, _WORKERS)
+    units = split_units(find_events(mapping, folders))
+    if not units:
+        raise InputError(f"events {', '.join(map(str, folders))}: no file of impressions or clicks in there")
+    begin_log(log, mapping)
+    seconds = {}
+    with spill_folder(log) as spool:
+        spool_units(beam, mapping, log, spool, units)
+        reports = [report for unit in units if (report := read_report(spool, unit)) is not None]
+        if len(reports) != len(units):
+            raise InputError("--beam-options: workers must see the log's folder under the same path")
+        counts = count_reports(reports)
+        write_rejects(log, reports)
+        check_rejects(reports, max_reject_share)
+        seconds["spool"] = time.perf_counter() - begun
+        starts = list_starts(spool)
+        stage_spooled(beam, mapping, log, spool, starts)
+        seconds["join"] = time.perf_counter() - begun - seconds["spool"]
+        published = publish_staged(log, spool, starts)
+    seconds["total"] = time.perf_counter() - begun
+    counters = sum_counters(published)
+    check_conservation(counts, counters, 0)
+    return EventsResult(
+        counts,
+        len(published),
+        sum(manifest.rows for manifest in published),
+        sum(manifest.clicks for manifest in published),
+        counters,
+        seconds,
+    )

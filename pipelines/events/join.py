@@ -1,0 +1,252 @@
+"""The join of one closed interval: impressions and clicks in, labelled examples and side tables out. Pure.
+
+What the order of the input, its cuts or repeated deliveries do to it: nothing. Every event is counted once, and that
+the counts add up is checked before anything is returned.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ctr.data.log import IDS_COLUMN, shard_schema, sort_rows, unpack_ids
+from ctr.data.sampling import SamplingConfig, decide
+from ctr.data.schema import Schema
+from ctr.pipelines.events.rules import IntervalRules, known_from
+from ctr.pipelines.events.tables import ARRIVAL, CLICK_SCHEMA
+
+LATE, ORPHAN = "late", "orphan"
+NOT_PUBLISHED = ("sampled_out", "duplicate_impressions", "conflicting_impressions")
+TOLD_CLICKS = ("matched_clicks", "duplicate_clicks", "late_clicks", "orphan_clicks")
+UNMATCHED_SCHEMA = pa.schema([*CLICK_SCHEMA, pa.field("reason", pa.string(), False)])
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How examples are sampled: the rule, and which ids of a feature mean low visibility."""
+
+    rule: SamplingConfig
+    low_visibility: tuple[int, np.ndarray] | None = None
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What an interval has become.
+
+    Attributes:
+        examples: rows of a shard, in the order of a log.
+        unmatched: clicks of this home without an example, under ``UNMATCHED_SCHEMA``, sorted.
+        conflicting: impressions whose id another one has, in the columns of the input, sorted.
+        counters: ``impressions``, which is the rows of ``examples`` plus all of ``NOT_PUBLISHED``; ``clicks`` of this
+            home, which is the sum of ``TOLD_CLICKS``.
+        teacher_logit: float32, of the examples in their order; None where no teacher scored them.
+    """
+
+    examples: pa.Table
+    unmatched: pa.Table
+    conflicting: pa.Table
+    counters: dict[str, int]
+    teacher_logit: np.ndarray | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing happened in the interval, so that there is nothing to publish."""
+        return not (self.counters["impressions"] or self.counters["clicks"])
+
+
+def join_interval(
+    schema: Schema,
+    rules: IntervalRules,
+    start: int,
+    impressions: pa.Table,
+    earlier: pa.Table,
+    clicks: pa.Table,
+) -> Joined:
+    """Joins the events of the interval that begins at ``start`` (microseconds of query time).
+
+    A click counts for the impression of its id if it happened 0 to ``rules.window`` after it. Of impressions with one
+    id the earliest stays. One that differs from it in its arrival alone is a duplicate; any other one conflicts.
+    A second click on one impression at another time matches as the first one does; at the same time it is a duplicate.
+
+    Args:
+        schema: the features.
+        impressions: those of this interval, ``ctr.pipelines.events.tables.impression_schema``.
+        earlier: ``example_id, query_time`` of impressions before the interval; those that lie further back than
+            ``rules.lookback`` are ignored.
+        clicks: whatever ``rules.route_clicks`` gives the interval, ``CLICK_SCHEMA``.
+    """
+    impressions, clicks, earlier = (table.combine_chunks() for table in (impressions, clicks, earlier))
+    recent = pc.greater_equal(earlier.column("query_time"), known_from(rules, start))
+    earlier = earlier.filter(recent)
+    counters = {"impressions": impressions.num_rows, "clicks": _home_clicks(rules, start, clicks)}
+    rows, duplicates, conflicting = _first_of_each(impressions, earlier)
+    counters["duplicate_impressions"] = duplicates
+    counters["conflicting_impressions"] = conflicting.num_rows
+    clicks, repeated = _distinct_clicks(rules, start, clicks)
+    label = _labels(rules, start, rows, clicks)
+    at = rows.column_names.index("label")
+    rows = sort_rows(rows.set_column(at, rows.schema.field("label"), pa.array(label)))
+    counters["sampled_out"] = 0
+    unmatched, told = _told_clicks(rules, start, rows, earlier, clicks)
+    counters |= {"duplicate_clicks": repeated, **told}
+    joined = Joined(rows.select(shard_schema(schema).names), unmatched, conflicting, counters)
+    _check_conservation(rules, start, joined)
+    return joined
+
+
+def sample_joined(rules: IntervalRules, start: int, joined: Joined, sampling: Sampling | None) -> Joined:
+    """Keeps the examples that the rule keeps, with their weights multiplied (FF 3.3).
+
+    Raises:
+        InputError: the rule asks for a teacher's logit and an example has none that is finite.
+    """
+    if sampling is None:
+        return joined
+    rows = joined.examples
+    low_visibility = None
+    if sampling.low_visibility is not None:
+        feature, wanted = sampling.low_visibility
+        low_visibility = np.isin(unpack_ids(rows.column(IDS_COLUMN).combine_chunks())[:, feature], wanted)
+    ids, times, label = (rows.column(name).to_numpy() for name in ("example_id", "query_time", "label"))
+    decisions = decide(sampling.rule, ids, times, label, joined.teacher_logit, low_visibility)
+    kept = rows.filter(pa.array(decisions.kept))
+    for name in ("train_weight", "metric_weight"):
+        at = kept.column_names.index(name)
+        weight = kept.column(name).to_numpy() * decisions.weight[decisions.kept]
+        kept = kept.set_column(at, kept.schema.field(name), pa.array(weight))
+    sampled = Joined(
+        kept,
+        joined.unmatched,
+        joined.conflicting,
+        {**joined.counters, "sampled_out": rows.num_rows - kept.num_rows},
+        None if joined.teacher_logit is None else joined.teacher_logit[decisions.kept],
+    )
+    _check_conservation(rules, start, sampled)
+    return sampled
+
+
+def _check_conservation(rules: IntervalRules, start: int, joined: Joined) -> None:
+    """Raises RuntimeError when something is not accounted for: a fault of this module, never of its input."""
+    counters = joined.counters
+    dropped = sum(counters[name] for name in NOT_PUBLISHED)
+    clicks = sum(counters[name] for name in TOLD_CLICKS)
+    if joined.examples.num_rows + dropped != counters["impressions"] or clicks != counters["clicks"]:
+        raise RuntimeError(
+            f"interval [{start}, {start + rules.length}): the counts do not add up: "
+            f"{joined.examples.num_rows} examples, {counters}"
+        )
+
+
+# ---------------------------------------------------------------- impressions
+
+
+def _first_of_each(impressions: pa.Table, earlier: pa.Table) -> tuple[pa.Table, int, pa.Table]:
+    """The impressions with an id of their own, the number of duplicates, and those that conflict."""
+    ids = impressions.column("example_id").to_numpy()
+    order = np.argsort(ids, kind="stable")
+    ranked = ids[order]
+    repeated = ranked[1:][ranked[1:] == ranked[:-1]]
+    known = np.unique(earlier.column("example_id").to_numpy())
+    seen_before = known[np.isin(known, ids, assume_unique=False)] if len(known) else known
+    suspects = np.isin(ids, np.union1d(repeated, seen_before)) if len(repeated) or len(seen_before) else None
+    if suspects is None:
+        return impressions, 0, impressions.slice(0, 0)
+    places = np.flatnonzero(suspects)
+    content = _contents(impressions.take(pa.array(places)))
+    by_id: dict[int, list[tuple[tuple[object, ...], int]]] = {}
+    for place, (key, row) in zip(places.tolist(), content, strict=True):
+        by_id.setdefault(key, []).append((row, place))
+    dropped = np.zeros(len(ids), bool)
+    conflicting: list[tuple[int, tuple[object, ...], int]] = []
+    before = set(seen_before.tolist())
+    for key, found in by_id.items():
+        found.sort()
+        first = None if key in before else found[0]
+        for row, place in found:
+            if first is not None and place == first[1]:
+                continue
+            dropped[place] = True
+            # One that was there in an earlier interval has another query time, so it is not the same.
+            if first is None or row[:-1] != first[0][:-1]:
+                conflicting.append((key, row, place))
+    duplicates = int(dropped.sum()) - len(conflicting)
+    in_order = [place for _, _, place in sorted(conflicting)]
+    rows = impressions.filter(pa.array(~dropped))
+    return rows, duplicates, impressions.take(pa.array(in_order, pa.int64()))
+
+
+def _contents(table: pa.Table) -> list[tuple[int, tuple[object, ...]]]:
+    """Of each row its id, and all else as a tuple that can be ordered: query time first, arrival last.
+
+    The label is not there yet.
+    """
+    names = [name for name in table.column_names if name not in ("example_id", "label", ARRIVAL)]
+    columns = [table.column(name).to_pylist() for name in (*names, ARRIVAL)]
+    return list(
+        zip(table.column("example_id").to_pylist(), map(tuple, zip(*columns, strict=True)), strict=True)
+    )
+
+
+# ---------------------------------------------------------------- clicks
+
+
+def _home_clicks(rules: IntervalRules, start: int, clicks: pa.Table) -> int:
+    return int(np.count_nonzero(rules.start_of(clicks.column("time").to_numpy()) == start))
+
+
+def _distinct_clicks(rules: IntervalRules, start: int, clicks: pa.Table) -> tuple[pa.Table, int]:
+    """Each click once, as it first arrived, by (id, time); and how many repetitions this home had."""
+    ids, times, arrival = (clicks.column(name).to_numpy() for name in CLICK_SCHEMA.names)
+    order = np.lexsort((arrival, times, ids))
+    ids, times = ids[order], times[order]
+    again = np.zeros(len(ids), bool)
+    again[1:] = (ids[1:] == ids[:-1]) & (times[1:] == times[:-1])
+    at_home = rules.start_of(times) == start
+    return clicks.take(pa.array(order[~again])), int(np.count_nonzero(again & at_home))
+
+
+def _labels(rules: IntervalRules, start: int, rows: pa.Table, clicks: pa.Table) -> np.ndarray:
+    """1 for each impression with a click inside the window that was there in time, else 0; int8."""
+    label = np.zeros(rows.num_rows, np.int8)
+    ids = rows.column("example_id").to_numpy()
+    if not len(ids):
+        return label
+    order = np.argsort(ids, kind="stable")
+    clicked, times, arrival = (clicks.column(name).to_numpy() for name in CLICK_SCHEMA.names)
+    place = order[np.minimum(np.searchsorted(ids[order], clicked), len(ids) - 1)]
+    after = times - rows.column("query_time").to_numpy()[place]
+    found = (ids[place] == clicked) & (after >= 0) & (after <= rules.window)
+    label[place[found & (arrival < rules.closes_at(start))]] = 1
+    return label
+
+
+def _told_clicks(
+    rules: IntervalRules, start: int, rows: pa.Table, earlier: pa.Table, clicks: pa.Table
+) -> tuple[pa.Table, dict[str, int]]:
+    """What becomes of the distinct clicks that happened in this interval."""
+    home = clicks.filter(pa.array(rules.start_of(clicks.column("time").to_numpy()) == start))
+    clicked, times, arrival = (home.column(name).to_numpy() for name in CLICK_SCHEMA.names)
+    known = [
+        np.concatenate([table.column(name).to_numpy() for table in (earlier, rows)])
+        for name in ("example_id", "query_time")
+    ]
+    order = np.lexsort((known[1], known[0]))
+    ids, shown = known[0][order], known[1][order]
+    matched = late = np.zeros(len(clicked), bool)
+    if len(ids):
+        # The first of the places with this id is its earliest impression.
+        place = np.minimum(np.searchsorted(ids, clicked), len(ids) - 1)
+        after = times - shown[place]
+        there = (ids[place] == clicked) & (after >= 0) & (after <= rules.lookback)
+        in_time = arrival < rules.closes_at(rules.start_of(shown[place]))
+        matched = there & (after <= rules.window) & in_time
+        late = there & ~matched
+    reason = np.where(late, LATE, ORPHAN)[~matched]
+    unmatched = home.filter(pa.array(~matched)).append_column(UNMATCHED_SCHEMA.field("reason"), [reason])
+    counts = {
+        "matched_clicks": int(np.count_nonzero(matched)),
+        "late_clicks": int(np.count_nonzero(late)),
+        "orphan_clicks": int(np.count_nonzero(~matched & ~late)),
+    }
+    return unmatched.cast(UNMATCHED_SCHEMA), counts

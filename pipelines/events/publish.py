@@ -1,0 +1,95 @@
+"""Sets down what an interval has become, so that a later step only has to name it.
+
+::
+
+    LOG/events.yaml                       the mapping of the job
+    LOG/unmatched/START-END.parquet       clicks that happened in the interval and count for no example, with the reason
+    LOG/conflicting/START-END.parquet     impressions whose id another one has
+    LOG/late/KIND-HASH.parquet            events that arrived after their interval was closed
+
+Shards, sidecar and side files of an interval are there before its manifest names them. All of it follows from the
+interval's events, so that any number of workers may write it any number of times.
+"""
+
+import hashlib
+from pathlib import Path
+
+import pyarrow as pa
+
+from ctr.data.event_mapping import EventMapping
+from ctr.data.log import Manifest, check_log, create_log, list_intervals, parquet_bytes, stage_interval
+from ctr.data.sample_log import RECORD, SampledLog, adopt_record, low_visibility_ids
+from ctr.data.schema import Schema
+from ctr.data.sidecar import write_sidecar_interval
+from ctr.errors import InputError
+from ctr.files import write_atomic_bytes
+from ctr.pipelines.events.join import Joined, Sampling
+from ctr.pipelines.events.rules import IntervalRules
+from ctr.pipelines.events.tables import Kind
+
+MAPPING_FILE = "events.yaml"
+UNMATCHED, CONFLICTING, LATE_EVENTS = "unmatched", "conflicting", "late"
+
+
+def begin_log(log: Path, mapping: EventMapping) -> None:
+    """Makes a folder the log of a mapping, or checks that it is.
+
+    Raises:
+        InputError: the folder holds something else, or a log of another mapping.
+    """
+    schema = mapping.feature_schema
+    check_log(log, schema)
+    if not (log / MAPPING_FILE).exists() and list_intervals(log):
+        raise InputError(f"{log}: this log was not made of events: another folder is needed")
+    create_log(log, schema)
+    adopt_record(log / MAPPING_FILE, mapping)
+    if mapping.sampling is not None:
+        adopt_record(log / RECORD, SampledLog(name=mapping.sampling.name, config=mapping.sampling.rule))
+
+
+def make_sampling(mapping: EventMapping) -> Sampling | None:
+    """The sampling of a mapping. Raises InputError for an unknown feature or value."""
+    if mapping.sampling is None:
+        return None
+    rule = mapping.sampling.rule
+    uninformative = rule.uninformative
+    if uninformative is None or uninformative.low_visibility is None:
+        return Sampling(rule)
+    schema, seldom_seen = mapping.feature_schema, uninformative.low_visibility
+    ids = low_visibility_ids(schema, seldom_seen)
+    return Sampling(rule, (schema.single_valued.index(seldom_seen.feature), ids))
+
+
+def stage_joined(
+    log: Path,
+    schema: Schema,
+    rules: IntervalRules,
+    start: int,
+    joined: Joined,
+    shard_rows: int,
+    teacher: str | None = None,
+) -> Manifest:
+    """Writes all of an interval but the manifest, and returns that.
+
+    Args:
+        teacher: the sidecar for the teacher's logits.
+
+    Raises:
+        InputError: something else was written for this interval before.
+    """
+    end = start + rules.length
+    manifest = stage_interval(log, schema, start, end, joined.examples, joined.counters, shard_rows)
+    for name, table in ((UNMATCHED, joined.unmatched), (CONFLICTING, joined.conflicting)):
+        if table.num_rows:
+            write_atomic_bytes(log / name / f"{manifest.name}.parquet", parquet_bytes(table))
+    if teacher is not None and joined.teacher_logit is not None:
+        columns = {"example_id": joined.examples.column("example_id"), "logit": joined.teacher_logit}
+        write_sidecar_interval(log, teacher, manifest, pa.table(columns))
+    return manifest
+
+
+def write_late(log: Path, kind: Kind, table: pa.Table) -> None:
+    """Sets events aside that arrived after their interval was closed; the same events make the same file."""
+    content = parquet_bytes(table.combine_chunks())
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    write_atomic_bytes(log / LATE_EVENTS / f"{kind}-{digest}.parquet", content)

@@ -1,0 +1,127 @@
+"""From files and records of raw events to chunks of raw columns."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctr.data.event_mapping import EventMapping, EventSource
+from ctr.data.mapping import JsonlInput, ParquetInput, input_patterns
+from ctr.errors import InputError
+from ctr.pipelines.chunks import Chunk
+from ctr.pipelines.events.tables import KINDS, Kind, wanted_columns
+from ctr.pipelines.jsonl import JsonlReader
+from ctr.pipelines.parquet import read_parquet, row_group_sizes
+from ctr.pipelines.sources import SourceFile, natural_order
+from ctr.pipelines.table_files import read_table_file
+
+BLOCK_BYTES = 16 << 20
+"""Bytes of a file that are read, parsed and transformed at a time."""
+
+_UNIT_ROWS = 1 << 20
+_BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one worker reads at a time: a file of events, or some row groups of one.
+
+    Attributes:
+        kind: of its events.
+        name: of the file, which does not depend on the machine.
+        path: of the file.
+        row_groups: those [begin, end) that it consists of; None: all that there is.
+    """
+
+    kind: Kind
+    name: str
+    path: Path
+    row_groups: tuple[int, int] | None = None
+
+
+def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
+    """The files of events in some folders, in the order in which they count as arriving.
+
+    Looked for are ``impressions/`` and ``clicks/`` with files of the mapping's forms, or what its patterns say. What
+    begins with a dot or ends in ``.tmp`` is being written and left out.
+
+    Raises:
+        InputError: no such folder, or two files of one name.
+    """
+    found: dict[str, Unit] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"events {folder}: no such folder")
+        for kind in KINDS:
+            form = _source(mapping, kind).input
+            patterns = input_patterns(form)
+            if form.pattern is None:
+                patterns = tuple(f"{kind}/{pattern}" for pattern in patterns)
+            for path in {path for pattern in patterns for path in folder.glob(pattern)}:
+                name = path.relative_to(folder).as_posix()
+                if path.name.startswith(".") or path.name.endswith(".tmp") or not path.is_file():
+                    continue
+                if name in found:
+                    raise InputError(
+                        f"events {path} and {found[name].path} are both named {name}: give the folder above them"
+                    )
+                found[name] = Unit(kind, name, path)
+    return sorted(found.values(), key=lambda unit: (unit.kind, natural_order(unit.name)))
+
+
+def split_units(units: Sequence[Unit]) -> list[Unit]:
+    """The same events in units of about a million rows, where the form of the file allows it.
+
+    Raises:
+        InputError: a damaged file.
+    """
+    parts: list[Unit] = []
+    for unit in units:
+        if unit.path.suffix != ".parquet":
+            parts.append(unit)
+            continue
+        begin = rows = 0
+        sizes = row_group_sizes(unit.path)
+        for number, size in enumerate(sizes):
+            rows += size
+            if rows >= _UNIT_ROWS or number + 1 == len(sizes):
+                parts.append(Unit(unit.kind, unit.name, unit.path, (begin, number + 1)))
+                begin, rows = number + 1, 0
+    return parts
+
+
+def read_unit(mapping: EventMapping, unit: Unit, block_bytes: int = BLOCK_BYTES) -> Iterator[Chunk]:
+    """Yields the raw columns of a unit's events.
+
+    Raises:
+        InputError: a damaged file, or one that lacks a column.
+    """
+    source = SourceFile(0, unit.path, unit.name)
+    form = _source(mapping, unit.kind).input
+    wanted = wanted_columns(mapping, unit.kind)
+    if isinstance(form, JsonlInput):
+        yield from line_reader(mapping, unit.kind).read(source, block_bytes)
+    elif isinstance(form, ParquetInput):
+        yield from read_parquet(source, wanted, _BATCH_ROWS, unit.row_groups)
+    else:
+        yield from read_table_file(source, form, wanted, block_bytes)
+
+
+def line_reader(mapping: EventMapping, kind: Kind) -> JsonlReader:
+    """Reads events that are JSON objects; a key that an object lacks is null."""
+    source = _source(mapping, kind)
+    numbers = {time.column or "" for time in source.times.values() if time.unit is not None}
+    texts = {source.impression_id}
+    lists: dict[str, str | None] = {}
+    if kind == "impressions":
+        numbers |= {
+            *mapping.number_sources,
+            *([mapping.impressions.weight] if mapping.impressions.weight else []),
+        }
+        texts |= {mapping.impressions.query_id, *mapping.feature_schema.sources} - set(mapping.number_sources)
+        texts |= {derived.source for derived in mapping.impressions.derive.values()}
+        lists = mapping.list_sources
+    return JsonlReader(wanted_columns(mapping, kind), sorted(numbers - texts), lists, all_needed=False)
+
+
+def _source(mapping: EventMapping, kind: Kind) -> EventSource:
+    return mapping.impressions if kind == "impressions" else mapping.clicks

@@ -1,0 +1,177 @@
+"""Runs the steps of the job as Beam batches: events into the spool, and closed intervals out of it."""
+
+# mypy: allow-untyped-calls
+
+import contextlib
+import io
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+
+from ctr.config import load_model
+from ctr.data.event_mapping import EventMapping, EventTeacher
+from ctr.data.log import Manifest, publish_manifest
+from ctr.errors import InputError
+from ctr.pipelines.events.publish import MAPPING_FILE
+from ctr.pipelines.events.read import Unit
+from ctr.pipelines.events.spool import staged_path
+from ctr.pipelines.events.steps import (
+    ReadEvents,
+    SpoolEvents,
+    StageIntervals,
+    join_spooled,
+    note_staged,
+    prepare_piece,
+)
+
+# What Beam's local runner says of an error in a worker holds its class and its message.
+_INPUT_ERROR = re.compile(r"ctr\.errors\.InputError: (.*?)(?: \[while running|\n|$)")
+
+
+def beam_options(given: str, workers: int) -> PipelineOptions:
+    """Beam's options; without a runner among them, that of this process with so many workers.
+
+    Raises:
+        InputError: an option that Beam does not read.
+    """
+    arguments = shlex.split(given)
+    if not any(argument.startswith("--runner") for argument in arguments):
+        arguments += ["--runner=FnApiRunner", "--direct_running_mode=multi_threading"]
+        arguments += [f"--direct_num_workers={workers}"]
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            options = PipelineOptions(arguments)
+            options.get_all_options()
+    except SystemExit:
+        last = complaint.getvalue().strip().rpartition("error: ")[2]
+        raise InputError(f"--beam-options {given}: {last}") from None
+    return options
+
+
+@contextlib.contextmanager
+def input_errors_of_workers() -> Iterator[None]:
+    """Turns what a runner reports of an InputError in a worker into that InputError."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        found = _INPUT_ERROR.search(str(error))
+        if found is None:
+            raise
+        raise InputError(found[1]) from None
+
+
+def run_pipeline(options: PipelineOptions, build: Callable[[Any], object]) -> None:
+    """Builds a pipeline and waits until it is done.
+
+    Raises:
+        InputError: of a worker, or of options that fit no runner.
+    """
+    try:
+        pipeline = beam.Pipeline(options=options)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise InputError(f"--beam-options: {' '.join(str(error).split())}") from None
+    build(pipeline)
+    with input_errors_of_workers():
+        pipeline.run().wait_until_finish()
+
+
+def is_local(options: PipelineOptions) -> bool:
+    """Whether the runner is that of this process."""
+    return str(options.view_as(StandardOptions).runner).rpartition(".")[2] == "FnApiRunner"
+
+
+def spool_units(
+    options: PipelineOptions,
+    mapping: EventMapping,
+    log: Path,
+    spool: Path,
+    units: Sequence[Unit],
+    clock_us: int = 0,
+    keep_going: bool = False,
+) -> None:
+    """Reads units and sets their events down by interval; a report of each is in the spool afterwards.
+
+    Args:
+        clock_us: arrivals before it count as this one (``ctr.pipelines.events.tables.prepare``).
+        keep_going: whether a unit that cannot be read is noted as damaged instead of ending the job.
+    """
+
+    def build(pipeline: Any) -> object:
+        return (
+            pipeline
+            | "Units" >> beam.Create(list(units), reshuffle=False)
+            | "Spread" >> beam.Reshuffle()
+            | "Read" >> beam.ParDo(ReadEvents(mapping, keep_going))
+            | "Prepare" >> beam.Map(prepare_piece, mapping, clock_us)
+            | "Set down" >> beam.ParDo(SpoolEvents(mapping, log, spool))
+        )
+
+    run_pipeline(options, build)
+
+
+def stage_spooled(
+    options: PipelineOptions, mapping: EventMapping, log: Path, spool: Path, starts: Sequence[int]
+) -> None:
+    """Joins, scores, samples and writes intervals whose events are in the spool, but publishes none of them."""
+
+    def build(pipeline: Any) -> object:
+        return (
+            pipeline
+            | "Intervals" >> beam.Create(list(starts), reshuffle=False)
+            | "Spread" >> beam.Reshuffle()
+            | "Join" >> beam.Map(join_spooled, mapping, spool)
+            | StageIntervals(mapping, log)
+            | "Note" >> beam.Map(note_staged, spool)
+        )
+
+    run_pipeline(options, build)
+
+
+def publish_staged(log: Path, spool: Path, starts: Sequence[int]) -> list[Manifest]:
+    """Publishes staged intervals in order of time, so that no reader ever sees one before an earlier one."""
+    published = []
+    for start in sorted(starts):
+        content = staged_path(spool, start).read_bytes()
+        if content:
+            manifest = Manifest.model_validate_json(content)
+            publish_manifest(log, manifest)
+            published.append(manifest)
+    return published
+
+
+def with_pinned_teacher(mapping: EventMapping, log: Path) -> EventMapping:
+    """The mapping with the very version of the teacher's model: what the log was begun with, else the newest.
+
+    Raises:
+        InputError: no model, or one of other features.
+    """
+    if mapping.teacher is None:
+        return mapping
+    from ctr.serving.metadata import find_model, model_schema, read_metadata
+
+    model, record = mapping.teacher.model.resolve(), log / MAPPING_FILE
+    before = load_model(EventMapping, record, "record of events") if record.exists() else None
+    pinned = find_model(model)
+    if (
+        before is not None
+        and before.teacher is not None
+        and model in (before.teacher.model, *before.teacher.model.parents)
+    ):
+        pinned = before.teacher.model
+    version = model_schema(read_metadata(pinned), pinned).version
+    if version != mapping.feature_schema.version:
+        raise InputError(
+            f"teacher {pinned}: the model has the features of schema {version}, the mapping those of "
+            f"{mapping.feature_schema.version}: both must have the same"
+        )
+    return mapping.model_copy(
+        update={"teacher": EventTeacher(name=mapping.teacher.name, model=pinned.resolve())}
+    )

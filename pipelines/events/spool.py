@@ -1,0 +1,157 @@
+"""Events on disk until their interval is closed: by interval, in files whose names follow from where they come from.
+
+::
+
+    SPOOL/segments/START/KIND-UNIT-N.arrow    what chunk N of a unit has for the interval
+    SPOOL/units/UNIT.json                     a unit that was read to its end: its counts and rejects
+    SPOOL/staged/START.json                   an interval's manifest, its shards being there; empty: nothing happened
+
+A unit that is read again writes the same files again, so that a worker may be killed anywhere.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from ctr.data.event_mapping import EventMapping
+from ctr.files import write_atomic, write_atomic_bytes
+from ctr.pipelines.events.read import Unit
+from ctr.pipelines.events.rules import IntervalRules, known_from
+from ctr.pipelines.events.tables import EARLIER_SCHEMA, KINDS, Kind, empty
+from ctr.pipelines.rejects import Reject
+
+_REJECTS_KEPT = 1000
+
+
+@dataclass
+class UnitReport:
+    """What a unit had.
+
+    Attributes:
+        kind, name: of the unit.
+        size, modified_ns: of the file when it was read.
+        events: of the input; ``good`` of them are set down, ``late`` set aside as too late, the others rejected.
+        last_arrival: the latest arrival, -1 where nothing was good.
+        rejected: how many.
+        rejects: the first of them.
+        damaged: why the unit could not be read to its end; empty: it was.
+    """
+
+    kind: Kind
+    name: str
+    size: int = 0
+    modified_ns: int = 0
+    events: int = 0
+    good: int = 0
+    late: int = 0
+    last_arrival: int = -1
+    rejected: int = 0
+    rejects: list[Reject] = field(default_factory=list)
+    damaged: str = ""
+
+    def add_rejects(self, rejects: Iterable[Reject]) -> None:
+        """Counts them all and keeps the first."""
+        for reject in rejects:
+            self.rejected += 1
+            if len(self.rejects) < _REJECTS_KEPT:
+                self.rejects.append(reject)
+
+
+def unit_digest(unit: Unit) -> str:
+    """Names a unit's files."""
+    text = f"{unit.kind}\0{unit.name}\0{unit.row_groups}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def write_segment(spool: Path, unit: Unit, number: int, start: int, table: pa.Table) -> None:
+    """Sets down what a unit's chunk has for an interval."""
+    path = spool / "segments" / f"{start:019d}" / f"{unit.kind}-{unit_digest(unit)}-{number:06d}.arrow"
+
+    def write(file: object) -> None:
+        with pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+
+    write_atomic(path, write)
+
+
+def write_report(spool: Path, unit: Unit, report: UnitReport) -> None:
+    """Notes that a unit was read to its end."""
+    write_atomic_bytes(_report_path(spool, unit), json.dumps(asdict(report)).encode())
+
+
+def _report_path(spool: Path, unit: Unit) -> Path:
+    return spool / "units" / f"{unit_digest(unit)}.json"
+
+
+def read_report(spool: Path, unit: Unit) -> UnitReport | None:
+    """What ``write_report`` noted, or None."""
+    try:
+        return _report_of(_report_path(spool, unit).read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def list_reports(spool: Path) -> list[UnitReport]:
+    """Of all units that were ever read."""
+    return [_report_of(path.read_bytes()) for path in sorted((spool / "units").glob("*.json"))]
+
+
+def _report_of(text: bytes) -> UnitReport:
+    content = json.loads(text)
+    rejects = [Reject(**reject) for reject in content.pop("rejects")]
+    return UnitReport(**content, rejects=rejects)
+
+
+def list_starts(spool: Path) -> list[int]:
+    """The intervals that have segments, in order."""
+    folder = spool / "segments"
+    return sorted(int(path.name) for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def read_interval(
+    spool: Path, mapping: EventMapping, rules: IntervalRules, start: int
+) -> tuple[pa.Table, pa.Table, pa.Table]:
+    """Impressions, earlier impressions and clicks of an interval, as ``join_interval`` takes them."""
+    found = {kind: _read(_segments(spool, start, kind)) for kind in KINDS}
+    first = known_from(rules, start)
+    earlier: list[pa.Table] = []
+    for other in list_starts(spool):
+        if other < start and other + rules.length > first:
+            tables = _read(_segments(spool, other, "impressions"))
+            earlier += [table.select(EARLIER_SCHEMA.names) for table in tables]
+    impressions = pa.concat_tables([empty("impressions", mapping), *found["impressions"]])
+    clicks = pa.concat_tables([empty("clicks", mapping), *found["clicks"]])
+    return impressions, pa.concat_tables([EARLIER_SCHEMA.empty_table(), *earlier]), clicks
+
+
+def count_impressions(spool: Path, starts: Sequence[int]) -> int:
+    """How many impressions wait in some intervals."""
+    paths = (path for start in starts for path in _segments(spool, start, "impressions"))
+    return sum(table.num_rows for path in paths for table in _read([path]))
+
+
+def _segments(spool: Path, start: int, kind: Kind) -> list[Path]:
+    return sorted((spool / "segments" / f"{start:019d}").glob(f"{kind}-*.arrow"))
+
+
+def _read(paths: Sequence[Path]) -> list[pa.Table]:
+    # Mapped, so that of earlier intervals only the columns that are looked at are read.
+    return [pa.ipc.open_file(pa.memory_map(str(path))).read_all() for path in paths]
+
+
+def drop_intervals(spool: Path, before: int) -> None:
+    """Deletes the segments and manifests of the intervals that begin before a time."""
+    for start in list_starts(spool):
+        if start < before:
+            shutil.rmtree(spool / "segments" / f"{start:019d}", ignore_errors=True)
+            staged_path(spool, start).unlink(missing_ok=True)
+
+
+def staged_path(spool: Path, start: int) -> Path:
+    """Where the manifest of an interval waits to be published."""
+    return spool / "staged" / f"{start:019d}.json"

@@ -1,0 +1,209 @@
+"""The steps of the job as Beam transforms, which the drivers put together.
+
+Elements are whole tables: rows one by one would cost fifty times as much.
+"""
+
+# Beam types its classes, few of its functions.
+# mypy: allow-untyped-calls
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+from apache_beam.ml.inference.base import ModelHandler, PredictionResult, RunInference
+
+from ctr.data.event_mapping import EventMapping
+from ctr.data.log import json_bytes
+from ctr.data.reader import rows_of_table
+from ctr.errors import InputError
+from ctr.files import write_atomic_bytes
+from ctr.pipelines.chunks import Chunk
+from ctr.pipelines.events.join import Joined, Sampling, join_interval, sample_joined
+from ctr.pipelines.events.publish import make_sampling, stage_joined, write_late
+from ctr.pipelines.events.read import BLOCK_BYTES, Unit, read_unit
+from ctr.pipelines.events.rules import interval_rules, route_clicks, route_impressions
+from ctr.pipelines.events.spool import (
+    UnitReport,
+    read_interval,
+    staged_path,
+    write_report,
+    write_segment,
+)
+from ctr.pipelines.events.tables import Prepared, prepare
+
+
+@dataclass(frozen=True)
+class JoinedAt:
+    """An interval's begin and what it has become."""
+
+    start: int
+    joined: Joined
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A chunk of a unit, or, where there is no chunk, the end of the unit."""
+
+    unit: Unit
+    number: int
+    content: Any
+    damaged: str = ""
+
+
+class ReadEvents(beam.DoFn):
+    """Units to pieces of raw columns; after the last one a piece without content.
+
+    Args:
+        keep_going: whether a unit that cannot be read ends there instead of ending the job.
+    """
+
+    def __init__(self, mapping: EventMapping, keep_going: bool, block_bytes: int = BLOCK_BYTES) -> None:
+        self._mapping, self._keep_going, self._block_bytes = mapping, keep_going, block_bytes
+
+    def process(self, unit: Unit) -> Iterator[Piece]:
+        number, damaged = 0, ""
+        try:
+            for chunk in read_unit(self._mapping, unit, self._block_bytes):
+                yield Piece(unit, number, chunk)
+                number += 1
+        except InputError as error:
+            if not self._keep_going:
+                raise
+            damaged = str(error)
+        yield Piece(unit, number, None, damaged)
+
+
+def prepare_piece(piece: Piece, mapping: EventMapping, clock_us: int) -> Piece:
+    """Parses events and transforms features: ``ctr.pipelines.events.tables.prepare`` on a piece."""
+    if piece.content is None:
+        return piece
+    assert isinstance(piece.content, Chunk)
+    now_us = time.time_ns() // 1000
+    return replace(piece, content=prepare(mapping, piece.unit.kind, piece.content, now_us, clock_us))
+
+
+class SpoolEvents(beam.DoFn):
+    """Prepared pieces to segments of the spool; at the end of each unit its report.
+
+    The pieces of a unit come in order and in one bundle, since they are made of one element.
+    """
+
+    def __init__(self, mapping: EventMapping, log: Path, spool: Path) -> None:
+        self._mapping, self._log, self._spool = mapping, log, spool
+        self._reports: dict[Unit, UnitReport] = {}
+
+    def start_bundle(self) -> None:
+        self._reports = {}
+
+    def process(self, piece: Piece) -> None:
+        unit = piece.unit
+        report = self._reports.setdefault(unit, UnitReport(unit.kind, unit.name))
+        if piece.content is not None:
+            self._set_down(piece, piece.content, report)
+            return
+        stat = unit.path.stat()
+        report.size, report.modified_ns, report.damaged = stat.st_size, stat.st_mtime_ns, piece.damaged
+        write_report(self._spool, unit, self._reports.pop(unit))
+
+    def _set_down(self, piece: Piece, prepared: Prepared, report: UnitReport) -> None:
+        rules = interval_rules(self._mapping)
+        route = route_impressions if prepared.kind == "impressions" else route_clicks
+        routed, late = route(rules, prepared.table)
+        for start, table in routed.items():
+            write_segment(self._spool, piece.unit, piece.number, start, table)
+        if late.num_rows:
+            write_late(self._log, prepared.kind, late)
+        report.events += prepared.count
+        report.late += late.num_rows
+        report.good += prepared.table.num_rows - late.num_rows
+        report.last_arrival = max(report.last_arrival, prepared.last_arrival)
+        report.add_rejects(prepared.rejects)
+
+
+# ---------------------------------------------------------------- intervals
+
+
+class _Teacher(ModelHandler[JoinedAt, PredictionResult, Any]):
+    """An exported model that scores the examples of an interval by their ids."""
+
+    def __init__(self, model: Path) -> None:
+        # An interval is a batch of its own: what it is scored with must not depend on its neighbours.
+        super().__init__(min_batch_size=1, max_batch_size=1)
+        self._model = model
+
+    def load_model(self) -> Any:
+        # TensorFlow loads here, in the worker.
+        from ctr.serving.scorer import Scorer
+
+        return Scorer(self._model)
+
+    def get_num_bytes(self, batch: Sequence[JoinedAt]) -> int:
+        return sum(element.joined.examples.nbytes for element in batch)
+
+    def run_inference(
+        self, batch: Sequence[JoinedAt], model: Any, inference_args: dict[str, Any] | None = None
+    ) -> Iterable[PredictionResult]:
+        from ctr.serving.score import score_rows
+
+        for element in batch:
+            rows = rows_of_table(element.joined.examples, model.schema, 0)
+            yield PredictionResult(element, score_rows(model, rows))
+
+
+def _with_logit(result: PredictionResult) -> JoinedAt:
+    element: Any = result.example
+    logit = np.asarray(result.inference, np.float32)
+    return JoinedAt(element.start, replace(element.joined, teacher_logit=logit))
+
+
+class _Stage(beam.DoFn):
+    """Samples an interval, writes everything but its manifest, and gives the manifest."""
+
+    def __init__(self, mapping: EventMapping, log: Path) -> None:
+        self._mapping, self._log = mapping, log
+        self._sampling: Sampling | None = None
+
+    def setup(self) -> None:
+        self._sampling = make_sampling(self._mapping)
+
+    def process(self, element: JoinedAt) -> Iterator[tuple[int, bytes]]:
+        mapping, rules = self._mapping, interval_rules(self._mapping)
+        joined = sample_joined(rules, element.start, element.joined, self._sampling)
+        if joined.is_empty:
+            yield element.start, b""
+            return
+        teacher = None if mapping.teacher is None else mapping.teacher.name
+        manifest = stage_joined(
+            self._log, mapping.feature_schema, rules, element.start, joined, mapping.shard_rows, teacher
+        )
+        yield element.start, json_bytes(manifest.model_dump(mode="json"))
+
+
+class StageIntervals(beam.PTransform[Any, Any]):
+    """Joined intervals, scored by the teacher, sampled and written; gives (start, manifest as JSON or nothing)."""
+
+    def __init__(self, mapping: EventMapping, log: Path) -> None:
+        super().__init__()
+        self._mapping, self._log = mapping, log
+
+    def expand(self, joined: Any) -> Any:
+        if self._mapping.teacher is not None:
+            scored = joined | "Score" >> RunInference(_Teacher(self._mapping.teacher.model))
+            joined = scored | "With logit" >> beam.Map(_with_logit)
+        return joined | "Sample and write" >> beam.ParDo(_Stage(self._mapping, self._log))
+
+
+def join_spooled(start: int, mapping: EventMapping, spool: Path) -> JoinedAt:
+    """Joins an interval whose events are in the spool."""
+    rules = interval_rules(mapping)
+    tables = read_interval(spool, mapping, rules, start)
+    return JoinedAt(start, join_interval(mapping.feature_schema, rules, start, *tables))
+
+
+def note_staged(staged: tuple[int, bytes], spool: Path) -> None:
+    """Leaves an interval's manifest where the driver finds it."""
+    write_atomic_bytes(staged_path(spool, staged[0]), staged[1])

@@ -1,0 +1,218 @@
+"""From raw events to tables: keys parsed, features made ids, bad events set aside one by one.
+
+An impression is a row of a shard (``ctr.data.log.shard_schema``) without its label yet, followed by ``arrival``
+(int64). A click is ``impression_id, time, arrival`` (int64). Times are microseconds, UTC.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ctr.data.event_mapping import EventMapping, EventSource
+from ctr.data.log import MAX_TIME_US, shard_schema
+from ctr.data.mapping import duration_us
+from ctr.data.reader import FAULTS, rows_of_table
+from ctr.data.transform import pack_table
+from ctr.errors import InputError
+from ctr.pipelines.chunks import Chunk
+from ctr.pipelines.convert import parse_weights
+from ctr.pipelines.raw_columns import (
+    Columns,
+    Verdict,
+    add_derived,
+    check_numbers,
+    checked_columns,
+    parse_column,
+    read_ids,
+    read_time_column,
+)
+from ctr.pipelines.rejects import Reject
+
+Kind = Literal["impressions", "clicks"]
+KINDS: tuple[Kind, ...] = ("impressions", "clicks")
+ARRIVAL = "arrival"
+CLICK_SCHEMA = pa.schema([pa.field(name, pa.int64(), False) for name in ("impression_id", "time", ARRIVAL)])
+EARLIER_SCHEMA = pa.schema([pa.field(name, pa.int64(), False) for name in ("example_id", "query_time")])
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What became of a chunk of events.
+
+    Attributes:
+        kind: of the events.
+        table: the good ones.
+        rejects: the others.
+    """
+
+    kind: Kind
+    table: pa.Table
+    rejects: list[Reject]
+
+    @property
+    def count(self) -> int:
+        """Events of the input that this accounts for."""
+        return self.table.num_rows + len(self.rejects)
+
+    @property
+    def last_arrival(self) -> int:
+        """The latest arrival of the good ones, -1 where there is none."""
+        latest = pc.max(self.table.column(ARRIVAL)).as_py()
+        return -1 if latest is None else int(latest)
+
+
+def impression_schema(mapping: EventMapping) -> pa.Schema:
+    """The columns of an impression."""
+    return pa.schema([*shard_schema(mapping.feature_schema), pa.field(ARRIVAL, pa.int64(), False)])
+
+
+def prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_us: int = 0) -> Prepared:
+    """Parses a chunk of raw events and transforms the features of impressions.
+
+    Args:
+        kind: what its rows are.
+        chunk: the raw columns.
+        now_us: no event can have arrived later, but for ``mapping.future``.
+        clock_us: nothing arrives before it any more: an earlier arrival counts as this one. Where arrivals are
+            not known, an event's own time stands for it.
+
+    A column of a type that its use cannot read is a fault of each row.
+    """
+    try:
+        return _prepare(mapping, kind, chunk, now_us, clock_us)
+    except InputError as error:
+        values = pa.nulls(chunk.table.num_rows, pa.string())
+        verdict = Verdict(chunk)
+        verdict.refuse(np.ones(chunk.table.num_rows, bool), "events", "unreadable", values, str(error))
+        return Prepared(kind, empty(kind, mapping), verdict.rejects)
+
+
+def _prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_us: int) -> Prepared:
+    source: EventSource = mapping.impressions if kind == "impressions" else mapping.clicks
+    verdict = Verdict(chunk)
+    columns = checked_columns(chunk, (), verdict)
+    _refuse_large(columns, mapping.largest_value, verdict)
+    times = {key: read_time_column(time, key, columns, verdict) for key, time in source.times.items()}
+    _refuse_future(mapping, source, times, columns, verdict, now_us)
+    ids = read_ids(source.impression_id, "impression_id", columns, verdict)
+    arrival = np.maximum(times.get("arrival", times["time"]), clock_us)
+    if kind == "clicks":
+        table = pa.table({"impression_id": ids, "time": times["time"], ARRIVAL: arrival}, schema=CLICK_SCHEMA)
+        table = table if verdict.good.all() else table.filter(pa.array(verdict.good))
+        return Prepared(kind, table, verdict.rejects)
+    weight = np.ones(len(ids), np.float32)
+    if mapping.impressions.weight is not None:
+        name = mapping.impressions.weight
+        weight, bad = parse_column(name, columns, parse_weights)
+        verdict.refuse(bad, "weight", "not a weight", columns[name], "a finite number, 0 or more")
+    keys = {
+        "query_time": times["time"],
+        "timestamp": times.get("timestamp", times["time"]),
+        "query_id": read_ids(mapping.impressions.query_id, "query_id", columns, verdict),
+        "example_id": ids,
+        "label": np.zeros(len(ids), np.int8),
+        "train_weight": weight,
+        "metric_weight": weight,
+    }
+    pack = _pack_hashed if mapping.impressions.hashed else _pack_raw
+    table, kept = pack(mapping, keys, columns, verdict)
+    return Prepared(
+        kind, table.append_column(pa.field(ARRIVAL, pa.int64(), False), [arrival[kept]]), verdict.rejects
+    )
+
+
+def _pack_raw(
+    mapping: EventMapping, keys: dict[str, np.ndarray], columns: Columns, verdict: Verdict
+) -> tuple[pa.Table, np.ndarray]:
+    schema = mapping.feature_schema
+    add_derived(mapping.impressions.derive, columns, keys["query_time"])
+    check_numbers(mapping.number_sources, columns, verdict)
+    tables = [pa.table(keys), pa.table({name: columns[name] for name in schema.sources})]
+    if not verdict.good.all():
+        tables = [table.filter(pa.array(verdict.good)) for table in tables]
+    return pack_table(schema, *tables), verdict.good
+
+
+def _pack_hashed(
+    mapping: EventMapping, keys: dict[str, np.ndarray], columns: Columns, verdict: Verdict
+) -> tuple[pa.Table, np.ndarray]:
+    """Columns that hold ids already: their types must be those of a shard, and each id one of its feature."""
+    schema = mapping.feature_schema
+    target = shard_schema(schema)
+    arrays = []
+    for field in target:
+        column = columns[field.name] if field.name not in keys else pa.array(keys[field.name])
+        if field.name not in keys and column.null_count:
+            missing = column.is_null().to_numpy(zero_copy_only=False)
+            verdict.refuse(missing, field.name, "missing", column, "ids")
+            column = pc.fill_null(column, _nothing(field.type))
+        try:
+            arrays.append(column.cast(field.type))
+        except pa.ArrowException as error:
+            raise InputError(
+                f"the column {field.name} is of type {column.type}; hashed impressions have {field.type}: {error}"
+            ) from None
+    table = pa.table(arrays, schema=target)
+    fault = rows_of_table(table, schema, 0).fault
+    names = pa.array([FAULTS[code] for code in fault]) if fault.any() else pa.nulls(len(fault))
+    verdict.refuse(fault > 0, "features", "not ids", names, "ids from 0 to below the feature's buckets")
+    return table if verdict.good.all() else table.filter(pa.array(verdict.good)), verdict.good
+
+
+def _nothing(kind: pa.DataType) -> pa.Scalar:
+    return pa.scalar([] if pa.types.is_list(kind) else bytes(kind.byte_width), kind)
+
+
+def _refuse_large(columns: Columns, limit: int, verdict: Verdict) -> None:
+    for name, column in columns.items():
+        kind = column.type
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy()
+        elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            # What the values of a list take together is bounded by their number for all but texts.
+            lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+        else:
+            continue
+        if (lengths > limit).any():
+            shown = pa.array([f"{length} bytes" for length in lengths])
+            verdict.refuse(lengths > limit, name, "too large", shown, f"at most {limit} bytes")
+
+
+def _refuse_future(
+    mapping: EventMapping,
+    source: EventSource,
+    times: dict[str, np.ndarray],
+    columns: Columns,
+    verdict: Verdict,
+    now_us: int,
+) -> None:
+    """A single clock that is wrong must not close intervals before their events are there."""
+    latest = {"arrival": now_us} if "arrival" in times else {"time": now_us}
+    for key, values in times.items():
+        column = columns[source.times[key].column or ""]
+        verdict.refuse(values >= MAX_TIME_US, key, "out of range", column, "a time before the year 148000")
+    if mapping.future is None:
+        return
+    future = duration_us(mapping.future)
+    allowed = f"at most {mapping.future} ahead"
+    for key, limit in latest.items():
+        column = columns[source.times[key].column or ""]
+        verdict.refuse(times[key] > limit + future, key, "in the future", column, allowed)
+    if "arrival" in times:
+        column = columns[source.time.column or ""]
+        ahead = times["time"] > times["arrival"] + future
+        verdict.refuse(ahead, "time", "after its arrival", column, allowed)
+
+
+def empty(kind: Kind, mapping: EventMapping) -> pa.Table:
+    """A table without events."""
+    return (impression_schema(mapping) if kind == "impressions" else CLICK_SCHEMA).empty_table()
+
+
+def wanted_columns(mapping: EventMapping, kind: Kind) -> Sequence[str]:
+    """The raw columns that events of a kind must have, each once."""
+    return mapping.raw_columns if kind == "impressions" else tuple(dict.fromkeys(mapping.clicks.key_columns))

@@ -1,0 +1,281 @@
+"""Folders of events that are being filled to a log, interval by interval, until it is told to stop.
+
+::
+
+    LOG/.events/            the spool, which outlives the process (``ctr.pipelines.events.spool``)
+    LOG/.events/clock.json  the arrival up to which all is known to be there, and so which intervals are closed
+
+Each round takes the files that are new, sets their events down, moves the clock to the arrival that both kinds have
+reached, and publishes the intervals that are closed by it, in order. A round that is killed is done again with the same
+result: files are read again until their report is there, intervals are staged again until their manifest is.
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ctr.data.event_mapping import EventMapping
+from ctr.data.log import Manifest, list_intervals, read_manifests
+from ctr.errors import InputError
+from ctr.files import make_folder, write_atomic_bytes
+from ctr.pipelines.events.accounts import (
+    ENOUGH_EVENTS,
+    RECENT_EVENTS,
+    EventCounts,
+    check_conservation,
+    check_rejects,
+    sum_counters,
+    write_rejects,
+)
+from ctr.pipelines.events.publish import begin_log
+from ctr.pipelines.events.read import Unit, find_events
+from ctr.pipelines.events.rules import interval_rules, known_from
+from ctr.pipelines.events.run import (
+    beam_options,
+    publish_staged,
+    spool_units,
+    stage_spooled,
+    with_pinned_teacher,
+)
+from ctr.pipelines.events.spool import (
+    UnitReport,
+    count_impressions,
+    drop_intervals,
+    list_reports,
+    list_starts,
+    read_report,
+)
+from ctr.pipelines.events.tables import KINDS, Kind
+
+SPOOL = ".events"
+_CLOCK = "clock.json"
+_FILES_A_ROUND = 32
+
+
+@dataclass(frozen=True)
+class WatchSettings:
+    """How folders are watched.
+
+    Attributes:
+        poll_seconds: between two looks at the folders.
+        settle_seconds: for which a file must not have changed before it is read.
+        idle_seconds: after which a kind without a new file holds the clock back no longer; when both are idle the
+            clock goes on with the time of day.
+        max_reject_share: of the latest events; more of them end the job.
+        drain: whether to end when there is no new file, with every interval published.
+        workers: threads of the runner inside this process.
+        beam_options: of another runner, whose workers see the same folders under the same paths.
+    """
+
+    poll_seconds: float = 0.5
+    settle_seconds: float = 0.5
+    idle_seconds: float = 300.0
+    max_reject_share: float = 0.01
+    drain: bool = False
+    workers: int = 1
+    beam_options: str = ""
+
+
+@dataclass
+class Progress:
+    """What a watch has done so far, also before this process.
+
+    Attributes:
+        counts: of the events that were read.
+        clock_us: arrivals before it have been waited for, -1 before the first.
+        pending: impressions that wait in open intervals.
+        published: intervals, by this process.
+        rows: of these.
+    """
+
+    counts: EventCounts = field(default_factory=EventCounts)
+    clock_us: int = -1
+    pending: int = 0
+    published: int = 0
+    rows: int = 0
+
+
+def watch_events(
+    mapping: EventMapping,
+    folders: Sequence[Path],
+    log: Path,
+    settings: WatchSettings,
+    stop: Callable[[], bool],
+    tell: Callable[[Progress, list[Manifest]], None] = lambda progress, published: None,
+) -> Progress:
+    """Publishes intervals as their events arrive; returns when ``stop`` says so, or, draining, when all is published.
+
+    Args:
+        folders: with impressions and clicks (``ctr.pipelines.events.read.find_events``). The files of a kind count as
+            arriving in the order of their names, and must not change once they are there under their name.
+        log: the log's folder.
+        stop: asked between rounds.
+        tell: called after each round with what it published.
+
+    Raises:
+        InputError: too many rejects, another mapping or another process at work on the log, or wrong options.
+    """
+    mapping = with_pinned_teacher(mapping, log)
+    options = beam_options(settings.beam_options, settings.workers)
+    begin_log(log, mapping)
+    with _only_process(log / SPOOL):
+        state = _State(mapping, folders, log, log / SPOOL, settings)
+        while not stop():
+            new = state.new_units()
+            if new:
+                # Arrivals before the clock of now are too late for what is closed by it, whenever they are read.
+                spool_units(options, mapping, log, state.spool, new, state.progress.clock_us, keep_going=True)
+                state.take_in(new)
+            state.move_clock(drained=settings.drain and not new)
+            due = state.closed_starts()
+            published: list[Manifest] = []
+            if due:
+                stage_spooled(options, mapping, log, state.spool, due)
+                published = publish_staged(log, state.spool, due)
+                state.closed(due, published)
+            tell(state.progress, published)
+            if settings.drain and not new:
+                break
+            if not new:
+                time.sleep(settings.poll_seconds)
+        state.finish()
+        return state.progress
+
+
+@contextmanager
+def _only_process(spool: Path) -> Iterator[None]:
+    make_folder(spool)
+    lock = os.open(spool, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{spool.parent}: another process publishes events there") from None
+        yield
+    finally:
+        os.close(lock)
+
+
+class _State:
+    """What is known of the folders and the spool."""
+
+    def __init__(
+        self, mapping: EventMapping, folders: Sequence[Path], log: Path, spool: Path, settings: WatchSettings
+    ) -> None:
+        self.spool = spool
+        self.progress = Progress()
+        self._mapping, self._folders, self._log, self._settings = mapping, folders, log, settings
+        self._rules = interval_rules(mapping)
+        self._reports: dict[tuple[Kind, str], UnitReport] = {}
+        self._recent: list[UnitReport] = []
+        self._changed: set[tuple[Kind, str]] = set()
+        self._arrived: dict[Kind, int] = dict.fromkeys(KINDS, -1)
+        self._seen: dict[Kind, float] = dict.fromkeys(KINDS, time.monotonic())
+        clock = spool / _CLOCK
+        if clock.exists():
+            self.progress.clock_us = json.loads(clock.read_bytes())["clock_us"]
+        for report in list_reports(spool):
+            self._count(report)
+        self._published = max((start for start, _ in list_intervals(log)), default=-1)
+
+    def _count(self, report: UnitReport) -> None:
+        self._reports[report.kind, report.name] = report
+        self.progress.counts = self.progress.counts.plus(report)
+        self._arrived[report.kind] = max(self._arrived[report.kind], report.last_arrival)
+
+    def new_units(self) -> list[Unit]:
+        """The next files to read, some at a time; of each kind those that arrived first.
+
+        A file that is still being written holds back those of its kind after it.
+        """
+        found: dict[Kind, list[Unit]] = {kind: [] for kind in KINDS}
+        waiting: set[Kind] = set()
+        now = time.time_ns()
+        for unit in find_events(self._mapping, self._folders):
+            try:
+                stat = unit.path.stat()
+            except FileNotFoundError:
+                continue
+            report = self._reports.get((unit.kind, unit.name))
+            if report is not None:
+                if (stat.st_size, stat.st_mtime_ns) != (report.size, report.modified_ns):
+                    self._note_change(report)
+                continue
+            if now - stat.st_mtime_ns < self._settings.settle_seconds * 1e9 and not self._settings.drain:
+                waiting.add(unit.kind)
+            if unit.kind not in waiting:
+                found[unit.kind].append(unit)
+        return [unit for kind in KINDS for unit in found[kind][:_FILES_A_ROUND]]
+
+    def _note_change(self, report: UnitReport) -> None:
+        """Whatever was added to a file that is read already is no event of the job, and nobody shall miss that."""
+        if (report.kind, report.name) not in self._changed:
+            self._changed.add((report.kind, report.name))
+            told = "changed after it was read: what was added is not read; new events need a new file"
+            write_rejects(self._log, [UnitReport(**{**vars(report), "damaged": told})])
+
+    def take_in(self, units: Sequence[Unit]) -> None:
+        """Counts units that are in the spool now, and judges their rejects.
+
+        Raises:
+            InputError: too many of them, or a runner that has set nothing down here.
+        """
+        reports = [read_report(self.spool, unit) for unit in units]
+        for unit, report in zip(units, reports, strict=True):
+            if report is None:
+                raise InputError("--beam-options: workers must see the log's folder under the same path")
+            self._count(report)
+            self._seen[unit.kind] = time.monotonic()
+            self._recent.append(report)
+        while sum(report.events for report in self._recent[1:]) >= RECENT_EVENTS:
+            del self._recent[0]
+        write_rejects(self._log, [report for report in reports if report is not None])
+        check_rejects(self._recent, self._settings.max_reject_share, ENOUGH_EVENTS)
+
+    def move_clock(self, drained: bool) -> None:
+        """Moves the clock to the arrival that every kind has reached that is not idle."""
+        now = time.monotonic()
+        idle = {kind: now - self._seen[kind] > self._settings.idle_seconds for kind in KINDS}
+        reached = [self._arrived[kind] for kind in KINDS if not idle[kind]]
+        if drained:
+            clock = max((int(self._rules.closes_at(start)) for start in list_starts(self.spool)), default=-1)
+        elif reached:
+            clock = min(reached)
+        else:
+            since = now - max(self._seen.values())
+            clock = max(self._arrived.values()) + round(since * 1e6)
+        if clock > self.progress.clock_us:
+            self.progress.clock_us = clock
+            # Set down before anything is closed by it: a process after this one must judge arrivals by the same clock.
+            write_atomic_bytes(self.spool / _CLOCK, json.dumps({"clock_us": clock}).encode())
+
+    def closed_starts(self) -> list[int]:
+        """The intervals with events that are closed and not published, in order."""
+        return [
+            start
+            for start in list_starts(self.spool)
+            if start > self._published and self._rules.closes_at(start) <= self.progress.clock_us
+        ]
+
+    def closed(self, starts: Sequence[int], published: Sequence[Manifest]) -> None:
+        """Takes note of published intervals, and deletes what no interval to come can ask for."""
+        self._published = max(self._published, *starts)
+        self.progress.published += len(published)
+        self.progress.rows += sum(manifest.rows for manifest in published)
+        # The next one to be published begins after these: all others are closed.
+        drop_intervals(
+            self.spool, known_from(self._rules, self._published + self._rules.length) - self._rules.length
+        )
+
+    def finish(self) -> None:
+        """Counts what is pending, and checks that every impression that was ever read is accounted for."""
+        open_starts = [start for start in list_starts(self.spool) if start > self._published]
+        self.progress.pending = count_impressions(self.spool, open_starts)
+        check_conservation(
+            self.progress.counts, sum_counters(read_manifests(self._log)), self.progress.pending
+        )
