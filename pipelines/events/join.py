@@ -144,14 +144,13 @@ def _check_conservation(rules: IntervalRules, start: int, joined: Joined) -> Non
 def _first_of_each(impressions: pa.Table, earlier: pa.Table) -> tuple[pa.Table, int, pa.Table]:
     """The impressions with an id of their own, the number of duplicates, and those that conflict."""
     ids = impressions.column("example_id").to_numpy()
-    order = np.argsort(ids, kind="stable")
-    ranked = ids[order]
+    ranked = np.sort(ids)
     repeated = ranked[1:][ranked[1:] == ranked[:-1]]
-    known = np.unique(earlier.column("example_id").to_numpy())
-    seen_before = known[np.isin(known, ids, assume_unique=False)] if len(known) else known
-    suspects = np.isin(ids, np.union1d(repeated, seen_before)) if len(repeated) or len(seen_before) else None
-    if suspects is None:
+    known = earlier.column("example_id").to_numpy()
+    seen_before = known[_among(known, ranked)]
+    if not len(repeated) and not len(seen_before):
         return impressions, 0, impressions.slice(0, 0)
+    suspects = _among(ids, np.sort(np.concatenate([repeated, seen_before])))
     places = np.flatnonzero(suspects)
     content = _contents(impressions.take(pa.array(places)))
     by_id: dict[int, list[tuple[tuple[object, ...], int]]] = {}
@@ -174,6 +173,13 @@ def _first_of_each(impressions: pa.Table, earlier: pa.Table) -> tuple[pa.Table, 
     in_order = [place for _, _, place in sorted(conflicting)]
     rows = impressions.filter(pa.array(~dropped))
     return rows, duplicates, impressions.take(pa.array(in_order, pa.int64()))
+
+
+def _among(values: np.ndarray, ranked: np.ndarray) -> np.ndarray:
+    """Which values are among those that are ``ranked``, in rising order; bool [N]. A third of the time of np.isin."""
+    if not len(ranked):
+        return np.zeros(len(values), bool)
+    return ranked[np.minimum(np.searchsorted(ranked, values), len(ranked) - 1)] == values
 
 
 def _contents(table: pa.Table) -> list[tuple[int, tuple[object, ...]]]:
@@ -212,7 +218,7 @@ def _labels(rules: IntervalRules, start: int, rows: pa.Table, clicks: pa.Table) 
     ids = rows.column("example_id").to_numpy()
     if not len(ids):
         return label
-    order = np.argsort(ids, kind="stable")
+    order = np.argsort(ids)
     clicked, times, arrival = (clicks.column(name).to_numpy() for name in CLICK_SCHEMA.names)
     place = order[np.minimum(np.searchsorted(ids[order], clicked), len(ids) - 1)]
     after = times - rows.column("query_time").to_numpy()[place]
@@ -227,12 +233,15 @@ def _told_clicks(
     """What becomes of the distinct clicks that happened in this interval."""
     home = clicks.filter(pa.array(rules.start_of(clicks.column("time").to_numpy()) == start))
     clicked, times, arrival = (home.column(name).to_numpy() for name in CLICK_SCHEMA.names)
-    known = [
-        np.concatenate([table.column(name).to_numpy() for table in (earlier, rows)])
-        for name in ("example_id", "query_time")
-    ]
-    order = np.lexsort((known[1], known[0]))
-    ids, shown = known[0][order], known[1][order]
+    wanted = np.sort(clicked)
+    known = []
+    for table in (earlier, rows):
+        ids, shown = (table.column(name).to_numpy() for name in ("example_id", "query_time"))
+        there = _among(ids, wanted)
+        known.append((ids[there], shown[there]))
+    ids, shown = (np.concatenate(columns) for columns in zip(*known, strict=True))
+    order = np.lexsort((shown, ids))
+    ids, shown = ids[order], shown[order]
     matched = late = np.zeros(len(clicked), bool)
     if len(ids):
         # The first of the places with this id is its earliest impression.

@@ -6,6 +6,7 @@ Elements are whole tables: rows one by one would cost fifty times as much.
 # Beam types its classes, few of its functions.
 # mypy: allow-untyped-calls
 
+import pickle
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from typing import Any
 
 import apache_beam as beam
 import numpy as np
+from apache_beam.coders import Coder, registry
 from apache_beam.ml.inference.base import ModelHandler, PredictionResult, RunInference
 
 from ctr.data.event_mapping import EventMapping
@@ -54,6 +56,27 @@ class Piece:
     damaged: str = ""
 
 
+class _TablesCoder(Coder):
+    """Pickles; tells sizes without doing so, since the runner asks for that of every few elements it passes on."""
+
+    def encode(self, value: Any) -> bytes:
+        return pickle.dumps(value, protocol=5)
+
+    def decode(self, encoded: bytes) -> Any:
+        return pickle.loads(encoded)
+
+    def estimate_size(self, value: Any) -> int:
+        return 1000
+
+    def is_deterministic(self) -> bool:
+        return False
+
+
+for _kind in (Piece, JoinedAt):
+    registry.register_coder(_kind, _TablesCoder)
+
+
+@beam.typehints.with_output_types(Piece)
 class ReadEvents(beam.DoFn):
     """Units to pieces of raw columns; after the last one a piece without content.
 
