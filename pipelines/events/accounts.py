@@ -90,27 +90,27 @@ def write_rejects(log: Path, reports: Sequence[UnitReport]) -> None:
 
     Of a unit's rejects the first thousand are described; a line says how many there were more.
     """
-    by_name: dict[str, list[str]] = {}
+    by_name: dict[str, list[bytes]] = {}
     for report in reports:
-        lines = [{"file": report.name, **_described(reject)} for reject in report.rejects]
-        if more := report.rejected - len(report.rejects):
-            lines.append({"file": report.name, "more": more})
-        if report.damaged:
-            lines.append({"file": report.name, "damaged": report.damaged})
-        by_name.setdefault(report.name, []).extend(json.dumps(line, ensure_ascii=False) for line in lines)
-    for name, lines_of in by_name.items():
+        by_name.setdefault(report.name, []).append(describe_rejects(report))
+    for name, described in by_name.items():
         path = log / "rejects" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.jsonl"
-        if lines_of:
-            content = "".join(line + "\n" for line in lines_of)
-            write_atomic_bytes(path, content.encode("utf-8", errors="backslashreplace"))
+        if any(described):
+            write_atomic_bytes(path, b"".join(described))
         else:
             path.unlink(missing_ok=True)
 
 
-def _described(reject: object) -> dict[str, object]:
-    content = asdict(reject)  # type: ignore[call-overload]
-    del content["file"]
-    return dict(content)
+def describe_rejects(report: UnitReport) -> bytes:
+    """JSON lines; nothing where nothing was rejected."""
+    lines: list[dict[str, object]] = [{**asdict(reject), "file": report.name} for reject in report.rejects]
+    if more := report.rejected - len(report.rejects):
+        lines.append({"file": report.name, "more": more})
+    if report.damaged:
+        lines.append({"file": report.name, "damaged": report.damaged})
+    content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    # A value cut out of broken UTF-8 must not break the record of it.
+    return content.encode("utf-8", errors="backslashreplace")
 
 
 def sum_counters(manifests: Sequence[Manifest]) -> dict[str, int]:

@@ -15,7 +15,8 @@ from typing import Any
 
 import apache_beam as beam
 import numpy as np
-from apache_beam.coders import Coder, registry
+from apache_beam.coders import Coder
+from apache_beam.coders.typecoders import registry
 from apache_beam.ml.inference.base import ModelHandler, PredictionResult, RunInference
 
 from ctr.data.event_mapping import EventMapping

@@ -1,0 +1,244 @@
+"""The job as a Beam streaming pipeline, for runners such as Flink and Dataflow.
+
+An interval is a window of Beam's event time, which here is the time of arrival: whatever belongs to an interval gets
+the last moment before it closes as its timestamp, so that its window ends when it closes and fires once, when the
+watermark of arrivals says that all has arrived. Intervals are joined, scored and written side by side; their manifests
+are published by one worker, in order.
+
+The log alone says how far a job has come: one that is started again leaves out what is published. It needs the events
+that the first open interval asks for, and so has to read the source again from there (``first_needed``), or to be
+restored from a checkpoint of the runner.
+"""
+
+# Beam types its classes, few of its functions.
+# mypy: allow-untyped-calls
+
+import hashlib
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+from apache_beam.transforms.trigger import AccumulationMode, AfterCount, AfterWatermark
+from apache_beam.transforms.window import FixedWindows, TimestampedValue
+from apache_beam.utils.timestamp import Duration, Timestamp
+from apache_beam.utils.windowed_value import PaneInfoTiming
+
+from ctr.data.event_mapping import EventMapping
+from ctr.data.log import Manifest, list_intervals, publish_manifest
+from ctr.data.mapping import duration_us
+from ctr.errors import InputError
+from ctr.files import write_atomic_bytes
+from ctr.pipelines.chunks import Chunk
+from ctr.pipelines.events.accounts import ENOUGH_EVENTS, RECENT_EVENTS, check_rejects, describe_rejects
+from ctr.pipelines.events.join import join_interval
+from ctr.pipelines.events.publish import write_late
+from ctr.pipelines.events.rules import (
+    IntervalRules,
+    interval_rules,
+    known_from,
+    route_clicks,
+    route_impressions,
+    split_by_interval,
+)
+from ctr.pipelines.events.spool import UnitReport
+from ctr.pipelines.events.steps import JoinedAt, StageIntervals
+from ctr.pipelines.events.tables import EARLIER_SCHEMA, KINDS, Kind, empty, prepare
+
+_EARLIER = "earlier"
+_MILLISECOND = 1000
+
+LATE_FOR = Duration(seconds=7 * 24 * 3600)
+"""How long after its closing an interval's late events are still told apart; later ones are dropped by the runner."""
+
+
+@dataclass(frozen=True)
+class RawEvents:
+    """Raw columns of events of one kind, and the name of where they come from."""
+
+    kind: Kind
+    name: str
+    chunk: Chunk
+
+
+def first_needed(mapping: EventMapping, log: Path) -> int:
+    """The arrival, in microseconds, from which on a source must be read again for what is not published yet."""
+    rules, last = interval_rules(mapping), last_published(log)
+    if last < 0:
+        return 0
+    ahead = 0 if mapping.future is None else duration_us(mapping.future)
+    return max(0, known_from(rules, last + rules.length) - ahead)
+
+
+def last_published(log: Path) -> int:
+    """The begin of the last published interval, -1 where there is none."""
+    return max((start for start, _ in list_intervals(log)), default=-1)
+
+
+def check_rules(mapping: EventMapping) -> IntervalRules:
+    """The durations of a mapping. Raises InputError for those that Beam's windows do not hold."""
+    rules = interval_rules(mapping)
+    for name in ("length", "window", "late_window", "delay"):
+        if getattr(rules, name) % _MILLISECOND:
+            raise InputError(
+                f"mapping: a stream needs whole milliseconds, not {getattr(rules, name)} us of {name}"
+            )
+    return rules
+
+
+class PublishStream(beam.PTransform[Any, Any]):
+    """``RawEvents`` with their arrival as Beam's timestamp, to published intervals.
+
+    Args:
+        mapping: with the pinned teacher.
+        log: the log's folder, which was begun; all workers must see it under this path.
+        max_reject_share: of the latest events of a worker; more of them end the job.
+    """
+
+    def __init__(self, mapping: EventMapping, log: Path, max_reject_share: float) -> None:
+        super().__init__()
+        self._mapping, self._log, self._max_reject_share = mapping, log, max_reject_share
+
+    def expand(self, events: Any) -> Any:
+        mapping, log, rules = self._mapping, self._log, check_rules(self._mapping)
+        last = last_published(log)
+        windows = FixedWindows(
+            Duration(micros=rules.length), Timestamp(micros=(rules.window + rules.delay) % rules.length)
+        )
+        return (
+            events
+            | "Prepare and route" >> beam.ParDo(_Route(mapping, log, last, self._max_reject_share))
+            | "Until closed"
+            >> beam.WindowInto(
+                windows,
+                trigger=AfterWatermark(late=AfterCount(1)),
+                accumulation_mode=AccumulationMode.DISCARDING,
+                allowed_lateness=LATE_FOR,
+            )
+            | "By interval" >> beam.GroupByKey()
+            | "Join" >> beam.ParDo(_Join(mapping, log))
+            | StageIntervals(mapping, log)
+            | "To one worker" >> beam.Map(_keyed).with_output_types(tuple[bytes, tuple[int, bytes]])
+            | "In order" >> beam.GroupByKey()
+            | "Publish" >> beam.FlatMap(_publish, log)
+        )
+
+
+def _keyed(staged: tuple[int, bytes]) -> tuple[bytes, tuple[int, bytes]]:
+    return b"", staged
+
+
+def _publish(element: tuple[bytes, Iterable[tuple[int, bytes]]], log: Path) -> Iterator[int]:
+    for start, content in sorted(element[1]):
+        if content:
+            publish_manifest(log, Manifest.model_validate_json(content))
+            yield start
+
+
+# ---------------------------------------------------------------- from events to intervals
+
+
+@beam.typehints.with_output_types(tuple[int, tuple[str, bytes]])
+class _Route(beam.DoFn):
+    """Parses events, transforms features, and gives each interval what it needs, as an Arrow stream."""
+
+    def __init__(self, mapping: EventMapping, log: Path, last: int, max_reject_share: float) -> None:
+        self._mapping, self._log, self._last, self._max_share = mapping, log, last, max_reject_share
+        self._rules = interval_rules(mapping)
+        self._recent: list[UnitReport] = []
+
+    def process(self, element: RawEvents) -> Iterator[Any]:
+        prepared = prepare(self._mapping, element.kind, element.chunk, time.time_ns() // 1000)
+        report = UnitReport(element.kind, element.name, events=prepared.count)
+        report.add_rejects(prepared.rejects)
+        self._judge(report)
+        route = route_impressions if element.kind == "impressions" else route_clicks
+        routed, late = route(self._rules, prepared.table)
+        if late.num_rows:
+            write_late(self._log, element.kind, late)
+        for start, table in routed.items():
+            yield from self._send(start, element.kind, table)
+        if element.kind == "impressions":
+            yield from self._earlier(routed)
+
+    def _earlier(self, routed: dict[int, pa.Table]) -> Iterator[Any]:
+        """Ids and times for the later intervals whose clicks may be those of these impressions."""
+        for table in routed.values():
+            known = table.select(EARLIER_SCHEMA.names)
+            times = known.column("query_time").to_numpy()
+            begins = self._rules.start_of(times)
+            for ahead in range(1, -(-self._rules.lookback // self._rules.length) + 1):
+                starts = begins + ahead * self._rules.length
+                there = times >= known_from(self._rules, starts)
+                parts = split_by_interval(known.filter(pa.array(there)), starts[there])
+                for start, part in parts.items():
+                    yield from self._send(start, _EARLIER, part)
+
+    def _send(self, start: int, what: str, table: pa.Table) -> Iterator[Any]:
+        if start > self._last:
+            last_moment = Timestamp(micros=self._rules.closes_at(start) - _MILLISECOND)
+            yield TimestampedValue((start, (what, _to_bytes(table))), last_moment)
+
+    def _judge(self, report: UnitReport) -> None:
+        self._recent.append(report)
+        while sum(other.events for other in self._recent[1:]) >= RECENT_EVENTS:
+            del self._recent[0]
+        if report.rejected:
+            content = describe_rejects(report)
+            name = f"{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
+            write_atomic_bytes(self._log / "rejects" / name, content)
+            check_rejects(self._recent, self._max_share, ENOUGH_EVENTS)
+
+
+def _to_bytes(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def _from_bytes(content: bytes) -> pa.Table:
+    with pa.ipc.open_stream(content) as reader:
+        return reader.read_all()
+
+
+@beam.typehints.with_output_types(JoinedAt)
+class _Join(beam.DoFn):
+    """Joins an interval when its window fires; what comes after that is too late and set aside."""
+
+    def __init__(self, mapping: EventMapping, log: Path) -> None:
+        self._mapping, self._log = mapping, log
+
+    def process(
+        self, element: tuple[int, Iterable[tuple[str, bytes]]], pane: Any = beam.DoFn.PaneInfoParam
+    ) -> Iterator[JoinedAt]:
+        start, parts = element
+        found: dict[str, list[pa.Table]] = {}
+        for what, content in parts:
+            found.setdefault(what, []).append(_from_bytes(content))
+        if pane.timing == PaneInfoTiming.LATE:
+            self._set_aside(start, found)
+            return
+        mapping, rules = self._mapping, interval_rules(self._mapping)
+        impressions, clicks = (
+            pa.concat_tables([empty(kind, mapping), *found.get(kind, [])]) for kind in KINDS
+        )
+        earlier = pa.concat_tables([EARLIER_SCHEMA.empty_table(), *found.get(_EARLIER, [])])
+        yield JoinedAt(
+            start, join_interval(mapping.feature_schema, rules, start, impressions, earlier, clicks)
+        )
+
+    def _set_aside(self, start: int, found: dict[str, list[pa.Table]]) -> None:
+        rules = interval_rules(self._mapping)
+        for kind in KINDS:
+            for table in found.get(kind, []):
+                if kind == "clicks":
+                    # At any other interval the same click is told of again.
+                    at_home = rules.start_of(table.column("time").to_numpy()) == start
+                    table = table.filter(pa.array(np.asarray(at_home)))
+                if table.num_rows:
+                    write_late(self._log, kind, table)
