@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctr.data.event_mapping import EventMapping, EventSource
+from ctr.data.event_mapping import EventMapping
 from ctr.data.mapping import JsonlInput, ParquetInput, input_patterns
 from ctr.errors import InputError
 from ctr.pipelines.chunks import Chunk
-from ctr.pipelines.events.tables import KINDS, Kind, wanted_columns
+from ctr.pipelines.events.tables import KINDS, Kind, source_of, wanted_columns
 from ctr.pipelines.jsonl import JsonlReader
 from ctr.pipelines.parquet import read_parquet, row_group_sizes
 from ctr.pipelines.sources import SourceFile, natural_order
@@ -52,7 +52,7 @@ def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
         if not folder.is_dir():
             raise InputError(f"events {folder}: no such folder")
         for kind in KINDS:
-            form = _source(mapping, kind).input
+            form = source_of(mapping, kind).input
             patterns = input_patterns(form)
             if form.pattern is None:
                 patterns = tuple(f"{kind}/{pattern}" for pattern in patterns)
@@ -96,7 +96,7 @@ def read_unit(mapping: EventMapping, unit: Unit, block_bytes: int = BLOCK_BYTES)
         InputError: a damaged file, or one that lacks a column.
     """
     source = SourceFile(0, unit.path, unit.name)
-    form = _source(mapping, unit.kind).input
+    form = source_of(mapping, unit.kind).input
     wanted = wanted_columns(mapping, unit.kind)
     if isinstance(form, JsonlInput):
         yield from line_reader(mapping, unit.kind).read(source, block_bytes)
@@ -108,7 +108,7 @@ def read_unit(mapping: EventMapping, unit: Unit, block_bytes: int = BLOCK_BYTES)
 
 def line_reader(mapping: EventMapping, kind: Kind) -> JsonlReader:
     """Reads events that are JSON objects; a key that an object lacks is null."""
-    source = _source(mapping, kind)
+    source = source_of(mapping, kind)
     numbers = {time.column or "" for time in source.times.values() if time.unit is not None}
     texts = {source.impression_id}
     lists: dict[str, str | None] = {}
@@ -121,7 +121,3 @@ def line_reader(mapping: EventMapping, kind: Kind) -> JsonlReader:
         texts |= {derived.source for derived in mapping.impressions.derive.values()}
         lists = mapping.list_sources
     return JsonlReader(wanted_columns(mapping, kind), sorted(numbers - texts), lists, all_needed=False)
-
-
-def _source(mapping: EventMapping, kind: Kind) -> EventSource:
-    return mapping.impressions if kind == "impressions" else mapping.clicks

@@ -15,7 +15,7 @@ restored from a checkpoint of the runner.
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 from apache_beam.transforms.trigger import AccumulationMode, AfterCount, AfterWatermark
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
 from apache_beam.utils.timestamp import Duration, Timestamp
@@ -36,7 +37,7 @@ from ctr.files import write_atomic_bytes
 from ctr.pipelines.chunks import Chunk
 from ctr.pipelines.events.accounts import ENOUGH_EVENTS, RECENT_EVENTS, check_rejects, describe_rejects
 from ctr.pipelines.events.join import join_interval
-from ctr.pipelines.events.publish import write_late
+from ctr.pipelines.events.publish import begin_log, write_late
 from ctr.pipelines.events.rules import (
     IntervalRules,
     interval_rules,
@@ -45,6 +46,7 @@ from ctr.pipelines.events.rules import (
     route_impressions,
     split_by_interval,
 )
+from ctr.pipelines.events.run import is_local, run_pipeline, with_pinned_teacher
 from ctr.pipelines.events.spool import UnitReport
 from ctr.pipelines.events.steps import JoinedAt, StageIntervals
 from ctr.pipelines.events.tables import EARLIER_SCHEMA, KINDS, Kind, empty, prepare
@@ -220,6 +222,9 @@ class _Join(beam.DoFn):
         found: dict[str, list[pa.Table]] = {}
         for what, content in parts:
             found.setdefault(what, []).append(_from_bytes(content))
+        if not found:
+            # A runner may fire once more, with nothing, when it forgets a window.
+            return
         if pane.timing == PaneInfoTiming.LATE:
             self._set_aside(start, found)
             return
@@ -242,3 +247,38 @@ class _Join(beam.DoFn):
                     table = table.filter(pa.array(np.asarray(at_home)))
                 if table.num_rows:
                     write_late(self._log, kind, table)
+
+
+def stream_events(
+    mapping: EventMapping,
+    log: Path,
+    source: Callable[[EventMapping], Any],
+    options: PipelineOptions,
+    max_reject_share: float = 0.01,
+) -> None:
+    """Runs the job on a streaming runner until its source ends or the job does.
+
+    Args:
+        mapping: how events become examples.
+        log: the log's folder; all workers must see it under this path.
+        source: makes the transform that gives ``RawEvents``, of the mapping with its teacher pinned.
+        options: Beam's, with a runner.
+        max_reject_share: of the latest events of each worker; more of them end the job.
+
+    Raises:
+        InputError: a runner that cannot do it, another mapping's log, or too many rejects.
+    """
+    if is_local(options):
+        raise InputError(
+            "--stream needs a runner that waits for watermarks: --beam-options='--runner=FlinkRunner ...'; without "
+            "one, --follow does the same on this machine"
+        )
+    options.view_as(StandardOptions).streaming = True
+    check_rules(mapping)
+    mapping = with_pinned_teacher(mapping, log)
+    events = source(mapping)
+    begin_log(log, mapping)
+    run_pipeline(
+        options,
+        lambda pipeline: pipeline | "Events" >> events | PublishStream(mapping, log, max_reject_share),
+    )

@@ -5,7 +5,7 @@ An impression is a row of a shard (``ctr.data.log.shard_schema``) without its la
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -92,14 +92,13 @@ def prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_
 
 
 def _prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_us: int) -> Prepared:
-    source: EventSource = mapping.impressions if kind == "impressions" else mapping.clicks
+    source = source_of(mapping, kind)
     verdict = Verdict(chunk)
     columns = checked_columns(chunk, (), verdict)
     _refuse_large(columns, mapping.largest_value, verdict)
-    times = {key: read_time_column(time, key, columns, verdict) for key, time in source.times.items()}
-    _refuse_future(mapping, source, times, columns, verdict, now_us)
+    times = _read_times(mapping, source, columns, verdict, now_us)
     ids = read_ids(source.impression_id, "impression_id", columns, verdict)
-    arrival = np.maximum(times.get("arrival", times["time"]), clock_us)
+    arrival = np.maximum(_arrival(times), clock_us)
     if kind == "clicks":
         table = pa.table({"impression_id": ids, "time": times["time"], ARRIVAL: arrival}, schema=CLICK_SCHEMA)
         table = table if verdict.good.all() else table.filter(pa.array(verdict.good))
@@ -123,6 +122,37 @@ def _prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock
     return Prepared(
         kind, table.append_column(pa.field(ARRIVAL, pa.int64(), False), [arrival[kept]]), verdict.rejects
     )
+
+
+def arrivals(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int) -> tuple[int, int] | None:
+    """The first and the last arrival of raw events whose times are good; None where none are. As of ``prepare``."""
+    source = source_of(mapping, kind)
+    names = dict.fromkeys(time.column or "" for time in source.times.values())
+    slim = replace(chunk, table=chunk.table.select(list(names)), rejects=[])
+    verdict = Verdict(slim)
+    try:
+        times = _read_times(mapping, source, checked_columns(slim, (), verdict), verdict, now_us)
+    except InputError:
+        return None
+    arrival = _arrival(times)[verdict.good]
+    return (int(arrival.min()), int(arrival.max())) if len(arrival) else None
+
+
+def source_of(mapping: EventMapping, kind: Kind) -> EventSource:
+    """How events of a kind are read."""
+    return mapping.impressions if kind == "impressions" else mapping.clicks
+
+
+def _arrival(times: dict[str, np.ndarray]) -> np.ndarray:
+    return times.get("arrival", times["time"])
+
+
+def _read_times(
+    mapping: EventMapping, source: EventSource, columns: Columns, verdict: Verdict, now_us: int
+) -> dict[str, np.ndarray]:
+    times = {key: read_time_column(time, key, columns, verdict) for key, time in source.times.items()}
+    _refuse_future(mapping, source, times, columns, verdict, now_us)
+    return times
 
 
 def _pack_raw(

@@ -1,0 +1,148 @@
+"""Kafka topics as a source of events, through Beam's own connector.
+
+Records are JSON objects. Their timestamps are their arrivals: a topic either lets the broker set them, or producers
+give the time at which they got the event.
+"""
+
+# Beam types its classes, few of its functions.
+# mypy: allow-untyped-calls
+
+import typing
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import apache_beam as beam
+import numpy as np
+from apache_beam.io.kafka import ReadFromKafka, ReadFromKafkaSchema, default_io_expansion_service
+from apache_beam.transforms.external import ExternalTransform, NamedTupleBasedPayloadBuilder
+from apache_beam.transforms.window import GlobalWindow
+from apache_beam.utils.timestamp import Timestamp
+from apache_beam.utils.windowed_value import WindowedValue
+
+from ctr.data.event_mapping import EventMapping
+from ctr.errors import InputError
+from ctr.pipelines.events.read import line_reader
+from ctr.pipelines.events.stream import RawEvents
+from ctr.pipelines.events.tables import KINDS, Kind, source_of
+
+_RECORDS_TOGETHER = 16_384
+
+
+def kafka_options(given: list[str]) -> dict[str, str]:
+    """Settings of the consumer, written KEY=VALUE. Raises InputError for what is not."""
+    found = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise InputError(f"--kafka-option {text}: KEY=VALUE is needed, such as security.protocol=SSL")
+        found[key] = value
+    return found
+
+
+class EventsInKafka(beam.PTransform[Any, Any]):
+    """The records of a mapping's two topics as ``RawEvents``.
+
+    Args:
+        mapping: with topics.
+        servers: HOST:PORT, several with commas between.
+        since_us: records with an earlier timestamp are not read; 0: all are.
+        consumer: settings of Kafka's consumer beside those.
+        expansion_service: HOST:PORT of a running one; empty: Beam starts its own, for which it fetches a jar.
+
+    Raises:
+        InputError: a mapping without topics, or of hashed impressions.
+    """
+
+    def __init__(
+        self,
+        mapping: EventMapping,
+        servers: str,
+        since_us: int = 0,
+        consumer: dict[str, str] | None = None,
+        expansion_service: str = "",
+    ) -> None:
+        super().__init__()
+        if mapping.impressions.topic is None:
+            raise InputError("mapping: impressions.topic and clicks.topic are needed to read from Kafka")
+        if mapping.impressions.hashed:
+            raise InputError(
+                "mapping: impressions.hashed: records are JSON objects, hashed impressions are Parquet"
+            )
+        self._mapping, self._since_us, self._expansion_service = mapping, since_us, expansion_service
+        self._consumer = {
+            "bootstrap.servers": servers,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": "false",
+            **(consumer or {}),
+        }
+
+    def expand(self, begin: Any) -> Any:
+        service = self._expansion_service or default_io_expansion_service(append_args=[])
+        kinds = []
+        for kind in KINDS:
+            topic = source_of(self._mapping, kind).topic
+            fields: dict[str, Any] = {"consumer_config": self._consumer, "topics": [topic]}
+            if self._since_us:
+                fields["start_read_time"] = self._since_us // 1000
+            kinds.append(
+                begin.pipeline
+                | f"Read {kind}" >> _connector(service, fields)
+                | f"Gather {kind}" >> beam.ParDo(_Gather(self._mapping, kind))
+            )
+        return kinds | "Both" >> beam.Flatten()
+
+
+def _connector(service: Any, fields: dict[str, Any]) -> ExternalTransform:
+    """Beam's ReadFromKafka with metadata, sending ``fields`` and what every version asks for.
+
+    The Java side refuses fields that it does not know, and a newer Python side would send all of its own.
+    """
+    needed = {
+        "key_deserializer": ReadFromKafka.byte_array_deserializer,
+        "value_deserializer": ReadFromKafka.byte_array_deserializer,
+        "commit_offset_in_finalize": False,
+        "timestamp_policy": ReadFromKafka.create_time_policy,
+        "redistribute": False,
+        "redistribute_num_keys": np.int32(0),
+        "allow_duplicates": False,
+    }
+    values = needed | fields
+    types = typing.get_type_hints(ReadFromKafkaSchema)
+    schema = NamedTuple("ReadFromKafkaFields", [(name, types[name]) for name in values])  # type: ignore[misc]
+    payload = NamedTupleBasedPayloadBuilder(schema(**values))
+    return ExternalTransform(ReadFromKafka.URN_WITH_METADATA, payload, service)
+
+
+@beam.typehints.with_output_types(RawEvents)
+class _Gather(beam.DoFn):
+    """Records of a partition to chunks, as many as a bundle brings."""
+
+    def __init__(self, mapping: EventMapping, kind: Kind) -> None:
+        self._mapping, self._kind = mapping, kind
+        self._waiting: dict[tuple[str, int], list[tuple[int, bytes, Timestamp]]] = {}
+
+    def start_bundle(self) -> None:
+        self._waiting = {}
+
+    def process(self, record: Any, moment: Any = beam.DoFn.TimestampParam) -> Iterator[RawEvents]:
+        waiting = self._waiting.setdefault((record.topic, record.partition), [])
+        waiting.append((record.offset, record.value, moment))
+        if len(waiting) >= _RECORDS_TOGETHER:
+            yield self._chunk(record.topic, record.partition).value
+
+    def finish_bundle(self) -> Iterator[WindowedValue]:
+        for topic, partition in list(self._waiting):
+            yield self._chunk(topic, partition)
+
+    def _chunk(self, topic: str, partition: int) -> WindowedValue:
+        found = self._waiting.pop((topic, partition))
+        offsets = np.array([offset for offset, _, _ in found], np.int64)
+        # A record is a line here. Without a value it is no object, and is set aside as such.
+        values = [value if value and not value.isspace() else b"null" for _, value, _ in found]
+        lines = [value.replace(b"\n", b" ").replace(b"\r", b" ") for value in values]
+        chunk, _, _ = line_reader(self._mapping, self._kind).read_block(0, b"\n".join(lines) + b"\n", 0)
+        rejects = [replace(reject, row=int(offsets[reject.row])) for reject in chunk.rejects]
+        chunk = replace(chunk, rows=offsets[chunk.rows], rejects=rejects)
+        events = RawEvents(self._kind, f"{topic}/{partition}", chunk)
+        return WindowedValue(events, min(moment for _, _, moment in found), (GlobalWindow(),))

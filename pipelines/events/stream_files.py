@@ -1,0 +1,194 @@
+"""Folders of events as an unbounded Beam source: a splittable function for each kind, whose watermark is its arrivals.
+
+What has been read is in the checkpoint of the runner: the name of the last file, behind which all later ones come.
+"""
+
+# Beam types its classes, few of its functions.
+# mypy: allow-untyped-calls
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.io.iobase import RestrictionProgress, RestrictionTracker
+from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
+from apache_beam.transforms.core import RestrictionProvider
+from apache_beam.transforms.window import TimestampedValue
+from apache_beam.utils.timestamp import MAX_TIMESTAMP, Duration, Timestamp
+
+from ctr.data.event_mapping import EventMapping
+from ctr.errors import InputError
+from ctr.pipelines.events.read import Unit, find_events, read_unit
+from ctr.pipelines.events.stream import RawEvents
+from ctr.pipelines.events.tables import KINDS, Kind, arrivals
+from ctr.pipelines.sources import natural_order
+
+_FILES_A_BUNDLE = 16
+
+
+@dataclass(frozen=True)
+class ReadSoFar:
+    """What has been read of a kind.
+
+    Attributes:
+        last: the name of the last file; empty before the first.
+        files: how many there are up to that name.
+        arrival: the latest arrival, in microseconds.
+        over: whether this part of the work is done.
+    """
+
+    last: str = ""
+    files: int = 0
+    arrival: int = 0
+    over: bool = False
+
+
+class _Tracker(RestrictionTracker):
+    """Claims files one after the other; what is left can be put off, never divided."""
+
+    def __init__(self, restriction: ReadSoFar) -> None:
+        self._restriction = restriction
+
+    def current_restriction(self) -> ReadSoFar:
+        return self._restriction
+
+    def try_claim(self, position: ReadSoFar) -> bool:
+        if self._restriction.over:
+            return False
+        self._restriction = position
+        return True
+
+    def try_split(self, fraction_of_remainder: float) -> tuple[ReadSoFar, ReadSoFar] | None:
+        if fraction_of_remainder > 0 or self._restriction.over:
+            return None
+        rest = self._restriction
+        self._restriction = replace(rest, over=True)
+        return self._restriction, rest
+
+    def check_done(self) -> None:
+        if not self._restriction.over:
+            raise ValueError(f"the events after {self._restriction.last} are left")
+
+    def current_progress(self) -> RestrictionProgress:
+        return RestrictionProgress(completed=self._restriction.files, remaining=1)
+
+    def is_bounded(self) -> bool:
+        return False
+
+
+class _Files(RestrictionProvider):
+    """All files of a kind, also those to come."""
+
+    def initial_restriction(self, element: Kind) -> ReadSoFar:
+        return ReadSoFar()
+
+    def create_tracker(self, restriction: ReadSoFar) -> _Tracker:
+        return _Tracker(restriction)
+
+    def restriction_size(self, element: Kind, restriction: ReadSoFar) -> int:
+        return 1
+
+    def truncate(self, element: Kind, restriction: ReadSoFar) -> None:
+        return None
+
+
+_RESTRICTION = beam.DoFn.RestrictionParam(_Files())
+_ESTIMATOR = beam.DoFn.WatermarkEstimatorParam(ManualWatermarkEstimator.default_provider())
+
+
+@beam.typehints.with_output_types(RawEvents)
+class _Follow(beam.DoFn):
+    def __init__(self, source: "EventsInFolders") -> None:
+        self._source = source
+
+    @beam.DoFn.unbounded_per_element()
+    def process(self, kind: Kind, tracker: Any = _RESTRICTION, estimator: Any = _ESTIMATOR) -> Iterator[Any]:
+        source, position = self._source, tracker.current_restriction()
+        units, mtime = source.new_units(kind, position)
+        for unit in units[:_FILES_A_BUNDLE]:
+            after = ReadSoFar(unit.name, position.files + 1, position.arrival)
+            if not tracker.try_claim(after):
+                return
+            for chunk in read_unit(source.mapping, unit):
+                found = arrivals(source.mapping, kind, chunk, time.time_ns() // 1000)
+                first, last = found or (after.arrival, after.arrival)
+                after = replace(after, arrival=max(after.arrival, last))
+                yield TimestampedValue(RawEvents(kind, unit.name, chunk), Timestamp(micros=first))
+            tracker.try_claim(after)
+            position = after
+            # What was read is on its way: from here on all arrives later.
+            estimator.set_watermark(Timestamp(micros=position.arrival // 1000 * 1000))
+        if len(units) > _FILES_A_BUNDLE:
+            tracker.defer_remainder()
+        elif source.drain:
+            estimator.set_watermark(MAX_TIMESTAMP)
+            tracker.try_claim(replace(position, over=True))
+        else:
+            idle = time.time() - mtime
+            if position.last and idle > source.idle_seconds:
+                gone_on = position.arrival + round(idle * 1e6)
+                estimator.set_watermark(Timestamp(micros=gone_on // 1000 * 1000))
+            tracker.defer_remainder(Duration(seconds=source.poll_seconds))
+
+
+class EventsInFolders(beam.PTransform[Any, Any]):
+    """The events of some folders as ``RawEvents``, file by file in the order of their names.
+
+    Args:
+        mapping: how they are read.
+        folders: which all workers see under these paths.
+        drain: whether to end when there is no new file, with the watermark at the end of time.
+        poll_seconds: between two looks.
+        idle_seconds: since the last file of a kind was written, after which its arrivals go on with the time of day.
+        settle_seconds: for which a file must not have changed before it is read.
+    """
+
+    def __init__(
+        self,
+        mapping: EventMapping,
+        folders: Sequence[Path],
+        drain: bool = False,
+        poll_seconds: float = 0.5,
+        idle_seconds: float = 300.0,
+        settle_seconds: float = 0.5,
+    ) -> None:
+        super().__init__()
+        self.mapping, self.folders, self.drain = mapping, tuple(folders), drain
+        self.poll_seconds, self.idle_seconds, self.settle_seconds = poll_seconds, idle_seconds, settle_seconds
+
+    def expand(self, begin: Any) -> Any:
+        return (
+            begin.pipeline
+            | "Kinds" >> beam.Create(list(KINDS), reshuffle=False)
+            | "Follow" >> beam.ParDo(_Follow(self))
+        )
+
+    def new_units(self, kind: Kind, position: ReadSoFar) -> tuple[list[Unit], float]:
+        """The files after a position, and when the last one before it was written (seconds since 1970, 0 without).
+
+        Raises:
+            InputError: a file has come whose name stands before one that was read.
+        """
+        units = [unit for unit in find_events(self.mapping, self.folders) if unit.kind == kind]
+        place = natural_order(position.last)
+        before = [unit for unit in units if position.last and natural_order(unit.name) <= place]
+        if len(before) > position.files:
+            raise InputError(
+                f"events: there are {len(before)} files up to {position.last}, of which {position.files} were read: "
+                "the names of new files must stand behind those of older ones"
+            )
+        after = units[len(before) :]
+        now = time.time()
+        written = [unit.path.stat().st_mtime for unit in after]
+        settled = next(
+            (
+                number
+                for number, moment in enumerate(written)
+                if not self.drain and now - moment < self.settle_seconds
+            ),
+            len(after),
+        )
+        return after[:settled], before[-1].path.stat().st_mtime if before else 0.0
