@@ -73,6 +73,8 @@ def _ingest(arguments: argparse.Namespace) -> None:
 
         _print_result(arguments, *run_events(arguments))
         return
+    if not arguments.input:
+        raise InputError("no input is given: files or folders are needed")
     _load_tensorflow()
     from ctr.data.mapping import load_format, load_mapping
     from ctr.pipelines.ingest import ingest

@@ -58,7 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
         choices=(*FORMATS, EVENTS),
         help="a format that ships with the package, table, or events: impressions and clicks apart",
     )
-    ingest.add_argument("input", type=Path, nargs="+", help="files or folders")
+    ingest.add_argument("input", type=Path, nargs="*", help="files or folders")
     ingest.add_argument(
         "--mapping", type=Path, help="for table and events: the file that names columns and features"
     )
@@ -67,16 +67,27 @@ def make_parser() -> argparse.ArgumentParser:
         "--follow", action="store_true", help="events: go on as files come, and publish each interval in time"
     )
     ingest.add_argument(
-        "--drain", action="store_true", help="with --follow: publish everything and end when no file is new"
+        "--stream", action="store_true", help="events: the same as a pipeline of a Beam runner such as Flink"
     )
     ingest.add_argument(
-        "--poll", type=float, metavar="SECONDS", help="with --follow: between two looks (0.5)"
+        "--drain", action="store_true", help="with either: publish everything and end when no file is new"
     )
+    ingest.add_argument("--poll", type=float, metavar="SECONDS", help="with either: between two looks (0.5)")
     ingest.add_argument(
         "--idle-timeout",
         type=float,
         metavar="SECONDS",
-        help="with --follow: after which nobody waits for a kind of events without a new file (300)",
+        help="with either: after which nobody waits for a kind of events without a new file (300)",
+    )
+    ingest.add_argument("--kafka", metavar="HOST:PORT", help="with --stream: read topics instead of folders")
+    ingest.add_argument(
+        "--kafka-option", action="append", default=[], metavar="KEY=VALUE", help="of Kafka's consumer"
+    )
+    ingest.add_argument(
+        "--expansion-service",
+        default="",
+        metavar="HOST:PORT",
+        help="with --kafka: a running one (Beam starts its own)",
     )
     ingest.add_argument(
         "--beam-options", default="", metavar="OPTIONS", help="events: of a Beam runner, in one word"

@@ -7,11 +7,12 @@ import sys
 import threading
 from typing import Any
 
-from ctr.data.event_mapping import load_event_mapping
-from ctr.data.log import Manifest
+from ctr.data.event_mapping import EventMapping, load_event_mapping
+from ctr.data.log import Manifest, read_manifests
 from ctr.errors import InputError
 from ctr.pipelines.events.accounts import EventCounts
 from ctr.pipelines.events.batch import EventsResult, ingest_events
+from ctr.pipelines.events.run import beam_options
 from ctr.pipelines.events.watch import Progress, WatchSettings, watch_events
 
 
@@ -21,6 +22,9 @@ def run_events(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     share = arguments.max_reject_share
     if not 0 <= share <= 1:
         raise InputError(f"--max-reject-share {share} is not allowed: a share from 0 to 1")
+    _check_arguments(arguments)
+    if arguments.stream:
+        return _stream(arguments, mapping)
     if arguments.follow:
         settings = WatchSettings(
             max_reject_share=share, drain=arguments.drain, beam_options=arguments.beam_options
@@ -34,13 +38,58 @@ def run_events(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
             signal.signal(number, _stop_once(stop))
         progress = watch_events(mapping, arguments.input, arguments.out, settings, stop.is_set, _tell)
         return dataclasses.asdict(progress), f"{arguments.out}: {_progress_text(progress)}"
-    for name in ("drain", "poll", "idle_timeout"):
-        if getattr(arguments, name):
-            raise InputError(f"--{name.replace('_', '-')} goes with --follow")
     result = ingest_events(
         mapping, arguments.input, arguments.out, max_reject_share=share, options=arguments.beam_options
     )
     return dataclasses.asdict(result), f"{arguments.out}: {_result_text(result)}"
+
+
+def _check_arguments(arguments: argparse.Namespace) -> None:
+    """Refuses what does not go together."""
+    lasting = arguments.follow or arguments.stream
+    wrong = {
+        "--follow and --stream exclude each other": arguments.follow and arguments.stream,
+        "--drain goes with --follow or --stream": arguments.drain and not lasting,
+        "--poll goes with --follow or --stream": arguments.poll is not None and not lasting,
+        "--idle-timeout goes with --follow or --stream": arguments.idle_timeout is not None and not lasting,
+        "--kafka goes with --stream": arguments.kafka and not arguments.stream,
+        "--kafka-option goes with --kafka": arguments.kafka_option and not arguments.kafka,
+        "--expansion-service goes with --kafka": arguments.expansion_service and not arguments.kafka,
+        "either folders or --kafka are needed": bool(arguments.kafka) == bool(arguments.input),
+    }
+    for complaint, found in wrong.items():
+        if found:
+            raise InputError(complaint)
+
+
+def _stream(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[dict[str, Any], str]:
+    from ctr.pipelines.events.kafka import EventsInKafka, kafka_options
+    from ctr.pipelines.events.stream import first_needed, last_published, stream_events
+    from ctr.pipelines.events.stream_files import EventsInFolders
+
+    log = arguments.out.resolve()
+
+    def source(pinned: EventMapping) -> Any:
+        if arguments.kafka:
+            return EventsInKafka(
+                pinned,
+                arguments.kafka,
+                first_needed(pinned, log),
+                kafka_options(arguments.kafka_option),
+                arguments.expansion_service,
+            )
+        given = {"poll_seconds": arguments.poll, "idle_seconds": arguments.idle_timeout}
+        settings = {name: value for name, value in given.items() if value is not None}
+        return EventsInFolders(
+            pinned, [folder.resolve() for folder in arguments.input], arguments.drain, **settings
+        )
+
+    options = beam_options(arguments.beam_options, 1)
+    stream_events(mapping, log, source, options, arguments.max_reject_share)
+    manifests = read_manifests(log)
+    rows = sum(manifest.rows for manifest in manifests)
+    result = {"intervals": len(manifests), "rows": rows, "last_published": last_published(log)}
+    return result, f"{arguments.out}: {len(manifests)} intervals, {rows} examples"
 
 
 def _stop_once(stop: threading.Event) -> Any:
