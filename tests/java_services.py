@@ -1,4 +1,4 @@
-"""Flink's job server, Beam's expansion service and a Kafka broker, each a process of its own for as long as a block runs.
+"""Flink's job server, Beam's expansion service and a Kafka broker, each a process of its own while a block runs.
 
 `make flink-jars kafka-jars` fetches what they need into .java/. All that they write goes into the folder that the
 caller gives. A process ends with its block, and on Linux also when the process that started it is killed.

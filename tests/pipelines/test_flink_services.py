@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -29,7 +29,7 @@ WAIT_SECONDS = 60
 
 
 @pytest.fixture(scope="module")
-def services() -> Iterator[ModuleType]:
+def services() -> ModuleType:
     sys.path.insert(0, str(TESTS))
     try:
         import java_services
@@ -37,7 +37,7 @@ def services() -> Iterator[ModuleType]:
         sys.path.remove(str(TESTS))
     if reason := java_services.missing(java_services.FLINK_JARS):
         pytest.skip(reason)
-    yield java_services
+    return java_services
 
 
 class Parts(beam.transforms.core.RestrictionProvider):
