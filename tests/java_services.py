@@ -26,6 +26,17 @@ START_ATTEMPTS = 3
 # checkpoint ends wait for the operator's next bundle, and a source that starts from one impulse has no next.
 CHECKPOINTED = ("--streaming", "--checkpointing_interval=500", "--finish_bundle_before_checkpointing")
 
+# Flink serialises by reflection what it has no serializer for; since Java 17 that has to be allowed.
+OPENED = (
+    "java.lang",
+    "java.lang.reflect",
+    "java.net",
+    "java.nio",
+    "java.time",
+    "java.util",
+    "java.util.concurrent",
+)
+
 
 class ServiceError(Exception):
     """A service that did not start; the message ends with its log."""
@@ -171,6 +182,7 @@ def _java(
     # Dies with the thread that starts it, however that ends.
     guard = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
     options = [f"-Xmx{memory}", "-XX:+UseSerialGC", f"-Djava.io.tmpdir={temporary}"]
+    options += [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*guard, "java", *options, "-cp", f"{jars}/*", *arguments],
