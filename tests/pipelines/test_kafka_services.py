@@ -162,3 +162,31 @@ def test_the_connector_follows_a_topic_until_it_is_cancelled(services, tmp_path)
         wait(lambda: len(lines(tmp_path / "lines")) == 4)
         result.cancel()
         assert lines(tmp_path / "lines") == [*LINES, ["d", 1, 1, 9_000]]
+
+
+def test_the_connector_goes_on_where_the_checkpoint_of_a_killed_job_server_left_it(services, tmp_path):
+    options = [
+        *services.CHECKPOINTED,
+        "--max_bundle_time_mills=100",
+        "--state_backend=filesystem",
+        f"--state_backend_storage_path=file://{tmp_path / 'checkpoints'}",
+        "--externalized_checkpoints_enabled",
+        "--retain_externalized_checkpoints_on_cancellation",
+    ]
+    with services.kafka_broker(tmp_path / "kafka") as broker:
+        produce(broker, "topic", MESSAGES)
+        settings: dict[str, str] = {}
+        for number, expected in enumerate([LINES, [["d", 1, 1, 9_000]]]):
+            folder = tmp_path / str(number)
+            with (
+                services.flink_job_server(folder, settings=settings) as job_server,
+                services.expansion_service(tmp_path / "expansion") as expansion,
+            ):
+                transform = records(expansion, consumer_config=consumer(broker), topics=["topic"])
+                start(job_server, transform, folder / "lines", *options)
+                wait(lambda path=folder / "lines", lines_=expected: len(lines(path)) >= len(lines_))
+                time.sleep(3)
+                assert lines(folder / "lines") == expected
+            checkpoint = services.newest_checkpoint(tmp_path / "checkpoints")
+            settings = {"execution.savepoint.path": f"file://{checkpoint}"}
+            produce(broker, "topic", [(1, 9_000, b"d")])
