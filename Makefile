@@ -13,7 +13,7 @@ PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test slow lint types bench lock clean
+.PHONY: help demo test slow lint types bench lock clean flink-jars kafka-jars
 
 help:
 	@echo "make demo    simulate a log, train on it, report: the results are in runs/demo"
@@ -23,6 +23,8 @@ help:
 	@echo "make types   type checks"
 	@echo "make bench   the benchmarks"
 	@echo "make lock    requirements.lock anew from pyproject.toml (UPGRADE=1: with newer versions)"
+	@echo "make flink-jars  Flink's job server with Beam's Kafka connector, into .java (needs Java 17 and Maven)"
+	@echo "make kafka-jars  a Kafka broker, into .java; what tests of both find there they use"
 	@echo "make clean   removes .venv, builds and caches"
 
 # The lock holds uv too: pip installs that one, checked by its hash, and uv the rest, many times faster.
@@ -68,3 +70,11 @@ lock: $(INSTALLED)
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Java programs that run beside Python: fetched once, then nothing asks the network. .java outlives `make clean`.
+flink-jars kafka-jars: %-jars: .java/%/.fetched
+
+.java/%/.fetched: examples/%/pom.xml
+	rm -rf $(@D)
+	mvn --batch-mode --quiet --file $< dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(@D)
+	@touch $@
