@@ -1,0 +1,224 @@
+"""Events a second of ``ctr ingest events``: join, sample, publish, from Parquet files to a published log.
+
+Makes impressions with 26 features of 100,000 buckets each, ids already (Zipf 1.2, four impressions a query), and
+clicks on a tenth of them, all arriving up to minutes late, and joins them with the non-clicks sampled to a quarter.
+Beside it, on fewer events, the join as Beam's users write it: dictionaries, `CoGroupByKey` by impression id; and
+what the machine needs to read the events and write the same shards, without a join: no job could be faster. With --raw
+also the simulator's raw strings, with --memory the peak for this log and for one of ten times its length.
+
+    python benchmarks/bench_events.py [--impressions 4000000] [--raw] [--memory] [--json]
+"""
+
+import argparse
+import json
+import logging
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from ctr.data.event_mapping import EventMapping
+from ctr.data.log import pack_ids, parquet_bytes, read_manifests, read_shard
+from ctr.pipelines.events.batch import ingest_events
+
+FEATURES, BUCKETS, ZIPF = 26, 100_000, 1.2
+PER_QUERY, CLICK_RATE, KEPT = 4, 0.1, 0.25
+INTERVAL_ROWS = 166_000
+HOUR_US, START_US = 3_600_000_000, 1_767_571_200_000_000
+ROWWISE_IMPRESSIONS = 20_000
+
+
+def mapping() -> EventMapping:
+    """The mapping of the events made here."""
+    keys = {
+        "input": {"type": "parquet"},
+        "time": {"column": "event_time", "unit": "us"},
+        "arrival": {"column": "arrival_time", "unit": "us"},
+        "impression_id": "impression_id",
+    }
+    return EventMapping.model_validate(
+        {
+            "impressions": {**keys, "query_id": "query_id", "hashed": True},
+            "clicks": keys,
+            "interval": "1h",
+            "click_window": "30m",
+            "delay": "10m",
+            "sampling": {"name": "quarter", "rule": {"non_click_rate": KEPT}},
+            "features": [
+                {"name": f"f{number}", "kind": "category", "source": f"f{number}", "buckets": BUCKETS}
+                for number in range(FEATURES)
+            ],
+        }
+    )
+
+
+def make_events(folder: Path, impressions: int) -> int:
+    """Files of an hour each, in the order of arrival; returns how many events they hold."""
+    rng = np.random.default_rng(1)
+    events = 0
+    for hour in range(max(1, impressions // INTERVAL_ROWS)):
+        count = INTERVAL_ROWS
+        shown = np.sort(rng.integers(0, HOUR_US, count // PER_QUERY)) + START_US + hour * HOUR_US
+        shown = np.repeat(shown, PER_QUERY)
+        count = len(shown)
+        number = np.arange(hour * count, (hour + 1) * count)
+        columns = {
+            "impression_id": number * 2_654_435_761 % 2**61,
+            "query_id": number // PER_QUERY,
+            "event_time": shown,
+            "arrival_time": shown + rng.exponential(10e6, count).astype(np.int64),
+            "ids": pack_ids((rng.zipf(ZIPF, (count, FEATURES)) % (BUCKETS - 1) + 1).astype(np.int32)),
+        }
+        clicked = rng.random(count) < CLICK_RATE
+        moment = shown[clicked] + 1 + rng.exponential(60e6, clicked.sum()).astype(np.int64)
+        clicks = {
+            "impression_id": columns["impression_id"][clicked],
+            "event_time": moment,
+            "arrival_time": moment + rng.exponential(10e6, len(moment)).astype(np.int64),
+        }
+        for kind, found in (("impressions", columns), ("clicks", clicks)):
+            (folder / kind).mkdir(parents=True, exist_ok=True)
+            order = pa.array(np.argsort(found["arrival_time"], kind="stable"))
+            content = parquet_bytes(pa.table(found).take(order))
+            (folder / kind / f"{hour:05d}.parquet").write_bytes(content)
+            events += len(order)
+    return events
+
+
+def read_and_write(folder: Path, log: Path) -> float:
+    """Seconds to read all events and to write the shards of a log again."""
+    schema = mapping().feature_schema
+    tables = [read_shard(log, entry, schema) for manifest in read_manifests(log) for entry in manifest.shards]
+    begun = time.perf_counter()
+    for path in folder.glob("*/*.parquet"):
+        pq.read_table(path, page_checksum_verification=True)
+    for table in tables:
+        parquet_bytes(table)
+    return time.perf_counter() - begun
+
+
+def rowwise(folder: Path) -> tuple[int, float]:
+    """The join of single rows: how many events, and seconds."""
+    impressions = pq.read_table(folder / "impressions" / "00000.parquet").slice(0, ROWWISE_IMPRESSIONS)
+    shown = set(impressions.column("impression_id").to_pylist())
+    clicks = pq.read_table(folder / "clicks" / "00000.parquet").to_pylist()
+    clicks = [row for row in clicks if row["impression_id"] in shown]
+    rows = impressions.to_pylist()
+
+    def label(element: Any) -> Any:
+        return [
+            {**row, "label": int(any(element[1]["clicks"]))} for row in list(element[1]["impressions"])[:1]
+        ]
+
+    with tempfile.TemporaryDirectory() as out:
+        begun = time.perf_counter()
+        with beam.Pipeline(options=PipelineOptions(["--runner=FnApiRunner"])) as pipeline:
+            keyed = {
+                kind: pipeline
+                | f"Create {kind}" >> beam.Create(found)
+                | f"Key {kind}" >> beam.Map(lambda row: (row["impression_id"], row))
+                for kind, found in (("impressions", rows), ("clicks", clicks))
+            }
+            fields = [*impressions.schema, pa.field("label", pa.int64())]
+            _ = (
+                keyed
+                | beam.CoGroupByKey()
+                | beam.FlatMap(label)
+                | beam.io.WriteToParquet(f"{out}/part", pa.schema(fields))
+            )
+        return len(rows) + len(clicks), time.perf_counter() - begun
+
+
+def raw_events(folder: Path, examples: int) -> tuple[int, float]:
+    """The simulator's raw strings: how many events, and seconds to make a log of them."""
+    from ctr.config import read_yaml
+    from ctr.simulator.config import SimulatorConfig
+    from ctr.simulator.simulate import simulate
+
+    config = SimulatorConfig(examples=examples, queries_per_day=200_000)
+    made = simulate(config, folder / "log", events=folder / "events")
+    content = read_yaml(Path(__file__).parent.parent / "examples/events/simulated.yaml", "mapping")
+    simulated = EventMapping.model_validate(content)
+    begun = time.perf_counter()
+    ingest_events(simulated, [folder / "events"], folder / "joined")
+    return made["delivered_impressions"] + made["delivered_clicks"], time.perf_counter() - begun
+
+
+def peak_megabytes(impressions: int) -> float:
+    """The peak memory of a process of its own that joins so many impressions."""
+    code = f"import bench_events as b; b.ingest_once({impressions})"
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, check=True, capture_output=True, text=True
+    )
+    return float(found.stdout.split()[-1])
+
+
+def ingest_once(impressions: int) -> None:
+    """Joins events and prints the peak of the memory that took, in MB."""
+    logging.disable(logging.CRITICAL)
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                f"import bench_events as b, pathlib; b.make_events(pathlib.Path({folder!r}), {impressions})",
+            ],
+            check=True,
+        )
+        ingest_events(mapping(), [Path(folder)], Path(folder) / "log")
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--impressions", type=int, default=4_000_000)
+    parser.add_argument("--raw", action="store_true")
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_events(folder / "first", INTERVAL_ROWS)
+        ingest_events(
+            mapping(), [folder / "first"], folder / "warm"
+        )  # Beam loads much with its first pipeline.
+        events = make_events(folder / "events", arguments.impressions)
+        begun = time.perf_counter()
+        ingest_events(mapping(), [folder / "events"], folder / "log")
+        seconds = time.perf_counter() - begun
+        least = read_and_write(folder / "events", folder / "log")
+        rows, rows_seconds = rowwise(folder / "first")
+        result = {
+            "events": events,
+            "events_per_second": events / seconds,
+            "times_read_and_write_alone": seconds / least,
+            "rowwise_events_per_second": rows / rows_seconds,
+            "ratio_to_rowwise": events / seconds / (rows / rows_seconds),
+        }
+        if arguments.raw:
+            count, raw_seconds = raw_events(folder / "raw", 1_000_000)
+            result["raw_events_per_second"] = count / raw_seconds
+    if arguments.memory:
+        result["peak_mb"] = peak_megabytes(arguments.impressions)
+        result["peak_mb_ten_times"] = peak_megabytes(10 * arguments.impressions)
+    if arguments.json:
+        print(json.dumps(result, indent=1))
+    else:
+        print("\n".join(f"{key:<28}{value:,.1f}" for key, value in result.items()))
+
+
+if __name__ == "__main__":
+    main()
