@@ -20,7 +20,7 @@ multivalent feature.
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -340,14 +340,16 @@ def list_intervals(folder: Path) -> list[tuple[int, int]]:
     return sorted(intervals)
 
 
-def read_manifests(folder: Path) -> list[Manifest]:
-    """All published intervals in order of time, checked for overlaps and against the log's schema."""
+def read_manifests(folder: Path, known: Mapping[tuple[int, int], Manifest] | None = None) -> list[Manifest]:
+    """All published intervals in order of time, checked for overlaps and schema; ``known`` ones are not read."""
     version = read_schema(folder).version
     manifests: list[Manifest] = []
     for start, end in list_intervals(folder):
         path = folder / "manifests" / f"{start:019d}-{end:019d}.json"
-        content = read_json_object(path, f"{path}: no such manifest")
-        manifest = parse_model(Manifest, content, str(path))
+        manifest = known.get((start, end)) if known else None
+        if manifest is None:
+            content = read_json_object(path, f"{path}: no such manifest")
+            manifest = parse_model(Manifest, content, str(path))
         if (manifest.start, manifest.end) != (start, end):
             raise InputError(f"{path}: names another interval, [{manifest.start}, {manifest.end})")
         if manifest.schema_version != version:
@@ -362,10 +364,8 @@ def read_manifests(folder: Path) -> list[Manifest]:
 
 def log_sha256(manifests: Sequence[Manifest]) -> str:
     """One hash for the content of the whole log: of its manifests, which hold the shards' hashes."""
-    digest = hashlib.sha256()
-    for manifest in manifests:
-        digest.update(json_bytes(manifest.model_dump(mode="json")))
-    return digest.hexdigest()
+    content = (json_bytes(manifest.model_dump(mode="json")) for manifest in manifests)
+    return hashlib.sha256(b"".join(content)).hexdigest()
 
 
 def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
