@@ -1,10 +1,10 @@
 """The published intervals of a log that grows, each read once however often one looks."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from ctr.data.log import Manifest, read_manifests
+from ctr.files import names_in
 
 
 class PublishedIntervals:
@@ -25,11 +25,7 @@ class PublishedIntervals:
         Raises:
             InputError: as of ``ctr.data.log.read_manifests``.
         """
-        try:
-            entries = os.listdir(self._folder / "manifests")
-        except FileNotFoundError:
-            entries = []
-        names = frozenset(name for name in entries if name.endswith(".json"))
+        names = frozenset(names_in(self._folder / "manifests", ".json"))
         if names != self._names:
             known = {(manifest.start, manifest.end): manifest for manifest in self._manifests}
             self._manifests = read_manifests(self._folder, known)

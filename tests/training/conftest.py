@@ -215,7 +215,7 @@ def run_killed() -> Callable[..., int]:
             "run": str(folder),
             "kill_after": kill_after,
             "kill_at_sync": kill_at_sync,
-            "follow": follow,
+            "live": follow,
         }
         process = context.Process(target=runpy.run_path, args=(script,), kwargs={"init_globals": given})
         process.start()

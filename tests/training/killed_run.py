@@ -1,7 +1,7 @@
 """Run by its path in a process of its own: trains, and kills that process.
 
 Given as globals: ``log``, ``config`` (a dict) and ``run``; ``kill_after``, a number of batches, and
-``kill_at_sync``, a number of calls of fsync, 0 for never; ``follow``: until nothing new comes.
+``kill_at_sync``, a number of calls of fsync, 0 for never; ``live``: follows the log until nothing new comes.
 """
 
 import os
@@ -32,7 +32,7 @@ def counting_fsync(descriptor):
 os.fsync = counting_fsync
 config = parse_model(TrainConfig, given["config"], "test")
 log, run = Path(given["log"]), Path(given["run"])
-if given["follow"]:
+if given["live"]:
     # Called after batches and looks alike.
     follow(
         log, config, run, lambda: None, Polling(0.01, 0.2), lambda *_: die_at("batches", given["kill_after"])
