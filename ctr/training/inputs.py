@@ -117,18 +117,23 @@ def open_inputs(path: Path, config: TrainConfig) -> Inputs:
     return Inputs(config, schema, log, others, families, teacher_log)
 
 
-def check_rows(inputs: Inputs, start: int = 0) -> None:
+def check_rows(inputs: Inputs, start: int = 0, stop: Callable[[], bool] = lambda: False) -> bool:
     """Goes over the log where a sidecar must say something of every row, before training does.
 
     Args:
         start: the position in the log to begin at.
+        stop: asked now and then whether to give up.
+
+    Returns:
+        Whether it went over all of it.
 
     Raises:
         InputError: how many rows it says nothing of, and which are the first.
     """
     selection = selection_of(inputs, start)
     if selection.sample is not None or (selection.teacher is not None and selection.every_row_taught):
-        check_selection(inputs.log.path, inputs.schema, inputs.log.manifests, selection, start)
+        return check_selection(inputs.log.path, inputs.schema, inputs.log.manifests, selection, start, stop)
+    return True
 
 
 def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:

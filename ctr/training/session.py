@@ -91,8 +91,10 @@ def open_session(
     inputs = open_inputs(log, config)
     publications = Publications(inputs, wait_for_sidecars)
     is_new = not (run / "checkpoints").exists()
-    if is_new and publications.has_more(0):
-        check_rows(publications.readable)
+    # What has waited may be long, and the wish to stop has to be heard (``advance``).
+    check_first = is_new and not wait_for_sidecars
+    if check_first:
+        check_rows(inputs)
     layouts = config.model.table_layouts(inputs.schema)
     adopt_config(run, config)
     with only_process(run):
@@ -103,7 +105,7 @@ def open_session(
         others = {name: other.manifests for name, other in inputs.others.items()}
         current = Run(run, config, state, inputs.schema, inputs.log.manifests, others, inputs.sidecars)
         try:
-            checked = publications.readable.log.rows if is_new else current.position.examples
+            checked = inputs.log.rows if check_first else current.position.examples
             yield Session(publications, current, checked, progress, exporter)
         finally:
             current.close()
@@ -178,8 +180,8 @@ class Session:
         self.look()
         readable, position = self.publications.readable, self.current.position
         if self._checked < readable.log.rows:
-            if self.publications.has_more(self._checked):
-                check_rows(readable, self._checked)
+            if self.publications.has_more(self._checked) and not check_rows(readable, self._checked, stop):
+                return Advance(0, self.inputs.log.rows - position.examples, [])
             self._checked = readable.log.rows
         before = position.examples
         # Within a batch weights, metrics and position do not go together.

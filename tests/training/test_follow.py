@@ -74,8 +74,10 @@ def short(growing) -> Any:
     return Growing(growing.folder, growing.schema, growing.table, SHORT)
 
 
-def followed(log: Path, config, run: Path, script: Callable[[], str | None], idle: float = 0.4) -> Followed:
-    return follow(log, config, run, script, Polling(0.001, idle))
+def followed(
+    log: Path, config, run: Path, script: Callable[[], str | None], idle: float = 0.4, exporter=None
+) -> Followed:
+    return follow(log, config, run, script, Polling(0.001, idle), None, exporter)
 
 
 def lines(run: Path) -> list[dict[str, Any]]:
@@ -83,12 +85,12 @@ def lines(run: Path) -> list[dict[str, Any]]:
 
 
 def assert_one_pass(
-    run: Path, log: Path, config, read_predictions, heard: Callable[..., None] | None = None
+    run: Path, log: Path, config, read_predictions, heard: Callable[..., None] | None = None, exporter=None
 ) -> None:
     """Finishes ``run`` and compares all that it computed with a run that was never stopped."""
-    train(log, config, run)
+    train(log, config, run, exporter=exporter)
     whole = run.with_name(f"{run.name}-whole")
-    train(log, config, whole, heard)
+    train(log, config, whole, heard, exporter=exporter)
     found, expected = helpers["outcome"](run), helpers["outcome"](whole)
     for name in ("summary", "metrics", "rejects", "metric states"):
         assert found[name] == expected[name], name
@@ -105,8 +107,12 @@ def test_a_log_that_appears_and_grows_gives_the_bits_of_one_pass(
     Stopped twice, once amid rows that are published.
     """
     changes = {**ROOTS, **constrained(exposure.folder), **(WITHIN if within else {})}
-    config = make_config({**changes, "label_delay": 0.02 if within else 0})
+    config = make_config({**changes, "label_delay": 0.02 if within else 0, "export": {"every_examples": 300}})
     run = tmp_path / "run"
+    exported: dict[Path, list[int]] = {}
+
+    def export(snapshot) -> None:
+        exported.setdefault(snapshot.folder, []).append(snapshot.examples)
 
     def stop() -> str:
         return "stop"
@@ -114,18 +120,27 @@ def test_a_log_that_appears_and_grows_gives_the_bits_of_one_pass(
     begin = [*[short.grow] * 5, *[exposure.grow] * 2, short.grow, stop, short.grow]
     script = Script(*begin, exposure.grow, lambda: short.grow(INTERVALS - 7), stop)
     for _ in range(2):
-        stopped = followed(short.folder, config, run, script)
+        stopped = followed(short.folder, config, run, script, exporter=export)
         saved = max(int(path.name) for path in (run / "checkpoints").iterdir())
         assert (stopped.reason, stopped.position) == ("stop", saved)
         script.answer = None
     assert not script.actions and stopped.position < len(short.table) - 100
-    stopped = followed(short.folder, config, run, script)
+    stopped = followed(short.folder, config, run, script, exporter=export)
     rows = len(short.table)
     assert stopped.reason == "idle" and stopped.position + stopped.waiting == rows and stopped.awaited is None
     # All that is published is scored, but for a batch that is not full.
     assert stopped.waiting == 0 if within else 0 < stopped.waiting < 50
     ends: set[int] = set()
-    assert_one_pass(run, short.folder, config, read_predictions, lambda position, _: ends.add(position))
+    exported_live = [*exported[run]]
+    assert_one_pass(
+        run, short.folder, config, read_predictions, lambda position, _: ends.add(position), exporter=export
+    )
+    once, *_ = [exported[folder] for folder in exported if folder != run]
+    assert (
+        exported[run] == once
+        and exported_live == [at for at in once if at <= stopped.position][: len(exported_live)]
+    )
+    assert len(exported_live) == 4
     manifests = read_manifests(short.folder)
     interval_ends = set(np.cumsum([manifest.rows for manifest in manifests]).tolist()) - {0}
     assert (interval_ends <= ends) == within
