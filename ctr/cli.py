@@ -55,7 +55,7 @@ class _Bar:
 
     def lag(self, position: int, lag: tuple[int, float], metrics: dict[str, Any]) -> None:
         is_new = position != self._bar.n
-        self._bar.set_description(f"behind {lag[0]} rows, {lag[1]:.1f} s", refresh=not is_new)
+        self._bar.set_description_str(f"behind {lag[0]} rows, {lag[1]:.1f} s", refresh=not is_new)
         self(position, metrics)
 
     def advance(self, count: int) -> None:
