@@ -53,6 +53,11 @@ class _Bar:
             shown = {key: f"{metrics[key]:.4f}" for key in _RUNNING_METRICS if metrics.get(key) is not None}
             self._bar.set_postfix(shown, refresh=False)
 
+    def lag(self, position: int, lag: tuple[int, float], metrics: dict[str, Any]) -> None:
+        is_new = position != self._bar.n
+        self._bar.set_description_str(f"behind {lag[0]} rows, {lag[1]:.1f} s", refresh=not is_new)
+        self(position, metrics)
+
     def advance(self, count: int) -> None:
         self._bar.update(count)
 
@@ -179,48 +184,51 @@ def _sample(arguments: argparse.Namespace) -> None:
     _print_result(arguments, result.as_dict(), result.as_text())
 
 
-def _summary_text(run: Path, summary: dict[str, Any]) -> str:
-    def interval(name: str) -> str:
-        value, bounds = summary.get(name), summary.get(f"{name}_ci95")
-        if value is None:
-            return "-"
-        return f"{value:.5f}" + (
-            f"  [{bounds[0]:.5f}, {bounds[1]:.5f}]" if bounds and bounds[0] is not None else ""
-        )
-
-    lines = [f"{run}: {summary['examples']} examples, {summary['queries']} queries"]
-    for name in ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias"):
-        lines.append(f"  {name:<20}{interval(name)}")
-    for name in ("trained_rows", "examples_per_second", "step_ms_p50", "skipped_steps", "rejected_rows"):
-        if name in summary:
-            lines.append(f"  {name:<20}{summary[name]}")
-    if recorded := summary.get("recorded"):
-        missing = recorded["without_prediction"]
-        without = f", {missing} without a prediction" if missing else ""
-        lines.append(
-            f"  recorded            {recorded['rows']} rows as the sidecar {recorded['sidecar']}{without}"
-        )
-    if summary["per_query_auc_of_sample"]:
-        lines.append("  per_query_auc is that of the sampled queries, not an estimate of full traffic's")
-    return "\n".join(lines)
-
-
 def _train(arguments: argparse.Namespace) -> None:
     from ctr.config import load_model
     from ctr.data.log import read_manifests
     from ctr.training.config import TrainConfig
 
     config = load_model(TrainConfig, arguments.config, "config", arguments.set)
+    if arguments.follow:
+        _follow(arguments, config)
+        return
+    if (arguments.poll, arguments.stop_when_idle) != (None, None):
+        raise InputError("--poll and --stop-when-idle go with --follow")
     _load_tensorflow()
     from ctr.serving.export import export_from_run
     from ctr.training.loop import train
+    from ctr.training.summary_text import summary_text
 
     bar = _Bar(sum(manifest.rows for manifest in read_manifests(arguments.log)), "examples")
     try:
         summary = train(arguments.log, config, arguments.out, bar, arguments.record, export_from_run)
     finally:
         bar.close()
-    _print_result(arguments, summary, _summary_text(arguments.out, summary))
+    _print_result(arguments, summary, summary_text(arguments.out, summary))
+
+
+def _follow(arguments: argparse.Namespace, config: Any) -> None:
+    from ctr.training.stop_signals import stop_signals
+
+    if arguments.record is not None:
+        raise InputError(
+            "--record does not go with --follow: ctr train without it finishes the run, and records"
+        )
+    with stop_signals() as stop:
+        _load_tensorflow()
+        from ctr.serving.export import export_from_run
+        from ctr.training.follow import POLL_SECONDS, Polling, follow
+
+        polling = Polling(
+            POLL_SECONDS if arguments.poll is None else arguments.poll, arguments.stop_when_idle
+        )
+        bar = _Bar(None, "examples")
+        try:
+            followed = follow(arguments.log, config, arguments.out, stop, polling, bar.lag, export_from_run)
+        finally:
+            bar.close()
+    _print_result(arguments, dataclasses.asdict(followed), f"{arguments.out}: {followed.as_text()}")
 
 
 def _export(arguments: argparse.Namespace) -> None:

@@ -124,6 +124,18 @@ def make_parser() -> argparse.ArgumentParser:
         "--record", metavar="NAME", help="publish the predictions as the log's sidecar NAME, for students"
     )
     train.add_argument(
+        "--follow", action="store_true", help="train on what is published as the log grows, until stopped"
+    )
+    train.add_argument(
+        "--poll", type=float, metavar="SECONDS", help="with --follow: look for what is new so often (0.5)"
+    )
+    train.add_argument(
+        "--stop-when-idle",
+        type=float,
+        metavar="SECONDS",
+        help="with --follow: end when nothing new came for so long",
+    )
+    train.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting, e.g. seed=2"
     )
 

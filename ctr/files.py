@@ -102,3 +102,11 @@ def require_file(path: Path, what: str) -> Path:
     if not path.is_file():
         raise InputError(f"{what} {path}: no such file")
     return path
+
+
+def names_in(folder: Path, suffix: str) -> list[str]:
+    """The names that end with ``suffix`` in a folder, in no order; none where there is no folder."""
+    try:
+        return [name for name in os.listdir(folder) if name.endswith(suffix)]
+    except FileNotFoundError:
+        return []

@@ -6,6 +6,7 @@ between the two, into the predictions of its last.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -72,6 +73,19 @@ def whole_query_batches(blocks: Iterable[Rows], batch_rows: int, largest_query: 
             enough = max(batch_rows, 2 * waiting)
     if waiting:
         yield from _pack(join_rows(pending), batch_rows, largest_query, ended=True)
+
+
+def batches_within(
+    ends: np.ndarray, blocks: Iterable[Rows], batch_rows: int, largest_query: int
+) -> Iterator[Batch]:
+    """As ``whole_query_batches``, but what comes after an end begins a new batch.
+
+    Args:
+        ends: int64, rising: positions in the log that no block and no query goes across.
+    """
+    filled = (block for block in blocks if len(block))
+    for _, part in groupby(filled, lambda block: int(np.searchsorted(ends, block.position[0], side="right"))):
+        yield from whole_query_batches(part, batch_rows, largest_query)
 
 
 def _pack(rows: Rows, batch_rows: int, largest_query: int, ended: bool) -> Iterator[Batch]:

@@ -5,8 +5,10 @@ one (FF 4.1.2). An example's row is looked for in the interval that holds its qu
 need be unique only within an interval.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -59,35 +61,49 @@ class JoinedSidecar:
         log: the log beside which the sidecar lies.
         name: of the sidecar.
         columns: the wanted ones; numbers or truth values.
+        manifests: the log's intervals; None: those that are published.
+        begin: query time, microseconds; rows of intervals that end before it are not going to be asked for.
 
     Raises:
         InputError: there is no such sidecar, or it lacks a column. Later, in ``at``: an interval of it is
             damaged or belongs to another log.
     """
 
-    def __init__(self, log: Path, name: str, columns: Sequence[str]) -> None:
+    def __init__(
+        self,
+        log: Path,
+        name: str,
+        columns: Sequence[str],
+        manifests: Sequence[Manifest] | None = None,
+        begin: int = 0,
+    ) -> None:
         if FOUND in columns or _EXAMPLE_ID in columns:
             raise ValueError(f"{FOUND} and {_EXAMPLE_ID} cannot be asked for as columns")
         self._log, self._name, self._columns = log, name, tuple(columns)
-        self._manifests = read_manifests(log)
+        self._manifests = read_manifests(log) if manifests is None else manifests
         self._starts = np.array([manifest.start for manifest in self._manifests], np.int64)
         self._cache: dict[int, _Interval | None] = {}
         self._types: dict[str, np.dtype] = {}
-        published = [manifest for manifest in self._manifests if self._path(manifest).is_file()]
+        needed = bisect_right(self._manifests, begin, key=lambda manifest: manifest.end)
+        published = [number for number in range(needed, len(self._manifests)) if self._is_published(number)]
+        # What was there earlier tells the types, too.
+        published = published or [*islice(filter(self._is_published, reversed(range(needed))), 1)]
         if not published:
             there = ", ".join(list_sidecars(log)) or "none"
             raise InputError(f"{log} has no sidecar {name}; the sidecars beside it: {there}")
-        for manifest in published:
-            self._check_columns(manifest)
+        for number in published:
+            self._check_columns(self._manifests[number])
         # The types of the columns are known from here on, also for rows that are not found.
-        first = self._manifests.index(published[0])
-        self._cache[first] = self._read(published[0])
+        self._cache[published[0]] = self._read(self._manifests[published[0]])
 
     def __str__(self) -> str:
         return f"sidecar {self._name} of {self._log}"
 
     def _path(self, interval: Manifest) -> Path:
         return sidecar_folder(self._log, self._name) / f"{interval.name}.json"
+
+    def _is_published(self, number: int) -> bool:
+        return self._path(self._manifests[number]).is_file()
 
     def _check_columns(self, interval: Manifest) -> None:
         path = self._path(interval)
@@ -119,8 +135,7 @@ class JoinedSidecar:
     def _interval(self, index: int) -> _Interval | None:
         """The interval's rows; None when the sidecar has not got them (yet)."""
         if self._cache.get(index) is None:
-            manifest = self._manifests[index]
-            self._cache[index] = self._read(manifest) if self._path(manifest).is_file() else None
+            self._cache[index] = self._read(self._manifests[index]) if self._is_published(index) else None
         return self._cache[index]
 
     def at(self, query_time: np.ndarray, example_id: np.ndarray) -> dict[str, np.ndarray]:

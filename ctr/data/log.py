@@ -20,7 +20,7 @@ multivalent feature.
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -32,7 +32,7 @@ from pydantic import Field, model_validator
 from ctr.config import StrictModel, parse_model
 from ctr.data.schema import Schema
 from ctr.errors import InputError
-from ctr.files import create_exclusively, file_sha256, is_temporary, write_atomic_bytes
+from ctr.files import create_exclusively, file_sha256, is_temporary, names_in, write_atomic_bytes
 
 KEY_COLUMNS = ("query_time", "query_id", "example_id")
 IDS_COLUMN = "ids"
@@ -356,22 +356,23 @@ def _shard_ranges(begins: np.ndarray, rows: int, shard_rows: int) -> Iterator[tu
 def list_intervals(folder: Path) -> list[tuple[int, int]]:
     """The published intervals (start, end) in order of time, from the names of the manifests."""
     intervals = []
-    for path in (folder / "manifests").glob("*.json"):
-        start, _, end = path.stem.partition("-")
+    for name in names_in(folder / "manifests", ".json"):
+        start, _, end = name.removesuffix(".json").partition("-")
         if not (start.isdigit() and end.isdigit()):
-            raise InputError(f"{path}: not the name of a manifest (START-END.json)")
+            raise InputError(f"{folder / 'manifests' / name}: not the name of a manifest (START-END.json)")
         intervals.append((int(start), int(end)))
     return sorted(intervals)
 
 
-def read_manifests(folder: Path) -> list[Manifest]:
-    """All published intervals in order of time, checked for overlaps and against the log's schema."""
+def read_manifests(folder: Path, known: Mapping[tuple[int, int], Manifest] | None = None) -> list[Manifest]:
+    """All published intervals in order of time, checked for overlaps and schema; ``known`` ones are not read."""
     version = read_schema(folder).version
     manifests: list[Manifest] = []
     for start, end in list_intervals(folder):
-        path = folder / "manifests" / f"{start:019d}-{end:019d}.json"
-        content = read_json_object(path, f"{path}: no such manifest")
-        manifest = parse_model(Manifest, content, str(path))
+        path = f"{folder}/manifests/{start:019d}-{end:019d}.json"
+        manifest = (known or {}).get((start, end)) or parse_model(
+            Manifest, read_json_object(Path(path), f"{path}: no such manifest"), path
+        )
         if (manifest.start, manifest.end) != (start, end):
             raise InputError(f"{path}: names another interval, [{manifest.start}, {manifest.end})")
         if manifest.schema_version != version:
@@ -386,10 +387,8 @@ def read_manifests(folder: Path) -> list[Manifest]:
 
 def log_sha256(manifests: Sequence[Manifest]) -> str:
     """One hash for the content of the whole log: of its manifests, which hold the shards' hashes."""
-    digest = hashlib.sha256()
-    for manifest in manifests:
-        digest.update(json_bytes(manifest.model_dump(mode="json")))
-    return digest.hexdigest()
+    content = (json_bytes(manifest.model_dump(mode="json")) for manifest in manifests)
+    return hashlib.sha256(b"".join(content)).hexdigest()
 
 
 def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:

@@ -146,6 +146,9 @@ def read_rows(
     begin, end = times
     position = 0
     for manifest in manifests:
+        if position + manifest.rows <= start:
+            position += manifest.rows
+            continue
         for entry in manifest.shards:
             first, position = position, position + entry.rows
             if position <= start or entry.last_query_time < begin or entry.first_query_time >= end:

@@ -1,6 +1,6 @@
 """The rows of a log that a run is about: those of a time range, weighted by a sample, with a teacher's logits."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -70,9 +70,20 @@ def _weighted(rows: Rows, sample: JoinedSidecar, only_kept: bool) -> Rows:
 
 
 def check_selection(
-    log: Path, schema: Schema, manifests: Sequence[Manifest], selection: Selection, start: int = 0
-) -> None:
+    log: Path,
+    schema: Schema,
+    manifests: Sequence[Manifest],
+    selection: Selection,
+    start: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+) -> bool:
     """Goes over a log's selected rows, from position ``start`` on, before training does.
+
+    Args:
+        stop: asked between two blocks whether to give up.
+
+    Returns:
+        Whether it went over all of them.
 
     Raises:
         InputError: the sample lacks a row, or the teacher a logit for a row that would be learned from: how many,
@@ -81,6 +92,8 @@ def check_selection(
     learned = missing = 0
     first: list[tuple[int, int, int]] = []
     for rows in read_selection(log, schema, manifests, selection, start):
+        if stop():
+            return False
         if selection.teacher is None or not selection.every_row_taught:
             continue
         needed = (rows.fault == 0) & (rows.train_weight > 0)
@@ -94,3 +107,4 @@ def check_selection(
             f"{selection.teacher}: {MissingValues(learned, missing, tuple(first)).describe()}, of those to learn from; "
             "objective.distillation.missing: train_without trains these without a teacher"
         )
+    return True

@@ -16,10 +16,15 @@ from ctr.training.model_config import ModelConfig
 
 
 class BatchConfig(StrictModel):
-    """Whole queries up to ``rows`` rows; a query of up to ``largest_query`` rows is a batch of its own."""
+    """Whole queries up to ``rows`` rows; a query of up to ``largest_query`` rows is a batch of its own.
+
+    With ``within_intervals`` no batch has rows of two of the log's intervals, so that none of them waits for the
+    next one to be published.
+    """
 
     rows: int = Field(default=4096, ge=1, le=2**20)
     largest_query: int = Field(default=65536, ge=1, le=2**22)
+    within_intervals: bool = False
 
     @model_validator(mode="after")
     def _largest_at_least_rows(self) -> Self:

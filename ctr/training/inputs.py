@@ -1,10 +1,12 @@
 """The logs and sidecars that a run reads, checked before it begins, and the stream of feeds that they become."""
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ctr.data.batches import Batch, set_rejects_apart, whole_query_batches
+import numpy as np
+
+from ctr.data.batches import Batch, batches_within, set_rejects_apart, whole_query_batches
 from ctr.data.interleave import Interleaved
 from ctr.data.joined_sidecar import JoinedSidecar
 from ctr.data.log import MAX_TIME_US, Manifest, read_manifests, read_schema
@@ -32,6 +34,15 @@ class Log:
         """How many rows it has."""
         return sum(manifest.rows for manifest in self.manifests)
 
+    def start_at(self, position: int) -> int:
+        """The query time, in microseconds, at which the interval with that row, or else the last one, begins."""
+        behind = 0
+        for manifest in self.manifests:
+            behind += manifest.rows
+            if behind > position:
+                return manifest.start
+        return self.manifests[-1].start if self.manifests else 0
+
     @property
     def end(self) -> int:
         """The query time, in microseconds, up to which it is published."""
@@ -48,6 +59,7 @@ class Inputs:
         log: the log that it makes a pass over.
         others: the constraint logs by name.
         families: of constrained slices.
+        teacher_log: the log beside which the teacher's sidecar lies, where it is another one.
     """
 
     config: TrainConfig
@@ -55,17 +67,22 @@ class Inputs:
     log: Log
     others: Mapping[str, Log]
     families: tuple[Family, ...]
+    teacher_log: Log | None = None
 
     @property
     def sidecars(self) -> dict[str, tuple[Path, str]]:
         """The log and the name of each sidecar that it reads."""
+        return {role: (log.path, name) for role, (log, name) in self.sidecar_logs.items()}
+
+    @property
+    def sidecar_logs(self) -> dict[str, tuple[Log, str]]:
+        """Likewise, with the intervals of the log."""
         sampling, distillation = self.config.sampling, self.config.objective.distillation
-        read: dict[str, tuple[Path, str]] = {}
+        read: dict[str, tuple[Log, str]] = {}
         if sampling is not None:
-            read["sample"] = self.log.path, sampling.name
+            read["sample"] = self.log, sampling.name
         if distillation is not None:
-            log = self.log.path if distillation.log is None else Path(distillation.log)
-            read["teacher"] = log, distillation.teacher
+            read["teacher"] = self.teacher_log or self.log, distillation.teacher
         return read
 
 
@@ -94,27 +111,29 @@ def open_inputs(path: Path, config: TrainConfig) -> Inputs:
                 f"config: objective.bias_constraints.logs: the log {name} ({opened.path}) has schema {version}, "
                 f"{path} has {schema.version}: both must have the same features"
             )
-    return Inputs(config, schema, log, others, families)
+    distillation = config.objective.distillation
+    taught = None if distillation is None or distillation.log is None else Path(distillation.log)
+    teacher_log = None if taught is None else Log(taught, read_manifests(taught))
+    return Inputs(config, schema, log, others, families, teacher_log)
 
 
-def read_again(inputs: Inputs) -> Inputs:
-    """The same logs with the intervals that are published by now."""
-    others = {name: Log(other.path, read_manifests(other.path)) for name, other in inputs.others.items()}
-    return replace(inputs, log=Log(inputs.log.path, read_manifests(inputs.log.path)), others=others)
-
-
-def check_rows(inputs: Inputs, start: int = 0) -> None:
+def check_rows(inputs: Inputs, start: int = 0, stop: Callable[[], bool] = lambda: False) -> bool:
     """Goes over the log where a sidecar must say something of every row, before training does.
 
     Args:
         start: the position in the log to begin at.
+        stop: asked now and then whether to give up.
+
+    Returns:
+        Whether it went over all of it.
 
     Raises:
         InputError: how many rows it says nothing of, and which are the first.
     """
-    selection = selection_of(inputs)
+    selection = selection_of(inputs, start)
     if selection.sample is not None or (selection.teacher is not None and selection.every_row_taught):
-        check_selection(inputs.log.path, inputs.schema, inputs.log.manifests, selection, start)
+        return check_selection(inputs.log.path, inputs.schema, inputs.log.manifests, selection, start, stop)
+    return True
 
 
 def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:
@@ -140,15 +159,26 @@ def _check_slices(schema: Schema, config: TrainConfig) -> None:
             )
 
 
-def selection_of(inputs: Inputs) -> Selection:
-    """Which rows of the log the run is about, with sidecars opened anew: each thread needs its own."""
-    config, sidecars = inputs.config, inputs.sidecars
-    distillation = config.objective.distillation
+def selection_of(inputs: Inputs, start: int = 0) -> Selection:
+    """Which rows of the log the run is about, with sidecars opened anew: each thread needs its own.
+
+    Args:
+        start: a position in the log; what lies before it is not going to be read.
+    """
+    config, distillation = inputs.config, inputs.config.objective.distillation
+    begin = inputs.log.start_at(start)
+
+    def opened(role: str, column: str) -> JoinedSidecar | None:
+        if role not in inputs.sidecar_logs:
+            return None
+        log, name = inputs.sidecar_logs[role]
+        return JoinedSidecar(log.path, name, [column], log.manifests, begin)
+
     return Selection(
         time_range=config.time_range,
-        sample=JoinedSidecar(*sidecars["sample"], ["weight"]) if "sample" in sidecars else None,
+        sample=opened("sample", "weight"),
         only_kept=config.sampling is not None and config.sampling.score == "kept",
-        teacher=JoinedSidecar(*sidecars["teacher"], ["logit"]) if "teacher" in sidecars else None,
+        teacher=opened("teacher", "logit"),
         every_row_taught=distillation is not None and distillation.missing == "refuse",
     )
 
@@ -159,6 +189,7 @@ def read_feeds(
     start: int,
     other_starts: Mapping[str, int] | None = None,
     partial: bool = True,
+    hold: Callable[[int], None] = lambda position: None,
 ) -> Generator[Feed, None, None]:
     """The run's feeds from a position on, made by a thread that reads ahead.
 
@@ -166,40 +197,49 @@ def read_feeds(
         start: the position in the log.
         other_starts: those in the constraint logs; None: the feeds are to be scored only, with what that needs.
         partial: also the batches that would become others if the logs went on.
+        hold: told, before the end, the position of the first row in such a batch, if there is one and not ``partial``.
     """
     config, batch, log = inputs.config, inputs.config.batch, inputs.log
     objective = config.objective if other_starts is not None else scored_part(config.objective)
 
     def feeds() -> Iterator[Feed]:
-        selection = selection_of(inputs)
+        selection = selection_of(inputs, start)
         if other_starts is None:
             selection = replace(selection, teacher=None)
         blocks = read_selection(log.path, inputs.schema, log.manifests, selection, start)
         streams = [] if other_starts is None else _open_streams(inputs, other_starts)
-        batches = whole_query_batches(blocks, batch.rows, batch.largest_query)
-        for one in batches if partial else _final(batches, inputs):
+        if batch.within_intervals:
+            ends = np.cumsum([manifest.rows for manifest in log.manifests], dtype=np.int64)
+            batches = batches_within(ends, blocks, batch.rows, batch.largest_query)
+        else:
+            batches = whole_query_batches(blocks, batch.rows, batch.largest_query)
+        for one in batches if partial else _final(batches, inputs, hold):
             others = [_other_batch(stream, one) for stream in streams]
             yield make_feed(one, layouts, batch.rows, objective, inputs.families, others)
 
     return read_ahead(feeds())
 
 
-def _final(batches: Iterable[Batch], inputs: Inputs) -> Iterator[Batch]:
-    """Those of the batches that stay what they are however the logs go on.
+def _final(batches: Iterable[Batch], inputs: Inputs, hold: Callable[[int], None]) -> Iterator[Batch]:
+    """Those of the batches that stay what they are however the logs go on; ``hold`` is told where the others begin.
 
-    The last one may still grow, unless it is full; and to any of them belong the rows that a constraint log has
-    until its time, so that it waits until that log is published so far.
+    The last one may still grow, unless it is full or ends with its interval; and to any of them belong the rows
+    that a constraint log has until its time, so that it waits until that log is published so far.
     """
+    batch_config = inputs.config.batch
     published = min((other.end for other in inputs.others.values()), default=MAX_TIME_US)
     last: Batch | None = None
     for batch in batches:
         if batch.times[1] > published:
+            hold(batch.begin)
             break
         if last is not None:
             yield last
         last = batch
     else:
-        if last is not None and len(last.rows) + len(last.rejects) < inputs.config.batch.rows:
+        grows = last is not None and len(last.rows) + len(last.rejects) < batch_config.rows
+        if last is not None and grows and not batch_config.within_intervals:
+            hold(last.begin)
             return
     if last is not None:
         yield last

@@ -1,10 +1,11 @@
 """What a run does with each batch of its log, in which order: score it, and learn from it when its labels are known."""
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import numpy as np
 
+from ctr.training.durations import Durations
 from ctr.training.feed import Feed
 from ctr.training.inputs import Inputs, read_feeds
 from ctr.training.run import Run
@@ -12,12 +13,18 @@ from ctr.training.step import Steps
 
 
 class Learner:
-    """Learns from a stream of feeds; under a label delay, when their labels are known."""
+    """Learns from a stream of feeds; under a label delay, when their labels are known.
+
+    Attributes:
+        seconds: of its steps.
+        learned_through: the query time, in microseconds, of the last row that it learned from; None before one.
+    """
 
     def __init__(self, steps: Steps, current: Run) -> None:
         self.steps = steps
         self.current = current
-        self.seconds: list[float] = []
+        self.seconds = Durations()
+        self.learned_through: int | None = None
 
     def learn(self, feed: Feed) -> tuple[np.ndarray, list[np.ndarray]]:
         """Scores a batch and learns from it; returns the logits and slices of its own rows."""
@@ -31,7 +38,7 @@ class Learner:
             result = self.steps.learn(feed, current.config.ramps_at(current.position.trained_examples))
             logit, slices = result.logit.numpy(), [index.numpy() for index in result.slices]
             applied = bool(result.applied)
-            self.seconds.append(time.perf_counter() - begun)
+            self.seconds.add(time.perf_counter() - begun)
         begin = rows
         for source, (other, count) in enumerate(zip(feed.others, counts[1:], strict=True), 1):
             if other is not None:
@@ -39,6 +46,7 @@ class Learner:
                 current.record_other(source, other, logit[begin:end], [index[begin:end] for index in slices])
                 begin = end
         current.learned(feed.batch, applied)
+        self.learned_through = feed.batch.times[1]
         return logit[:rows], [index[:rows] for index in slices]
 
     def score(self, feed: Feed) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -53,17 +61,18 @@ class Learner:
 
 
 def scored_feeds(
-    inputs: Inputs, learner: Learner, partial: bool
+    inputs: Inputs, learner: Learner, partial: bool, hold: Callable[[int], None]
 ) -> Generator[tuple[Feed, np.ndarray, list[np.ndarray]], None, None]:
     """Each batch in the order of the log with its logits and slices, learned from when its time has come.
 
     Args:
         partial: also the batches that would become others if the logs went on.
+        hold: told, before the end, the position of the first row in such a batch, if there is one and not ``partial``.
     """
     position, layouts = learner.current.position, learner.current.state.layouts
     delay = round(inputs.config.label_delay * 1_000_000)
-    learned = read_feeds(inputs, layouts, position.learned, position.others, partial)
     if not delay:
+        learned = read_feeds(inputs, layouts, position.learned, position.others, partial, hold)
         try:
             for feed in learned:
                 yield feed, *learner.learn(feed)
@@ -71,7 +80,8 @@ def scored_feeds(
             learned.close()
         return
     # A stream of its own, so that the batches in between need not be kept.
-    scored = read_feeds(inputs, layouts, position.examples, partial=partial)
+    learned = read_feeds(inputs, layouts, position.learned, position.others, partial)
+    scored = read_feeds(inputs, layouts, position.examples, partial=partial, hold=hold)
     waiting = next(learned, None)
     try:
         for feed in scored:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.data.batches import Batch
-from ctr.data.log import MAX_TIME_US, Manifest, log_sha256
+from ctr.data.log import MAX_TIME_US, Manifest
 from ctr.data.schema import Schema
 from ctr.data.sidecar import sidecar_sha256
 from ctr.errors import InputError
@@ -20,6 +20,7 @@ from ctr.files import remove_temporaries
 from ctr.objective.bias_constraints import Family
 from ctr.training import checkpoint
 from ctr.training.config import TrainConfig
+from ctr.training.logs_seen import LogsSeen
 from ctr.training.run_directory import GrowingFile, PredictionWriter, describe_rejects
 from ctr.training.state import TrainState
 
@@ -98,8 +99,7 @@ class Run:
         self.folder = folder
         self.config = config
         self.state = state
-        self.manifests = manifests
-        self.other_manifests = other_manifests
+        self.logs = LogsSeen(folder, {"": manifests, **other_manifests})
         self.sidecars = sidecars
         self.position = Position(
             others=dict.fromkeys(other_manifests, 0),
@@ -145,46 +145,20 @@ class Run:
                 if isinstance(value, int | float) and name != "examples":
                     tf.summary.scalar(f"window/{name}", value)
 
-    def _consumed(self) -> list[dict[str, Any]]:
-        """Of each log the number and the hash of the intervals that the run has seen some of."""
-        logs = [("", self.manifests, self.position.examples)]
-        logs += [(name, self.other_manifests[name], rows) for name, rows in self.position.others.items()]
-        consumed = []
-        for name, manifests, rows in logs:
-            begins = np.cumsum([0, *(manifest.rows for manifest in manifests)])
-            intervals = int(np.searchsorted(begins, rows))
-            consumed.append(
-                {"log": name, "intervals": intervals, "sha256": log_sha256(manifests[:intervals])}
-            )
-        return consumed
-
-    def _check_consumed(
-        self,
-        consumed: Sequence[Mapping[str, Any]],
-        manifests: Sequence[Manifest],
-        other_manifests: Mapping[str, Sequence[Manifest]],
-    ) -> None:
-        for seen in consumed:
-            own = other_manifests[seen["log"]] if seen["log"] else manifests
-            intervals = seen["intervals"]
-            if seen["sha256"] != log_sha256(own[:intervals]):
-                log = f"constraint log {seen['log']}" if seen["log"] else "log"
-                raise InputError(
-                    f"{self.folder}: the {log} is not the one that this run was trained on: "
-                    f"its first {intervals} intervals differ; use another folder to start anew"
-                )
+    def _rows_behind(self) -> dict[str, int]:
+        """Of each log, the first one's name being "", how many rows the run has passed."""
+        return {"": self.position.examples, **self.position.others}
 
     def take_in(
         self, manifests: Sequence[Manifest], other_manifests: Mapping[str, Sequence[Manifest]]
     ) -> None:
         """Goes on with these intervals. Raises InputError: of those seen so far some are not what they were."""
-        self._check_consumed(self._consumed(), manifests, other_manifests)
-        self.manifests, self.other_manifests = manifests, other_manifests
+        self.logs.take_in({"": manifests, **other_manifests}, self._rows_behind())
 
     def _restore(
         self, arrays: dict[str, np.ndarray], state: dict[str, Any]
     ) -> tuple[dict[str, int], list[str]]:
-        self._check_consumed(state["consumed"], self.manifests, self.other_manifests)
+        self.logs.check(state["consumed"])
         if state["sidecars"] != self.sidecar_hashes(state["window_times"][1] + 1):
             raise InputError(
                 f"{self.folder}: the sidecars {', '.join(self.sidecars)} are not those that this run has read so far; "
@@ -211,7 +185,7 @@ class Run:
         return {
             "position": dict(vars(self.position)),
             "window_times": self.window_times,
-            "consumed": self._consumed(),
+            "consumed": self.logs.consumed(self._rows_behind()),
         }
 
     def sidecar_hashes(self, until: int = MAX_TIME_US) -> dict[str, str]:

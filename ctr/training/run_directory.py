@@ -14,6 +14,7 @@
     RUN/metric_states.npz      the metrics' states by query bucket, for intervals and paired comparisons
     RUN/constraint_states/     likewise of each constraint log, NAME.npz
     RUN/summary.json           the results
+    RUN/follow.jsonl           how far a run that follows a live log was behind it (lag_report.py)
     RUN/.lock                  held by the process that trains
 
 What grows during a run is cut back, on a resume, to where it was at the checkpoint.

@@ -18,8 +18,9 @@ from ctr.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment, make_deterministic, resolve_compute_dtype, resolve_jit
 from ctr.training.feed import make_feed
-from ctr.training.inputs import Inputs, check_rows, open_inputs, read_again
+from ctr.training.inputs import Inputs, check_rows, open_inputs
 from ctr.training.learner import Learner, scored_feeds
+from ctr.training.publications import Publications
 from ctr.training.run import Run, finite_logits, root_report
 from ctr.training.run_directory import (
     adopt_config,
@@ -47,7 +48,7 @@ class Advance(NamedTuple):
 
     Attributes:
         rows: of the log that it passed, also those that were faulty or not selected.
-        waiting: published rows that are not passed yet.
+        waiting: published rows that are not passed yet: from the first one on that something is still to be done with.
         windows: the lines of metrics.jsonl that it wrote.
     """
 
@@ -63,6 +64,7 @@ def open_session(
     run: Path,
     progress: Progress | None = None,
     exporter: Exporter | None = None,
+    wait_for_sidecars: bool = False,
 ) -> Iterator["Session"]:
     """Begins a run, or goes on with it where its newest checkpoint stands; holds its folder until the block ends.
 
@@ -75,6 +77,8 @@ def open_session(
         progress: called after every batch with the position in the log and the last window's metrics.
         exporter: writes a servable model of a snapshot, wherever ``config.export`` asks for one; for instance
             ``ctr.serving.export.export_from_run``.
+        wait_for_sidecars: an interval of the log that a sidecar is not published for waits, and those after it;
+            else it is refused where the configuration needs what the sidecar says.
 
     Raises:
         InputError: bad log, bad configuration for this log, a run directory of another configuration,
@@ -85,8 +89,11 @@ def open_session(
             "config: export: nothing here can export; ctr train can, or train(..., exporter=...)"
         )
     inputs = open_inputs(log, config)
+    publications = Publications(inputs, wait_for_sidecars)
     is_new = not (run / "checkpoints").exists()
-    if is_new:
+    # What has waited may be long, and the wish to stop has to be heard (``advance``).
+    check_first = is_new and not wait_for_sidecars
+    if check_first:
         check_rows(inputs)
     layouts = config.model.table_layouts(inputs.schema)
     adopt_config(run, config)
@@ -98,8 +105,8 @@ def open_session(
         others = {name: other.manifests for name, other in inputs.others.items()}
         current = Run(run, config, state, inputs.schema, inputs.log.manifests, others, inputs.sidecars)
         try:
-            checked = inputs.log.rows if is_new else current.position.examples
-            yield Session(inputs, current, checked, progress, exporter)
+            checked = inputs.log.rows if check_first else current.position.examples
+            yield Session(publications, current, checked, progress, exporter)
         finally:
             current.close()
 
@@ -108,59 +115,80 @@ class Session:
     """A run with its weights and compiled functions; see ``open_session``.
 
     Attributes:
-        inputs: what it reads, as it was published at the last ``advance``.
+        publications: what it reads, as it was published at the last ``look``.
         current: where it stands, and its metrics.
+        learner: what it learns with.
     """
 
     def __init__(
-        self, inputs: Inputs, current: Run, checked: int, progress: Progress | None, exporter: Exporter | None
+        self,
+        publications: Publications,
+        current: Run,
+        checked: int,
+        progress: Progress | None,
+        exporter: Exporter | None,
     ) -> None:
         """Takes over an opened run. ``checked``: the rows of the log that ``check_rows`` has gone over."""
-        self.inputs = inputs
+        self.publications = publications
         self.current = current
         self._checked = checked
         self._progress = progress
         self._exporter = exporter if current.config.export is not None else None
         steps = make_steps(current.state, current.config, resolve_jit(current.config))
-        self._learner = Learner(steps, current)
+        self.learner = Learner(steps, current)
         self._window_line: dict[str, Any] = {}
         self._failed = False
         # Of advancing alone. A window that was begun before a resume is timed from the resume on.
         self._examples = self._examples_at_window = 0
         self._seconds = self._seconds_at_window = 0.0
 
-    def advance(self, partial: bool = False) -> Advance:
-        """Scores and learns from what was published since, batch by batch.
+    @property
+    def inputs(self) -> Inputs:
+        """What it reads, as it was published at the last ``look``."""
+        return self.publications.inputs
 
-        A batch that is not full waits for the intervals to come, and with a constraint log each batch waits until
-        that log is published up to its time: so however the logs grew, weights, metrics and predictions are those
-        of one pass over them. An interval that a sidecar has to know and does not know yet is refused before
-        anything of it is learned from; the session can advance once the sidecar has it.
-
-        Args:
-            partial: leaves nothing waiting. The last batch ends with the log, as in no pass over a longer log;
-                a run that is resumed knows it from a checkpoint only (``save``). Under a label delay this is about
-                scoring; what is learned from when is decided by the delay alone.
+    def look(self) -> bool:
+        """Finds what was published since the last look, for little where there is nothing; whether there was anything.
 
         Raises:
-            InputError: intervals seen before are not what they were; a sidecar says nothing of a new row; a damaged
-                shard; too many faulty rows.
+            InputError: intervals seen before are not there or not what they were.
         """
         self._check_usable()
-        inputs, position = read_again(self.inputs), self.current.position
-        self.current.take_in(
-            inputs.log.manifests, {name: other.manifests for name, other in inputs.others.items()}
-        )
-        if self._checked < inputs.log.rows:
-            check_rows(inputs, self._checked)
-            self._checked = inputs.log.rows
-        self.inputs = inputs
+        new = self.publications.look()
+        others = {name: other.manifests for name, other in self.inputs.others.items()}
+        self.current.take_in(self.inputs.log.manifests, others)
+        return new
+
+    def advance(self, partial: bool = False, stop: Callable[[], bool] = lambda: False) -> Advance:
+        """Scores and learns from what was published since, batch by batch.
+
+        A batch that is not full waits for the intervals to come (unless ``batch.within_intervals``), and with a
+        constraint log each batch waits until that log is published up to its time: so however the logs grew,
+        weights, metrics and predictions are those of one pass over them. An interval that a sidecar has to know and
+        does not know yet is refused before anything of it is learned from, or waits (``open_session``); the session
+        can advance once the sidecar has it.
+
+        Args:
+            partial: leaves nothing waiting but for a sidecar. The last batch ends with the log, as in no pass over a
+                longer log; a run that is resumed knows it from a checkpoint only (``save``). Under a label delay this
+                is about scoring; what is learned from when is decided by the delay alone.
+            stop: asked after each batch whether to leave the rest to another ``advance``.
+
+        Raises:
+            InputError: as of ``look``; a sidecar says nothing of a new row; a damaged shard; too many faulty rows.
+        """
+        self.look()
+        readable, position = self.publications.readable, self.current.position
+        if self._checked < readable.log.rows:
+            if self.publications.has_more(self._checked) and not check_rows(readable, self._checked, stop):
+                return Advance(0, self.inputs.log.rows - position.examples, [])
+            self._checked = readable.log.rows
         before = position.examples
         # Within a batch weights, metrics and position do not go together.
         self._failed = True
-        windows = self._pass_over(partial)
+        passed, windows = self._pass_over(readable, partial, stop)
         self._failed = False
-        return Advance(position.examples - before, inputs.log.rows - position.examples, windows)
+        return Advance(position.examples - before, self.inputs.log.rows - passed, windows)
 
     def _check_usable(self) -> None:
         if self._failed:
@@ -168,15 +196,20 @@ class Session:
                 f"{self.current.folder}: the session ended with an exception; open another one"
             )
 
-    def _pass_over(self, partial: bool) -> list[dict[str, Any]]:
-        inputs, current, position = self.inputs, self.current, self.current.position
+    def _pass_over(
+        self, inputs: Inputs, partial: bool, stop: Callable[[], bool]
+    ) -> tuple[int, list[dict[str, Any]]]:
+        """Returns up to which position of the log nothing is left to do for now, and the windows' lines."""
+        current, position = self.current, self.current.position
         config = current.config
         paths = {"": inputs.log.path, **{name: other.path for name, other in inputs.others.items()}}
-        windows = []
+        windows: list[dict[str, Any]] = []
+        held: list[int] = []
+        stopped = False
         begun, seconds = time.perf_counter(), self._seconds
-        scored = scored_feeds(inputs, self._learner, partial)
+        scored = scored_feeds(inputs, self.learner, partial, held.append)
         try:
-            for feed, logit, slices in scored:
+            for feed, logit, slices in scored if self.publications.has_more(position.examples) else ():
                 behind = position.examples
                 current.record(feed.batch, logit, slices)
                 self._examples += len(feed.batch.rows)
@@ -196,15 +229,21 @@ class Session:
                         self._exporter(take_snapshot(current))
                 if position.examples - current.saved_at >= config.checkpoint.every_examples:
                     current.save()
+                stopped = stop()
+                if stopped:
+                    break
         finally:
             scored.close()
         self._seconds = seconds + time.perf_counter() - begun
+        if stopped:
+            return position.examples, windows
+        passed = held[0] if held else max(position.examples, inputs.log.rows)
         if partial:
             # Rows that a sample dropped, or that lie after the time range, are behind the run too.
-            position.examples = inputs.log.rows
+            position.examples = passed
             if not config.label_delay:
                 position.learned = position.examples
-        return windows
+        return passed, windows
 
     def _window_rate(self) -> float:
         examples, seconds = self._examples - self._examples_at_window, self._seconds - self._seconds_at_window
@@ -237,7 +276,7 @@ class Session:
                 scored_part(config.objective),
                 self.inputs.families,
             )
-            logit[begin:end] = self._learner.score(feed)[0]
+            logit[begin:end] = self.learner.score(feed)[0]
         return finite_logits(logit, config.model.prior)
 
     def _good_rows(self, rows: Rows | pa.Table) -> Rows:
@@ -300,10 +339,9 @@ class Session:
     def _timing(self) -> dict[str, float]:
         if not self._examples:
             return {}
-        steps = self._learner.seconds
         return {
             "examples_per_second": round(self._examples / self._seconds, 1),
-            "step_ms_p50": round(1000 * float(np.median(steps)), 3) if steps else 0.0,
+            "step_ms_p50": round(1000 * self.learner.seconds.median(), 3),
             **self._root_seconds(),
         }
 
@@ -330,7 +368,7 @@ def _results(inputs: Inputs, current: Run) -> dict[str, Any]:
         "constraint_logs": {name: metrics.summary() for name, metrics in current.others.items()},
         "shampoo": root_report(current.state),
         "config_sha256": current.config.sha256(),
-        "log_sha256": log_sha256(current.manifests),
+        "log_sha256": log_sha256(inputs.log.manifests),
         "constraint_logs_sha256": {name: log_sha256(log.manifests) for name, log in inputs.others.items()},
         "sidecars_sha256": current.sidecar_hashes(),
     }

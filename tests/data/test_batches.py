@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.data.batches import Batch, whole_query_batches
+from ctr.data.batches import Batch, batches_within, whole_query_batches
 from ctr.data.reader import Rows
 from ctr.errors import InputError
 
@@ -119,6 +119,26 @@ def test_batches_are_the_greedily_packed_whole_queries_of_the_log(case):
         # Of the rows of the range none is lost, changed or twice there; only faulty ones are set apart.
         assert rows_as_tuples(batch.rows) == [row for row in log[begin:end] if row[7] == 0]
         assert rows_as_tuples(batch.rejects) == [row for row in log[begin:end] if row[7] != 0]
+
+
+@given(cases, st.lists(st.integers(0, 25), max_size=6), st.integers(0, 20))
+def test_batches_within_ends_are_those_of_each_part_by_itself(case, part_ends, resumed_after):
+    begins = np.cumsum([0, *case.query_sizes])
+    ends = np.sort(begins[[min(end, len(case.query_sizes)) for end in part_ends]].astype(np.int64))
+    blocks = cut(case.rows, [*ends.tolist()])
+    found = list(batches_within(ends, blocks, case.batch_rows, 10_000))
+    expected = [batch for part in blocks for batch in whole_query_batches([part], case.batch_rows, 10_000)]
+    assert len(found) == len(expected)
+    assert all(map(same, found, expected))
+    if found:
+        # Likewise from the end of any of them on.
+        done = min(resumed_after, len(found) - 1)
+        rest = [
+            part.slice(*np.searchsorted(part.position, [found[done].end, 10**6]).tolist()) for part in blocks
+        ]
+        again = list(batches_within(ends, rest, case.batch_rows, 10_000))
+        assert len(again) == len(found) - done - 1
+        assert all(map(same, again, found[done + 1 :]))
 
 
 @given(cases, st.lists(st.integers(0, 150), max_size=30))

@@ -26,6 +26,7 @@ SCHEMA = Schema(
         Category(name="position", source="position", buckets=8, width=2, tower="ui"),
     )
 )
+GROWING = runpy.run_path(str(Path(__file__).with_name("growing_logs.py")))
 # The log's intervals of query time, in microseconds: three, each in two shards or more.
 INTERVALS = ((0, 80_000), (80_000, 160_000), (160_000, 240_000))
 
@@ -131,6 +132,24 @@ def make_log(tmp_path) -> Callable[..., Path]:
     return make
 
 
+@pytest.fixture
+def growing(examples, schema, tmp_path) -> Any:
+    """``log`` with a few faulty rows, so far without an interval."""
+    label = examples.label.copy()
+    label[[3, 400, 900]] = 5
+    return GROWING["Growing"](
+        tmp_path / "log", schema, type(examples)(**{**vars(examples), "label": label}).table()
+    )
+
+
+@pytest.fixture
+def exposure(make_examples, schema, tmp_path) -> Any:
+    """A log to be constrained, likewise: of the same times, in which everything is clicked."""
+    rows = make_examples(queries=235, seed=9)
+    rows = type(rows)(**{**vars(rows), "label": np.ones(len(rows), int)})
+    return GROWING["Growing"](tmp_path / "exposure", schema, rows.table())
+
+
 # Nothing divides anything else: windows, checkpoints, batches, shards and intervals end at different rows.
 SMALL: dict[str, Any] = {
     "batch": {"rows": 50, "largest_query": 64},
@@ -175,19 +194,28 @@ def run_killed() -> Callable[..., int]:
     """Trains in a process that is killed; returns its exit status.
 
     ``kill_after`` is a number of batches, ``kill_at_sync`` a number of times that something is made durable;
-    0 for never. The processes are forked from one that has loaded TensorFlow and computed nothing.
+    0 for never. ``follow``: it goes on until nothing new comes. The processes are forked from one that has loaded
+    TensorFlow and computed nothing.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ctr.training.loop"])
+    context.set_forkserver_preload(["ctr.training.loop", "ctr.training.follow"])
     script = str(Path(__file__).with_name("killed_run.py"))
 
-    def run(log: Path, config: TrainConfig, folder: Path, kill_after: int = 0, kill_at_sync: int = 0) -> int:
+    def run(
+        log: Path,
+        config: TrainConfig,
+        folder: Path,
+        kill_after: int = 0,
+        kill_at_sync: int = 0,
+        follow: bool = False,
+    ) -> int:
         given = {
             "log": str(log),
             "config": config.model_dump(mode="json"),
             "run": str(folder),
             "kill_after": kill_after,
             "kill_at_sync": kill_at_sync,
+            "live": follow,
         }
         process = context.Process(target=runpy.run_path, args=(script,), kwargs={"init_globals": given})
         process.start()

@@ -1,6 +1,7 @@
 """A run that goes on as its logs grow ends in the bits of one pass over them, whatever it scores in between."""
 
 import json
+import runpy
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from ctr.config import parse_model
-from ctr.data.log import create_log, publish_interval, read_manifests, read_shard
+from ctr.data.log import read_manifests, read_shard
 from ctr.data.reader import FAULTS, join_rows, read_rows
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
@@ -20,95 +21,19 @@ from ctr.errors import InputError
 from ctr.models.rows import padded_size
 from ctr.training import session as module
 from ctr.training.loop import train
-from ctr.training.session import TIMING, open_session
+from ctr.training.session import open_session
 
-ENDS = (0, 80_000, 160_000, 240_000)
-# So that roots are in flight wherever an interval ends.
-ROOTS = {
-    "optimizer": {"dense": {"shampoo": {"start_preconditioning_step": 2, "precondition_frequency": 4}}},
-    "max_rejected_share": 0.01,
-}
+helpers = runpy.run_path(str(Path(__file__).with_name("growing_logs.py")))
+Growing, ENDS, ROOTS = helpers["Growing"], helpers["ENDS"], helpers["ROOTS"]
+constrained, outcome, assert_same = helpers["constrained"], helpers["outcome"], helpers["assert_same"]
+last_weights, without_timings = helpers["last_weights"], helpers["without_timings"]
 TEACHER = {"objective": {"distillation": {"teacher": "teacher"}}}
-
-
-def constrained(path: Path) -> dict[str, Any]:
-    constraints = {
-        "learning_rate": 0.5,
-        "families": [{"name": "random", "log": "exposure"}],
-        "logs": [{"name": "exposure", "path": str(path), "own_loss": True}],
-    }
-    return {"objective": {"bias_constraints": constraints}}
-
-
-class Growing:
-    """A log that is published interval by interval."""
-
-    def __init__(self, folder: Path, schema, table: pa.Table) -> None:
-        self.folder, self.schema, self.table, self.intervals = folder, schema, table, 0
-        create_log(folder, schema)
-
-    def grow(self, intervals: int = 1) -> Path:
-        times = self.table.column("query_time").to_numpy()
-        for _ in range(intervals):
-            start, end = ENDS[self.intervals : self.intervals + 2]
-            inside = np.flatnonzero((times >= start) & (times < end))
-            publish_interval(
-                self.folder, self.schema, start, end, self.table.take(pa.array(inside)), shard_rows=170
-            )
-            self.intervals += 1
-        return self.folder
-
-
-@pytest.fixture
-def growing(examples, schema, tmp_path) -> Growing:
-    """``log`` with a few faulty rows, so far without an interval."""
-    label = examples.label.copy()
-    label[[3, 400, 900]] = 5
-    return Growing(tmp_path / "log", schema, type(examples)(**{**vars(examples), "label": label}).table())
-
-
-@pytest.fixture
-def exposure(make_examples, schema, tmp_path) -> Growing:
-    """A log to be constrained, likewise: of the same times, in which everything is clicked."""
-    rows = make_examples(queries=235, seed=9)
-    rows = type(rows)(**{**vars(rows), "label": np.ones(len(rows), int)})
-    return Growing(tmp_path / "exposure", schema, rows.table())
-
-
-def without_timings(content: dict) -> dict:
-    return {key: value for key, value in content.items() if key not in TIMING}
-
-
-def outcome(run: Path) -> dict:
-    """All that a run computed."""
-    with np.load(run / "metric_states.npz") as states:
-        metric_states = {name: states[name].tobytes() for name in states}
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return {
-        "arrays": {path.parent.name: path.read_bytes() for path in run.glob("checkpoints/*/arrays.npz")},
-        "summary": without_timings(json.loads((run / "summary.json").read_text())),
-        "metrics": [without_timings(json.loads(line)) for line in lines],
-        "rejects": (run / "rejects.jsonl").read_text(),
-        "metric states": metric_states,
-        "predictions": {path.name: path.read_bytes() for path in run.glob("predictions/*")},
-    }
-
-
-def assert_same(run: Path, other: Path) -> None:
-    found, expected = outcome(run), outcome(other)
-    for name in expected:
-        assert found[name] == expected[name], name
 
 
 def good_rows(log: Path, schema, intervals: slice = slice(None)):
     manifests = read_manifests(log)[intervals]
     rows = join_rows(list(read_rows(log, schema, manifests)))
     return rows.keep(rows.fault == 0)
-
-
-def last_weights(run: Path) -> dict[str, bytes]:
-    with np.load(max((run / "checkpoints").iterdir()) / "arrays.npz") as arrays:
-        return {name: arrays[name].tobytes() for name in arrays if name.startswith("weights|")}
 
 
 @pytest.mark.parametrize("delay", [0, 0.02])

@@ -1,0 +1,177 @@
+"""Trains as the intervals of a live log appear, until it is told to stop or nothing new comes.
+
+What it computes is what one pass over the log computes, whenever the intervals came, and however often it was
+stopped or killed in between.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ctr.data.published import PublishedIntervals
+from ctr.errors import InputError
+from ctr.training.config import TrainConfig
+from ctr.training.lag_report import Lag, LagReport
+from ctr.training.session import Session, open_session
+from ctr.training.snapshot import Exporter
+from ctr.training.stop_signals import Stop
+
+FollowProgress = Callable[[int, Lag, dict[str, Any]], None]
+
+POLL_SECONDS = 0.5
+
+# How soon a wish to stop is noticed between two looks, in seconds.
+_NOTICED_IN = 0.1
+
+
+@dataclass(frozen=True)
+class Polling:
+    """When to look and when to end.
+
+    Attributes:
+        seconds: between two looks for what is new.
+        stop_when_idle: ends when nothing new has come for so many seconds; None: never.
+    """
+
+    seconds: float = POLL_SECONDS
+    stop_when_idle: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raises InputError: numbers of seconds that are none."""
+        if not 0 < self.seconds < math.inf:
+            raise InputError(f"poll: {self.seconds:g} seconds; a number above 0 is needed")
+        if self.stop_when_idle is not None and not 0 <= self.stop_when_idle < math.inf:
+            raise InputError(f"stop when idle: {self.stop_when_idle:g} seconds; a number from 0 on is needed")
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Where a run stood when it stopped; a checkpoint has it.
+
+    Attributes:
+        reason: the word of ``stop``, or ``idle``.
+        position: rows of the log that it has passed.
+        waiting: published rows that wait for more to come.
+        awaited: a file that has to be there before it can begin or go on; None: only the log must grow.
+    """
+
+    reason: str
+    position: int
+    waiting: int
+    awaited: str | None
+
+    def as_text(self) -> str:
+        """In one line."""
+        text = (
+            f"stopped ({self.reason}) at row {self.position} of the log, {self.waiting} published rows wait"
+        )
+        return f"{text}; awaited: {self.awaited}" if self.awaited else text
+
+
+def follow(
+    log: Path,
+    config: TrainConfig,
+    run: Path,
+    stop: Stop,
+    polling: Polling | None = None,
+    progress: FollowProgress | None = None,
+    exporter: Exporter | None = None,
+) -> Followed:
+    """Trains on what a log has and on what comes, or goes on with that where ``run``'s newest checkpoint stands.
+
+    Neither the log nor constraint logs and sidecars need be there yet. What a sidecar is not published for waits.
+
+    Args:
+        log, config, run, exporter: as of ``ctr.training.session.open_session``.
+        stop: asked after each batch, and ten times a second when there is nothing to do.
+        polling: how often to look, and when to end by itself.
+        progress: called after every batch and every look with the position in the log, how far that is behind and
+            the last window's metrics.
+
+    Returns:
+        Where it stopped. The same call goes on there, and ``ctr.training.loop.train`` goes on and finishes.
+
+    Raises:
+        InputError: as of ``open_session`` and its session's ``advance``.
+    """
+    polling = polling or Polling()
+    quiet_since = time.monotonic()
+
+    def reason_to_end() -> str | None:
+        limit = polling.stop_when_idle
+        is_idle = limit is not None and time.monotonic() - quiet_since >= limit
+        return stop() or ("idle" if is_idle else None)
+
+    awaited = _make_awaited(log, config)
+    while (missing := awaited()) is not None:
+        if (reason := reason_to_end()) is not None:
+            return Followed(reason, 0, 0, missing)
+        _pause(polling.seconds, stop)
+
+    line: dict[str, Any] = {}
+
+    def passed_batch(position: int, window: dict[str, Any]) -> None:
+        nonlocal line
+        line = window
+        report.passed_batch(position)
+        tell()
+
+    def tell() -> None:
+        if progress is not None:
+            progress(session.current.position.examples, report.lag(), line)
+
+    with (
+        open_session(log, config, run, passed_batch, exporter, wait_for_sidecars=True) as session,
+        closing(LagReport(session)) as report,
+    ):
+        _advance(session, report, stop)
+        quiet_since = time.monotonic()
+        while (reason := reason_to_end()) is None:
+            tell()
+            _pause(polling.seconds, stop)
+            if stop() is None and session.look():
+                _advance(session, report, stop)
+                quiet_since = time.monotonic()
+        session.save()
+        return Followed(
+            reason, session.current.position.examples, report.lag().rows, session.publications.awaited
+        )
+
+
+def _advance(session: Session, report: LagReport, stop: Stop) -> None:
+    if stop() is None:
+        report.advanced(session.advance(stop=lambda: stop() is not None).waiting)
+
+
+def _make_awaited(log: Path, config: TrainConfig) -> Callable[[], str | None]:
+    """What a run cannot begin without and is not there yet, asked again and again."""
+    constraints, distillation = config.objective.bias_constraints, config.objective.distillation
+    others = () if constraints is None else tuple(Path(other.path) for other in constraints.logs)
+    read = (log, *others)
+    taught = () if distillation is None or distillation.log is None else (Path(distillation.log),)
+    published = [PublishedIntervals(path) for path in read]
+
+    def awaited() -> str | None:
+        for path in (*read, *taught):
+            if not (path / "schema.json").is_file():
+                return str(path / "schema.json")
+        for path, intervals in zip(read, published, strict=True):
+            manifests = intervals.read()
+            selected = any(config.time_range.selects(manifest) for manifest in manifests)
+            if not selected or not any(manifest.rows for manifest in manifests):
+                return (
+                    f"{path / 'manifests'}, with an interval that has rows and time in common with time_range"
+                )
+        return None
+
+    return awaited
+
+
+def _pause(seconds: float, stop: Stop) -> None:
+    end = time.monotonic() + seconds
+    while stop() is None and (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, _NOTICED_IN))

@@ -1,0 +1,96 @@
+"""What is published of a run's logs and sidecars by now, looked at again and again at little cost."""
+
+from bisect import bisect_left, bisect_right
+from dataclasses import replace
+
+from ctr.data.log import Manifest
+from ctr.data.published import PublishedIntervals
+from ctr.data.sidecar import sidecar_folder
+from ctr.training.inputs import Inputs, Log
+
+
+class Publications:
+    """The inputs of a run as they grow.
+
+    Attributes:
+        inputs: all that is published.
+        readable: likewise without the intervals of the log from the first one on that waits for a sidecar.
+        awaited: the file that it waits for; None: nothing.
+    """
+
+    def __init__(self, inputs: Inputs, wait_for_sidecars: bool) -> None:
+        """Begins with these inputs. ``wait_for_sidecars``: else all that is published counts as readable."""
+        self.inputs = inputs
+        self._waits = wait_for_sidecars
+        self._ready = 0
+        self.awaited: str | None = None
+        logs = [inputs.log, *inputs.others.values(), *([inputs.teacher_log] if inputs.teacher_log else [])]
+        self._published = [(log, PublishedIntervals(log.path, log.manifests)) for log in logs]
+        self.readable = self._read_ready()
+
+    def look(self) -> bool:
+        """Takes in what was published since the last look; returns whether there is more to read of anything.
+
+        Raises:
+            InputError: a malformed manifest.
+        """
+        before, ready = self.inputs, self._ready
+        logs = [self._grown(log, published) for log, published in self._published]
+        if any(log is not known for log, (known, _) in zip(logs, self._published, strict=True)):
+            self._published = [
+                (log, published) for log, (_, published) in zip(logs, self._published, strict=True)
+            ]
+            others = dict(zip(self.inputs.others, logs[1:], strict=False))
+            taught = logs[-1] if self.inputs.teacher_log else None
+            self.inputs = replace(self.inputs, log=logs[0], others=others, teacher_log=taught)
+        self.readable = self._read_ready()
+        return self.inputs is not before or self._ready != ready
+
+    @staticmethod
+    def _grown(log: Log, published: PublishedIntervals) -> Log:
+        manifests = published.read()
+        return log if manifests is log.manifests else Log(log.path, manifests)
+
+    def _read_ready(self) -> Inputs:
+        manifests = self.inputs.log.manifests
+        if not self._waits:
+            self._ready = len(manifests)
+            return self.inputs
+        # What was ready stays so; if a log has lost intervals, that is refused elsewhere.
+        self._ready = min(self._ready, len(manifests))
+        self.awaited = None
+        while self._ready < len(manifests) and self.awaited is None:
+            self.awaited = self._lacking(manifests[self._ready])
+            self._ready += self.awaited is None
+        if self._ready == len(manifests):
+            return self.inputs
+        return replace(self.inputs, log=Log(self.inputs.log.path, manifests[: self._ready]))
+
+    def _lacking(self, interval: Manifest) -> str | None:
+        """The first file that has to be there before the sidecars say all that they will of an interval of the log."""
+        if not self._selects(interval):
+            return None
+        for log, name in self.inputs.sidecar_logs.values():
+            if log.end < interval.end:
+                return f"{log.path}, published until {interval.end}"
+            first = bisect_right(log.manifests, interval.start, key=lambda manifest: manifest.end)
+            last = bisect_left(log.manifests, interval.end, key=lambda manifest: manifest.start)
+            for manifest in log.manifests[first:last]:
+                path = sidecar_folder(log.path, name) / f"{manifest.name}.json"
+                if manifest.rows and not path.is_file():
+                    return str(path)
+        return None
+
+    def _selects(self, interval: Manifest) -> bool:
+        return bool(interval.rows) and self.inputs.config.time_range.selects(interval)
+
+    def has_more(self, position: int) -> bool:
+        """Whether from ``position`` on there may be readable rows of the log that the run is about."""
+        end = self.readable.log.rows
+        for manifest in reversed(self.readable.log.manifests):
+            if end <= position:
+                break
+            if self._selects(manifest):
+                return True
+            end -= manifest.rows
+        return False

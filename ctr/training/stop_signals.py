@@ -1,0 +1,37 @@
+"""SIGTERM and SIGINT as a wish to stop soon, noticed where it suits the work."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+Stop = Callable[[], str | None]
+"""Why to stop, in a word, or None."""
+
+
+@contextmanager
+def stop_signals() -> Iterator[Stop]:
+    """Within the block the first of these signals is only noted; a second one ends the process at once.
+
+    Handlers are set whatever they were: a process started in the background by a shell ignores SIGINT. For the
+    main thread alone.
+
+    Yields:
+        A function that returns the name of the signal that came, or None.
+    """
+    came: list[str] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(signal.Signals(number).name)
+        # By the kernel: also amid a step, which Python would wait for.
+        for one in _SIGNALS:
+            signal.signal(one, signal.SIG_DFL)
+
+    before = {one: signal.signal(one, note) for one in _SIGNALS}
+    try:
+        yield lambda: came[0] if came else None
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, signal.SIG_DFL if handler is None else handler)
