@@ -2,9 +2,7 @@
 
 import argparse
 import dataclasses
-import signal
 import sys
-import threading
 from typing import Any
 
 from ctr.data.event_mapping import EventMapping, load_event_mapping
@@ -14,6 +12,7 @@ from ctr.pipelines.events.accounts import EventCounts
 from ctr.pipelines.events.batch import EventsResult, ingest_events
 from ctr.pipelines.events.run import beam_options
 from ctr.pipelines.events.watch import Progress, WatchSettings, watch_events
+from ctr.training.stop_signals import stop_signals
 
 
 def run_events(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -33,10 +32,10 @@ def run_events(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         settings = dataclasses.replace(
             settings, **{name: value for name, value in given.items() if value is not None}
         )
-        stop = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _stop_once(stop))
-        progress = watch_events(mapping, arguments.input, arguments.out, settings, stop.is_set, _tell)
+        with stop_signals() as stop:
+            progress = watch_events(
+                mapping, arguments.input, arguments.out, settings, lambda: stop() is not None, _tell
+            )
         return dataclasses.asdict(progress), f"{arguments.out}: {_progress_text(progress)}"
     result = ingest_events(
         mapping, arguments.input, arguments.out, max_reject_share=share, options=arguments.beam_options
@@ -90,15 +89,6 @@ def _stream(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[dict[
     rows = sum(manifest.rows for manifest in manifests)
     result = {"intervals": len(manifests), "rows": rows, "last_published": last_published(log)}
     return result, f"{arguments.out}: {len(manifests)} intervals, {rows} examples"
-
-
-def _stop_once(stop: threading.Event) -> Any:
-    def handle(number: int, frame: object) -> None:
-        stop.set()
-        # Who asks twice does not want to wait for the round to end.
-        signal.signal(number, signal.SIG_DFL)
-
-    return handle
 
 
 def _tell(progress: Progress, published: list[Manifest]) -> None:

@@ -1,0 +1,160 @@
+"""Seconds from the moment at which an interval is closed until the trainer has learned from it, all programs live.
+
+Three processes: one writes impressions (26 features of 100,000 buckets, ids already) and clicks that happen now, a
+file of each kind a second; `ctr ingest events --follow` joins and publishes intervals of ten seconds; `ctr train
+--follow` trains on them. An interval is closed when its end, the click window and the allowed delay of arrivals have passed by the clock
+on the wall: from then on nobody has to wait for anything but machines.
+
+    python benchmarks/bench_live.py [--seconds 180] [--events-per-second 2000] [--json]
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import yaml
+
+from ctr.data.log import pack_ids, parquet_bytes
+from ctr.files import write_atomic_bytes
+
+INTERVAL, WINDOW, DELAY = 10, 5, 3
+FEATURES, BUCKETS = 26, 100_000
+CONFIG = {"batch": {"rows": 4096, "within_intervals": True}, "record_predictions": False}
+
+
+def mapping() -> dict[str, Any]:
+    """The mapping file of the events."""
+    keys = {
+        "input": {"type": "parquet"},
+        "time": {"column": "event_time", "unit": "us"},
+        "arrival": {"column": "arrival_time", "unit": "us"},
+        "impression_id": "impression_id",
+    }
+    return {
+        "impressions": {**keys, "query_id": "query_id", "hashed": True},
+        "clicks": keys,
+        "interval": f"{INTERVAL}s",
+        "click_window": f"{WINDOW}s",
+        "delay": f"{DELAY}s",
+        "features": [
+            {"name": f"f{number}", "kind": "category", "source": f"f{number}", "buckets": BUCKETS}
+            for number in range(FEATURES)
+        ],
+    }
+
+
+def write_live(folder: Path, seconds: float, rate: int) -> None:
+    """Writes what happened in the last second, each second."""
+    rng = np.random.default_rng(1)
+    number, clicks_to_come = 0, np.zeros((0, 2), np.int64)
+    begun = moment = time.time_ns() // 1000
+    while moment < begun + seconds * 1e6:
+        time.sleep(max(0.0, moment / 1e6 + 1 - time.time()))
+        now = time.time_ns() // 1000
+        shown = np.repeat(np.sort(rng.integers(moment, now, rate // 4)), 4)
+        ids = np.arange(number, number + len(shown))
+        features = (rng.zipf(1.2, (len(shown), FEATURES)) % (BUCKETS - 1) + 1).astype(np.int32)
+        table = {
+            "impression_id": ids,
+            "query_id": ids // 4,
+            "event_time": shown,
+            "arrival_time": np.full(len(shown), now),
+            "ids": pack_ids(features),
+        }
+        clicked = rng.random(len(shown)) < 0.1
+        later = shown[clicked] + (rng.random(clicked.sum()) * 1e6 * WINDOW).astype(np.int64)
+        clicks_to_come = np.concatenate([clicks_to_come, np.stack([ids[clicked], later], 1)])
+        happened = clicks_to_come[:, 1] <= now
+        click = clicks_to_come[happened]
+        clicks_to_come = clicks_to_come[~happened]
+        clicks = {
+            "impression_id": click[:, 0],
+            "event_time": click[:, 1],
+            "arrival_time": np.full(len(click), now),
+        }
+        for kind, columns in (("impressions", table), ("clicks", clicks)):
+            write_atomic_bytes(folder / kind / f"{now}.parquet", parquet_bytes(pa.table(columns)))
+        number, moment = number + len(shown), now
+
+
+def measure(folder: Path, seconds: float, rate: int) -> dict[str, Any]:
+    """Runs it all, and tells the delays of the intervals after the first three, while programs still warm up."""
+    (folder / "mapping.yaml").write_text(yaml.safe_dump(mapping()))
+    (folder / "train.yaml").write_text(yaml.safe_dump(CONFIG))
+    for kind in ("impressions", "clicks"):
+        (folder / "events" / kind).mkdir(parents=True)
+    log, run = folder / "log", folder / "run"
+    ctr = [sys.executable, "-m", "ctr"]
+    live = ["--follow", "--poll", "0.2"]
+    ingest = [
+        *ctr,
+        "ingest",
+        "events",
+        folder / "events",
+        "--mapping",
+        folder / "mapping.yaml",
+        "--out",
+        log,
+        *live,
+    ]
+    train = [*ctr, "train", log, "--config", folder / "train.yaml", "--out", run, *live]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    with (
+        (folder / "programs.log").open("wb") as told,
+        subprocess.Popen(
+            [*ctr, *ingest, "--follow", "--poll", "0.2"], env=environment, stdout=told, stderr=told
+        ) as joiner,
+        subprocess.Popen(train, env=environment, stdout=told, stderr=told) as trainer,
+    ):
+        try:
+            write_live(folder / "events", seconds, rate)
+            time.sleep(INTERVAL)
+        finally:
+            for process in (joiner, trainer):
+                process.terminate()
+    delays, published, rows = [], [], 0
+    for line in (run / "follow.jsonl").read_text().splitlines():
+        content = json.loads(line)
+        rows = content["position"]
+        for start, end, waited in content["intervals"]:
+            name = f"{start:019d}-{end:019d}.json"
+            appeared = (log / "manifests" / name).stat().st_mtime
+            published.append(appeared - (end / 1e6 + WINDOW + DELAY))
+            delays.append(published[-1] + waited)
+    steady, early = delays[3:], published[3:]
+    if not steady:
+        raise SystemExit(f"nothing was trained on: {(folder / 'programs.log').read_text()[-2000:]}")
+    return {
+        "intervals": len(steady),
+        "rows": rows,
+        "published_p50": float(np.median(early)),
+        "trained_p50": float(np.median(steady)),
+        "trained_p90": float(np.quantile(steady, 0.9)),
+        "trained_max": max(steady),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=180)
+    parser.add_argument("--events-per-second", type=int, default=2000)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        result = measure(Path(folder), arguments.seconds, arguments.events_per_second)
+    if arguments.json:
+        print(json.dumps(result, indent=1))
+    else:
+        print("\n".join(f"{key:<16}{value:,.2f}" for key, value in result.items()))
+
+
+if __name__ == "__main__":
+    main()
