@@ -2,8 +2,8 @@
 
 Three processes: one writes impressions (26 features of 100,000 buckets, ids already) and clicks that happen now, a
 file of each kind a second; `ctr ingest events --follow` joins and publishes intervals of ten seconds; `ctr train
---follow` trains on them. An interval is closed when its end, the click window and the allowed delay of arrivals have passed by the clock
-on the wall: from then on nobody has to wait for anything but machines.
+--follow` trains on them. An interval is closed when its end, the click window and the allowed delay of arrivals have
+passed by the clock on the wall: from then on nobody has to wait for anything but machines.
 
     python benchmarks/bench_live.py [--seconds 180] [--events-per-second 2000] [--json]
 """
