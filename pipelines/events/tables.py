@@ -176,6 +176,8 @@ def _pack_hashed(
     arrays = []
     for field in target:
         column = columns[field.name] if field.name not in keys else pa.array(keys[field.name])
+        if field.name not in keys:
+            column = _whole_lists(field, column, verdict)
         if field.name not in keys and column.null_count:
             missing = column.is_null().to_numpy(zero_copy_only=False)
             verdict.refuse(missing, field.name, "missing", column, "ids")
@@ -191,6 +193,19 @@ def _pack_hashed(
     names = pa.array([FAULTS[code] for code in fault]) if fault.any() else pa.nulls(len(fault))
     verdict.refuse(fault > 0, "features", "not ids", names, "ids from 0 to below the feature's buckets")
     return table if verdict.good.all() else table.filter(pa.array(verdict.good)), verdict.good
+
+
+def _whole_lists(field: pa.Field, column: pa.Array, verdict: Verdict) -> pa.Array:
+    """The column, in which lists that lack an item are null; of the type of ``field`` where it has none."""
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), field.type)
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        return column
+    bad = np.zeros(len(column), bool)
+    lacking = column.flatten().is_null().to_numpy(zero_copy_only=False)
+    bad[column.value_parent_indices().to_numpy()[lacking]] = True
+    verdict.refuse(bad, field.name, "not ids", column, "ids")
+    return column if not bad.any() else pc.if_else(pa.array(bad), None, column)
 
 
 def _nothing(kind: pa.DataType) -> pa.Scalar:
