@@ -218,13 +218,24 @@ def _refuse_large(columns: Columns, limit: int, verdict: Verdict) -> None:
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy()
         elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-            # What the values of a list take together is bounded by their number for all but texts.
-            lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+            lengths = _list_sizes(column)
         else:
             continue
         if (lengths > limit).any():
             shown = pa.array([f"{length} bytes" for length in lengths])
             verdict.refuse(lengths > limit, name, "too large", shown, f"at most {limit} bytes")
+
+
+def _list_sizes(column: pa.Array) -> np.ndarray:
+    """Of each list the number of its items or, where that is more, the bytes of its texts; int64."""
+    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+    kind = column.type.value_type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        return counts
+    lengths = pc.fill_null(pc.binary_length(column.flatten()), 0).to_numpy()
+    parents = column.value_parent_indices().to_numpy()
+    # Sums of float64 are exact far beyond what fits into a chunk.
+    return np.maximum(counts, np.bincount(parents, lengths, len(column)).astype(np.int64))
 
 
 def _refuse_future(
