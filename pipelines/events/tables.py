@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctr.data.event_mapping import EventMapping, EventSource
-from ctr.data.log import MAX_TIME_US, shard_schema
+from ctr.data.log import shard_schema
 from ctr.data.mapping import duration_us
 from ctr.data.reader import FAULTS, rows_of_table
 from ctr.data.transform import pack_table
@@ -30,7 +30,7 @@ from ctr.pipelines.raw_columns import (
     read_ids,
     read_time_column,
 )
-from ctr.pipelines.rejects import Reject
+from ctr.pipelines.rejects import Reject, make_reject
 
 Kind = Literal["impressions", "clicks"]
 KINDS: tuple[Kind, ...] = ("impressions", "clicks")
@@ -84,11 +84,12 @@ def prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_
     """
     try:
         return _prepare(mapping, kind, chunk, now_us, clock_us)
-    except InputError as error:
-        values = pa.nulls(chunk.table.num_rows, pa.string())
-        verdict = Verdict(chunk)
-        verdict.refuse(np.ones(chunk.table.num_rows, bool), "events", "unreadable", values, str(error))
-        return Prepared(kind, empty(kind, mapping), verdict.rejects)
+    except (InputError, pa.ArrowException) as error:
+        why = " ".join(str(error).split())
+        refused = [
+            make_reject(chunk.file, row, "events", "unreadable", None, why) for row in chunk.rows.tolist()
+        ]
+        return Prepared(kind, empty(kind, mapping), [*chunk.rejects, *refused])
 
 
 def _prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_us: int) -> Prepared:
@@ -248,9 +249,6 @@ def _refuse_future(
 ) -> None:
     """A single clock that is wrong must not close intervals before their events are there."""
     latest = {"arrival": now_us} if "arrival" in times else {"time": now_us}
-    for key, values in times.items():
-        column = columns[source.times[key].column or ""]
-        verdict.refuse(values >= MAX_TIME_US, key, "out of range", column, "a time before the year 148000")
     if mapping.future is None:
         return
     future = duration_us(mapping.future)
