@@ -133,7 +133,7 @@ def arrivals(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int) -> tu
     verdict = Verdict(slim)
     try:
         times = _read_times(mapping, source, checked_columns(slim, (), verdict), verdict, now_us)
-    except InputError:
+    except (InputError, pa.ArrowException):
         return None
     arrival = _arrival(times)[verdict.good]
     return (int(arrival.min()), int(arrival.max())) if len(arrival) else None
