@@ -176,12 +176,21 @@ class _State:
         self._changed: set[tuple[Kind, str]] = set()
         self._arrived: dict[Kind, int] = dict.fromkeys(KINDS, -1)
         self._seen: dict[Kind, float] = dict.fromkeys(KINDS, time.monotonic())
+        self._published = max((start for start, _ in list_intervals(log)), default=-1)
         clock = spool / _CLOCK
         if clock.exists():
             self.progress.clock_us = json.loads(clock.read_bytes())["clock_us"]
-        for report in list_reports(spool):
+        elif self._published >= 0:
+            # Neither would clicks find their impressions in there, nor would the counts add up.
+            raise InputError(
+                f"{log}: this log was not made by following events, and its events are not in its spool: another "
+                "folder is needed"
+            )
+        reports = list_reports(spool)
+        for report in reports:
             self._count(report)
-        self._published = max((start for start, _ in list_intervals(log)), default=-1)
+        # A process before this one may have been killed between a report and the description of its rejects.
+        write_rejects(log, [report for report in reports if report.rejected or report.damaged])
 
     def _count(self, report: UnitReport) -> None:
         self._reports[report.kind, report.name] = report
