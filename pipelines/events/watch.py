@@ -282,9 +282,15 @@ class _State:
         )
 
     def finish(self) -> None:
-        """Counts what is pending, and checks that every impression that was ever read is accounted for."""
+        """Counts what is pending, and checks that every impression that was ever read is accounted for.
+
+        Raises:
+            InputError: a drained job had too many rejects for so few events that nothing was said before.
+        """
         open_starts = [start for start in list_starts(self.spool) if start > self._published]
         self.progress.pending = count_impressions(self.spool, open_starts)
         check_conservation(
             self.progress.counts, sum_counters(read_manifests(self._log)), self.progress.pending
         )
+        if self._settings.drain:
+            check_rejects(self._recent, self._settings.max_reject_share)
