@@ -39,7 +39,10 @@ def beam_options(given: str, workers: int) -> PipelineOptions:
     Raises:
         InputError: an option that Beam does not read.
     """
-    arguments = shlex.split(given)
+    try:
+        arguments = shlex.split(given)
+    except ValueError as error:
+        raise InputError(f"--beam-options {given}: {error}") from None
     if not any(argument.startswith("--runner") for argument in arguments):
         arguments += ["--runner=FnApiRunner", "--direct_running_mode=multi_threading"]
         arguments += [f"--direct_num_workers={workers}"]

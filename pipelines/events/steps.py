@@ -37,6 +37,7 @@ from ctr.pipelines.events.spool import (
     write_segment,
 )
 from ctr.pipelines.events.tables import Prepared, prepare
+from ctr.pipelines.sources import faults_named
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,17 @@ class JoinedAt:
 
 @dataclass(frozen=True)
 class Piece:
-    """A chunk of a unit, or, where there is no chunk, the end of the unit."""
+    """A chunk of a unit, or, where there is no chunk, the end of the unit.
+
+    The end tells the size and the time of change (nanoseconds) that the file had before it was read, 0 where there was
+    none any more, and why it could not be read to its end.
+    """
 
     unit: Unit
     number: int
     content: Any
+    size: int = 0
+    modified_ns: int = 0
     damaged: str = ""
 
 
@@ -89,8 +96,12 @@ class ReadEvents(beam.DoFn):
         self._mapping, self._keep_going, self._block_bytes = mapping, keep_going, block_bytes
 
     def process(self, unit: Unit) -> Iterator[Piece]:
-        number, damaged = 0, ""
+        number, size, modified_ns, damaged = 0, 0, 0, ""
         try:
+            # Before it is read: what is added while it is read must show as a change.
+            with faults_named(unit.path):
+                stat = unit.path.stat()
+            size, modified_ns = stat.st_size, stat.st_mtime_ns
             for chunk in read_unit(self._mapping, unit, self._block_bytes):
                 yield Piece(unit, number, chunk)
                 number += 1
@@ -98,7 +109,7 @@ class ReadEvents(beam.DoFn):
             if not self._keep_going:
                 raise
             damaged = str(error)
-        yield Piece(unit, number, None, damaged)
+        yield Piece(unit, number, None, size, modified_ns, damaged)
 
 
 def prepare_piece(piece: Piece, mapping: EventMapping, clock_us: int) -> Piece:
@@ -129,8 +140,7 @@ class SpoolEvents(beam.DoFn):
         if piece.content is not None:
             self._set_down(piece, piece.content, report)
             return
-        stat = unit.path.stat()
-        report.size, report.modified_ns, report.damaged = stat.st_size, stat.st_mtime_ns, piece.damaged
+        report.size, report.modified_ns, report.damaged = piece.size, piece.modified_ns, piece.damaged
         write_report(self._spool, unit, self._reports.pop(unit))
 
     def _set_down(self, piece: Piece, prepared: Prepared, report: UnitReport) -> None:

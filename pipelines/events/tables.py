@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctr.data.event_mapping import EventMapping, EventSource
-from ctr.data.log import MAX_TIME_US, shard_schema
+from ctr.data.log import shard_schema
 from ctr.data.mapping import duration_us
 from ctr.data.reader import FAULTS, rows_of_table
 from ctr.data.transform import pack_table
@@ -30,7 +30,7 @@ from ctr.pipelines.raw_columns import (
     read_ids,
     read_time_column,
 )
-from ctr.pipelines.rejects import Reject
+from ctr.pipelines.rejects import Reject, make_reject
 
 Kind = Literal["impressions", "clicks"]
 KINDS: tuple[Kind, ...] = ("impressions", "clicks")
@@ -84,11 +84,12 @@ def prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_
     """
     try:
         return _prepare(mapping, kind, chunk, now_us, clock_us)
-    except InputError as error:
-        values = pa.nulls(chunk.table.num_rows, pa.string())
-        verdict = Verdict(chunk)
-        verdict.refuse(np.ones(chunk.table.num_rows, bool), "events", "unreadable", values, str(error))
-        return Prepared(kind, empty(kind, mapping), verdict.rejects)
+    except (InputError, pa.ArrowException) as error:
+        why = " ".join(str(error).split())
+        refused = [
+            make_reject(chunk.file, row, "events", "unreadable", None, why) for row in chunk.rows.tolist()
+        ]
+        return Prepared(kind, empty(kind, mapping), [*chunk.rejects, *refused])
 
 
 def _prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_us: int) -> Prepared:
@@ -132,7 +133,7 @@ def arrivals(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int) -> tu
     verdict = Verdict(slim)
     try:
         times = _read_times(mapping, source, checked_columns(slim, (), verdict), verdict, now_us)
-    except InputError:
+    except (InputError, pa.ArrowException):
         return None
     arrival = _arrival(times)[verdict.good]
     return (int(arrival.min()), int(arrival.max())) if len(arrival) else None
@@ -176,6 +177,8 @@ def _pack_hashed(
     arrays = []
     for field in target:
         column = columns[field.name] if field.name not in keys else pa.array(keys[field.name])
+        if field.name not in keys:
+            column = _whole_lists(field, column, verdict)
         if field.name not in keys and column.null_count:
             missing = column.is_null().to_numpy(zero_copy_only=False)
             verdict.refuse(missing, field.name, "missing", column, "ids")
@@ -193,6 +196,19 @@ def _pack_hashed(
     return table if verdict.good.all() else table.filter(pa.array(verdict.good)), verdict.good
 
 
+def _whole_lists(field: pa.Field, column: pa.Array, verdict: Verdict) -> pa.Array:
+    """The column, in which lists that lack an item are null; of the type of ``field`` where it has none."""
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), field.type)
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        return column
+    bad = np.zeros(len(column), bool)
+    lacking = column.flatten().is_null().to_numpy(zero_copy_only=False)
+    bad[column.value_parent_indices().to_numpy()[lacking]] = True
+    verdict.refuse(bad, field.name, "not ids", column, "ids")
+    return column if not bad.any() else pc.if_else(pa.array(bad), None, column)
+
+
 def _nothing(kind: pa.DataType) -> pa.Scalar:
     return pa.scalar([] if pa.types.is_list(kind) else bytes(kind.byte_width), kind)
 
@@ -203,13 +219,24 @@ def _refuse_large(columns: Columns, limit: int, verdict: Verdict) -> None:
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy()
         elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-            # What the values of a list take together is bounded by their number for all but texts.
-            lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+            lengths = _list_sizes(column)
         else:
             continue
         if (lengths > limit).any():
             shown = pa.array([f"{length} bytes" for length in lengths])
             verdict.refuse(lengths > limit, name, "too large", shown, f"at most {limit} bytes")
+
+
+def _list_sizes(column: pa.Array) -> np.ndarray:
+    """Of each list the number of its items or, where that is more, the bytes of its texts; int64."""
+    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+    kind = column.type.value_type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        return counts
+    lengths = pc.fill_null(pc.binary_length(column.flatten()), 0).to_numpy()
+    parents = column.value_parent_indices().to_numpy()
+    # Sums of float64 are exact far beyond what fits into a chunk.
+    return np.maximum(counts, np.bincount(parents, lengths, len(column)).astype(np.int64))
 
 
 def _refuse_future(
@@ -222,9 +249,6 @@ def _refuse_future(
 ) -> None:
     """A single clock that is wrong must not close intervals before their events are there."""
     latest = {"arrival": now_us} if "arrival" in times else {"time": now_us}
-    for key, values in times.items():
-        column = columns[source.times[key].column or ""]
-        verdict.refuse(values >= MAX_TIME_US, key, "out of range", column, "a time before the year 148000")
     if mapping.future is None:
         return
     future = duration_us(mapping.future)

@@ -176,12 +176,21 @@ class _State:
         self._changed: set[tuple[Kind, str]] = set()
         self._arrived: dict[Kind, int] = dict.fromkeys(KINDS, -1)
         self._seen: dict[Kind, float] = dict.fromkeys(KINDS, time.monotonic())
+        self._published = max((start for start, _ in list_intervals(log)), default=-1)
         clock = spool / _CLOCK
         if clock.exists():
             self.progress.clock_us = json.loads(clock.read_bytes())["clock_us"]
-        for report in list_reports(spool):
+        elif self._published >= 0:
+            # Neither would clicks find their impressions in there, nor would the counts add up.
+            raise InputError(
+                f"{log}: this log was not made by following events, and its events are not in its spool: another "
+                "folder is needed"
+            )
+        reports = list_reports(spool)
+        for report in reports:
             self._count(report)
-        self._published = max((start for start, _ in list_intervals(log)), default=-1)
+        # A process before this one may have been killed between a report and the description of its rejects.
+        write_rejects(log, [report for report in reports if report.rejected or report.damaged])
 
     def _count(self, report: UnitReport) -> None:
         self._reports[report.kind, report.name] = report
@@ -273,9 +282,15 @@ class _State:
         )
 
     def finish(self) -> None:
-        """Counts what is pending, and checks that every impression that was ever read is accounted for."""
+        """Counts what is pending, and checks that every impression that was ever read is accounted for.
+
+        Raises:
+            InputError: a drained job had too many rejects for so few events that nothing was said before.
+        """
         open_starts = [start for start in list_starts(self.spool) if start > self._published]
         self.progress.pending = count_impressions(self.spool, open_starts)
         check_conservation(
             self.progress.counts, sum_counters(read_manifests(self._log)), self.progress.pending
         )
+        if self._settings.drain:
+            check_rejects(self._recent, self._settings.max_reject_share)

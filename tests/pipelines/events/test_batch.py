@@ -1,0 +1,434 @@
+"""All events at once: the same log from every form, order and cut of them, and after every break."""
+
+import gzip
+import io
+import random
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+
+from ctr.config import parse_model, read_yaml
+from ctr.data.event_mapping import EventMapping
+from ctr.data.log import read_manifests
+from ctr.data.sample_log import write_sampled_log
+from ctr.data.sidecar import read_sidecar_interval
+from ctr.errors import InputError
+from ctr.pipelines.events.batch import EventsResult, ingest_events
+from ctr.pipelines.events.join import NOT_PUBLISHED, TOLD_CLICKS
+from ctr.serving.metadata import find_model
+from ctr.simulator.config import SimulatorConfig
+from ctr.simulator.simulate import simulate
+
+COUNT = 150
+NOTHING_LATE = {"delivery_seconds": 0, "straggler_seconds": 0, "click_seconds": 0, "late_click_seconds": 0}
+
+
+def ingest(mapping: EventMapping, folder: Path, log: Path, **options: Any) -> EventsResult:
+    return ingest_events(mapping, [folder], log, **{"max_reject_share": 0.0, **options})
+
+
+@pytest.fixture(scope="module")
+def events(made: Any) -> dict[str, list[dict[str, Any]]]:
+    drawn: dict[str, list[dict[str, Any]]] = made.draw_events(COUNT)
+    return drawn
+
+
+@pytest.fixture(scope="module")
+def folder(made: Any, events: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found: Path = made.write_events(tmp_path_factory.mktemp("events"), events)
+    return found
+
+
+@pytest.fixture(scope="module")
+def log(made: Any, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the events of ``folder`` become under ``made.mapping()``."""
+    log = tmp_path_factory.mktemp("log")
+    ingest(made.mapping(), folder, log)
+    return log
+
+
+# ---------------------------------------------------------------- forms, order and cuts
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Makes the log and the events of a small simulation."""
+
+    def make(**events: Any) -> Path:
+        folder = tmp_path_factory.mktemp("simulated")
+        world = {"examples": 400, "queries_per_day": 50, "users": 20, "ads": 20, "words": 30, "topics": 3}
+        content = {**world, "advertisers": 3, "base_ctr": 0.3, "events": events}
+        simulate(parse_model(SimulatorConfig, content, "test"), folder / "log", events=folder / "events")
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def shipped(root: Path) -> Any:
+    """The mapping that ships for simulated events, for files of a form."""
+    content = read_yaml(root / "examples/events/simulated.yaml", "mapping")
+    assert isinstance(content, dict)
+
+    def make(form: str, **changes: str) -> EventMapping:
+        kinds = {kind: {**content[kind], "input": {"type": form}} for kind in ("impressions", "clicks")}
+        return parse_model(EventMapping, {**content, **kinds, **changes}, "test")
+
+    return make
+
+
+def merged(folder: Path, target: Path) -> Path:
+    """The events of a folder of Parquet files in two files a kind, which saves most of the time."""
+    for kind in ("impressions", "clicks"):
+        table = pq.read_table(folder / kind)
+        (target / kind).mkdir(parents=True)
+        for number, begin in enumerate((0, len(table) // 2)):
+            size = len(table) // 2 if number == 0 else len(table)
+            pq.write_table(table.slice(begin, size), target / kind / f"{number}.parquet", row_group_size=50)
+    return target
+
+
+def test_every_form_of_the_simulated_events_becomes_the_same_log(
+    made: Any, simulated: Any, shipped: Any, tmp_path: Path
+) -> None:
+    events = merged(simulated(duplicate_share=0.1, straggler_share=0.1) / "events", tmp_path / "parquet")
+    for path in sorted(events.glob("*/*.parquet")):
+        table = pq.read_table(path)
+        sink = io.BytesIO()
+        pa_csv.write_csv(table, sink)
+        rows = [{key: value for key, value in row.items() if value is not None} for row in table.to_pylist()]
+        for form, data in (
+            ("csv", sink.getvalue()),
+            ("csv.gz", gzip.compress(sink.getvalue())),
+            ("jsonl", made.encode(rows, "jsonl")),
+        ):
+            made.write_files(tmp_path / form, [(f"{path.parent.name}/{path.stem}.{form}", data)])
+    logs = {}
+    for form in ("parquet", "jsonl", "csv", "csv.gz"):
+        log = tmp_path / f"{form} log"
+        result = ingest(shipped(form.partition(".")[0], interval="6h"), tmp_path / form, log)
+        assert result.counts.impressions.late > 0
+        assert result.counters["duplicate_impressions"] > 0
+        logs[form] = made.published(log)
+        del logs[form]["events.yaml"]  # names the form
+    assert logs["jsonl"] == logs["csv"] == logs["csv.gz"] == logs["parquet"]
+    assert len(logs["parquet"]) > 20
+
+
+def test_simulated_events_of_which_nothing_is_late_become_the_simulated_log(
+    simulated: Any, shipped: Any, tmp_path: Path
+) -> None:
+    folder = simulated(**NOTHING_LATE, duplicate_share=0.2)
+    mapping = shipped("parquet", interval="1d", click_window="1h", delay="1d")
+    result = ingest(mapping, merged(folder / "events", tmp_path / "events"), tmp_path / "log")
+    assert result.counters["duplicate_impressions"] > 0
+    shards = [
+        {path.name: path.read_bytes() for path in (log / "shards").iterdir()}
+        for log in (folder / "log", tmp_path / "log")
+    ]
+    assert shards[0] == shards[1]
+    assert result.clicks == sum(manifest.clicks for manifest in read_manifests(folder / "log")) > 0
+
+
+@pytest.mark.parametrize("files", [1, 7])
+def test_neither_order_nor_cut_of_the_events_counts(
+    files: int, made: Any, events: Any, log: Path, tmp_path: Path
+) -> None:
+    source = random.Random(files)
+    shuffled = {kind: source.sample(found, len(found)) for kind, found in events.items()}
+    ingest(made.mapping(), made.write_events(tmp_path / "events", shuffled, files), tmp_path / "log")
+    # Events that are too late lie in files of their own for each piece of the input.
+    assert made.published(tmp_path / "log", ("late",)) == made.published(log, ("late",))
+    assert made.read_side(tmp_path / "log", "late") == made.read_side(log, "late") != []
+
+
+def test_events_in_several_folders_count_together(made: Any, events: Any, log: Path, tmp_path: Path) -> None:
+    files = made.encode_files(events, 3)
+    folders = [made.write_files(tmp_path / str(number), files[number::2]) for number in range(2)]
+    ingest_events(made.mapping(), folders, tmp_path / "log")
+    assert made.published(tmp_path / "log") == made.published(log)
+
+
+def test_all_events_are_accounted_for(
+    made: Any, events: Any, folder: Path, log: Path, tmp_path: Path
+) -> None:
+    result = ingest(made.mapping(), folder, tmp_path / "log")
+    counters, manifests = result.counters, read_manifests(log)
+    for kind in ("impressions", "clicks"):
+        counts = getattr(result.counts, kind)
+        assert counts.read == len(events[kind]) == counters[kind] + counts.late
+        assert counts.late > 0
+    assert result.examples == counters["impressions"] - sum(counters[name] for name in NOT_PUBLISHED)
+    assert counters["clicks"] == sum(counters[name] for name in TOLD_CLICKS)
+    assert all(counters[name] > 0 for name in (*TOLD_CLICKS, *NOT_PUBLISHED) if name != "sampled_out")
+    assert result.intervals == len(manifests) > 3
+    assert result.examples == sum(manifest.rows for manifest in manifests)
+    unmatched = made.read_side(log, "unmatched")
+    assert len(unmatched) == counters["late_clicks"] + counters["orphan_clicks"]
+    assert len(made.read_side(log, "conflicting")) == counters["conflicting_impressions"]
+    late = result.counts.impressions.late + result.counts.clicks.late
+    assert len(made.read_side(log, "late")) == late
+
+
+# ---------------------------------------------------------------- again, and after a break
+
+
+def test_a_job_that_is_run_again_changes_nothing(made: Any, folder: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    ingest(made.mapping(), folder, log)
+    before = made.published(log, ())
+    ingest(made.mapping(), folder, log)
+    assert made.published(log, ()) == before
+
+
+class Broken(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("syncs", [1, 5, 25, 60, 90])
+def test_a_job_that_broke_off_is_simply_run_again(
+    syncs: int, made: Any, folder: Path, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = iter(range(syncs))
+
+    def break_off(descriptor: int) -> None:
+        if next(left, None) is None:
+            raise Broken
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ctr.files.os.fsync", break_off)
+        with pytest.raises((Broken, RuntimeError)):
+            ingest(made.mapping(), folder, tmp_path / "log")
+    assert len(read_manifests(tmp_path / "log") if syncs > 20 else []) < len(read_manifests(log))
+    ingest(made.mapping(), folder, tmp_path / "log")
+    assert made.published(tmp_path / "log") == made.published(log)
+
+
+def test_a_log_of_another_mapping_or_of_no_events_is_refused(
+    made: Any, folder: Path, log: Path, tmp_path: Path
+) -> None:
+    before = made.published(log, ())
+    with pytest.raises(InputError, match=r"begun under another configuration.*click_window"):
+        ingest(made.mapping(click_window="9s"), folder, log)
+    with pytest.raises(InputError, match="features cannot change"):
+        ingest(made.mapping(features=made.FEATURES[:1]), folder, log)
+    assert made.published(log, ()) == before
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    with pytest.raises(InputError, match="neither empty nor an example log"):
+        ingest(made.mapping(), folder, tmp_path / "other")
+    (log / "events.yaml").rename(tmp_path / "kept.yaml")
+    with pytest.raises(InputError, match="not made of events"):
+        ingest(made.mapping(), folder, log)
+    (tmp_path / "kept.yaml").rename(log / "events.yaml")
+
+
+# ---------------------------------------------------------------- input that is not as it should be
+
+
+def test_without_events_there_is_no_job(made: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such folder"):
+        ingest(made.mapping(), tmp_path / "events", tmp_path / "log")
+    (tmp_path / "events" / "impressions").mkdir(parents=True)
+    for hidden in (".0.jsonl", "0.jsonl.tmp"):
+        (tmp_path / "events" / "impressions" / hidden).write_text("{}")
+    with pytest.raises(InputError, match="no file of impressions or clicks"):
+        ingest(made.mapping(), tmp_path / "events", tmp_path / "log")
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize("kind", ["impressions", "clicks"])
+def test_one_kind_alone_and_empty_files_are_events(kind: str, made: Any, events: Any, tmp_path: Path) -> None:
+    made.write_files(tmp_path / "events", [(f"{kind}/0.jsonl", made.encode(events[kind], "jsonl"))])
+    other = "clicks" if kind == "impressions" else "impressions"
+    made.write_files(tmp_path / "events", [(f"{other}/0.jsonl", b"")])
+    result = ingest(made.mapping(), tmp_path / "events", tmp_path / "log")
+    assert (result.examples > 0) == (kind == "impressions")
+    assert result.clicks == 0
+    if kind == "clicks":
+        assert result.counters["orphan_clicks"] == len(made.read_side(tmp_path / "log", "unmatched")) > 0
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv.gz"])
+def test_a_damaged_file_is_named(form: str, made: Any, events: Any, tmp_path: Path) -> None:
+    folder = made.write_events(tmp_path / "events", events, form=form)
+    path = folder / "impressions" / f"1.{form}"
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(InputError, match=rf"impressions/1\.{form}: damaged, truncated") as caught:
+        ingest(made.mapping(form.partition(".")[0]), folder, tmp_path / "log")
+    assert len(str(caught.value).splitlines()) == 1
+    assert not (tmp_path / "log" / "manifests").exists()
+
+
+def test_a_file_without_a_column_is_named(made: Any, events: Any, tmp_path: Path) -> None:
+    folder = made.write_events(tmp_path / "events", events, form="csv")
+    (folder / "clicks" / "3.csv").write_text("impression_id,event_time\n1,2\n")
+    with pytest.raises(InputError, match=r"clicks/3\.csv: no column arrival_time"):
+        ingest(made.mapping("csv"), folder, tmp_path / "log")
+
+
+def test_files_of_one_name_are_refused(made: Any, folder: Path, tmp_path: Path) -> None:
+    copy = made.write_files(tmp_path / "copy", [("clicks/0.jsonl", b"{}")])
+    with pytest.raises(InputError, match=r"both named clicks/0\.jsonl"):
+        ingest_events(made.mapping(), [folder, copy], tmp_path / "log")
+
+
+def test_bad_events_are_described_and_too_many_of_them_end_the_job(
+    made: Any, helpers: Any, events: Any, log: Path, tmp_path: Path
+) -> None:
+    folder = made.write_events(tmp_path / "events", events)
+    bad = b'{"impression_id": 1}\nno JSON\n'
+    made.write_files(folder, [("impressions/1.jsonl", (folder / "impressions/1.jsonl").read_bytes() + bad)])
+    total = sum(map(len, events.values())) + 2
+    with pytest.raises(
+        InputError, match=rf"^2 of {total} events rejected, more than the allowed share of 0\.001"
+    ) as caught:
+        ingest(made.mapping(), folder, tmp_path / "log", max_reject_share=0.001)
+    assert "impressions/1.jsonl row" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert read_manifests(tmp_path / "log") == []
+    result = ingest(made.mapping(), folder, tmp_path / "log", max_reject_share=0.01)
+    assert result.counts.impressions.rejected == 2
+    assert made.published(tmp_path / "log") == made.published(log)
+    rejects = helpers.read_rejects(tmp_path / "log")
+    assert [(reject["file"], reject["key"], reject["reason"]) for reject in rejects] == [
+        ("impressions/1.jsonl", "line", "malformed JSON"),
+        ("impressions/1.jsonl", "time", "missing"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ("--runner=Nothing", "Nothing"),
+        ("--runner", "expected one argument"),
+        ("--temp_location 'x", "quotation"),
+    ],
+)
+def test_options_that_beam_does_not_read_are_one_line(
+    options: str, complaint: str, made: Any, folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=complaint) as caught:
+        ingest(made.mapping(), folder, tmp_path / "log", options=options)
+    assert "--beam-options" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+# ---------------------------------------------------------------- sampling and teachers
+
+RULE = {"salt": "7", "non_click_rate": 0.5}
+SELDOM = {"rate": 0.5, "low_visibility": {"feature": "color", "values": ["blue", None]}}
+
+
+@pytest.mark.parametrize("rule", [RULE, {**RULE, "uninformative": SELDOM}], ids=["rate", "visibility"])
+def test_examples_are_sampled_as_the_log_would_be(
+    rule: dict[str, Any], made: Any, helpers: Any, folder: Path, log: Path, tmp_path: Path
+) -> None:
+    mapping = made.mapping(sampling={"name": "half", "rule": rule})
+    assert mapping.sampling is not None
+    result = ingest(mapping, folder, tmp_path / "sampled")
+    write_sampled_log(log, "half", mapping.sampling.rule, tmp_path / "later")
+    found = helpers.read_log(tmp_path / "sampled")
+    assert found == helpers.read_log(tmp_path / "later")
+    assert 0 < len(found) == result.examples < len(helpers.read_log(log))
+    assert result.counters["sampled_out"] == len(helpers.read_log(log)) - len(found)
+    assert (tmp_path / "sampled/sampling.yaml").read_bytes() == (
+        tmp_path / "later/sampling.yaml"
+    ).read_bytes()
+    assert made.read_side(tmp_path / "sampled", "unmatched") == made.read_side(log, "unmatched")
+
+
+@pytest.fixture(scope="module")
+def export(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Publishes a model with the features of a mapping in a folder, as what a run had after some examples."""
+    from ctr.serving.export import publish
+    from ctr.training.config import TrainConfig
+    from ctr.training.state import TrainState
+
+    serving = runpy.run_path(str(root / "tests/serving/conftest.py"))
+    config = parse_model(TrainConfig, {"model": serving["MODELS"]["logistic"], "batch": {"rows": 64}}, "test")
+
+    def make(mapping: EventMapping, folder: Path, examples: int) -> Path:
+        schema = mapping.feature_schema
+        state = TrainState(config.model.table_layouts(schema), config, "float32")
+        serving["randomise"](state, examples)
+        snapshot = serving["make_snapshot"](state, config, schema, tmp_path_factory.mktemp("run"), examples)
+        path: Path = publish(snapshot, folder).path
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def model(made: Any, export: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of versions, of which there is one."""
+    folder = tmp_path_factory.mktemp("models")
+    export(made.mapping(), folder, 1)
+    return folder
+
+
+def scored(log: Path, model: Path, out: Path) -> dict[int, float]:
+    from ctr.serving.score import score_log
+    from ctr.serving.scorer import Scorer
+
+    score_log(Scorer(model), log, out)
+    table = pq.read_table(out)
+    return dict(zip(table.column("example_id").to_pylist(), table.column("logit").to_pylist(), strict=True))
+
+
+def recorded(log: Path, name: str) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for manifest in read_manifests(log):
+        table = read_sidecar_interval(log, name, manifest)
+        found |= zip(table.column("example_id").to_pylist(), table.column("logit").to_pylist(), strict=True)
+    return found
+
+
+def test_a_teacher_is_recorded_as_it_scores_the_log_and_its_losses_sample_it(
+    made: Any, helpers: Any, export: Any, model: Path, folder: Path, log: Path, tmp_path: Path
+) -> None:
+    teacher = {"name": "old", "model": str(model)}
+    ingest(made.mapping(teacher=teacher), folder, tmp_path / "scored")
+    found = recorded(tmp_path / "scored", "old")
+    expected = scored(log, find_model(model), tmp_path / "scores.parquet")
+    assert found == expected
+    assert len(set(found.values())) > 10
+    assert helpers.read_log(tmp_path / "scored") == helpers.read_log(log)
+
+    below = float(np.median(np.logaddexp(0, list(found.values()))))
+    rule = {"uninformative": {"rate": 0.3, "low_loss": {"teacher": "old", "below": below}}}
+    sampled = made.mapping(teacher=teacher, sampling={"name": "hard", "rule": rule})
+    assert sampled.sampling is not None
+    ingest(sampled, folder, tmp_path / "sampled")
+    write_sampled_log(tmp_path / "scored", "hard", sampled.sampling.rule, tmp_path / "later")
+    rows = helpers.read_log(tmp_path / "sampled")
+    assert rows == helpers.read_log(tmp_path / "later")
+    assert 0 < len(rows) < len(found)
+    assert recorded(tmp_path / "sampled", "old") == recorded(tmp_path / "later", "old")
+
+    # A version that appears while the log grows is another teacher: the log keeps its own.
+    export(made.mapping(), model, 2)
+    before = made.published(tmp_path / "scored", ())
+    ingest(made.mapping(teacher=teacher), folder, tmp_path / "scored")
+    assert made.published(tmp_path / "scored", ()) == before
+    ingest(made.mapping(teacher=teacher), folder, tmp_path / "newer")
+    assert recorded(tmp_path / "newer", "old") != found
+
+
+def test_a_teacher_of_other_features_or_none_is_refused(
+    made: Any, export: Any, model: Path, folder: Path, tmp_path: Path
+) -> None:
+    fewer = made.mapping(features=made.FEATURES[:2], teacher={"name": "old", "model": str(model)})
+    with pytest.raises(InputError, match="the model has the features of schema"):
+        ingest(fewer, folder, tmp_path / "log")
+    (tmp_path / "models").mkdir()
+    with pytest.raises(InputError, match="neither an exported model"):
+        ingest(
+            made.mapping(teacher={"name": "old", "model": str(tmp_path / "models")}), folder, tmp_path / "log"
+        )
+    assert not (tmp_path / "log").exists()

@@ -1,0 +1,375 @@
+"""The join of intervals against one of single events, written from what the modules say of themselves."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from ctr.config import parse_model
+from ctr.data.log import pack_ids, shard_schema, unpack_ids
+from ctr.data.schema import Schema
+from ctr.pipelines.events.join import NOT_PUBLISHED, TOLD_CLICKS, UNMATCHED_SCHEMA, Joined, join_interval
+from ctr.pipelines.events.rules import IntervalRules, route_clicks, route_impressions, split_by_interval
+from ctr.pipelines.events.tables import CLICK_SCHEMA, EARLIER_SCHEMA
+
+FEATURE = {"name": "color", "kind": "category", "source": "color", "buckets": 9}
+SCHEMA = parse_model(Schema, {"features": [FEATURE]}, "test")
+IMPRESSIONS = pa.schema([*shard_schema(SCHEMA), pa.field("arrival", pa.int64(), False)])
+
+
+class Impression(NamedTuple):
+    id: int
+    time: int
+    query: int
+    color: int
+    arrival: int
+
+    @property
+    def content(self) -> tuple[int, ...]:
+        return self[:-1]
+
+
+class Click(NamedTuple):
+    id: int
+    time: int
+    arrival: int
+
+
+# ---------------------------------------------------------------- events one by one
+
+
+@dataclass
+class Told:
+    """What an interval has become, as plain values."""
+
+    examples: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
+    unmatched: list[tuple[int, int, int, str]] = field(default_factory=list)
+    conflicting: list[Impression] = field(default_factory=list)
+    counters: Counter[str] = field(default_factory=Counter)
+    matched: set[int] = field(default_factory=set)
+
+
+def tell(
+    rules: IntervalRules, impressions: Sequence[Impression], clicks: Sequence[Click]
+) -> tuple[dict[int, Told], list[Impression], list[Click]]:
+    """Each interval in which something happened, and the events that came too late."""
+    told: dict[int, Told] = defaultdict(Told)
+
+    def begin(time: int) -> int:
+        return time // rules.length * rules.length
+
+    def closes(start: int) -> int:
+        return start + rules.length + rules.window + rules.delay
+
+    def too_late(found: Impression | Click) -> bool:
+        return found.arrival >= closes(begin(found.time))
+
+    there = [found for found in impressions if not too_late(found)]
+    reach = rules.window + rules.late_window
+    for start in {begin(found.time) for found in there}:
+        interval = told[start]
+        inside = [found for found in there if begin(found.time) == start]
+        interval.counters["impressions"] = len(inside)
+        for number in {found.id for found in inside}:
+            copies = sorted((found for found in inside if found.id == number), key=lambda f: f[1:])
+            if any(f.id == number and start - reach <= f.time < start for f in there):
+                interval.conflicting += copies
+                continue
+            first, *others = copies
+            interval.examples[number] = (first.time, first.query, first.color, 0)
+            for other in others:
+                if other.content == first.content:
+                    interval.counters["duplicate_impressions"] += 1
+                else:
+                    interval.conflicting.append(other)
+    first_arrivals: dict[tuple[int, int], int] = {}
+    for click in clicks:
+        if too_late(click):
+            continue
+        interval = told[begin(click.time)]
+        interval.counters["clicks"] += 1
+        key = (click.id, click.time)
+        if key in first_arrivals:
+            interval.counters["duplicate_clicks"] += 1
+        first_arrivals[key] = min(click.arrival, first_arrivals.get(key, click.arrival))
+    for (number, time), arrival in first_arrivals.items():
+        home = told[begin(time)]
+        known = [
+            f for f in there if f.id == number and begin(time) - reach <= f.time < begin(time) + rules.length
+        ]
+        shown = min((f.time for f in known), default=None)
+        after = -1 if shown is None else time - shown
+        in_time = shown is not None and arrival < closes(begin(shown))
+        if shown is not None and 0 <= after <= rules.window and in_time:
+            home.counters["matched_clicks"] += 1
+            home.matched.add(number)
+        else:
+            reason = "late" if 0 <= after <= reach else "orphan"
+            home.counters[f"{reason}_clicks"] += 1
+            home.unmatched.append((number, time, arrival, reason))
+        for interval in told.values():
+            row = interval.examples.get(number)
+            if row and 0 <= time - row[0] <= rules.window and arrival < closes(begin(row[0])):
+                interval.examples[number] = (*row[:3], 1)
+    for interval in told.values():
+        interval.counters["conflicting_impressions"] = len(interval.conflicting)
+        interval.unmatched.sort()
+        interval.conflicting.sort()
+    late = [found for found in impressions if too_late(found)], [click for click in clicks if too_late(click)]
+    return dict(told), *late
+
+
+# ---------------------------------------------------------------- events as tables
+
+
+def impression_table(found: Sequence[Impression]) -> pa.Table:
+    number, time, query, color, arrival = np.array(found, np.int64).reshape(-1, 5).T
+    ones = np.ones(len(found), np.float32)
+    columns = [time, time, query, number, np.zeros(len(found), np.int8), ones, ones]
+    ids = pack_ids(color.astype(np.int32)[:, None])
+    return pa.table([*map(pa.array, columns), ids, pa.array(arrival)], schema=IMPRESSIONS)
+
+
+def click_table(found: Sequence[Click]) -> pa.Table:
+    return pa.table(
+        [pa.array(column) for column in np.array(found, np.int64).reshape(-1, 3).T], schema=CLICK_SCHEMA
+    )
+
+
+def route(
+    rules: IntervalRules, route_kind: Any, tables: Sequence[pa.Table]
+) -> tuple[dict[int, pa.Table], pa.Table]:
+    """The pieces of an input by interval, and those too late."""
+    parts: dict[int, list[pa.Table]] = defaultdict(list)
+    late = []
+    for table in tables:
+        routed, aside = route_kind(rules, table)
+        late.append(aside)
+        for start, part in routed.items():
+            parts[start].append(part)
+    return {start: pa.concat_tables(found) for start, found in parts.items()}, pa.concat_tables(late)
+
+
+def join_all(
+    rules: IntervalRules, impressions: Sequence[pa.Table], clicks: Sequence[pa.Table]
+) -> tuple[dict[int, Joined], pa.Table, pa.Table]:
+    """Every interval that has something, and the events that came too late."""
+    shown, late_shown = route(rules, route_impressions, impressions)
+    clicked, late_clicked = route(rules, route_clicks, clicks)
+    joined = {}
+    for start in sorted({*shown, *clicked}):
+        before = [part.select(EARLIER_SCHEMA.names) for other, part in shown.items() if other < start]
+        tables = (
+            shown.get(start, IMPRESSIONS.empty_table()),
+            pa.concat_tables([EARLIER_SCHEMA.empty_table(), *before]),
+            clicked.get(start, CLICK_SCHEMA.empty_table()),
+        )
+        joined[start] = join_interval(SCHEMA, rules, start, *tables)
+    return {start: found for start, found in joined.items() if not found.is_empty}, late_shown, late_clicked
+
+
+def plain_impressions(table: pa.Table) -> list[Impression]:
+    color = unpack_ids(table.column("ids").combine_chunks())[:, 0].tolist() if table.num_rows else []
+    names = ("example_id", "query_time", "query_id")
+    number, time, query = (table.column(name).to_pylist() for name in names)
+    return list(map(Impression, number, time, query, color, table.column("arrival").to_pylist()))
+
+
+def plain(joined: Joined) -> Told:
+    """The same as ``tell`` has it."""
+    rows = joined.examples
+    assert rows.schema == shard_schema(SCHEMA)
+    assert joined.unmatched.schema == UNMATCHED_SCHEMA
+    shown = plain_impressions(rows.append_column("arrival", pa.array(np.zeros(rows.num_rows, np.int64))))
+    keys = [(found.time, found.query, found.id) for found in shown]
+    assert keys == sorted(keys)
+    labels = rows.column("label").to_pylist()
+    examples = {
+        found.id: (found.time, found.query, found.color, label)
+        for found, label in zip(shown, labels, strict=True)
+    }
+    assert len(examples) == rows.num_rows
+    unmatched = [tuple(row.values()) for row in joined.unmatched.to_pylist()]
+    counters = Counter({name: count for name, count in joined.counters.items() if count})
+    return Told(examples, unmatched, plain_impressions(joined.conflicting), counters)
+
+
+def assert_same(found: dict[int, Joined], told: dict[int, Told]) -> None:
+    assert set(found) == set(told)
+    for start, joined in found.items():
+        seen, expected = plain(joined), told[start]
+        assert seen.examples == expected.examples, start
+        assert seen.unmatched == expected.unmatched, start
+        assert seen.conflicting == expected.conflicting, start
+        assert seen.counters == +expected.counters, start
+
+
+# ---------------------------------------------------------------- what is drawn
+
+RULES = st.builds(
+    IntervalRules,
+    length=st.sampled_from([5, 10]),
+    window=st.sampled_from([1, 4, 10, 23]),
+    late_window=st.sampled_from([1, 6, 30]),
+    delay=st.sampled_from([1, 3, 12]),
+)
+Case = tuple[IntervalRules, list[Impression], list[Click]]
+
+
+def arrivals(rules: IntervalRules, time: int) -> st.SearchStrategy[int]:
+    """Soon, or about when an interval closes that the event may belong to."""
+    ends = [rules.closes_at(rules.start_of(time)) - back * rules.length for back in range(3)]
+    edges = [max(end + by, 0) for end in ends for by in (-1, 0)]
+    return st.one_of(st.integers(time, time + 3), st.sampled_from(edges), st.integers(time, time + 60))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    rules = draw(RULES)
+    numbers, times = st.integers(0, 3), st.integers(0, 60)
+    impressions = []
+    for _ in range(draw(st.integers(0, 9))):
+        time = draw(times)
+        found = Impression(draw(numbers), time, draw(st.integers(0, 1)), draw(st.integers(0, 1)), 0)
+        impressions += [
+            found._replace(arrival=draw(arrivals(rules, time)))
+            for _ in range(draw(st.sampled_from([1, 1, 1, 2])))
+        ]
+    clicks = []
+    for _ in range(draw(st.integers(0, 9))):
+        if impressions and draw(st.booleans()):
+            shown = draw(st.sampled_from(impressions))
+            reach = rules.window + rules.late_window
+            afters = [-1, 0, 1, rules.window - 1, rules.window, rules.window + 1, reach, reach + 1]
+            number, time = shown.id, max(shown.time + draw(st.sampled_from(afters)), 0)
+        else:
+            number, time = draw(numbers), draw(times)
+        for _ in range(draw(st.sampled_from([1, 1, 1, 2]))):
+            clicks.append(Click(number, time, draw(arrivals(rules, time))))
+    return rules, impressions, clicks
+
+
+def cut(draw: st.DrawFn, rows: list[Any]) -> list[list[Any]]:
+    """The rows in another order, in pieces."""
+    rows = draw(st.permutations(rows))
+    places = sorted(draw(st.lists(st.integers(0, len(rows)), max_size=3)))
+    return [rows[a:b] for a, b in zip([0, *places], [*places, len(rows)], strict=True)]
+
+
+# ---------------------------------------------------------------- tests
+
+
+@given(cases(), st.data())
+def test_intervals_are_those_of_a_join_of_single_events_in_any_order_and_cut(
+    case: Case, data: st.DataObject
+) -> None:
+    rules, impressions, clicks = case
+    pieces = [impression_table(part) for part in cut(data.draw, impressions)]
+    click_pieces = [click_table(part) for part in cut(data.draw, clicks)]
+    found, late_shown, late_clicked = join_all(rules, pieces, click_pieces)
+    told, too_late, clicks_too_late = tell(rules, impressions, clicks)
+    for interval in told.values():
+        for name in interval.counters:
+            event(name)
+    assert_same(found, told)
+    assert Counter(plain_impressions(late_shown)) == Counter(too_late)
+    assert Counter(map(tuple, map(dict.values, late_clicked.to_pylist()))) == Counter(
+        map(tuple, clicks_too_late)
+    )
+
+
+@given(cases())
+def test_every_event_is_counted_once(case: Case) -> None:
+    rules, impressions, clicks = case
+    found, late_shown, late_clicked = join_all(rules, [impression_table(impressions)], [click_table(clicks)])
+    for joined in found.values():
+        counters = joined.counters
+        assert set(counters) == {"impressions", "clicks", *NOT_PUBLISHED, *TOLD_CLICKS}
+        dropped = sum(counters[name] for name in NOT_PUBLISHED)
+        assert counters["impressions"] == joined.examples.num_rows + dropped
+        assert counters["clicks"] == sum(counters[name] for name in TOLD_CLICKS)
+        assert counters["conflicting_impressions"] == joined.conflicting.num_rows
+        assert joined.unmatched.num_rows == counters["late_clicks"] + counters["orphan_clicks"]
+    total = Counter[str]()
+    for joined in found.values():
+        total.update(joined.counters)
+    assert total["impressions"] + late_shown.num_rows == len(impressions)
+    assert total["clicks"] + late_clicked.num_rows == len(clicks)
+
+
+@given(cases())
+def test_what_comes_again_changes_no_example(case: Case) -> None:
+    rules, impressions, clicks = case
+    tables = [impression_table(impressions)], [click_table(clicks)]
+    once, *_ = join_all(rules, *tables)
+    twice, *_ = join_all(rules, tables[0] * 2, tables[1] * 2)
+    assert set(once) == set(twice)
+    for start, joined in twice.items():
+        assert joined.examples.equals(once[start].examples)
+        assert joined.unmatched.equals(once[start].unmatched)
+        assert set(plain_impressions(joined.conflicting)) >= set(plain_impressions(once[start].conflicting))
+        assert joined.counters["matched_clicks"] == once[start].counters["matched_clicks"]
+
+
+@given(cases())
+def test_matched_clicks_are_those_of_the_clicked_examples(case: Case) -> None:
+    rules, impressions, clicks = case
+    shown = defaultdict(list)
+    for found in impressions:
+        shown[found.id].append(found.time)
+    # An id that is given again after it was forgotten is another one to some intervals only.
+    impressions = [f for f in impressions if max(shown[f.id]) - min(shown[f.id]) <= rules.late_window]
+    told, *_ = tell(rules, impressions, clicks)
+    joined, *_ = join_all(rules, [impression_table(impressions)], [click_table(clicks)])
+    clicked = {number for found in joined.values() for number, row in plain(found).examples.items() if row[3]}
+    assert clicked == {number for interval in told.values() for number in interval.matched}
+
+
+@pytest.mark.parametrize(
+    ("after", "label", "reason"),
+    [(-1, 0, "orphan"), (0, 1, None), (10, 1, None), (11, 0, "late"), (14, 0, "late"), (15, 0, "orphan")],
+)
+def test_a_click_counts_from_its_impression_to_the_end_of_the_window(
+    after: int, label: int, reason: str | None
+) -> None:
+    rules = IntervalRules(length=5, window=10, late_window=4, delay=100)
+    impression, click = Impression(7, 3, 0, 0, 3), Click(7, 3 + after, 20)
+    joined, *_ = join_all(rules, [impression_table([impression])], [click_table([click])])
+    assert joined[0].examples.column("label").to_pylist() == [label]
+    reasons = [row["reason"] for found in joined.values() for row in found.unmatched.to_pylist()]
+    assert reasons == ([] if reason is None else [reason])
+
+
+@pytest.mark.parametrize(("arrival", "label", "late"), [(17, 1, 0), (18, 0, 0), (22, 0, 0), (23, 0, 1)])
+def test_a_click_that_arrives_as_the_interval_closes_is_too_late(arrival: int, label: int, late: int) -> None:
+    # The interval of the impression closes at 5 + 10 + 3, that of the click 5 later.
+    rules = IntervalRules(length=5, window=10, late_window=4, delay=3)
+    impressions = impression_table([Impression(7, 3, 0, 0, 3)])
+    joined, _, aside = join_all(rules, [impressions], [click_table([Click(7, 6, arrival)])])
+    assert joined[0].examples.column("label").to_pylist() == [label]
+    assert aside.num_rows == late
+    assert (5 in joined) == (not late)
+
+
+def test_an_impression_that_arrives_as_its_interval_closes_is_too_late() -> None:
+    rules = IntervalRules(length=5, window=10, late_window=4, delay=3)
+    table = impression_table([Impression(1, 3, 0, 0, 17), Impression(2, 3, 0, 0, 18)])
+    routed, late = route_impressions(rules, table)
+    assert routed[0].column("example_id").to_pylist() == [1]
+    assert late.column("example_id").to_pylist() == [2]
+
+
+def test_no_events_are_no_interval() -> None:
+    rules = IntervalRules(length=5, window=10, late_window=4, delay=3)
+    assert split_by_interval(click_table([]), np.zeros(0, np.int64)) == {}
+    assert join_all(rules, [impression_table([])], [click_table([])])[0] == {}
+    tables = IMPRESSIONS.empty_table(), EARLIER_SCHEMA.empty_table(), CLICK_SCHEMA.empty_table()
+    joined = join_interval(SCHEMA, rules, 0, *tables)
+    assert joined.is_empty
+    assert joined.examples.num_rows == joined.unmatched.num_rows == joined.conflicting.num_rows == 0
