@@ -101,11 +101,7 @@ def _ingest(arguments: argparse.Namespace) -> None:
     finally:
         bar.close()
     counts = dataclasses.asdict(result)
-    text = f"{arguments.out}: {result.examples} examples, {result.queries} queries, {result.clicks} clicks"
-    text += f", {len(result.intervals)} intervals, {result.seconds['total']:.1f} s"
-    if result.rejected:
-        text += f"\n{result.rejected} of {result.rows} rows rejected, see {result.rejects_file}:"
-        text += "".join(f"\n  {count} x {reason}" for reason, count in result.reject_reasons.items())
+    text = f"{arguments.out}: {result.as_text()}"
     _print_result(arguments, {**counts, "rejects_file": str(result.rejects_file or "")}, text)
 
 

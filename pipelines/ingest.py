@@ -73,6 +73,15 @@ class IngestResult:
     last_time_us: int | None
     seconds: dict[str, float]
 
+    def as_text(self) -> str:
+        """In a line, followed by the reasons of rejects."""
+        text = f"{self.examples} examples, {self.queries} queries, {self.clicks} clicks"
+        text += f", {len(self.intervals)} intervals, {self.seconds['total']:.1f} s"
+        if self.rejected:
+            text += f"\n{self.rejected} of {self.rows} rows rejected, see {self.rejects_file}:"
+            text += "".join(f"\n  {count} x {reason}" for reason, count in self.reject_reasons.items())
+        return text
+
 
 def ingest(
     mapping: Mapping,

@@ -183,8 +183,14 @@ class _Teacher(ModelHandler[JoinedAt, PredictionResult, Any]):
     ) -> Iterable[PredictionResult]:
         from ctr.serving.score import score_rows
 
+        learned = int(model.metadata["position"]["last_query_time"])
         for element in batch:
             rows = rows_of_table(element.joined.examples, model.schema, 0)
+            if len(rows) and rows.query_time[0] <= learned:
+                raise InputError(
+                    f"teacher {self._model}: it has learned from queries until {learned} us since 1970, and the "
+                    f"interval of {element.start} has some from {rows.query_time[0]}: a teacher scores what came later"
+                )
             yield PredictionResult(element, score_rows(model, rows))
 
 
