@@ -1,0 +1,100 @@
+"""The live system whole: events come, the join publishes, the trainer follows, all of them programs of their own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from ctr.data.log import read_manifests
+
+WAIT_SECONDS = 240
+CONFIG = {"batch": {"rows": 64, "within_intervals": True}}
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-m", "ctr", *map(str, arguments)]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait(condition: Callable[[], object], *programs: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        for program in programs:
+            if program.poll() is not None:
+                pytest.fail(f"a program ended: {program.stderr.read() if program.stderr else ''}")
+        if time.monotonic() > deadline:
+            pytest.fail("waited in vain")
+        time.sleep(0.1)
+
+
+def predictions(run: Path) -> list[dict[str, Any]]:
+    return [
+        row
+        for path in sorted((run / "predictions").glob("*.parquet"))
+        for row in pq.read_table(path).to_pylist()
+    ]
+
+
+@pytest.mark.slow
+def test_events_joined_and_trained_on_as_they_come_give_the_bits_of_one_pass(made, tmp_path):
+    events = made.draw_events(400, seed=5, seconds=200)
+    files = made.encode_files(events, 8)
+    (tmp_path / "mapping.yaml").write_text(yaml.safe_dump(made.content()))
+    (tmp_path / "train.yaml").write_text(yaml.safe_dump(CONFIG))
+    live, log, run = tmp_path / "live", tmp_path / "log", tmp_path / "run"
+    live.mkdir()
+    ingest = ("ingest", "events", live, "--mapping", tmp_path / "mapping.yaml", "--max-reject-share", "1")
+    train = ("train", log, "--config", tmp_path / "train.yaml", "--out", run, "--follow", "--poll", "0.1")
+    joiner = start(*ingest, "--out", log, "--follow", "--poll", "0.1")
+    trainer = start(*train)
+    for number, file in enumerate(files):
+        made.write_files(live, [file])
+        time.sleep(0.3)
+        if number == len(files) // 2:
+            wait(lambda: log.is_dir() and read_manifests_of(log), joiner, trainer)
+            joiner.kill()
+            joiner.communicate()
+            joiner = start(*ingest, "--out", log, "--follow", "--poll", "0.1")
+    wait(lambda: len(read_manifests_of(log)) >= 7, joiner, trainer)
+    joiner.send_signal(signal.SIGTERM)
+    assert joiner.wait(60) == 0
+    drained = start(*ingest, "--out", log, "--follow", "--drain")
+    assert drained.wait(120) == 0
+    rows = sum(manifest.rows for manifest in read_manifests(log))
+    wait(lambda: trained(run) == rows, trainer)
+    trainer.send_signal(signal.SIGTERM)
+    assert trainer.wait(60) == 0
+    for program in (joiner, drained, trainer):
+        program.communicate()
+    at_once = start(*ingest, "--out", tmp_path / "at-once")
+    assert at_once.wait(120) == 0, at_once.communicate()
+    at_once.communicate()
+    assert made.published(log, ("rejects", "late")) == made.published(
+        tmp_path / "at-once", ("rejects", "late")
+    )
+    one_pass = start("train", tmp_path / "at-once", *train[2:4], "--out", tmp_path / "one")
+    assert one_pass.wait(120) == 0
+    one_pass.communicate()
+    assert predictions(run) == predictions(tmp_path / "one")
+
+
+def read_manifests_of(log: Path) -> list[Any]:
+    return read_manifests(log) if (log / "schema.json").exists() else []
+
+
+def trained(run: Path) -> int:
+    path = run / "follow.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return json.loads(lines[-1])["position"] if lines else 0
