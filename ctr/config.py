@@ -203,7 +203,7 @@ def load_model(model: type[ModelT], path: Path, what: str, settings: Sequence[st
 
 def dump_yaml(model: BaseModel) -> str:
     """The whole model as YAML, defaults included, in the order of its fields."""
-    return yaml.dump(model.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
+    return yaml.dump(model.model_dump(mode="json", by_alias=True), Dumper=_Dumper, sort_keys=False)
 
 
 def differing_keys(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:

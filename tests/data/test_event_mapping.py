@@ -1,0 +1,85 @@
+"""The mapping file of events: what is refused, with its key, and that the shipped one is that of the simulator."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ctr.config import dump_yaml, parse_model
+from ctr.data.event_mapping import EventMapping, load_event_mapping
+from ctr.errors import InputError
+from ctr.simulator.features import SCHEMA
+
+KEYS = {
+    "input": {"type": "jsonl"},
+    "time": {"column": "at", "unit": "us"},
+    "impression_id": "id",
+}
+CONTENT: dict[str, Any] = {
+    "impressions": {**KEYS, "query_id": "query"},
+    "clicks": KEYS,
+    "interval": "1h",
+    "click_window": "30m",
+    "delay": "10m",
+    "features": [{"name": "user", "kind": "category", "source": "user"}],
+}
+
+
+def changed(path: str, value: object) -> dict[str, Any]:
+    content = copy.deepcopy(CONTENT)
+    *above, last = path.split(".")
+    place = content
+    for name in above:
+        place = place[name]
+    place[last] = value
+    return content
+
+
+def test_the_mapping_of_simulated_events_has_the_features_of_the_simulated_log(root: Path):
+    assert load_event_mapping(root / "examples/events/simulated.yaml").feature_schema == SCHEMA
+
+
+def test_a_mapping_reads_back_what_it_was_written_as():
+    content = changed("impressions.derive", {"hour": {"from": "time", "part": "hour"}})
+    mapping = parse_model(EventMapping, content, "test")
+    assert parse_model(EventMapping, yaml.safe_load(dump_yaml(mapping)), "test") == mapping
+    assert mapping.raw_columns == ("at", "id", "query", "user")
+    assert mapping.windows_us == (1_800_000_000, 1_800_000_000)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("delays", "1m", "delays"),
+        ("interval", "1 hour", "interval"),
+        ("click_window", "0m", "click_window"),
+        (
+            "impressions.time",
+            {"row_order": {"start": "2026-01-01", "step_us": 1}},
+            "time: events need a column",
+        ),
+        ("impressions.arrival", {"column": "got", "unit": "us"}, "arrival: of both"),
+        ("clicks.topic", "clicks", "topic: of both"),
+        ("impressions.hashed", True, "need Parquet"),
+        ("impressions.derive", {"id": {"from": "time", "part": "hour"}}, "read as a key"),
+        ("impressions.derive", {"a": {"from": "b"}, "b": {"from": "c"}}, "itself derived"),
+        ("features", [], "features"),
+        (
+            "sampling",
+            {
+                "name": "s",
+                "rule": {"uninformative": {"rate": 0.1, "low_loss": {"teacher": "t", "below": 0.1}}},
+            },
+            "t is not the teacher here",
+        ),
+        ("sampling", {"name": "../s", "rule": {}}, "sampling.name"),
+        ("teacher", {"name": "a/b", "model": "models"}, "teacher.name"),
+        ("largest_value", 0, "largest_value"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(path, value, message):
+    with pytest.raises(InputError, match="mapping test") as raised:
+        parse_model(EventMapping, changed(path, value), "mapping test")
+    assert message in str(raised.value)
