@@ -24,6 +24,10 @@ from ctr.data.sampling import SamplingConfig
 from ctr.data.schema import Feature, Number, Schema, list_separators
 
 
+LONGEST = "36500d"
+"""No duration of a mapping is longer: sums of times and durations must fit into 64 bits."""
+
+
 class EventSource(StrictModel):
     """How the events of one kind are read.
 
@@ -142,6 +146,10 @@ class EventMapping(StrictModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        for key in ("interval", "click_window", "late_window", "delay", "future"):
+            value = getattr(self, key)
+            if value is not None and duration_us(value) > duration_us(LONGEST):
+                raise ValueError(f"{key}: {value} is longer than {LONGEST}")
         impressions = self.impressions
         if impressions.hashed and impressions.input.type != "parquet":
             raise ValueError("impressions.hashed: ids as a log packs them need Parquet files")
