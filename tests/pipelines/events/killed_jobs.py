@@ -1,0 +1,123 @@
+"""Run by its path in a process of its own: starts a job of events again and again and kills it each time.
+
+Given as JSON on the command line: ``driver`` (``batch`` or ``watch``), ``mapping``, ``files`` (a folder of all of them,
+from which they appear in ``events`` one by one), ``events``, ``log``, ``kills`` and ``seed``. Prints how many processes
+were killed, and how many intervals were there after each of them.
+
+Jobs are forked from a process that has loaded everything and computed nothing: starting Python takes much longer.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+# Both would load in each job anew.
+import tensorflow  # noqa: F401
+
+from ctr.config import parse_model
+from ctr.data.event_mapping import EventMapping
+from ctr.data.log import list_intervals
+from ctr.pipelines.events.batch import ingest_events
+from ctr.pipelines.events.watch import WatchSettings, watch_events
+
+LONGEST_SECONDS = 60.0
+
+given: dict[str, Any] = json.loads(sys.argv[1])
+mapping = parse_model(EventMapping, given["mapping"], "test")
+events, log = Path(given["events"]), Path(given["log"])
+source = random.Random(given["seed"])
+KINDS = ("impressions", "clicks")
+waiting = {
+    kind: sorted((Path(given["files"]) / kind).iterdir(), key=lambda path: int(path.stem)) for kind in KINDS
+}
+
+
+def appear(kind: str) -> None:
+    """The next file of a kind."""
+    if waiting[kind]:
+        path = waiting[kind].pop(0)
+        hidden = events / kind / f".{path.name}"
+        shutil.copyfile(path, hidden)
+        hidden.replace(events / kind / path.name)
+
+
+def run(drain: bool) -> None:
+    if given["driver"] == "batch":
+        ingest_events(mapping, [events], log, max_reject_share=0)
+    else:
+        settings = WatchSettings(poll_seconds=0.01, settle_seconds=0, max_reject_share=0, drain=drain)
+        watch_events(mapping, [events], log, settings, lambda: False)
+
+
+def start(last_sync: int | None) -> int:
+    """Starts a job that dies at a call of fsync, so that something was just written but has not yet its name."""
+    child = os.fork()
+    if child:
+        return child
+    fsync, calls = os.fsync, iter(range(last_sync or sys.maxsize))
+
+    def counting_fsync(descriptor: int) -> None:
+        if next(calls, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        fsync(descriptor)
+
+    status = 1
+    try:
+        os.fsync = counting_fsync
+        run(drain=last_sync is None)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def wait(child: int, seconds: float) -> int | None:
+    """The status of a job that ended; None where it has not by then."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if source.random() < 0.005:
+            appear(source.choice(KINDS))
+        time.sleep(0.01)
+    return None
+
+
+def main() -> None:
+    for kind in KINDS:
+        (events / kind).mkdir(parents=True)
+    if given["driver"] == "batch":
+        for kind in KINDS:
+            while waiting[kind]:
+                appear(kind)
+    killed, intervals = 0, []
+    while killed < given["kills"]:
+        for kind in KINDS:
+            appear(kind)
+        # Half of them where something is being written, half anywhere.
+        by_sync = source.random() < 0.5
+        child = start(source.randrange(1, 100) if by_sync else sys.maxsize)
+        ended = wait(child, 3.0 if by_sync else source.uniform(0.5, 3.0))
+        if ended is None:
+            os.kill(child, signal.SIGKILL)
+            ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if ended not in (0, -signal.SIGKILL):
+            sys.exit(f"a job ended with {ended}")
+        killed += ended != 0
+        intervals.append(len(list_intervals(log)))
+    for kind in KINDS:
+        while waiting[kind]:
+            appear(kind)
+    last = wait(start(None), LONGEST_SECONDS)
+    if last != 0:
+        sys.exit(f"the last job ended with {last}")
+    print(json.dumps({"killed": killed, "intervals": intervals}))
+
+
+main()
