@@ -23,7 +23,6 @@ from ctr.data.mapping import (
 from ctr.data.sampling import SamplingConfig
 from ctr.data.schema import Feature, Number, Schema, list_separators
 
-
 LONGEST = "36500d"
 """No duration of a mapping is longer: sums of times and durations must fit into 64 bits."""
 

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import random
 import runpy
 from pathlib import Path
@@ -145,6 +146,23 @@ def test_neither_order_nor_cut_of_the_events_counts(
     # Events that are too late lie in files of their own for each piece of the input.
     assert made.published(tmp_path / "log", ("late",)) == made.published(log, ("late",))
     assert made.read_side(tmp_path / "log", "late") == made.read_side(log, "late") != []
+
+
+def test_row_groups_that_are_read_apart_count_together(
+    made: Any, events: Any, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctr.pipelines.events.read._UNIT_ROWS", 20)
+    folder = made.write_events(tmp_path / "events", events, 2, "parquet")
+    bad = {**events["impressions"][0], "weight": -1.0}
+    more = [*[events["impressions"][0]] * 30, bad, *[events["impressions"][0]] * 30, bad]
+    made.write_files(folder, [("impressions/2.parquet", made.encode(more, "parquet"))])
+    result = ingest(made.mapping("parquet"), folder, tmp_path / "log", max_reject_share=0.1)
+    assert result.counts.impressions.read == len(events["impressions"]) + len(more)
+    lines = next((tmp_path / "log" / "rejects").iterdir()).read_text().splitlines()
+    assert [json.loads(line)["row"] for line in lines] == [31, 62]
+    for name, data in made.published(log).items():
+        if name.startswith("shards"):
+            assert (tmp_path / "log" / name).read_bytes() == data
 
 
 def test_events_in_several_folders_count_together(made: Any, events: Any, log: Path, tmp_path: Path) -> None:

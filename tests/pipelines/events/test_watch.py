@@ -150,8 +150,8 @@ def test_many_files_are_read_in_the_order_of_their_names(
     made: Any, events: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # More than a round takes, so that the order of 2 and 10 matters to the clock.
-    monkeypatch.setattr("ctr.pipelines.events.watch._FILES_A_ROUND", 3)
-    folder = made.write_events(tmp_path / "events", events, files=13)
+    monkeypatch.setattr("ctr.pipelines.events.watch._FILES_A_ROUND", 4)
+    folder = made.write_events(tmp_path / "events", events, files=11)
     drain(made.mapping(), folder, tmp_path / "log")
     ingest_events(made.mapping(), [folder], tmp_path / "at once", max_reject_share=0)
     assert made.published(tmp_path / "log") == made.published(tmp_path / "at once")
@@ -352,10 +352,6 @@ def test_a_clock_from_the_future_closes_nothing(
     assert progress.clock_us == -1
     assert progress.counts.impressions.rejected == progress.counts.clicks.rejected == 1
     assert {told["reason"] for told in helpers.read_rejects(log)} == {"in the future"}
-    for (name, _), (old, data) in zip(
-        bad, [("impressions/0.jsonl", b""), ("clicks/0.jsonl", b"")], strict=True
-    ):
-        assert name != old and not data
     follow(made.mapping(), folder, log, interleave(files, 2), made, settings)
     drain(made.mapping(), folder, log, WatchSettings(poll_seconds=0, max_reject_share=1, drain=True))
     assert made.published(log) == batch
