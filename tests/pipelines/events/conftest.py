@@ -76,8 +76,8 @@ def mapping(form: str = "jsonl", **changes: Any) -> EventMapping:
 def draw_events(count: int, seed: int = 0, seconds: int = 100) -> dict[str, list[Event]]:
     """Impressions and clicks of some time, each kind in the order of arrival.
 
-    There are duplicates, conflicts, repeated clicks, clicks before and long after their impressions, orphans, and
-    events that arrive too late.
+    Those of one id that are shown at one time are copies. There are duplicates, conflicts, repeated clicks, clicks
+    before and long after their impressions, orphans, and events that arrive too late.
     """
     source = random.Random(seed)
 
@@ -109,7 +109,7 @@ def draw_events(count: int, seed: int = 0, seconds: int = 100) -> dict[str, list
             other = {
                 **event,
                 "color": "blue",
-                "event_time": event["event_time"] + source.randrange(15) * SECOND_US,
+                "event_time": event["event_time"] + source.randrange(1, 15) * SECOND_US,
             }
             impressions += delivered(other)
         while source.random() < 0.3:

@@ -5,6 +5,7 @@ import io
 import json
 import random
 import runpy
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,15 @@ from ctr.data.sidecar import read_sidecar_interval
 from ctr.errors import InputError
 from ctr.pipelines.events.batch import EventsResult, ingest_events
 from ctr.pipelines.events.join import NOT_PUBLISHED, TOLD_CLICKS
+from ctr.pipelines.events.rules import interval_rules
 from ctr.serving.metadata import find_model
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
 
+plainly = runpy.run_path(str(Path(__file__).with_name("single_events.py")))
+
 COUNT = 150
+CLICK = ("impression_id", "event_time", "arrival_time")
 NOTHING_LATE = {"delivery_seconds": 0, "straggler_seconds": 0, "click_seconds": 0, "late_click_seconds": 0}
 
 
@@ -151,7 +156,9 @@ def test_neither_order_nor_cut_of_the_events_counts(
 def test_row_groups_that_are_read_apart_count_together(
     made: Any, events: Any, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ctr.pipelines.events.read._UNIT_ROWS", 20)
+    # And more than one chunk of each.
+    monkeypatch.setattr("ctr.pipelines.events.read._UNIT_ROWS", 40)
+    monkeypatch.setattr("ctr.pipelines.events.read._BATCH_ROWS", 12)
     folder = made.write_events(tmp_path / "events", events, 2, "parquet")
     bad = {**events["impressions"][0], "weight": -1.0}
     more = [*[events["impressions"][0]] * 30, bad, *[events["impressions"][0]] * 30, bad]
@@ -170,6 +177,52 @@ def test_events_in_several_folders_count_together(made: Any, events: Any, log: P
     folders = [made.write_files(tmp_path / str(number), files[number::2]) for number in range(2)]
     ingest_events(made.mapping(), folders, tmp_path / "log")
     assert made.published(tmp_path / "log") == made.published(log)
+
+
+def test_the_log_is_that_of_a_join_of_single_events(made: Any, helpers: Any, events: Any, log: Path) -> None:
+    mapping = made.mapping()
+    shown = [
+        plainly["Impression"](e["impression_id"], e["event_time"], e["query_id"], 0, e["arrival_time"])
+        for e in events["impressions"]
+    ]
+    clicks = [plainly["Click"](*(e[name] for name in CLICK)) for e in events["clicks"]]
+    told, late_shown, late_clicks = plainly["tell"](interval_rules(mapping), shown, clicks)
+    examples = {number: row for interval in told.values() for number, row in interval.examples.items()}
+    found = helpers.read_log(log)
+    assert [(e["query_time"], e["query_id"], e["example_id"], e["label"]) for e in found] == sorted(
+        (time, query, number, label) for number, (time, query, _, label) in examples.items()
+    )
+    source = {(e["impression_id"], e["event_time"]): e for e in events["impressions"]}
+    colors = ("red", "green", "blue", "pink")
+    for example in found:
+        event = source[example["example_id"], example["query_time"]]
+        assert example["train_weight"] == example["metric_weight"] == event["weight"]
+        assert example["color"] == (0 if event["color"] is None else 1 + colors.index(event["color"]))
+        assert len(example["tags"]) == min(len(event["tags"] or []), 3)
+    unmatched = {
+        (row["impression_id"], row["time"], row["arrival"], row["reason"])
+        for row in made.read_side(log, "unmatched")
+    }
+    assert unmatched == {row for interval in told.values() for row in interval.unmatched}
+    assert {reason for *_, reason in unmatched} == {"late", "orphan"}
+    conflicting = Counter(
+        (row["example_id"], row["query_time"], row["arrival"]) for row in made.read_side(log, "conflicting")
+    )
+    assert conflicting == Counter(
+        (f.id, f.time, f.arrival) for interval in told.values() for f in interval.conflicting
+    )
+    # Some of them conflict with an impression of an earlier interval.
+    assert any(
+        set(interval.examples).isdisjoint({f.id for f in interval.conflicting})
+        for interval in told.values()
+        if interval.conflicting
+    )
+    late = Counter(row["arrival"] for row in made.read_side(log, "late"))
+    assert late == Counter(event.arrival for event in [*late_shown, *late_clicks])
+    for manifest in read_manifests(log):
+        counters = Counter({name: count for name, count in manifest.counters.items() if count})
+        assert counters == +told[manifest.start].counters
+    assert {manifest.start for manifest in read_manifests(log)} == set(told)
 
 
 def test_all_events_are_accounted_for(

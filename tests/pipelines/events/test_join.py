@@ -1,9 +1,10 @@
 """The join of intervals against one of single events, written from what the modules say of themselves."""
 
+import runpy
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,111 +19,12 @@ from ctr.pipelines.events.join import NOT_PUBLISHED, TOLD_CLICKS, UNMATCHED_SCHE
 from ctr.pipelines.events.rules import IntervalRules, route_clicks, route_impressions, split_by_interval
 from ctr.pipelines.events.tables import CLICK_SCHEMA, EARLIER_SCHEMA
 
+plainly = runpy.run_path(str(Path(__file__).with_name("single_events.py")))
+Impression, Click, Told, tell = (plainly[name] for name in ("Impression", "Click", "Told", "tell"))
+
 FEATURE = {"name": "color", "kind": "category", "source": "color", "buckets": 9}
 SCHEMA = parse_model(Schema, {"features": [FEATURE]}, "test")
 IMPRESSIONS = pa.schema([*shard_schema(SCHEMA), pa.field("arrival", pa.int64(), False)])
-
-
-class Impression(NamedTuple):
-    id: int
-    time: int
-    query: int
-    color: int
-    arrival: int
-
-    @property
-    def content(self) -> tuple[int, ...]:
-        return self[:-1]
-
-
-class Click(NamedTuple):
-    id: int
-    time: int
-    arrival: int
-
-
-# ---------------------------------------------------------------- events one by one
-
-
-@dataclass
-class Told:
-    """What an interval has become, as plain values."""
-
-    examples: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
-    unmatched: list[tuple[int, int, int, str]] = field(default_factory=list)
-    conflicting: list[Impression] = field(default_factory=list)
-    counters: Counter[str] = field(default_factory=Counter)
-    matched: set[int] = field(default_factory=set)
-
-
-def tell(
-    rules: IntervalRules, impressions: Sequence[Impression], clicks: Sequence[Click]
-) -> tuple[dict[int, Told], list[Impression], list[Click]]:
-    """Each interval in which something happened, and the events that came too late."""
-    told: dict[int, Told] = defaultdict(Told)
-
-    def begin(time: int) -> int:
-        return time // rules.length * rules.length
-
-    def closes(start: int) -> int:
-        return start + rules.length + rules.window + rules.delay
-
-    def too_late(found: Impression | Click) -> bool:
-        return found.arrival >= closes(begin(found.time))
-
-    there = [found for found in impressions if not too_late(found)]
-    reach = rules.window + rules.late_window
-    for start in {begin(found.time) for found in there}:
-        interval = told[start]
-        inside = [found for found in there if begin(found.time) == start]
-        interval.counters["impressions"] = len(inside)
-        for number in {found.id for found in inside}:
-            copies = sorted((found for found in inside if found.id == number), key=lambda f: f[1:])
-            if any(f.id == number and start - reach <= f.time < start for f in there):
-                interval.conflicting += copies
-                continue
-            first, *others = copies
-            interval.examples[number] = (first.time, first.query, first.color, 0)
-            for other in others:
-                if other.content == first.content:
-                    interval.counters["duplicate_impressions"] += 1
-                else:
-                    interval.conflicting.append(other)
-    first_arrivals: dict[tuple[int, int], int] = {}
-    for click in clicks:
-        if too_late(click):
-            continue
-        interval = told[begin(click.time)]
-        interval.counters["clicks"] += 1
-        key = (click.id, click.time)
-        if key in first_arrivals:
-            interval.counters["duplicate_clicks"] += 1
-        first_arrivals[key] = min(click.arrival, first_arrivals.get(key, click.arrival))
-    for (number, time), arrival in first_arrivals.items():
-        home = told[begin(time)]
-        known = [
-            f for f in there if f.id == number and begin(time) - reach <= f.time < begin(time) + rules.length
-        ]
-        shown = min((f.time for f in known), default=None)
-        after = -1 if shown is None else time - shown
-        in_time = shown is not None and arrival < closes(begin(shown))
-        if shown is not None and 0 <= after <= rules.window and in_time:
-            home.counters["matched_clicks"] += 1
-            home.matched.add(number)
-        else:
-            reason = "late" if 0 <= after <= reach else "orphan"
-            home.counters[f"{reason}_clicks"] += 1
-            home.unmatched.append((number, time, arrival, reason))
-        for interval in told.values():
-            row = interval.examples.get(number)
-            if row and 0 <= time - row[0] <= rules.window and arrival < closes(begin(row[0])):
-                interval.examples[number] = (*row[:3], 1)
-    for interval in told.values():
-        interval.counters["conflicting_impressions"] = len(interval.conflicting)
-        interval.unmatched.sort()
-        interval.conflicting.sort()
-    late = [found for found in impressions if too_late(found)], [click for click in clicks if too_late(click)]
-    return dict(told), *late
 
 
 # ---------------------------------------------------------------- events as tables
