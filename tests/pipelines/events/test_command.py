@@ -1,0 +1,76 @@
+"""``ctr ingest events`` on the command line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctr.cli import main
+from ctr.config import dump_yaml
+from ctr.data.log import read_manifests
+
+
+@pytest.fixture
+def call(made: Any, tmp_path: Path) -> Callable[..., int]:
+    """Runs the command over ``events`` to ``log``; returns its exit status."""
+    (tmp_path / "mapping.yaml").write_text(dump_yaml(made.mapping()))
+    made.write_events(tmp_path / "events", made.draw_events(40), files=1)
+
+    def run(*options: str) -> int:
+        files = ["--mapping", str(tmp_path / "mapping.yaml"), "--out", str(tmp_path / "log")]
+        try:
+            return main(["ingest", "events", str(tmp_path / "events"), *files, *options]) or 0
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else 1
+
+    return run
+
+
+def test_the_batch_tells_what_became_of_the_events(
+    call: Callable[..., int], made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call() == 0
+    told = capsys.readouterr().out
+    rows = sum(manifest.rows for manifest in read_manifests(tmp_path / "log"))
+    assert f"{rows} examples, " in told
+    assert f"{len(made.draw_events(40)['impressions'])} impressions read" in told
+    assert call("--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["examples"] == rows
+    assert result["counts"]["clicks"]["read"] == len(made.draw_events(40)["clicks"])
+
+
+def test_a_drain_tells_it_too(
+    call: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("--follow", "--drain", "--json", "--poll", "0.1", "--idle-timeout", "5") == 0
+    result = json.loads(capsys.readouterr().out)
+    manifests = read_manifests(tmp_path / "log")
+    assert (result["published"], result["pending"]) == (len(manifests), 0)
+    assert result["rows"] == sum(manifest.rows for manifest in manifests) > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--drain",), "--drain goes with --follow"),
+        (("--poll", "1"), "--poll goes with --follow"),
+        (("--idle-timeout", "1"), "--idle-timeout goes with --follow"),
+        (("--max-reject-share", "1.5"), "--max-reject-share 1.5 is not allowed"),
+        (("--beam-options=--runner=Nothing",), "--beam-options"),
+        (("--mapping", "nowhere.yaml"), "nowhere.yaml: no such file"),
+    ],
+)
+def test_what_does_not_go_is_one_line(
+    options: tuple[str, ...],
+    complaint: str,
+    call: Callable[..., int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert call(*options) != 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert complaint in line
+    assert not (tmp_path / "log" / "manifests").exists()
