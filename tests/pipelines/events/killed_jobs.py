@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,10 @@ def start(last_sync: int | None) -> int:
         os.fsync = counting_fsync
         run(drain=last_sync is None)
         status = 0
+    except BaseException:
+        traceback.print_exc()
     finally:
+        sys.stderr.flush()
         os._exit(status)
 
 
@@ -100,9 +104,9 @@ def main() -> None:
     while killed < given["kills"]:
         for kind in KINDS:
             appear(kind)
-        # Half of them where something is being written, half anywhere.
-        by_sync = source.random() < 0.5
-        child = start(source.randrange(1, 100) if by_sync else sys.maxsize)
+        # Most of them where something is being written, the others anywhere.
+        by_sync = source.random() < 0.75
+        child = start(source.randrange(1, 40) if by_sync else sys.maxsize)
         ended = wait(child, 3.0 if by_sync else source.uniform(0.5, 3.0))
         if ended is None:
             os.kill(child, signal.SIGKILL)
