@@ -30,7 +30,8 @@ import pyarrow.parquet as pq
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from ctr.data.event_mapping import EventMapping
-from ctr.data.log import pack_ids, parquet_bytes, read_manifests, read_shard
+from ctr.data.log import pack_ids, read_manifests, read_shard
+from ctr.data.parquet_files import parquet_bytes
 from ctr.pipelines.events.batch import ingest_events
 
 FEATURES, BUCKETS, ZIPF = 26, 100_000, 1.2

@@ -22,7 +22,8 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from ctr.data.log import pack_ids, parquet_bytes
+from ctr.data.log import pack_ids
+from ctr.data.parquet_files import parquet_bytes
 from ctr.files import write_atomic_bytes
 
 INTERVAL, WINDOW, DELAY = 10, 5, 3

@@ -6,6 +6,7 @@ blocks are cut.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ from ctr.pipelines.rejects import Reject, make_reject
 from ctr.pipelines.sources import SourceFile, faults_named, open_bytes
 
 _LONGEST_LINE = 64 << 20
+_DEEPEST = 500
+_MOST_CELLS = 8_000_000
+_KEYS = re.compile(rb'"([^"\\]*)"\s*:')
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -90,6 +94,8 @@ class JsonlReader:
 
     def _fast(self, block: bytes, rows: int) -> pa.Table | None:
         """The block by Arrow's parser, or None where only single lines tell."""
+        if not _is_harmless(block, rows):
+            return None
         try:
             block.decode()
             while True:
@@ -195,6 +201,16 @@ def _items(value: Any, separator: str | None) -> list[str | None] | None:
         return [_text(item) for item in value]
     text = _text(value)
     return None if text is None else list(text.split(separator))
+
+
+def _is_harmless(block: bytes, rows: int) -> bool:
+    """Whether Arrow's parser can be trusted with some lines.
+
+    It dies of deep nesting, and makes a cell for every key in every row.
+    """
+    if max(line.count(b"[") + line.count(b"{") for line in block.split(b"\n")) > _DEEPEST:
+        return False
+    return len(set(_KEYS.findall(block))) * rows <= _MOST_CELLS
 
 
 def _blocks(source: SourceFile, block_bytes: int) -> Iterator[bytes]:

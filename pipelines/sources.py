@@ -1,5 +1,6 @@
 """Input files: which ones, in what order, under which names, and how their bytes are read."""
 
+import errno
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -70,12 +71,18 @@ def natural_order(name: str) -> list[tuple[int, str]]:
     return [*key, (0, name)]
 
 
+class UnreadableNowError(InputError):
+    """A file that may be read another time: the machine or the rights to it are at fault, not its content."""
+
+
 @contextmanager
 def faults_named(path: Path) -> Iterator[None]:
     """Turns a fault while reading ``path`` into an InputError that names it."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
+            raise UnreadableNowError(f"{path}: cannot be read now: {' '.join(str(error).split())}") from None
         fault = "damaged, truncated or not of this format: " + " ".join(str(error).split())
         if "straddling object" in fault:
             fault = "a record is longer than what is read at a time; is a quote never closed?"

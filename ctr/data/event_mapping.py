@@ -27,6 +27,9 @@ LONGEST = "36500d"
 """No duration of a mapping is longer: sums of times and durations must fit into 64 bits."""
 
 
+_MOST_INTERVALS = 1000
+
+
 class EventSource(StrictModel):
     """How the events of one kind are read.
 
@@ -120,6 +123,8 @@ class EventMapping(StrictModel):
             long ids are known again. Null: as long as the window.
         delay: how long after its time an event may arrive. An interval is closed when everything has arrived that
             happened before its end plus the window.
+        overlap: by how much an arrival can lie before those in the files before its own, where files are followed.
+            Null: not at all.
         future: how far an event's time may lie beyond its arrival, and an arrival beyond now. Null: anywhere.
         largest_value: bytes that a value of a column may have.
     """
@@ -130,6 +135,7 @@ class EventMapping(StrictModel):
     click_window: Duration
     late_window: Duration | None = None
     delay: Duration
+    overlap: Duration | None = None
     future: Duration | None = "5m"
     largest_value: int = Field(default=65_536, ge=1, le=2**24)
     shard_rows: int = Field(default=1_000_000, ge=1)
@@ -145,10 +151,14 @@ class EventMapping(StrictModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for key in ("interval", "click_window", "late_window", "delay", "future"):
+        for key in ("interval", "click_window", "late_window", "delay", "overlap", "future"):
             value = getattr(self, key)
             if value is not None and duration_us(value) > duration_us(LONGEST):
                 raise ValueError(f"{key}: {value} is longer than {LONGEST}")
+        if sum(self.windows_us) > _MOST_INTERVALS * duration_us(self.interval):
+            raise ValueError(
+                f"interval: {self.interval} is less than a thousandth of both windows: a click would belong to as many"
+            )
         impressions = self.impressions
         if impressions.hashed and impressions.input.type != "parquet":
             raise ValueError("impressions.hashed: ids as a log packs them need Parquet files")

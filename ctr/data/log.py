@@ -18,7 +18,6 @@ multivalent feature.
 """
 
 import hashlib
-import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,19 +25,17 @@ from typing import Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
 from ctr.config import StrictModel, parse_model
+from ctr.data.parquet_files import IDS_COLUMN, parquet_bytes, read_verified_parquet
 from ctr.data.schema import Schema
 from ctr.errors import InputError
 from ctr.files import create_exclusively, file_sha256, is_temporary, names_in, write_atomic_bytes
 
 KEY_COLUMNS = ("query_time", "query_id", "example_id")
-IDS_COLUMN = "ids"
 MAX_TIME_US = 2**62
 _FORMAT = 1
-_FEW_VALUED = ("label", "train_weight", "metric_weight")
 
 
 def shard_schema(schema: Schema) -> pa.Schema:
@@ -213,25 +210,6 @@ def _check_order(table: pa.Table, where: str) -> np.ndarray:
     return np.concatenate([[0], np.flatnonzero(~same_query) + 1]) if len(time) else np.zeros(0, np.int64)
 
 
-def parquet_bytes(table: pa.Table) -> bytes:
-    """A table as a Parquet file with page checksums; the same bytes for the same table."""
-    sink = io.BytesIO()
-    packed = [IDS_COLUMN] if IDS_COLUMN in table.column_names else False
-    pq.write_table(
-        table,
-        sink,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=[name for name in _FEW_VALUED if name in table.column_names],
-        column_encoding=None,
-        use_byte_stream_split=packed,
-        write_page_checksum=True,
-        row_group_size=64 * 1024,
-        store_schema=False,
-    )
-    return sink.getvalue()
-
-
 def publish_interval(
     folder: Path,
     schema: Schema,
@@ -336,12 +314,21 @@ def publish_manifest(folder: Path, manifest: Manifest) -> None:
                 f"{folder}: the interval [{manifest.start}, {manifest.end}) overlaps the published "
                 f"[{other[0]}, {other[1]})"
             )
-    path = folder / "manifests" / f"{manifest.name}.json"
-    content = json_bytes(manifest.model_dump(mode="json"))
+    path, content = manifest_path(folder, manifest), manifest_bytes(manifest)
     if not create_exclusively(path, content) and path.read_bytes() != content:
         raise InputError(
             f"{path}: this interval was published before with other content; the first one stays"
         )
+
+
+def manifest_path(folder: Path, manifest: Manifest) -> Path:
+    """Where a manifest lies when it is published."""
+    return folder / "manifests" / f"{manifest.name}.json"
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """What its file holds."""
+    return json_bytes(manifest.model_dump(mode="json"))
 
 
 def _shard_ranges(begins: np.ndarray, rows: int, shard_rows: int) -> Iterator[tuple[int, int]]:
@@ -389,20 +376,6 @@ def log_sha256(manifests: Sequence[Manifest]) -> str:
     """One hash for the content of the whole log: of its manifests, which hold the shards' hashes."""
     content = (json_bytes(manifest.model_dump(mode="json")) for manifest in manifests)
     return hashlib.sha256(b"".join(content)).hexdigest()
-
-
-def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
-    """Reads a Parquet file whose size and SHA-256 a manifest records. Raises InputError when it has others."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise InputError(f"{path}: the file is missing, though a manifest names it") from None
-    if len(content) != size or hashlib.sha256(content).hexdigest() != sha256:
-        raise InputError(
-            f"{path}: damaged: its {len(content)} bytes do not have the SHA-256 that the manifest records "
-            f"({size} bytes, {sha256[:16]}...)"
-        )
-    return pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
 
 
 def read_shard(folder: Path, entry: ShardEntry, schema: Schema) -> pa.Table:

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import IDS_COLUMN, MAX_TIME_US, Manifest, read_shard, unpack_ids
+from ctr.data.log import MAX_TIME_US, Manifest, read_shard, unpack_ids
+from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.schema import Schema, bucket_counts
 
 KEYS = ("query_time", "timestamp", "query_id", "example_id")

@@ -23,10 +23,9 @@ from ctr.data.log import (
     Manifest,
     json_bytes,
     log_sha256,
-    parquet_bytes,
     read_json_object,
-    read_verified_parquet,
 )
+from ctr.data.parquet_files import parquet_bytes, read_verified_parquet
 from ctr.errors import InputError
 from ctr.files import create_exclusively, file_sha256, write_atomic_bytes
 

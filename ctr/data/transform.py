@@ -29,7 +29,8 @@ from ctr.data.feature_ops import (
     row_numbers,
     text_tokens,
 )
-from ctr.data.log import IDS_COLUMN, pack_ids, shard_schema
+from ctr.data.log import pack_ids, shard_schema
+from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text, is_multivalent
 from ctr.errors import InputError
 

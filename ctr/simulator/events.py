@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from ctr.config import differing_keys, dump_yaml, load_model
-from ctr.data.log import parquet_bytes
+from ctr.data.parquet_files import parquet_bytes
 from ctr.errors import InputError
 from ctr.files import create_exclusively, is_temporary, remove_temporaries, write_atomic_bytes
 from ctr.simulator.config import EventsConfig, EventsFormat, SimulatorConfig

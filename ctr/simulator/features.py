@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import IDS_COLUMN, pack_ids, shard_schema
+from ctr.data.log import pack_ids, shard_schema
+from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.schema import Category, Cross, LogBuckets, Number, Schema, Text
 from ctr.data.transform import transform_table
 from ctr.simulator.clicks import Placed, ad_age_days

@@ -18,6 +18,8 @@ ENOUGH_EVENTS = 1_000
 RECENT_EVENTS = 100_000
 """What a job that goes on is judged by: the latest units that hold so many events."""
 
+_MANY_DAMAGED = 8
+
 
 @dataclass(frozen=True)
 class KindCounts:
@@ -83,6 +85,16 @@ def check_rejects(reports: Sequence[UnitReport], max_share: float, at_least: int
         f"{rejected} of {events} events rejected, more than the allowed share of {max_share:g}; most often {reason} "
         f"({most} described, first {place} row {first.row}, value {first.value!r}; allowed: {first.allowed})"
     )
+
+
+def check_damaged(reports: Sequence[UnitReport]) -> None:
+    """Raises InputError when most of several units could not be read: then the mapping or the disk is at fault."""
+    damaged = [report for report in reports if report.damaged]
+    if len(damaged) >= _MANY_DAMAGED and 2 * len(damaged) > len(reports):
+        raise InputError(
+            f"{len(damaged)} of the latest {len(reports)} files could not be read, the last one because of "
+            f"{damaged[-1].damaged}"
+        )
 
 
 def write_rejects(log: Path, reports: Sequence[UnitReport]) -> None:

@@ -28,7 +28,7 @@ from ctr.pipelines.events.run import (
     stage_spooled,
     with_pinned_teacher,
 )
-from ctr.pipelines.events.spool import list_starts, read_report
+from ctr.pipelines.events.spool import is_followed, list_starts, read_report
 from ctr.pipelines.spill import spill_folder
 
 _WORKERS = 2
@@ -67,7 +67,7 @@ def ingest_events(
     Args:
         mapping: how events become examples.
         folders: with impressions and clicks (``ctr.pipelines.events.read.find_events``).
-        log: the log's folder; one that was begun by the same mapping may hold other intervals.
+        log: the log's folder. Every interval that the events reach is closed: what is published of it stays.
         max_reject_share: the job stops when a larger share of events, in [0, 1], is rejected.
         options: Beam's. The workers of another runner must see the same folders under the same paths.
 
@@ -77,9 +77,12 @@ def ingest_events(
     begun = time.perf_counter()
     mapping = with_pinned_teacher(mapping, log)
     beam = beam_options(options, _WORKERS)
-    units = split_units(find_events(mapping, folders))
-    if not units:
+    files = find_events(mapping, folders)
+    if not files:
         raise InputError(f"events {', '.join(map(str, folders))}: no file of impressions or clicks in there")
+    if is_followed(log):
+        raise InputError(f"{log}: this log is made by following events: --follow goes on with it")
+    units = split_units(files)
     begin_log(log, mapping)
     seconds = {}
     with spill_folder(log) as spool:

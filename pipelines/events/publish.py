@@ -17,7 +17,16 @@ from pathlib import Path
 import pyarrow as pa
 
 from ctr.data.event_mapping import EventMapping
-from ctr.data.log import Manifest, check_log, create_log, list_intervals, parquet_bytes, stage_interval
+from ctr.data.log import (
+    Manifest,
+    check_log,
+    create_log,
+    list_intervals,
+    manifest_bytes,
+    manifest_path,
+    stage_interval,
+)
+from ctr.data.parquet_files import parquet_bytes
 from ctr.data.sample_log import RECORD, SampledLog, adopt_record, low_visibility_ids
 from ctr.data.schema import Schema
 from ctr.data.sidecar import write_sidecar_interval
@@ -79,6 +88,7 @@ def stage_joined(
     """
     end = start + rules.length
     manifest = stage_interval(log, schema, start, end, joined.examples, joined.counters, shard_rows)
+    _check_unpublished(log, manifest)
     for name, table in ((UNMATCHED, joined.unmatched), (CONFLICTING, joined.conflicting)):
         if table.num_rows:
             write_atomic_bytes(log / name / f"{manifest.name}.parquet", parquet_bytes(table))
@@ -86,6 +96,16 @@ def stage_joined(
         columns = {"example_id": joined.examples.column("example_id"), "logit": joined.teacher_logit}
         write_sidecar_interval(log, teacher, manifest, pa.table(columns))
     return manifest
+
+
+def _check_unpublished(log: Path, manifest: Manifest) -> None:
+    """What lies beside a published interval must stay what it is."""
+    path = manifest_path(log, manifest)
+    if path.exists() and path.read_bytes() != manifest_bytes(manifest):
+        raise InputError(
+            f"{log}: the interval [{manifest.start}, {manifest.end}) was published before with other content, which "
+            "stays: events that came since belong to another log"
+        )
 
 
 def write_late(log: Path, kind: Kind, table: pa.Table) -> None:

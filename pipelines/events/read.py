@@ -56,7 +56,7 @@ def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
             patterns = input_patterns(form)
             if form.pattern is None:
                 patterns = tuple(f"{kind}/{pattern}" for pattern in patterns)
-            for path in {path for pattern in patterns for path in folder.glob(pattern)}:
+            for path in _matches(folder, patterns):
                 name = path.relative_to(folder).as_posix()
                 if path.name.startswith(".") or path.name.endswith(".tmp") or not path.is_file():
                     continue
@@ -66,6 +66,13 @@ def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
                     )
                 found[name] = Unit(kind, name, path)
     return sorted(found.values(), key=lambda unit: (unit.kind, natural_order(unit.name)))
+
+
+def _matches(folder: Path, patterns: Sequence[str]) -> set[Path]:
+    try:
+        return {path for pattern in patterns for path in folder.glob(pattern)}
+    except (NotImplementedError, ValueError) as error:
+        raise InputError(f"mapping: the pattern {' or '.join(patterns)}: {error}") from None
 
 
 def split_units(units: Sequence[Unit]) -> list[Unit]:

@@ -28,12 +28,14 @@ class IntervalRules:
         window: from an impression, in which a click counts.
         late_window: after the window, in which a click is called late.
         delay: from an event to its arrival, at most.
+        overlap: from an arrival in a file back to earlier ones in files after it, at most.
     """
 
     length: int
     window: int
     late_window: int
     delay: int
+    overlap: int = 0
 
     def start_of(self, times: Times) -> Times:
         """The begin of the interval of each time."""
@@ -52,7 +54,10 @@ class IntervalRules:
 def interval_rules(mapping: EventMapping) -> IntervalRules:
     """The durations of a mapping."""
     window, late_window = mapping.windows_us
-    return IntervalRules(duration_us(mapping.interval), window, late_window, duration_us(mapping.delay))
+    overlap = 0 if mapping.overlap is None else duration_us(mapping.overlap)
+    return IntervalRules(
+        duration_us(mapping.interval), window, late_window, duration_us(mapping.delay), overlap
+    )
 
 
 def split_by_interval(table: pa.Table, starts: np.ndarray) -> dict[int, pa.Table]:

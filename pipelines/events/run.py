@@ -30,7 +30,9 @@ from ctr.pipelines.events.steps import (
 )
 
 # What Beam's local runner says of an error in a worker holds its class and its message.
-_INPUT_ERROR = re.compile(r"ctr\.errors\.InputError: (.*?)(?: \[while running|\n|$)")
+_INPUT_ERROR = re.compile(
+    r"(?:ctr\.errors\.InputError: |\bOSError: |PermissionError: )(.*?)(?: \[while running|\n|$)"
+)
 
 
 def beam_options(given: str, workers: int) -> PipelineOptions:

@@ -19,11 +19,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from ctr.data.event_mapping import EventMapping
-from ctr.files import write_atomic, write_atomic_bytes
+from ctr.files import remove_temporaries, write_atomic, write_atomic_bytes
 from ctr.pipelines.events.read import Unit
 from ctr.pipelines.events.rules import IntervalRules, known_from
 from ctr.pipelines.events.tables import EARLIER_SCHEMA, KINDS, Kind, empty
 from ctr.pipelines.rejects import Reject
+
+SPOOL = ".events"
+"""Inside a log that is made by following events."""
 
 _REJECTS_KEPT = 1000
 
@@ -60,6 +63,11 @@ class UnitReport:
             self.rejected += 1
             if len(self.rejects) < _REJECTS_KEPT:
                 self.rejects.append(reject)
+
+
+def is_followed(log: Path) -> bool:
+    """Whether the log has a spool that outlives the process: that of a job that goes on."""
+    return (log / SPOOL / "units").is_dir()
 
 
 def unit_digest(unit: Unit) -> str:
@@ -144,12 +152,22 @@ def _read(paths: Sequence[Path]) -> list[pa.Table]:
     return [pa.ipc.open_file(pa.memory_map(str(path))).read_all() for path in paths]
 
 
+def drop_unfinished(spool: Path) -> None:
+    """Deletes what units have set down that were not read to their end: they will be read again, maybe changed."""
+    finished = {path.stem for path in (spool / "units").glob("*.json")}
+    for path in (spool / "segments").glob("*/*.arrow"):
+        if path.name.split("-")[1] not in finished:
+            path.unlink()
+    for folder in (spool / "units", spool / "staged", *(spool / "segments").glob("*")):
+        remove_temporaries(folder)
+
+
 def drop_intervals(spool: Path, before: int) -> None:
     """Deletes the segments and manifests of the intervals that begin before a time."""
     for start in list_starts(spool):
         if start < before:
-            shutil.rmtree(spool / "segments" / f"{start:019d}", ignore_errors=True)
             staged_path(spool, start).unlink(missing_ok=True)
+            shutil.rmtree(spool / "segments" / f"{start:019d}", ignore_errors=True)
 
 
 def staged_path(spool: Path, start: int) -> Path:

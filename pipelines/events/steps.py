@@ -20,7 +20,7 @@ from apache_beam.coders.typecoders import registry
 from apache_beam.ml.inference.base import ModelHandler, PredictionResult, RunInference
 
 from ctr.data.event_mapping import EventMapping
-from ctr.data.log import json_bytes
+from ctr.data.log import manifest_bytes
 from ctr.data.reader import rows_of_table
 from ctr.errors import InputError
 from ctr.files import write_atomic_bytes
@@ -37,7 +37,7 @@ from ctr.pipelines.events.spool import (
     write_segment,
 )
 from ctr.pipelines.events.tables import Prepared, prepare
-from ctr.pipelines.sources import faults_named
+from ctr.pipelines.sources import UnreadableNowError, faults_named
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,9 @@ class ReadEvents(beam.DoFn):
             for chunk in read_unit(self._mapping, unit, self._block_bytes):
                 yield Piece(unit, number, chunk)
                 number += 1
+        except UnreadableNowError as error:
+            # By its plain name, which is found in what a runner tells of an error.
+            raise InputError(str(error)) from None
         except InputError as error:
             if not self._keep_going:
                 raise
@@ -220,7 +223,7 @@ class _Stage(beam.DoFn):
         manifest = stage_joined(
             self._log, mapping.feature_schema, rules, element.start, joined, mapping.shard_rows, teacher
         )
-        yield element.start, json_bytes(manifest.model_dump(mode="json"))
+        yield element.start, manifest_bytes(manifest)
 
 
 class StageIntervals(beam.PTransform[Any, Any]):

@@ -184,7 +184,8 @@ def _pack_hashed(
             verdict.refuse(missing, field.name, "missing", column, "ids")
             column = pc.fill_null(column, _nothing(field.type))
         try:
-            arrays.append(column.cast(field.type))
+            # Values beyond int32 are refused by now; what stands under a refused row is of no account.
+            arrays.append(column.cast(field.type, safe=field.name in keys))
         except pa.ArrowException as error:
             raise InputError(
                 f"the column {field.name} is of type {column.type}; hashed impressions have {field.type}: {error}"
@@ -197,14 +198,21 @@ def _pack_hashed(
 
 
 def _whole_lists(field: pa.Field, column: pa.Array, verdict: Verdict) -> pa.Array:
-    """The column, in which lists that lack an item are null; of the type of ``field`` where it has none."""
+    """The column, in which lists are null that lack an item or hold what is no id.
+
+    It has the type of ``field`` where it has none of its own.
+    """
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), field.type)
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
         return column
     bad = np.zeros(len(column), bool)
-    lacking = column.flatten().is_null().to_numpy(zero_copy_only=False)
-    bad[column.value_parent_indices().to_numpy()[lacking]] = True
+    items = column.flatten()
+    wrong = items.is_null().to_numpy(zero_copy_only=False)
+    if pa.types.is_integer(items.type):
+        within = pc.and_(pc.greater_equal(items, 0), pc.less(items, 2**31))
+        wrong |= ~pc.fill_null(within, False).to_numpy(zero_copy_only=False)
+    bad[column.value_parent_indices().to_numpy()[wrong]] = True
     verdict.refuse(bad, field.name, "not ids", column, "ids")
     return column if not bad.any() else pc.if_else(pa.array(bad), None, column)
 

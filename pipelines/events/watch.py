@@ -12,27 +12,29 @@ result: files are read again until their report is there, intervals are staged a
 
 import fcntl
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import Manifest, list_intervals, read_manifests
 from ctr.errors import InputError
-from ctr.files import make_folder, write_atomic_bytes
+from ctr.files import make_folder, remove_temporaries, write_atomic_bytes
 from ctr.pipelines.events.accounts import (
     ENOUGH_EVENTS,
     RECENT_EVENTS,
     EventCounts,
     check_conservation,
+    check_damaged,
     check_rejects,
     sum_counters,
     write_rejects,
 )
-from ctr.pipelines.events.publish import begin_log
+from ctr.pipelines.events.publish import CONFLICTING, LATE_EVENTS, UNMATCHED, begin_log
 from ctr.pipelines.events.read import Unit, find_events
 from ctr.pipelines.events.rules import interval_rules, known_from
 from ctr.pipelines.events.run import (
@@ -43,18 +45,20 @@ from ctr.pipelines.events.run import (
     with_pinned_teacher,
 )
 from ctr.pipelines.events.spool import (
+    SPOOL,
     UnitReport,
     count_impressions,
     drop_intervals,
+    drop_unfinished,
     list_reports,
     list_starts,
     read_report,
 )
 from ctr.pipelines.events.tables import KINDS, Kind
 
-SPOOL = ".events"
 _CLOCK = "clock.json"
 _FILES_A_ROUND = 32
+_RECENT_FILES = 1000
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,8 @@ class WatchSettings:
         poll_seconds: between two looks at the folders.
         settle_seconds: for which a file must not have changed before it is read.
         idle_seconds: after which a kind without a new file holds the clock back no longer; when both are idle the
-            clock goes on with the time of day.
+            clock goes on with the time of day. It must be longer than the time between two files. None: each kind is
+            waited for as long as it takes.
         max_reject_share: of the latest events; more of them end the job.
         drain: whether to end when there is no new file, with every interval published.
         workers: threads of the runner inside this process.
@@ -74,11 +79,18 @@ class WatchSettings:
 
     poll_seconds: float = 0.5
     settle_seconds: float = 0.5
-    idle_seconds: float = 300.0
+    idle_seconds: float | None = None
     max_reject_share: float = 0.01
     drain: bool = False
     workers: int = 1
     beam_options: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for seconds that are none."""
+        for name in ("poll_seconds", "settle_seconds", "idle_seconds"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise InputError(f"{name}: {value:g} is not allowed: 0 or more")
 
 
 @dataclass
@@ -171,7 +183,9 @@ class _State:
         self.progress = Progress()
         self._mapping, self._folders, self._log, self._settings = mapping, folders, log, settings
         self._rules = interval_rules(mapping)
-        self._reports: dict[tuple[Kind, str], UnitReport] = {}
+        # Size and time of change of each file that was read.
+        self._read: dict[tuple[Kind, str], tuple[int, int]] = {}
+        self._unsettled: dict[tuple[Kind, str], tuple[tuple[int, int], float]] = {}
         self._recent: list[UnitReport] = []
         self._changed: set[tuple[Kind, str]] = set()
         self._arrived: dict[Kind, int] = dict.fromkeys(KINDS, -1)
@@ -186,16 +200,30 @@ class _State:
                 f"{log}: this log was not made by following events, and its events are not in its spool: another "
                 "folder is needed"
             )
-        reports = list_reports(spool)
+        drop_unfinished(spool)
+        for folder in ("manifests", "shards", UNMATCHED, CONFLICTING, LATE_EVENTS, "rejects"):
+            remove_temporaries(log / folder)
+        reports = sorted(list_reports(spool), key=lambda report: report.modified_ns)
         for report in reports:
             self._count(report)
         # A process before this one may have been killed between a report and the description of its rejects.
         write_rejects(log, [report for report in reports if report.rejected or report.damaged])
+        self._judge()
 
     def _count(self, report: UnitReport) -> None:
-        self._reports[report.kind, report.name] = report
+        self._read[report.kind, report.name] = report.size, report.modified_ns
+        self._recent.append(report)
+        while (
+            sum(other.events for other in self._recent[1:]) >= RECENT_EVENTS
+            or len(self._recent) > _RECENT_FILES
+        ):
+            del self._recent[0]
         self.progress.counts = self.progress.counts.plus(report)
         self._arrived[report.kind] = max(self._arrived[report.kind], report.last_arrival)
+
+    def _judge(self) -> None:
+        check_damaged(self._recent)
+        check_rejects(self._recent, self._settings.max_reject_share, ENOUGH_EVENTS)
 
     def new_units(self) -> list[Unit]:
         """The next files to read, some at a time; of each kind those that arrived first.
@@ -204,29 +232,45 @@ class _State:
         """
         found: dict[Kind, list[Unit]] = {kind: [] for kind in KINDS}
         waiting: set[Kind] = set()
-        now = time.time_ns()
         for unit in find_events(self._mapping, self._folders):
             try:
                 stat = unit.path.stat()
             except FileNotFoundError:
                 continue
-            report = self._reports.get((unit.kind, unit.name))
-            if report is not None:
-                if (stat.st_size, stat.st_mtime_ns) != (report.size, report.modified_ns):
-                    self._note_change(report)
+            found_now = stat.st_size, stat.st_mtime_ns
+            if (unit.kind, unit.name) in self._read:
+                if found_now != self._read[unit.kind, unit.name]:
+                    self._note_change(unit)
                 continue
-            if now - stat.st_mtime_ns < self._settings.settle_seconds * 1e9 and not self._settings.drain:
+            if not self._settings.drain and not self._is_settled(unit, found_now):
                 waiting.add(unit.kind)
+                # It is on its way: nobody is idle.
+                self._seen[unit.kind] = time.monotonic()
             if unit.kind not in waiting:
                 found[unit.kind].append(unit)
         return [unit for kind in KINDS for unit in found[kind][:_FILES_A_ROUND]]
 
-    def _note_change(self, report: UnitReport) -> None:
+    def _is_settled(self, unit: Unit, found: tuple[int, int]) -> bool:
+        """Whether a file has not changed for long enough, by its own time or by what was seen of it."""
+        limit = self._settings.settle_seconds
+        if time.time_ns() - found[1] >= limit * 1e9:
+            self._unsettled.pop((unit.kind, unit.name), None)
+            return True
+        # Its clock may not be ours.
+        before, since = self._unsettled.get((unit.kind, unit.name), (None, 0.0))
+        if before != found:
+            self._unsettled[unit.kind, unit.name] = found, time.monotonic()
+            return False
+        return time.monotonic() - since >= limit
+
+    def _note_change(self, unit: Unit) -> None:
         """Whatever was added to a file that is read already is no event of the job, and nobody shall miss that."""
-        if (report.kind, report.name) not in self._changed:
-            self._changed.add((report.kind, report.name))
+        if (unit.kind, unit.name) not in self._changed:
+            self._changed.add((unit.kind, unit.name))
             told = "changed after it was read: what was added is not read; new events need a new file"
-            write_rejects(self._log, [UnitReport(**{**vars(report), "damaged": told})])
+            report = read_report(self.spool, unit)
+            if report is not None:
+                write_rejects(self._log, [replace(report, damaged=told)])
 
     def take_in(self, units: Sequence[Unit]) -> None:
         """Counts units that are in the spool now, and judges their rejects.
@@ -240,21 +284,20 @@ class _State:
                 raise InputError("--beam-options: workers must see the log's folder under the same path")
             self._count(report)
             self._seen[unit.kind] = time.monotonic()
-            self._recent.append(report)
-        while sum(report.events for report in self._recent[1:]) >= RECENT_EVENTS:
-            del self._recent[0]
+            self._unsettled.pop((unit.kind, unit.name), None)
         write_rejects(self._log, [report for report in reports if report is not None])
-        check_rejects(self._recent, self._settings.max_reject_share, ENOUGH_EVENTS)
+        self._judge()
 
     def move_clock(self, drained: bool) -> None:
         """Moves the clock to the arrival that every kind has reached that is not idle."""
         now = time.monotonic()
-        idle = {kind: now - self._seen[kind] > self._settings.idle_seconds for kind in KINDS}
+        limit = self._settings.idle_seconds
+        idle = {kind: limit is not None and now - self._seen[kind] > limit for kind in KINDS}
         reached = [self._arrived[kind] for kind in KINDS if not idle[kind]]
         if drained:
             clock = max((int(self._rules.closes_at(start)) for start in list_starts(self.spool)), default=-1)
         elif reached:
-            clock = min(reached)
+            clock = min(reached) - self._rules.overlap
         else:
             since = now - max(self._seen.values())
             clock = max(self._arrived.values()) + round(since * 1e6)

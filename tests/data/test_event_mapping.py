@@ -49,6 +49,21 @@ def test_a_mapping_reads_back_what_it_was_written_as():
     assert mapping.windows_us == (1_800_000_000, 1_800_000_000)
 
 
+def test_a_teacher_scores_this_log_alone():
+    low_loss = {"teacher": "t", "below": 0.1, "log": "elsewhere"}
+    sampling = {"name": "s", "rule": {"uninformative": {"rate": 0.5, "low_loss": low_loss}}}
+    content = {**CONTENT, "sampling": sampling, "teacher": {"name": "t", "model": "models"}}
+    with pytest.raises(InputError, match="the teacher scores this log"):
+        parse_model(EventMapping, content, "test")
+
+
+def test_hashed_impressions_have_the_columns_of_a_shard():
+    parquet = {**KEYS, "input": {"type": "parquet"}, "query_id": "query", "weight": "w", "hashed": True}
+    tags = {"name": "tags", "kind": "category", "source": "tags", "multivalent": True}
+    content = {**CONTENT, "impressions": parquet, "features": [*CONTENT["features"], tags]}
+    assert parse_model(EventMapping, content, "test").raw_columns == ("at", "id", "query", "w", "ids", "tags")
+
+
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
@@ -77,6 +92,14 @@ def test_a_mapping_reads_back_what_it_was_written_as():
         ("sampling", {"name": "../s", "rule": {}}, "sampling.name"),
         ("teacher", {"name": "a/b", "model": "models"}, "teacher.name"),
         ("largest_value", 0, "largest_value"),
+        ("shard_rows", 0, "shard_rows"),
+        ("interval", "0s", "a duration is a whole number and a unit"),
+        ("click_window", "36501d", "click_window: 36501d is longer than 36500d"),
+        ("delay", "99999999999999d", "delay: 99999999999999d is longer than 36500d"),
+        ("late_window", "60d", "less than a thousandth of both windows"),
+        ("clicks.topic", "a b", "topic"),
+        ("clicks.query_id", "q", "query_id"),
+        ("features", [{"name": "a", "kind": "category", "source": "a"}] * 2, "features"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(path, value, message):

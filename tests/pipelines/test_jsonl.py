@@ -146,3 +146,13 @@ def test_side_tables_beside_json_are_joined(tmp_path, helpers):
     ingest(mapping, [path], tmp_path / "log")
     expected = helpers.reference([(path.name, 0, row) for row in rows], mapping)
     assert helpers.read_log(tmp_path / "log") == expected
+
+
+def test_lines_that_arrows_parser_does_not_survive_are_read_by_themselves(tmp_path):
+    deep = b'{"t":1,"x":' + b"[" * 20_000 + b"]" * 20_000 + b"}\n"
+    keys = b"".join(b'{"t":2,"key %d":1}\n' % number for number in range(3_000))
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(deep + keys)
+    chunks = list(JsonlReader(("t",), ("t",), {}).read(SourceFile(0, path, "lines"), 16 << 20))
+    assert [reject.row for chunk in chunks for reject in chunk.rejects] == [1]
+    assert [value for chunk in chunks for value in chunk.table.column("t").to_pylist()] == [2] * 3_000

@@ -413,6 +413,17 @@ def test_ids_of_a_log_pass_and_those_of_no_bucket_are_set_aside(made: Any, tmp_p
     assert reasons == {2: wrong, 3: wrong, 4: wrong, 5: ("tags", "missing")}
 
 
+def test_ids_beyond_int32_are_set_aside_alone(made: Any, tmp_path: Path) -> None:
+    tags = pa.array([[2**40], [1], [-1, 2], [1, 2]], pa.list_(pa.int64()))
+    path = parquet(tmp_path / "e.parquet", hashed_columns([[1, 1]] * 4, tags))
+    prepared = read(hashed_mapping(made), "impressions", path)
+    assert prepared.table.column("tags").to_pylist() == [[1], [1, 2]]
+    assert [(reject.row, reject.key, reject.reason) for reject in prepared.rejects] == [
+        (1, "tags", "not ids"),
+        (3, "tags", "not ids"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "column"),
     [
@@ -422,7 +433,6 @@ def test_ids_of_a_log_pass_and_those_of_no_bucket_are_set_aside(made: Any, tmp_p
         ("ids", pa.nulls(2)),
         ("tags", pa.array([["a"], ["b"]])),
         ("tags", pa.array([[1, None], [None]], pa.list_(pa.int32()))),
-        ("tags", pa.array([[2**40], [1]])),
         ("tags", pa.nulls(2)),
         ("tags", pa.array([1, 2])),
     ],
