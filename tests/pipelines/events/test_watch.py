@@ -95,7 +95,7 @@ def assert_conserved(log: Path, progress: Progress) -> None:
     assert counts.read == inside + counts.late + counts.rejected + progress.pending
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_files_in_any_interleaving_become_the_log_of_the_batch(
     seed: int, made: Any, files: list[File], batch: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -150,7 +150,7 @@ def test_many_files_are_read_in_the_order_of_their_names(
     made: Any, events: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # More than a round takes, so that the order of 2 and 10 matters to the clock.
-    monkeypatch.setattr("ctr.pipelines.events.watch._FILES_A_ROUND", 4)
+    monkeypatch.setattr("ctr.pipelines.events.watch._FILES_A_ROUND", 5)
     folder = made.write_events(tmp_path / "events", events, files=11)
     drain(made.mapping(), folder, tmp_path / "log")
     ingest_events(made.mapping(), [folder], tmp_path / "at once", max_reject_share=0)
