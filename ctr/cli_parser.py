@@ -77,7 +77,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--idle-timeout",
         type=float,
         metavar="SECONDS",
-        help="with either: after which nobody waits for a kind of events without a new file (300)",
+        help="with either: after which nobody waits for a kind of events without a new file (never)",
     )
     ingest.add_argument("--kafka", metavar="HOST:PORT", help="with --stream: read topics instead of folders")
     ingest.add_argument(

@@ -12,6 +12,7 @@ from ctr.config import parse_model
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import Manifest, read_manifests
 from ctr.errors import InputError
+from ctr.pipelines import jsonl
 from ctr.pipelines.events import steps
 from ctr.pipelines.events.batch import ingest_events
 from ctr.pipelines.events.watch import Progress, WatchSettings, watch_events
@@ -396,7 +397,110 @@ def test_rejects_are_described_also_after_a_kill_that_came_before(
     assert helpers.read_rejects(log) == told
 
 
+def test_too_many_bad_events_end_the_job_again_when_it_is_started_again(made: Any, tmp_path: Path) -> None:
+    folder, log = tmp_path / "events", tmp_path / "log"
+    many = ("impressions/0.jsonl", b"no JSON\n" * 2_000)
+    for _ in range(2):
+        with pytest.raises(InputError, match="2000 of 2000 events rejected"):
+            follow(made.mapping(), folder, log, [[many]], made)
+
+
+def test_when_most_files_are_damaged_the_job_ends(made: Any, tmp_path: Path) -> None:
+    rounds = [[(f"impressions/{number}.parquet", b"no Parquet")] for number in range(12)]
+    with pytest.raises(
+        InputError, match=r"8 of the latest 8 files could not be read, .*impressions/7\.parquet"
+    ):
+        follow(made.mapping("parquet"), tmp_path / "events", tmp_path / "log", rounds, made)
+
+
+def test_a_file_that_cannot_be_read_now_is_read_by_the_next_process(
+    made: Any, files: list[File], batch: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, log = tmp_path / "events", tmp_path / "log"
+
+    def refuse(*arguments: object) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jsonl, "open_bytes", refuse)
+        with pytest.raises(InputError, match=r"cannot be read now: .*Permission denied"):
+            follow(made.mapping(), folder, log, [files], made)
+    drain(made.mapping(), folder, log)
+    assert made.published(log) == batch
+
+
+def test_what_a_killed_reading_set_down_of_a_file_that_is_another_now_does_not_count(
+    made: Any, files: list[File], batch: dict[str, bytes], tmp_path: Path
+) -> None:
+    folder, log = tmp_path / "events", tmp_path / "log"
+    name, content = files[0]
+    half = content[: content.index(b"\n", len(content) // 2) + 1]
+    follow(made.mapping(), folder, log, [[(name, content.replace(b": 10", b": 20") + half)]], made)
+    for path in (log / ".events" / "units").iterdir():
+        path.unlink()
+    made.write_files(folder, files)
+    drain(made.mapping(), folder, log)
+    assert made.published(log) == batch
+
+
+# ---------------------------------------------------------------- arrivals across files
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_arrivals_may_lie_before_those_of_files_before_them_as_far_as_they_overlap(
+    allowed: bool, made: Any, events: Any, tmp_path: Path
+) -> None:
+    # Two collectors: each has every second event, and the second one is a file behind.
+    rounds, back = [], 0
+    for kind, found in events.items():
+        parts = []
+        for part in range(8):
+            cut = slice(len(found) * part // 8, len(found) * (part + 1) // 8)
+            parts += [(part + collector, collector, found[cut][collector::2]) for collector in range(2)]
+        latest = 0
+        for number, collector, part_of in sorted(parts, key=lambda part: part[:2]):
+            arrivals = [event["arrival_time"] for event in part_of]
+            back = max(back, latest - min(arrivals))
+            latest = max(latest, *arrivals)
+            file = f"{kind}/{number:02d}-{collector}.jsonl", made.encode(part_of, "jsonl")
+            rounds.append((number, collector, [file]))
+    mapping = made.mapping(overlap=f"{back}us" if allowed else None)
+    in_turn = [files for *_, files in sorted(rounds, key=lambda part: part[:2])]
+    folder, log = tmp_path / "events", tmp_path / "log"
+    published = follow(mapping, folder, log, in_turn, made).published
+    assert published
+    drain(mapping, folder, log)
+    ingest_events(mapping, [folder], tmp_path / "batch", max_reject_share=0)
+    assert (made.published(log) == made.published(tmp_path / "batch")) == allowed
+
+
 # ---------------------------------------------------------------- logs of others
+
+
+def test_a_batch_leaves_a_log_alone_that_is_followed_and_what_is_published(
+    made: Any, files: list[File], tmp_path: Path
+) -> None:
+    folder = made.write_files(tmp_path / "events", files)
+    drain(made.mapping(), folder, tmp_path / "followed")
+    with pytest.raises(InputError, match="--follow goes on with it"):
+        ingest_events(made.mapping(), [folder], tmp_path / "followed", max_reject_share=0)
+    log = tmp_path / "log"
+    ingest_events(made.mapping(), [folder], log, max_reject_share=0)
+    before = made.published(log)
+    fewer = made.write_files(tmp_path / "fewer", [file for file in files if "clicks/2" not in file[0]])
+    with pytest.raises(InputError, match="published before with other content"):
+        ingest_events(made.mapping(), [fewer], log, max_reject_share=0)
+    after = made.published(log)
+    assert {name: after[name] for name in before if not name.startswith("late/")} == {
+        name: data for name, data in before.items() if not name.startswith("late/")
+    }
+
+
+@pytest.mark.parametrize("name", ["poll_seconds", "settle_seconds", "idle_seconds"])
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_seconds_that_are_none_are_refused(name: str, value: float) -> None:
+    with pytest.raises(InputError, match=f"{name}: .* is not allowed"):
+        WatchSettings(**{name: value})
 
 
 def test_a_second_process_is_refused(made: Any, files: list[File], tmp_path: Path) -> None:
