@@ -101,7 +101,7 @@ def _stream(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[dict[
     from ctr.pipelines.events.kafka import EventsInKafka, kafka_options
     from ctr.pipelines.events.stream import first_needed, last_published, stream_events
     from ctr.pipelines.events.stream_files import EventsInFolders
-    from ctr.pipelines.events.stream_job import stop_on_signals, streaming_options
+    from ctr.pipelines.events.stream_job import silent_workers, stop_on_signals, streaming_options
 
     log = arguments.out.resolve()
 
@@ -120,7 +120,7 @@ def _stream(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[dict[
             pinned, [folder.resolve() for folder in arguments.input], arguments.drain, **settings
         )
 
-    with stop_on_signals() as stop:
+    with silent_workers(), stop_on_signals() as stop:
         options = streaming_options(arguments.beam_options, arguments.drain)
         stream_events(mapping, log, source, options, arguments.max_reject_share, stop)
     manifests = read_manifests(log)

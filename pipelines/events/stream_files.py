@@ -52,7 +52,7 @@ class ReadSoFar:
     over: bool = False
 
 
-class _Tracker(RestrictionTracker):
+class FilesTracker(RestrictionTracker):
     """Claims files one after the other; what is left can be put off, never divided."""
 
     def __init__(self, restriction: ReadSoFar) -> None:
@@ -91,8 +91,8 @@ class _Files(RestrictionProvider):
     def initial_restriction(self, element: Kind) -> ReadSoFar:
         return ReadSoFar(written=time.time())
 
-    def create_tracker(self, restriction: ReadSoFar) -> _Tracker:
-        return _Tracker(restriction)
+    def create_tracker(self, restriction: ReadSoFar) -> FilesTracker:
+        return FilesTracker(restriction)
 
     def restriction_size(self, element: Kind, restriction: ReadSoFar) -> int:
         return 1
@@ -106,7 +106,9 @@ _ESTIMATOR = beam.DoFn.WatermarkEstimatorParam(ManualWatermarkEstimator.default_
 
 
 @beam.typehints.with_output_types(RawEvents)
-class _Follow(beam.DoFn):
+class FollowFiles(beam.DoFn):
+    """The files of a kind as ``RawEvents``, some at a time; then it asks to be called again."""
+
     def __init__(self, source: "EventsInFolders") -> None:
         self._source = source
 
@@ -154,7 +156,8 @@ def _read(mapping: EventMapping, unit: Unit) -> Iterator[Chunk]:
     except InputError as error:
         names = list(wanted_columns(mapping, unit.kind))
         nothing = pa.table([pa.nulls(0) for _ in names], names=names)
-        told = make_reject(0, 0, "file", "damaged", str(error), "a whole file")
+        fault = str(error).removeprefix(f"{unit.path}: ")
+        told = make_reject(0, 0, "file", "damaged", fault, "a whole file")
         yield Chunk(0, nothing, np.zeros(0, np.int64), [told])
 
 
@@ -210,7 +213,7 @@ class EventsInFolders(beam.PTransform[Any, Any]):
         return (
             begin.pipeline
             | "Kinds" >> beam.Create(list(KINDS), reshuffle=False)
-            | "Follow" >> beam.ParDo(_Follow(self))
+            | "Follow" >> beam.ParDo(FollowFiles(self))
         )
 
     def new_files(self, kind: Kind, position: ReadSoFar) -> NewFiles:

@@ -3,6 +3,7 @@
 # mypy: allow-untyped-calls
 
 import contextlib
+import os
 import shlex
 import signal
 import socket
@@ -102,8 +103,6 @@ def _run(pipeline: Any, stop: threading.Event) -> None:
         finally:
             ended.set()
 
-    # Threads of a worker that has lost its runner fail one by one: that it is lost is said once, by the job.
-    threading.excepthook = lambda failure: None
     # A thread of its own: a signal must not break off what Beam does.
     threading.Thread(target=run, daemon=True).start()
     while not ended.wait(0.1):
@@ -141,3 +140,15 @@ def stop_on_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def silent_workers() -> Iterator[None]:
+    """Keeps away what workers inside this process print, each try and each thread anew.
+
+    What has gone wrong is said once, by the error that the job ends with.
+    """
+    # For good: threads of a worker that has lost its runner end whenever they notice.
+    threading.excepthook = lambda failure: None
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+        yield
