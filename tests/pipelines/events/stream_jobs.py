@@ -18,6 +18,7 @@ from stream_helpers import published
 from ctr.config import parse_model
 from ctr.data.event_mapping import load_event_mapping
 from ctr.pipelines.events.batch import ingest_events
+from ctr.pipelines.events.publish import begin_log
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
 
@@ -73,6 +74,18 @@ def make_traffic(folder: Path, later: Callable[[int], int] | None = None) -> Tra
             pq.write_table(table, path)
     ingest_events(load_event_mapping(MAPPING), [folder / "events"], folder / "log")
     return Traffic(folder / "events", folder / "log")
+
+
+def expected(traffic: Traffic, mapping: Path) -> dict[str, bytes]:
+    """The batch job's files, with the record of another mapping that reads the same events."""
+    record = json_bytes(load_event_mapping(mapping).model_dump(mode="json"))
+    return traffic.whole | {"events.yaml": record}
+
+
+def begin(log: Path) -> Path:
+    """A log without intervals."""
+    begin_log(log, load_event_mapping(MAPPING))
+    return log
 
 
 def copy_files(files: list[Path], folder: Path, age: float = 3600.0) -> None:
@@ -135,3 +148,44 @@ def wait(condition: Callable[[], object], process: subprocess.Popen[str] | None 
         if time.monotonic() > deadline:
             raise TimeoutError("waited in vain")
         time.sleep(0.01)
+
+
+def stands_still(log: Path, seconds: float = 2.0) -> None:
+    """Waits until no interval has been published for a while."""
+    seen, since = 0, time.monotonic()
+    while time.monotonic() < since + seconds:
+        if manifests(log) > seen:
+            seen, since = manifests(log), time.monotonic()
+        time.sleep(0.05)
+
+
+def checkpointed(folder: Path, retries: int = 3) -> tuple[str, ...]:
+    """Options of a job whose checkpoints outlive it, in `folder`."""
+    return (
+        "--checkpointing_interval=500",
+        f"--number_of_execution_retries={retries}",
+        "--execution_retry_delay=500",
+        "--state_backend=filesystem",
+        f"--state_backend_storage_path=file://{folder}",
+        "--externalized_checkpoints_enabled",
+        "--retain_externalized_checkpoints_on_cancellation",
+    )
+
+
+def next_checkpoint(folder: Path, process: subprocess.Popen[str]) -> None:
+    """Waits for one that was begun after now."""
+    after = time.time_ns() + 10**9
+
+    def written() -> bool:
+        found = java_services.newest_checkpoint(folder)
+        try:
+            return found is not None and (found / "_metadata").stat().st_mtime_ns > after
+        except FileNotFoundError:  # a newer one has taken its place
+            return False
+
+    wait(written, process)
+
+
+def resumed(folder: Path) -> dict[str, str]:
+    """Flink's settings for a job that goes on from the newest checkpoint."""
+    return {"execution.savepoint.path": f"file://{java_services.newest_checkpoint(folder)}"}

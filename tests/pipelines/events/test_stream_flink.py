@@ -36,18 +36,6 @@ def traffic(jobs, tmp_path_factory):
     return jobs.make_traffic(tmp_path_factory.mktemp("traffic"))
 
 
-def checkpointed(jobs: ModuleType, folder: Path, retries: int = 3) -> tuple[str, ...]:
-    return (
-        "--checkpointing_interval=500",
-        f"--number_of_execution_retries={retries}",
-        "--execution_retry_delay=500",
-        "--state_backend=filesystem",
-        f"--state_backend_storage_path=file://{folder / 'checkpoints'}",
-        "--externalized_checkpoints_enabled",
-        "--retain_externalized_checkpoints_on_cancellation",
-    )
-
-
 def test_a_drained_job_is_the_batch_job_and_ends_by_itself(jobs, traffic, tmp_path):
     log = tmp_path / "log"
     with (
@@ -86,7 +74,8 @@ def test_a_job_that_is_killed_again_and_again_is_simply_run_again(jobs, traffic,
 
 def test_a_killed_job_goes_on_from_its_checkpoint_without_what_it_has_read(jobs, traffic, tmp_path):
     log, events = tmp_path / "log", tmp_path / "events"
-    options = checkpointed(jobs, tmp_path)
+    checkpoints = tmp_path / "checkpoints"
+    options = jobs.checkpointed(checkpoints)
     half = len(traffic.files) // 2
     jobs.copy_files(traffic.files[:half], events, age=1)
     with (
@@ -95,23 +84,16 @@ def test_a_killed_job_goes_on_from_its_checkpoint_without_what_it_has_read(jobs,
     ):
         jobs.wait(lambda: jobs.manifests(log) >= 10, process)
         # It stands still when it has published what the first half closes.
-        seen, since = 0, time.time()
-        while time.time() < since + 2:
-            if jobs.manifests(log) > seen:
-                seen, since = jobs.manifests(log), time.time()
-            time.sleep(0.05)
-        after = time.time_ns()
-        jobs.wait(lambda: newest(jobs, tmp_path) > after + 10**9, process)
+        jobs.stands_still(log)
+        jobs.next_checkpoint(checkpoints, process)
     assert 10 <= jobs.manifests(log) < traffic.intervals
     # The open intervals' events are in the checkpoint alone.
     for path in traffic.files[:half]:
         (events / path.parent.name / path.name).unlink()
-    checkpoint = jobs.java_services.newest_checkpoint(tmp_path / "checkpoints")
-    settings = {"execution.savepoint.path": f"file://{checkpoint}"}
     # Nothing has been written for an hour, so that the arrivals go on with the time of day and close the rest.
     jobs.copy_files(traffic.files[half:], events, age=86_400 * 30)
     with (
-        jobs.java_services.flink_job_server(tmp_path / "again", settings=settings) as endpoint,
+        jobs.java_services.flink_job_server(tmp_path / "again", settings=jobs.resumed(checkpoints)) as endpoint,
         jobs.job(log, endpoint, events, beam=options) as process,
     ):
         jobs.wait(lambda: jobs.manifests(log) >= traffic.intervals, process)
@@ -121,24 +103,14 @@ def test_a_killed_job_goes_on_from_its_checkpoint_without_what_it_has_read(jobs,
     assert jobs.published(log) == traffic.whole
 
 
-def newest(jobs: ModuleType, folder: Path) -> int:
-    """When the newest checkpoint was finished, ns since 1970; 0 without one."""
-    found = jobs.java_services.newest_checkpoint(folder / "checkpoints")
-    try:
-        return (found / "_metadata").stat().st_mtime_ns if found else 0
-    except FileNotFoundError:  # a newer one has taken its place
-        return 0
-
-
 def test_a_worker_that_fails_is_tried_again_by_flink(jobs, traffic, tmp_path):
-    log = tmp_path / "log"
-    log.mkdir()
+    log = jobs.begin(tmp_path / "log")
     # A file where a folder should be: no interval with an unmatched click can be written.
     (log / "unmatched").touch()
     with (
         jobs.java_services.flink_job_server(tmp_path / "flink") as endpoint,
         jobs.job(
-            log, endpoint, traffic.events, "--drain", beam=checkpointed(jobs, tmp_path, retries=30)
+            log, endpoint, traffic.events, "--drain", beam=jobs.checkpointed(tmp_path, retries=30)
         ) as process,
     ):
         server = tmp_path / "flink" / "job-server.log"
@@ -158,7 +130,7 @@ def test_too_many_bad_events_end_the_job_with_one_line(jobs, traffic, tmp_path):
     with (
         jobs.java_services.flink_job_server(tmp_path / "flink") as endpoint,
         jobs.job(
-            tmp_path / "log", endpoint, events, beam=checkpointed(jobs, tmp_path, retries=2), mapping=mapping
+            tmp_path / "log", endpoint, events, beam=jobs.checkpointed(tmp_path, retries=2), mapping=mapping
         ) as process,
     ):
         status, said, complaints = jobs.ended(process)
