@@ -60,7 +60,7 @@ class Traffic:
         return len(list((self.log / "manifests").iterdir()))
 
 
-def make_traffic(folder: Path, later: Callable[[int], int] | None = None) -> Traffic:
+def make_traffic(folder: Path, later: Callable[[int], int] | None = None, mapping: Path = MAPPING) -> Traffic:
     """Simulates; `later` gives, for the last arrival, by how many microseconds all times are moved."""
     simulate(parse_model(SimulatorConfig, WORLD, "test"), folder / "simulated", events=folder / "events")
     if later is not None:
@@ -72,14 +72,8 @@ def make_traffic(folder: Path, later: Callable[[int], int] | None = None) -> Tra
                 at = table.column_names.index(name)
                 table = table.set_column(at, name, pc.add(table.column(name), shift))
             pq.write_table(table, path)
-    ingest_events(load_event_mapping(MAPPING), [folder / "events"], folder / "log")
+    ingest_events(load_event_mapping(mapping), [folder / "events"], folder / "log")
     return Traffic(folder / "events", folder / "log")
-
-
-def expected(traffic: Traffic, mapping: Path) -> dict[str, bytes]:
-    """The batch job's files, with the record of another mapping that reads the same events."""
-    record = json_bytes(load_event_mapping(mapping).model_dump(mode="json"))
-    return traffic.whole | {"events.yaml": record}
 
 
 def begin(log: Path) -> Path:

@@ -1,5 +1,6 @@
 """The streaming job on a real Flink: the batch job's bytes, whatever is killed and however often it is begun again."""
 
+import contextlib
 import json
 import random
 import signal
@@ -93,7 +94,9 @@ def test_a_killed_job_goes_on_from_its_checkpoint_without_what_it_has_read(jobs,
     # Nothing has been written for an hour, so that the arrivals go on with the time of day and close the rest.
     jobs.copy_files(traffic.files[half:], events, age=86_400 * 30)
     with (
-        jobs.java_services.flink_job_server(tmp_path / "again", settings=jobs.resumed(checkpoints)) as endpoint,
+        jobs.java_services.flink_job_server(
+            tmp_path / "again", settings=jobs.resumed(checkpoints)
+        ) as endpoint,
         jobs.job(log, endpoint, events, beam=options) as process,
     ):
         jobs.wait(lambda: jobs.manifests(log) >= traffic.intervals, process)
@@ -141,20 +144,30 @@ def test_too_many_bad_events_end_the_job_with_one_line(jobs, traffic, tmp_path):
     assert json.loads(path.read_text().splitlines()[0])["reason"]
 
 
-def test_a_job_server_that_goes_away_ends_the_command_with_one_line(jobs, traffic, tmp_path):
-    log = tmp_path / "log"
+def test_a_late_event_is_set_aside_and_a_job_server_that_goes_away_ends_the_command_with_one_line(
+    jobs, traffic, tmp_path
+):
+    log, events = tmp_path / "log", tmp_path / "events"
+    # As if nothing had been written for long: the arrivals go on with the time of day.
+    jobs.copy_files(traffic.files, events, age=86_400 * 30)
     server = jobs.java_services.flink_job_server(tmp_path / "flink")
-    endpoint = server.__enter__()
-    with jobs.job(log, endpoint, traffic.events) as process:
-        jobs.wait(lambda: jobs.manifests(log) > 0, process)
+    with contextlib.ExitStack() as stack:
+        endpoint = stack.enter_context(server)
+        process = stack.enter_context(jobs.job(log, endpoint, events))
+        jobs.wait(lambda: jobs.manifests(log) >= traffic.intervals, process)
+        before = {path.name for path in (log / "late").iterdir()}
+        # The same events once more, in a file behind all others: now all of them are late, though they say otherwise.
+        again = traffic.files[0]
+        target = events / again.parent.name / "9999.parquet"
+        target.with_suffix(".tmp").write_bytes(again.read_bytes())
+        target.with_suffix(".tmp").rename(target)
+        jobs.wait(lambda: {path.name for path in (log / "late").iterdir()} > before, process)
+        assert jobs.published(log) == traffic.whole
         server.__exit__(None, None, None)
         status, said, complaints = jobs.ended(process)
-    assert (status, said) == (1, "")
-    assert (
-        complaints.startswith("error: --beam-options: the runner cannot be reached")
-        and complaints.count("\n") == 1
-    )
-    with jobs.job(log, endpoint, traffic.events) as process:
-        status, said, complaints = jobs.ended(process)
-    assert (status, said) == (1, "")
-    assert complaints.startswith(f"error: --beam-options: no job server at {endpoint}: ")
+        assert (status, said, complaints.count("\n")) == (1, "", 1)
+        assert complaints.startswith("error: --beam-options: the runner cannot be reached")
+        status, said, complaints = jobs.ended(stack.enter_context(jobs.job(log, endpoint, events)))
+        assert (status, said) == (1, "")
+        assert complaints.startswith(f"error: --beam-options: no job server at {endpoint}: ")
+    assert jobs.published(log) == traffic.whole
