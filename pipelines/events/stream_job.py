@@ -29,8 +29,10 @@ _WITH_CHECKPOINTS = {
     # By default Flink starts a failing job again for ever.
     "--number_of_execution_retries": "=3",
 }
-# Otherwise the job stays when all is read, for the sake of its checkpoints, or because a cluster asks for them.
-_DRAINING = {"--shutdown_sources_after_idle_ms": "=1"}
+# How long sources stay that have nothing more to say; Flink's own default depends on whether there are checkpoints.
+# When they are gone no watermark of Kafka's moves; while they are there a job that has read everything does not end.
+_SOURCES_STAY = "--shutdown_sources_after_idle_ms"
+_FOR_EVER = 2**63 - 1
 # A watermark moves when a bundle ends, so that intervals are published this much late; by default a second.
 _ALWAYS = {"--max_bundle_time_mills": "=100"}
 
@@ -47,7 +49,8 @@ def streaming_options(given: str, drain: bool) -> PipelineOptions:
         return options
     arguments = shlex.split(given)
     names = {argument.partition("=")[0] for argument in arguments}
-    needed = _ALWAYS | (_DRAINING if drain else {}) | (_WITH_CHECKPOINTS if _CHECKPOINTING in names else {})
+    stay = {_SOURCES_STAY: f"={1 if drain else _FOR_EVER}"}
+    needed = _ALWAYS | stay | (_WITH_CHECKPOINTS if _CHECKPOINTING in names else {})
     added = [name + value for name, value in needed.items() if name not in names]
     options = beam_options(shlex.join([*arguments, *added]), 1)
     options.view_as(StandardOptions).streaming = True
