@@ -13,7 +13,7 @@ PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test slow lint types bench lock clean flink-jars kafka-jars
+.PHONY: help demo test slow lint types bench lock clean flink kafka flink-jars kafka-jars
 
 help:
 	@echo "make demo    simulate a log, train on it, report: the results are in runs/demo"
@@ -23,6 +23,8 @@ help:
 	@echo "make types   type checks"
 	@echo "make bench   the benchmarks"
 	@echo "make lock    requirements.lock anew from pyproject.toml (UPGRADE=1: with newer versions)"
+	@echo "make flink   the tests on a real Flink (needs Java 17, and Maven for the jars)"
+	@echo "make kafka   the tests on a real Kafka and Flink"
 	@echo "make flink-jars  Flink's job server with Beam's Kafka connector, into .java (needs Java 17 and Maven)"
 	@echo "make kafka-jars  a Kafka broker, into .java; what tests of both find there they use"
 	@echo "make clean   removes .venv, builds and caches"
@@ -47,6 +49,12 @@ test: $(INSTALLED)
 # Exit status 5 says that there is no slow test, which is no failure.
 slow: $(INSTALLED)
 	$(PYTEST) -m slow || { status=$$?; test $$status -eq 5 || exit $$status; }
+
+flink: $(INSTALLED) flink-jars
+	$(BIN)/pytest -m slow tests/test_java_services.py tests/pipelines/events/test_stream_flink.py
+
+kafka: $(INSTALLED) flink-jars kafka-jars
+	$(BIN)/pytest -m slow tests/pipelines/events/test_stream_kafka.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -22,10 +22,6 @@ KAFKA_JARS = ROOT / ".java" / "kafka"
 START_SECONDS = 60
 START_ATTEMPTS = 3
 
-# What a streaming job that has checkpoints needs. Without the second option the outputs of a bundle that a
-# checkpoint ends wait for the operator's next bundle, and a source that starts from one impulse has no next.
-CHECKPOINTED = ("--streaming", "--checkpointing_interval=500", "--finish_bundle_before_checkpointing")
-
 # Flink serialises by reflection what it has no serializer for; since Java 17 that has to be allowed.
 OPENED = (
     "java.lang",

@@ -1,18 +1,22 @@
 """``ctr ingest events``: which driver it runs, and what it says of the result."""
 
 import argparse
+import contextlib
 import dataclasses
+import logging
 import sys
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from ctr.data.event_mapping import EventMapping, load_event_mapping
 from ctr.data.log import Manifest, read_manifests
 from ctr.errors import InputError
-from ctr.pipelines.events.accounts import EventCounts
-from ctr.pipelines.events.batch import EventsResult, ingest_events
-from ctr.pipelines.events.run import beam_options
-from ctr.pipelines.events.watch import Progress, WatchSettings, watch_events
 from ctr.training.stop_signals import stop_signals
+
+if TYPE_CHECKING:
+    from ctr.pipelines.events.accounts import EventCounts
+    from ctr.pipelines.events.batch import EventsResult
+    from ctr.pipelines.events.watch import Progress
 
 
 def run_events(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -22,23 +26,52 @@ def run_events(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     if not 0 <= share <= 1:
         raise InputError(f"--max-reject-share {share} is not allowed: a share from 0 to 1")
     _check_arguments(arguments)
-    if arguments.stream:
-        return _stream(arguments, mapping)
-    if arguments.follow:
-        settings = WatchSettings(
-            max_reject_share=share, drain=arguments.drain, beam_options=arguments.beam_options
+    # What a user must know of an error is in its message.
+    with _without_logging():
+        if arguments.stream:
+            return _stream(arguments, mapping)
+        return (_follow if arguments.follow else _ingest)(arguments, mapping)
+
+
+@contextlib.contextmanager
+def _without_logging() -> Iterator[None]:
+    """Keeps Beam's notices away, of which it gives some when it is imported."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _follow(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[dict[str, Any], str]:
+    from ctr.pipelines.events.watch import WatchSettings, watch_events
+
+    settings = WatchSettings(
+        max_reject_share=arguments.max_reject_share,
+        drain=arguments.drain,
+        beam_options=arguments.beam_options,
+    )
+    given = {"poll_seconds": arguments.poll, "idle_seconds": arguments.idle_timeout}
+    settings = dataclasses.replace(
+        settings, **{name: value for name, value in given.items() if value is not None}
+    )
+    with stop_signals() as stop:
+        progress = watch_events(
+            mapping, arguments.input, arguments.out, settings, lambda: stop() is not None, _tell
         )
-        given = {"poll_seconds": arguments.poll, "idle_seconds": arguments.idle_timeout}
-        settings = dataclasses.replace(
-            settings, **{name: value for name, value in given.items() if value is not None}
-        )
-        with stop_signals() as stop:
-            progress = watch_events(
-                mapping, arguments.input, arguments.out, settings, lambda: stop() is not None, _tell
-            )
-        return dataclasses.asdict(progress), f"{arguments.out}: {_progress_text(progress)}"
+    return dataclasses.asdict(progress), f"{arguments.out}: {_progress_text(progress)}"
+
+
+def _ingest(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[dict[str, Any], str]:
+    from ctr.pipelines.events.batch import ingest_events
+
     result = ingest_events(
-        mapping, arguments.input, arguments.out, max_reject_share=share, options=arguments.beam_options
+        mapping,
+        arguments.input,
+        arguments.out,
+        max_reject_share=arguments.max_reject_share,
+        options=arguments.beam_options,
     )
     return dataclasses.asdict(result), f"{arguments.out}: {_result_text(result)}"
 
@@ -51,6 +84,8 @@ def _check_arguments(arguments: argparse.Namespace) -> None:
         "--drain goes with --follow or --stream": arguments.drain and not lasting,
         "--poll goes with --follow or --stream": arguments.poll is not None and not lasting,
         "--idle-timeout goes with --follow or --stream": arguments.idle_timeout is not None and not lasting,
+        "--drain, --poll and --idle-timeout go with folders, not with --kafka": arguments.kafka
+        and (arguments.drain or arguments.poll is not None or arguments.idle_timeout is not None),
         "--kafka goes with --stream": arguments.kafka and not arguments.stream,
         "--kafka-option goes with --kafka": arguments.kafka_option and not arguments.kafka,
         "--expansion-service goes with --kafka": arguments.expansion_service and not arguments.kafka,
@@ -65,6 +100,7 @@ def _stream(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[dict[
     from ctr.pipelines.events.kafka import EventsInKafka, kafka_options
     from ctr.pipelines.events.stream import first_needed, last_published, stream_events
     from ctr.pipelines.events.stream_files import EventsInFolders
+    from ctr.pipelines.events.stream_job import silent_workers, streaming_options
 
     log = arguments.out.resolve()
 
@@ -83,27 +119,28 @@ def _stream(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[dict[
             pinned, [folder.resolve() for folder in arguments.input], arguments.drain, **settings
         )
 
-    options = beam_options(arguments.beam_options, 1)
-    stream_events(mapping, log, source, options, arguments.max_reject_share)
+    with silent_workers(), stop_signals() as stop:
+        options = streaming_options(arguments.beam_options, arguments.drain)
+        stream_events(mapping, log, source, options, arguments.max_reject_share, stop)
     manifests = read_manifests(log)
     rows = sum(manifest.rows for manifest in manifests)
     result = {"intervals": len(manifests), "rows": rows, "last_published": last_published(log)}
     return result, f"{arguments.out}: {len(manifests)} intervals, {rows} examples"
 
 
-def _tell(progress: Progress, published: list[Manifest]) -> None:
+def _tell(progress: "Progress", published: list[Manifest]) -> None:
     if published and sys.stderr.isatty():
         print(_progress_text(progress), file=sys.stderr, flush=True)
 
 
-def _progress_text(progress: Progress) -> str:
+def _progress_text(progress: "Progress") -> str:
     return (
         f"{progress.published} intervals, {progress.rows} examples published; {_counts_text(progress.counts)}; "
         f"{progress.pending} impressions pending"
     )
 
 
-def _result_text(result: EventsResult) -> str:
+def _result_text(result: "EventsResult") -> str:
     counters = result.counters
     told = ", ".join(
         f"{counters[name]} {name.replace('_', ' ')}" for name in sorted(counters) if counters[name]
@@ -114,7 +151,7 @@ def _result_text(result: EventsResult) -> str:
     )
 
 
-def _counts_text(counts: EventCounts) -> str:
+def _counts_text(counts: "EventCounts") -> str:
     parts = []
     for kind in ("impressions", "clicks"):
         found = getattr(counts, kind)

@@ -1,7 +1,8 @@
 """Kafka topics as a source of events, through Beam's own connector.
 
 Records are JSON objects. Their timestamps are their arrivals: a topic either lets the broker set them, or producers
-give the time at which they got the event.
+give the time at which they got the event. A record without a value (null) is no event: it only says what time it is in
+its partition, which the connector does not know before the first record that it reads there.
 """
 
 # Beam types its classes, few of its functions.
@@ -16,17 +17,15 @@ import apache_beam as beam
 import numpy as np
 from apache_beam.io.kafka import ReadFromKafka, ReadFromKafkaSchema, default_io_expansion_service
 from apache_beam.transforms.external import ExternalTransform, NamedTupleBasedPayloadBuilder
-from apache_beam.transforms.window import GlobalWindow
+from apache_beam.transforms.window import GlobalWindow, TimestampedValue
 from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import WindowedValue
 
 from ctr.data.event_mapping import EventMapping
 from ctr.errors import InputError
-from ctr.pipelines.events.read import line_reader
+from ctr.pipelines.events.read import BLOCK_BYTES, line_reader
 from ctr.pipelines.events.stream import RawEvents
 from ctr.pipelines.events.tables import KINDS, Kind, source_of
-
-_RECORDS_TOGETHER = 16_384
 
 
 def kafka_options(given: list[str]) -> dict[str, str]:
@@ -116,20 +115,26 @@ def _connector(service: Any, fields: dict[str, Any]) -> ExternalTransform:
 
 @beam.typehints.with_output_types(RawEvents)
 class _Gather(beam.DoFn):
-    """Records of a partition to chunks, as many as a bundle brings."""
+    """Records of a partition to chunks, as many as a bundle brings, or as many bytes as are read at a time."""
 
     def __init__(self, mapping: EventMapping, kind: Kind) -> None:
         self._mapping, self._kind = mapping, kind
         self._waiting: dict[tuple[str, int], list[tuple[int, bytes, Timestamp]]] = {}
+        self._bytes = 0
 
     def start_bundle(self) -> None:
-        self._waiting = {}
+        self._waiting, self._bytes = {}, 0
 
-    def process(self, record: Any, moment: Any = beam.DoFn.TimestampParam) -> Iterator[RawEvents]:
+    def process(self, record: Any, moment: Any = beam.DoFn.TimestampParam) -> Iterator[Any]:
+        if record.value is None:
+            return
         waiting = self._waiting.setdefault((record.topic, record.partition), [])
         waiting.append((record.offset, record.value, moment))
-        if len(waiting) >= _RECORDS_TOGETHER:
-            yield self._chunk(record.topic, record.partition).value
+        self._bytes += len(record.value)
+        if self._bytes >= BLOCK_BYTES:
+            self._bytes = 0
+            for chunk in self.finish_bundle():
+                yield TimestampedValue(chunk.value, chunk.timestamp)
 
     def finish_bundle(self) -> Iterator[WindowedValue]:
         for topic, partition in list(self._waiting):
@@ -138,8 +143,8 @@ class _Gather(beam.DoFn):
     def _chunk(self, topic: str, partition: int) -> WindowedValue:
         found = self._waiting.pop((topic, partition))
         offsets = np.array([offset for offset, _, _ in found], np.int64)
-        # A record is a line here. Without a value it is no object, and is set aside as such.
-        values = [value if value and not value.isspace() else b"null" for _, value, _ in found]
+        # A record is a line here. An empty one is no object, and is set aside as such.
+        values = [value if not value.isspace() and value else b"null" for _, value, _ in found]
         lines = [value.replace(b"\n", b" ").replace(b"\r", b" ") for value in values]
         chunk, _, _ = line_reader(self._mapping, self._kind).read_block(0, b"\n".join(lines) + b"\n", 0)
         rejects = [replace(reject, row=int(offsets[reject.row])) for reject in chunk.rejects]

@@ -23,7 +23,7 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
-from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.transforms.trigger import AccumulationMode, AfterCount, AfterWatermark
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
 from apache_beam.utils.timestamp import Duration, Timestamp
@@ -46,10 +46,12 @@ from ctr.pipelines.events.rules import (
     route_impressions,
     split_by_interval,
 )
-from ctr.pipelines.events.run import is_local, run_pipeline, with_pinned_teacher
+from ctr.pipelines.events.run import is_local, with_pinned_teacher
 from ctr.pipelines.events.spool import UnitReport
 from ctr.pipelines.events.steps import JoinedAt, StageIntervals
+from ctr.pipelines.events.stream_job import run_until_stopped
 from ctr.pipelines.events.tables import EARLIER_SCHEMA, KINDS, Kind, empty, prepare
+from ctr.training.stop_signals import Stop
 
 _EARLIER = "earlier"
 _MILLISECOND = 1000
@@ -70,10 +72,9 @@ class RawEvents:
 def first_needed(mapping: EventMapping, log: Path) -> int:
     """The arrival, in microseconds, from which on a source must be read again for what is not published yet."""
     rules, last = interval_rules(mapping), last_published(log)
-    if last < 0:
+    if last < 0 or mapping.future is None:
         return 0
-    ahead = 0 if mapping.future is None else duration_us(mapping.future)
-    return max(0, known_from(rules, last + rules.length) - ahead)
+    return max(0, known_from(rules, last + rules.length) - duration_us(mapping.future))
 
 
 def last_published(log: Path) -> int:
@@ -255,15 +256,17 @@ def stream_events(
     source: Callable[[EventMapping], Any],
     options: PipelineOptions,
     max_reject_share: float = 0.01,
+    stop: Stop = lambda: None,
 ) -> None:
-    """Runs the job on a streaming runner until its source ends or the job does.
+    """Runs the job on a streaming runner until its source ends, or it is told to stop and cancelled.
 
     Args:
         mapping: how events become examples.
         log: the log's folder; all workers must see it under this path.
         source: makes the transform that gives ``RawEvents``, of the mapping with its teacher pinned.
-        options: Beam's, with a runner.
+        options: Beam's, with a runner (``ctr.pipelines.events.stream_job.streaming_options``).
         max_reject_share: of the latest events of each worker; more of them end the job.
+        stop: asked ten times a second.
 
     Raises:
         InputError: a runner that cannot do it, another mapping's log, or too many rejects.
@@ -273,12 +276,12 @@ def stream_events(
             "--stream needs a runner that waits for watermarks: --beam-options='--runner=FlinkRunner ...'; without "
             "one, --follow does the same on this machine"
         )
-    options.view_as(StandardOptions).streaming = True
     check_rules(mapping)
     mapping = with_pinned_teacher(mapping, log)
     events = source(mapping)
     begin_log(log, mapping)
-    run_pipeline(
+    run_until_stopped(
         options,
         lambda pipeline: pipeline | "Events" >> events | PublishStream(mapping, log, max_reject_share),
+        stop,
     )

@@ -1,0 +1,138 @@
+"""A streaming job from its submission to its end: options that every such job needs, signals, and what goes wrong."""
+
+# mypy: allow-untyped-calls
+
+import contextlib
+import os
+import shlex
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import apache_beam as beam
+import grpc
+from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, StandardOptions
+
+from ctr.errors import InputError
+from ctr.pipelines.events.run import beam_options, input_errors_of_workers
+from ctr.training.stop_signals import Stop
+
+_FLINK = ("FlinkRunner", "PortableRunner")
+_CHECKPOINTING = "--checkpointing_interval"
+_CANCEL_SECONDS = 60
+_CONNECT_SECONDS = 10
+
+_WITH_CHECKPOINTS = {
+    # Without it what a bundle gives that a checkpoint ends waits for the next one, which a source may never have.
+    "--finish_bundle_before_checkpointing": "",
+    # By default Flink starts a failing job again for ever.
+    "--number_of_execution_retries": "=3",
+}
+# How long sources stay that have nothing more to say; Flink's own default depends on whether there are checkpoints.
+# When they are gone no watermark of Kafka's moves; while they are there a job that has read everything does not end.
+_SOURCES_STAY = "--shutdown_sources_after_idle_ms"
+_FOR_EVER = 2**63 - 1
+# A watermark moves when a bundle ends, so that intervals are published this much late; by default a second.
+_ALWAYS = {"--max_bundle_time_mills": "=100"}
+
+
+def streaming_options(given: str, drain: bool) -> PipelineOptions:
+    """Beam's options, and for Flink those that a job of this kind needs where they are not given.
+
+    Raises:
+        InputError: an option that Beam does not read.
+    """
+    options = beam_options(given, 1)
+    options.view_as(StandardOptions).streaming = True
+    if runner_name(options) not in _FLINK:
+        return options
+    arguments = shlex.split(given)
+    names = {argument.partition("=")[0] for argument in arguments}
+    stay = {_SOURCES_STAY: f"={1 if drain else _FOR_EVER}"}
+    needed = _ALWAYS | stay | (_WITH_CHECKPOINTS if _CHECKPOINTING in names else {})
+    added = [name + value for name, value in needed.items() if name not in names]
+    options = beam_options(shlex.join([*arguments, *added]), 1)
+    options.view_as(StandardOptions).streaming = True
+    return options
+
+
+def runner_name(options: PipelineOptions) -> str:
+    """The name of the runner's class."""
+    return str(options.view_as(StandardOptions).runner).rpartition(".")[2]
+
+
+def run_until_stopped(options: PipelineOptions, build: Callable[[Any], object], stop: Stop) -> None:
+    """Submits a pipeline and waits until it is done, or is told to stop and cancelled.
+
+    Raises:
+        InputError: of a worker, of options that fit no runner, or a runner that is not there or went away.
+    """
+    _check_endpoint(options)
+    try:
+        pipeline = beam.Pipeline(options=options)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise InputError(f"--beam-options: {' '.join(str(error).split())}") from None
+    build(pipeline)
+    with _runner_errors(), input_errors_of_workers():
+        _run(pipeline, stop)
+
+
+def _check_endpoint(options: PipelineOptions) -> None:
+    """Beam itself waits minutes for a job server that is not there."""
+    endpoint = str(options.view_as(PortableOptions).job_endpoint or "")
+    host, colon, port = endpoint.rpartition(":")
+    if runner_name(options) not in _FLINK or not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+    except OSError as error:
+        raise InputError(f"--beam-options: no job server at {endpoint}: {error.strerror or error}") from None
+
+
+def _run(pipeline: Any, stop: Stop) -> None:
+    submitted: list[Any] = []
+    failures: list[Exception] = []
+    ended = threading.Event()
+
+    def run() -> None:
+        try:
+            submitted.append(pipeline.run())
+            submitted[0].wait_until_finish()
+        except Exception as error:
+            failures.append(error)
+        finally:
+            ended.set()
+
+    # A thread of its own: a signal must not break off what Beam does.
+    threading.Thread(target=run, daemon=True).start()
+    while not ended.wait(0.1):
+        if stop() is not None:
+            for result in submitted:
+                result.cancel()
+                ended.wait(_CANCEL_SECONDS)
+            return
+    if failures:
+        raise failures[0]
+
+
+@contextlib.contextmanager
+def _runner_errors() -> Iterator[None]:
+    """Turns what gRPC says of a runner that cannot be reached into one line."""
+    try:
+        yield
+    except (grpc.RpcError, grpc.FutureTimeoutError) as error:
+        told = error.details() if hasattr(error, "details") else "no answer"
+        raise InputError(f"--beam-options: the runner cannot be reached (any more): {told}") from None
+
+
+@contextlib.contextmanager
+def silent_workers() -> Iterator[None]:
+    """Keeps away what workers inside this process print, each try and each thread anew.
+
+    What has gone wrong is said once, by the error that the job ends with.
+    """
+    # For good: threads of a worker that has lost its runner end whenever they notice.
+    threading.excepthook = lambda failure: None
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+        yield
