@@ -138,18 +138,18 @@ def test_a_job_that_is_started_again_publishes_what_is_left_with_the_same_bytes(
     impressions += [made.impression(number, 1.5 * number + 25, color="blue") for number in range(0, 80, 9)]
     clicks = [made.click(number, 1.5 * number + number % 25) for number in range(0, 80, 2)]
     log = tmp_path / "log"
-    made.run_stream(log, [made.raw("impressions", *impressions), made.raw("clicks", *clicks)], future=None)
+    made.run_stream(log, [made.raw("impressions", *impressions), made.raw("clicks", *clicks)], future="1ms")
     whole = made.published(log)
     assert len(list_intervals(log)) == 7
     for kept in (5, 3, 0):
         for start, end in list_intervals(log)[kept:]:
             (log / "manifests" / f"{start:019d}-{end:019d}.json").unlink()
-        since = first_needed(made.mapping(future=None), log)
+        since = first_needed(made.mapping(future="1ms"), log)
         # A source need not give what arrived before, and more than is needed does no harm.
         needed = [event for event in impressions if event["arrival"] >= since]
         assert (len(needed) < len(impressions)) == (kept > 0)
         order = made.run_stream(
-            log, [made.raw("impressions", *needed), made.raw("clicks", *clicks)], future=None
+            log, [made.raw("impressions", *needed), made.raw("clicks", *clicks)], future="1ms"
         )
         assert order == [at * made.LENGTH * made.SECOND for at in range(kept, 7)]
         assert made.published(log) == whole
@@ -164,8 +164,9 @@ def test_what_is_needed_again_begins_as_far_back_as_a_click_is_told_late(made, t
     behind = made.LENGTH - 2 * made.WINDOW
     ahead = 300  # by which an event may lie beyond its arrival
     assert first_needed(made.mapping(), tmp_path / "log") == made.microseconds(behind - ahead)
-    assert first_needed(made.mapping(future=None), tmp_path / "log") == made.microseconds(behind)
-    assert first_needed(made.mapping(late_window="1s", future=None), tmp_path / "log") == made.microseconds(9)
+    assert first_needed(made.mapping(future=None), tmp_path / "log") == 0
+    near = made.mapping(late_window="1s", future="1s")
+    assert first_needed(near, tmp_path / "log") == made.microseconds(8)
 
 
 def test_durations_that_a_window_does_not_hold_are_refused(made):
