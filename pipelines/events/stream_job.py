@@ -118,12 +118,17 @@ def _run(pipeline: Any, stop: Stop) -> None:
 
 @contextlib.contextmanager
 def _runner_errors() -> Iterator[None]:
-    """Turns what gRPC says of a runner that cannot be reached into one line."""
+    """Turns what is said of a runner that cannot be reached, or cannot do it, into one line."""
     try:
         yield
     except (grpc.RpcError, grpc.FutureTimeoutError) as error:
         told = error.details() if hasattr(error, "details") else "no answer"
         raise InputError(f"--beam-options: the runner cannot be reached (any more): {told}") from None
+    except RuntimeError as error:
+        if "Traceback" in str(error):
+            raise
+        # Not of a worker: the runner itself could not go on.
+        raise InputError(f"--beam-options: {error}") from None
 
 
 @contextlib.contextmanager
