@@ -148,8 +148,9 @@ def test_a_late_event_is_set_aside_and_a_job_server_that_goes_away_ends_the_comm
     jobs, traffic, tmp_path
 ):
     log, events = tmp_path / "log", tmp_path / "events"
-    # As if nothing had been written for long: the arrivals go on with the time of day.
-    jobs.copy_files(traffic.files, events, age=86_400 * 30)
+    # As if nothing had been written for long: the arrivals go on with the time of day. Not so long that late events are
+    # dropped.
+    jobs.copy_files(traffic.files, events, age=86_400 * 2)
     server = jobs.java_services.flink_job_server(tmp_path / "flink")
     with contextlib.ExitStack() as stack:
         endpoint = stack.enter_context(server)
