@@ -94,6 +94,7 @@ class StoppedError(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [288, 432])
 def test_a_resumed_run_makes_those_that_are_missing(log, finished, tmp_path, stop_at):
     run = tmp_path / "run"

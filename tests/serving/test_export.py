@@ -171,6 +171,7 @@ assert not loaded, loaded
 """
 
 
+@pytest.mark.slow
 def test_the_scorer_needs_nothing_of_the_trainer(case, exported, fresh_python, root, tmp_path):
     expected = case("factorised ensemble", "bfloat16")
     (tmp_path / "raw.json").write_text(json.dumps(expected.raw))

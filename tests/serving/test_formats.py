@@ -124,6 +124,7 @@ def test_mind(tmp_path):
     check_mind(tmp_path, write_mind(tmp_path / "raw", 600), "float32")
 
 
+@pytest.mark.slow
 def test_criteo(tmp_path):
     check_criteo(tmp_path, write_criteo(tmp_path / "raw", 2500), "bfloat16")
 

@@ -225,6 +225,7 @@ def kill_after(
     patch.setattr(where, name, last)
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_killed_wherever_it_can_be_ends_the_same(place: Path, loop: Path) -> None:
     out, killed = place / "killed", set[str]()
     with pytest.MonkeyPatch.context() as patch:
@@ -255,6 +256,7 @@ def test_a_loop_that_is_killed_wherever_it_can_be_ends_the_same(place: Path, loo
     assert_same(outcome(out), outcome(loop))
 
 
+@pytest.mark.slow
 def test_two_runs_see_the_same_queries(place: Path, loop: Path) -> None:
     learn(place / "log", place / "run-2", {**constrained(place / "random"), "seed": 2})
     run_closed_loop(place / "run-2", place / "log", 2, place / "loop-2")

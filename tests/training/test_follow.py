@@ -98,6 +98,7 @@ def assert_one_pass(
     assert read_predictions(run).equals(read_predictions(whole))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("within", [False, True])
 def test_a_log_that_appears_and_grows_gives_the_bits_of_one_pass(
     short, exposure, make_config, read_predictions, tmp_path, within

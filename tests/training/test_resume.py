@@ -114,6 +114,7 @@ def test_killed_before_the_first_checkpoint(faulty_log, uninterrupted, run_kille
     assert_same(tmp_path / "run", uninterrupted[0])
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(faulty_log, uninterrupted, positions, run_killed, tmp_path):
     run = tmp_path / "run"
     first, second, *_ = checkpointed(positions)

@@ -36,6 +36,7 @@ def good_rows(log: Path, schema, intervals: slice = slice(None)):
     return rows.keep(rows.fault == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0, 0.02])
 def test_growing_logs_give_the_bits_of_one_pass(
     growing, exposure, schema, make_config, make_examples, make_log, tmp_path, delay

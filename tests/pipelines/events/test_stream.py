@@ -193,6 +193,7 @@ def deliveries(draw):
     return events, order, cuts
 
 
+@pytest.mark.slow
 @given(deliveries())
 @settings(
     max_examples=12,

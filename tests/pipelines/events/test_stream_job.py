@@ -1,9 +1,7 @@
 """Options and refusals of the streaming job, before anything runs."""
 
 import argparse
-import signal
 import socket
-import threading
 from pathlib import Path
 
 import apache_beam as beam
@@ -15,7 +13,7 @@ from ctr.data.event_mapping import EventMapping
 from ctr.errors import InputError
 from ctr.pipelines.events.command import run_events
 from ctr.pipelines.events.kafka import EventsInKafka, kafka_options
-from ctr.pipelines.events.stream_job import run_until_stopped, stop_on_signals, streaming_options
+from ctr.pipelines.events.stream_job import run_until_stopped, streaming_options
 
 
 def flags(given: str, drain: bool = False) -> set[str]:
@@ -46,17 +44,7 @@ def test_a_job_server_that_is_not_there_is_one_line():
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"
     options = streaming_options(f"--runner=PortableRunner --job_endpoint={endpoint}", False)
     with pytest.raises(InputError, match=f"no job server at {endpoint}: Connection refused"):
-        run_until_stopped(options, lambda pipeline: pipeline | beam.Create([1]), threading.Event())
-
-
-def test_a_signal_sets_the_event_and_the_handlers_come_back():
-    before = signal.getsignal(signal.SIGTERM)
-    with stop_on_signals() as stop:
-        assert not stop.is_set()
-        signal.raise_signal(signal.SIGTERM)
-        assert stop.is_set()
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    assert signal.getsignal(signal.SIGTERM) == before
+        run_until_stopped(options, lambda pipeline: pipeline | beam.Create([1]), lambda: None)
 
 
 def arguments(*given: str, folder: Path) -> argparse.Namespace:

@@ -446,6 +446,7 @@ def test_what_a_killed_reading_set_down_of_a_file_that_is_another_now_does_not_c
 # ---------------------------------------------------------------- arrivals across files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allowed", [False, True])
 def test_arrivals_may_lie_before_those_of_files_before_them_as_far_as_they_overlap(
     allowed: bool, made: Any, events: Any, tmp_path: Path
