@@ -97,7 +97,7 @@ def test_a_killed_job_goes_on_from_its_checkpoint_without_what_it_has_read(jobs,
         jobs.java_services.flink_job_server(
             tmp_path / "again", settings=jobs.resumed(checkpoints)
         ) as endpoint,
-        jobs.job(log, endpoint, events, beam=options) as process,
+        jobs.job(log, endpoint, events, "--idle-timeout=300", beam=options) as process,
     ):
         jobs.wait(lambda: jobs.manifests(log) >= traffic.intervals, process)
         status, said, complaints = jobs.told_to_stop(process, signal.SIGTERM)
@@ -154,7 +154,7 @@ def test_a_late_event_is_set_aside_and_a_job_server_that_goes_away_ends_the_comm
     server = jobs.java_services.flink_job_server(tmp_path / "flink")
     with contextlib.ExitStack() as stack:
         endpoint = stack.enter_context(server)
-        process = stack.enter_context(jobs.job(log, endpoint, events))
+        process = stack.enter_context(jobs.job(log, endpoint, events, "--idle-timeout=300"))
         jobs.wait(lambda: jobs.manifests(log) >= traffic.intervals, process)
         before = {path.name for path in (log / "late").iterdir()}
         # The same events once more, in a file behind all others: now all of them are late, though they say otherwise.
