@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import dataclasses
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -97,6 +98,8 @@ def _check_arguments(arguments: argparse.Namespace) -> None:
 
 
 def _stream(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[dict[str, Any], str]:
+    # What it says of a lost connection the error at the end says too. Read when gRPC is loaded, here at the latest.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from ctr.pipelines.events.kafka import EventsInKafka, kafka_options
     from ctr.pipelines.events.stream import first_needed, last_published, stream_events
     from ctr.pipelines.events.stream_files import EventsInFolders
