@@ -95,32 +95,24 @@ def measure(folder: Path, seconds: float, rate: int) -> dict[str, Any]:
     log, run = folder / "log", folder / "run"
     ctr = [sys.executable, "-m", "ctr"]
     live = ["--follow", "--poll", "0.2"]
-    ingest = [
-        *ctr,
-        "ingest",
-        "events",
-        folder / "events",
-        "--mapping",
-        folder / "mapping.yaml",
-        "--out",
-        log,
-        *live,
-    ]
+    events = [folder / "events", "--mapping", folder / "mapping.yaml"]
+    ingest = [*ctr, "ingest", "events", *events, "--out", log, *live]
     train = [*ctr, "train", log, "--config", folder / "train.yaml", "--out", run, *live]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     with (
         (folder / "programs.log").open("wb") as told,
-        subprocess.Popen(
-            [*ctr, *ingest, "--follow", "--poll", "0.2"], env=environment, stdout=told, stderr=told
-        ) as joiner,
+        subprocess.Popen(ingest, env=environment, stdout=told, stderr=told) as joiner,
         subprocess.Popen(train, env=environment, stdout=told, stderr=told) as trainer,
     ):
         try:
             write_live(folder / "events", seconds, rate)
             time.sleep(INTERVAL)
+            ended = [process.poll() for process in (joiner, trainer)]
         finally:
             for process in (joiner, trainer):
                 process.terminate()
+    if ended != [None, None]:
+        raise SystemExit(f"a program ended: {(folder / 'programs.log').read_text()[-2000:]}")
     delays, published, rows = [], [], 0
     for line in (run / "follow.jsonl").read_text().splitlines():
         content = json.loads(line)
