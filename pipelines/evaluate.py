@@ -21,6 +21,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
 from ctr.errors import InputError
+from ctr.pipelines.beam_options import read_beam_options
 from ctr.pipelines.evaluate_rows import RowGroup, find_row_groups, read_row_group
 from ctr.pipelines.evaluate_transforms import FAULT, KINDS, difference_of, metric_states
 
@@ -149,14 +150,7 @@ def _run_pass(
 
 
 def _options(given: Sequence[str]) -> PipelineOptions:
-    complaint = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(complaint):
-            options = PipelineOptions(list(given))
-            options.get_all_options()
-    except SystemExit:
-        last = complaint.getvalue().strip().rpartition("error: ")[2]
-        raise InputError(f"Beam options {' '.join(given)}: {last}") from None
+    options = read_beam_options(given, f"Beam options {' '.join(given)}")
     standard = options.view_as(StandardOptions)
     if standard.runner is None:
         # Beam's own default may look for a runner on the network.

@@ -6,10 +6,8 @@ What came of it is a file beside the experiment, as workers elsewhere share noth
 
 import contextlib
 import heapq
-import io
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -22,8 +20,8 @@ from pathlib import Path
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from ctr.errors import InputError
 from ctr.files import write_atomic_bytes
+from ctr.pipelines.beam_options import in_this_process, read_beam_options, split_beam_options
 
 _LINES_KEPT = 30
 _POLL_SECONDS = 0.2
@@ -188,7 +186,7 @@ def run_jobs(
     if not jobs:
         return {}
     global _slots
-    here = not any(option.startswith("--runner") for option in shlex.split(beam_options))
+    here = not any(option.startswith("--runner") for option in split_beam_options(beam_options))
     options = _options(beam_options, min(len(jobs), max(workers, _BUNDLES)) if here else None)
     _slots = _Slots(workers) if here else None
     jobs = [replace(job, place=place) for place, job in enumerate(jobs)]
@@ -234,17 +232,5 @@ def _tell(
 
 def _options(beam_options: str, threads: int | None) -> PipelineOptions:
     """Those that are given; with a number of ``threads``, for that many in this process."""
-    given = shlex.split(beam_options)
-    if threads is not None:
-        given += ["--runner=FnApiRunner", "--direct_running_mode=multi_threading"]
-        given += [f"--direct_num_workers={threads}"]
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(printed):
-            options = PipelineOptions(given)
-            # Reads them; otherwise that comes later, one group after another.
-            options.get_all_options()
-    except SystemExit:
-        fault = printed.getvalue().strip().splitlines()[-1].rpartition("error: ")[2]
-        raise InputError(f"--beam-options {beam_options}: {fault}") from None
-    return options
+    here = [] if threads is None else in_this_process(threads)
+    return read_beam_options([*split_beam_options(beam_options), *here], f"--beam-options {beam_options}")

@@ -84,6 +84,24 @@ class Arrival:
         self._path.unlink()
 
 
+def split_by_interval(table: pa.Table, starts: np.ndarray) -> dict[int, pa.Table]:
+    """The rows of a table by the interval that each belongs to, in their order.
+
+    Args:
+        starts: int64 [N].
+    """
+    if not len(starts):
+        return {}
+    if not (starts[1:] >= starts[:-1]).all():
+        order = np.argsort(starts, kind="stable")
+        table, starts = table.take(pa.array(order)), starts[order]
+    begins = np.flatnonzero(np.append(True, starts[1:] != starts[:-1]))
+    ends = np.append(begins[1:], len(starts))
+    return {
+        int(starts[begin]): table.slice(begin, end - begin) for begin, end in zip(begins, ends, strict=True)
+    }
+
+
 class IntervalSpill:
     """Rows by interval of query time, each interval in the order of arrival.
 
@@ -107,14 +125,9 @@ class IntervalSpill:
             return
         times = table.column("query_time").to_numpy()
         starts = times - times % self._interval_us
-        order = None if (starts[1:] >= starts[:-1]).all() else np.argsort(starts, kind="stable")
-        if order is not None:
-            table, starts = table.take(pa.array(order)), starts[order]
-        begins = np.flatnonzero(np.append(True, starts[1:] != starts[:-1]))
-        for begin, end in zip(begins, np.append(begins[1:], len(starts)), strict=True):
-            start = int(starts[begin])
+        for start, part in split_by_interval(table, starts).items():
             self._starts.add(start)
-            self._buffers.setdefault(start, []).append(table.slice(begin, end - begin))
+            self._buffers.setdefault(start, []).append(part)
         self._buffered_bytes += table.nbytes
         if self._buffered_bytes > self._buffer_bytes:
             self._flush()

@@ -72,6 +72,7 @@ def _matches(folder: Path, patterns: Sequence[str]) -> set[Path]:
     try:
         return {path for pattern in patterns for path in folder.glob(pattern)}
     except (NotImplementedError, ValueError) as error:
+        # What Path.glob raises for an absolute pattern, and for an empty one.
         raise InputError(f"mapping: the pattern {' or '.join(patterns)}: {error}") from None
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from ctr.data.event_mapping import EventMapping
 from ctr.data.mapping import duration_us
+from ctr.pipelines.spill import split_by_interval
 
 Times = TypeVar("Times", int, np.ndarray)
 
@@ -58,24 +59,6 @@ def interval_rules(mapping: EventMapping) -> IntervalRules:
     return IntervalRules(
         duration_us(mapping.interval), window, late_window, duration_us(mapping.delay), overlap
     )
-
-
-def split_by_interval(table: pa.Table, starts: np.ndarray) -> dict[int, pa.Table]:
-    """The rows of a table by the interval that each belongs to, in their order.
-
-    Args:
-        starts: int64 [N].
-    """
-    if not len(starts):
-        return {}
-    if not (starts[1:] >= starts[:-1]).all():
-        order = np.argsort(starts, kind="stable")
-        table, starts = table.take(pa.array(order)), starts[order]
-    begins = np.flatnonzero(np.append(True, starts[1:] != starts[:-1]))
-    ends = np.append(begins[1:], len(starts))
-    return {
-        int(starts[begin]): table.slice(begin, end - begin) for begin, end in zip(begins, ends, strict=True)
-    }
 
 
 def route_impressions(rules: IntervalRules, table: pa.Table) -> tuple[dict[int, pa.Table], pa.Table]:

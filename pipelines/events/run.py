@@ -3,9 +3,7 @@
 # mypy: allow-untyped-calls
 
 import contextlib
-import io
 import re
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from ctr.config import load_model
 from ctr.data.event_mapping import EventMapping, EventTeacher
 from ctr.data.log import Manifest, publish_manifest
 from ctr.errors import InputError
+from ctr.pipelines.beam_options import in_this_process, read_beam_options, split_beam_options
 from ctr.pipelines.events.publish import MAPPING_FILE
 from ctr.pipelines.events.read import Unit
 from ctr.pipelines.events.spool import staged_path
@@ -41,22 +40,10 @@ def beam_options(given: str, workers: int) -> PipelineOptions:
     Raises:
         InputError: an option that Beam does not read.
     """
-    try:
-        arguments = shlex.split(given)
-    except ValueError as error:
-        raise InputError(f"--beam-options {given}: {error}") from None
+    arguments = split_beam_options(given)
     if not any(argument.startswith("--runner") for argument in arguments):
-        arguments += ["--runner=FnApiRunner", "--direct_running_mode=multi_threading"]
-        arguments += [f"--direct_num_workers={workers}"]
-    complaint = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(complaint):
-            options = PipelineOptions(arguments)
-            options.get_all_options()
-    except SystemExit:
-        last = complaint.getvalue().strip().rpartition("error: ")[2]
-        raise InputError(f"--beam-options {given}: {last}") from None
-    return options
+        arguments += in_this_process(workers)
+    return read_beam_options(arguments, f"--beam-options {given}")
 
 
 @contextlib.contextmanager

@@ -44,13 +44,13 @@ from ctr.pipelines.events.rules import (
     known_from,
     route_clicks,
     route_impressions,
-    split_by_interval,
 )
 from ctr.pipelines.events.run import is_local, with_pinned_teacher
 from ctr.pipelines.events.spool import UnitReport
 from ctr.pipelines.events.steps import JoinedAt, StageIntervals
 from ctr.pipelines.events.stream_job import run_until_stopped
 from ctr.pipelines.events.tables import EARLIER_SCHEMA, KINDS, Kind, empty, prepare
+from ctr.pipelines.spill import split_by_interval
 from ctr.training.stop_signals import Stop
 
 _EARLIER = "earlier"

@@ -1,0 +1,51 @@
+"""Beam's options as a user writes them, read once and refused in one line."""
+
+# mypy: allow-untyped-calls
+
+import contextlib
+import io
+import shlex
+from collections.abc import Sequence
+
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from ctr.errors import InputError
+
+
+def read_beam_options(arguments: Sequence[str], told: str) -> PipelineOptions:
+    """Beam's options.
+
+    Args:
+        arguments: ``--runner=...`` and so on.
+        told: how the user gave them, for the message.
+
+    Raises:
+        InputError: an option that Beam does not read.
+    """
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            options = PipelineOptions(list(arguments))
+            # Reads them; otherwise that comes later, one group after another.
+            options.get_all_options()
+    except SystemExit:
+        fault = complaint.getvalue().strip().rpartition("error: ")[2]
+        raise InputError(f"{told}: {fault}") from None
+    return options
+
+
+def split_beam_options(given: str) -> list[str]:
+    """The arguments of ``--beam-options``. Raises InputError for a quote that is never closed."""
+    try:
+        return shlex.split(given)
+    except ValueError as error:
+        raise InputError(f"--beam-options {given}: {error}") from None
+
+
+def in_this_process(threads: int) -> list[str]:
+    """The options of the runner inside this process with so many threads."""
+    return [
+        "--runner=FnApiRunner",
+        "--direct_running_mode=multi_threading",
+        f"--direct_num_workers={threads}",
+    ]
