@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,30 +49,47 @@ def appear(kind: str) -> None:
         hidden.replace(events / kind / path.name)
 
 
-def run(drain: bool) -> None:
+def run(until: Callable[[], bool], drain: bool) -> None:
     if given["driver"] == "batch":
         ingest_events(mapping, [events], log, max_reject_share=0)
     else:
         settings = WatchSettings(poll_seconds=0.01, settle_seconds=0, max_reject_share=0, drain=drain)
-        watch_events(mapping, [events], log, settings, lambda: False)
+        watch_events(mapping, [events], log, settings, until)
 
 
-def start(last_sync: int | None) -> int:
-    """Starts a job that dies at a call of fsync, so that something was just written but has not yet its name."""
+def die_after(calls: int) -> Callable[[], bool]:
+    """A function that ends this process as a lost machine does, once it has been called more often than this."""
+    left = iter(range(calls))
+
+    def call() -> bool:
+        if next(left, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+    return call
+
+
+def start(syncs: int, rounds: int, drain: bool = False) -> int:
+    """Starts a job that dies of its work, so that a slow machine lets it come as far as a quick one.
+
+    Args:
+        syncs: calls of fsync it lives for: after them something was just written but has not yet its name.
+        rounds: of a watch it lives for.
+        drain: whether a watch ends when there is nothing left.
+    """
     child = os.fork()
     if child:
         return child
-    fsync, calls = os.fsync, iter(range(last_sync or sys.maxsize))
+    fsync, at_sync, at_round = os.fsync, die_after(syncs), die_after(rounds)
 
     def counting_fsync(descriptor: int) -> None:
-        if next(calls, None) is None:
-            os.kill(os.getpid(), signal.SIGKILL)
+        at_sync()
         fsync(descriptor)
 
     status = 1
     try:
         os.fsync = counting_fsync
-        run(drain=last_sync is None)
+        run(at_round, drain)
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -106,8 +124,8 @@ def main() -> None:
             appear(kind)
         # Most of them where something is being written, the others anywhere.
         by_sync = source.random() < 0.75
-        child = start(source.randrange(1, 40) if by_sync else sys.maxsize)
-        ended = wait(child, 3.0 if by_sync else source.uniform(0.5, 3.0))
+        child = start(source.randrange(1, 40) if by_sync else sys.maxsize, source.randrange(5, 50))
+        ended = wait(child, LONGEST_SECONDS if by_sync else source.uniform(0.5, 3.0))
         if ended is None:
             os.kill(child, signal.SIGKILL)
             ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -118,7 +136,7 @@ def main() -> None:
     for kind in KINDS:
         while waiting[kind]:
             appear(kind)
-    last = wait(start(None), LONGEST_SECONDS)
+    last = wait(start(sys.maxsize, sys.maxsize, drain=True), LONGEST_SECONDS)
     if last != 0:
         sys.exit(f"the last job ended with {last}")
     print(json.dumps({"killed": killed, "intervals": intervals}))
