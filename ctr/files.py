@@ -1,9 +1,11 @@
 """Files that appear whole or not at all, and hashes of files."""
 
+import contextlib
 import hashlib
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,11 +14,23 @@ from ctr.errors import InputError
 _TEMPORARY_MARK = ".partial-"
 
 
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError of the block that does not say which file it is about says that it is about ``path``."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def sync_folder(folder: Path) -> None:
     """Flushes a folder's own entries, so that a rename in it survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        with naming(folder):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -34,7 +48,7 @@ def _write_temporary(path: Path, write: Callable[[BinaryIO], object]) -> Path:
     make_folder(path.parent)
     temporary = path.with_name(f"{path.name}{_TEMPORARY_MARK}{secrets.token_hex(8)}")
     try:
-        with temporary.open("xb") as file:
+        with naming(path), temporary.open("xb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -42,6 +56,12 @@ def _write_temporary(path: Path, write: Callable[[BinaryIO], object]) -> Path:
         temporary.unlink(missing_ok=True)
         raise
     return temporary
+
+
+def write_all(file: RawIOBase, content: bytes) -> None:
+    """Writes to an unbuffered file, which may take it in pieces."""
+    while content:
+        content = content[file.write(content) or 0 :]
 
 
 def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:

@@ -4,16 +4,19 @@
 
     checkpoints/00000000000000150000/arrays.npz   no pickled objects
     checkpoints/00000000000000150000/state.json   with the SHA-256 of arrays.npz
+
+The folder gets its name, by a rename, when all in it is on the disk; so the greatest name points to the newest.
 """
 
 import hashlib
+import io
 import json
 import logging
 import shutil
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 
@@ -24,22 +27,40 @@ _ARRAYS = "arrays.npz"
 _STATE = "state.json"
 _PARTIAL = ".partial"
 _DAMAGED = ".damaged"
+_PIECE = 1 << 22
 _FAULTS = (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile)
 
 log = logging.getLogger(__name__)
 
 
 def save(
-    folder: Path, examples: int, arrays: Mapping[str, np.ndarray], state: Mapping[str, Any], keep: int
+    folder: Path,
+    examples: int,
+    arrays: Mapping[str, np.ndarray],
+    state: Mapping[str, Any],
+    keep: int,
+    limit: int | None = None,
 ) -> None:
-    """Writes the checkpoint of position ``examples`` and deletes all but the newest ``keep``."""
+    """Writes the checkpoint of position ``examples`` and deletes all but the newest ``keep``.
+
+    Args:
+        limit: bytes that all checkpoints may take together, the one that is being written too: older ones than the
+            newest make room for it.
+
+    Raises:
+        InputError: there is not so much room; the newest one stays.
+    """
     make_folder(folder)
     clean_up(folder, keep)
+    _make_room(folder, sum(array.nbytes for array in arrays.values()), limit)
     final = folder / f"{examples:020d}"
     partial = folder / f"{final.name}{_PARTIAL}"
     partial.mkdir()
-    write_atomic(partial / _ARRAYS, lambda file: np.savez(file, allow_pickle=False, **arrays))
-    content = {**state, "arrays_sha256": file_sha256(partial / _ARRAYS)}
+    digest = hashlib.sha256()
+    write_atomic(
+        partial / _ARRAYS, lambda file: _write_arrays(cast(IO[bytes], _Hashing(file, digest)), arrays)
+    )
+    content = {**state, "arrays_sha256": digest.hexdigest()}
     content["state_sha256"] = _state_hash(content)
     write_atomic(partial / _STATE, lambda file: file.write((json.dumps(content, indent=1) + "\n").encode()))
     partial.rename(final)
@@ -47,13 +68,69 @@ def save(
     clean_up(folder, keep)
 
 
+class _Hashing(io.RawIOBase):
+    """Writes to a file front to back, and hashes what it writes: the file need not be read again for that."""
+
+    def __init__(self, file: BinaryIO, digest: "hashlib._Hash") -> None:
+        self._file, self._digest = file, digest
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self._digest.update(content)
+        return self._file.write(content)
+
+
+def _write_arrays(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
+    """What ``np.savez`` writes, from the arrays' own memory instead of a second copy."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            array = np.asarray(array, order="C")
+            if array.dtype.hasobject:
+                raise ValueError(f"{name}: Python objects would have to be pickled")
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array_header_1_0(member, np.lib.format.header_data_from_array_1_0(array))
+                content = array.reshape(-1).view(np.uint8).data
+                for begin in range(0, len(content), _PIECE):
+                    member.write(content[begin : begin + _PIECE])
+
+
 def clean_up(folder: Path, keep: int) -> None:
     """Deletes what an interrupted ``save`` left, and all but the newest ``keep`` checkpoints."""
     for leftover in folder.glob(f"*{_PARTIAL}"):
         shutil.rmtree(leftover)
-    for old in _complete(folder)[:-keep]:
-        # Renamed first, so that nobody finds half of it under its own name.
-        shutil.rmtree(old.rename(folder / f"{old.name}{_PARTIAL}"))
+    complete = _complete(folder)
+    for old in complete[:-keep]:
+        _delete(old)
+    for damaged in folder.glob(f"*{_DAMAGED}"):
+        # Kept to be looked at until the run is well past it.
+        if len(complete) >= keep and damaged.name < complete[-keep].name:
+            _delete(damaged)
+
+
+def _delete(path: Path) -> None:
+    # Renamed first, so that nobody finds half of it under its own name.
+    shutil.rmtree(path.rename(path.with_name(f"{path.name}{_PARTIAL}")))
+
+
+def _make_room(folder: Path, needed: int, limit: int | None) -> None:
+    """Deletes the oldest checkpoints, but the newest one, until another one fits."""
+    while True:
+        complete = _complete(folder)
+        free = shutil.disk_usage(folder).free
+        taken = sum(file.stat().st_size for path in complete for file in path.iterdir())
+        if needed <= free and (limit is None or taken + needed <= limit):
+            return
+        if len(complete) < 2:
+            allowed = f"free on the disk are {free} bytes"
+            if limit is not None and taken + needed > limit:
+                allowed = f"checkpoint.disk_limit_gb allows {limit}"
+            raise InputError(
+                f"{folder}: no room for the next checkpoint: {needed} bytes beside the {taken} of the newest one, "
+                f"which stays; {allowed}"
+            )
+        _delete(complete[0])
 
 
 def _state_hash(content: Mapping[str, Any]) -> str:

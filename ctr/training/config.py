@@ -112,10 +112,19 @@ class MetricsConfig(StrictModel):
 
 
 class CheckpointConfig(StrictModel):
-    """A checkpoint every ``every_examples``, the newest ``keep`` of them on disk."""
+    """A checkpoint every ``every_examples``, the newest ``keep`` of them on disk.
+
+    ``disk_limit_gb``, in units of 10^9 bytes: fewer are kept where they would take more, but always the newest one.
+    """
 
     every_examples: int = Field(default=500_000, ge=1)
     keep: int = Field(default=2, ge=1)
+    disk_limit_gb: float | None = Field(default=None, gt=0)
+
+    @property
+    def disk_limit(self) -> int | None:
+        """In bytes."""
+        return None if self.disk_limit_gb is None else int(self.disk_limit_gb * 1e9)
 
 
 class ExportConfig(StrictModel):

@@ -1,9 +1,11 @@
 """A run between its steps: where it stands, its metrics and its files."""
 
+import copy
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from ctr.eval.progressive import ProgressiveMetrics
 from ctr.files import remove_temporaries
 from ctr.objective.bias_constraints import Family
 from ctr.training import checkpoint
+from ctr.training.background import Background
 from ctr.training.config import TrainConfig
 from ctr.training.logs_seen import LogsSeen
 from ctr.training.run_directory import GrowingFile, PredictionWriter, describe_rejects
@@ -113,6 +116,9 @@ class Run:
         }
         self.window_times = [0, 0]
         remove_temporaries(folder)
+        self.background = Background("run-files")
+        # Memory for copies of what is saved, kept from one checkpoint to the next: fresh pages cost more than copying.
+        self._copies: dict[str, np.ndarray] = {}
         saved = checkpoint.restore_newest(folder / "checkpoints")
         checkpoint.clean_up(folder / "checkpoints", config.checkpoint.keep)
         lengths = {"metrics": 0, "rejects": 0}
@@ -121,7 +127,9 @@ class Run:
             lengths, parts = self._restore(*saved)
         self.saved_at = self.position.examples
         self.predictions = (
-            PredictionWriter(folder / "predictions", parts) if config.record_predictions else None
+            PredictionWriter(folder / "predictions", parts, submit=self.background.submit)
+            if config.record_predictions
+            else None
         )
         self.metrics_file = GrowingFile(folder / "metrics.jsonl", lengths["metrics"])
         self.rejects_file = GrowingFile(folder / "rejects.jsonl", lengths["rejects"])
@@ -193,23 +201,44 @@ class Run:
         return {role: sidecar_sha256(log, name, until) for role, (log, name) in self.sidecars.items()}
 
     def save(self) -> None:
-        """Writes a checkpoint of everything up to the current position."""
+        """Begins a checkpoint of everything up to the current position; ``background`` finishes it.
+
+        One at a time: it waits for the one before. Raises what went wrong with that.
+        """
+        self.background.wait()
         if self.predictions is not None:
             self.predictions.flush(self.position.examples)
         groups = {"weights": self.state.arrays()}
         groups |= {"total": self.total.to_arrays(), "window": self.window.to_arrays()}
         groups |= {_other_group(name): metrics.to_arrays() for name, metrics in self.others.items()}
         arrays = {f"{group}|{name}": array for group, part in groups.items() for name, array in part.items()}
+        arrays = self._copied(arrays)
         content = {
-            **self.progress(),
+            **copy.deepcopy(self.progress()),
             "sidecars": self.sidecar_hashes(self.window_times[1] + 1),
-            "lengths": {"metrics": self.metrics_file.sync(), "rejects": self.rejects_file.sync()},
-            "prediction_parts": self.predictions.parts if self.predictions is not None else [],
+            "lengths": {"metrics": self.metrics_file.length, "rejects": self.rejects_file.length},
+            "prediction_parts": list(self.predictions.parts) if self.predictions is not None else [],
         }
-        checkpoint.save(
-            self.folder / "checkpoints", self.position.examples, arrays, content, self.config.checkpoint.keep
-        )
+        self.background.submit(partial(self._write_checkpoint, self.position.examples, arrays, content))
         self.saved_at = self.position.examples
+
+    def _copied(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        before, self._copies = self._copies, {}
+        for name, array in arrays.items():
+            copied = before.get(name)
+            if copied is None or (copied.shape, copied.dtype) != (array.shape, array.dtype):
+                copied = np.empty_like(array, order="C")
+            np.copyto(copied, array)
+            self._copies[name] = copied
+        return self._copies
+
+    def _write_checkpoint(
+        self, examples: int, arrays: Mapping[str, np.ndarray], content: Mapping[str, Any]
+    ) -> None:
+        self.metrics_file.sync()
+        self.rejects_file.sync()
+        kept = self.config.checkpoint
+        checkpoint.save(self.folder / "checkpoints", examples, arrays, content, kept.keep, kept.disk_limit)
 
     def record(self, batch: Batch, logit: np.ndarray, slices: Sequence[np.ndarray]) -> None:
         """Takes the scores of a batch into metrics, predictions and rejects.
@@ -339,7 +368,8 @@ class Run:
         return duals
 
     def close(self) -> None:
-        """Closes the files."""
+        """Closes the files, once a checkpoint that was begun is written."""
+        self.background.close()
         self.metrics_file.close()
         self.rejects_file.close()
         self.events.close()

@@ -23,7 +23,7 @@ What grows during a run is cut back, on a resume, to where it was at the checkpo
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,9 @@ from ctr.files import (
     create_exclusively,
     is_temporary,
     make_folder,
+    naming,
     sync_folder,
+    write_all,
     write_atomic,
     write_atomic_bytes,
 )
@@ -69,20 +71,27 @@ class GrowingFile:
         found = path.stat().st_size if path.exists() else 0
         if found < length:
             raise InputError(f"{path}: has {found} bytes, {length} at the checkpoint: lines of it were lost")
-        self._file = path.open("ab")
+        self._path = path
+        # Unbuffered, so that nothing is left to be written when the disk was full once.
+        self._file = path.open("ab", buffering=0)
         self._file.truncate(length)
+        self._file.seek(0, os.SEEK_END)
         sync_folder(path.parent)
 
     def append(self, content: dict[str, Any]) -> None:
         """Adds one line."""
-        self._file.write((json.dumps(content, allow_nan=False) + "\n").encode())
-        self._file.flush()
+        with naming(self._path):
+            write_all(self._file, (json.dumps(content, allow_nan=False) + "\n").encode())
 
-    def sync(self) -> int:
-        """Makes all lines durable; returns the length in bytes."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return self._file.seek(0, os.SEEK_END)
+    @property
+    def length(self) -> int:
+        """In bytes."""
+        return self._file.tell()
+
+    def sync(self) -> None:
+        """Makes all lines durable."""
+        with naming(self._path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Closes the file."""
@@ -172,8 +181,16 @@ class PredictionWriter:
         parts: names of the files written, in the log's order.
     """
 
-    def __init__(self, folder: Path, kept_parts: Sequence[str], part_rows: int = 1_000_000) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        kept_parts: Sequence[str],
+        part_rows: int = 1_000_000,
+        submit: Callable[[Callable[[], None]], None] = lambda job: job(),
+    ) -> None:
+        """Goes on after ``kept_parts``; ``submit`` has a file written, at once or later, in the order of the calls."""
         self._folder = folder
+        self._submit = submit
         self._part_rows = part_rows
         self.parts = list(kept_parts)
         self._pending: list[dict[str, np.ndarray]] = []
@@ -195,20 +212,19 @@ class PredictionWriter:
             self.flush(batch.end)
 
     def flush(self, end: int) -> None:
-        """Writes what was collected up to position ``end`` of the log."""
+        """Has what was collected up to position ``end`` of the log written."""
         if not self._pending:
             return
-        table = pa.table(
-            {name: np.concatenate([part[name] for part in self._pending]) for name in PREDICTION_COLUMNS}
-        )
-        name = f"{end:020d}.parquet"
-        write_atomic(
-            self._folder / name,
-            lambda file: pq.write_table(table, file, compression="zstd", write_page_checksum=True),
-        )
-        self.parts.append(name)
+        path, parts = self._folder / f"{end:020d}.parquet", self._pending
+        self._submit(lambda: _write_predictions(path, parts))
+        self.parts.append(path.name)
         self._pending = []
         self._pending_rows = 0
+
+
+def _write_predictions(path: Path, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
+    table = pa.table({name: np.concatenate([part[name] for part in parts]) for name in PREDICTION_COLUMNS})
+    write_atomic(path, lambda file: pq.write_table(table, file, compression="zstd", write_page_checksum=True))
 
 
 def describe_rejects(batch: Batch, log: str | None = None) -> list[dict[str, Any]]:

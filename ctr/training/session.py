@@ -220,6 +220,7 @@ class Session:
                         {"examples_per_second": self._window_rate(), **self._root_seconds()}
                     )
                     windows.append(self._window_line)
+                current.background.check()
                 if self._progress is not None:
                     self._progress(position.examples, self._window_line)
                 # Before the checkpoint: a run that is killed between the two makes it again, none is left out.
@@ -306,10 +307,11 @@ class Session:
         return rows
 
     def save(self) -> None:
-        """Writes a checkpoint, unless the newest one is of this position."""
+        """Writes a checkpoint, unless the newest one is of this position; it is on the disk when this returns."""
         self._check_usable()
         if self.current.position.examples != self.current.saved_at:
             self.current.save()
+        self.current.background.wait()
 
     def finish(self) -> dict[str, Any]:
         """Advances to the end of the log and writes the results over all of it.

@@ -99,8 +99,8 @@ class TrainState:
         return named
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The values of all variables."""
-        return {name: variable.numpy() for name, variable in self.variables().items()}
+        """The values of all variables, to be read before the next step: where TensorFlow allows, its own memory."""
+        return {name: np.asarray(variable.read_value()) for name, variable in self.variables().items()}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Sets all variables. Raises ValueError when names or shapes differ."""

@@ -26,7 +26,8 @@ def test_a_growing_file_is_cut_back(tmp_path):
     path = tmp_path / "lines.jsonl"
     file = GrowingFile(path, 0)
     file.append({"a": 1})
-    length = file.sync()
+    file.sync()
+    length = file.length
     assert length == path.stat().st_size
     file.append({"b": 2})
     file.close()

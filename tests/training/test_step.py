@@ -237,7 +237,7 @@ def test_a_step_that_is_not_finite_changes_no_bit(weight):
 def test_a_weight_that_is_not_finite_stops_the_step_and_spreads_to_no_other(value):
     config = make_config()
     state = make_state(config)
-    arrays = state.arrays()
+    arrays = {name: value.copy() for name, value in state.arrays().items()}
     arrays["rows/quality-2"][PLACES["a"][1] + Example(0).single["a"][0], 1] = value
     state.restore(arrays)
     before = all_bytes(state)

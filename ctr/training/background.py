@@ -1,0 +1,62 @@
+"""What a run writes while it goes on: one thread does one job after the other, in the order they were given."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+_WAITING_JOBS = 2
+
+
+class Background:
+    """Jobs in a thread of their own.
+
+    A job that fails fails the run: nothing that was given later is begun, and every call from then on raises what it
+    raised.
+
+    Attributes:
+        seconds_waited: that the caller stood still for jobs.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Starts no thread yet. ``name``: the thread's."""
+        self.seconds_waited = 0.0
+        self._pool = ThreadPoolExecutor(1, name)
+        self._jobs: deque[Future[None]] = deque()
+        self._error: BaseException | None = None
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Has ``job`` done after those before it; waits when many are not begun, so that they do not pile up."""
+        self._wait(_WAITING_JOBS)
+        self._jobs.append(self._pool.submit(self._run, job))
+
+    def _run(self, job: Callable[[], None]) -> None:
+        if self._error is not None:
+            return
+        try:
+            job()
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def check(self) -> None:
+        """Raises what a job raised that ended since."""
+        while self._jobs and self._jobs[0].done():
+            self._jobs.popleft()
+        if self._error is not None:
+            raise self._error
+
+    def wait(self) -> None:
+        """Returns when all is done; raises what a job raised."""
+        self._wait(0)
+
+    def _wait(self, most: int) -> None:
+        begun = time.perf_counter()
+        while len(self._jobs) > most:
+            self._jobs.popleft().exception()
+        self.seconds_waited += time.perf_counter() - begun
+        self.check()
+
+    def close(self) -> None:
+        """Ends the thread after what was given to it; raises nothing."""
+        self._pool.shutdown()
