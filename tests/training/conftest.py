@@ -193,9 +193,10 @@ def make_config() -> Callable[..., TrainConfig]:
 def run_killed() -> Callable[..., int]:
     """Trains in a process that is killed; returns its exit status.
 
-    ``kill_after`` is a number of batches, ``kill_at_sync`` a number of times that something is made durable;
-    0 for never. ``follow``: it goes on until nothing new comes. The processes are forked from one that has loaded
-    TensorFlow and computed nothing.
+    ``kill_after`` is a number of batches, ``kill_at_sync`` a number of times that something is made durable,
+    ``kill_at`` a point of ``fault_points.py`` and a number, ``kill_within`` a number of seconds; 0 for never.
+    ``follow``: it goes on until nothing new comes for ``idle`` seconds. The processes are forked from one that has
+    loaded TensorFlow and computed nothing.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ctr.training.loop", "ctr.training.follow"])
@@ -207,15 +208,20 @@ def run_killed() -> Callable[..., int]:
         folder: Path,
         kill_after: int = 0,
         kill_at_sync: int = 0,
+        kill_at: tuple[str, int] = ("", 0),
+        kill_within: float = 0,
         follow: bool = False,
+        idle: float = 0.2,
     ) -> int:
         given = {
             "log": str(log),
             "config": config.model_dump(mode="json"),
             "run": str(folder),
             "kill_after": kill_after,
-            "kill_at_sync": kill_at_sync,
+            "kill_at": ("fsync.before", kill_at_sync) if kill_at_sync else kill_at,
+            "kill_within": kill_within,
             "live": follow,
+            "idle": idle,
         }
         process = context.Process(target=runpy.run_path, args=(script,), kwargs={"init_globals": given})
         process.start()

@@ -1,41 +1,49 @@
 """Run by its path in a process of its own: trains, and kills that process.
 
-Given as globals: ``log``, ``config`` (a dict) and ``run``; ``kill_after``, a number of batches, and
-``kill_at_sync``, a number of calls of fsync, 0 for never; ``live``: follows the log until nothing new comes.
+Given as globals: ``log``, ``config`` (a dict) and ``run``; ``kill_after``, a number of batches, 0 for never; ``kill_at``,
+a point of ``fault_points.py`` and how often it is to be reached; ``kill_within``, seconds from the first batch or look
+on, 0 for never; ``live``: follows the log until nothing new comes. With ``kill_after`` a checkpoint is on the disk
+before the next batch begins, so that what is there at the end is known.
 """
 
-import os
-import signal
+import runpy
+import threading
 from pathlib import Path
 
 from ctr.config import parse_model
 from ctr.training.config import TrainConfig
 from ctr.training.follow import Polling, follow
 from ctr.training.loop import train
+from ctr.training.run import Run
 
 given = globals()
-fsync = os.fsync
-counts = {"batches": 0, "syncs": 0}
+points = runpy.run_path(str(Path(__file__).resolve().parent.parent / "fault_points.py"))
+batches = 0
 
 
-def die_at(name, limit):
-    counts[name] += 1
-    if counts[name] == limit:
-        os.kill(os.getpid(), signal.SIGKILL)
+def passed_batch(*_):
+    global batches
+    batches += 1
+    if batches == 1 and given["kill_within"]:
+        threading.Timer(given["kill_within"], points["kill"]).start()
+    if batches == given["kill_after"]:
+        points["kill"]()
 
 
-def counting_fsync(descriptor):
-    die_at("syncs", given["kill_at_sync"])
-    fsync(descriptor)
+if given["kill_after"]:
+    begin = Run.save
 
+    def save(current):
+        begin(current)
+        current.background.wait()
 
-os.fsync = counting_fsync
+    Run.save = save
+
 config = parse_model(TrainConfig, given["config"], "test")
 log, run = Path(given["log"]), Path(given["run"])
-if given["live"]:
-    # Called after batches and looks alike.
-    follow(
-        log, config, run, lambda: None, Polling(0.01, 0.2), lambda *_: die_at("batches", given["kill_after"])
-    )
-else:
-    train(log, config, run, lambda *_: die_at("batches", given["kill_after"]))
+with points["watching"](points["Counting"](*given["kill_at"])):
+    if given["live"]:
+        # Called after batches and looks alike.
+        follow(log, config, run, lambda: None, Polling(0.01, given["idle"]), passed_batch)
+    else:
+        train(log, config, run, passed_batch)
