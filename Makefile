@@ -44,7 +44,7 @@ demo: $(INSTALLED)
 	$(BIN)/ctr demo --out runs/demo
 
 test: $(INSTALLED)
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not soak"
 
 # Exit status 5 says that there is no slow test, which is no failure.
 slow: $(INSTALLED)

@@ -1,0 +1,154 @@
+"""Runs with everything switched on that are killed again and again, anywhere, end in the bits of one left alone."""
+
+import os
+import random
+import runpy
+import shutil
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ctr.config import parse_model
+from ctr.data.sample_log import write_decisions
+from ctr.data.sampling import SamplingConfig
+from ctr.training.loop import train
+
+helpers = runpy.run_path(str(Path(__file__).with_name("growing_logs.py")))
+POINTS = runpy.run_path(str(Path(__file__).resolve().parent.parent / "fault_points.py"))["POINTS"]
+ENDS = (0, 40_000, 80_000, 120_000, 160_000, 200_000, 240_000)
+SAMPLING = parse_model(SamplingConfig, {"non_click_rate": 0.6, "salt": "kills"}, "test")
+RAMP = {"start": 100, "length": 400}
+SHAMPOO = {"start_preconditioning_step": 2, "precondition_frequency": 4}
+ADAGRAD = {"start_preconditioning_step": None}
+KILLS = int(os.environ.get("CTR_SOAK_KILLS", "32"))
+
+
+class World:
+    """A log, its sample and a log to be constrained, all growing; and the run's configuration."""
+
+    def __init__(self, examples: Any, exposure: Any, schema: Any, make_config: Any, shampoo: dict, folder: Path):
+        self.folder, self.schema, self.tables = folder, schema, (examples.table, exposure.table)
+        changes = {
+            **helpers["constrained"](folder / "exposure"),
+            "sampling": {"name": "part", "score": "all"},
+            "optimizer": {"dense": {"shampoo": shampoo}},
+            "checkpoint": {"every_examples": 130, "keep": 2},
+            "max_rejected_share": 0.01,
+        }
+        changes["objective"]["ranking"] = {"weight": 0.3, "ramp": RAMP}
+        changes["objective"]["bias_constraints"]["ramp"] = RAMP
+        self.config = make_config(changes)
+        self.begin()
+
+    def begin(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        names = ("log", "exposure")
+        self.log, self.exposure = (
+            helpers["Growing"](self.folder / name, self.schema, table, ENDS)
+            for name, table in zip(names, self.tables, strict=True)
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.log.intervals == len(ENDS) - 1)
+
+    def grow(self) -> None:
+        if not self.is_whole:
+            self.exposure.grow()
+            self.log.grow()
+            write_decisions(self.log.folder, "part", SAMPLING)
+
+    def grow_whole(self) -> None:
+        while not self.is_whole:
+            self.grow()
+
+
+@pytest.fixture(params=["adagrad", "shampoo"])
+def world(request, growing, exposure, schema, make_config, tmp_path) -> World:
+    shampoo = {"adagrad": ADAGRAD, "shampoo": SHAMPOO}[request.param]
+    return World(growing, exposure, schema, make_config, shampoo, tmp_path / "world")
+
+
+def killed_somewhere(source: random.Random) -> tuple[str, dict[str, Any]]:
+    """Where the next process dies, in words and as arguments of ``run_killed``."""
+    if source.random() < 0.3:
+        return "any time", {"kill_within": source.uniform(0.001, 0.6)}
+    point = source.choice(POINTS)
+    return point, {"kill_at": (point, source.choice((1, 2, 3, 5, 8, 13, 21)))}
+
+
+def run_until_done(world: World, run: Path, live: bool, source: random.Random, run_killed: Any) -> Counter[str]:
+    """Goes on with a run that is killed each time until it is done; returns where."""
+    died: Counter[str] = Counter()
+    while True:
+        place, how = killed_somewhere(source)
+        follows = live and not (world.is_whole and source.random() < 0.5)
+        steps = source.choice((0, 1, 2)) if world.log.intervals else 2
+
+        def publish(steps: int = steps) -> None:
+            for _ in range(steps):
+                time.sleep(source.uniform(0, 0.3))
+                world.grow()
+
+        publisher = threading.Thread(target=publish)
+        publisher.start()
+        status = run_killed(world.log.folder, world.config, run, follow=follows, idle=0.3, **how)
+        publisher.join()
+        assert status in (0, -signal.SIGKILL)
+        died[place] += status != 0
+        if status == 0 and not follows:
+            return died
+
+
+@pytest.mark.parametrize("live", [False, True], ids=["one pass", "follow"])
+@pytest.mark.parametrize(
+    "kills", [pytest.param(5, marks=pytest.mark.slow), pytest.param(KILLS, marks=pytest.mark.soak)]
+)
+@pytest.mark.timeout(7200)
+def test_killed_anywhere_it_ends_in_the_same_bits(
+    world, live, kills, run_killed, read_predictions, tmp_path, capsys
+):
+    source = random.Random(f"{live} {world.config.sha256()} {kills}")
+    world.grow_whole()
+    whole = tmp_path / "whole"
+    train(world.log.folder, world.config, whole)
+    expected = helpers["outcome"](whole)
+    # Everything that could come out otherwise is at work.
+    assert any(value for value in expected["summary"]["duals"]["random"])
+    assert expected["rejects"] and expected["summary"]["trained_rows"] < expected["summary"]["examples"]
+    died: Counter[str] = Counter()
+    passes = 0
+    while died.total() < kills:
+        passes += 1
+        run = tmp_path / f"run-{passes}"
+        if live:
+            world.begin()
+        died += run_until_done(world, run, live, source, run_killed)
+        found = helpers["outcome"](run)
+        for name in ("summary", "metrics", "rejects", "metric states") if live else expected:
+            assert found[name] == expected[name], name
+        assert helpers["last_weights"](run) == helpers["last_weights"](whole)
+        assert read_predictions(run).equals(read_predictions(whole))
+        assert not [path for path in run.rglob("*") if ".partial" in path.name]
+    with capsys.disabled():
+        print(f"\n{died.total()} kills at {len(died)} places in {passes} passes: {dict(died)}")
+
+
+def test_what_this_relies_on_notices_a_bit_that_differs(world, tmp_path):
+    world.grow_whole()
+    run = tmp_path / "run"
+    train(world.log.folder, world.config, run)
+    before = helpers["last_weights"](run)
+    path = max((run / "checkpoints").iterdir()) / "arrays.npz"
+    with np.load(path) as arrays:
+        content = dict(arrays)
+    name = next(name for name in content if name.startswith("weights|rows/"))
+    content[name].view(np.uint32)[0, 0] ^= 1
+    np.savez(path, **content)
+    assert helpers["last_weights"](run) != before
