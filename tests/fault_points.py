@@ -21,13 +21,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-SYSTEM_CALLS = {"fsync": "fsync", "rename": "rename", "replace": "rename", "link": "link"} | {
-    name: name for name in ("unlink", "mkdir")
-}
+CALLS = ("write", "fsync", "rename", "link", "unlink", "mkdir")
 POINTS = [
     f"{name}.{side}"
-    for name in ("write", "fsync", "rename", "link", "unlink", "mkdir", "cursor", "learn")
-    + ("roots.send", "roots.collect")
+    for name in (*CALLS, "cursor", "learn", "roots.send", "roots.collect")
     for side in ("before", "after")
 ] + ["write.half"]
 
@@ -46,7 +43,9 @@ class Counting:
         reached: the counts.
     """
 
-    def __init__(self, point: str = "", count: int = 0, act: Callable[[], None] = kill, path: str = "") -> None:
+    def __init__(
+        self, point: str = "", count: int = 0, act: Callable[[], None] = kill, path: str = ""
+    ) -> None:
         """Acts at ``point`` when it was reached for the ``count``-th time with ``path`` in the path."""
         assert not point or point in POINTS, point
         self.reached: Counter[str] = Counter()
@@ -60,25 +59,20 @@ class Counting:
             self._act()
 
 
-def failing(number: int) -> Callable[[], None]:
-    """An action: the call fails as the system says it, by ``errno``."""
-
-    def fail() -> None:
-        raise OSError(number, os.strerror(number))
-
-    return fail
-
-
 class Broken:
     """Like a disk that is full or broken from one point on: every call there fails, and so do all later ones."""
 
-    def __init__(self, points: tuple[str, ...], number: int = errno.ENOSPC, after: int = 0, path: str = "") -> None:
-        self._points, self._fail, self._left, self._path = points, failing(number), after, path
+    def __init__(
+        self, points: tuple[str, ...], number: int = errno.ENOSPC, after: int = 0, path: str = ""
+    ) -> None:
+        self._points, self._number, self._left, self._path = points, number, after, path
 
     def __call__(self, point: str, path: str) -> None:
         if point in self._points and self._path in path:
             if self._left <= 0:
-                self._fail()
+                # As the system does it: what is called by a number of an open file does not know its name.
+                named = () if point.startswith(("write", "fsync")) else (path,)
+                raise OSError(self._number, os.strerror(self._number), *named)
             self._left -= 1
 
 
@@ -101,7 +95,9 @@ def _file_class(reach: Reach) -> type[io.FileIO]:
     return File
 
 
-def _between(call: Callable[..., Any], name: str, reach: Reach, path_of: Callable[..., str]) -> Callable[..., Any]:
+def _between(
+    call: Callable[..., Any], name: str, reach: Reach, path_of: Callable[..., str]
+) -> Callable[..., Any]:
     def wrapped(*arguments: Any, **named: Any) -> Any:
         path = path_of(*arguments)
         reach(f"{name}.before", path)
@@ -129,12 +125,13 @@ def watching(reach: Reach, training: bool = True) -> Iterator[None]:
         changed.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)
 
-    for attribute, name in SYSTEM_CALLS.items():
-        change(os, attribute, _between(getattr(os, attribute), name, reach, _path))
+    for name in (*CALLS[1:], "replace"):
+        point = "rename" if name == "replace" else name
+        change(os, name, _between(getattr(os, name), point, reach, _path))
     plain, file_class = io.open, _file_class(reach)
 
     def opened(file: Any, mode: str = "r", buffering: int = -1, *others: Any, **named: Any) -> Any:
-        if "b" not in mode or not set(mode) & set("wax"):
+        if "b" not in mode or not set(mode) & set("wax") or "opener" in named:
             return plain(file, mode, buffering, *others, **named)
         raw = file_class(file, mode.replace("b", ""))
         return raw if buffering == 0 else io.BufferedWriter(raw)

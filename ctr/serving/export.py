@@ -25,6 +25,7 @@ from ctr.serving.warmup import FILE as WARMUP
 from ctr.serving.warmup import write_warmup
 from ctr.training.snapshot import Snapshot, read_snapshot
 from ctr.training.state import dense_weights
+from ctr.training.tensor_files import written_by_tensorflow
 
 _PARTIAL = ".partial"
 # Of whom a model is, whatever machine and library wrote it.
@@ -206,10 +207,12 @@ def _write(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> di
     outputs = {name: function.structured_outputs for name, function in concrete.items()}
     # Clients that name no function mean this one.
     concrete["serving_default"] = concrete["predict"]
-    tf.saved_model.save(module, str(folder), signatures=concrete)
+    with written_by_tensorflow(folder):
+        tf.saved_model.save(module, str(folder), signatures=concrete)
     (folder / EXTRA).mkdir()
     requests = {name: signature.specs for name, signature in signatures.items() if name != "predict_ids"}
-    write_warmup(folder / EXTRA / WARMUP, requests)
+    with written_by_tensorflow(folder / EXTRA / WARMUP):
+        write_warmup(folder / EXTRA / WARMUP, requests)
     metadata = {
         **described,
         "signatures": {

@@ -123,13 +123,11 @@ def _make_room(folder: Path, needed: int, limit: int | None) -> None:
         if needed <= free and (limit is None or taken + needed <= limit):
             return
         if len(complete) < 2:
-            allowed = f"free on the disk are {free} bytes"
+            room = f"free are {free}"
             if limit is not None and taken + needed > limit:
-                allowed = f"checkpoint.disk_limit_gb allows {limit}"
-            raise InputError(
-                f"{folder}: no room for the next checkpoint: {needed} bytes beside the {taken} of the newest one, "
-                f"which stays; {allowed}"
-            )
+                room = f"checkpoint.disk_limit_gb allows {limit}"
+            kept = f" beside the {taken} of the newest one, which stays," if complete else ""
+            raise InputError(f"{folder}: the next checkpoint takes {needed} bytes{kept} and {room}")
         _delete(complete[0])
 
 

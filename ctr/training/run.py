@@ -4,6 +4,7 @@ import copy
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.logs_seen import LogsSeen
 from ctr.training.run_directory import GrowingFile, PredictionWriter, describe_rejects
 from ctr.training.state import TrainState
+from ctr.training.tensor_files import written_by_tensorflow
 
 # Tables that a single window has too few rows for.
 _WHOLE_RUN_TABLES = frozenset({"calibration_buckets", "per_query_auc_by_size", "calibration_slices"})
@@ -147,8 +149,11 @@ class Run:
         """The names, as slices of the metrics, of the families of constraints about a log."""
         return [_slices_name(family.name) for family in self.state.families if _is_measured(family, source)]
 
+    def _writing_events(self) -> AbstractContextManager[None]:
+        return written_by_tensorflow(self.folder / "tensorboard")
+
     def _write_events(self, line: dict[str, Any]) -> None:
-        with self.events.as_default(step=line["examples"]):
+        with self._writing_events(), self.events.as_default(step=line["examples"]):
             for name, value in line.items():
                 if isinstance(value, int | float) and name != "examples":
                     tf.summary.scalar(f"window/{name}", value)
@@ -344,7 +349,8 @@ class Run:
         }
         self.metrics_file.append(line)
         self._write_events(line)
-        self.events.flush()
+        with self._writing_events():
+            self.events.flush()
         self.total.merge(self.window)
         self.window = self._metrics()
         return line
@@ -372,7 +378,8 @@ class Run:
         self.background.close()
         self.metrics_file.close()
         self.rejects_file.close()
-        self.events.close()
+        with self._writing_events():
+            self.events.close()
 
 
 def finite_logits(logit: np.ndarray, prior: float) -> np.ndarray:

@@ -179,7 +179,7 @@ def merged(content: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_config() -> Callable[..., TrainConfig]:
     """``SMALL``, or ``LOGISTIC``, with changes."""
 

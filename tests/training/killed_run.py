@@ -1,9 +1,9 @@
 """Run by its path in a process of its own: trains, and kills that process.
 
-Given as globals: ``log``, ``config`` (a dict) and ``run``; ``kill_after``, a number of batches, 0 for never; ``kill_at``,
-a point of ``fault_points.py`` and how often it is to be reached; ``kill_within``, seconds from the first batch or look
-on, 0 for never; ``live``: follows the log until nothing new comes. With ``kill_after`` a checkpoint is on the disk
-before the next batch begins, so that what is there at the end is known.
+Given as globals: ``log``, ``config`` (a dict) and ``run``; ``kill_after``, a number of batches, 0 for never;
+``kill_at``, a point of ``fault_points.py`` and how often it is to be reached; ``kill_within``, seconds from the first
+batch or look on, 0 for never; ``live``: follows the log until nothing new comes. With ``kill_after`` a checkpoint is
+on the disk before the next batch begins, so that what is there at the end is known.
 """
 
 import runpy

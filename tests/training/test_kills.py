@@ -32,7 +32,9 @@ KILLS = int(os.environ.get("CTR_SOAK_KILLS", "32"))
 class World:
     """A log, its sample and a log to be constrained, all growing; and the run's configuration."""
 
-    def __init__(self, examples: Any, exposure: Any, schema: Any, make_config: Any, shampoo: dict, folder: Path):
+    def __init__(
+        self, examples: Any, exposure: Any, schema: Any, make_config: Any, shampoo: dict, folder: Path
+    ):
         self.folder, self.schema, self.tables = folder, schema, (examples.table, exposure.table)
         changes = {
             **helpers["constrained"](folder / "exposure"),
@@ -83,7 +85,9 @@ def killed_somewhere(source: random.Random) -> tuple[str, dict[str, Any]]:
     return point, {"kill_at": (point, source.choice((1, 2, 3, 5, 8, 13, 21)))}
 
 
-def run_until_done(world: World, run: Path, live: bool, source: random.Random, run_killed: Any) -> Counter[str]:
+def run_until_done(
+    world: World, run: Path, live: bool, source: random.Random, run_killed: Any
+) -> Counter[str]:
     """Goes on with a run that is killed each time until it is done; returns where."""
     died: Counter[str] = Counter()
     while True:

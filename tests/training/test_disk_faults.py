@@ -1,0 +1,179 @@
+"""A disk that is full, read-only or failing ends a run with one clear line, and costs nothing that was saved."""
+
+import errno
+import json
+import os
+import resource
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from ctr.cli import main
+from ctr.config import dump_yaml
+from ctr.data.log import read_manifests
+from ctr.errors import InputError
+from ctr.training.loop import train
+from ctr.training.run import Run
+from ctr.training.tensor_files import written_by_tensorflow
+
+helpers = runpy.run_path(str(Path(__file__).with_name("growing_logs.py")))
+points = runpy.run_path(str(Path(__file__).resolve().parent.parent / "fault_points.py"))
+CHANGES = {**helpers["ROOTS"], "checkpoint": {"every_examples": 150, "keep": 2}}
+
+
+@pytest.fixture(scope="module")
+def whole(log, tmp_path_factory, make_config) -> Path:
+    run = tmp_path_factory.mktemp("whole") / "run"
+    train(log, make_config(CHANGES), run)
+    return run
+
+
+# After some successes, so that it comes at the beginning, amid the pass and at its end.
+BREAKS = [
+    (kind, point, after)
+    for kind, point in (
+        ("ENOSPC", "write.before"),
+        ("ENOSPC", "write.half"),
+        ("EDQUOT", "write.half"),
+        ("EIO", "fsync.before"),
+        ("EROFS", "mkdir.before"),
+        ("EROFS", "rename.before"),
+        ("EIO", "link.before"),
+        ("EROFS", "unlink.before"),
+    )
+    for after in (0, 20)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "point", "after"), BREAKS)
+def test_a_disk_that_fails_from_some_moment_on(kind, point, after, log, whole, make_config, tmp_path, capsys):
+    config, run = tmp_path / "config.yaml", tmp_path / "run"
+    config.write_text(dump_yaml(make_config(CHANGES)))
+    command = ["train", str(log), "--config", str(config), "--out", str(run)]
+    number = getattr(errno, kind)
+    broken = points["Broken"]((point,), number, after, str(run))
+    with points["watching"](broken):
+        status = main(command)
+    complaint = capsys.readouterr().err.strip().splitlines()
+    if status == 0:
+        # It has come so far that nothing was left that could fail.
+        assert after == 20 or point in ("mkdir.before", "link.before", "unlink.before")
+    else:
+        assert (status, len(complaint)) == (1, 1)
+        assert complaint[0].startswith(f"error: {run}")
+        assert complaint[0].endswith(os.strerror(number))
+    assert main(command) == 0
+    found, expected = helpers["outcome"](run), helpers["outcome"](whole)
+    assert found == expected
+    assert not [path for path in run.rglob("*") if ".partial" in path.name]
+
+
+def test_a_checkpoint_that_fails_ends_the_run_at_the_next_batch(log, make_config, tmp_path, monkeypatch):
+    run, batches = tmp_path / "run", []
+    begin, failing = Run.save, points["Broken"](("write.before",), errno.ENOSPC, 0, "arrays.npz")
+
+    def heard(position: int, _: Any) -> None:
+        batches.append(position)
+
+    def save(current: Run) -> None:
+        begin(current)
+        current.background._jobs[-1].exception()
+
+    monkeypatch.setattr(Run, "save", save)
+    with points["watching"](failing), pytest.raises(OSError, match="No space left") as caught:
+        train(log, make_config(CHANGES), run, heard)
+    assert str(caught.value.filename).endswith("arrays.npz")
+    # The next one is scored before the failure is noticed, not one more.
+    assert 150 <= batches[-1] < 150 + 2 * 64
+    assert not [path for path in (run / "checkpoints").iterdir() if path.name.isdigit()]
+
+
+def test_a_file_that_the_system_lets_grow_no_further(log, make_config, tmp_path, root):
+    """The kernel itself fails the writes: nothing is replaced here."""
+    config = tmp_path / "config.yaml"
+    config.write_text(dump_yaml(make_config(CHANGES)))
+    command = [sys.executable, "-m", "ctr", "train", str(log), "--config", str(config), "--out", "run"]
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, preexec_fn=limited, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("error: run/checkpoints/") and line.endswith("File too large")
+
+
+def test_checkpoints_keep_to_their_limit(log, make_config, whole, tmp_path):
+    size = max(path.stat().st_size for path in whole.glob("checkpoints/*/arrays.npz"))
+
+    def limited(share: float, folder: str) -> dict[str, Any]:
+        checkpoint = {"every_examples": 150, "keep": 3, "disk_limit_gb": share * size / 1e9}
+        return train(log, make_config({**CHANGES, "checkpoint": checkpoint}), tmp_path / folder)
+
+    limited(2.1, "two")
+    assert len(list(tmp_path.glob("two/checkpoints/*"))) == 2
+    limited(3.1, "three")
+    assert len(list(tmp_path.glob("three/checkpoints/*"))) == 3
+    with pytest.raises(InputError, match=r"takes \d+ bytes beside the \d+ .*disk_limit_gb allows \d+"):
+        limited(1.5, "one")
+    assert len(list(tmp_path.glob("one/checkpoints/*"))) == 1
+    with pytest.raises(InputError, match=r"the next checkpoint takes \d+ bytes and checkpoint.disk_limit_gb"):
+        limited(0.5, "none")
+
+
+def test_a_shard_that_vanishes_during_the_pass(examples, publish_log, make_config, tmp_path):
+    log, run, config = tmp_path / "log", tmp_path / "run", make_config(CHANGES)
+    publish_log(log, examples.table())
+    train(log, config, tmp_path / "whole")
+    last = log / "shards" / read_manifests(log)[-1].shards[-1].file
+    content = last.read_bytes()
+
+    def vanish(*_: Any) -> None:
+        last.unlink(missing_ok=True)
+
+    with pytest.raises(InputError, match=f"{last.name}: the file is missing, though a manifest names it"):
+        train(log, config, run, vanish)
+    assert not (run / "summary.json").exists()
+    last.write_bytes(content)
+    train(log, config, run)
+    assert helpers["outcome"](run) == helpers["outcome"](tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [(tf.errors.ResourceExhaustedError, errno.ENOSPC), (tf.errors.UnknownError, errno.EIO)],
+)
+def test_what_tensorflow_says_of_a_disk_is_told_as_the_system_tells_it(kind, number, tmp_path):
+    with pytest.raises(OSError, match="it is full") as caught, written_by_tensorflow(tmp_path):
+        raise kind(None, None, "it is full\nin two lines")
+    assert (caught.value.errno, caught.value.filename) == (number, str(tmp_path))
+
+
+def test_the_line_of_an_error(capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "some/file")
+
+    monkeypatch.setattr("ctr.eval.report.write_report", fail)
+    assert main(["report", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "error: some/file: No space left on device\n"
+
+
+def test_follow_says_so_too(log, make_config, tmp_path, capsys):
+    config, run = tmp_path / "config.yaml", tmp_path / "run"
+    config.write_text(dump_yaml(make_config(CHANGES)))
+    command = ["train", str(log), "--config", str(config), "--out", str(run), "--json"]
+    with points["watching"](points["Broken"](("write.before",), errno.ENOSPC, 0, "follow.jsonl")):
+        status = main([*command, "--follow", "--stop-when-idle", "0"])
+    assert status == 1
+    assert capsys.readouterr().err == f"error: {run / 'follow.jsonl'}: No space left on device\n"
+    assert main([*command, "--follow", "--stop-when-idle", "0"]) == 0
+    assert json.loads(capsys.readouterr().out)["reason"] == "idle"
