@@ -1,0 +1,162 @@
+"""What checkpoints add to the time of a pass, and what of it training stands still for.
+
+    python benchmarks/bench_checkpoints.py [--examples 1200000] [--every 500000] [--rounds 3] [--json]
+
+The reference model (26 features of 100,000 buckets and width 16, three crosses of rank 64, layers of 1024, 512 and
+256, AdaGrad) makes passes over a made log: without a checkpoint before its end, with checkpoints that are written
+beside it, and with checkpoints that it waits for. The three take turns; a pass is timed from its first batch to its
+last one, so neither the start nor the checkpoint at the end counts. Beside them the limit: the bytes of a checkpoint
+copied in memory, which is all that has to stop training, and written and synced by a plain file.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+
+from ctr.config import parse_model
+from ctr.data.log import create_log, pack_ids, publish_interval
+from ctr.data.schema import Category, Schema
+from ctr.training.config import TrainConfig
+from ctr.training.loop import train
+from ctr.training.run import Run
+
+FEATURES, BUCKETS, SLATE, INTERVAL_ROWS = 26, 100_000, 4, 200_000
+CONFIG: dict[str, Any] = {
+    "optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None}}},
+    "metrics": {"window_examples": 100_000},
+}
+
+
+def make_log(folder: Path, rows: int) -> Path:
+    """A log of Zipf ids whose labels are drawn at a rate of 0.1."""
+    features = tuple(
+        Category(name=f"f{number}", source=f"f{number}", buckets=BUCKETS, width=16)
+        for number in range(FEATURES)
+    )
+    schema = Schema(features=features)
+    create_log(folder, schema)
+    rng = np.random.default_rng(1)
+    for first in range(0, rows, INTERVAL_ROWS):
+        row = np.arange(first, min(first + INTERVAL_ROWS, rows))
+        ids = (rng.zipf(1.2, (len(row), FEATURES)) - 1) % BUCKETS
+        ones = np.ones(len(row), np.float32)
+        columns = {
+            "query_time": row // SLATE,
+            "timestamp": row // SLATE,
+            "query_id": row // SLATE,
+            "example_id": row,
+            "label": (rng.random(len(row)) < 0.1).astype(np.int8),
+            "train_weight": ones,
+            "metric_weight": ones,
+            "ids": pack_ids(ids.astype(np.int32)),
+        }
+        publish_interval(folder, schema, int(row[0]) // SLATE, (int(row[-1]) + 1) // SLATE, pa.table(columns))
+    return folder
+
+
+def timed_pass(log: Path, run: Path, every: int) -> tuple[float, int]:
+    """Seconds from the first batch to the last one, and how many checkpoints were begun between."""
+    times: list[float] = []
+    begun: list[int] = []
+    save = Run.save
+
+    def counted(current: Run) -> None:
+        begun.append(len(times))
+        save(current)
+
+    config = parse_model(TrainConfig, {**CONFIG, "checkpoint": {"every_examples": every}}, "benchmark")
+    with mock.patch.object(Run, "save", counted):
+        train(log, config, run, lambda *_: times.append(time.perf_counter()))
+    return times[-1] - times[0], sum(batches < len(times) for batches in begun)
+
+
+def waiting(save: Callable[[Run], None]) -> Callable[[Run], None]:
+    """A way to save that returns when the checkpoint is on the disk."""
+
+    def wait(current: Run) -> None:
+        save(current)
+        current.background.wait()
+
+    return wait
+
+
+def plain_copy_and_write(folder: Path, size: int) -> tuple[float, float]:
+    """Seconds to copy so many bytes in memory, and to write and sync them."""
+    content, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
+    begun = time.perf_counter()
+    np.copyto(target, content)
+    copied = time.perf_counter() - begun
+    begun = time.perf_counter()
+    with (folder / "plain").open("wb", buffering=0) as file:
+        file.write(content.data)
+        os.fsync(file.fileno())
+    written = time.perf_counter() - begun
+    (folder / "plain").unlink()
+    return copied, written
+
+
+def measure(folder: Path, examples: int, every: int, rounds: int) -> dict[str, Any]:
+    """Runs the passes in turns."""
+    log = make_log(folder / "log", examples)
+    seconds: dict[str, list[float]] = {"none": [], "beside": [], "waited for": []}
+    checkpoints = size = 0
+    for number in range(rounds):
+        for arm in seconds:
+            run = folder / f"{arm}-{number}"
+            save = waiting(Run.save) if arm == "waited for" else Run.save
+            with mock.patch.object(Run, "save", save):
+                spent, begun = timed_pass(log, run, 10**12 if arm == "none" else every)
+            seconds[arm].append(spent)
+            checkpoints = max(checkpoints, begun)
+            size = max(path.stat().st_size for path in run.glob("checkpoints/*/arrays.npz"))
+            shutil.rmtree(run)
+    copied, written = plain_copy_and_write(folder, size)
+    none = statistics.median(seconds["none"])
+    return {
+        "examples": examples,
+        "checkpoints": checkpoints,
+        "megabytes": round(size / 1e6),
+        "examples_per_second": round(examples / none),
+        "added_percent": {arm: _added(times, seconds["none"]) for arm, times in seconds.items()},
+        "seconds": {arm: [round(one, 2) for one in times] for arm, times in seconds.items()},
+        "plain_copy_seconds": round(copied, 3),
+        "plain_write_seconds": round(written, 3),
+    }
+
+
+def _added(times: list[float], base: list[float]) -> float:
+    """Percent, as the median over the rounds."""
+    ratios = [one / other for one, other in zip(times, base, strict=True)]
+    return round(100 * (statistics.median(ratios) - 1), 2)
+
+
+def main() -> None:
+    """Prints a table, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--examples", type=int, default=1_200_000)
+    parser.add_argument("--every", type=int, default=500_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        result = measure(Path(folder), arguments.examples, arguments.every, arguments.rounds)
+    if arguments.json:
+        print(json.dumps(result, indent=1))
+        return
+    for name, value in result.items():
+        print(f"{name:22} {value}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Memory, threads, open files and speed along one long pass.
+
+    python benchmarks/bench_endurance.py [--examples 20000000] [--log LOG] [--json]
+
+One pass of a DCNv2 over a simulated log, or over LOG, with everything that a run does: metrics, predictions, windows,
+checkpoints and Shampoo's roots. At each twentieth of it: the resident memory, the threads, the open files, and the
+examples a second since the last one. What grows with the log shows as a slope; the first fifth is left out of it,
+since tables and buffers are touched for the first time there.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ctr.config import parse_model
+from ctr.data.log import read_manifests
+from ctr.simulator.config import SimulatorConfig
+from ctr.simulator.simulate import simulate
+from ctr.training.config import TrainConfig
+from ctr.training.loop import train
+
+MARKS = 20
+CONFIG: dict[str, Any] = {
+    "model": {"crosses": {"rank": 16}, "deep": {"units": [64, 32]}},
+    "checkpoint": {"every_examples": 1_000_000},
+    "metrics": {"window_examples": 200_000},
+}
+
+
+def resources() -> dict[str, int]:
+    """Of this process now: resident memory in MB, threads of the system and of Python, open files."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    values = {line.partition(":")[0]: line.partition(":")[2].split()[0] for line in status if line[-1] != ":"}
+    return {
+        "memory_mb": int(values["VmRSS"]) // 1024,
+        "threads": int(values["Threads"]),
+        "python_threads": threading.active_count(),
+        "open_files": len(os.listdir("/proc/self/fd")),
+    }
+
+
+def measure(log: Path, run: Path) -> dict[str, Any]:
+    """Makes the pass; a line for each mark, and what grew from the first fifth to the end."""
+    rows = sum(manifest.rows for manifest in read_manifests(log))
+    lines: list[dict[str, float]] = []
+    last = [0, time.perf_counter()]
+
+    def passed(position: int, _: Any) -> None:
+        if position >= rows * (len(lines) + 1) / MARKS:
+            now = time.perf_counter()
+            rate = (position - last[0]) / (now - last[1])
+            lines.append({"examples": position, **resources(), "examples_per_second": round(rate)})
+            last[:] = [position, now]
+
+    train(log, parse_model(TrainConfig, CONFIG, "benchmark"), run, passed)
+    later = lines[MARKS // 5 :]
+    million = np.array([line["examples"] for line in later]) / 1e6
+    slopes = {
+        name: round(float(np.polyfit(million, [line[name] for line in later], 1)[0]), 3)
+        for name in ("memory_mb", "threads", "open_files")
+    }
+    rates = [line["examples_per_second"] for line in lines]
+    fifth = MARKS // 5
+    return {
+        "lines": lines,
+        "growth_per_million_examples": slopes,
+        "speed_end_over_start": round(float(np.median(rates[-fifth:]) / np.median(rates[1 : fifth + 1])), 3),
+    }
+
+
+def main() -> None:
+    """Prints a table, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--examples", type=int, default=20_000_000)
+    parser.add_argument("--log", type=Path)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        log = arguments.log
+        if log is None:
+            log = Path(folder) / "log"
+            simulate(parse_model(SimulatorConfig, {"examples": arguments.examples}, "benchmark"), log)
+        result = measure(log, Path(folder) / "run")
+    if arguments.json:
+        print(json.dumps(result, indent=1))
+        return
+    for number, line in enumerate(result.pop("lines")):
+        if not number:
+            print("  ".join(f"{name:>19}" for name in line))
+        print("  ".join(f"{value:>19,}" for value in line.values()))
+    for name, value in result.items():
+        print(name, value)
+
+
+if __name__ == "__main__":
+    main()
