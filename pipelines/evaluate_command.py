@@ -1,15 +1,14 @@
 """``ctr evaluate``: recorded predictions measured, or compared, and shown as text."""
 
-import logging
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ctr.errors import InputError
 from ctr.eval.display import METRIC_TITLES, aligned, decimals_for, fixed, interval, paired_cells, verdict
 from ctr.eval.run_files import METRICS
+from ctr.pipelines.quiet import quiet_beam
 
 
 def run_evaluate(
@@ -32,7 +31,7 @@ def run_evaluate(
         options = shlex.split(beam_options)
     except ValueError as error:
         raise InputError(f"Beam options {beam_options!r}: {error}") from None
-    with _quiet():
+    with quiet_beam():
         from ctr.pipelines.evaluate import evaluate, evaluate_difference
 
         if against is None:
@@ -88,18 +87,3 @@ def _paired_rows(metrics: dict[str, Any]) -> list[list[str]]:
             ]
         )
     return rows
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hold back what Beam logs: notices of its start, and a trace of every fault that is told in a line.
-
-    Beam's import also logs through the root logger, which then would get a handler for good.
-    """
-    handlers, disabled = list(logging.root.handlers), logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(disabled)
-        logging.root.handlers[:] = handlers

@@ -5,13 +5,12 @@ serve. What is there already is not made again, so the same command goes on afte
 and trains what was added to the file.
 """
 
-import contextlib
 import json
 import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +22,7 @@ from ctr.data.log import Manifest, log_sha256, read_manifests
 from ctr.data.sidecar import sidecar_folder
 from ctr.errors import InputError
 from ctr.files import make_folder, write_atomic_bytes
+from ctr.pipelines.quiet import quiet_beam
 from ctr.pipelines.replay_config import read_experiment
 from ctr.pipelines.replay_costs import write_costs
 from ctr.pipelines.replay_loops import PlannedLoop, loop_of
@@ -229,7 +229,7 @@ class _Stages:
         added, self._added = self._added, {}
         if not added:
             return
-        with _quiet():
+        with quiet_beam(logging.WARNING):
             from ctr.pipelines.replay_jobs import run_jobs
 
             jobs = [self._job(one) for one in added.values()]
@@ -340,14 +340,3 @@ def _make_ready(place: _Place, loop: PlannedLoop) -> None:
 def _clean_up(place: _Place, run: PlannedRun) -> None:
     # Nothing goes on from here, and most of a run's bytes are its tables.
     shutil.rmtree(place.out / run.folder / "checkpoints", ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps back what Beam logs for its developers."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from ctr.files import naming
+
 _PREFIX = ".spill-"
 _BUFFER_BYTES = 128 << 20
 
@@ -34,7 +36,8 @@ def spill_folder(log: Path) -> Iterator[Path]:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(lock, fcntl.LOCK_EX)
     try:
-        yield folder
+        with naming(folder):
+            yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)

@@ -1,17 +1,15 @@
 """``ctr ingest events``: which driver it runs, and what it says of the result."""
 
 import argparse
-import contextlib
 import dataclasses
-import logging
 import os
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ctr.data.event_mapping import EventMapping, load_event_mapping
 from ctr.data.log import Manifest, read_manifests
 from ctr.errors import InputError
+from ctr.pipelines.quiet import quiet_beam
 from ctr.training.stop_signals import stop_signals
 
 if TYPE_CHECKING:
@@ -28,21 +26,10 @@ def run_events(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         raise InputError(f"--max-reject-share {share} is not allowed: a share from 0 to 1")
     _check_arguments(arguments)
     # What a user must know of an error is in its message.
-    with _without_logging():
+    with quiet_beam():
         if arguments.stream:
             return _stream(arguments, mapping)
         return (_follow if arguments.follow else _ingest)(arguments, mapping)
-
-
-@contextlib.contextmanager
-def _without_logging() -> Iterator[None]:
-    """Keeps Beam's notices away, of which it gives some when it is imported."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def _follow(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[dict[str, Any], str]:

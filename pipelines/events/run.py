@@ -33,6 +33,9 @@ _INPUT_ERROR = re.compile(
     r"(?:ctr\.errors\.InputError: |\bOSError: |PermissionError: )(.*?)(?: \[while running|\n|$)"
 )
 
+# As the system's errors tell themselves, and not as the command line does.
+_SYSTEM_ERROR = re.compile(r"^\[Errno \d+\] (.*): '(.*)'$")
+
 
 def beam_options(given: str, workers: int) -> PipelineOptions:
     """Beam's options; without a runner among them, that of this process with so many workers.
@@ -57,7 +60,7 @@ def input_errors_of_workers() -> Iterator[None]:
         found = _INPUT_ERROR.search(str(error))
         if found is None:
             raise
-        raise InputError(found[1]) from None
+        raise InputError(_SYSTEM_ERROR.sub(r"\2: \1", found[1])) from None
 
 
 def run_pipeline(options: PipelineOptions, build: Callable[[Any], object]) -> None:
