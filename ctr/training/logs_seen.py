@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ctr.data.log import Manifest, json_bytes, log_sha256
+from ctr.data.json_files import json_bytes
+from ctr.data.log import Manifest, log_sha256
 from ctr.errors import InputError
 
 

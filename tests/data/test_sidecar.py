@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from ctr.config import parse_model
+from ctr.data.json_files import sealed_bytes
 from ctr.data.log import Manifest, create_log, publish_interval
 from ctr.data.schema import Schema
 from ctr.data.sidecar import align_sidecar, list_sidecars, read_sidecar_interval, write_sidecar_interval
@@ -109,7 +110,7 @@ def test_damage_and_absence_are_named(log: Path) -> None:
     ("values", "message"),
     [
         ({"start": 1}, "names another interval"),
-        ({"rows": 29}, "does not hold the rows and columns"),
+        ({"rows": 29}, "has 29 rows, the log's interval has 30"),
         ({"columns": ["example_id", "p"]}, "does not hold the rows and columns"),
         ({"file": "../x.parquet"}, "is not allowed"),
         ({"more": 1}, "unknown key"),
@@ -119,7 +120,9 @@ def test_a_changed_manifest_is_refused(log: Path, values: dict[str, Any], messag
     interval = make_interval(log, 30)
     write_sidecar_interval(log, "truth", interval, columns(30))
     path = log / "sidecars" / "truth" / f"{interval.name}.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    content = json.loads(path.read_text())
+    del content["manifest_sha256"]
+    path.write_bytes(sealed_bytes({**content, **values}))
     with pytest.raises(InputError, match=message):
         read_sidecar_interval(log, "truth", interval)
 
