@@ -51,15 +51,20 @@ def parse_sealed(text: bytes, where: str) -> dict[str, object]:
 
 def read_json_object(path: Path, absent: str) -> dict[str, object]:
     """Parses a file. Raises InputError: ``absent`` when there is no such file, or that it is malformed."""
-    return parse_json_object(_read(path, absent), str(path))
+    return parse_json_object(read_bytes(path, absent), str(path))
 
 
 def read_sealed(path: Path, absent: str) -> dict[str, object]:
     """The object in a file of ``sealed_bytes``. Raises InputError: ``absent``, or that it is not what was written."""
-    return parse_sealed(_read(path, absent), str(path))
+    return parse_sealed(read_bytes(path, absent), str(path))
 
 
-def _read(path: Path, absent: str) -> bytes:
+def read_bytes(path: Path, absent: str) -> bytes:
+    """The content of a file. Raises InputError: ``absent`` when there is no such file, or that it cannot be read."""
     if not path.is_file():
         raise InputError(absent)
-    return path.read_bytes()
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        # The error of a disk does not name the file.
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None

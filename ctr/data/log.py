@@ -365,7 +365,10 @@ def read_shard(folder: Path, entry: ShardEntry, schema: Schema) -> pa.Table:
     expected = shard_schema(schema)
     if table.column_names != expected.names:
         raise InputError(f"{path}: holds the columns {table.column_names}, not {expected.names}")
-    table = table.cast(expected).combine_chunks()
+    try:
+        table = table.cast(expected).combine_chunks()
+    except (pa.ArrowException, ValueError) as error:
+        raise InputError(f"{path}: not the columns of this log: {' '.join(str(error).split())}") from None
     if table.num_rows != entry.rows:
         raise InputError(f"{path}: holds {table.num_rows} rows, the manifest says {entry.rows}")
     queries = len(check_order(table, str(path)))

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from ctr.config import StrictModel, parse_model
-from ctr.data.json_files import read_sealed, sealed_bytes
+from ctr.data.json_files import read_bytes, read_sealed, sealed_bytes
 from ctr.data.log import MAX_TIME_US, Manifest, log_sha256
 from ctr.data.lost_intervals import intervals_in
 from ctr.data.parquet_files import parquet_bytes, read_verified_parquet
@@ -155,7 +155,9 @@ class SidecarHash:
             done, self._digest = 0, hashlib.sha256()
         for start, end in intervals[done:]:
             name = f"{start:019d}-{end:019d}.json"
-            self._digest.update(name.encode() + (self._folder / name).read_bytes())
+            self._digest.update(
+                name.encode() + read_bytes(self._folder / name, f"{self._folder / name}: vanished")
+            )
         self._hashed = intervals
         return self._digest.hexdigest()
 

@@ -1,7 +1,9 @@
 """Whatever happens to the files of a log, its rows are what they were or are refused, each before it is given out."""
 
+import errno
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -334,6 +336,84 @@ def test_what_a_publisher_at_fault_wrote_is_refused(
     with pytest.raises(InputError, match=message):
         found.extend(read_rows(tmp_path / "log", SCHEMA, read_manifests(tmp_path / "log")))
     assert sum(map(len, found)) == rows
+
+
+def test_content_that_is_no_shard_of_this_log_is_refused(tmp_path: Path) -> None:
+    for name, parts, message in (
+        ("text", ROWS[:1], "not a Parquet file: "),
+        ("nulls", ROWS[:1], "not the columns of this log: .*null"),
+        ("wide", ROWS[:1], "not the columns of this log: "),
+    ):
+        log = tmp_path / name
+        table = parts[0]
+        if name == "nulls":
+            table = table.set_column(4, "label", pa.array([None] * 10, pa.int8()))
+        if name == "wide":
+            table = table.set_column(7, "ids", pack_ids(np.zeros((10, 3), np.int32)))
+        content = b"PAR1 and no more" if name == "text" else parquet_bytes(table)
+        digest = hashlib.sha256(content).hexdigest()
+        file = f"{0:019d}-{50_000:019d}-0000-{digest[:16]}.parquet"
+        forge(log, parts, set_of(0, file=file, sha256=digest, bytes=len(content)))
+        (log / "shards" / file).write_bytes(content)
+        with pytest.raises(InputError, match=f"{file}: {message}") as refusal:
+            list(read_rows(log, SCHEMA, read_manifests(log)))
+        assert "\n" not in str(refusal.value)
+
+
+def test_a_disk_that_does_not_give_a_file_is_named_with_it(
+    whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Path.read_bytes
+    for path in whole.files:
+
+        def fail(other: Path, path: Path = path) -> bytes:
+            if other == path:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return read(other)
+
+        monkeypatch.setattr(Path, "read_bytes", fail)
+        with pytest.raises(InputError, match=f"{path}: cannot be read: Input/output error"):
+            give_out(whole.log, [])
+
+
+def test_a_shard_that_vanishes_during_a_pass_is_named(tmp_path: Path) -> None:
+    log = make_log(tmp_path / "log")
+    manifests = read_manifests(log)
+    blocks = read_rows(log, SCHEMA, manifests)
+    assert len(next(blocks)) == 20
+    path = log / "shards" / manifests[0].shards[1].file
+    path.unlink()
+    with pytest.raises(InputError, match=f"{path}: the file is missing, though a manifest names it"):
+        next(blocks)
+
+
+def test_times_of_impressions_may_step_back_within_a_query(tmp_path: Path) -> None:
+    table = make_table(0, 20)
+    at = table.column_names.index("timestamp")
+    table = table.set_column(at, "timestamp", pa.array(np.arange(20)[::-1] * 500))
+    create_log(tmp_path / "log", SCHEMA)
+    publish_interval(tmp_path / "log", SCHEMA, 0, 10_000, table)
+    (block,) = read_rows(tmp_path / "log", SCHEMA, read_manifests(tmp_path / "log"))
+    assert block.timestamp.tolist() == table.column("timestamp").to_pylist()
+
+
+def test_an_example_that_a_sidecar_has_twice_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    create_log(log, SCHEMA)
+    manifest = publish_interval(log, SCHEMA, 0, 10_000, make_table(0, 20))
+    ids = np.arange(50, 70)
+    written = write_sidecar_interval(
+        log, "teacher", manifest, pa.table({"example_id": ids, "logit": ids / 7})
+    )
+    ids[4] = 60
+    folder = log / "sidecars" / "teacher"
+    content = parquet_bytes(pa.table({"example_id": ids, "logit": ids / 7}))
+    (folder / written.file).write_bytes(content)
+    changes = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    path = folder / f"{manifest.name}.json"
+    path.write_bytes(sealed_bytes({**written.model_dump(mode="json"), **changes}))
+    with pytest.raises(InputError, match=f"{path.name}: example_id 60 stands twice"):
+        give_out(log, [])
 
 
 def test_what_the_forger_of_these_tests_writes_can_be_read(tmp_path: Path) -> None:
