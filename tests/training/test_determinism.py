@@ -125,7 +125,7 @@ def test_an_ingest_gives_the_bytes_of_any_other(root: Path, tmp_path: Path) -> N
 def test_a_run_gives_the_bits_of_any_other(
     root: Path, growing: Any, exposure: Any, schema: Any, make_config: Any, tmp_path: Path
 ) -> None:
-    """Shampoo's roots, a teacher, a sample, pairs of a query, two constraint families and faulty rows."""
+    """Shampoo's roots, a teacher, a sample, pairs drawn from a query, two constraint families and faulty rows."""
     log = growing.grow(3)
     exposure.grow(3)
     for manifest in read_manifests(log):
@@ -143,7 +143,7 @@ def test_a_run_gives_the_bits_of_any_other(
         "objective": {
             **helpers["constrained"](exposure.folder)["objective"],
             "distillation": {"teacher": "teacher"},
-            "ranking": {},
+            "ranking": {"most_pairs": 3},
         },
     }
     config = make_config(changes)
