@@ -22,8 +22,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import KEY_COLUMNS, Manifest, check_log, create_log, publish_interval, sort_rows
+from ctr.data.log import Manifest, check_log, create_log, publish_interval
 from ctr.data.mapping import Mapping, input_patterns
+from ctr.data.row_order import KEY_COLUMNS, sort_rows
 from ctr.errors import InputError
 from ctr.files import is_temporary
 from ctr.pipelines.chunks import Chunk

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ctr.config import parse_model
-from ctr.data.log import Manifest, read_json_object, read_manifests, read_schema, read_shard
+from ctr.data.log import Manifest, read_manifests, read_schema, read_shard
+from ctr.data.lost_intervals import check_none_lost, intervals_in
 from ctr.data.reader import rows_of_table
-from ctr.data.sidecar import SidecarManifest, list_sidecars, read_sidecar_interval, sidecar_folder
+from ctr.data.sidecar import list_sidecars, read_sidecar_interval, read_sidecar_manifest, sidecar_folder
 from ctr.data.time_range import TimeRange
 from ctr.errors import InputError
 
@@ -29,7 +29,8 @@ PLACES_NAMED = 5
 class _Interval:
     """One interval of the sidecar, in memory."""
 
-    def __init__(self, example_id: np.ndarray, columns: dict[str, np.ndarray]) -> None:
+    def __init__(self, where: str, example_id: np.ndarray, columns: dict[str, np.ndarray]) -> None:
+        self.where = where
         self.example_id = example_id
         self.columns = columns
         self._order: np.ndarray | None = None
@@ -47,6 +48,9 @@ class _Interval:
         if self._order is None:
             self._order = np.argsort(self.example_id, kind="stable")
             self._sorted = self.example_id[self._order]
+            repeated = np.flatnonzero(self._sorted[1:] == self._sorted[:-1])
+            if len(repeated):
+                raise InputError(f"{self.where}: example_id {self._sorted[repeated[0]]} stands twice")
         places = np.searchsorted(self._sorted, example_id)
         rows = self._order[np.minimum(places, len(self._order) - 1)]
         # After a resume in the middle of an interval its rows may go on in their order.
@@ -65,8 +69,8 @@ class JoinedSidecar:
         begin: query time, microseconds; rows of intervals that end before it are not going to be asked for.
 
     Raises:
-        InputError: there is no such sidecar, or it lacks a column. Later, in ``at``: an interval of it is
-            damaged or belongs to another log.
+        InputError: there is no such sidecar, it lacks a column, or lost an interval's manifest. Later, in ``at``:
+            an interval of it is damaged or belongs to another log.
     """
 
     def __init__(
@@ -91,6 +95,9 @@ class JoinedSidecar:
         if not published:
             there = ", ".join(list_sidecars(log)) or "none"
             raise InputError(f"{log} has no sidecar {name}; the sidecars beside it: {there}")
+        # Only the intervals of the log are published in their order: those of a sidecar may be written side by side.
+        folder = sidecar_folder(log, name)
+        check_none_lost(folder, folder, intervals_in(folder), {manifest.name for manifest in self._manifests})
         for number in published:
             self._check_columns(self._manifests[number])
         # The types of the columns are known from here on, also for rows that are not found.
@@ -107,7 +114,7 @@ class JoinedSidecar:
 
     def _check_columns(self, interval: Manifest) -> None:
         path = self._path(interval)
-        manifest = parse_model(SidecarManifest, read_json_object(path, f"{path}: no such file"), str(path))
+        manifest = read_sidecar_manifest(self._log, self._name, interval)
         for column in self._columns:
             if column not in manifest.columns:
                 names = ", ".join(other for other in manifest.columns if other != _EXAMPLE_ID)
@@ -116,7 +123,7 @@ class JoinedSidecar:
     def _read(self, interval: Manifest) -> _Interval:
         table = read_sidecar_interval(self._log, self._name, interval)
         columns = {name: self._array(table.column(name), name, interval) for name in self._columns}
-        return _Interval(table.column(_EXAMPLE_ID).to_numpy(), columns)
+        return _Interval(str(self._path(interval)), table.column(_EXAMPLE_ID).to_numpy(), columns)
 
     def _array(self, column: pa.ChunkedArray, name: str, interval: Manifest) -> np.ndarray:
         where = f"{self._path(interval)}: the column {name}"

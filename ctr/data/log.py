@@ -3,7 +3,7 @@
 ::
 
     LOG/schema.json                      the features (schema.py)
-    LOG/manifests/START-END.json         one interval [START, END) of query time, in microseconds
+    LOG/manifests/START-END.json         one interval [START, END) of query time, in microseconds, and its own hash
     LOG/shards/START-END-N-HASH.parquet  rows sorted by (query_time, query_id, example_id)
     LOG/sidecars/NAME/                   columns written later, keyed by example_id (sidecar.py)
 
@@ -18,7 +18,6 @@ multivalent feature.
 """
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
@@ -28,12 +27,14 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 
 from ctr.config import StrictModel, parse_model
+from ctr.data.json_files import json_bytes, parse_sealed, read_json_object, read_sealed, sealed_bytes
+from ctr.data.lost_intervals import check_none_lost, intervals_in
 from ctr.data.parquet_files import IDS_COLUMN, parquet_bytes, read_verified_parquet
+from ctr.data.row_order import check_order, key_at
 from ctr.data.schema import Schema
 from ctr.errors import InputError
-from ctr.files import create_exclusively, file_sha256, is_temporary, names_in, write_atomic_bytes
+from ctr.files import create_exclusively, file_sha256, is_temporary, write_atomic_bytes
 
-KEY_COLUMNS = ("query_time", "query_id", "example_id")
 MAX_TIME_US = 2**62
 _FORMAT = 1
 
@@ -71,8 +72,8 @@ class ShardEntry(StrictModel):
     """What a manifest says of one shard. Times are query times in microseconds."""
 
     file: str = Field(pattern=r"^[0-9a-zA-Z.\-]+\.parquet$")
-    rows: int = Field(ge=0)
-    queries: int = Field(ge=0)
+    rows: int = Field(ge=1)
+    queries: int = Field(ge=1)
     first_query_time: int
     last_query_time: int
     bytes: int = Field(ge=0)
@@ -102,15 +103,23 @@ class Manifest(StrictModel):
         for count in ("rows", "queries"):
             if getattr(self, count) != sum(getattr(shard, count) for shard in self.shards):
                 raise ValueError(f"{count} is not the sum over the shards")
-        for shard in self.shards:
+        earliest = self.start
+        for index, shard in enumerate(self.shards):
             if not self.start <= shard.first_query_time <= shard.last_query_time < self.end:
                 raise ValueError(f"the times of shard {shard.file} lie outside the interval")
+            if shard.file != _shard_file(self.name, index, shard.sha256):
+                raise ValueError(
+                    f"shard {index} is {shard.file}: not the name of that shard of this interval"
+                )
+            if shard.first_query_time < earliest:
+                raise ValueError(f"shard {shard.file} begins before the end of the shard before it")
+            earliest = shard.last_query_time
         return self
 
 
-def json_bytes(content: object) -> bytes:
-    """The text of a manifest: the same bytes for the same content."""
-    return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+def _shard_file(interval: str, index: int, sha256: str) -> str:
+    # The hash in the name lets two publishers of different content not overwrite each other's shard.
+    return f"{interval}-{index:04d}-{sha256[:16]}.parquet"
 
 
 def check_log(folder: Path, schema: Schema) -> None:
@@ -173,43 +182,6 @@ def read_schema_file(path: Path, absent: str) -> Schema:
     return schema
 
 
-def read_json_object(path: Path, absent: str) -> dict[str, object]:
-    """Parses a JSON object. Raises InputError: ``absent`` when there is no such file, or that it is malformed."""
-    if not path.is_file():
-        raise InputError(absent)
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: a JSON object is expected")
-    return content
-
-
-def sort_rows(table: pa.Table) -> pa.Table:
-    """Sorts by (query_time, query_id, example_id), the order of a log; rows with equal keys keep their order."""
-    order = np.lexsort([table.column(name).to_numpy() for name in reversed(KEY_COLUMNS)])
-    # Moving the rows costs more than finding their order, and many logs come sorted.
-    return table if (order[1:] > order[:-1]).all() else table.take(pa.array(order))
-
-
-def _check_order(table: pa.Table, where: str) -> np.ndarray:
-    """Checks the order; returns the row numbers at which a query begins."""
-    time, query, example = (table.column(name).to_numpy() for name in KEY_COLUMNS)
-    later = time[1:] > time[:-1]
-    same_time = time[1:] == time[:-1]
-    same_query = same_time & (query[1:] == query[:-1])
-    in_order = later | (same_time & (query[1:] > query[:-1])) | (same_query & (example[1:] > example[:-1]))
-    if not in_order.all():
-        row = int(np.flatnonzero(~in_order)[0]) + 1
-        repeated = same_query[row - 1] and example[row] == example[row - 1]
-        problem = "repeats an example_id of its query" if repeated else "is out of order"
-        raise InputError(
-            f"{where}: row {row} (example_id {example[row]}) {problem}; rows are sorted by {', '.join(KEY_COLUMNS)}"
-        )
-    return np.concatenate([[0], np.flatnonzero(~same_query) + 1]) if len(time) else np.zeros(0, np.int64)
-
-
 def publish_interval(
     folder: Path,
     schema: Schema,
@@ -264,7 +236,7 @@ def stage_interval(
         rows = rows.cast(shard_schema(schema)).combine_chunks()
     except (pa.ArrowException, ValueError) as error:
         raise InputError(f"{name}: the rows are not under the log's schema: {error}") from None
-    begins = _check_order(rows, name)
+    begins = check_order(rows, name)
     times = rows.column("query_time").to_numpy()
     if len(times) and not start <= times[0] <= times[-1] < end:
         raise InputError(f"{name}: holds query times from {times[0]} to {times[-1]}")
@@ -274,8 +246,7 @@ def stage_interval(
         part = rows.slice(first, last - first)
         content = parquet_bytes(part)
         digest = hashlib.sha256(content).hexdigest()
-        # The hash in the name lets two publishers of different content not overwrite each other's shard.
-        file = f"{stem}-{index:04d}-{digest[:16]}.parquet"
+        file = _shard_file(stem, index, digest)
         path = folder / "shards" / file
         if not path.exists() or file_sha256(path) != digest:
             write_atomic_bytes(path, content)
@@ -327,8 +298,13 @@ def manifest_path(folder: Path, manifest: Manifest) -> Path:
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
-    """What its file holds."""
-    return json_bytes(manifest.model_dump(mode="json"))
+    """What its file holds, with a hash of itself."""
+    return sealed_bytes(manifest.model_dump(mode="json"))
+
+
+def parse_manifest(content: bytes, where: str) -> Manifest:
+    """The inverse of ``manifest_bytes``. Raises InputError, which names ``where``: not what was written."""
+    return parse_model(Manifest, parse_sealed(content, where), where)
 
 
 def _shard_ranges(begins: np.ndarray, rows: int, shard_rows: int) -> Iterator[tuple[int, int]]:
@@ -342,23 +318,22 @@ def _shard_ranges(begins: np.ndarray, rows: int, shard_rows: int) -> Iterator[tu
 
 def list_intervals(folder: Path) -> list[tuple[int, int]]:
     """The published intervals (start, end) in order of time, from the names of the manifests."""
-    intervals = []
-    for name in names_in(folder / "manifests", ".json"):
-        start, _, end = name.removesuffix(".json").partition("-")
-        if not (start.isdigit() and end.isdigit()):
-            raise InputError(f"{folder / 'manifests' / name}: not the name of a manifest (START-END.json)")
-        intervals.append((int(start), int(end)))
-    return sorted(intervals)
+    return intervals_in(folder / "manifests")
 
 
 def read_manifests(folder: Path, known: Mapping[tuple[int, int], Manifest] | None = None) -> list[Manifest]:
-    """All published intervals in order of time, checked for overlaps and schema; ``known`` ones are not read."""
+    """All published intervals in order of time, checked for overlaps and schema; ``known`` ones are not read.
+
+    Raises:
+        InputError: a manifest is damaged, overlaps another, or was lost while its shards are still there.
+    """
     version = read_schema(folder).version
     manifests: list[Manifest] = []
-    for start, end in list_intervals(folder):
+    intervals = list_intervals(folder)
+    for start, end in intervals:
         path = f"{folder}/manifests/{start:019d}-{end:019d}.json"
         manifest = (known or {}).get((start, end)) or parse_model(
-            Manifest, read_json_object(Path(path), f"{path}: no such manifest"), path
+            Manifest, read_sealed(Path(path), f"{path}: no such manifest"), path
         )
         if (manifest.start, manifest.end) != (start, end):
             raise InputError(f"{path}: names another interval, [{manifest.start}, {manifest.end})")
@@ -369,6 +344,7 @@ def read_manifests(folder: Path, known: Mapping[tuple[int, int], Manifest] | Non
         if manifests and manifests[-1].end > manifest.start:
             raise InputError(f"{path}: overlaps the interval before it, {manifests[-1].name}")
         manifests.append(manifest)
+    check_none_lost(folder / "shards", folder / "manifests", intervals)
     return manifests
 
 
@@ -389,8 +365,19 @@ def read_shard(folder: Path, entry: ShardEntry, schema: Schema) -> pa.Table:
     expected = shard_schema(schema)
     if table.column_names != expected.names:
         raise InputError(f"{path}: holds the columns {table.column_names}, not {expected.names}")
-    table = table.cast(expected).combine_chunks()
+    try:
+        table = table.cast(expected).combine_chunks()
+    except (pa.ArrowException, ValueError) as error:
+        raise InputError(f"{path}: not the columns of this log: {' '.join(str(error).split())}") from None
     if table.num_rows != entry.rows:
         raise InputError(f"{path}: holds {table.num_rows} rows, the manifest says {entry.rows}")
-    _check_order(table, str(path))
+    queries = len(check_order(table, str(path)))
+    if queries != entry.queries:
+        raise InputError(f"{path}: holds {queries} queries, the manifest says {entry.queries}")
+    times = key_at(table, 0)[0], key_at(table, -1)[0]
+    if times != (entry.first_query_time, entry.last_query_time):
+        raise InputError(
+            f"{path}: holds query times from {times[0]} to {times[1]}, the manifest says "
+            f"{entry.first_query_time} to {entry.last_query_time}"
+        )
     return table

@@ -33,14 +33,24 @@ def parquet_bytes(table: pa.Table) -> bytes:
 
 
 def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
-    """Reads a Parquet file whose size and SHA-256 a manifest records. Raises InputError when it has others."""
+    """Reads a Parquet file whose size and SHA-256 a manifest records.
+
+    Raises:
+        InputError: it is missing, cannot be read, has other bytes, or is no Parquet file.
+    """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         raise InputError(f"{path}: the file is missing, though a manifest names it") from None
+    except OSError as error:
+        # The error of a disk does not name the file.
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     if len(content) != size or hashlib.sha256(content).hexdigest() != sha256:
         raise InputError(
             f"{path}: damaged: its {len(content)} bytes do not have the SHA-256 that the manifest records "
             f"({size} bytes, {sha256[:16]}...)"
         )
-    return pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
+    try:
+        return pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path}: not a Parquet file: {' '.join(str(error).split())}") from None

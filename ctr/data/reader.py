@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from ctr.data.log import MAX_TIME_US, Manifest, read_shard, unpack_ids
 from ctr.data.parquet_files import IDS_COLUMN
+from ctr.data.row_order import Key, check_goes_on, key_at
 from ctr.data.schema import Schema, bucket_counts
 
 KEYS = ("query_time", "timestamp", "query_id", "example_id")
@@ -143,9 +144,14 @@ def read_rows(
     Args:
         start: the position to begin at, a number of rows from the log's beginning.
         times: the query times [begin, end) in microseconds to which the rows are restricted.
+
+    Raises:
+        InputError: a shard that is read is damaged, missing, not what its manifest says, or does not go on where the
+            one before it ended. None of its rows is given out then.
     """
     begin, end = times
     position = 0
+    before: tuple[int, Key] | None = None
     for manifest in manifests:
         if position + manifest.rows <= start:
             position += manifest.rows
@@ -154,6 +160,10 @@ def read_rows(
             first, position = position, position + entry.rows
             if position <= start or entry.last_query_time < begin or entry.first_query_time >= end:
                 continue
-            rows = rows_of_table(read_shard(folder, entry, schema), schema, first)
+            table = read_shard(folder, entry, schema)
+            if before is not None and before[0] == first:
+                check_goes_on(before[1], key_at(table, 0), str(folder / "shards" / entry.file))
+            before = position, key_at(table, -1)
+            rows = rows_of_table(table, schema, first)
             inside = np.searchsorted(rows.query_time, times)
             yield rows.slice(max(start - first, int(inside[0])), max(start - first, int(inside[1])))

@@ -2,7 +2,7 @@
 
 ::
 
-    LOG/sidecars/NAME/START-END.json          the manifest of one interval of the log, as in log.py
+    LOG/sidecars/NAME/START-END.json          the manifest of one interval of the log, with its own hash, as in log.py
     LOG/sidecars/NAME/START-END-HASH.parquet  example_id and the columns, one row for each of the interval's
 
 A sidecar's interval belongs to the content of the log's interval, whose hash its manifest records: read
@@ -11,6 +11,7 @@ beside another log it is refused. It is published as intervals are, whole or not
 
 import hashlib
 import re
+from bisect import bisect_left
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +19,9 @@ import pyarrow as pa
 from pydantic import Field
 
 from ctr.config import StrictModel, parse_model
-from ctr.data.log import (
-    MAX_TIME_US,
-    Manifest,
-    json_bytes,
-    log_sha256,
-    read_json_object,
-)
+from ctr.data.json_files import read_bytes, read_sealed, sealed_bytes
+from ctr.data.log import MAX_TIME_US, Manifest, log_sha256
+from ctr.data.lost_intervals import intervals_in
 from ctr.data.parquet_files import parquet_bytes, read_verified_parquet
 from ctr.errors import InputError
 from ctr.files import create_exclusively, file_sha256, write_atomic_bytes
@@ -101,7 +98,7 @@ def write_sidecar_interval(log: Path, name: str, interval: Manifest, table: pa.T
         sha256=digest,
     )
     target = folder / f"{interval.name}.json"
-    text = json_bytes(manifest.model_dump(mode="json"))
+    text = sealed_bytes(manifest.model_dump(mode="json"))
     if not create_exclusively(target, text) and target.read_bytes() != text:
         raise InputError(
             f"{target}: this interval was published before with other content; the first one stays"
@@ -117,15 +114,13 @@ def read_sidecar_interval(log: Path, name: str, interval: Manifest) -> pa.Table:
     """
     folder = sidecar_folder(log, name)
     path = folder / f"{interval.name}.json"
-    content = read_json_object(
-        path,
-        f"{folder}: the sidecar {name} lacks the interval [{interval.start}, {interval.end}): no {path.name}",
-    )
-    manifest = parse_model(SidecarManifest, content, str(path))
+    manifest = read_sidecar_manifest(log, name, interval)
     if (manifest.start, manifest.end) != (interval.start, interval.end):
         raise InputError(f"{path}: names another interval, [{manifest.start}, {manifest.end})")
     if manifest.interval_sha256 != log_sha256([interval]):
         raise InputError(f"{path}: was written for an interval of other content: the log is not the same")
+    if manifest.rows != interval.rows:
+        raise InputError(f"{path}: has {manifest.rows} rows, the log's interval has {interval.rows}")
     table = read_verified_parquet(folder / manifest.file, manifest.bytes, manifest.sha256)
     if tuple(table.column_names) != manifest.columns or table.num_rows != manifest.rows:
         raise InputError(
@@ -134,13 +129,47 @@ def read_sidecar_interval(log: Path, name: str, interval: Manifest) -> pa.Table:
     return table.combine_chunks()
 
 
-def sidecar_sha256(log: Path, name: str, until: int = MAX_TIME_US) -> str:
-    """A hash of the content of a sidecar's intervals that begin before ``until`` (microseconds): of its manifests."""
-    digest = hashlib.sha256()
-    for path in sorted(sidecar_folder(log, name).glob("*.json")):
-        if int(path.stem.partition("-")[0]) < until:
-            digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
+class SidecarHash:
+    """A hash of the content of a sidecar's first intervals, asked for again and again as more are read.
+
+    Each manifest is read once, when it is first asked for; anew are they read only when among them one has appeared
+    or vanished. So it tells what they were then; another object tells what they are.
+    """
+
+    def __init__(self, log: Path, name: str) -> None:
+        """Reads nothing. Raises InputError for a bad name."""
+        self._folder = sidecar_folder(log, name)
+        self._hashed: list[tuple[int, int]] = []
+        self._digest = hashlib.sha256()
+
+    def until(self, time: int = MAX_TIME_US) -> str:
+        """SHA-256 of names and contents of the manifests of intervals that begin before ``time`` (microseconds).
+
+        Raises:
+            InputError: a file among them has not the name of a manifest.
+        """
+        intervals = intervals_in(self._folder)
+        intervals = intervals[: bisect_left(intervals, time, key=lambda interval: interval[0])]
+        done = len(self._hashed)
+        if intervals[:done] != self._hashed:
+            done, self._digest = 0, hashlib.sha256()
+        for start, end in intervals[done:]:
+            name = f"{start:019d}-{end:019d}.json"
+            self._digest.update(
+                name.encode() + read_bytes(self._folder / name, f"{self._folder / name}: vanished")
+            )
+        self._hashed = intervals
+        return self._digest.hexdigest()
+
+
+def read_sidecar_manifest(log: Path, name: str, interval: Manifest) -> SidecarManifest:
+    """What a sidecar says of one interval of the log. Raises InputError: it lacks the interval, or is damaged."""
+    folder = sidecar_folder(log, name)
+    path = folder / f"{interval.name}.json"
+    absent = (
+        f"{folder}: the sidecar {name} lacks the interval [{interval.start}, {interval.end}): no {path.name}"
+    )
+    return parse_model(SidecarManifest, read_sealed(path, absent), str(path))
 
 
 def align_sidecar(table: pa.Table, example_ids: np.ndarray, where: str) -> pa.Table:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ctr.config import parse_model
-from ctr.data.log import read_json_object
+from ctr.data.json_files import read_json_object
 from ctr.data.schema import Schema
 from ctr.errors import InputError
 from ctr.files import file_sha256

@@ -23,15 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ctr.config import differing_keys, dump_yaml, load_model, parse_model, read_yaml
-from ctr.data.log import (
-    check_log,
-    json_bytes,
-    list_intervals,
-    log_sha256,
-    read_json_object,
-    read_manifests,
-    read_shard,
-)
+from ctr.data.json_files import json_bytes, read_json_object
+from ctr.data.log import check_log, list_intervals, log_sha256, read_manifests, read_shard
 from ctr.data.reader import rows_of_table
 from ctr.data.sidecar import read_sidecar_interval
 from ctr.errors import InputError

@@ -2,12 +2,14 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ctr.data.log import Manifest, json_bytes, log_sha256
+from ctr.data.json_files import json_bytes
+from ctr.data.log import Manifest, log_sha256
 from ctr.errors import InputError
 
 
@@ -67,12 +69,25 @@ class LogsSeen:
                 continue
             intervals = self._intervals(name, rows[name])
             if manifests[name][:intervals] != known[:intervals]:
-                raise self._changed(name, intervals)
+                raise self._changed(name, intervals, _difference(known, manifests[name]))
         self.manifests = manifests
 
-    def _changed(self, name: str, intervals: int) -> InputError:
+    def _changed(self, name: str, intervals: int, difference: str = "") -> InputError:
         log = f"constraint log {name}" if name else "log"
         return InputError(
             f"{self._folder}: the {log} is not the one that this run was trained on: "
-            f"its first {intervals} intervals differ; use another folder to start anew"
+            f"its first {intervals} intervals differ{difference}; use another folder to start anew"
         )
+
+
+def _difference(before: Sequence[Manifest], now: Sequence[Manifest]) -> str:
+    """What became of the first interval that is not what it was, in parentheses; empty where all are."""
+    for old, new in zip_longest(before, now):
+        if old == new:
+            continue
+        if new is None or (old is not None and old.start < new.start):
+            return f" ([{old.start}, {old.end}) is gone)"
+        if old is None or (old.start, old.end) != (new.start, new.end):
+            return f" ([{new.start}, {new.end}) came late)"
+        return f" ([{new.start}, {new.end}) has other content)"
+    return ""

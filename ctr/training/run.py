@@ -16,7 +16,7 @@ import tensorflow as tf
 from ctr.data.batches import Batch
 from ctr.data.log import MAX_TIME_US, Manifest
 from ctr.data.schema import Schema
-from ctr.data.sidecar import sidecar_sha256
+from ctr.data.sidecar import SidecarHash
 from ctr.errors import InputError
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.files import remove_temporaries
@@ -106,6 +106,7 @@ class Run:
         self.state = state
         self.logs = LogsSeen(folder, {"": manifests, **other_manifests})
         self.sidecars = sidecars
+        self._sidecar_hashes = {role: SidecarHash(log, name) for role, (log, name) in sidecars.items()}
         self.position = Position(
             others=dict.fromkeys(other_manifests, 0),
             others_rejected=dict.fromkeys(other_manifests, 0),
@@ -203,7 +204,7 @@ class Run:
 
     def sidecar_hashes(self, until: int = MAX_TIME_US) -> dict[str, str]:
         """For each sidecar a hash of its intervals that begin before ``until``, in microseconds."""
-        return {role: sidecar_sha256(log, name, until) for role, (log, name) in self.sidecars.items()}
+        return {role: sidecar.until(until) for role, sidecar in self._sidecar_hashes.items()}
 
     def save(self) -> None:
         """Begins a checkpoint of everything up to the current position; ``background`` finishes it.

@@ -34,7 +34,8 @@ import pyarrow.parquet as pq
 
 from ctr.config import differing_keys, dump_yaml, load_model
 from ctr.data.batches import Batch
-from ctr.data.log import read_json_object, read_schema_file, schema_bytes
+from ctr.data.json_files import read_json_object
+from ctr.data.log import read_schema_file, schema_bytes
 from ctr.data.reader import FAULTS
 from ctr.data.schema import Schema
 from ctr.errors import InputError

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.config import load_model
-from ctr.data.log import read_json_object
+from ctr.data.json_files import read_json_object
 from ctr.data.schema import Schema
 from ctr.errors import InputError
 from ctr.models.click_model import ClickModel

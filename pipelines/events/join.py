@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ctr.data.log import shard_schema, sort_rows, unpack_ids
+from ctr.data.log import shard_schema, unpack_ids
 from ctr.data.parquet_files import IDS_COLUMN
+from ctr.data.row_order import sort_rows
 from ctr.data.sampling import SamplingConfig, decide
 from ctr.data.schema import Schema
 from ctr.pipelines.events.rules import IntervalRules, known_from

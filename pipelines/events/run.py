@@ -13,7 +13,7 @@ from apache_beam.options.pipeline_options import PipelineOptions, StandardOption
 
 from ctr.config import load_model
 from ctr.data.event_mapping import EventMapping, EventTeacher
-from ctr.data.log import Manifest, publish_manifest
+from ctr.data.log import Manifest, parse_manifest, publish_manifest
 from ctr.errors import InputError
 from ctr.pipelines.beam_options import in_this_process, read_beam_options, split_beam_options
 from ctr.pipelines.events.publish import MAPPING_FILE
@@ -134,9 +134,10 @@ def publish_staged(log: Path, spool: Path, starts: Sequence[int]) -> list[Manife
     """Publishes staged intervals in order of time, so that no reader ever sees one before an earlier one."""
     published = []
     for start in sorted(starts):
-        content = staged_path(spool, start).read_bytes()
+        path = staged_path(spool, start)
+        content = path.read_bytes()
         if content:
-            manifest = Manifest.model_validate_json(content)
+            manifest = parse_manifest(content, str(path))
             publish_manifest(log, manifest)
             published.append(manifest)
     return published

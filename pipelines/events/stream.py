@@ -30,7 +30,7 @@ from apache_beam.utils.timestamp import Duration, Timestamp
 from apache_beam.utils.windowed_value import PaneInfoTiming
 
 from ctr.data.event_mapping import EventMapping
-from ctr.data.log import Manifest, list_intervals, publish_manifest
+from ctr.data.log import list_intervals, parse_manifest, publish_manifest
 from ctr.data.mapping import duration_us
 from ctr.errors import InputError
 from ctr.files import write_atomic_bytes
@@ -138,7 +138,7 @@ def _keyed(staged: tuple[int, bytes]) -> tuple[bytes, tuple[int, bytes]]:
 def _publish(element: tuple[bytes, Iterable[tuple[int, bytes]]], log: Path) -> Iterator[int]:
     for start, content in sorted(element[1]):
         if content:
-            publish_manifest(log, Manifest.model_validate_json(content))
+            publish_manifest(log, parse_manifest(content, f"the staged interval from {start} on"))
             yield start
 
 

@@ -1,5 +1,6 @@
 """Columns beside a log: bound to its content, published once, verified, joined by example_id."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,16 @@ import pyarrow as pa
 import pytest
 
 from ctr.config import parse_model
+from ctr.data.json_files import sealed_bytes
 from ctr.data.log import Manifest, create_log, publish_interval
 from ctr.data.schema import Schema
-from ctr.data.sidecar import align_sidecar, list_sidecars, read_sidecar_interval, write_sidecar_interval
+from ctr.data.sidecar import (
+    SidecarHash,
+    align_sidecar,
+    list_sidecars,
+    read_sidecar_interval,
+    write_sidecar_interval,
+)
 from ctr.data.transform import pack_table
 from ctr.errors import InputError
 
@@ -109,7 +117,7 @@ def test_damage_and_absence_are_named(log: Path) -> None:
     ("values", "message"),
     [
         ({"start": 1}, "names another interval"),
-        ({"rows": 29}, "does not hold the rows and columns"),
+        ({"rows": 29}, "has 29 rows, the log's interval has 30"),
         ({"columns": ["example_id", "p"]}, "does not hold the rows and columns"),
         ({"file": "../x.parquet"}, "is not allowed"),
         ({"more": 1}, "unknown key"),
@@ -119,7 +127,9 @@ def test_a_changed_manifest_is_refused(log: Path, values: dict[str, Any], messag
     interval = make_interval(log, 30)
     write_sidecar_interval(log, "truth", interval, columns(30))
     path = log / "sidecars" / "truth" / f"{interval.name}.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    content = json.loads(path.read_text())
+    del content["manifest_sha256"]
+    path.write_bytes(sealed_bytes({**content, **values}))
     with pytest.raises(InputError, match=message):
         read_sidecar_interval(log, "truth", interval)
 
@@ -148,3 +158,46 @@ def test_alignment_by_example_id() -> None:
     with pytest.raises(InputError, match="truth: has no row for example_id 1"):
         align_sidecar(columns(0), np.array([1]), "truth")
     assert align_sidecar(columns(0), np.array([], np.int64), "truth").num_rows == 0
+
+
+# ---------------------------------------------------------------- the hash of what was read
+
+
+def hash_of_all(folder: Path, until: int = 2**62) -> str:
+    """From the definition: names and contents of the manifests that begin before ``until``."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.json")):
+        if int(path.name[:19]) < until:
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def test_the_hash_of_what_was_read_grows_with_it(log: Path) -> None:
+    folder = log / "sidecars" / "truth"
+    running = SidecarHash(log, "truth")
+    assert running.until() == hash_of_all(folder) == hashlib.sha256().hexdigest()
+    for number in range(4):
+        write_sidecar_interval(log, "truth", make_interval(log, 5, 100 * number), columns(5, 100 * number))
+    # Also back, as a run asks that goes on from an earlier checkpoint.
+    for time in (0, 1, 100, 101, 250, 250, 1, 301, 2**62):
+        assert running.until(time) == SidecarHash(log, "truth").until(time) == hash_of_all(folder, time)
+    assert len({running.until(time) for time in (0, 1, 101, 201, 301)}) == 5
+
+
+def test_what_changes_among_the_manifests_that_were_read(log: Path) -> None:
+    folder = log / "sidecars" / "truth"
+    for number in (0, 2, 3):
+        write_sidecar_interval(log, "truth", make_interval(log, 5, 100 * number), columns(5, 100 * number))
+    running = SidecarHash(log, "truth")
+    read = running.until()
+    first, second, _ = sorted(folder.glob("*.json"))
+    first.write_bytes(first.read_bytes() + b" ")
+    # It was read as it was; whoever reads it now sees what it is.
+    assert running.until() == read != SidecarHash(log, "truth").until() == hash_of_all(folder)
+    second.unlink()
+    assert running.until() == hash_of_all(folder)
+    write_sidecar_interval(log, "truth", make_interval(log, 5, 100), columns(5, 100))
+    assert running.until() == hash_of_all(folder)
+    (folder / "notes.json").write_text("{}")
+    with pytest.raises(InputError, match=r"notes\.json: not the name of a manifest \(START-END\.json\)"):
+        running.until()

@@ -12,8 +12,9 @@ import pytest
 
 from ctr.config import parse_model
 from ctr.data.batches import set_rejects_apart
-from ctr.data.log import create_log, publish_interval, sort_rows
+from ctr.data.log import create_log, publish_interval
 from ctr.data.reader import rows_of_table
+from ctr.data.row_order import sort_rows
 from ctr.data.schema import Schema
 from ctr.data.transform import pack_table
 from ctr.training.config import TrainConfig

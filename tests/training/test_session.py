@@ -259,7 +259,12 @@ def test_logs_that_are_not_what_they_were_are_refused(growing, exposure, make_co
             log.grow()
             with pytest.raises(InputError, match=f"the {name} is not the one .* first 1 intervals differ"):
                 session.advance()
-            (log.folder / "manifests" / f"{read_manifests(log.folder)[0].name}.json").unlink()
+            first = read_manifests(log.folder)[0].name
+            for path in (
+                log.folder / "manifests" / f"{first}.json",
+                *(log.folder / "shards").glob(f"{first}-*"),
+            ):
+                path.unlink()
         assert session.finish()["log_rows"] == read_manifests(growing.folder)[0].rows
 
 

@@ -1,0 +1,481 @@
+"""Whatever happens to the files of a log, its rows are what they were or are refused, each before it is given out."""
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctr.data.joined_sidecar import JoinedSidecar
+from ctr.data.json_files import sealed_bytes
+from ctr.data.log import create_log, pack_ids, publish_interval, read_manifests, read_schema, shard_schema
+from ctr.data.parquet_files import parquet_bytes
+from ctr.data.reader import Rows, read_rows
+from ctr.data.schema import Category, Number, Schema, StepBuckets
+from ctr.data.sidecar import write_sidecar_interval
+from ctr.data.stream import Selection, check_selection, read_selection
+from ctr.errors import InputError
+
+SCHEMA = Schema(
+    features=(
+        Category(name="a", source="a", buckets=10),
+        Number(name="n", source="n", step=StepBuckets(low=0.5, high=8.0, size=0.5)),
+        Category(name="m", source="m", buckets=6, multivalent=True),
+    )
+)
+ENDS = (0, 20_000, 30_000, 50_000)
+
+
+def make_table(first: int, count: int) -> pa.Table:
+    """Rows ``first`` to ``first + count`` of a log with two rows a query and a query a millisecond."""
+    rng = np.random.default_rng(first)
+    row = np.arange(first, first + count)
+    offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 3, count))]).astype(np.int32)
+    return pa.table(
+        {
+            "query_time": row // 2 * 1000,
+            "timestamp": row * 500,
+            "query_id": row // 2 + 7,
+            "example_id": row + 50,
+            "label": rng.integers(0, 2, count).astype(np.int8),
+            "train_weight": rng.random(count).astype(np.float32),
+            "metric_weight": rng.random(count).astype(np.float32),
+            "ids": pack_ids(rng.integers(0, 10, (count, 2)).astype(np.int32)),
+            "m": pa.ListArray.from_arrays(offsets, rng.integers(0, 6, offsets[-1]).astype(np.int32)),
+        }
+    )
+
+
+def make_log(folder: Path) -> Path:
+    """100 rows in three intervals and five shards, with a teacher's logits for all of them."""
+    create_log(folder, SCHEMA)
+    for start, end in pairwise(ENDS):
+        rows = make_table(start // 500, (end - start) // 500)
+        manifest = publish_interval(folder, SCHEMA, start, end, rows, {"late": 3}, shard_rows=20)
+        ids = rows.column("example_id")
+        write_sidecar_interval(
+            folder, "teacher", manifest, pa.table({"example_id": ids, "logit": ids.to_numpy() / 7})
+        )
+    return folder
+
+
+def records(rows: Rows) -> list[tuple]:
+    """One for each row, of all that a run takes of it; as text, since NaN is not equal to itself."""
+    columns = [getattr(rows, name).tolist() for name in Rows._COLUMNS]
+    columns += [rows.joined[name].tolist() for name in sorted(rows.joined)]
+    for values, offsets in rows.multivalent.values():
+        columns.append([part.tolist() for part in np.split(values, offsets)[1:-1]])
+    return [tuple(map(repr, row)) for row in zip(*columns, strict=True)]
+
+
+def give_out(log: Path, found: list[tuple]) -> None:
+    """Does what a run does, and adds what it reads to ``found``."""
+    schema, manifests = read_schema(log), read_manifests(log)
+    for block in read_selection(
+        log, schema, manifests, Selection(teacher=JoinedSidecar(log, "teacher", ["logit"]))
+    ):
+        if np.isnan(block.joined["teacher_logit"]).any():
+            # A run looks for these before it begins.
+            taught = Selection(teacher=JoinedSidecar(log, "teacher", ["logit"]))
+            check_selection(log, schema, manifests, taught)
+        found += records(block)
+
+
+class Whole:
+    """A log that is damaged again and again, and what it holds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = make_log(folder)
+        self.files = sorted(path for path in folder.rglob("*") if path.is_file())
+        self.contents = {path: path.read_bytes() for path in self.files}
+        self.rows: list[tuple] = []
+        give_out(self.log, self.rows)
+        self.begins = {
+            entry.file: begin
+            for manifest in read_manifests(self.log)
+            for entry, begin in zip(
+                manifest.shards,
+                np.cumsum([0, *(entry.rows for entry in manifest.shards)]) + manifest.start // 500,
+                strict=False,
+            )
+        }
+
+    @contextmanager
+    def damaged(self, changes: dict[Path, bytes | None]) -> Iterator[None]:
+        """With other contents of some files; None: without the file."""
+        for path, content in changes.items():
+            path.unlink() if content is None else path.write_bytes(content)
+        try:
+            yield
+        finally:
+            for path in changes:
+                path.write_bytes(self.contents[path])
+
+    def check(self, changes: dict[Path, bytes | None]) -> str | None:
+        """Returns the refusal, None where the rows are those of the whole log."""
+        found: list[tuple] = []
+        with self.damaged(changes):
+            try:
+                give_out(self.log, found)
+            except InputError as error:
+                message = str(error)
+                assert "\n" not in message
+                assert any(path.name in message for path in changes) or "sidecar teacher of" in message, (
+                    message
+                )
+                until = min((self.begins.get(path.name, len(self.rows)) for path in changes), default=0)
+                assert len(found) <= until
+                assert found == self.rows[: len(found)]
+                return message
+        assert found == self.rows
+        return None
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    return Whole(tmp_path_factory.mktemp("whole") / "log")
+
+
+def flipped(content: bytes, bit: int) -> bytes:
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def test_a_whole_log_has_what_the_damages_need(whole: Whole) -> None:
+    assert len(whole.rows) == 100
+    assert len(whole.begins) == 5
+    assert len(whole.files) == 1 + 3 + 5 + 2 * 3
+    assert whole.check({}) is None
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_flipped_bit_is_refused_or_changes_nothing(whole: Whole, data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(whole.files))
+    content = whole.contents[path]
+    refusal = whole.check({path: flipped(content, data.draw(st.integers(0, 8 * len(content) - 1)))})
+    # Not even the white space between words of JSON can be flipped to other white space.
+    assert refusal is not None
+
+
+@pytest.mark.slow
+def test_every_flipped_bit_of_a_manifest_and_of_the_schema_is_refused(whole: Whole) -> None:
+    texts = [path for path in whole.files if path.suffix == ".json"]
+    texts = [texts[0], next(path for path in texts if "sidecars" in str(path)), texts[-1]]
+    for path in texts:
+        for bit in range(8 * len(whole.contents[path])):
+            assert whole.check({path: flipped(whole.contents[path], bit)}) is not None
+
+
+@pytest.mark.soak
+def test_every_flipped_bit_is_refused(whole: Whole) -> None:
+    for path in whole.files:
+        for bit in range(8 * len(whole.contents[path])):
+            assert whole.check({path: flipped(whole.contents[path], bit)}) is not None
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_any_truncation_is_refused_or_changes_nothing(whole: Whole, data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(whole.files))
+    content = whole.contents[path]
+    length = data.draw(st.integers(0, len(content) - 1))
+    # The last byte of JSON is the end of its line.
+    is_harmless = path.suffix == ".json" and length == len(content) - 1
+    assert (whole.check({path: content[:length]}) is None) == is_harmless
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_a_page_of_zeros_or_of_what_was_there_before_is_refused(whole: Whole, data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(whole.files))
+    content = whole.contents[path]
+    begin = data.draw(st.integers(0, len(content) - 1))
+    end = data.draw(st.integers(begin + 1, len(content)))
+    other = whole.contents[data.draw(st.sampled_from(whole.files))]
+    page = data.draw(st.sampled_from([bytes(end - begin), other[begin:end].ljust(end - begin, b"\0")]))
+    changed = content[:begin] + page + content[end:]
+    assert (whole.check({path: changed}) is None) == (changed == content)
+
+
+def test_two_files_that_changed_places_are_refused(whole: Whole) -> None:
+    for number, path in enumerate(whole.files):
+        for other in whole.files[number + 1 :]:
+            assert whole.check({path: whole.contents[other], other: whole.contents[path]}) is not None
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_a_file_under_the_name_of_another_is_refused(whole: Whole, data: st.DataObject) -> None:
+    path, other = (data.draw(st.sampled_from(whole.files)) for _ in range(2))
+    assert (whole.check({path: whole.contents[other]}) is None) == (path == other)
+
+
+def test_any_missing_file_is_refused_but_the_last_manifest(whole: Whole) -> None:
+    last = max((whole.log / "manifests").iterdir())
+    for path in whole.files:
+        if path != last:
+            assert whole.check({path: None}) is not None
+    found: list[tuple] = []
+    with whole.damaged({last: None}):
+        # As long as it is not there the interval is one that is just being published.
+        give_out(whole.log, found)
+    assert found == whole.rows[:60]
+
+
+# ---------------------------------------------------------------- publishers that are at fault
+
+
+def forge(
+    log: Path, parts: list[pa.Table], change: Callable[[list[dict]], Any] = lambda shards: None
+) -> None:
+    """Publishes [0, 50 ms) with these shards, whatever they hold; ``change`` changes what the manifest says of them."""
+    create_log(log, SCHEMA)
+    for name in ("shards", "manifests"):
+        (log / name).mkdir(exist_ok=True)
+    stem = f"{0:019d}-{50_000:019d}"
+    shards = []
+    for number, part in enumerate(parts):
+        part = part.cast(shard_schema(SCHEMA)).combine_chunks()
+        content = parquet_bytes(part)
+        digest = hashlib.sha256(content).hexdigest()
+        file = f"{stem}-{number:04d}-{digest[:16]}.parquet"
+        (log / "shards" / file).write_bytes(content)
+        times, queries = part.column("query_time").to_pylist(), part.column("query_id").to_pylist()
+        shards.append(
+            {
+                "file": file,
+                "rows": part.num_rows,
+                "queries": len(set(queries)),
+                "first_query_time": times[0] if times else 0,
+                "last_query_time": times[-1] if times else 0,
+                "bytes": len(content),
+                "sha256": digest,
+            }
+        )
+    change(shards)
+    content = {
+        "format": 1,
+        "start": 0,
+        "end": 50_000,
+        "schema_version": SCHEMA.version,
+        "rows": sum(shard["rows"] for shard in shards),
+        "queries": sum(shard["queries"] for shard in shards),
+        "clicks": 0,
+        "shards": shards,
+        "counters": {},
+    }
+    (log / "manifests" / f"{stem}.json").write_bytes(sealed_bytes(content))
+
+
+def with_times(table: pa.Table, time: int) -> pa.Table:
+    at = table.column_names.index("query_time")
+    return table.set_column(at, "query_time", pa.array([time] * table.num_rows))
+
+
+def set_of(number: int, **values: Any) -> Callable[[list[dict]], None]:
+    return lambda shards: shards[number].update(values)
+
+
+ROWS = [make_table(first, 10) for first in (0, 10, 20)]
+SAME_TIME = [with_times(part, 3000) for part in ROWS]
+
+
+@pytest.mark.parametrize(
+    ("parts", "change", "rows", "message"),
+    [
+        (ROWS, lambda shards: shards.append(shards[2]), 0, "not the name of that shard of this interval"),
+        (ROWS, lambda shards: shards.reverse(), 0, "shard 0 is .*: not the name of that shard"),
+        (ROWS, lambda shards: shards.pop(1), 0, "shard 1 is .*: not the name of that shard"),
+        (ROWS, set_of(1, file="a.parquet"), 0, r"shard 1 is a\.parquet: not the name"),
+        (ROWS, set_of(1, sha256="0" * 64), 0, "shard 1 is .*: not the name of that shard"),
+        ([ROWS[0], ROWS[0]], None, 0, "-0001-.* begins before the end of the shard before it"),
+        ([ROWS[1], ROWS[0]], None, 0, "-0001-.* begins before the end of the shard before it"),
+        ([ROWS[0], ROWS[1].slice(0, 0)], None, 0, r"shards\.1\.rows: 0 is not allowed"),
+        (ROWS, set_of(1, queries=6), 10, "-0001-.*: holds 5 queries, the manifest says 6"),
+        (ROWS, set_of(1, rows=9), 10, "-0001-.*: holds 10 rows, the manifest says 9"),
+        (ROWS, set_of(1, first_query_time=4999), 10, "-0001-.* times from 5000 to 9000, .* 4999 to 9000"),
+        (ROWS, set_of(1, last_query_time=9001), 10, "-0001-.* times from 5000 to 9000, .* 5000 to 9001"),
+        # A shard of one time only may stand there twice, or before its time, as far as times tell.
+        (
+            [SAME_TIME[0], SAME_TIME[0]],
+            None,
+            10,
+            r"-0001-.*: row 0 \(.*example_id 50\) comes before the last",
+        ),
+        (
+            [SAME_TIME[1], SAME_TIME[0]],
+            None,
+            10,
+            r"-0001-.*: row 0 \(.*example_id 50\) comes before the last",
+        ),
+        (
+            [ROWS[0].slice(0, 9), ROWS[0].slice(9)],
+            None,
+            9,
+            r"-0001-.*: row 0 \(query_time 4000, query_id 11, example_id 59\) belongs to the query of the last row",
+        ),
+    ],
+)
+def test_what_a_publisher_at_fault_wrote_is_refused(
+    tmp_path: Path, parts: list[pa.Table], change: Any, rows: int, message: str
+) -> None:
+    forge(tmp_path / "log", parts, change or (lambda shards: None))
+    found: list[Rows] = []
+    with pytest.raises(InputError, match=message):
+        found.extend(read_rows(tmp_path / "log", SCHEMA, read_manifests(tmp_path / "log")))
+    assert sum(map(len, found)) == rows
+
+
+def test_content_that_is_no_shard_of_this_log_is_refused(tmp_path: Path) -> None:
+    for name, parts, message in (
+        ("text", ROWS[:1], "not a Parquet file: "),
+        ("nulls", ROWS[:1], "not the columns of this log: .*null"),
+        ("wide", ROWS[:1], "not the columns of this log: "),
+    ):
+        log = tmp_path / name
+        table = parts[0]
+        if name == "nulls":
+            table = table.set_column(4, "label", pa.array([None] * 10, pa.int8()))
+        if name == "wide":
+            table = table.set_column(7, "ids", pack_ids(np.zeros((10, 3), np.int32)))
+        content = b"PAR1 and no more" if name == "text" else parquet_bytes(table)
+        digest = hashlib.sha256(content).hexdigest()
+        file = f"{0:019d}-{50_000:019d}-0000-{digest[:16]}.parquet"
+        forge(log, parts, set_of(0, file=file, sha256=digest, bytes=len(content)))
+        (log / "shards" / file).write_bytes(content)
+        with pytest.raises(InputError, match=f"{file}: {message}") as refusal:
+            list(read_rows(log, SCHEMA, read_manifests(log)))
+        assert "\n" not in str(refusal.value)
+
+
+def test_a_disk_that_does_not_give_a_file_is_named_with_it(
+    whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Path.read_bytes
+    for path in whole.files:
+
+        def fail(other: Path, path: Path = path) -> bytes:
+            if other == path:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return read(other)
+
+        monkeypatch.setattr(Path, "read_bytes", fail)
+        with pytest.raises(InputError, match=f"{path}: cannot be read: Input/output error"):
+            give_out(whole.log, [])
+
+
+def test_a_shard_that_vanishes_during_a_pass_is_named(tmp_path: Path) -> None:
+    log = make_log(tmp_path / "log")
+    manifests = read_manifests(log)
+    blocks = read_rows(log, SCHEMA, manifests)
+    assert len(next(blocks)) == 20
+    path = log / "shards" / manifests[0].shards[1].file
+    path.unlink()
+    with pytest.raises(InputError, match=f"{path}: the file is missing, though a manifest names it"):
+        next(blocks)
+
+
+def test_times_of_impressions_may_step_back_within_a_query(tmp_path: Path) -> None:
+    table = make_table(0, 20)
+    at = table.column_names.index("timestamp")
+    table = table.set_column(at, "timestamp", pa.array(np.arange(20)[::-1] * 500))
+    create_log(tmp_path / "log", SCHEMA)
+    publish_interval(tmp_path / "log", SCHEMA, 0, 10_000, table)
+    (block,) = read_rows(tmp_path / "log", SCHEMA, read_manifests(tmp_path / "log"))
+    assert block.timestamp.tolist() == table.column("timestamp").to_pylist()
+
+
+def test_an_example_that_a_sidecar_has_twice_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    create_log(log, SCHEMA)
+    manifest = publish_interval(log, SCHEMA, 0, 10_000, make_table(0, 20))
+    ids = np.arange(50, 70)
+    written = write_sidecar_interval(
+        log, "teacher", manifest, pa.table({"example_id": ids, "logit": ids / 7})
+    )
+    ids[4] = 60
+    folder = log / "sidecars" / "teacher"
+    content = parquet_bytes(pa.table({"example_id": ids, "logit": ids / 7}))
+    (folder / written.file).write_bytes(content)
+    changes = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    path = folder / f"{manifest.name}.json"
+    path.write_bytes(sealed_bytes({**written.model_dump(mode="json"), **changes}))
+    with pytest.raises(InputError, match=f"{path.name}: example_id 60 stands twice"):
+        give_out(log, [])
+
+
+def test_what_the_forger_of_these_tests_writes_can_be_read(tmp_path: Path) -> None:
+    for name, parts in (("times", ROWS), ("one time", SAME_TIME)):
+        forge(tmp_path / name, parts)
+        blocks = read_rows(tmp_path / name, SCHEMA, read_manifests(tmp_path / name))
+        assert [id for block in blocks for id in block.example_id.tolist()] == list(range(50, 80))
+
+
+# ---------------------------------------------------------------- lost intervals
+
+
+def manifest_of(log: Path, start: int, end: int) -> Path:
+    return log / "manifests" / f"{start:019d}-{end:019d}.json"
+
+
+@pytest.mark.parametrize("lost", [[0], [1], [0, 1], [2], [1, 2], [0, 2], [0, 1, 2]])
+def test_a_lost_manifest_is_told_from_one_that_is_still_to_come(tmp_path: Path, lost: list[int]) -> None:
+    log = make_log(tmp_path / "log")
+    manifests = read_manifests(log)
+    paths = [manifest_of(log, ENDS[number], ENDS[number + 1]) for number in lost]
+    for path in paths:
+        path.unlink()
+    kept = [manifest for number, manifest in enumerate(manifests) if number not in lost]
+    if kept and lost[0] < manifests.index(kept[-1]):
+        with pytest.raises(
+            InputError, match=rf"{paths[0].name}: missing, though .* or its publisher did not finish"
+        ):
+            read_manifests(log)
+    else:
+        assert read_manifests(log) == kept
+    # As the message says, whoever does not want the interval deletes what is left of it.
+    for path in paths:
+        for shard in (log / "shards").glob(f"{path.stem}-*"):
+            shard.unlink()
+    assert read_manifests(log) == kept
+
+
+def test_what_was_never_published_beside_what_was_is_harmless(tmp_path: Path) -> None:
+    log = make_log(tmp_path / "log")
+    manifests = read_manifests(log)
+    for name in (
+        # Another publisher's of a published interval, and of one that overlaps published ones.
+        f"{0:019d}-{20_000:019d}-0000-0123456789abcdef.parquet",
+        f"{0:019d}-{25_000:019d}-0000-0123456789abcdef.parquet",
+        f"{25_000:019d}-{35_000:019d}-0000-0123456789abcdef.parquet",
+        f"{50_000:019d}-{60_000:019d}-0000-0123456789abcdef.parquet",
+        f"{0:019d}-{20_000:019d}-0000-0123456789abcdef.parquet.partial-0123",
+        "notes.parquet",
+    ):
+        (log / "shards" / name).write_bytes(b"PAR1")
+    assert read_manifests(log) == manifests
+    publish_interval(log, SCHEMA, 60_000, 70_000, make_table(120, 20))
+    with pytest.raises(InputError, match=f"{manifest_of(log, 50_000, 60_000).name}: missing"):
+        read_manifests(log)
+
+
+def test_a_manifest_of_another_version_says_so(tmp_path: Path) -> None:
+    log = make_log(tmp_path / "log")
+    path = manifest_of(log, 0, 20_000)
+    content = json.loads(path.read_text())
+    del content["manifest_sha256"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=f"{path.name}: not a manifest of this version, .*: write it anew"):
+        read_manifests(log)
