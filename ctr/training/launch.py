@@ -128,12 +128,14 @@ def _read_old(folder: Path) -> _Old:
         position = Position(**state["position"])
         _check_arrays(weights, layouts, shapes)
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"--init-from {folder}: the checkpoint is not one of its config.yaml: {error}"
-        ) from None
+        raise _not_its_own(folder, error) from None
     if not position.trained_examples and position.learned_until is None:
         raise InputError(f"--init-from {folder}: the run has not learned from anything yet; begin without it")
     return _Old(Side(config, schema, layouts, shapes), position, state, weights)
+
+
+def _not_its_own(folder: Path, error: Exception) -> InputError:
+    return InputError(f"--init-from {folder}: the checkpoint is not one of its config.yaml: {error}")
 
 
 def _check_arrays(arrays: Mapping[str, np.ndarray], layouts: Any, shapes: Mapping[str, Any]) -> None:
@@ -165,7 +167,10 @@ def _make(folder: Path, inputs: Inputs, old: _Old, position: Position, source: P
     state = TrainState(layouts, config, resolve_compute_dtype(config), inputs.families)
     shapes = {name: tuple(weight.shape) for name, weight in state.network.weights().items()}
     arrays = {name: np.array(array) for name, array in state.arrays().items()}
-    entries, before = _take(arrays, old, Side(config, schema, layouts, shapes), source)
+    try:
+        entries, before = _take(arrays, old, Side(config, schema, layouts, shapes), source)
+    except (KeyError, ValueError) as error:
+        raise _not_its_own(source, error) from None
     state.restore(arrays)
     others = {name: other.manifests for name, other in inputs.others.items()}
     current = Run(folder, config, state, schema, inputs.log.manifests, others, inputs.sidecars)

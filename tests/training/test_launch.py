@@ -17,6 +17,7 @@ import pytest
 from ctr.data.log import create_log, pack_ids, publish_interval, read_schema
 from ctr.data.schema import Schema
 from ctr.errors import InputError
+from ctr.training import checkpoint
 from ctr.training.config import TrainConfig
 from ctr.training.follow import Polling, follow
 from ctr.training.launch import InitFrom, launch, read_launch
@@ -494,6 +495,20 @@ def test_rows_up_to_a_query_are_counted_in_the_order_of_the_log(examples, schema
         assert rows_until(log, schema, *key) == sum(other <= key for other in keys)
 
 
+def test_a_checkpoint_without_the_last_queries_serves_in_its_own_log(
+    old, logs, schema, whole, config, copy_run, tmp_path
+):
+    source = copy_run(old)
+    arrays, state = checkpoint.read(source / "checkpoints")
+    known = {name: value for name, value in state["position"].items() if not name.endswith("_until")}
+    shutil.rmtree(source / "checkpoints")
+    checkpoint.save(source / "checkpoints", known["examples"], arrays, {**state, "position": known}, 1)
+    launch(whole, config, tmp_path / "run", InitFrom(source))
+    assert read_launch(tmp_path / "run")["begins_at"]["log"] == logs.rows_before(HALF)
+    with pytest.raises(InputError, match="does not tell up to which row of another log than its own"):
+        launch(logs.publish("cut", schema, (0, 30_000, END)), config, tmp_path / "other", InitFrom(source))
+
+
 def test_a_log_that_ends_too_early_is_refused(old, half, whole, logs, schema, config, tmp_path):
     with pytest.raises(
         InputError, match=r"has no row after those that .* was trained on, the first \d+; with --follow"
@@ -648,6 +663,12 @@ def test_a_run_that_gives_nothing_is_refused(old, logs, schema, whole, config, c
         swapped,
         r"the checkpoint is not one of its config.yaml: dense/006 has the shape \[14, 8\], not \[14, 9\]",
     )
+    edited = copy_run(old)
+    (edited / "config.yaml").write_text(text.replace("beta1: 0.0", "beta1: 0.5"))
+    same = config.model_dump(mode="json")
+    same["optimizer"]["dense"]["shampoo"]["beta1"] = 0.5
+    with pytest.raises(InputError, match=r"not one of its config.yaml: .*tensor0/gradient_average"):
+        launch(whole, TrainConfig.model_validate(same), tmp_path / "run", InitFrom(edited))
     others = tuple(feature.model_copy(update={"source": f"{feature.source}2"}) for feature in schema.features)
     refused(old, "no feature of the log is what it was", logs.publish("nothing", Schema(features=others)))
     assert [path.name for path in tmp_path.iterdir()] == []
