@@ -1,11 +1,10 @@
 """Run by its path in a process of its own: begins a run from another one and trains, and kills that process.
 
-Given as globals: ``log``, ``config`` (a dict), ``run`` and ``source``; ``kill_at_sync``, a number of calls of fsync,
-0 for never.
+Given as globals: ``log``, ``config`` (a dict), ``run`` and ``source``; ``kill_at``, a point of ``fault_points.py``, how
+often it is to be reached, and what is in the path there.
 """
 
-import os
-import signal
+import runpy
 from pathlib import Path
 
 from ctr.config import parse_model
@@ -14,18 +13,8 @@ from ctr.training.launch import InitFrom
 from ctr.training.loop import train
 
 given = globals()
-fsync = os.fsync
-syncs = 0
-
-
-def counting_fsync(descriptor):
-    global syncs
-    syncs += 1
-    if syncs == given["kill_at_sync"]:
-        os.kill(os.getpid(), signal.SIGKILL)
-    fsync(descriptor)
-
-
-os.fsync = counting_fsync
+points = runpy.run_path(str(Path(__file__).resolve().parent.parent / "fault_points.py"))
+point, count, path = given["kill_at"]
 config = parse_model(TrainConfig, given["config"], "test")
-train(Path(given["log"]), config, Path(given["run"]), init_from=InitFrom(Path(given["source"])))
+with points["watching"](points["Counting"](point, count, points["kill"], path)):
+    train(Path(given["log"]), config, Path(given["run"]), init_from=InitFrom(Path(given["source"])))

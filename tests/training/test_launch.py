@@ -565,14 +565,14 @@ def test_constraint_logs_go_on_where_they_stood(half, whole, exposure, change, t
 
 @pytest.fixture(scope="session")
 def killed_launch() -> Any:
-    """Launches and trains in a process that is killed at a number of fsyncs; returns its exit status."""
+    """Launches and trains in a process that is killed at a point of ``fault_points.py``; returns its exit status."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ctr.training.loop", "ctr.training.follow"])
     script = str(Path(__file__).with_name("killed_launch.py"))
 
-    def run(log: Path, config: TrainConfig, folder: Path, source: Path, kill_at_sync: int) -> int:
+    def run(log: Path, config: TrainConfig, folder: Path, source: Path, kill_at: tuple[str, int, str]) -> int:
         given = {"log": str(log), "config": config.model_dump(mode="json"), "run": str(folder)}
-        given |= {"source": str(source), "kill_at_sync": kill_at_sync}
+        given |= {"source": str(source), "kill_at": kill_at}
         process = context.Process(target=runpy.run_path, args=(script,), kwargs={"init_globals": given})
         process.start()
         process.join(300)
@@ -592,22 +592,34 @@ def outcome(run: Path) -> dict[str, Any]:
     }
 
 
-# The directory is made from the second fsync on, gets its name before the 23rd, and is trained in after it.
-MOMENTS = (3, 14, 20, 22, 23, 24, 33)
+# Where, and whether the run is begun then.
+MOMENTS = [
+    (("mkdir.after", 1, ".run.launching"), False),
+    (("write.half", 1, "arrays.npz"), False),
+    (("rename.after", 1, ".run.launching/checkpoints/"), False),
+    (("fsync.before", 1, "init_from.json"), False),
+    (("rename.before", 1, "/run"), False),
+    (("rename.after", 1, "/run"), True),
+    (("learn.after", 2, ""), True),
+    (("rename.before", 1, "/run/checkpoints/"), True),
+]
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(n, marks=() if n == 23 else pytest.mark.slow) for n in MOMENTS]
+    ("moment", "is_begun"),
+    [
+        pytest.param(*given, marks=() if given[0][0] == "rename.after" and given[1] else pytest.mark.slow)
+        for given in MOMENTS
+    ],
 )
 def test_killed_at_any_moment_it_is_begun_or_not(
-    old, whole, change, unkilled, killed_launch, copy_run, tmp_path, number
+    old, whole, change, unkilled, killed_launch, tmp_path, moment, is_begun
 ):
     source, run = tmp_path / "source", tmp_path / "run"
     source.symlink_to(old)
-    status = killed_launch(whole, change(HARMLESS), run, source, number)
-    assert status == KILLED or number > 30
-    assert run.exists() == (number > 22)
-    if run.exists():
+    assert killed_launch(whole, change(HARMLESS), run, source, moment) == KILLED
+    assert run.exists() == is_begun
+    if is_begun:
         # It needs the old run no more.
         source.unlink()
         assert (run / "init_from.json").is_file() and list((run / "checkpoints").iterdir())
