@@ -8,7 +8,6 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from ctr.cli_parser import EVENTS, make_parser
@@ -198,7 +197,15 @@ def _train(arguments: argparse.Namespace) -> None:
 
     bar = _Bar(sum(manifest.rows for manifest in read_manifests(arguments.log)), "examples")
     try:
-        summary = train(arguments.log, config, arguments.out, bar, arguments.record, export_from_run)
+        summary = train(
+            arguments.log,
+            config,
+            arguments.out,
+            bar,
+            arguments.record,
+            export_from_run,
+            _init_from(arguments),
+        )
     finally:
         bar.close()
     _print_result(arguments, summary, summary_text(arguments.out, summary))
@@ -221,10 +228,19 @@ def _follow(arguments: argparse.Namespace, config: Any) -> None:
         )
         bar = _Bar(None, "examples")
         try:
-            followed = follow(arguments.log, config, arguments.out, stop, polling, bar.lag, export_from_run)
+            begin = _init_from(arguments)
+            followed = follow(
+                arguments.log, config, arguments.out, stop, polling, bar.lag, export_from_run, begin
+            )
         finally:
             bar.close()
     _print_result(arguments, dataclasses.asdict(followed), f"{arguments.out}: {followed.as_text()}")
+
+
+def _init_from(arguments: argparse.Namespace) -> Any:
+    from ctr.training.launch import InitFrom
+
+    return arguments.init_from and InitFrom(arguments.init_from, lambda text: print(text, file=sys.stderr))
 
 
 def _export(arguments: argparse.Namespace) -> None:
@@ -238,15 +254,13 @@ def _export(arguments: argparse.Namespace) -> None:
 
 def _score(arguments: argparse.Namespace) -> None:
     from ctr.data.mapping import load_format, load_mapping
+    from ctr.serving.score_command import is_log_alone, refuse_scores_at, score_text
 
     given = arguments.input
-    _refuse_scores_at(arguments.out, given)
+    refuse_scores_at(arguments.out, given)
     mapping = load_mapping(arguments.mapping) if arguments.mapping else None
     mapping = load_format(arguments.format) if arguments.format else mapping
-    logs = [path for path in given if mapping is None and (path / "schema.json").is_file()]
-    if logs and len(given) > 1:
-        raise InputError(f"input {logs[0]}: an example log is scored alone, without other inputs")
-    is_log = bool(logs)
+    is_log = mapping is None and is_log_alone(given)
     _load_tensorflow()
     from ctr.data.log import read_manifests
     from ctr.pipelines.raw_rows import key_schema, plain_mapping, read_raw_rows
@@ -264,22 +278,8 @@ def _score(arguments: argparse.Namespace) -> None:
             result = score_tables(scorer, rows, key_schema(mapping), arguments.out, bar.advance)
     finally:
         bar.close()
-    text = f"{arguments.out}: {result.scored} predictions, {result.seconds:.1f} s"
-    if result.rejected:
-        text += f"\n{result.rejected} of {result.rows} rows rejected, see {result.rejects_file}:"
-        text += "".join(f"\n  {count} x {reason}" for reason, count in result.reject_reasons.items())
     counts = {**dataclasses.asdict(result), "rejects_file": str(result.rejects_file or "")}
-    _print_result(arguments, {**counts, "model": str(scorer.path)}, text)
-
-
-def _refuse_scores_at(out: Path, inputs: Sequence[Path]) -> None:
-    """Raises InputError when writing ``out`` would fail in the end or would write over what is to be scored."""
-    if out.is_dir():
-        raise InputError(f"--out {out}: this is a folder; a Parquet file is to be written")
-    for given in inputs:
-        inside = given.is_dir() and given.resolve() in out.resolve().parents
-        if out.exists() and (inside or (given.exists() and out.samefile(given))):
-            raise InputError(f"--out {out}: this is a file of the input {given}: another name is needed")
+    _print_result(arguments, {**counts, "model": str(scorer.path)}, score_text(arguments.out, result))
 
 
 def _replay(arguments: argparse.Namespace) -> None:

@@ -121,6 +121,9 @@ def make_parser() -> argparse.ArgumentParser:
     train.add_argument("--config", type=Path, required=True, help="YAML file")
     train.add_argument("--out", type=Path, required=True, help="run directory")
     train.add_argument(
+        "--init-from", type=Path, metavar="RUN", help="begin with the weights and at the place of another run"
+    )
+    train.add_argument(
         "--record", metavar="NAME", help="publish the predictions as the log's sidecar NAME, for students"
     )
     train.add_argument(

@@ -99,5 +99,16 @@ def tower_widths(layouts: Sequence[TableLayout], factorised: bool) -> dict[str, 
     return widths
 
 
+def tower_columns(layouts: Sequence[TableLayout], factorised: bool) -> dict[str, dict[str, slice]]:
+    """Where in each tower's input the embedding of each feature lies, as ``tower_inputs`` puts them side by side."""
+    columns: dict[str, dict[str, slice]] = {}
+    for layout in layouts:
+        own = columns.setdefault(_tower(layout, factorised), {})
+        for feature in layout.features:
+            begin = max((place.stop for place in own.values()), default=0)
+            own[feature.name] = slice(begin, begin + layout.width)
+    return columns
+
+
 def _tower(layout: TableLayout, factorised: bool) -> str:
     return layout.tower if factorised else "quality"

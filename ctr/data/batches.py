@@ -34,6 +34,14 @@ class Batch:
         return int(min(part.position[0] for part in (self.rows, self.rejects) if len(part)))
 
     @property
+    def last_query(self) -> list[int]:
+        """Query time, in microseconds, and query id of the last of them."""
+        last = max(
+            (part for part in (self.rows, self.rejects) if len(part)), key=lambda part: part.position[-1]
+        )
+        return [int(last.query_time[-1]), int(last.query_id[-1])]
+
+    @property
     def times(self) -> tuple[int, int]:
         """The query times of the first and the last of them, in microseconds."""
         parts = [part.query_time for part in (self.rows, self.rejects) if len(part)]

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from ctr.config import StrictModel
+from ctr.config import StrictModel, differing_keys
 
 Tower = Literal["quality", "ui"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.\-]*$", max_length=100)]
@@ -251,6 +251,31 @@ class Schema(StrictModel):
     def version(self) -> str:
         """The first 16 hexadecimal digits of the SHA-256 of the canonical text."""
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()[:16]
+
+
+def differing_features(before: Schema, now: Schema) -> list[str]:
+    """What differs between two schemas, a text for each feature that came, went or changed, and for the order."""
+    old, new = before.by_name, now.by_name
+    differences = [f"feature {name} was added" for name in new if name not in old]
+    differences += [f"feature {name} was removed" for name in old if name not in new]
+    for name in new:
+        if name in old:
+            keys = differing_keys(old[name].model_dump(mode="json"), new[name].model_dump(mode="json"))
+            differences += [f"feature {name}: {key}" for key in keys]
+    if [name for name in old if name in new] != [name for name in new if name in old]:
+        differences.append(f"the order was {', '.join(old)}, is {', '.join(new)}")
+    return differences
+
+
+def feature_meanings(schema: Schema) -> dict[str, dict[str, Any]]:
+    """By each feature's name what decides its ids; two features with the same have the same ids for the same input."""
+    meanings: dict[str, dict[str, Any]] = {}
+    for feature in schema.features:
+        meaning = feature.model_dump(mode="json", exclude={"name", "width", "tower"})
+        if isinstance(feature, Cross):
+            meaning["of"] = {str(place): meanings[part] for place, part in enumerate(feature.of)}
+        meanings[feature.name] = meaning
+    return meanings
 
 
 def list_separators(features: Iterable[Feature]) -> dict[str, str | None]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
@@ -183,17 +184,24 @@ class TrainConfig(StrictModel):
             )
         return self
 
-    def ramps_at(self, examples: int) -> dict[str, float]:
-        """What every ramp has reached when ``examples`` examples were trained on; 0 for what is off."""
-        objective = self.objective
-        parts = {
+    def ramps_at(self, examples: int, before: Mapping[str, int] | None = None) -> dict[str, float]:
+        """What every ramp has reached when ``examples`` examples were trained on; 0 for what is off.
+
+        Args:
+            before: by a ramp's name, how many examples were trained on before these (``ctr.training.launch``).
+        """
+        objective, before = self.objective, before or {}
+        parts: dict[str, Any] = {
+            "alpha2": self.model.crosses,
             "ranking": objective.ranking,
             "distillation": objective.distillation,
             "anti_distillation": objective.anti_distillation,
             "bias_constraints": objective.bias_constraints,
         }
-        ramps = {name: part.ramp.at(examples) if part is not None else 0.0 for name, part in parts.items()}
-        return {"alpha2": self.model.crosses.ramp.at(examples), **ramps}
+        return {
+            name: part.ramp.at(examples + before.get(name, 0)) if part is not None else 0.0
+            for name, part in parts.items()
+        }
 
     def sha256(self) -> str:
         """A hash of the meaning of the configuration."""

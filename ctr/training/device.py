@@ -63,6 +63,12 @@ def make_deterministic(seed: int) -> None:
     tf.config.experimental.enable_op_determinism()
 
 
+def _threads(setting: int, variable: str) -> int:
+    """The number of threads that TensorFlow makes of a setting of 0: what a variable says, or one a processor."""
+    given = os.environ.get(variable, "")
+    return setting or (int(given) if given.isdigit() else 0) or len(os.sched_getaffinity(0))
+
+
 def describe_environment(config: TrainConfig) -> dict[str, Any]:
     """Everything outside the configuration that can change a bit of the result."""
     packages = ("tensorflow", "tf-keras", "tensorflow-recommenders", "numpy", "pandas", "pyarrow")
@@ -82,7 +88,11 @@ def describe_environment(config: TrainConfig) -> dict[str, Any]:
         "devices": [device.name for device in tf.config.list_physical_devices()],
         "compute_dtype": resolve_compute_dtype(config),
         "jit": resolve_jit(config),
-        "intra_op_threads": tf.config.threading.get_intra_op_parallelism_threads(),
-        "inter_op_threads": tf.config.threading.get_inter_op_parallelism_threads(),
+        "intra_op_threads": _threads(
+            tf.config.threading.get_intra_op_parallelism_threads(), "TF_NUM_INTRAOP_THREADS"
+        ),
+        "inter_op_threads": _threads(
+            tf.config.threading.get_inter_op_parallelism_threads(), "TF_NUM_INTEROP_THREADS"
+        ),
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }

@@ -16,6 +16,7 @@ from ctr.data.published import PublishedIntervals
 from ctr.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.lag_report import Lag, LagReport
+from ctr.training.launch import InitFrom, launch, read_launch
 from ctr.training.session import Session, open_session
 from ctr.training.snapshot import Exporter
 from ctr.training.stop_signals import Stop
@@ -57,12 +58,14 @@ class Followed:
         position: rows of the log that it has passed.
         waiting: published rows that wait for more to come.
         awaited: a file that has to be there before it can begin or go on; None: only the log must grow.
+        init_from: of a run that was begun from another one, with what (init_from.json).
     """
 
     reason: str
     position: int
     waiting: int
     awaited: str | None
+    init_from: dict[str, Any] | None = None
 
     def as_text(self) -> str:
         """In one line."""
@@ -80,6 +83,7 @@ def follow(
     polling: Polling | None = None,
     progress: FollowProgress | None = None,
     exporter: Exporter | None = None,
+    init_from: InitFrom | None = None,
 ) -> Followed:
     """Trains on what a log has and on what comes, or goes on with that where ``run``'s newest checkpoint stands.
 
@@ -91,12 +95,13 @@ def follow(
         polling: how often to look, and when to end by itself.
         progress: called after every batch and every look with the position in the log, how far that is behind and
             the last window's metrics.
+        init_from: another run, from whose weights and place in the log a new one begins.
 
     Returns:
         Where it stopped. The same call goes on there, and ``ctr.training.loop.train`` goes on and finishes.
 
     Raises:
-        InputError: as of ``open_session`` and its session's ``advance``.
+        InputError: as of ``open_session``, its session's ``advance`` and ``ctr.training.launch.launch``.
     """
     polling = polling or Polling()
     quiet_since = time.monotonic()
@@ -111,6 +116,8 @@ def follow(
         if (reason := reason_to_end()) is not None:
             return Followed(reason, 0, 0, missing)
         _pause(polling.seconds, stop)
+    if init_from is not None:
+        launch(log, config, run, init_from, waits=True)
 
     line: dict[str, Any] = {}
 
@@ -137,9 +144,8 @@ def follow(
                 _advance(session, report, stop)
                 quiet_since = time.monotonic()
         session.save()
-        return Followed(
-            reason, session.current.position.examples, report.lag().rows, session.publications.awaited
-        )
+        position, waiting = session.current.position.examples, report.lag().rows
+        return Followed(reason, position, waiting, session.publications.awaited, read_launch(run))
 
 
 def _advance(session: Session, report: LagReport, stop: Stop) -> None:

@@ -35,7 +35,7 @@ class Learner:
         applied = True
         if sum(counts):
             begun = time.perf_counter()
-            result = self.steps.learn(feed, current.config.ramps_at(current.position.trained_examples))
+            result = self.steps.learn(feed, current.ramps())
             logit, slices = result.logit.numpy(), [index.numpy() for index in result.slices]
             applied = bool(result.applied)
             self.seconds.add(time.perf_counter() - begun)
@@ -54,9 +54,7 @@ class Learner:
         rows = len(feed.batch.rows)
         if not rows:
             return np.zeros(0, np.float32), [np.zeros(0, np.int32) for _ in self.current.state.families]
-        logit, slices = self.steps.score(
-            feed, self.current.config.ramps_at(self.current.position.trained_examples)
-        )
+        logit, slices = self.steps.score(feed, self.current.ramps())
         return logit.numpy()[:rows], [index.numpy()[:rows] for index in slices]
 
 

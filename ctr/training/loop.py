@@ -6,6 +6,7 @@ from typing import Any
 from ctr.data.sidecar import sidecar_folder
 from ctr.errors import InputError
 from ctr.training.config import TrainConfig
+from ctr.training.launch import InitFrom, launch, read_launch
 from ctr.training.record import record_predictions
 from ctr.training.session import TIMING, Progress, open_session
 from ctr.training.snapshot import Exporter
@@ -20,25 +21,32 @@ def train(
     progress: Progress | None = None,
     record: str | None = None,
     exporter: Exporter | None = None,
+    init_from: InitFrom | None = None,
 ) -> dict[str, Any]:
     """Trains one pass over ``log``, or goes on with it where ``run``'s newest checkpoint stands.
 
     Args:
         log, config, run, progress, exporter: as of ``ctr.training.session.open_session``.
         record: publishes the predictions as this sidecar of the log, after the pass.
+        init_from: another run, from whose weights and place in the log a new one begins.
 
     Returns:
-        The content of summary.json; with ``record`` also ``recorded``, what was published.
+        The content of summary.json; with ``record`` also ``recorded``, what was published, and of a run that was
+        begun from another one ``init_from``, with what.
 
     Raises:
-        InputError: as of ``open_session`` and its session's ``advance``, or what could not be recorded.
+        InputError: as of ``open_session``, its session's ``advance`` and ``launch``, or what could not be recorded.
     """
     if record is not None:
         _check_record(log, config, run, record)
+    if init_from is not None:
+        launch(log, config, run, init_from)
     with open_session(log, config, run, progress, exporter) as session:
         summary = session.finish()
         if record is not None:
             summary["recorded"] = record_predictions(log, run, record, summary["log_rows"])
+        if (begun := read_launch(run)) is not None:
+            summary["init_from"] = begun
         return summary
 
 

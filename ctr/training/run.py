@@ -5,7 +5,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,13 @@ from ctr.training import checkpoint
 from ctr.training.background import Background
 from ctr.training.config import TrainConfig
 from ctr.training.logs_seen import LogsSeen
-from ctr.training.run_directory import GrowingFile, PredictionWriter, describe_rejects
+from ctr.training.position import Position
+from ctr.training.run_directory import (
+    GrowingFile,
+    PredictionWriter,
+    describe_rejects,
+    refuse_without_checkpoint,
+)
 from ctr.training.state import TrainState
 from ctr.training.tensor_files import written_by_tensorflow
 
@@ -34,40 +39,6 @@ _WHOLE_RUN_TABLES = frozenset({"calibration_buckets", "per_query_auc_by_size", "
 
 # A step that is skipped again and again must not make the checkpoints grow.
 _RANGES_NOTED = 100
-
-
-@dataclass
-class Position:
-    """Where a run stands, and what went wrong on the way.
-
-    Attributes:
-        examples: rows of the log that are behind it as far as scoring goes, rejects included.
-        learned: likewise as far as learning goes; less only under a label delay.
-        others: likewise in each constraint log.
-        batches: batches that were scored.
-        trained_examples: good rows in batches that were learned from, also those of weight 0.
-        trained_rows: those of them with a train weight above 0.
-        skipped_steps: steps that changed nothing because the loss or a gradient was not finite.
-        skipped_ranges: the rows [begin, end) of the log of the first such steps.
-        rejected_rows: faulty rows of the log.
-        read: good and faulty rows of the log that were read.
-        others_rejected, others_read: likewise of each constraint log.
-        nonfinite_predictions: rows whose prediction was not finite.
-    """
-
-    examples: int = 0
-    learned: int = 0
-    others: dict[str, int] = field(default_factory=dict)
-    batches: int = 0
-    trained_examples: int = 0
-    trained_rows: int = 0
-    skipped_steps: int = 0
-    skipped_ranges: list[list[int]] = field(default_factory=list)
-    rejected_rows: int = 0
-    read: int = 0
-    others_rejected: dict[str, int] = field(default_factory=dict)
-    others_read: dict[str, int] = field(default_factory=dict)
-    nonfinite_predictions: int = 0
 
 
 # Of larger families of slices a line of metrics has the extremes of the duals only,
@@ -124,6 +95,8 @@ class Run:
         self._copies: dict[str, np.ndarray] = {}
         saved = checkpoint.restore_newest(folder / "checkpoints")
         checkpoint.clean_up(folder / "checkpoints", config.checkpoint.keep)
+        if saved is None:
+            refuse_without_checkpoint(folder)
         lengths = {"metrics": 0, "rejects": 0}
         parts: list[str] = []
         if saved is not None:
@@ -202,6 +175,10 @@ class Run:
             "consumed": self.logs.consumed(self._rows_behind()),
         }
 
+    def ramps(self) -> dict[str, float]:
+        """What every ramp has reached (``TrainConfig.ramps_at``)."""
+        return self.config.ramps_at(self.position.trained_examples, self.position.trained_before)
+
     def sidecar_hashes(self, until: int = MAX_TIME_US) -> dict[str, str]:
         """For each sidecar a hash of its intervals that begin before ``until``, in microseconds."""
         return {role: sidecar.until(until) for role, sidecar in self._sidecar_hashes.items()}
@@ -258,6 +235,7 @@ class Run:
         self.position.rejected_rows += len(batch.rejects)
         self.position.read += len(rows) + len(batch.rejects)
         self.position.examples = batch.end
+        self.position.scored_until = batch.last_query
         self.position.batches += 1
         if not len(rows):
             return
@@ -281,6 +259,7 @@ class Run:
         self.position.others_rejected[name] += len(batch.rejects)
         self.position.others_read[name] += len(rows) + len(batch.rejects)
         self.position.others[name] = batch.end
+        self.position.others_until[name] = batch.last_query
         if len(rows):
             ids = self._own_slices(source, slices)
             self.others[name].update(rows.label, self._finite(logit), rows.metric_weight, rows.query_id, ids)
@@ -289,6 +268,7 @@ class Run:
         """Notes that a batch was learned from."""
         rows = batch.rows
         self.position.learned = batch.end
+        self.position.learned_until = batch.last_query
         self.position.trained_examples += len(rows)
         self.position.trained_rows += int(np.count_nonzero(rows.train_weight))
         if not applied:
@@ -331,7 +311,7 @@ class Run:
     def close_window(self, extra: Mapping[str, float]) -> dict[str, Any]:
         """Writes the line of the window that ends here (with ``extra``), and begins the next one."""
         summary = self.window.summary()
-        ramps = self.config.ramps_at(self.position.trained_examples)
+        ramps = self.ramps()
         line = {
             "examples": self.position.examples,
             "window_begin": self.window_times[0],

@@ -14,6 +14,7 @@
     RUN/metric_states.npz      the metrics' states by query bucket, for intervals and paired comparisons
     RUN/constraint_states/     likewise of each constraint log, NAME.npz
     RUN/summary.json           the results
+    RUN/init_from.json         of a run that was begun from another one: which, where, and what it took (launch.py)
     RUN/follow.jsonl           how far a run that follows a live log was behind it (lag_report.py)
     RUN/.lock                  held by the process that trains
 
@@ -37,7 +38,7 @@ from ctr.data.batches import Batch
 from ctr.data.json_files import read_json_object
 from ctr.data.log import read_schema_file, schema_bytes
 from ctr.data.reader import FAULTS
-from ctr.data.schema import Schema
+from ctr.data.schema import Schema, differing_features
 from ctr.errors import InputError
 from ctr.files import (
     create_exclusively,
@@ -54,6 +55,9 @@ from ctr.training.config import TrainConfig
 PREDICTION_COLUMNS = (
     "example_id", "query_id", "query_time", "label", "train_weight", "metric_weight", "logit",
 )  # fmt: skip
+
+
+INIT_FROM = "init_from.json"
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -160,10 +164,19 @@ def adopt_schema(run: Path, schema: Schema) -> None:
     path = run / "schema.json"
     if not path.exists():
         write_atomic_bytes(path, schema_bytes(schema))
-    elif (before := read_run_schema(run).version) != schema.version:
+    elif (before := read_run_schema(run)).version != schema.version:
         raise InputError(
-            f"{run} was begun on a log of other features (schema {before}, now {schema.version}): "
-            "use another folder to start anew"
+            f"{run} was begun on a log of other features ({'; '.join(differing_features(before, schema))}): "
+            "use another folder to start anew, or --init-from to take its weights there"
+        )
+
+
+def refuse_without_checkpoint(run: Path) -> None:
+    """Raises InputError when a run was begun from another one: it has lost what it began with."""
+    if (run / INIT_FROM).exists():
+        raise InputError(
+            f"{run}: was begun from another run ({INIT_FROM}) and has no checkpoint left, so that it would start from "
+            "nothing: use another folder with --init-from"
         )
 
 

@@ -57,7 +57,8 @@ class Snapshot:
     @property
     def alpha2(self) -> float:
         """The weight of the crosses at this position."""
-        return self.config.ramps_at(self.progress["position"]["trained_examples"])["alpha2"]
+        position = self.progress["position"]
+        return self.config.ramps_at(position["trained_examples"], position.get("trained_before"))["alpha2"]
 
 
 Exporter = Callable[[Snapshot], object]

@@ -1,0 +1,389 @@
+"""What of one run's arrays another one begins with: matched by meaning, never by place.
+
+Rows of tables go feature by feature, wherever a feature lies in whatever table. Dense weights go by name, and each of
+their dimensions has a meaning of its own, which has to be the same in both models::
+
+    ("columns", tower)   the features' embeddings side by side: those of the same features are taken
+    ("units", kernel)    what a layer puts out: the same only if that layer itself was taken
+    ("size", "")         nothing but a number
+
+So a layer behind one that begins fresh begins fresh too: its input means something else.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from ctr.config import differing_keys
+from ctr.data.schema import Schema, feature_meanings
+from ctr.models.embeddings import tower_columns
+from ctr.models.rows import FeatureRows, TableLayout
+from ctr.objective.config import SliceConfig
+from ctr.training.config import TrainConfig
+
+Status = Literal["taken", "partly", "fresh", "left"]
+Arrays = Mapping[str, np.ndarray]
+Axis = tuple[str, str]
+
+_FIRST = "component_0/"
+
+
+class Entry(NamedTuple):
+    """A line of the table of what a run begins with.
+
+    Attributes:
+        part: ``feature``, ``weight``, ``slices`` or ``ramp``.
+        name: of the feature, weight, family of slices or ramp.
+        status: ``left``: the old run has it and the new one has not.
+        optimizer: likewise of what the optimizer knew of it; None where there is no such thing.
+        why: it was not just taken; empty if it was.
+    """
+
+    part: str
+    name: str
+    status: Status
+    optimizer: Status | None
+    why: str
+
+
+@dataclass(frozen=True)
+class Side:
+    """What the arrays of a run are of.
+
+    Attributes:
+        config: of the run.
+        schema: the features.
+        layouts: of the tables.
+        shapes: of the dense weights by their names in the model, in the order of checkpoints.
+    """
+
+    config: TrainConfig
+    schema: Schema
+    layouts: tuple[TableLayout, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def places(self) -> dict[str, tuple[TableLayout, int, FeatureRows]]:
+        """By feature: its table, its first row there, and what it is."""
+        return {
+            feature.name: (layout, layout.offsets()[feature.name], feature)
+            for layout in self.layouts
+            for feature in layout.features
+        }
+
+    def keys(self) -> dict[str, int]:
+        """The numbers of the dense weights by name; the network of a plain model counts as an ensemble's first."""
+        single = self.config.model.ensemble.components == 1
+        return {f"{_FIRST if single else ''}{name}": index for index, name in enumerate(self.shapes)}
+
+
+class Moved(NamedTuple):
+    """Which elements of an old weight become which of a new one, along each dimension.
+
+    Attributes:
+        new, old: int64 indices along each dimension.
+        exact: whether all of it is taken, in its own order.
+    """
+
+    new: tuple[np.ndarray, ...]
+    old: tuple[np.ndarray, ...]
+    exact: bool
+
+    def fills(self, shape: Sequence[int]) -> bool:
+        """Whether all of a new weight of this shape comes from the old one."""
+        return all(len(index) == size for index, size in zip(self.new, shape, strict=False))
+
+    def move(self, target: np.ndarray, source: np.ndarray) -> None:
+        """Writes what is taken of ``source`` into ``target``."""
+        if not self.new:
+            target[...] = source
+        else:
+            target[np.ix_(*self.new)] = source[np.ix_(*self.old)]
+
+
+# Rows of tables.
+
+
+def take_rows(
+    arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, old: Side
+) -> tuple[list[Entry], frozenset[str]]:
+    """Puts the rows of the features that both runs have into the new run's tables.
+
+    Args:
+        arrays: of the new run, by the names of ``TrainState.variables``; changed.
+        old_arrays: of the old one.
+
+    Returns:
+        A line for each feature, and the features whose embeddings were taken.
+    """
+    places, meanings, old_meanings = old.places(), feature_meanings(new.schema), feature_meanings(old.schema)
+    # The sum over a batch and its mean are gradients of different scales.
+    scaled = old.config.optimizer.rows.gradient == new.config.optimizer.rows.gradient
+    entries, kept = [], set()
+    for name, (layout, begin, feature) in new.places().items():
+        changed = (
+            differing_keys(old_meanings[name], meanings[name]) if name in places else ["the old run has none"]
+        )
+        if changed:
+            entries.append(Entry("feature", name, "fresh", "fresh", "; ".join(changed)))
+            continue
+        old_layout, old_begin, old_feature = places[name]
+        same_width = feature.width == old_feature.width
+        columns = slice(None) if same_width else slice(-1, None)
+        # Components that shared their rows each go on with a copy of them.
+        sources = [0 if old_layout.copies == 1 else copy for copy in range(layout.copies)]
+        taken = [copy for copy in range(layout.copies) if sources[copy] < old_layout.copies]
+        for group in ("rows", "rows_accumulator")[: 2 if scaled else 1]:
+            target = _rows(arrays[f"{group}/{layout.name}"], layout, begin, feature)
+            source = _rows(old_arrays[f"{group}/{old_layout.name}"], old_layout, old_begin, old_feature)
+            for copy in taken:
+                target[:, copy, columns] = source[:, sources[copy], columns]
+        why = []
+        if not same_width:
+            why.append(f"the linear weights alone: the width was {old_feature.width}, is {feature.width}")
+        if len(taken) < layout.copies:
+            why.append(f"of {len(taken)} of {layout.copies} components")
+        if same_width:
+            kept.add(name)
+        status: Status = "partly" if why else "taken"
+        if not scaled:
+            why.append("optimizer.rows.gradient differs")
+        entries.append(Entry("feature", name, status, status if scaled else "fresh", "; ".join(why)))
+    gone = [name for name in places if name not in meanings]
+    entries += [Entry("feature", name, "left", None, "the new run has none") for name in gone]
+    return entries, frozenset(kept)
+
+
+def _rows(table: np.ndarray, layout: TableLayout, begin: int, feature: FeatureRows) -> np.ndarray:
+    """A view of a feature's rows, [buckets, copies, width + 1]."""
+    return table.reshape(layout.rows, layout.copies, layout.width + 1)[begin : begin + feature.buckets]
+
+
+# Dense weights.
+
+
+def weight_axes(names: Sequence[str]) -> dict[str, tuple[Axis, ...]]:
+    """What the dimensions of dense weights mean.
+
+    Args:
+        names: of ``ClickModel.weights`` in their order, all of them within a component.
+
+    Returns:
+        By name; nothing of a weight of which only the shape says anything.
+    """
+    inputs: dict[str, Axis] = {}
+    axes: dict[str, tuple[Axis, ...]] = {}
+    for name in names:
+        component, _, inner = name.partition("/")
+        tower, _, layer = inner.partition("/")
+        columns = ("columns", tower)
+        if name.removesuffix("_bias") in axes:
+            # That of a kernel.
+            axes[name] = axes[name.removesuffix("_bias")][-1:]
+        elif inner.endswith("_head"):
+            tower = "ui" if inner == "ui_head" else "quality"
+            axes[name] = inputs.get(f"{component}/{tower}", ("columns", tower)), ("size", "")
+        elif layer.startswith("cross_"):
+            rank = ("units", f"{name[:-1]}u")
+            matrices = {"u": (columns, rank), "v": (rank, columns), "w": (columns, columns)}
+            axes[name] = matrices[name[-1]]
+        elif layer:
+            axes[name] = inputs.get(f"{component}/{tower}", columns), ("units", name)
+            inputs[f"{component}/{tower}"] = ("units", name)
+    return axes
+
+
+def take_weights(
+    arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, old: Side, kept: frozenset[str]
+) -> tuple[list[Entry], dict[int, tuple[int, Moved]]]:
+    """Puts what the same dense weights of both models have in common into the new run's.
+
+    Args:
+        arrays, old_arrays: as of ``take_rows``.
+        kept: the features whose embeddings were taken.
+
+    Returns:
+        A line for each weight, so far without what the optimizer knows; and by the number of each weight of which
+        something was taken its number in the old run, and what was taken.
+    """
+    keys, old_keys = new.keys(), old.keys()
+    axes, old_axes = weight_axes(list(keys)), weight_axes(list(old_keys))
+    fresh: set[str] = set()
+    entries = []
+    moves: dict[int, tuple[int, Moved]] = {}
+    columns, old_columns = (
+        tower_columns(side.layouts, side.config.model.factorised is not None) for side in (new, old)
+    )
+    old_shapes = list(old.shapes.values())
+    names = list(new.shapes)
+    for key, index in keys.items():
+        if key not in old_keys:
+            found: Moved | str = "the old model has none"
+        elif axes.get(key) != old_axes.get(key):
+            found = "it has another input"
+        elif key.removesuffix("_bias") in fresh or any(owner in fresh for _, owner in axes.get(key, ())):
+            found = "its layer or its input begins fresh"
+        elif key.endswith("transfer_slopes") and _reach(new) != _reach(old):
+            found = f"model.factorised.reach was {_reach(old)}, is {_reach(new)}"
+        else:
+            # Where components had embeddings of their own and share them now, they share those of the first.
+            own = not key.startswith(_FIRST) and _copies(new) == 1 < _copies(old)
+            shape, old_shape = new.shapes[names[index]], old_shapes[old_keys[key]]
+            found = _match(
+                axes.get(key, ()), shape, old_shape, columns, old_columns, frozenset() if own else kept
+            )
+        if isinstance(found, str):
+            fresh.add(key)
+            entries.append(Entry("weight", names[index], "fresh", "fresh", found))
+            continue
+        found.move(arrays[dense_key(index)], old_arrays[dense_key(old_keys[key])])
+        moves[index] = old_keys[key], found
+        shape = new.shapes[names[index]]
+        whole = shape == old_shapes[old_keys[key]] and found.fills(shape)
+        why = "" if found.exact else ("in another order" if whole else "the part of the same features")
+        entries.append(Entry("weight", names[index], "taken" if whole else "partly", None, why))
+    gone = [name for name, key in zip(old.shapes, old_keys, strict=True) if key not in keys]
+    entries += [Entry("weight", name, "left", None, "the new model has none") for name in gone]
+    return entries, moves
+
+
+def dense_key(index: int) -> str:
+    """The name of a dense weight in checkpoints (``ctr.training.state.dense_weights``)."""
+    return f"dense/{index:03d}"
+
+
+def _reach(side: Side) -> float | None:
+    factorised = side.config.model.factorised
+    return None if factorised is None else factorised.reach
+
+
+def _copies(side: Side) -> int:
+    return side.layouts[0].copies
+
+
+def _match(
+    axes: Sequence[Axis],
+    shape: Sequence[int],
+    old_shape: Sequence[int],
+    columns: Mapping[str, Mapping[str, slice]],
+    old_columns: Mapping[str, Mapping[str, slice]],
+    kept: frozenset[str],
+) -> Moved | str:
+    """What of a weight is taken, or why nothing is."""
+    differs = f"its shape was {list(old_shape)}, is {list(shape)}"
+    if len(shape) != len(old_shape):
+        return differs
+    indices, old_indices, exact = [], [], True
+    for place, (size, old_size) in enumerate(zip(shape, old_shape, strict=True)):
+        kind, tower = axes[place] if axes else ("size", "")
+        if kind != "columns":
+            if size != old_size:
+                return differs
+            indices.append(np.arange(size))
+            old_indices.append(np.arange(size))
+            continue
+        common = [
+            (own, old_columns[tower][name])
+            for name, own in columns[tower].items()
+            if name in kept and name in old_columns[tower]
+        ]
+        index, old_index = (
+            np.concatenate(
+                [np.zeros(0, np.int64), *(np.arange(pair[side].start, pair[side].stop) for pair in common)]
+            )
+            for side in (0, 1)
+        )
+        if not len(index):
+            return "none of its features' embeddings were taken"
+        exact = exact and size == old_size == len(index) and bool((index == old_index).all())
+        indices.append(index)
+        old_indices.append(old_index)
+    return Moved(tuple(indices), tuple(old_indices), exact)
+
+
+# Dual variables.
+
+
+def take_slices(arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, old: Side) -> list[Entry]:
+    """Puts in the dual variables, and what is remembered of the slices, of families that are defined as they were."""
+    families, old_families = _families(new), _families(old)
+    entries = []
+    for name, family in families.items():
+        if name not in old_families:
+            entries.append(Entry("slices", name, "fresh", None, "the old run has none"))
+        elif changed := differing_keys(old_families[name], family):
+            entries.append(Entry("slices", name, "fresh", None, "; ".join(changed)))
+        else:
+            for group in ("duals", "slices_seen"):
+                arrays[f"{group}/{name}"][...] = old_arrays[f"{group}/{name}"]
+            entries.append(Entry("slices", name, "taken", None, ""))
+    gone = [name for name in old_families if name not in families]
+    return entries + [Entry("slices", name, "left", None, "the new run has none") for name in gone]
+
+
+def _families(side: Side) -> dict[str, dict[str, Any]]:
+    """By name what decides which slice an example is in; not how fast its dual variable learns."""
+    constraints = side.config.objective.bias_constraints
+    meanings = feature_meanings(side.schema)
+    families: tuple[SliceConfig, ...] = () if constraints is None else constraints.families
+    return {
+        family.name: {
+            "log": family.log,
+            "estimated_ctr": family.estimated_ctr,
+            "features": {
+                name: {"values": values, "meaning": meanings[name]}
+                for name, values in family.features.items()
+            },
+        }
+        for family in families
+    }
+
+
+# Ramps.
+
+
+def take_ramps(
+    new: Side, old: Side, trained: int, before: Mapping[str, int], entries: Sequence[Entry]
+) -> tuple[list[Entry], dict[str, int]]:
+    """Which ramps go on where they stood, and which begin.
+
+    Args:
+        trained, before: examples that the old run trained on, and before it for each ramp.
+        entries: of the weights and slices.
+
+    Returns:
+        A line for each ramp, and for those that go on how many examples they have had.
+    """
+    objective, old_objective = new.config.objective, old.config.objective
+    used = [entry for entry in entries if entry.status in ("taken", "partly")]
+    ranking, old_ranking = objective.ranking, old_objective.ranking
+    # Whether the new run has it, and whether it is what the old one had.
+    ramps = {
+        "alpha2": (
+            new.config.model.crosses.layers > 0,
+            any(entry.part == "weight" and "/cross_" in entry.name for entry in used),
+        ),
+        "ranking": (
+            ranking is not None,
+            ranking is not None and old_ranking is not None and ranking.setup == old_ranking.setup,
+        ),
+        "distillation": (objective.distillation is not None, old_objective.distillation is not None),
+        "anti_distillation": (
+            objective.anti_distillation is not None,
+            old_objective.anti_distillation is not None,
+        ),
+        "bias_constraints": (
+            objective.bias_constraints is not None,
+            any(entry.part == "slices" for entry in used),
+        ),
+    }
+    lines: list[Entry] = []
+    offsets: dict[str, int] = {}
+    for name, (is_on, goes_on) in ramps.items():
+        if is_on and goes_on:
+            offsets[name] = trained + before.get(name, 0)
+            lines.append(Entry("ramp", name, "taken", None, f"goes on at {offsets[name]} examples"))
+        elif is_on:
+            lines.append(Entry("ramp", name, "fresh", None, "begins here"))
+    return lines, offsets
