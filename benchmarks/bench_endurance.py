@@ -37,10 +37,10 @@ CONFIG: dict[str, Any] = {
 def resources() -> dict[str, int]:
     """Of this process now: resident memory in MB, threads of the system and of Python, open files."""
     status = Path("/proc/self/status").read_text().splitlines()
-    values = {line.partition(":")[0]: line.partition(":")[2].split()[0] for line in status if line[-1] != ":"}
+    values = {words[0]: words[1] for words in map(str.split, status) if len(words) > 1}
     return {
-        "memory_mb": int(values["VmRSS"]) // 1024,
-        "threads": int(values["Threads"]),
+        "memory_mb": int(values["VmRSS:"]) // 1024,
+        "threads": int(values["Threads:"]),
         "python_threads": threading.active_count(),
         "open_files": len(os.listdir("/proc/self/fd")),
     }
