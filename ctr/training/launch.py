@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ctr.config import dump_yaml, load_model
-from ctr.data.log import read_json_object
+from ctr.data.json_files import read_json_object
 from ctr.errors import InputError
 from ctr.files import make_folder, sync_folder, write_atomic_bytes
 from ctr.training import checkpoint

@@ -465,7 +465,8 @@ def test_in_another_log_it_begins_behind_what_was_learned(
 
 @pytest.mark.parametrize("shard_rows", [1, 3, 100])
 def test_rows_up_to_a_query_are_counted_in_the_order_of_the_log(examples, schema, tmp_path, shard_rows):
-    from ctr.data.log import read_manifests, sort_rows
+    from ctr.data.log import read_manifests
+    from ctr.data.row_order import sort_rows
     from ctr.training.inputs import Log
     from ctr.training.launch_position import rows_until
 
