@@ -56,6 +56,15 @@ def clean_up(folder: Path, keep: int) -> None:
         shutil.rmtree(old.rename(folder / f"{old.name}{_PARTIAL}"))
 
 
+def drop_after(folder: Path, examples: int) -> None:
+    """Deletes the checkpoints of positions after ``examples``, the newest first."""
+    for path in reversed(_complete(folder)):
+        if int(path.name) > examples:
+            shutil.rmtree(path.rename(folder / f"{path.name}{_PARTIAL}"))
+    if folder.is_dir():
+        sync_folder(folder)
+
+
 def _state_hash(content: Mapping[str, Any]) -> str:
     covered = {key: value for key, value in content.items() if key != "state_sha256"}
     return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()

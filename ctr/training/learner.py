@@ -27,13 +27,20 @@ class Learner:
         self.learned_through: int | None = None
 
     def learn(self, feed: Feed) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Scores a batch and learns from it; returns the logits and slices of its own rows."""
+        """Scores a batch and learns from it, unless it is set aside; returns the logits and slices of its own rows.
+
+        Raises:
+            RollbackNeeded: as of ``Run.learned``.
+        """
         current = self.current
         rows = len(feed.batch.rows)
         counts = [rows, *(0 if other is None else len(other.rows) for other in feed.others)]
         logit, slices = np.zeros(0, np.float32), [np.zeros(0, np.int32) for _ in current.state.families]
-        applied = True
-        if sum(counts):
+        is_set_aside = current.is_set_aside(feed.batch)
+        applied = None
+        if sum(counts) and is_set_aside:
+            logit, slices = self._score(feed)
+        elif sum(counts):
             begun = time.perf_counter()
             result = self.steps.learn(feed, current.config.ramps_at(current.position.trained_examples))
             logit, slices = result.logit.numpy(), [index.numpy() for index in result.slices]
@@ -45,7 +52,10 @@ class Learner:
                 end = begin + count
                 current.record_other(source, other, logit[begin:end], [index[begin:end] for index in slices])
                 begin = end
-        current.learned(feed.batch, applied)
+        if is_set_aside:
+            current.passed_by(feed.batch)
+        else:
+            current.learned(feed.batch, applied, logit[: sum(counts)])
         self.learned_through = feed.batch.times[1]
         return logit[:rows], [index[:rows] for index in slices]
 
@@ -54,10 +64,13 @@ class Learner:
         rows = len(feed.batch.rows)
         if not rows:
             return np.zeros(0, np.float32), [np.zeros(0, np.int32) for _ in self.current.state.families]
-        logit, slices = self.steps.score(
-            feed, self.current.config.ramps_at(self.current.position.trained_examples)
-        )
-        return logit.numpy()[:rows], [index.numpy()[:rows] for index in slices]
+        logit, slices = self._score(feed)
+        return logit[:rows], [index[:rows] for index in slices]
+
+    def _score(self, feed: Feed) -> tuple[np.ndarray, list[np.ndarray]]:
+        ramps = self.current.config.ramps_at(self.current.position.trained_examples)
+        logit, slices = self.steps.score(feed, ramps)
+        return logit.numpy(), [index.numpy() for index in slices]
 
 
 def scored_feeds(

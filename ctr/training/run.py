@@ -1,9 +1,9 @@
 """A run between its steps: where it stands, its metrics and its files."""
 
 import json
+import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,57 +18,18 @@ from ctr.errors import InputError
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.files import remove_temporaries
 from ctr.objective.bias_constraints import Family
-from ctr.training import checkpoint
+from ctr.training import checkpoint, rollback
 from ctr.training.config import TrainConfig
+from ctr.training.duals import SLICES_MEASURED, dual_scalars
 from ctr.training.logs_seen import LogsSeen
+from ctr.training.position import Position, mark_here, note_step
 from ctr.training.run_directory import GrowingFile, PredictionWriter, describe_rejects
 from ctr.training.state import TrainState
 
+log = logging.getLogger(__name__)
+
 # Tables that a single window has too few rows for.
 _WHOLE_RUN_TABLES = frozenset({"calibration_buckets", "per_query_auc_by_size", "calibration_slices"})
-
-# A step that is skipped again and again must not make the checkpoints grow.
-_RANGES_NOTED = 100
-
-
-@dataclass
-class Position:
-    """Where a run stands, and what went wrong on the way.
-
-    Attributes:
-        examples: rows of the log that are behind it as far as scoring goes, rejects included.
-        learned: likewise as far as learning goes; less only under a label delay.
-        others: likewise in each constraint log.
-        batches: batches that were scored.
-        trained_examples: good rows in batches that were learned from, also those of weight 0.
-        trained_rows: those of them with a train weight above 0.
-        skipped_steps: steps that changed nothing because the loss or a gradient was not finite.
-        skipped_ranges: the rows [begin, end) of the log of the first such steps.
-        rejected_rows: faulty rows of the log.
-        read: good and faulty rows of the log that were read.
-        others_rejected, others_read: likewise of each constraint log.
-        nonfinite_predictions: rows whose prediction was not finite.
-    """
-
-    examples: int = 0
-    learned: int = 0
-    others: dict[str, int] = field(default_factory=dict)
-    batches: int = 0
-    trained_examples: int = 0
-    trained_rows: int = 0
-    skipped_steps: int = 0
-    skipped_ranges: list[list[int]] = field(default_factory=list)
-    rejected_rows: int = 0
-    read: int = 0
-    others_rejected: dict[str, int] = field(default_factory=dict)
-    others_read: dict[str, int] = field(default_factory=dict)
-    nonfinite_predictions: int = 0
-
-
-# Of larger families of slices a line of metrics has the extremes of the duals only,
-_DUALS_SHOWN = 32
-# and of yet larger ones no calibration is kept, which takes 8 kB a slice, in every checkpoint too.
-SLICES_MEASURED = 1000
 
 
 class Run:
@@ -83,6 +44,7 @@ class Run:
         manifests: Sequence[Manifest],
         other_manifests: Mapping[str, Sequence[Manifest]],
         sidecars: Mapping[str, tuple[Path, str]],
+        initial: Callable[[], Mapping[str, np.ndarray]],
     ) -> None:
         """Goes on where the newest checkpoint in ``folder`` stands, or begins.
 
@@ -90,6 +52,7 @@ class Run:
             manifests: the log's intervals.
             other_manifests: those of the constraint logs, by name.
             sidecars: the log and name of each sidecar that is read.
+            initial: computes the values with which the variables of ``state`` begin, for a rollback to there.
 
         Raises:
             InputError: the run was trained on another log, or its files are damaged.
@@ -101,24 +64,30 @@ class Run:
         self.state = state
         self.logs = LogsSeen(folder, {"": manifests, **other_manifests})
         self.sidecars = sidecars
-        self.position = Position(
-            others=dict.fromkeys(other_manifests, 0),
-            others_rejected=dict.fromkeys(other_manifests, 0),
-            others_read=dict.fromkeys(other_manifests, 0),
-        )
+        self._initial = initial
+        self._other_names = tuple(other_manifests)
+        remove_temporaries(folder)
+        self.rollbacks = rollback.read_rollbacks(folder)
+        self._go_on(checkpoint.restore_newest(folder / "checkpoints"))
+
+    def _go_on(self, saved: tuple[dict[str, np.ndarray], dict[str, Any]] | None) -> None:
+        """Sets everything to where a checkpoint stands, or to the beginning, the weights of which are there already."""
+        folder, config = self.folder, self.config
+        none = dict.fromkeys(self._other_names, 0)
+        self.position = Position(others=none, others_rejected=dict(none), others_read=dict(none))
         self.total = self._metrics()
         self.window = self._metrics()
         self.others = {
-            name: ProgressiveMetrics(self._families(source)) for source, name in enumerate(other_manifests, 1)
+            name: ProgressiveMetrics(self._families(source))
+            for source, name in enumerate(self._other_names, 1)
         }
         self.window_times = [0, 0]
-        remove_temporaries(folder)
-        saved = checkpoint.restore_newest(folder / "checkpoints")
-        checkpoint.clean_up(folder / "checkpoints", config.checkpoint.keep)
         lengths = {"metrics": 0, "rejects": 0}
         parts: list[str] = []
         if saved is not None:
             lengths, parts = self._restore(*saved)
+            mark_here(self.position)
+        checkpoint.clean_up(folder / "checkpoints", self._kept())
         self.saved_at = self.position.examples
         self.predictions = (
             PredictionWriter(folder / "predictions", parts) if config.record_predictions else None
@@ -131,6 +100,32 @@ class Run:
         self.events = tf.summary.create_file_writer(str(folder / "tensorboard"))
         for line in (folder / "metrics.jsonl").read_bytes().splitlines():
             self._write_events(json.loads(line))
+
+    def roll_back(self, rows: tuple[int, int], times: tuple[int, int] | None, reason: str) -> None:
+        """Goes back to the last checkpoint that is not within a streak of skipped steps, or to the beginning.
+
+        As a resume does. A run that is killed on the way comes to the same rollback again, or goes on after it.
+
+        Args:
+            rows: [begin, end) of the log, from now on scored only.
+            times: the query times of the first and the last of them, in microseconds; None without rows.
+            reason: in a few words.
+        """
+        folder, mark = self.folder, self.position.mark[0]
+        self.close()
+        checkpoint.drop_after(folder / "checkpoints", mark)
+        new = rollback.Rollback(checkpoint=mark, rows=rows, query_times=times, reason=reason)
+        self.rollbacks = [*self.rollbacks, new]
+        rollback.write_rollbacks(folder, self.rollbacks)
+        log.warning("%s: %s; back to row %d, with rows %d to %d set aside", folder, reason, mark, *rows)
+        saved = checkpoint.restore_newest(folder / "checkpoints")
+        if saved is None:
+            self.state.restore(self._initial())
+        self._go_on(saved)
+
+    def _kept(self) -> int:
+        """How many checkpoints stay: within a streak of skipped steps all, as the last sound one is among them."""
+        return 2**31 if self.position.skipped_in_a_row else self.config.checkpoint.keep
 
     def _metrics(self) -> ProgressiveMetrics:
         return ProgressiveMetrics([*self.config.metrics.slices, *self._families(0)])
@@ -159,6 +154,7 @@ class Run:
         self, arrays: dict[str, np.ndarray], state: dict[str, Any]
     ) -> tuple[dict[str, int], list[str]]:
         self.logs.check(state["consumed"])
+        rollback.check_kept(self.folder, state.get("rollbacks", []), self.rollbacks)
         if state["sidecars"] != self.sidecar_hashes(state["window_times"][1] + 1):
             raise InputError(
                 f"{self.folder}: the sidecars {', '.join(self.sidecars)} are not those that this run has read so far; "
@@ -193,7 +189,14 @@ class Run:
         return {role: sidecar_sha256(log, name, until) for role, (log, name) in self.sidecars.items()}
 
     def save(self) -> None:
-        """Writes a checkpoint of everything up to the current position."""
+        """Writes a checkpoint of everything up to the current position.
+
+        Raises:
+            RollbackNeeded: weights are not finite; nothing was written.
+            InputError: likewise, and rollbacks did not help.
+        """
+        self.check_weights()
+        mark_here(self.position)
         if self.predictions is not None:
             self.predictions.flush(self.position.examples)
         groups = {"weights": self.state.arrays()}
@@ -205,11 +208,15 @@ class Run:
             "sidecars": self.sidecar_hashes(self.window_times[1] + 1),
             "lengths": {"metrics": self.metrics_file.sync(), "rejects": self.rejects_file.sync()},
             "prediction_parts": self.predictions.parts if self.predictions is not None else [],
+            "rollbacks": rollback.as_json(self.rollbacks),
         }
-        checkpoint.save(
-            self.folder / "checkpoints", self.position.examples, arrays, content, self.config.checkpoint.keep
-        )
+        checkpoint.save(self.folder / "checkpoints", self.position.examples, arrays, content, self._kept())
         self.saved_at = self.position.examples
+
+    def is_checkpoint_due(self) -> bool:
+        """Whether the next checkpoint is to be written now."""
+        limit, every = self.config.rollback.after_skipped_steps, self.config.checkpoint.every_examples
+        return rollback.is_checkpoint_due(limit, every, self.saved_at, self.position, self.rollbacks)
 
     def record(self, batch: Batch, logit: np.ndarray, slices: Sequence[np.ndarray]) -> None:
         """Takes the scores of a batch into metrics, predictions and rejects.
@@ -250,16 +257,47 @@ class Run:
             ids = self._own_slices(source, slices)
             self.others[name].update(rows.label, self._finite(logit), rows.metric_weight, rows.query_id, ids)
 
-    def learned(self, batch: Batch, applied: bool) -> None:
-        """Notes that a batch was learned from."""
-        rows = batch.rows
+    def learned(self, batch: Batch, applied: bool | None, logit: np.ndarray) -> None:
+        """Notes that a batch was learned from.
+
+        Args:
+            applied: whether its step changed the weights; None: it had no rows, and there was no step.
+            logit: float32, the predictions of all rows of the step.
+
+        Raises:
+            RollbackNeeded: with this step so many were skipped in a row that the run has to go back.
+            InputError: likewise, and rollbacks did not help.
+        """
+        rows, position = batch.rows, self.position
+        position.learned = batch.end
+        position.trained_examples += len(rows)
+        position.trained_rows += int(np.count_nonzero(rows.train_weight))
+        if applied is None:
+            return
+        note_step(position, batch.begin, batch.end, applied, rollback.predicts_soundly(logit))
+        limit = self.config.rollback.after_skipped_steps
+        aside = rollback.rows_of_streak(limit, position, self.rollbacks, self.folder)
+        if aside is not None:
+            reason = f"{position.skipped_in_a_row} steps in a row were skipped, up to row {batch.end}"
+            raise rollback.RollbackNeeded(aside, reason)
+
+    def is_set_aside(self, batch: Batch) -> bool:
+        """Whether a rollback has set rows of a batch aside, so that nothing is learned from it."""
+        return bool(self.rollbacks) and rollback.is_set_aside(batch.begin, batch.end, self.rollbacks)
+
+    def passed_by(self, batch: Batch) -> None:
+        """Notes that a batch that is set aside was not learned from."""
         self.position.learned = batch.end
-        self.position.trained_examples += len(rows)
-        self.position.trained_rows += int(np.count_nonzero(rows.train_weight))
-        if not applied:
-            self.position.skipped_steps += 1
-            self.position.skipped_ranges += [[batch.begin, batch.end]]
-            del self.position.skipped_ranges[_RANGES_NOTED:]
+        self.position.set_aside_rows += len(batch.rows)
+
+    def check_weights(self) -> None:
+        """Raises RollbackNeeded when weights are not finite, or InputError when rollbacks did not help."""
+        if self.config.rollback.after_skipped_steps is None:
+            return
+        broken = rollback.first_not_finite(self.state.arrays())
+        if broken is not None:
+            aside = rollback.rows_of_broken_weights(self.position, self.rollbacks, self.folder)
+            raise rollback.RollbackNeeded(aside, f"{broken} is not finite at row {self.position.learned}")
 
     def _own_slices(self, source: int, slices: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         return {
@@ -309,7 +347,7 @@ class Run:
                 for name, ramp in ramps.items()
                 if getattr(self.config.objective, name) is not None
             },
-            **self._dual_scalars(),
+            **dual_scalars(self.state),
             **{f"shampoo_{name}": value for name, value in root_report(self.state).items()},
             **extra,
         }
@@ -319,24 +357,6 @@ class Run:
         self.total.merge(self.window)
         self.window = self._metrics()
         return line
-
-    def _dual_scalars(self) -> dict[str, float]:
-        scalars: dict[str, float] = {}
-        for name, values in self.duals(_DUALS_SHOWN).items():
-            keys = values if isinstance(values, dict) else range(len(values))
-            scalars |= {f"dual_{name}_{key}": values[key] for key in keys}
-        return scalars
-
-    def duals(self, most: int = SLICES_MEASURED) -> dict[str, Any]:
-        """lambda_k of every family, or the least and the greatest where there are more than ``most``."""
-        duals: dict[str, Any] = {}
-        for family, variable in zip(self.state.families, self.state.duals, strict=True):
-            values = variable.numpy()
-            if family.slices <= most:
-                duals[family.name] = values.tolist()
-            else:
-                duals[family.name] = {"min": float(values.min()), "max": float(values.max())}
-        return duals
 
     def close(self) -> None:
         """Closes the files."""
