@@ -8,6 +8,7 @@ import numpy as np
 from ctr.training.durations import Durations
 from ctr.training.feed import Feed
 from ctr.training.inputs import Inputs, read_feeds
+from ctr.training.rollback import predicts_soundly
 from ctr.training.run import Run
 from ctr.training.step import Steps
 
@@ -25,6 +26,7 @@ class Learner:
         self.current = current
         self.seconds = Durations()
         self.learned_through: int | None = None
+        self._applied: Feed | None = None
 
     def learn(self, feed: Feed) -> tuple[np.ndarray, list[np.ndarray]]:
         """Scores a batch and learns from it, unless it is set aside; returns the logits and slices of its own rows.
@@ -46,6 +48,8 @@ class Learner:
             logit, slices = result.logit.numpy(), [index.numpy() for index in result.slices]
             applied = bool(result.applied)
             self.seconds.add(time.perf_counter() - begun)
+            if applied:
+                self._applied = feed
         begin = rows
         for source, (other, count) in enumerate(zip(feed.others, counts[1:], strict=True), 1):
             if other is not None:
@@ -66,6 +70,16 @@ class Learner:
             return np.zeros(0, np.float32), [np.zeros(0, np.int32) for _ in self.current.state.families]
         logit, slices = self._score(feed)
         return logit[:rows], [index[:rows] for index in slices]
+
+    def predicts(self) -> bool:
+        """Whether the weights give sound predictions for the last batch that they learned from.
+
+        What they were when they were last used was seen; what its step has made of them was not.
+        """
+        if self._applied is None:
+            return True
+        rows = len(self._applied.batch.rows) + sum(len(one.rows) for one in self._applied.others if one)
+        return predicts_soundly(self._score(self._applied)[0][:rows])
 
     def _score(self, feed: Feed) -> tuple[np.ndarray, list[np.ndarray]]:
         ramps = self.current.config.ramps_at(self.current.position.trained_examples)

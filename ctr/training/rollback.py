@@ -35,11 +35,13 @@ from ctr.training.position import Mark, Position
 
 SET_ASIDE_FILE = "set_aside.json"
 
-# Of a logit. A model whose predictions are beyond it does not predict: its weights are broken, though finite.
-_LARGEST_LOGIT = 1e6
+# Of a logit or a weight, either way. What lies beyond it has not been learned: the weights are broken, though finite.
+_LARGEST = 1e6
 
-# Of the variables by name: what a step changes by its gradient. Statistics and roots are certified instead.
-_CHECKED = ("rows/", "rows_accumulator/", "dense/", "shampoo/tensor", "duals/", "slices_seen/")
+# Of the variables by name: what predicts,
+_WEIGHTS = ("rows/", "dense/")
+# and what else a step changes by its gradient. Statistics and roots are certified instead.
+_CHECKED = (*_WEIGHTS, "rows_accumulator/", "shampoo/tensor", "duals/", "slices_seen/")
 
 
 class Rollback(StrictModel):
@@ -69,7 +71,7 @@ class RollbackNeeded(Exception):  # noqa: N818  (not an error: the run goes on)
 def predicts_soundly(logit: np.ndarray) -> bool:
     """Whether logits (float [N]) are such as sound weights give."""
     # False also for NaN.
-    return bool((np.abs(logit) <= _LARGEST_LOGIT).all())
+    return bool((np.abs(logit) <= _LARGEST).all())
 
 
 def rows_of_streak(
@@ -99,10 +101,16 @@ def rows_of_streak(
     raise _hopeless(folder, mark, position, f"{position.skipped_in_a_row} steps in a row were skipped")
 
 
-def rows_of_broken_weights(position: Position, past: Sequence[Rollback], folder: Path) -> tuple[int, int]:
-    """The rows to set aside because weights are not finite, though steps may have been applied until now.
+def rows_of_broken_weights(
+    position: Position, past: Sequence[Rollback], folder: Path, predicts: bool
+) -> tuple[int, int]:
+    """The rows to set aside because weights are broken, though steps may have been applied until now.
 
-    The first time none, outside a streak: the memory may have failed. The second time all since the checkpoint.
+    The first time those since the last batch that was applied, or none: then the memory may have failed. The second
+    time all since the checkpoint.
+
+    Args:
+        predicts: whether the predictions for that batch, with the weights after it, are such as sound ones give.
 
     Raises:
         InputError: as of ``rows_of_streak``.
@@ -110,12 +118,12 @@ def rows_of_broken_weights(position: Position, past: Sequence[Rollback], folder:
     mark = Mark(*position.mark)
     attempts = _attempts(mark, past)
     if attempts == 0:
-        if position.skipped_in_a_row:
+        if position.skipped_in_a_row or not predicts:
             return max(position.applied_begin, mark.learned), position.learned
         return position.learned, position.learned
     if attempts == 1:
         return mark.learned, position.learned
-    raise _hopeless(folder, mark, position, "weights are not finite")
+    raise _hopeless(folder, mark, position, "weights are broken")
 
 
 def _attempts(mark: Mark, past: Sequence[Rollback]) -> int:
@@ -155,18 +163,27 @@ def is_checkpoint_due(
 
 def is_set_aside(begin: int, end: int, past: Iterable[Rollback]) -> bool:
     """Whether a batch of the rows [begin, end) is not to be learned from: whole, if only a row of it is set aside."""
-    return any(one.rows[0] < end and begin < one.rows[1] for one in past)
+    return any(max(begin, one.rows[0]) < min(end, one.rows[1]) for one in past)
 
 
-def first_not_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
-    """The name of the first array of weights, sums of squares or momenta that is not finite; None: all are.
+def first_broken(arrays: Mapping[str, np.ndarray]) -> str | None:
+    """The first of a run's variables that is not finite, or holds weights that no learning leads to; None: none.
 
     Args:
         arrays: all variables by name, of ``ctr.training.state.TrainState``.
+
+    Returns:
+        Its name and what is wrong with it.
     """
     for name, array in arrays.items():
-        if name.startswith(_CHECKED) and array.dtype.kind == "f" and not np.isfinite(array).all():
-            return name
+        if not name.startswith(_CHECKED) or not array.size:
+            continue
+        # NaN is neither within nor beyond, and comes out of either.
+        low, high = float(array.min()), float(array.max())
+        if not (np.isfinite(low) and np.isfinite(high)):
+            return f"{name} is not finite"
+        if name.startswith(_WEIGHTS) and max(-low, high) > _LARGEST:
+            return f"{name} has weights beyond {_LARGEST:g}"
     return None
 
 

@@ -189,13 +189,7 @@ class Run:
         return {role: sidecar_sha256(log, name, until) for role, (log, name) in self.sidecars.items()}
 
     def save(self) -> None:
-        """Writes a checkpoint of everything up to the current position.
-
-        Raises:
-            RollbackNeeded: weights are not finite; nothing was written.
-            InputError: likewise, and rollbacks did not help.
-        """
-        self.check_weights()
+        """Writes a checkpoint of everything up to the current position."""
         mark_here(self.position)
         if self.predictions is not None:
             self.predictions.flush(self.position.examples)
@@ -290,14 +284,23 @@ class Run:
         self.position.learned = batch.end
         self.position.set_aside_rows += len(batch.rows)
 
-    def check_weights(self) -> None:
-        """Raises RollbackNeeded when weights are not finite, or InputError when rollbacks did not help."""
+    def check_weights(self, predicts: bool) -> None:
+        """Looks whether the weights may be written.
+
+        Args:
+            predicts: whether they give sound predictions for the last batch that they learned from.
+
+        Raises:
+            RollbackNeeded: they do not, or are not such as learning leads to.
+            InputError: likewise, and rollbacks did not help.
+        """
         if self.config.rollback.after_skipped_steps is None:
             return
-        broken = rollback.first_not_finite(self.state.arrays())
-        if broken is not None:
-            aside = rollback.rows_of_broken_weights(self.position, self.rollbacks, self.folder)
-            raise rollback.RollbackNeeded(aside, f"{broken} is not finite at row {self.position.learned}")
+        what = rollback.first_broken(self.state.arrays()) or ("" if predicts else "weights do not predict")
+        if not what:
+            return
+        aside = rollback.rows_of_broken_weights(self.position, self.rollbacks, self.folder, predicts)
+        raise rollback.RollbackNeeded(aside, f"{what} at row {self.position.learned}")
 
     def _own_slices(self, source: int, slices: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         return {

@@ -249,6 +249,7 @@ class Session:
                     if behind // every < position.examples // every:
                         self._exporter(take_snapshot(current))
                 if current.is_checkpoint_due():
+                    current.check_weights(self.learner.predicts())
                     current.save()
                 stopped = stop()
                 if stopped:
@@ -303,7 +304,7 @@ class Session:
     def save(self) -> None:
         """Writes a checkpoint, unless the newest one is of this position.
 
-        Where weights are not finite the run goes back to that one instead; the next ``advance`` goes on from there.
+        Where weights are broken the run goes back to that one instead; the next ``advance`` goes on from there.
 
         Raises:
             InputError: it has gone back twice, and that did not help.
@@ -311,6 +312,7 @@ class Session:
         self._check_usable()
         try:
             if self.current.position.examples != self.current.saved_at:
+                self.current.check_weights(self.learner.predicts())
                 self.current.save()
         except RollbackNeeded as needed:
             self._roll_back(needed)
@@ -328,7 +330,7 @@ class Session:
         while True:
             self.advance(partial=True)
             try:
-                current.check_weights()
+                current.check_weights(self.learner.predicts())
                 break
             except RollbackNeeded as needed:
                 self._roll_back(needed)
@@ -336,7 +338,8 @@ class Session:
             current.close_window({})
         if self._exporter is not None:
             self._exporter(take_snapshot(current))
-        self.save()
+        if current.position.examples != current.saved_at:
+            current.save()
         summary_path = current.folder / "summary.json"
         summary = {**results(self.inputs, current), **(self._timing() or timing_before(summary_path))}
         write_metric_states(current.folder, current.total.to_arrays())
