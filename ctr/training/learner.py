@@ -18,6 +18,7 @@ class Learner:
 
     Attributes:
         seconds: of its steps.
+        applied: what its last step that changed the weights was about; None before one.
         learned_through: the query time, in microseconds, of the last row that it learned from; None before one.
     """
 
@@ -26,7 +27,7 @@ class Learner:
         self.current = current
         self.seconds = Durations()
         self.learned_through: int | None = None
-        self._applied: Feed | None = None
+        self.applied: Feed | None = None
 
     def learn(self, feed: Feed) -> tuple[np.ndarray, list[np.ndarray]]:
         """Scores a batch and learns from it, unless it is set aside; returns the logits and slices of its own rows.
@@ -49,7 +50,7 @@ class Learner:
             applied = bool(result.applied)
             self.seconds.add(time.perf_counter() - begun)
             if applied:
-                self._applied = feed
+                self.applied = feed
         begin = rows
         for source, (other, count) in enumerate(zip(feed.others, counts[1:], strict=True), 1):
             if other is not None:
@@ -76,10 +77,10 @@ class Learner:
 
         What they were when they were last used was seen; what its step has made of them was not.
         """
-        if self._applied is None:
+        if self.applied is None:
             return True
-        rows = len(self._applied.batch.rows) + sum(len(one.rows) for one in self._applied.others if one)
-        return predicts_soundly(self._score(self._applied)[0][:rows])
+        rows = len(self.applied.batch.rows) + sum(len(one.rows) for one in self.applied.others if one)
+        return predicts_soundly(self._score(self.applied)[0][:rows])
 
     def _score(self, feed: Feed) -> tuple[np.ndarray, list[np.ndarray]]:
         ramps = self.current.config.ramps_at(self.current.position.trained_examples)

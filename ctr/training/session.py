@@ -211,6 +211,8 @@ class Session:
         log = self.inputs.log
         times = query_times(log.path, self.inputs.schema, log.manifests, needed.rows)
         self.current.roll_back(needed.rows, times, needed.reason)
+        # As in the process that would go on if this one were killed now.
+        self.learner.applied = None
 
     def _check_usable(self) -> None:
         if self._failed:
@@ -247,6 +249,7 @@ class Session:
                 if self._exporter is not None and config.export is not None:
                     every = config.export.every_examples
                     if behind // every < position.examples // every:
+                        current.check_weights(self.learner.predicts())
                         self._exporter(take_snapshot(current))
                 if current.is_checkpoint_due():
                     current.check_weights(self.learner.predicts())

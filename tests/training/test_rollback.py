@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ctr.errors import InputError
@@ -76,6 +76,7 @@ def make_pass(
     return learned, position, past
 
 
+@settings(deadline=None)
 @given(
     batches=st.integers(1, 60),
     bad=st.sets(st.integers(0, 59)),
@@ -102,6 +103,7 @@ def test_a_pass_ends_behind_examples_that_cannot_be_learned_from(batches, bad, l
     assert position.set_aside_rows % ROWS == 0
 
 
+@settings(deadline=None)
 @given(
     batches=st.integers(20, 60),
     poison=st.integers(0, 59),
