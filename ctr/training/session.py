@@ -46,7 +46,7 @@ class Advance(NamedTuple):
     """What an ``advance`` did.
 
     Attributes:
-        rows: of the log that it passed, also those that were faulty or not selected.
+        rows: of the log that it passed, also those that were faulty or not selected; below 0 when it went back.
         waiting: published rows that are not passed yet: from the first one on that something is still to be done with.
         windows: the lines of metrics.jsonl that it wrote.
     """
