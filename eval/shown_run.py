@@ -12,9 +12,9 @@ from ctr.eval import display
 from ctr.eval.calibration import calibration_buckets
 from ctr.eval.plot_style import COLORS
 from ctr.eval.run_comparison import COSTS
+from ctr.eval.run_faults import Fault, faults_of
 from ctr.eval.run_files import (
     Run,
-    RunError,
     config_text,
     count_rejects,
     distinct_names,
@@ -29,6 +29,7 @@ COUNTS = {
     "log_rows": "rows of the log",
     "batches": "batches",
     "skipped_steps": "skipped steps",
+    "rollbacks": "rollbacks",
     "nonfinite_predictions": "predictions that were not finite",
     "rejected_rows": "rejected rows",
 }
@@ -38,7 +39,6 @@ SIGNS = "●■▲◆▼✚"
 """`plot_style.MARKERS` as text."""
 
 _SIZE_DECIMALS = 4
-_SKIPPED_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,7 @@ class ShownRun:
         environment: keys and values of environment.json.
         costs: what it costs, for each of `COSTS`.
         counts: how the pass went, for each of `COUNTS`.
-        rejects: rejected rows by reason.
-        skipped: rows of the log, from and up to, that skipped steps were about; the first of them.
+        faults: what went wrong.
         weights: spectra of the weight matrices; None when the run did not write them.
     """
 
@@ -75,8 +74,7 @@ class ShownRun:
     environment: dict[str, str]
     costs: dict[str, float | None]
     counts: dict[str, float | None]
-    rejects: dict[str, int]
-    skipped: list[str]
+    faults: list[Fault]
     weights: list[WeightSpectrum] | None
 
     def value(self, metric: str) -> str:
@@ -116,21 +114,13 @@ def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
             environment={key: _text(value) for key, value in read_environment(folder).items()},
             costs={key: run.number(key) for key in COSTS},
             counts={key: run.number(key) for key in COUNTS},
-            rejects=count_rejects(folder),
-            skipped=_skipped(run),
+            faults=faults_of(run, count_rejects(folder)),
             weights=read_weight_spectra(folder),
         )
         for index, (folder, name, run) in enumerate(
             zip(folders, distinct_names(folders), map(read_run, folders), strict=True)
         )
     ]
-
-
-def _skipped(run: Run) -> list[str]:
-    ranges = run.summary.get("skipped_ranges", [])
-    if not isinstance(ranges, list):
-        raise RunError(f"{run.folder / 'summary.json'}: skipped_ranges must be a list, got {ranges!r:.80}")
-    return [_text(rows) for rows in ranges[:_SKIPPED_SHOWN]]
 
 
 def _text(value: object) -> str:

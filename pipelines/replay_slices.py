@@ -10,7 +10,7 @@ from ctr.objective.bias_constraints import Family
 from ctr.objective.config import RawValue, SliceConfig
 from ctr.pipelines.replay_config import ShownSliceConfig
 from ctr.training.config import TrainConfig
-from ctr.training.run import SLICES_MEASURED
+from ctr.training.duals import SLICES_MEASURED
 
 
 @dataclass(frozen=True)

@@ -104,12 +104,21 @@ def test_a_long_value_is_cut():
         ({"jit": "maybe"}, ["jit: 'maybe' ", "'auto', True or False"]),
         ({"seed": 2**31}, [f"seed: {2**31} "]),
         ({"checkpoint": {"keep": 0}}, ["checkpoint.keep: 0 "]),
+        ({"rollback": {"after_skipped_steps": 0}}, ["rollback.after_skipped_steps: 0 "]),
+        ({"rollback": {"after_skipped_steps": 2.5}}, ["rollback.after_skipped_steps: 2.5 ", "integer"]),
+        ({"rollback": None}, ["rollback: None "]),
         ({"max_rejected_share": 1.5}, ["max_rejected_share: 1.5 "]),
     ],
 )
 def test_impossible_training_configurations_are_refused(content, words):
     message = refusal(content, TrainConfig)
     assert all(word in message for word in words), message
+
+
+def test_rollbacks_are_on_and_can_be_switched_off():
+    assert TrainConfig().rollback.after_skipped_steps == 10
+    config = parse_model(TrainConfig, {"rollback": {"after_skipped_steps": None}}, "x")
+    assert config.rollback.after_skipped_steps is None
 
 
 def test_a_configuration_does_not_change():

@@ -12,14 +12,17 @@ from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.row_order import Key, check_goes_on, key_at
 from ctr.data.schema import Schema, bucket_counts
 
+# Gradients grow with the weights, and their squares, summed over a pass, must stay within float32.
+LARGEST_WEIGHT = 1e9
+
 KEYS = ("query_time", "timestamp", "query_id", "example_id")
 
 # Reasons for which a row cannot be trained on or scored, by their codes in Rows.fault. Of several the first counts.
 FAULTS = (
     "",
     "label is neither 0 nor 1",
-    "train_weight is negative or not finite",
-    "metric_weight is negative or not finite",
+    "train_weight is negative, not finite or above 1e9",
+    "metric_weight is negative, not finite or above 1e9",
     "an id lies outside its feature's buckets",
 )
 _LABEL, _TRAIN_WEIGHT, _METRIC_WEIGHT, _ID = range(1, len(FAULTS))
@@ -126,7 +129,7 @@ def rows_of_table(table: pa.Table, schema: Schema, first: int) -> Rows:
     fault = np.zeros(count, np.int8)
     fault[outside] = _ID
     for code, name in ((_METRIC_WEIGHT, "metric_weight"), (_TRAIN_WEIGHT, "train_weight")):
-        fault[~(np.isfinite(columns[name]) & (columns[name] >= 0))] = code
+        fault[~((columns[name] >= 0) & (columns[name] <= LARGEST_WEIGHT))] = code
     fault[(columns["label"] != 0) & (columns["label"] != 1)] = _LABEL
     columns |= {"ids": ids, "fault": fault, "position": np.arange(first, first + count)}
     return Rows(**columns, multivalent=multivalent, joined={})

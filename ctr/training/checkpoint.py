@@ -33,6 +33,24 @@ _FAULTS = (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile)
 log = logging.getLogger(__name__)
 
 
+class Copies:
+    """Copies of arrays in memory that is kept from one checkpoint to the next: fresh pages cost more than copying."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def of(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Copies of ``arrays``, valid until the next call."""
+        before, self._arrays = self._arrays, {}
+        for name, array in arrays.items():
+            copied = before.get(name)
+            if copied is None or (copied.shape, copied.dtype) != (array.shape, array.dtype):
+                copied = np.empty_like(array, order="C")
+            np.copyto(copied, array)
+            self._arrays[name] = copied
+        return self._arrays
+
+
 def save(
     folder: Path,
     examples: int,
@@ -129,6 +147,15 @@ def _make_room(folder: Path, needed: int, limit: int | None) -> None:
             kept = f" beside the {taken} of the newest one, which stays," if complete else ""
             raise InputError(f"{folder}: the next checkpoint takes {needed} bytes{kept} and {room}")
         _delete(complete[0])
+
+
+def drop_after(folder: Path, examples: int) -> None:
+    """Deletes the checkpoints of positions after ``examples``, the newest first."""
+    for path in reversed(_complete(folder)):
+        if int(path.name) > examples:
+            shutil.rmtree(path.rename(folder / f"{path.name}{_PARTIAL}"))
+    if folder.is_dir():
+        sync_folder(folder)
 
 
 def _state_hash(content: Mapping[str, Any]) -> str:

@@ -128,6 +128,16 @@ class CheckpointConfig(StrictModel):
         return None if self.disk_limit_gb is None else int(self.disk_limit_gb * 1e9)
 
 
+class RollbackConfig(StrictModel):
+    """So many steps in a row that are skipped, as loss or gradients are not finite, and the run goes back.
+
+    To its last checkpoint, from where it goes on without some of the rows (``ctr.training.rollback``). ``null``: it
+    skips such steps, however many there are, and never goes back.
+    """
+
+    after_skipped_steps: int | None = Field(default=10, ge=1, le=10_000)
+
+
 class ExportConfig(StrictModel):
     """A servable model in the run directory every ``every_examples``, the newest ``keep`` of them on disk."""
 
@@ -166,6 +176,7 @@ class TrainConfig(StrictModel):
     jit: Literal["auto", True, False] = "auto"
     metrics: MetricsConfig = MetricsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    rollback: RollbackConfig = RollbackConfig()
     export: ExportConfig | None = None
     record_predictions: bool = True
     max_rejected_share: float = Field(default=0.001, ge=0, le=1)

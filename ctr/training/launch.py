@@ -173,7 +173,9 @@ def _make(folder: Path, inputs: Inputs, old: _Old, position: Position, source: P
         raise _not_its_own(source, error) from None
     state.restore(arrays)
     others = {name: other.manifests for name, other in inputs.others.items()}
-    current = Run(folder, config, state, schema, inputs.log.manifests, others, inputs.sidecars)
+    current = Run(
+        folder, config, state, schema, inputs.log.manifests, others, inputs.sidecars, lambda: arrays
+    )
     try:
         current.position = position
         current.position.trained_before = before

@@ -8,6 +8,7 @@ import numpy as np
 from ctr.training.durations import Durations
 from ctr.training.feed import Feed
 from ctr.training.inputs import Inputs, read_feeds
+from ctr.training.rollback import predicts_soundly
 from ctr.training.run import Run
 from ctr.training.step import Steps
 
@@ -17,6 +18,7 @@ class Learner:
 
     Attributes:
         seconds: of its steps.
+        applied: what its last step that changed the weights was about; None before one.
         learned_through: the query time, in microseconds, of the last row that it learned from; None before one.
     """
 
@@ -25,27 +27,40 @@ class Learner:
         self.current = current
         self.seconds = Durations()
         self.learned_through: int | None = None
+        self.applied: Feed | None = None
 
     def learn(self, feed: Feed) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Scores a batch and learns from it; returns the logits and slices of its own rows."""
+        """Scores a batch and learns from it, unless it is set aside; returns the logits and slices of its own rows.
+
+        Raises:
+            RollbackNeeded: as of ``Run.learned``.
+        """
         current = self.current
         rows = len(feed.batch.rows)
         counts = [rows, *(0 if other is None else len(other.rows) for other in feed.others)]
         logit, slices = np.zeros(0, np.float32), [np.zeros(0, np.int32) for _ in current.state.families]
-        applied = True
-        if sum(counts):
+        is_set_aside = current.is_set_aside(feed.batch)
+        applied = None
+        if sum(counts) and is_set_aside:
+            logit, slices = self._score(feed)
+        elif sum(counts):
             begun = time.perf_counter()
             result = self.steps.learn(feed, current.ramps())
             logit, slices = result.logit.numpy(), [index.numpy() for index in result.slices]
             applied = bool(result.applied)
             self.seconds.add(time.perf_counter() - begun)
+            if applied:
+                self.applied = feed
         begin = rows
         for source, (other, count) in enumerate(zip(feed.others, counts[1:], strict=True), 1):
             if other is not None:
                 end = begin + count
                 current.record_other(source, other, logit[begin:end], [index[begin:end] for index in slices])
                 begin = end
-        current.learned(feed.batch, applied)
+        if is_set_aside:
+            current.passed_by(feed.batch)
+        else:
+            current.learned(feed.batch, applied, logit[: sum(counts)])
         self.learned_through = feed.batch.times[1]
         return logit[:rows], [index[:rows] for index in slices]
 
@@ -54,8 +69,22 @@ class Learner:
         rows = len(feed.batch.rows)
         if not rows:
             return np.zeros(0, np.float32), [np.zeros(0, np.int32) for _ in self.current.state.families]
+        logit, slices = self._score(feed)
+        return logit[:rows], [index[:rows] for index in slices]
+
+    def predicts(self) -> bool:
+        """Whether the weights give sound predictions for the last batch that they learned from.
+
+        What they were when they were last used was seen; what its step has made of them was not.
+        """
+        if self.applied is None:
+            return True
+        rows = len(self.applied.batch.rows) + sum(len(one.rows) for one in self.applied.others if one)
+        return predicts_soundly(self._score(self.applied)[0][:rows])
+
+    def _score(self, feed: Feed) -> tuple[np.ndarray, list[np.ndarray]]:
         logit, slices = self.steps.score(feed, self.current.ramps())
-        return logit.numpy()[:rows], [index.numpy()[:rows] for index in slices]
+        return logit.numpy(), [index.numpy() for index in slices]
 
 
 def scored_feeds(

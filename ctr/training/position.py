@@ -1,6 +1,24 @@
-"""Where a run stands: what a checkpoint tells of it besides weights, metrics and files."""
+"""Where a run stands in its logs, and what went wrong on the way: plain numbers, kept in every checkpoint."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+# A step that is skipped again and again must not make the checkpoints grow.
+_RANGES_NOTED = 100
+
+
+class Mark(NamedTuple):
+    """Where the newest checkpoint stands that was not written within a streak of skipped steps.
+
+    Attributes:
+        examples: ``Position.examples`` there, which is the checkpoint's name; 0 also for the beginning.
+        learned: ``Position.learned`` there.
+        applied_begin: ``Position.applied_begin`` there.
+    """
+
+    examples: int = 0
+    learned: int = 0
+    applied_begin: int = -1
 
 
 @dataclass
@@ -20,8 +38,14 @@ class Position:
         read: good and faulty rows of the log that were read.
         others_rejected, others_read: likewise of each constraint log.
         nonfinite_predictions: rows whose prediction was not finite.
+        skipped_in_a_row: the length of the streak of skipped steps that it stands in.
+        streak_predicts: whether all predictions of these steps are such as sound weights give.
+        applied_in_a_row: the number of steps since the last one that was skipped.
+        applied_begin: the first row of the last batch whose step was applied; -1: none yet.
+        set_aside_rows: good rows that were scored and, being set aside by a rollback, not learned from.
+        mark: a ``Mark``, as a list.
         scored_until: query time, in microseconds, and query id of the last row that was scored, rejects included.
-        learned_until: likewise of the last row that was learned from.
+        learned_until: likewise of the last row that was learned from, or set aside.
         others_until: likewise in each constraint log.
         trained_before: by a ramp's name, examples that counted for it before this run began (``ctr.training.launch``).
     """
@@ -39,7 +63,40 @@ class Position:
     others_rejected: dict[str, int] = field(default_factory=dict)
     others_read: dict[str, int] = field(default_factory=dict)
     nonfinite_predictions: int = 0
+    skipped_in_a_row: int = 0
+    streak_predicts: bool = True
+    applied_in_a_row: int = 0
+    applied_begin: int = -1
+    set_aside_rows: int = 0
+    mark: list[int] = field(default_factory=lambda: list(Mark()))
     scored_until: list[int] | None = None
     learned_until: list[int] | None = None
     others_until: dict[str, list[int]] = field(default_factory=dict)
     trained_before: dict[str, int] = field(default_factory=dict)
+
+
+def note_step(position: Position, begin: int, end: int, applied: bool, predicts: bool) -> None:
+    """Takes in what became of a step, in place.
+
+    Args:
+        begin, end: the rows of its batch, [begin, end).
+        applied: whether it changed the weights.
+        predicts: whether all its predictions are such as sound weights give.
+    """
+    if applied:
+        position.skipped_in_a_row, position.streak_predicts = 0, True
+        position.applied_in_a_row += 1
+        position.applied_begin = begin
+        return
+    position.skipped_in_a_row += 1
+    position.streak_predicts = position.streak_predicts and predicts
+    position.applied_in_a_row = 0
+    position.skipped_steps += 1
+    position.skipped_ranges += [[begin, end]]
+    del position.skipped_ranges[_RANGES_NOTED:]
+
+
+def mark_here(position: Position) -> None:
+    """Notes, in place, that a checkpoint of this position is written, unless within a streak of skipped steps."""
+    if not position.skipped_in_a_row:
+        position.mark = list(Mark(position.examples, position.learned, position.applied_begin))

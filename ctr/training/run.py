@@ -1,16 +1,14 @@
 """A run between its steps: where it stands, its metrics and its files."""
 
 import copy
-import json
+import logging
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from ctr.data.batches import Batch
 from ctr.data.log import MAX_TIME_US, Manifest
@@ -19,12 +17,13 @@ from ctr.data.sidecar import SidecarHash
 from ctr.errors import InputError
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.files import remove_temporaries
-from ctr.objective.bias_constraints import Family
-from ctr.training import checkpoint
+from ctr.training import checkpoint, rollback
 from ctr.training.background import Background
 from ctr.training.config import TrainConfig
+from ctr.training.duals import dual_scalars, is_measured, slices_name
+from ctr.training.event_file import EventFile
 from ctr.training.logs_seen import LogsSeen
-from ctr.training.position import Position
+from ctr.training.position import Position, mark_here, note_step
 from ctr.training.run_directory import (
     GrowingFile,
     PredictionWriter,
@@ -32,19 +31,11 @@ from ctr.training.run_directory import (
     refuse_without_checkpoint,
 )
 from ctr.training.state import TrainState
-from ctr.training.tensor_files import written_by_tensorflow
+
+log = logging.getLogger(__name__)
 
 # Tables that a single window has too few rows for.
 _WHOLE_RUN_TABLES = frozenset({"calibration_buckets", "per_query_auc_by_size", "calibration_slices"})
-
-# A step that is skipped again and again must not make the checkpoints grow.
-_RANGES_NOTED = 100
-
-
-# Of larger families of slices a line of metrics has the extremes of the duals only,
-_DUALS_SHOWN = 32
-# and of yet larger ones no calibration is kept, which takes 8 kB a slice, in every checkpoint too.
-SLICES_MEASURED = 1000
 
 
 class Run:
@@ -59,6 +50,7 @@ class Run:
         manifests: Sequence[Manifest],
         other_manifests: Mapping[str, Sequence[Manifest]],
         sidecars: Mapping[str, tuple[Path, str]],
+        initial: Callable[[], Mapping[str, np.ndarray]],
     ) -> None:
         """Goes on where the newest checkpoint in ``folder`` stands, or begins.
 
@@ -66,6 +58,7 @@ class Run:
             manifests: the log's intervals.
             other_manifests: those of the constraint logs, by name.
             sidecars: the log and name of each sidecar that is read.
+            initial: computes the values with which the variables of ``state`` begin, for a rollback to there.
 
         Raises:
             InputError: the run was trained on another log, or its files are damaged.
@@ -78,59 +71,79 @@ class Run:
         self.logs = LogsSeen(folder, {"": manifests, **other_manifests})
         self.sidecars = sidecars
         self._sidecar_hashes = {role: SidecarHash(log, name) for role, (log, name) in sidecars.items()}
-        self.position = Position(
-            others=dict.fromkeys(other_manifests, 0),
-            others_rejected=dict.fromkeys(other_manifests, 0),
-            others_read=dict.fromkeys(other_manifests, 0),
-        )
+        self._initial = initial
+        self._copies = checkpoint.Copies()
+        self._other_names = tuple(other_manifests)
+        remove_temporaries(folder)
+        self.rollbacks = rollback.read_rollbacks(folder)
+        self._go_on(self._newest_checkpoint())
+
+    def _newest_checkpoint(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+        saved = checkpoint.restore_newest(self.folder / "checkpoints")
+        if saved is None:
+            refuse_without_checkpoint(self.folder)
+        return saved
+
+    def _go_on(self, saved: tuple[dict[str, np.ndarray], dict[str, Any]] | None) -> None:
+        """Sets everything to where a checkpoint stands, or to the beginning, the weights of which are there already."""
+        folder, config = self.folder, self.config
+        self.background = Background("run-files")
+        none = dict.fromkeys(self._other_names, 0)
+        self.position = Position(others=none, others_rejected=dict(none), others_read=dict(none))
         self.total = self._metrics()
         self.window = self._metrics()
         self.others = {
-            name: ProgressiveMetrics(self._families(source)) for source, name in enumerate(other_manifests, 1)
+            name: ProgressiveMetrics(self._families(source))
+            for source, name in enumerate(self._other_names, 1)
         }
         self.window_times = [0, 0]
-        remove_temporaries(folder)
-        self.background = Background("run-files")
-        # Memory for copies of what is saved, kept from one checkpoint to the next: fresh pages cost more than copying.
-        self._copies: dict[str, np.ndarray] = {}
-        saved = checkpoint.restore_newest(folder / "checkpoints")
-        checkpoint.clean_up(folder / "checkpoints", config.checkpoint.keep)
-        if saved is None:
-            refuse_without_checkpoint(folder)
         lengths = {"metrics": 0, "rejects": 0}
         parts: list[str] = []
         if saved is not None:
             lengths, parts = self._restore(*saved)
+            mark_here(self.position)
+        checkpoint.clean_up(folder / "checkpoints", self._kept())
         self.saved_at = self.position.examples
-        self.predictions = (
-            PredictionWriter(folder / "predictions", parts, submit=self.background.submit)
-            if config.record_predictions
-            else None
-        )
+        self.predictions = None
+        if config.record_predictions:
+            self.predictions = PredictionWriter(folder / "predictions", parts, submit=self.background.submit)
         self.metrics_file = GrowingFile(folder / "metrics.jsonl", lengths["metrics"])
         self.rejects_file = GrowingFile(folder / "rejects.jsonl", lengths["rejects"])
-        # TensorBoard's events are written anew from metrics.jsonl: those from after the checkpoint disappear.
-        for old in (folder / "tensorboard").glob("events.out.tfevents.*"):
-            old.unlink()
-        self.events = tf.summary.create_file_writer(str(folder / "tensorboard"))
-        for line in (folder / "metrics.jsonl").read_bytes().splitlines():
-            self._write_events(json.loads(line))
+        self.events = EventFile(folder / "tensorboard", folder / "metrics.jsonl")
+
+    def roll_back(self, rows: tuple[int, int], times: tuple[int, int] | None, reason: str) -> None:
+        """Goes back to the last checkpoint that is not within a streak of skipped steps, or to the beginning.
+
+        As a resume does. A run that is killed on the way comes to the same rollback again, or goes on after it.
+
+        Args:
+            rows: [begin, end) of the log, from now on scored only.
+            times: the query times of the first and the last of them, in microseconds; None without rows.
+            reason: in a few words.
+        """
+        folder, mark = self.folder, self.position.mark[0]
+        self.background.wait()
+        self.close()
+        checkpoint.drop_after(folder / "checkpoints", mark)
+        new = rollback.Rollback(checkpoint=mark, rows=rows, query_times=times, reason=reason)
+        self.rollbacks = [*self.rollbacks, new]
+        rollback.write_rollbacks(folder, self.rollbacks)
+        log.warning("%s: %s; back to row %d, with rows %d to %d set aside", folder, reason, mark, *rows)
+        saved = self._newest_checkpoint()
+        if saved is None:
+            self.state.restore(self._initial())
+        self._go_on(saved)
+
+    def _kept(self) -> int:
+        """How many checkpoints stay: within a streak of skipped steps all, as the last sound one is among them."""
+        return 2**31 if self.position.skipped_in_a_row else self.config.checkpoint.keep
 
     def _metrics(self) -> ProgressiveMetrics:
         return ProgressiveMetrics([*self.config.metrics.slices, *self._families(0)])
 
     def _families(self, source: int) -> list[str]:
         """The names, as slices of the metrics, of the families of constraints about a log."""
-        return [_slices_name(family.name) for family in self.state.families if _is_measured(family, source)]
-
-    def _writing_events(self) -> AbstractContextManager[None]:
-        return written_by_tensorflow(self.folder / "tensorboard")
-
-    def _write_events(self, line: dict[str, Any]) -> None:
-        with self._writing_events(), self.events.as_default(step=line["examples"]):
-            for name, value in line.items():
-                if isinstance(value, int | float) and name != "examples":
-                    tf.summary.scalar(f"window/{name}", value)
+        return [slices_name(family.name) for family in self.state.families if is_measured(family, source)]
 
     def _rows_behind(self) -> dict[str, int]:
         """Of each log, the first one's name being "", how many rows the run has passed."""
@@ -146,6 +159,7 @@ class Run:
         self, arrays: dict[str, np.ndarray], state: dict[str, Any]
     ) -> tuple[dict[str, int], list[str]]:
         self.logs.check(state["consumed"])
+        rollback.check_kept(self.folder, state.get("rollbacks", []), self.rollbacks)
         if state["sidecars"] != self.sidecar_hashes(state["window_times"][1] + 1):
             raise InputError(
                 f"{self.folder}: the sidecars {', '.join(self.sidecars)} are not those that this run has read so far; "
@@ -189,39 +203,37 @@ class Run:
         One at a time: it waits for the one before. Raises what went wrong with that.
         """
         self.background.wait()
+        mark_here(self.position)
         if self.predictions is not None:
             self.predictions.flush(self.position.examples)
         groups = {"weights": self.state.arrays()}
         groups |= {"total": self.total.to_arrays(), "window": self.window.to_arrays()}
         groups |= {_other_group(name): metrics.to_arrays() for name, metrics in self.others.items()}
         arrays = {f"{group}|{name}": array for group, part in groups.items() for name, array in part.items()}
-        arrays = self._copied(arrays)
         content = {
             **copy.deepcopy(self.progress()),
             "sidecars": self.sidecar_hashes(self.window_times[1] + 1),
             "lengths": {"metrics": self.metrics_file.length, "rejects": self.rejects_file.length},
             "prediction_parts": list(self.predictions.parts) if self.predictions is not None else [],
+            "rollbacks": rollback.as_json(self.rollbacks),
         }
-        self.background.submit(partial(self._write_checkpoint, self.position.examples, arrays, content))
+        copied = self._copies.of(arrays)
+        write = partial(self._write_checkpoint, self.position.examples, copied, content, self._kept())
+        self.background.submit(write)
         self.saved_at = self.position.examples
 
-    def _copied(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        before, self._copies = self._copies, {}
-        for name, array in arrays.items():
-            copied = before.get(name)
-            if copied is None or (copied.shape, copied.dtype) != (array.shape, array.dtype):
-                copied = np.empty_like(array, order="C")
-            np.copyto(copied, array)
-            self._copies[name] = copied
-        return self._copies
-
     def _write_checkpoint(
-        self, examples: int, arrays: Mapping[str, np.ndarray], content: Mapping[str, Any]
+        self, examples: int, arrays: Mapping[str, np.ndarray], content: Mapping[str, Any], keep: int
     ) -> None:
         self.metrics_file.sync()
         self.rejects_file.sync()
-        kept = self.config.checkpoint
-        checkpoint.save(self.folder / "checkpoints", examples, arrays, content, kept.keep, kept.disk_limit)
+        limit = self.config.checkpoint.disk_limit
+        checkpoint.save(self.folder / "checkpoints", examples, arrays, content, keep, limit)
+
+    def is_checkpoint_due(self) -> bool:
+        """Whether the next checkpoint is to be written now."""
+        limit, every = self.config.rollback.after_skipped_steps, self.config.checkpoint.every_examples
+        return rollback.is_checkpoint_due(limit, every, self.saved_at, self.position, self.rollbacks)
 
     def record(self, batch: Batch, logit: np.ndarray, slices: Sequence[np.ndarray]) -> None:
         """Takes the scores of a batch into metrics, predictions and rejects.
@@ -234,8 +246,7 @@ class Run:
         self._reject(batch)
         self.position.rejected_rows += len(batch.rejects)
         self.position.read += len(rows) + len(batch.rejects)
-        self.position.examples = batch.end
-        self.position.scored_until = batch.last_query
+        self.position.examples, self.position.scored_until = batch.end, batch.last_query
         self.position.batches += 1
         if not len(rows):
             return
@@ -258,29 +269,67 @@ class Run:
         self._reject(batch, name)
         self.position.others_rejected[name] += len(batch.rejects)
         self.position.others_read[name] += len(rows) + len(batch.rejects)
-        self.position.others[name] = batch.end
-        self.position.others_until[name] = batch.last_query
+        self.position.others[name], self.position.others_until[name] = batch.end, batch.last_query
         if len(rows):
             ids = self._own_slices(source, slices)
             self.others[name].update(rows.label, self._finite(logit), rows.metric_weight, rows.query_id, ids)
 
-    def learned(self, batch: Batch, applied: bool) -> None:
-        """Notes that a batch was learned from."""
-        rows = batch.rows
-        self.position.learned = batch.end
-        self.position.learned_until = batch.last_query
-        self.position.trained_examples += len(rows)
-        self.position.trained_rows += int(np.count_nonzero(rows.train_weight))
-        if not applied:
-            self.position.skipped_steps += 1
-            self.position.skipped_ranges += [[batch.begin, batch.end]]
-            del self.position.skipped_ranges[_RANGES_NOTED:]
+    def learned(self, batch: Batch, applied: bool | None, logit: np.ndarray) -> None:
+        """Notes that a batch was learned from.
+
+        Args:
+            applied: whether its step changed the weights; None: it had no rows, and there was no step.
+            logit: float32, the predictions of all rows of the step.
+
+        Raises:
+            RollbackNeeded: with this step so many were skipped in a row that the run has to go back.
+            InputError: likewise, and rollbacks did not help.
+        """
+        rows, position = batch.rows, self.position
+        position.learned, position.learned_until = batch.end, batch.last_query
+        position.trained_examples += len(rows)
+        position.trained_rows += int(np.count_nonzero(rows.train_weight))
+        if applied is None:
+            return
+        note_step(position, batch.begin, batch.end, applied, rollback.predicts_soundly(logit))
+        limit = self.config.rollback.after_skipped_steps
+        aside = rollback.rows_of_streak(limit, position, self.rollbacks, self.folder)
+        if aside is not None:
+            reason = f"{position.skipped_in_a_row} steps in a row were skipped, up to row {batch.end}"
+            raise rollback.RollbackNeeded(aside, reason)
+
+    def is_set_aside(self, batch: Batch) -> bool:
+        """Whether a rollback has set rows of a batch aside, so that nothing is learned from it."""
+        return bool(self.rollbacks) and rollback.is_set_aside(batch.begin, batch.end, self.rollbacks)
+
+    def passed_by(self, batch: Batch) -> None:
+        """Notes that a batch that is set aside was not learned from."""
+        self.position.learned, self.position.learned_until = batch.end, batch.last_query
+        self.position.set_aside_rows += len(batch.rows)
+
+    def check_weights(self, predicts: bool) -> None:
+        """Looks whether the weights may be written.
+
+        Args:
+            predicts: whether they give sound predictions for the last batch that they learned from.
+
+        Raises:
+            RollbackNeeded: they do not, or are not such as learning leads to.
+            InputError: likewise, and rollbacks did not help.
+        """
+        if self.config.rollback.after_skipped_steps is None:
+            return
+        what = rollback.first_broken(self.state.arrays()) or ("" if predicts else "weights do not predict")
+        if not what:
+            return
+        aside = rollback.rows_of_broken_weights(self.position, self.rollbacks, self.folder, predicts)
+        raise rollback.RollbackNeeded(aside, f"{what} at row {self.position.learned}")
 
     def _own_slices(self, source: int, slices: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         return {
-            _slices_name(family.name): index
+            slices_name(family.name): index
             for family, index in zip(self.state.families, slices, strict=True)
-            if _is_measured(family, source)
+            if is_measured(family, source)
         }
 
     def _reject(self, batch: Batch, log: str | None = None) -> None:
@@ -324,43 +373,22 @@ class Run:
                 for name, ramp in ramps.items()
                 if getattr(self.config.objective, name) is not None
             },
-            **self._dual_scalars(),
-            **{f"shampoo_{name}": value for name, value in root_report(self.state).items()},
+            **dual_scalars(self.state),
+            **{f"shampoo_{name}": value for name, value in self.state.root_report().items()},
             **extra,
         }
         self.metrics_file.append(line)
-        self._write_events(line)
-        with self._writing_events():
-            self.events.flush()
+        self.events.append(line)
         self.total.merge(self.window)
         self.window = self._metrics()
         return line
-
-    def _dual_scalars(self) -> dict[str, float]:
-        scalars: dict[str, float] = {}
-        for name, values in self.duals(_DUALS_SHOWN).items():
-            keys = values if isinstance(values, dict) else range(len(values))
-            scalars |= {f"dual_{name}_{key}": values[key] for key in keys}
-        return scalars
-
-    def duals(self, most: int = SLICES_MEASURED) -> dict[str, Any]:
-        """lambda_k of every family, or the least and the greatest where there are more than ``most``."""
-        duals: dict[str, Any] = {}
-        for family, variable in zip(self.state.families, self.state.duals, strict=True):
-            values = variable.numpy()
-            if family.slices <= most:
-                duals[family.name] = values.tolist()
-            else:
-                duals[family.name] = {"min": float(values.min()), "max": float(values.max())}
-        return duals
 
     def close(self) -> None:
         """Closes the files, once a checkpoint that was begun is written."""
         self.background.close()
         self.metrics_file.close()
         self.rejects_file.close()
-        with self._writing_events():
-            self.events.close()
+        self.events.close()
 
 
 def finite_logits(logit: np.ndarray, prior: float) -> np.ndarray:
@@ -368,22 +396,5 @@ def finite_logits(logit: np.ndarray, prior: float) -> np.ndarray:
     return np.where(np.isfinite(logit), logit, np.float32(math.log(prior / (1 - prior))))
 
 
-def _is_measured(family: Family, source: int) -> bool:
-    return family.source == source and family.slices <= SLICES_MEASURED
-
-
-def _slices_name(family: str) -> str:
-    # No feature has a colon in its name.
-    return f"constraint:{family}"
-
-
 def _other_group(name: str) -> str:
     return f"other:{name}"
-
-
-def root_report(state: TrainState) -> dict[str, float | int]:
-    """How Shampoo's roots are doing."""
-    report = state.shampoo.report()
-    # Here skipped_steps tells, which also knows of the rows' gradients.
-    del report["nonfinite_steps"]
-    return report

@@ -1,8 +1,7 @@
 """A run that goes on, in one process, as its log grows; between its batches it scores what it is asked to."""
 
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,9 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.batches import set_rejects_apart
-from ctr.data.log import log_sha256, shard_schema
-from ctr.data.reader import FAULTS, Rows, rows_of_table
-from ctr.data.sample_log import applied_samplings
+from ctr.data.reader import Rows
 from ctr.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment, make_deterministic, resolve_compute_dtype, resolve_jit
@@ -21,7 +18,10 @@ from ctr.training.feed import make_feed
 from ctr.training.inputs import Inputs, check_rows, open_inputs
 from ctr.training.learner import Learner, scored_feeds
 from ctr.training.publications import Publications
-from ctr.training.run import Run, finite_logits, root_report
+from ctr.training.results import TIMING, results, timing_before
+from ctr.training.rollback import RollbackNeeded, query_times
+from ctr.training.rows_to_score import rows_to_score
+from ctr.training.run import Run, finite_logits
 from ctr.training.run_directory import (
     adopt_config,
     adopt_environment,
@@ -35,8 +35,7 @@ from ctr.training.state import TrainState
 from ctr.training.step import make_steps, scored_part
 from ctr.training.weight_spectra import write_weight_spectra
 
-# What is left out of the promise that runs of the same configuration give the same results.
-TIMING = ("examples_per_second", "step_ms_p50", "shampoo_seconds_waited", "shampoo_seconds_computing")
+__all__ = ["TIMING", "Advance", "Progress", "Session", "open_session"]
 
 Progress = Callable[[int, dict[str, Any]], None]
 
@@ -47,7 +46,7 @@ class Advance(NamedTuple):
     """What an ``advance`` did.
 
     Attributes:
-        rows: of the log that it passed, also those that were faulty or not selected.
+        rows: of the log that it passed, also those that were faulty or not selected; below 0 when it went back.
         waiting: published rows that are not passed yet: from the first one on that something is still to be done with.
         windows: the lines of metrics.jsonl that it wrote.
     """
@@ -96,14 +95,26 @@ def open_session(
     if check_first:
         check_rows(inputs)
     layouts = config.model.table_layouts(inputs.schema)
+
+    def begin() -> TrainState:
+        make_deterministic(config.seed)
+        return TrainState(layouts, config, resolve_compute_dtype(config), inputs.families)
+
     adopt_config(run, config)
     with only_process(run):
         adopt_schema(run, inputs.schema)
         adopt_environment(run, describe_environment(config))
-        make_deterministic(config.seed)
-        state = TrainState(layouts, config, resolve_compute_dtype(config), inputs.families)
         others = {name: other.manifests for name, other in inputs.others.items()}
-        current = Run(run, config, state, inputs.schema, inputs.log.manifests, others, inputs.sidecars)
+        current = Run(
+            run,
+            config,
+            begin(),
+            inputs.schema,
+            inputs.log.manifests,
+            others,
+            inputs.sidecars,
+            lambda: begin().arrays(),
+        )
         try:
             checked = inputs.log.rows if check_first else current.position.examples
             yield Session(publications, current, checked, progress, exporter)
@@ -178,17 +189,30 @@ class Session:
             InputError: as of ``look``; a sidecar says nothing of a new row; a damaged shard; too many faulty rows.
         """
         self.look()
-        readable, position = self.publications.readable, self.current.position
+        readable, before = self.publications.readable, self.current.position.examples
         if self._checked < readable.log.rows:
             if self.publications.has_more(self._checked) and not check_rows(readable, self._checked, stop):
-                return Advance(0, self.inputs.log.rows - position.examples, [])
+                return Advance(0, self.inputs.log.rows - before, [])
             self._checked = readable.log.rows
-        before = position.examples
+        windows: list[dict[str, Any]] = []
         # Within a batch weights, metrics and position do not go together.
         self._failed = True
-        passed, windows = self._pass_over(readable, partial, stop)
+        while True:
+            try:
+                passed = self._pass_over(readable, partial, stop, windows)
+                break
+            except RollbackNeeded as needed:
+                self._roll_back(needed)
+                windows[:] = [w for w in windows if w["examples"] <= self.current.position.examples]
         self._failed = False
-        return Advance(position.examples - before, self.inputs.log.rows - passed, windows)
+        return Advance(self.current.position.examples - before, self.inputs.log.rows - passed, windows)
+
+    def _roll_back(self, needed: RollbackNeeded) -> None:
+        log = self.inputs.log
+        times = query_times(log.path, self.inputs.schema, log.manifests, needed.rows)
+        self.current.roll_back(needed.rows, times, needed.reason)
+        # As in the process that would go on if this one were killed now.
+        self.learner.applied = None
 
     def _check_usable(self) -> None:
         if self._failed:
@@ -197,13 +221,12 @@ class Session:
             )
 
     def _pass_over(
-        self, inputs: Inputs, partial: bool, stop: Callable[[], bool]
-    ) -> tuple[int, list[dict[str, Any]]]:
-        """Returns up to which position of the log nothing is left to do for now, and the windows' lines."""
+        self, inputs: Inputs, partial: bool, stop: Callable[[], bool], windows: list[dict[str, Any]]
+    ) -> int:
+        """Returns up to which position of the log nothing is left to do for now; adds the windows' lines."""
         current, position = self.current, self.current.position
         config = current.config
         paths = {"": inputs.log.path, **{name: other.path for name, other in inputs.others.items()}}
-        windows: list[dict[str, Any]] = []
         held: list[int] = []
         stopped = False
         begun, seconds = time.perf_counter(), self._seconds
@@ -227,8 +250,10 @@ class Session:
                 if self._exporter is not None and config.export is not None:
                     every = config.export.every_examples
                     if behind // every < position.examples // every:
+                        current.check_weights(self.learner.predicts())
                         self._exporter(take_snapshot(current))
-                if position.examples - current.saved_at >= config.checkpoint.every_examples:
+                if current.is_checkpoint_due():
+                    current.check_weights(self.learner.predicts())
                     current.save()
                 stopped = stop()
                 if stopped:
@@ -237,14 +262,14 @@ class Session:
             scored.close()
         self._seconds = seconds + time.perf_counter() - begun
         if stopped:
-            return position.examples, windows
+            return position.examples
         passed = held[0] if held else max(position.examples, inputs.log.rows)
         if partial:
             # Rows that a sample dropped, or that lie after the time range, are behind the run too.
             position.examples = passed
             if not config.label_delay:
                 position.learned = position.examples
-        return passed, windows
+        return passed
 
     def _window_rate(self) -> float:
         examples, seconds = self._examples - self._examples_at_window, self._seconds - self._seconds_at_window
@@ -262,7 +287,7 @@ class Session:
             InputError: a faulty row, or rows of other features.
         """
         self._check_usable()
-        good = self._good_rows(rows)
+        good = rows_to_score(rows, self.inputs.schema)
         config = self.current.config
         # A call of the compiled function costs as much as a thousand rows.
         most = max(config.batch.rows, _SCORED_TOGETHER)
@@ -280,37 +305,21 @@ class Session:
             logit[begin:end] = self.learner.score(feed)[0]
         return finite_logits(logit, config.model.prior)
 
-    def _good_rows(self, rows: Rows | pa.Table) -> Rows:
-        schema = self.inputs.schema
-        if isinstance(rows, pa.Table):
-            expected = shard_schema(schema)
-            try:
-                table = rows.select(expected.names).cast(expected)
-            except (KeyError, ValueError, pa.ArrowException) as error:
-                raise InputError(
-                    f"rows to score: not the columns of a shard of the log, {', '.join(expected.names)}: {error}"
-                ) from None
-            rows = rows_of_table(table, schema, 0)
-        found = (rows.ids.shape[1], sorted(rows.multivalent))
-        wanted = (len(schema.single_valued), sorted(schema.multivalent))
-        if found != wanted:
-            raise InputError(
-                f"rows to score: {found[0]} single-valued features and the multivalent ones {found[1]}; "
-                f"the log has {wanted[0]} and {wanted[1]}"
-            )
-        faulty = np.flatnonzero(rows.fault)
-        if len(faulty):
-            raise InputError(
-                f"rows to score: row {faulty[0]} (example_id {rows.example_id[faulty[0]]}): "
-                f"{FAULTS[rows.fault[faulty[0]]]}; {len(faulty)} of {len(rows)} rows are faulty, none is allowed"
-            )
-        return rows
-
     def save(self) -> None:
-        """Writes a checkpoint, unless the newest one is of this position; it is on the disk when this returns."""
+        """Writes a checkpoint, unless the newest one is of this position; it is on the disk when this returns.
+
+        Where weights are broken the run goes back to that one instead; the next ``advance`` goes on from there.
+
+        Raises:
+            InputError: it has gone back twice, and that did not help.
+        """
         self._check_usable()
-        if self.current.position.examples != self.current.saved_at:
-            self.current.save()
+        try:
+            if self.current.position.examples != self.current.saved_at:
+                self.current.check_weights(self.learner.predicts())
+                self.current.save()
+        except RollbackNeeded as needed:
+            self._roll_back(needed)
         self.current.background.wait()
 
     def finish(self) -> dict[str, Any]:
@@ -322,15 +331,22 @@ class Session:
         Raises:
             InputError: as of ``advance``.
         """
-        self.advance(partial=True)
         current = self.current
+        while True:
+            self.advance(partial=True)
+            try:
+                current.check_weights(self.learner.predicts())
+                break
+            except RollbackNeeded as needed:
+                self._roll_back(needed)
         if current.window.traffic.examples:
             current.close_window({})
         if self._exporter is not None:
             self._exporter(take_snapshot(current))
-        self.save()
+        if current.position.examples != current.saved_at:
+            current.save()
         summary_path = current.folder / "summary.json"
-        summary = {**_results(self.inputs, current), **(self._timing() or _timing_before(summary_path))}
+        summary = {**results(self.inputs, current), **(self._timing() or timing_before(summary_path))}
         write_metric_states(current.folder, current.total.to_arrays())
         for name, metrics in current.others.items():
             write_metric_states(current.folder, metrics.to_arrays(), name)
@@ -350,43 +366,3 @@ class Session:
     def _root_seconds(self) -> dict[str, float]:
         timing = self.current.state.shampoo.timing()
         return {f"shampoo_{name}": round(seconds, 3) for name, seconds in timing.items()}
-
-
-def _results(inputs: Inputs, current: Run) -> dict[str, Any]:
-    position = current.position
-    return {
-        **current.total.summary(),
-        "log_rows": position.examples,
-        "batches": position.batches,
-        "trained_examples": position.trained_examples,
-        "trained_rows": position.trained_rows,
-        "per_query_auc_of_sample": _sampled_queries(inputs),
-        "skipped_steps": position.skipped_steps,
-        "skipped_ranges": position.skipped_ranges,
-        "rejected_rows": position.rejected_rows,
-        "nonfinite_predictions": position.nonfinite_predictions,
-        **current.state.parameter_counts(),
-        "duals": current.duals(),
-        "constraint_logs": {name: metrics.summary() for name, metrics in current.others.items()},
-        "shampoo": root_report(current.state),
-        "config_sha256": current.config.sha256(),
-        "log_sha256": log_sha256(inputs.log.manifests),
-        "constraint_logs_sha256": {name: log_sha256(log.manifests) for name, log in inputs.others.items()},
-        "sidecars_sha256": current.sidecar_hashes(),
-    }
-
-
-def _sampled_queries(inputs: Inputs) -> bool:
-    """Whether PerQueryAUC is that of queries as a sample left them, which is not an estimate of full traffic's."""
-    sampling = inputs.config.sampling
-    only_kept = sampling is not None and sampling.score == "kept"
-    return only_kept or bool(applied_samplings(inputs.log.path))
-
-
-def _timing_before(summary_path: Path) -> Mapping[str, float | None]:
-    """A finished run that is asked for again has nothing left to time: its first timing stands, if any."""
-    try:
-        before = json.loads(summary_path.read_bytes())
-    except (FileNotFoundError, ValueError):
-        before = {}
-    return {key: before.get(key) for key in TIMING}

@@ -110,6 +110,13 @@ class TrainState:
         for name, variable in variables.items():
             variable.assign(arrays[name])
 
+    def root_report(self) -> dict[str, float | int]:
+        """How Shampoo's roots are doing."""
+        report = self.shampoo.report()
+        # A run counts its skipped steps itself, as it also knows of the rows' gradients.
+        del report["nonfinite_steps"]
+        return report
+
     def parameter_counts(self) -> dict[str, int]:
         """Number of dense and of embedding parameters."""
         return {

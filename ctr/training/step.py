@@ -174,28 +174,32 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
         for layout in state.layouts
     ]
     ramps = dict.fromkeys(config.ramps_at(0), scalar)
-    signature = [target_signature(objective, state.families), plans, ramps]
-    scored = [target_signature(scored_part(objective), state.families), plans, ramps]
+    learned_targets = target_signature(objective, state.families)
+    # What is scored may also be a feed to learn from, which has more.
+    scored_targets = target_signature(scored_part(objective), state.families)
+    signature, scored = [learned_targets, plans, ramps], [scored_targets, plans, ramps]
     # XLA compiles each of the few padded sizes by itself, from one trace.
     compiled_step = tf.function(step, input_signature=signature, jit_compile=jit or None, autograph=False)
     compiled_score = tf.function(score, input_signature=scored, jit_compile=jit or None, autograph=False)
 
-    def tensors(feed: Feed, ramps: Mapping[str, float]) -> tuple[Any, ...]:
+    def tensors(
+        feed: Feed, ramps: Mapping[str, float], targets: Mapping[str, tf.TensorSpec]
+    ) -> tuple[Any, ...]:
         plans = [_tensors(_plan_arrays(plan)) for plan in feed.plans]
         return (
-            _tensors(feed.targets),
+            _tensors({name: feed.targets[name] for name in targets}),
             plans,
             {name: tf.constant(ramp, tf.float32) for name, ramp in ramps.items()},
         )
 
     def run_step(feed: Feed, ramps: Mapping[str, float]) -> StepResult:
-        result = compiled_step(*tensors(feed, ramps))
+        result = compiled_step(*tensors(feed, ramps, learned_targets))
         if jit:
             state.shampoo.exchange()
         return StepResult(*result)
 
     def run_score(feed: Feed, ramps: Mapping[str, float]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        logit, slices = compiled_score(*tensors(feed, ramps))
+        logit, slices = compiled_score(*tensors(feed, ramps, scored_targets))
         return logit, slices
 
     return Steps(run_step, run_score)

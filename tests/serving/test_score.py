@@ -146,7 +146,7 @@ def test_faulty_rows_of_a_log(case, place, publish_rows):
     assert scores["example_id"].tolist() == [row for row in range(90) if row not in (7, 40)]
     found = [(reject["row"], reject["example_id"], reject["query_id"]) for reject in rejects()]
     assert found == [(7, 7, 2), (40, 40, 13)]
-    assert {reject["reason"] for reject in rejects()} == {"train_weight is negative or not finite"}
+    assert {reject["reason"] for reject in rejects()} == {"train_weight is negative, not finite or above 1e9"}
 
 
 def test_a_mapping(case, place):

@@ -1,0 +1,60 @@
+"""What a run tells in summary.json."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ctr.data.log import log_sha256
+from ctr.data.sample_log import applied_samplings
+from ctr.training.duals import duals_of
+from ctr.training.inputs import Inputs
+from ctr.training.rollback import as_json
+from ctr.training.run import Run
+
+# What is left out of the promise that runs of the same configuration give the same results.
+TIMING = ("examples_per_second", "step_ms_p50", "shampoo_seconds_waited", "shampoo_seconds_computing")
+
+
+def results(inputs: Inputs, current: Run) -> dict[str, Any]:
+    """What summary.json tells of a run that stands at the end of its log, but for its timing."""
+    position = current.position
+    return {
+        **current.total.summary(),
+        "log_rows": position.examples,
+        "batches": position.batches,
+        "trained_examples": position.trained_examples,
+        "trained_rows": position.trained_rows,
+        "per_query_auc_of_sample": _sampled_queries(inputs),
+        "skipped_steps": position.skipped_steps,
+        "skipped_ranges": position.skipped_ranges,
+        "rollbacks": len(current.rollbacks),
+        "set_aside": as_json(current.rollbacks),
+        "set_aside_rows": position.set_aside_rows,
+        "rejected_rows": position.rejected_rows,
+        "nonfinite_predictions": position.nonfinite_predictions,
+        **current.state.parameter_counts(),
+        "duals": duals_of(current.state),
+        "constraint_logs": {name: metrics.summary() for name, metrics in current.others.items()},
+        "shampoo": current.state.root_report(),
+        "config_sha256": current.config.sha256(),
+        "log_sha256": log_sha256(inputs.log.manifests),
+        "constraint_logs_sha256": {name: log_sha256(log.manifests) for name, log in inputs.others.items()},
+        "sidecars_sha256": current.sidecar_hashes(),
+    }
+
+
+def _sampled_queries(inputs: Inputs) -> bool:
+    """Whether PerQueryAUC is that of queries as a sample left them, which is not an estimate of full traffic's."""
+    sampling = inputs.config.sampling
+    only_kept = sampling is not None and sampling.score == "kept"
+    return only_kept or bool(applied_samplings(inputs.log.path))
+
+
+def timing_before(summary_path: Path) -> Mapping[str, float | None]:
+    """A finished run that is asked for again has nothing left to time: its first timing stands, if any."""
+    try:
+        before = json.loads(summary_path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        before = {}
+    return {key: before.get(key) for key in TIMING}

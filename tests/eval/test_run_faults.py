@@ -1,0 +1,104 @@
+"""What a report tells of the faults of a run."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+from ctr.eval.report import render_report
+from ctr.eval.run_files import RunError
+
+make = runpy.run_path(str(Path(__file__).with_name("run_directories.py")))
+Page = runpy.run_path(str(Path(__file__).with_name("report_pages.py")))["Page"]
+
+HOUR = 3_600_000_000
+SET_ASIDE = [
+    {"checkpoint": 500, "rows": [600, 650], "query_times": [0, 25 * HOUR], "reason": "10 steps <b>skipped"},
+    {"checkpoint": 0, "rows": [7, 7], "query_times": None, "reason": "dense/000 is not finite"},
+]
+ROOTS = {"failed": 3, "lost": 0, "refreshed": 9}
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return make["make_rows"](1, queries=30)
+
+
+@pytest.fixture
+def write_run(rows, tmp_path):
+    def write(name, **summary) -> Path:
+        return make["write_run"](tmp_path / name, rows, make["predict"](rows, 1, 1.0), **summary)
+
+    return write
+
+
+def words_of_faults(*runs: Path) -> str:
+    html = render_report(runs)
+    begin = html.index('<section id="faults">')
+    return " ".join(Page(html[begin : html.index("</section>", begin)] + "</section>").words.split())
+
+
+def test_each_fault_has_its_line(write_run):
+    run = write_run(
+        "faulty",
+        rejects=("label", "ids", "label"),
+        rejected_rows=3,
+        skipped_steps=7,
+        skipped_ranges=[[10 * number, 10 * number + 10] for number in range(7)],
+        rollbacks=2,
+        set_aside=SET_ASIDE,
+        set_aside_rows=50,
+        nonfinite_predictions=1234,
+        shampoo=ROOTS,
+    )
+    words = words_of_faults(run)
+    for expected in (
+        "label: 2",
+        "ids: 1",
+        "rows [40, 50]",
+        "and 2 more",
+        "back to row 500, rows [600, 650] set aside, of the query times 1970-01-01 00:00:00 to 1970-01-02 01:00:00 UTC",
+        "10 steps <b>skipped",
+        "back to row 0, nothing set aside: dense/000 is not finite",
+        "1,234",
+        "roots that failed, or were refused by their certificate",
+    ):
+        assert expected in words, expected
+    assert "roots that were lost" not in words
+    assert "10 steps &lt;b&gt;skipped" in render_report([run])
+    clean = write_run("clean", shampoo={**ROOTS, "failed": 0})
+    assert words_of_faults(clean, run).count("Without faults.") == 1
+
+
+def test_without_faults_there_is_no_section(write_run):
+    html = render_report([write_run("clean", rollbacks=0, set_aside=[], shampoo={**ROOTS, "failed": 0})])
+    assert 'id="faults"' not in html
+    # A run from before they were noted.
+    assert 'id="faults"' not in render_report([write_run("old")])
+
+
+@pytest.mark.parametrize(
+    ("summary", "words"),
+    [
+        ({"set_aside": 3}, "set_aside must be a list, got 3"),
+        ({"set_aside": [3]}, "set_aside must be objects that name a checkpoint, got 3"),
+        ({"set_aside": [{"checkpoint": 1, "rows": [1]}]}, "set_aside must be pairs of whole numbers"),
+        ({"set_aside": [{**SET_ASIDE[0], "query_times": "x"}]}, "set_aside.query_times must be pairs"),
+        (
+            {"set_aside": [{**SET_ASIDE[0], "query_times": [0, 2**70]}]},
+            "set_aside.query_times must be times in micro",
+        ),
+        (
+            {"skipped_ranges": [[1, "2"]]},
+            r"skipped_ranges must be pairs of whole numbers, \[first, last\], got",
+        ),
+        ({"rollbacks": "two"}, "rollbacks must be a number"),
+        ({"shampoo": []}, "shampoo must be an object"),
+        ({"shampoo": {"failed": None}}, "shampoo.failed must be a number"),
+    ],
+)
+def test_what_is_not_told_as_it_should_be_is_refused(write_run, summary, words):
+    with pytest.raises(RunError, match=rf"summary.json: {words}") as caught:
+        render_report([write_run("run", **json.loads(json.dumps(summary)))])
+    assert "\n" not in str(caught.value)
