@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ctr.cli_parser import EVENTS, make_parser
-from ctr.errors import InputError
+from ctr.errors import InputError, one_line, printable
 
 
 def _load_tensorflow() -> None:
@@ -66,7 +66,7 @@ class _Bar:
 
 
 def _print_result(arguments: argparse.Namespace, result: dict[str, Any], text: str) -> None:
-    print(json.dumps(result, indent=1) if arguments.json else text)
+    print(json.dumps(result, indent=1) if arguments.json else printable(text))
 
 
 def _ingest(arguments: argparse.Namespace) -> None:
@@ -391,7 +391,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except (InputError, OSError) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        print("error:", one_line(error), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -28,9 +28,10 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 
 from ctr.config import StrictModel, parse_model
-from ctr.data.parquet_files import IDS_COLUMN, parquet_bytes, read_verified_parquet
+from ctr.data.parquet_files import IDS_COLUMN, cast_table, parquet_bytes, read_verified_parquet
 from ctr.data.schema import Schema
 from ctr.errors import InputError
+from ctr.eval.documents import parse_json
 from ctr.files import create_exclusively, file_sha256, is_temporary, names_in, write_atomic_bytes
 
 KEY_COLUMNS = ("query_time", "query_id", "example_id")
@@ -178,7 +179,7 @@ def read_json_object(path: Path, absent: str) -> dict[str, object]:
     if not path.is_file():
         raise InputError(absent)
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except ValueError as error:
         raise InputError(f"{path}: not JSON: {error}") from None
     if not isinstance(content, dict):
@@ -345,7 +346,7 @@ def list_intervals(folder: Path) -> list[tuple[int, int]]:
     intervals = []
     for name in names_in(folder / "manifests", ".json"):
         start, _, end = name.removesuffix(".json").partition("-")
-        if not (start.isdigit() and end.isdigit()):
+        if not (start.isdecimal() and end.isdecimal()):
             raise InputError(f"{folder / 'manifests' / name}: not the name of a manifest (START-END.json)")
         intervals.append((int(start), int(end)))
     return sorted(intervals)
@@ -389,7 +390,7 @@ def read_shard(folder: Path, entry: ShardEntry, schema: Schema) -> pa.Table:
     expected = shard_schema(schema)
     if table.column_names != expected.names:
         raise InputError(f"{path}: holds the columns {table.column_names}, not {expected.names}")
-    table = table.cast(expected).combine_chunks()
+    table = cast_table(path, table, expected)
     if table.num_rows != entry.rows:
         raise InputError(f"{path}: holds {table.num_rows} rows, the manifest says {entry.rows}")
     _check_order(table, str(path))
