@@ -36,7 +36,10 @@ def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
         raise InputError(f"{path}: the first line is empty, and the column names are expected there")
     if not form.quotes:
         return tuple(line.split(form.field_delimiter))
-    return tuple(next(csv.reader([line], delimiter=form.field_delimiter)))
+    try:
+        return tuple(next(csv.reader([line], delimiter=form.field_delimiter)))
+    except csv.Error as error:
+        raise InputError(f"{path}: the first line does not hold column names: {error}") from None
 
 
 def read_delimited(

@@ -659,6 +659,7 @@ def _run_file(name: str) -> tuple[Prepare, Parse]:
         from ctr.eval.paired_predictions import pair_predictions
         from ctr.eval.run_comparison import compare_runs
         from ctr.eval.run_files import (
+            RunError,
             count_rejects,
             read_environment,
             read_run,
@@ -683,7 +684,11 @@ def _run_file(name: str) -> tuple[Prepare, Parse]:
                 json.dumps(compared.as_dict(), allow_nan=False)
                 compared.as_text()
             if name.startswith("predictions"):
-                pair_predictions(folder / "other", run)
+                try:
+                    pair_predictions(folder / "other", run)
+                except ValueError as error:
+                    # What cannot be joined; a comparison then tells why in the place of the difference.
+                    raise RunError(str(error)) from None
         finally:
             path.write_bytes(before)
 

@@ -14,7 +14,7 @@ from ctr.data.mapping import DelimitedInput, Mapping
 from ctr.data.schema import Schema
 from ctr.errors import InputError
 from ctr.eval.run_files import RunError, read_columns, read_predictions
-from ctr.pipelines.delimited import read_delimited
+from ctr.pipelines.delimited import delimited_columns, read_delimited
 from ctr.pipelines.evaluate_rows import find_row_groups
 from ctr.pipelines.jsonl import JsonlReader
 from ctr.pipelines.mind import News
@@ -80,6 +80,13 @@ def test_a_csv_row_of_a_wrong_length_that_is_no_text(tmp_path, capfd):
     with pytest.raises(InputError, match="Row #3: Expected 2 columns, got 3"):
         list(read_delimited(source(path), DelimitedInput(type="csv"), ["a", "b"], 1 << 20))
     assert capfd.readouterr().err == ""
+
+
+def test_a_header_with_line_ends_of_another_kind(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_bytes(b"a,b\rc,d\n1,2,3\n")
+    with pytest.raises(InputError, match="the first line does not hold column names"):
+        delimited_columns(path, DelimitedInput(type="csv"))
 
 
 def test_columns_that_stand_twice_in_parquet(tmp_path):
