@@ -29,9 +29,12 @@ def parse_json(text: str | bytes) -> Any:
         ValueError: not JSON; or a key that stands twice, a number that is not finite, too deep a nesting.
     """
     try:
-        return json.loads(
+        content = json.loads(
             text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite
         )
+        # An escape such as backslash-ud800 is half of a pair and stands for no character.
+        json.dumps(content, ensure_ascii=False).encode()
+        return content
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -124,7 +127,10 @@ def _count_values(node: yaml.Node, known: dict[int, int | None], depth: int) -> 
         raise ValueError(f"nested deeper than {_DEEPEST}")
     known[id(node)] = None
     parts: list[yaml.Node] = []
-    if isinstance(node, yaml.MappingNode):
+    if isinstance(node, yaml.ScalarNode):
+        # Half of a pair (backslash-ud800) stands for no character.
+        node.value.encode()
+    elif isinstance(node, yaml.MappingNode):
         parts = [part for pair in node.value for part in pair]
     elif isinstance(node, yaml.SequenceNode):
         parts = node.value

@@ -271,7 +271,10 @@ def _json_object(where: Path | str, text: str) -> dict[str, Any]:
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, line in enumerate(_text(path).splitlines(), start=1):
+    # Not splitlines: it cuts at characters that may stand in a line of JSON.
+    for number, line in enumerate(_text(path).removesuffix("\n").split("\n"), start=1):
+        if number == 1 and not line:
+            continue
         where = f"{path} line {number}"
         yield where, _json_object(where, line)
 

@@ -35,6 +35,7 @@ PLAIN = st.recursive(
         ("9" * 5000, "limit"),
         ("{", "Expecting"),
         (b"\xff", "decode"),
+        ('{"a": "\\ud800"}', "surrogates not allowed"),
     ],
 )
 def test_json_that_is_refused(text, words):
@@ -65,6 +66,7 @@ def test_json_that_is_refused(text, words):
         ("a: b: c", "mapping values are not allowed"),
         ("a\x1bb", "special characters are not allowed"),
         ("--- a\n--- b", "another document"),
+        ('"\\ud800"', "surrogates not allowed"),
     ],
 )
 def test_yaml_that_is_refused(text, words):
