@@ -237,8 +237,8 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise RunError(f"{path}: not YAML: {_one_line(error)}") from None
     if not isinstance(config, dict):
         raise RunError(f"{path}: must be a mapping of keys to values, got {type(config).__name__}")
-    # Dates and keys that are no strings become strings, as they are in JSON.
-    plain: dict[str, Any] = json.loads(json.dumps(config, default=str))
+    # Dates, keys that are no strings and numbers that are not finite become strings, as JSON has none of them.
+    plain: dict[str, Any] = json.loads(json.dumps(config, default=str), parse_constant=str)
     return plain
 
 
