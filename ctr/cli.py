@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ctr.cli_parser import EVENTS, make_parser
-from ctr.errors import InputError, one_line
+from ctr.errors import InputError, one_line, printable
 
 
 def _load_tensorflow() -> None:
@@ -65,7 +65,7 @@ class _Bar:
 
 
 def _print_result(arguments: argparse.Namespace, result: dict[str, Any], text: str) -> None:
-    print(json.dumps(result, indent=1) if arguments.json else text)
+    print(json.dumps(result, indent=1) if arguments.json else printable(text))
 
 
 def _ingest(arguments: argparse.Namespace) -> None:

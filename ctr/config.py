@@ -3,7 +3,6 @@
 Each part of the system keeps its own model beside itself; this module only holds what they share.
 """
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ctr.errors import InputError
+from ctr.eval.documents import parse_yaml, read_short_floats
 from ctr.files import require_file
 
 
@@ -33,6 +33,8 @@ class StrictModel(BaseModel):
             types = _leaf_types(field.annotation)
             if types <= _NUMBERS and _holds(value, str | bool):
                 needed = "a number is needed"
+            elif types <= _NUMBERS and _holds_beyond(value, float not in types):
+                needed = "a smaller number is needed"
             elif types <= _TRUTHS and _holds(value, str | int | float) and not _holds(value, bool):
                 needed = "true or false is needed"
             else:
@@ -66,6 +68,17 @@ def _holds(value: Any, types: Any) -> bool:
     if isinstance(value, dict):
         return any(_holds(part, types) for part in value.values())
     return isinstance(value, types)
+
+
+def _holds_beyond(value: Any, whole: bool) -> bool:
+    """Whether any whole number fits neither into 64 bits nor, unless ``whole``, into a float."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return any(_holds_beyond(part, whole) for part in value)
+    return isinstance(value, int) and not -(2**63 if whole else 2**1023) <= value < (
+        2**63 if whole else 2**1023
+    )
 
 
 ModelT = TypeVar("ModelT", bound=StrictModel)
@@ -121,43 +134,19 @@ def parse_model(model: type[ModelT], content: object, where: str, prefix: str = 
         raise InputError(describe_validation_error(error, model, where, prefix)) from None
 
 
-class _Loader(yaml.SafeLoader):
-    """Plain YAML, except that 1e-6 is a number (PyYAML wants 1.0e-6) and that no key may stand twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping. Raises ConstructorError for a key that stands twice, of which the last would win."""
-        seen: set[str] = set()
-        for key in (key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key} stands twice", node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
 class _Dumper(yaml.SafeDumper):
-    """Writes what ``_Loader`` reads: the text 1e-6 in quotes."""
+    """Writes what ``parse_yaml`` reads: the text 1e-6 in quotes."""
 
 
-for _tool in (_Loader, _Dumper):
-    _tool.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
-        list("-+.0123456789"),
-    )
-
-
-def _parse_yaml(text: str) -> Any:
-    return yaml.load(text, _Loader)
+read_short_floats(_Dumper)
 
 
 def read_yaml(path: Path, what: str) -> Any:
     """Parses a YAML file; an empty one is an empty mapping. Raises InputError with the line of a fault."""
     try:
-        content = _parse_yaml(require_file(path, what).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{what} {path}: not YAML: {' '.join(str(error).split())}") from None
+        content = parse_yaml(require_file(path, what).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{what} {path}: not YAML: {error}") from None
     return {} if content is None else content
 
 
@@ -175,9 +164,9 @@ def apply_settings(content: Any, settings: Sequence[str]) -> Any:
         if not separator or not all(keys):
             raise InputError(f"--set {setting}: the form is key.path=value")
         try:
-            value = _parse_yaml(text)
-        except yaml.YAMLError as error:
-            raise InputError(f"--set {setting}: not YAML: {' '.join(str(error).split())}") from None
+            value = parse_yaml(text)
+        except ValueError as error:
+            raise InputError(f"--set {setting}: not YAML: {error}") from None
         node = changed
         for key in keys[:-1]:
             child = node.get(key)

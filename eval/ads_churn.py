@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from ctr.eval.arrays import (
     BoolArray,
@@ -24,7 +23,7 @@ from ctr.eval.arrays import (
 from ctr.eval.buckets import BUCKETS, query_bucket
 from ctr.eval.display import aligned, amount, decimals_for, fixed, interval
 from ctr.eval.intervals import Estimate, check_multiplicity, deletions
-from ctr.eval.run_files import RunError
+from ctr.eval.run_files import RunError, read_columns
 from ctr.eval.states import SumState
 
 SHOWN_FILE = "shown.parquet"
@@ -191,10 +190,7 @@ def _read_shown(loop: Path) -> dict[str, npt.NDArray[Any]]:
     path = loop / SHOWN_FILE
     if not path.is_file():
         raise RunError(f"{path}: no such file; allowed: a folder that `ctr simulate --policy` finished")
-    try:
-        table = pd.read_parquet(path, columns=list(_COLUMNS))
-    except (OSError, ValueError) as error:  # Arrow's own errors are among these.
-        raise RunError(f"{path}: not readable as the queries of a loop: {_one_line(error)}") from None
+    table = read_columns(path, list(_COLUMNS), "the queries of a loop")
     columns = {name: table[name].to_numpy() for name in _COLUMNS}
     for name, kind in _COLUMNS.items():
         if columns[name].dtype.kind != kind:
@@ -246,7 +242,3 @@ def _cells(name: str, state: AdsChurn) -> list[str]:
 
 def _json_number(value: float) -> float | None:
     return value if np.isfinite(value) else None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

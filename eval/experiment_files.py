@@ -5,16 +5,26 @@ Every fault of a file becomes a `RunError` that names the file and the key.
 
 import glob
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from ctr.eval.run_files import Run, RunError, read_run
 
 _NAME = re.compile(r"[A-Za-z0-9_.@-]+")
 _Content = TypeVar("_Content", bound=BaseModel)
 _ENTRY = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
+
+
+def _check_inside(path: str) -> str:
+    if not path or "\0" in path or PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        raise ValueError("must be a folder below that of the experiment")
+    return path
+
+
+Inside = Annotated[str, AfterValidator(_check_inside)]
+"""A path that cannot lead out of the experiment's folder."""
 
 Amount = Annotated[float, Field(ge=0)]
 Quartiles = tuple[Amount, Amount, Amount]
@@ -26,8 +36,8 @@ class PlannedRun(BaseModel):
     model_config = _ENTRY
 
     seed: int
-    folder: str
-    loop: str | None = None
+    folder: Inside
+    loop: Inside | None = None
 
 
 class PlannedFamily(BaseModel):
@@ -104,7 +114,7 @@ class PlannedTeacher(BaseModel):
     model_config = _ENTRY
 
     name: str
-    folder: str
+    folder: Inside
     sidecar: str | None = None
 
 

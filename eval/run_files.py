@@ -4,8 +4,6 @@ Every fault of a file becomes a `RunError` that names the file.
 """
 
 import json
-import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +12,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+from ctr.eval.array_files import read_arrays
+from ctr.eval.documents import parse_json, parse_yaml
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.weight_spectra import WeightSpectrum
 
@@ -24,6 +25,7 @@ METRICS = ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration
 
 _WINDOW_COUNTS = ("examples", "window_begin", "window_end", "window_examples")
 _WINDOW_SUMS = ("queries_scored", "weight_sum", "examples_per_second")
+_MOST_STATE_BYTES = 2**30
 _INTERVAL_ENDS = tuple(f"{metric}_{end}" for metric in METRICS for end in ("low", "high"))
 
 
@@ -181,15 +183,34 @@ def prediction_parts(folder: Path) -> list[Path]:
 
 
 def read_predictions(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Columns of one file of predictions, its page checksums verified.
+    """Columns of one file of predictions, its page checksums verified; numbers without nulls.
 
     Raises:
         RunError: the file cannot be read or lacks a column.
     """
+    table = read_columns(path, columns, "predictions")
+    for name in columns:
+        kind = table[name].dtype.kind
+        if kind not in ("iu" if name.endswith(("_id", "_time")) else "iuf"):
+            raise RunError(f"{path}: {name} must hold numbers without nulls, got {table[name].dtype}")
+    return table
+
+
+def read_columns(path: Path, columns: Sequence[str], what: str) -> pd.DataFrame:
+    """Columns of a Parquet file, its page checksums verified; what it says of pandas' own types counts for nothing.
+
+    Raises:
+        RunError: it cannot be read, or lacks a column or has it twice.
+    """
     try:
-        return pd.read_parquet(path, columns=list(columns), page_checksum_verification=True)
-    except (OSError, ValueError) as error:  # Arrow's own errors are among these.
-        raise RunError(f"{path}: not readable as predictions: {_one_line(error)}") from None
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            names = file.schema_arrow.names
+            wrong = next((name for name in columns if names.count(name) != 1), None)
+            if wrong is not None:
+                raise ValueError(f"the column {wrong} stands there {names.count(wrong)} times, needed once")
+            return file.read(list(columns)).replace_schema_metadata(None).to_pandas()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise RunError(f"{path}: not readable as {what}: {_one_line(error)}") from None
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
@@ -211,23 +232,22 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config = yaml.safe_load(_text(path))
-    except yaml.YAMLError as error:
+        config = parse_yaml(_text(path))
+    except ValueError as error:
         raise RunError(f"{path}: not YAML: {_one_line(error)}") from None
     if not isinstance(config, dict):
         raise RunError(f"{path}: must be a mapping of keys to values, got {type(config).__name__}")
-    # Dates and keys that are no strings become strings, as they are in JSON.
-    plain: dict[str, Any] = json.loads(json.dumps(config, default=str))
+    # Dates, keys that are no strings and numbers that are not finite become strings, as JSON has none of them.
+    plain: dict[str, Any] = json.loads(json.dumps(config, default=str), parse_constant=str)
     return plain
 
 
 def _read_metrics(path: Path) -> ProgressiveMetrics:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return ProgressiveMetrics.from_arrays(dict(arrays))
+        return ProgressiveMetrics.from_arrays(read_arrays(path, _MOST_STATE_BYTES))
     except FileNotFoundError:
         raise RunError(f"{path}: no such file; a finished run has one") from None
-    except (OSError, EOFError, KeyError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, KeyError, ValueError) as error:
         raise RunError(f"{path}: damaged, or of another version: {_one_line(error)}") from None
 
 
@@ -242,7 +262,7 @@ def _text(path: Path) -> str:
 
 def _json_object(where: Path | str, text: str) -> dict[str, Any]:
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except ValueError as error:
         raise RunError(f"{where}: not JSON: {_one_line(error)}") from None
     if not isinstance(content, dict):
@@ -251,7 +271,10 @@ def _json_object(where: Path | str, text: str) -> dict[str, Any]:
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, line in enumerate(_text(path).splitlines(), start=1):
+    # Not splitlines: it cuts at characters that may stand in a line of JSON.
+    for number, line in enumerate(_text(path).removesuffix("\n").split("\n"), start=1):
+        if number == 1 and not line:
+            continue
         where = f"{path} line {number}"
         yield where, _json_object(where, line)
 

@@ -40,7 +40,7 @@ class SumState:
         """The state that `to_arrays` wrote.
 
         Raises:
-            ValueError: an array is missing, unknown, or of another shape or dtype.
+            ValueError: an array is missing, unknown, of another shape or dtype, or holds what is no finite number.
         """
         if set(arrays) != set(cls.LAYOUT):
             raise ValueError(f"{cls.__name__} has arrays {sorted(cls.LAYOUT)}, got {sorted(arrays)}")
@@ -50,5 +50,7 @@ class SumState:
             if array.shape != shape or array.dtype != dtype:
                 allowed = f"{np.dtype(dtype)} {shape}"
                 raise ValueError(f"{cls.__name__}.{name} must be {allowed}, got {array.dtype} {array.shape}")
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise ValueError(f"{cls.__name__}.{name} must hold finite numbers")
             setattr(state, name, array.copy())
         return state

@@ -212,7 +212,7 @@ def _times_by_format(column: pa.Array, form: str) -> tuple[pa.Array, Bad]:
     for text in encoded.dictionary.to_pylist():
         try:
             parsed = datetime.strptime(text, form)
-        except ValueError:
+        except (ValueError, re.error):
             times.append(None)
             continue
         if touching and parsed.strftime(form) != text:

@@ -1,8 +1,10 @@
 """Reads csv and tsv files in chunks; every column as bytes, lines with a wrong number of fields set aside."""
 
 import csv
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,10 @@ def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
         raise InputError(f"{path}: the first line is empty, and the column names are expected there")
     if not form.quotes:
         return tuple(line.split(form.field_delimiter))
-    return tuple(next(csv.reader([line], delimiter=form.field_delimiter)))
+    try:
+        return tuple(next(csv.reader([line], delimiter=form.field_delimiter)))
+    except csv.Error as error:
+        raise InputError(f"{path}: the first line does not hold column names: {error}") from None
 
 
 def read_delimited(
@@ -49,9 +54,6 @@ def read_delimited(
     """
     names = delimited_columns(source.path, form)
     require_columns(source.path, wanted, names)
-    repeated = [name for name in wanted if names.count(name) > 1]
-    if repeated:
-        raise InputError(f"{source.path}: the column {repeated[0]} stands twice in the header")
     refused: deque[Any] = deque()
 
     def refuse(row: Any) -> str:
@@ -61,7 +63,7 @@ def read_delimited(
     # Columns that nobody asks for get names of their own, since a header may repeat them.
     given = [name if name in wanted else f"\0{place}" for place, name in enumerate(names)]
     first = 2 if form.header else 1
-    with faults_named(source.path), open_bytes(source.path) as stream:
+    with faults_named(source.path), _quiet_about_text(), open_bytes(source.path) as stream:
         try:
             reader = pa_csv.open_csv(
                 stream,
@@ -101,6 +103,22 @@ def read_delimited(
         nothing = pa.table({name: pa.array([], pa.binary()) for name in wanted})
         rejects = [reject for bad in refused for reject in _field_rejects(source, bad)]
         yield Chunk(source.number, nothing, np.zeros(0, np.int64), rejects)
+
+
+@contextmanager
+def _quiet_about_text() -> Iterator[None]:
+    """Arrow stops at a row that is no UTF-8 and that it cannot show ``refuse``; what Python says of that goes."""
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if not isinstance(unraisable.exc_value, UnicodeDecodeError):
+            before(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def _field_rejects(source: SourceFile, bad: Any) -> list[Reject]:

@@ -6,6 +6,7 @@ blocks are cut.
 """
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -150,7 +151,7 @@ class JsonlReader:
             nested = next((name for name in self._wanted if not self._plain(name, content.get(name))), None)
             if nested is not None:
                 allowed = "a single value or a list of them" if nested in self._lists else "a single value"
-                value = json.dumps(content[nested])
+                value = _shown(content[nested])
                 rejects.append(make_reject(file, row, nested, "a nested value", value, allowed))
                 continue
             kept.append(row)
@@ -179,13 +180,28 @@ class JsonlReader:
         if kinds <= {bool}:
             return pa.array(values, pa.bool_())
         if kinds <= {int, float} and name in self._numbers:
-            return pa.array([None if value is None else float(value) for value in values], pa.float64())
+            return pa.array([None if value is None else _float(value) for value in values], pa.float64())
         return pa.array([_text(value) for value in values], pa.string())
+
+
+def _shown(value: Any) -> str:
+    try:
+        return json.dumps(value)
+    except RecursionError:
+        # Writing goes a little deeper than reading did.
+        return "a very deep one"
 
 
 def _refuse_half_pairs(content: dict[str, Any]) -> None:
     """Raises ValueError for an escape such as backslash-ud800, half of a pair: it stands for no character."""
     json.dumps(content, ensure_ascii=False).encode()
+
+
+def _float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _text(value: Any) -> str | None:
@@ -206,9 +222,13 @@ def _items(value: Any, separator: str | None) -> list[str | None] | None:
 def _is_harmless(block: bytes, rows: int) -> bool:
     """Whether Arrow's parser can be trusted with some lines.
 
-    It dies of deep nesting, and makes a cell for every key in every row.
+    It dies of deep nesting and of a null in the place of the first object, takes a later null for an object, and makes
+    a cell for every key in every row.
     """
-    if max(line.count(b"[") + line.count(b"{") for line in block.split(b"\n")) > _DEEPEST:
+    lines = block.split(b"\n")
+    if max(line.count(b"[") + line.count(b"{") for line in lines) > _DEEPEST:
+        return False
+    if any(line.lstrip()[:1] not in (b"{", b"") for line in lines):
         return False
     return len(set(_KEYS.findall(block))) * rows <= _MOST_CELLS
 

@@ -4,7 +4,6 @@
 candidates with their clicks (``N123-1 N45-0``). ``news.tsv`` beside it has a line for each article.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import pyarrow.compute as pc
 
 from ctr.data.mapping import DelimitedInput
 from ctr.errors import InputError
+from ctr.eval.documents import parse_json
 from ctr.pipelines.chunks import Chunk
 from ctr.pipelines.convert import check_utf8
 from ctr.pipelines.delimited import read_delimited
@@ -96,7 +96,10 @@ def _entities(path: Path, rows: Sequence[int], column: pa.ChunkedArray) -> list[
     lists = []
     for row, text in zip(rows, column.to_pylist(), strict=True):
         try:
-            entities = [entity["WikidataId"] for entity in json.loads(text or "[]")]
+            entities = [entity["WikidataId"] for entity in parse_json(text or "[]")]
+            if not all(isinstance(entity, str) for entity in entities):
+                raise ValueError("a WikidataId is a text")
+            "".join(entities).encode()
         except (ValueError, TypeError, KeyError):
             raise InputError(
                 f"{path} row {row}: the entities are no JSON list with WikidataId: {text[:80]}"

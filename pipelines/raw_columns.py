@@ -102,6 +102,10 @@ def add_derived(derive: dict[str, Derived], columns: Columns, times: np.ndarray 
             continue
         source = columns[derived.source]
         if derived.prefix is not None:
+            if pa.types.is_nested(source.type):
+                raise InputError(
+                    f"derive.{name}: the column {derived.source} is of type {source.type}, which has no prefix"
+                )
             text = source if is_text(source.type) else source.cast(pa.string())
             source = pc.utf8_slice_codeunits(text, 0, derived.prefix)
         columns[name] = source

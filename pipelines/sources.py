@@ -67,7 +67,7 @@ def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequen
 def natural_order(name: str) -> list[tuple[int, str]]:
     """Sorts names by their parts, digits as numbers."""
     parts = re.split(r"([0-9]+)", name)
-    key = [(int(part) if part.isdigit() else -1, part) for part in parts]
+    key = [(int(part) if part.isdecimal() else -1, part) for part in parts]
     return [*key, (0, name)]
 
 
@@ -97,9 +97,12 @@ def open_bytes(path: Path) -> Any:
 
 
 def require_columns(path: Path, wanted: Sequence[str], found: Sequence[str]) -> None:
-    """Raises InputError naming the file, the missing columns and those it has."""
+    """Raises InputError naming the file, and the missing columns and those it has, or one that it has twice."""
     missing = [name for name in wanted if name not in found]
     if missing:
         raise InputError(
             f"{path}: no column {', '.join(missing)}; the columns found are {', '.join(found) or '(none)'}"
         )
+    repeated = [name for name in wanted if found.count(name) > 1]
+    if repeated:
+        raise InputError(f"{path}: the column {repeated[0]} stands twice in the header")

@@ -23,10 +23,6 @@ from ctr.data.mapping import (
 from ctr.data.sampling import SamplingConfig
 from ctr.data.schema import Feature, Number, Schema, list_separators
 
-LONGEST = "36500d"
-"""No duration of a mapping is longer: sums of times and durations must fit into 64 bits."""
-
-
 _MOST_INTERVALS = 1000
 
 
@@ -151,10 +147,6 @@ class EventMapping(StrictModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for key in ("interval", "click_window", "late_window", "delay", "overlap", "future"):
-            value = getattr(self, key)
-            if value is not None and duration_us(value) > duration_us(LONGEST):
-                raise ValueError(f"{key}: {value} is longer than {LONGEST}")
         if sum(self.windows_us) > _MOST_INTERVALS * duration_us(self.interval):
             raise ValueError(
                 f"interval: {self.interval} is less than a thousandth of both windows: a click would belong to as many"

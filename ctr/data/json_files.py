@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ctr.errors import InputError
+from ctr.eval.documents import parse_json
 
 _SEAL = "manifest_sha256"
 
@@ -28,8 +29,8 @@ def _sha256(content: Mapping[str, object]) -> str:
 def parse_json_object(text: bytes, where: str) -> dict[str, object]:
     """Parses a JSON object. Raises InputError, which names ``where``, when it is malformed."""
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        content = parse_json(text)
+    except ValueError as error:
         raise InputError(f"{where}: not JSON: {error}") from None
     if not isinstance(content, dict):
         raise InputError(f"{where}: a JSON object is expected")

@@ -29,7 +29,7 @@ from pydantic import Field, model_validator
 from ctr.config import StrictModel, parse_model
 from ctr.data.json_files import json_bytes, parse_sealed, read_json_object, read_sealed, sealed_bytes
 from ctr.data.lost_intervals import check_none_lost, intervals_in
-from ctr.data.parquet_files import IDS_COLUMN, parquet_bytes, read_verified_parquet
+from ctr.data.parquet_files import IDS_COLUMN, cast_table, parquet_bytes, read_verified_parquet
 from ctr.data.row_order import check_order, key_at
 from ctr.data.schema import Schema
 from ctr.errors import InputError
@@ -365,10 +365,7 @@ def read_shard(folder: Path, entry: ShardEntry, schema: Schema) -> pa.Table:
     expected = shard_schema(schema)
     if table.column_names != expected.names:
         raise InputError(f"{path}: holds the columns {table.column_names}, not {expected.names}")
-    try:
-        table = table.cast(expected).combine_chunks()
-    except (pa.ArrowException, ValueError) as error:
-        raise InputError(f"{path}: not the columns of this log: {' '.join(str(error).split())}") from None
+    table = cast_table(path, table, expected)
     if table.num_rows != entry.rows:
         raise InputError(f"{path}: holds {table.num_rows} rows, the manifest says {entry.rows}")
     queries = len(check_order(table, str(path)))

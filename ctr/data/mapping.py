@@ -18,9 +18,12 @@ from ctr.errors import InputError
 TIME_SOURCE = "time"
 """What ``derive`` calls the parsed time of a row."""
 
+LONGEST = "36500d"
+"""No duration of a mapping is longer: sums of times and durations must fit into 64 bits."""
+
 FORMATS_FOLDER = Path(__file__).parent / "formats"
 
-_DURATION = re.compile(r"^([1-9][0-9]*)(us|ms|s|m|h|d)$")
+_DURATION = re.compile(r"([1-9][0-9]{0,17})(us|ms|s|m|h|d)")
 _UNIT_US = {
     "us": 1,
     "ms": 1_000,
@@ -33,14 +36,15 @@ _UNIT_US = {
 
 def duration_us(text: str) -> int:
     """Microseconds of a duration such as ``30m`` or ``1d``. Raises ValueError when it is none."""
-    match = _DURATION.match(text)
+    match = _DURATION.fullmatch(text)
     if match is None:
         raise ValueError("a duration is a whole number and a unit of us, ms, s, m, h, d, such as 30m")
     return int(match[1]) * _UNIT_US[match[2]]
 
 
 def _check_duration(text: str) -> str:
-    duration_us(text)
+    if duration_us(text) > duration_us(LONGEST):
+        raise ValueError(f"{text} is longer than {LONGEST}")
     return text
 
 

@@ -10,6 +10,9 @@ import pyarrow.parquet as pq
 from ctr.errors import InputError
 
 IDS_COLUMN = "ids"
+MOST_VALUES = 2**28
+"""That a column of a shard may have, each item of a list being one."""
+
 _FEW_VALUED = ("label", "train_weight", "metric_weight")
 
 
@@ -36,21 +39,57 @@ def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
     """Reads a Parquet file whose size and SHA-256 a manifest records.
 
     Raises:
-        InputError: it is missing, cannot be read, has other bytes, or is no Parquet file.
+        InputError: it is missing, cannot be read, has other bytes, is no Parquet file, or a column has more than
+            ``MOST_VALUES`` values.
     """
+    # A pipe or a device would never end.
+    if not path.is_file():
+        raise InputError(f"{path}: the file is missing, though a manifest names it")
     try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise InputError(f"{path}: the file is missing, though a manifest names it") from None
+        found = path.stat().st_size
+        content = path.read_bytes() if found == size else b""
     except OSError as error:
         # The error of a disk does not name the file.
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(content) != size or hashlib.sha256(content).hexdigest() != sha256:
+    if found != size or hashlib.sha256(content).hexdigest() != sha256:
         raise InputError(
-            f"{path}: damaged: its {len(content)} bytes do not have the SHA-256 that the manifest records "
+            f"{path}: damaged: its {found} bytes do not have the SHA-256 that the manifest records "
             f"({size} bytes, {sha256[:16]}...)"
         )
     try:
-        return pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path}: not a Parquet file: {' '.join(str(error).split())}") from None
+        with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
+            _check_size(path, file.metadata)
+            return file.read()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise InputError(f"{path}: not a Parquet file that can be read: {_one_line(error)}") from None
+
+
+def _check_size(path: Path, metadata: pq.FileMetaData) -> None:
+    """A few bytes can stand for any number of equal values: what no shard holds is not unpacked."""
+    for column in range(metadata.num_columns):
+        groups = range(metadata.num_row_groups)
+        values = sum(metadata.row_group(group).column(column).num_values for group in groups)
+        if values > MOST_VALUES:
+            raise InputError(
+                f"{path}: has {values} values in the column {metadata.schema.column(column).path[:80]}; "
+                f"allowed: {MOST_VALUES}"
+            )
+
+
+def cast_table(path: Path, table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table under ``schema``, whose columns it has, in one chunk. Raises InputError when a column does not fit."""
+    try:
+        table = table.cast(schema).combine_chunks()
+        table.validate(full=True)
+    except (pa.ArrowException, ValueError) as error:
+        raise InputError(f"{path}: a column is of another type: {_one_line(error)}") from None
+    for name in schema.names:
+        column = table.column(name)
+        items = column.combine_chunks().flatten() if pa.types.is_list(column.type) else column
+        if column.null_count or items.null_count:
+            raise InputError(f"{path}: the column {name} has nulls")
+    return table
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

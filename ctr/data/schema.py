@@ -20,6 +20,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.\-]*$", max_length=1
 Buckets = Annotated[int, Field(ge=2, le=2**31 - 1)]
 
 MISSING_ID = 0
+_LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
 # Names of a shard's other columns (log.py).
 RESERVED_NAMES = frozenset(
     ("query_time", "timestamp", "query_id", "example_id", "label", "train_weight", "metric_weight", "ids")
@@ -117,6 +118,11 @@ class Number(FeatureBase):
                 raise ValueError("boundaries is empty")
             if any(a >= b for a, b in zip(self.boundaries, self.boundaries[1:], strict=False)):
                 raise ValueError("boundaries must rise")
+        edges = self.edges()
+        if max(-edges[0], edges[-1]) > _LARGEST_FLOAT32:
+            raise ValueError(
+                f"boundaries lie in -{_LARGEST_FLOAT32:g}..{_LARGEST_FLOAT32:g}, as float32 does"
+            )
         return self
 
     def edges(self) -> list[float]:

@@ -126,6 +126,9 @@ def read_sidecar_interval(log: Path, name: str, interval: Manifest) -> pa.Table:
         raise InputError(
             f"{folder / manifest.file}: does not hold the rows and columns that {path.name} names"
         )
+    ids = table.column(_EXAMPLE_ID) if _EXAMPLE_ID in manifest.columns else pa.chunked_array([], pa.null())
+    if ids.type != pa.int64() or ids.null_count:
+        raise InputError(f"{folder / manifest.file}: has no column example_id of int64 without nulls")
     return table.combine_chunks()
 
 

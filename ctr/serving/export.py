@@ -79,7 +79,7 @@ def publish(snapshot: Snapshot, out: Path, keep: int | None = None, wait: bool =
     make_folder(out)
     with _only_publisher(out, wait):
         for leftover in out.glob(f"*{_PARTIAL}"):
-            if leftover.is_dir() and leftover.stem.isdigit():
+            if leftover.is_dir() and leftover.stem.isdecimal():
                 shutil.rmtree(leftover)
         final = out / str(snapshot.examples)
         described = describe(snapshot)

@@ -25,7 +25,7 @@ FILE = "ctr.json"
 
 def versions(folder: Path) -> list[Path]:
     """The published versions in a folder, the oldest first."""
-    found = [path for path in folder.glob("*") if path.is_dir() and path.name.isdigit()]
+    found = [path for path in folder.glob("*") if path.is_dir() and path.name.isdecimal()]
     return sorted(found, key=lambda path: int(path.name))
 
 
@@ -66,9 +66,19 @@ def model_schema(metadata: dict[str, Any], model: Path) -> Schema:
 
 
 def check_files(model: Path, metadata: dict[str, Any]) -> None:
-    """Raises InputError when a file of the model is not what was written."""
+    """Raises InputError when a file of the model is not what was written, or is none that was."""
+    links = [path for path in sorted(model.rglob("*")) if path.is_symlink()]
+    if links:
+        raise InputError(f"{links[0]}: a link to elsewhere is no part of a model")
+    recorded = metadata["files"]
+    if not isinstance(recorded, dict):
+        raise InputError(
+            f"{model / EXTRA / FILE}: files is no list of names and hashes: the file was changed"
+        )
     found = hash_files(model)
-    for name, digest in metadata["files"].items():
+    for name, digest in recorded.items():
         if found.get(name) != digest:
             problem = "missing" if name not in found else "damaged: it does not have the recorded SHA-256"
             raise InputError(f"{model / name}: {problem}; export the model again")
+    for name in found.keys() - recorded.keys():
+        raise InputError(f"{model / name}: is not among the files that {EXTRA}/{FILE} records: delete it")

@@ -14,10 +14,9 @@ from ctr.data.schema import list_separators
 from ctr.errors import InputError
 from ctr.serving.combine import probabilities, transfers_of
 from ctr.serving.metadata import check_files, find_model, model_schema, read_metadata
+from ctr.serving.model_check import check_model
 from ctr.serving.raw_values import as_list, make_numbers, make_texts, row_count
 from ctr.serving.row_cache import RowCache
-
-_LOADING_FAULTS = (OSError, ValueError, KeyError, AttributeError, TypeError, tf.errors.OpError)
 
 
 class Scorer:
@@ -34,7 +33,7 @@ class Scorer:
         factorised: whether there are Q and U.
 
     Raises:
-        InputError: no model, or a damaged one.
+        InputError: no model, a damaged one, or one that could do more than compute (``ctr.serving.model_check``).
     """
 
     def __init__(self, path: Path | str, cached_rows: int = 65_536) -> None:
@@ -42,7 +41,9 @@ class Scorer:
         self.metadata = read_metadata(self.path)
         check_files(self.path, self.metadata)
         self.schema = model_schema(self.metadata, self.path)
+        check_model(self.path)
         self._separators = list_separators(self.schema.features)
+        self._cache: RowCache | None = None
         try:
             # Functions are held by the loaded object.
             self._loaded = tf.saved_model.load(str(self.path))
@@ -51,14 +52,13 @@ class Scorer:
                 for name, described in self.metadata["signatures"].items()
             }
             self._transfers = transfers_of(self.metadata["model"])
-        except _LOADING_FAULTS as error:
+            self.factorised = "ui" in self._functions
+            if self.factorised and cached_rows:
+                shape = self._loaded.signatures["ui"].structured_outputs["U"].shape[1:]
+                self._cache = RowCache(cached_rows, shape)
+        except Exception as error:
+            # What TensorFlow raises for what it did not write itself has no common kind.
             raise InputError(f"{self.path}: cannot be loaded: {' '.join(str(error).split())[:300]}") from None
-        self.factorised = "ui" in self._functions
-        self._cache: RowCache | None = None
-        if self.factorised and cached_rows:
-            self._cache = RowCache(
-                cached_rows, self.metadata["signatures"]["ui"]["outputs"]["U"]["shape"][1:]
-            )
 
     @property
     def signatures(self) -> tuple[str, ...]:
@@ -210,6 +210,10 @@ class _Function:
         self.texts = {name: self.columns[name] for name in inputs if inputs[name]["dtype"] == "string"}
         self.numbers = {name: self.columns[name] for name in inputs if inputs[name]["dtype"] == "float32"}
         self._signature = signature
+        specs = signature.structured_input_signature[1]
+        told = {name: described["dtype"] for name, described in inputs.items()}
+        if {name: spec.dtype.name for name, spec in specs.items()} != told:
+            raise ValueError("the inputs of a function are not those that its description names")
         order = tuple(getattr(signature, "_arg_keywords", None) or ())
         # Keyword arguments are matched and checked one by one, which takes as long as scoring a row does.
         self._flat = getattr(signature, "_call_flat", None) if set(order) == set(inputs) else None

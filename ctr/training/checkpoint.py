@@ -21,6 +21,8 @@ from typing import IO, Any, BinaryIO, cast
 import numpy as np
 
 from ctr.errors import InputError
+from ctr.eval.array_files import read_arrays
+from ctr.eval.documents import parse_json
 from ctr.files import file_sha256, make_folder, sync_folder, write_atomic
 
 _ARRAYS = "arrays.npz"
@@ -164,7 +166,7 @@ def _state_hash(content: Mapping[str, Any]) -> str:
 
 
 def _complete(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*") if path.is_dir() and path.name.isdigit())
+    return sorted(path for path in folder.glob("*") if path.is_dir() and path.name.isdecimal())
 
 
 def restore_newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
@@ -222,10 +224,9 @@ def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarra
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    state = json.loads((path / _STATE).read_bytes())
+    state = parse_json((path / _STATE).read_bytes())
     if state["state_sha256"] != _state_hash(state):
         raise ValueError(f"{_STATE} was changed")
     if file_sha256(path / _ARRAYS) != state["arrays_sha256"]:
         raise ValueError(f"{_ARRAYS} does not have the recorded SHA-256")
-    with np.load(path / _ARRAYS, allow_pickle=False) as arrays:
-        return dict(arrays.items()), state
+    return read_arrays(path / _ARRAYS), state

@@ -66,7 +66,7 @@ def make_deterministic(seed: int) -> None:
 def _threads(setting: int, variable: str) -> int:
     """The number of threads that TensorFlow makes of a setting of 0: what a variable says, or one a processor."""
     given = os.environ.get(variable, "")
-    return setting or (int(given) if given.isdigit() else 0) or len(os.sched_getaffinity(0))
+    return setting or (int(given) if given.isdecimal() else 0) or len(os.sched_getaffinity(0))
 
 
 def describe_environment(config: TrainConfig) -> dict[str, Any]:

@@ -11,12 +11,16 @@ from ctr.errors import InputError
 from ctr.models.rows import FeatureRows, TableLayout, lay_out_tables
 from ctr.objective.ramps import Ramp
 
+_MOST_LAYERS = 64
+_MOST_WEIGHTS = 2**36
+"""Of all embedding tables: 256 GiB of float32, and the accumulators take as much again."""
+
 
 class CrossConfig(StrictModel):
     """FF 4.3: ``layers`` low-rank crosses, switched on by ``ramp`` (alpha2); rank 0 is a full matrix."""
 
     layers: int = Field(default=3, ge=0, le=32)
-    rank: int = Field(default=64, ge=0)
+    rank: int = Field(default=64, ge=0, le=65536)
     ramp: Ramp = Ramp(length=100_000)
 
 
@@ -30,7 +34,7 @@ class DeepConfig(StrictModel):
         smelu_beta: half the width of SmeLU's smooth part.
     """
 
-    units: tuple[int, ...] = (1024, 512, 256)
+    units: tuple[int, ...] = Field(default=(1024, 512, 256), max_length=_MOST_LAYERS)
     ranks: tuple[int, ...] = ()
     activation: Literal["relu", "smelu", "gelu", "swish", "mish", "softplus", "tanh", "elu"] = "relu"
     smelu_beta: float = Field(default=1.0, gt=0, le=1000)
@@ -76,7 +80,7 @@ class FactorisedConfig(StrictModel):
     """
 
     width: int = Field(default=16, ge=1, le=4096)
-    ui_units: tuple[int, ...] = (32,)
+    ui_units: tuple[int, ...] = Field(default=(32,), max_length=_MOST_LAYERS)
     transfer: Literal["sigmoid", "piecewise_linear"] = "sigmoid"
     pieces: int = Field(default=16, ge=2, le=1024)
     reach: float = Field(default=6.0, gt=0, le=1000)
@@ -146,9 +150,16 @@ class ModelConfig(StrictModel):
         ]
         copies = self.ensemble.components if self.ensemble.embeddings == "separate" else 1
         try:
-            return lay_out_tables(rows, copies)
+            layouts = lay_out_tables(rows, copies)
         except ValueError as error:
             raise InputError(f"config: {error}; other widths (model.widths) make other tables") from None
+        weights = sum(layout.rows * layout.columns for layout in layouts)
+        if weights > _MOST_WEIGHTS:
+            raise InputError(
+                f"config: the embeddings have {weights:,} weights; allowed: {_MOST_WEIGHTS:,}: "
+                "fewer buckets or smaller widths (model.widths) are needed"
+            )
+        return layouts
 
     def _feature_widths(self, schema: Schema) -> dict[str, int]:
         _check_features("model.widths", self.widths, schema)

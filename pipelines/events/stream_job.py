@@ -82,7 +82,7 @@ def _check_endpoint(options: PipelineOptions) -> None:
     """Beam itself waits minutes for a job server that is not there."""
     endpoint = str(options.view_as(PortableOptions).job_endpoint or "")
     host, colon, port = endpoint.rpartition(":")
-    if runner_name(options) not in _FLINK or not colon or not port.isdigit():
+    if runner_name(options) not in _FLINK or not colon or not port.isdecimal():
         return
     try:
         socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()

@@ -339,8 +339,8 @@ FAULTS = {
     "spectrum cut": (_spoil_spectra(singular_values=[2.0]), "singular_values must be a list of 2 numbers"),
     "spectrum absent": (_spoil_spectra(singular_values=None), "singular_values must be a list of 2 numbers"),
     "spectrum of words": (_spoil_spectra(singular_values=[2, "1"]), "must be a list of 2 numbers"),
-    "spectrum no number": (_spoil_spectra(singular_values=[2, float("nan")]), "must be finite, descending"),
-    "spectrum endless": (_spoil_spectra(singular_values=[float("inf"), 1]), "must be finite, descending"),
+    "spectrum no number": (_spoil_spectra(singular_values=[2, float("nan")]), "NaN is no number of JSON"),
+    "spectrum endless": (_spoil_spectra(singular_values=[float("inf"), 1]), "Infinity is no number of JSON"),
     "spectrum below 0": (_spoil_spectra(singular_values=[2, -1]), "must be finite, descending"),
     "spectrum ascending": (_spoil_spectra(singular_values=[1, 2]), "must be finite, descending"),
     "predictions cut": (

@@ -454,7 +454,10 @@ def test_predictions_that_are_not_finite_are_counted_and_the_run_ends(
     log, make_config, tmp_path, read_predictions
 ):
     # Steps of nearly the largest float32: sums of weights overflow. A run that goes back would not keep these.
-    changes = {"optimizer": {"rows": {"linear_learning_rate": 3e38}}, "rollback": {"after_skipped_steps": None}}
+    changes = {
+        "optimizer": {"rows": {"linear_learning_rate": 3e38}},
+        "rollback": {"after_skipped_steps": None},
+    }
     config = make_config(changes, logistic=True)
     summary = train(log, config, tmp_path / "run")
     assert summary["nonfinite_predictions"] > 10

@@ -1,0 +1,206 @@
+"""Whether an exported model may be loaded at all: a SavedModel is a program, and this says what it may do.
+
+TensorFlow's operations read and write files, call back into Python and run code of other libraries. A model of ours
+needs none of this: everything else than the operations below is refused before anything of the model runs.
+"""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+
+from ctr.errors import InputError
+
+OPERATIONS = frozenset(
+    [
+        "Abs",
+        "AddN",
+        "AddV2",
+        "All",
+        "Assert",
+        "AssignVariableOp",
+        "BatchMatMulV2",
+        "BiasAdd",
+        "Bitcast",
+        "BitwiseXor",
+        "BroadcastTo",
+        "Cast",
+        "ConcatV2",
+        "Const",
+        "Cumsum",
+        "DenseBincount",
+        "DisableCopyOnRead",
+        "Elu",
+        "Equal",
+        "Erfc",
+        "Exp",
+        "ExpandDims",
+        "Fill",
+        "Fingerprint",
+        "FloorMod",
+        "GatherV2",
+        "Greater",
+        "GreaterEqual",
+        "Identity",
+        "IdentityN",
+        "If",
+        "IsFinite",
+        "IsNan",
+        "Less",
+        "LessEqual",
+        "Log",
+        "LogicalAnd",
+        "LowerBound",
+        "MatMul",
+        "Max",
+        "Maximum",
+        "Minimum",
+        "Mul",
+        "Neg",
+        "NoOp",
+        "NotEqual",
+        "OnesLike",
+        "Pack",
+        "Placeholder",
+        "Prod",
+        "RaggedGather",
+        "RaggedRange",
+        "Range",
+        "ReadVariableOp",
+        "RealDiv",
+        "Relu",
+        "Reshape",
+        "ResourceGather",
+        "RightShift",
+        "Select",
+        "SelectV2",
+        "Shape",
+        "Sigmoid",
+        "Size",
+        "Softplus",
+        "Square",
+        "Squeeze",
+        "StatefulPartitionedCall",
+        "StaticRegexFullMatch",
+        "StaticRegexReplace",
+        "StopGradient",
+        "StridedSlice",
+        "StringJoin",
+        "StringLower",
+        "StringNGrams",
+        "StringSplitV2",
+        "StringToHashBucketFast",
+        "Sub",
+        "Sum",
+        "Tanh",
+        "Tile",
+        "Transpose",
+        "UnicodeDecode",
+        "UnicodeEncode",
+        "Unpack",
+        "UnsortedSegmentSum",
+        "UpperBound",
+        "VarHandleOp",
+        "Where",
+        "ZerosLike",
+    ]
+)
+"""What exports of every kind of model and feature consist of; none of them touches files, Python or the network."""
+
+SAVING = frozenset(("MergeV2Checkpoints", "RestoreV2", "SaveV2", "ShardedFilename"))
+"""What TensorFlow adds to every SavedModel to save it and restore it: allowed where no function of the model gets."""
+
+_KINDS = frozenset(("bare_concrete_function", "captured_tensor", "constant", "user_object", "variable"))
+_OBJECTS = frozenset(("_generic_user_object", "signature_map", "trackable_list_wrapper"))
+_REGISTERED = frozenset(("", "tf.TrackableConstant"))
+_MOST_BYTES = 256 << 20
+# TensorFlow's own record of the objects that hold the variables.
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+
+
+def check_model(model: Path) -> None:
+    """Refuses a model that could do anything but compute.
+
+    Raises:
+        InputError: the graph is damaged or has an operation or object that no export has, or its variables are larger
+            than the files that hold them.
+    """
+    path = model / "saved_model.pb"
+    if path.stat().st_size > _MOST_BYTES:
+        raise InputError(f"{path}: has {path.stat().st_size} bytes; allowed: {_MOST_BYTES}")
+    saved = saved_model_pb2.SavedModel()
+    try:
+        saved.ParseFromString(path.read_bytes())
+    except Exception as error:
+        raise InputError(f"{path}: not a SavedModel: {_one_line(error)}") from None
+    # Of several graphs, or of one without objects, TensorFlow would run the whole and not just functions.
+    if len(saved.meta_graphs) != 1 or not saved.meta_graphs[0].object_graph_def.nodes:
+        raise InputError(f"{path}: one graph with objects is needed, there are {len(saved.meta_graphs)}")
+    _check_graph(path, saved.meta_graphs[0])
+    _check_variables(model / "variables" / "variables")
+
+
+def _check_graph(path: Path, graph: Any) -> None:
+    library = graph.graph_def.library
+    functions = {function.signature.name: function.node_def for function in library.function}
+    if len(functions) != len(library.function) or library.gradient or library.registered_gradients:
+        raise InputError(
+            f"{path}: a function stands twice, or has a gradient of its own; exports have no such"
+        )
+    if graph.asset_file_def:
+        raise InputError(f"{path}: refers to asset files; exports have none")
+    callable_ones = _reached(graph.object_graph_def.concrete_functions, functions)
+    for name, nodes in (("", graph.graph_def.node), *functions.items()):
+        allowed = OPERATIONS if name in callable_ones else OPERATIONS | SAVING
+        for node in nodes:
+            if node.op not in allowed:
+                raise InputError(
+                    f"{path}: holds the operation {node.op[:80]!r}, which no export of ctr has: it is not loaded"
+                )
+    for number, node in enumerate(graph.object_graph_def.nodes):
+        kind = node.WhichOneof("kind")
+        strange = (
+            kind not in _KINDS
+            or (kind == "user_object" and node.user_object.identifier not in _OBJECTS)
+            or node.registered_name not in _REGISTERED
+            or node.registered_saver
+            or node.saveable_objects
+        )
+        if strange:
+            raise InputError(f"{path}: object {number} is none that exports have: it is not loaded")
+
+
+def _reached(names: Iterable[str], functions: dict[str, Any]) -> set[str]:
+    """Those of the functions that can run when the named ones are called."""
+    reached: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name in reached:
+            continue
+        reached.add(name)
+        for node in functions.get(name, ()):
+            for value in node.attr.values():
+                waiting += [value.func.name, *(function.name for function in value.list.func)]
+    return reached
+
+
+def _check_variables(prefix: Path) -> None:
+    """A few bytes could ask for any amount of memory."""
+    try:
+        checkpoint = tf.train.load_checkpoint(str(prefix))
+        shapes, types = checkpoint.get_variable_to_shape_map(), checkpoint.get_variable_to_dtype_map()
+        sizes = {name: math.prod(shape) * types[name].size for name, shape in shapes.items()}
+    except Exception as error:
+        raise InputError(f"{prefix}: not the variables of a model: {_one_line(error)}") from None
+    held = sum(path.stat().st_size for path in prefix.parent.glob(f"{prefix.name}.data-*"))
+    needed = sum(size for name, size in sizes.items() if name != _OBJECT_GRAPH)
+    if needed > held or any(types[name] == tf.string for name in sizes if name != _OBJECT_GRAPH):
+        raise InputError(f"{prefix}: says that it has {needed} bytes of numbers, its files have {held}")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

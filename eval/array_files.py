@@ -1,0 +1,68 @@
+"""Archives of arrays (``.npz``) that may come from anyone: no pickled objects, no more memory than they are worth."""
+
+import io
+import math
+import zipfile
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+# What DEFLATE can make of a byte.
+_LARGEST_RATIO = 1032
+_MOST_BYTES = 2**40
+
+
+def read_arrays(file: Path | BinaryIO, most_bytes: int = _MOST_BYTES) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of an archive that ``np.savez`` or ``np.savez_compressed`` wrote.
+
+    Args:
+        most_bytes: what all of them may have unpacked.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: anything is wrong with its content.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            _check_members(members, most_bytes)
+            return {member.filename.removesuffix(".npy"): _read(archive, member) for member in members}
+    except OSError:
+        raise
+    except Exception as error:
+        # Of zipfile, zlib and NumPy's header parser: a dozen kinds, down to those of Python's tokenizer.
+        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None
+
+
+def _check_members(members: list[zipfile.ZipInfo], most_bytes: int) -> None:
+    names = [member.filename for member in members]
+    if len(set(names)) != len(names):
+        raise ValueError("an array stands twice in it")
+    total = 0
+    for member in members:
+        if not member.filename.endswith(".npy"):
+            raise ValueError(f"{member.filename[:80]!r} is no array (.npy)")
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{member.filename[:80]!r} is packed in another way than NumPy does")
+        if member.file_size > _LARGEST_RATIO * member.compress_size:
+            raise ValueError(
+                f"{member.filename[:80]!r} cannot have the {member.file_size} bytes that it says"
+            )
+        total += member.file_size
+    if total > most_bytes:
+        raise ValueError(f"its arrays have {total} bytes; allowed: {most_bytes}")
+
+
+def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> npt.NDArray[Any]:
+    with archive.open(member) as stream:
+        # The longest header of NumPy's own is shorter by far.
+        head = io.BytesIO(stream.read(1 << 16))
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    shape, _, dtype = read[np.lib.format.read_magic(head)](head)
+    if dtype.hasobject or math.prod(shape) * dtype.itemsize != member.file_size - head.tell():
+        raise ValueError(f"{member.filename[:80]!r} does not hold {shape} {dtype}")
+    with archive.open(member) as stream:
+        array: npt.NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
+        return array

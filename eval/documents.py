@@ -1,0 +1,141 @@
+"""JSON and YAML that may come from anyone: plain values, each key once, of bounded size; every fault a ValueError."""
+
+import json
+import math
+import re
+from typing import Any
+
+import yaml
+
+_DEEPEST = 100
+_MOST_VALUES = 1_000_000
+# What PyYAML's constructors raise for values that they take for a date, a number or whatever a tag says.
+_FAULTS = (
+    yaml.YAMLError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    KeyError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Plain values of a JSON text.
+
+    Raises:
+        ValueError: not JSON; or a key that stands twice, a number that is not finite, too deep a nesting.
+    """
+    try:
+        content = json.loads(
+            text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite
+        )
+        # An escape such as backslash-ud800 is half of a pair and stands for no character.
+        json.dumps(content, ensure_ascii=False).encode()
+        return content
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON from its pairs, for ``json.loads``. Raises ValueError for a key that stands twice."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r:.80} stands twice")
+    return found
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {text[:80]} is too large")
+    return number
+
+
+def parse_yaml(text: str) -> Any:
+    """Plain values of a YAML text, None of an empty one; 1e-6 is a number, which PyYAML wants written 1.0e-6.
+
+    Raises:
+        ValueError: not YAML; or a key that stands twice, of which the last would win, or a document that refers to
+            itself or is much larger than it looks.
+    """
+    loader = None
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _count_values(node, {}, 0)
+        return loader.construct_document(node)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except _FAULTS as error:
+        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+class _Loader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping. Raises ConstructorError for a key that stands twice, however it is written."""
+        given = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        seen: set[Any] = set()
+        for key in given:
+            value = self.construct_object(key, deep=True)
+            try:
+                repeated = value in seen
+            except TypeError:
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key is a list or a mapping", key.start_mark
+                ) from None
+            if repeated:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {value} stands twice", key.start_mark
+                )
+            seen.add(value)
+        return super().construct_mapping(node, deep)
+
+
+def read_short_floats(tool: Any) -> None:
+    """Has a loader or dumper of PyYAML take 1e-6 for a number; a dumper then quotes the text 1e-6."""
+    tool.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
+        list("-+.0123456789"),
+    )
+
+
+read_short_floats(_Loader)
+
+
+def _count_values(node: yaml.Node, known: dict[int, int | None], depth: int) -> int:
+    """How many values a node has when every alias stands for a copy."""
+    size = known.get(id(node), 0)
+    if size is None:
+        raise ValueError("an alias (*) refers to what it stands in")
+    if size:
+        return size
+    if depth > _DEEPEST:
+        raise ValueError(f"nested deeper than {_DEEPEST}")
+    known[id(node)] = None
+    parts: list[yaml.Node] = []
+    if isinstance(node, yaml.ScalarNode):
+        # Half of a pair (backslash-ud800) stands for no character.
+        node.value.encode()
+    elif isinstance(node, yaml.MappingNode):
+        parts = [part for pair in node.value for part in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        parts = node.value
+    size = 1 + sum(_count_values(part, known, depth + 1) for part in parts)
+    if size > _MOST_VALUES:
+        raise ValueError(f"more than {_MOST_VALUES:,} values, with every alias (*) written out")
+    known[id(node)] = size
+    return size

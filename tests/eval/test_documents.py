@@ -1,0 +1,94 @@
+"""JSON and YAML from elsewhere: what is refused, and in what time and memory."""
+
+import contextlib
+import math
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctr.eval.documents import parse_json, parse_yaml
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"a": 1, "a": 2}', "the key 'a' stands twice"),
+        ('{"x": {"a": 1, "a": 1}}', "stands twice"),
+        ("NaN", "NaN is no number"),
+        ("[Infinity]", "Infinity is no number"),
+        ("[-Infinity]", "-Infinity is no number"),
+        ("[1e400]", "is too large"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a":' * 100_000, "nested too deeply"),
+        ("9" * 5000, "limit"),
+        ("{", "Expecting"),
+        (b"\xff", "decode"),
+        ('{"a": "\\ud800"}', "surrogates not allowed"),
+    ],
+)
+def test_json_that_is_refused(text, words):
+    with pytest.raises(ValueError, match=words) as raised:
+        parse_json(text)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: 1\na: 2", "the key a stands twice"),
+        ("1: a\n0x1: b", "the key 1 stands twice"),
+        ("true: a\nyes: b", "the key True stands twice"),
+        ("? [a]\n: b", "a key is a list"),
+        ("&a [*a]", "refers to what it stands in"),
+        ("a: &a {b: *a}", "refers to what it stands in"),
+        (BOMB, "more than 1,000,000 values"),
+        ("[" * 1200, "nested"),
+        ("[" * 150 + "]" * 150, "nested deeper than 100"),
+        ("2026-13-45", "month"),
+        ("!!timestamp x", "."),
+        ("!!int x", "invalid literal"),
+        ("!!float x", "could not convert"),
+        ("9" * 5000, "limit"),
+        ("!!python/object/apply:os.system ['true']", "could not determine a constructor"),
+        ("!!python/name:os.system", "could not determine a constructor"),
+        ("a: b: c", "mapping values are not allowed"),
+        ("a\x1bb", "special characters are not allowed"),
+        ("--- a\n--- b", "another document"),
+        ('"\\ud800"', "surrogates not allowed"),
+    ],
+)
+def test_yaml_that_is_refused(text, words):
+    with pytest.raises(ValueError, match=words) as raised:
+        parse_yaml(text)
+    assert "\n" not in str(raised.value)
+
+
+def test_yaml_that_means_what_it_seems_to():
+    assert parse_yaml("a: 1e-6\nb: 1E5\nc: '1e-6'") == {"a": 1e-6, "b": 1e5, "c": "1e-6"}
+    assert parse_yaml("base: &b {x: 1, y: 2}\nother: {<<: *b, y: 3}")["other"] == {"x": 1, "y": 3}
+    assert parse_yaml("") is None
+    assert math.isinf(parse_yaml(".inf"))
+
+
+@given(PLAIN)
+def test_plain_values_come_back(value):
+    assert parse_yaml(yaml.safe_dump(value, allow_unicode=False)) == value
+
+
+@given(st.text(max_size=50))
+def test_any_text_is_read_or_refused(text):
+    for parse in (parse_yaml, parse_json):
+        with contextlib.suppress(ValueError):
+            parse(text)

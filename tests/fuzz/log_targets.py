@@ -1,0 +1,139 @@
+"""Fuzzing of example logs: schemas, manifests, shards, sidecars."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from target import FEATURES, Parse, Prepare, helper, put, require_usable
+
+from ctr.config import parse_model
+from ctr.data.log import read_manifests, read_schema, read_shard, schema_bytes
+from ctr.data.reader import rows_of_table
+from ctr.data.schema import Schema
+from ctr.data.sidecar import read_sidecar_interval, sidecar_sha256, write_sidecar_interval
+from ctr.errors import InputError
+
+
+def small_log(folder: Path) -> tuple[Path, Any]:
+    small = helper("training/conftest.py")
+    log = folder / "log"
+    if not log.exists():
+        small.publish(log, small.draw_examples(30).table(), ((0, 20_000), (20_000, 10**9)))
+        for interval in read_manifests(log):
+            ids = np.concatenate(
+                [read_shard(log, e, small.SCHEMA)["example_id"].to_numpy() for e in interval.shards]
+            )
+            table = pa.table(
+                {"example_id": ids, "logit": np.zeros(len(ids), np.float32), "kept": np.ones(len(ids), bool)}
+            )
+            write_sidecar_interval(log, "teacher", interval, table)
+    return log, small.SCHEMA
+
+
+def require_log(log: Path) -> int:
+    """All that a log promises of the rows that it has."""
+    schema, rows = read_schema(log), 0
+    require_usable(schema)
+    for manifest in read_manifests(log):
+        for entry in manifest.shards:
+            found = rows_of_table(read_shard(log, entry, schema), schema, rows)
+            assert len(found) == entry.rows
+            rows += len(found)
+    return rows
+
+
+def _log_file(glob: str) -> tuple[Prepare, Parse]:
+    """A file of a log in place of the first that matches."""
+
+    def prepare(folder: Path) -> list[bytes]:
+        log, _ = small_log(folder)
+        return [path.read_bytes() for path in sorted(log.glob(glob))]
+
+    def parse(folder: Path, content: bytes) -> None:
+        log, _ = small_log(folder)
+        path = min(log.glob(glob))
+        before = path.read_bytes()
+        try:
+            path.write_bytes(content)
+            require_log(log)
+            for interval in read_manifests(log):
+                read_sidecar_interval(log, "teacher", interval)
+            sidecar_sha256(log, "teacher")
+        finally:
+            path.write_bytes(before)
+
+    return prepare, parse
+
+
+def _schema_seeds(folder: Path) -> list[bytes]:
+    return [
+        schema_bytes(parse_model(Schema, {"features": FEATURES}, "test")),
+        *_log_file("schema.json")[0](folder),
+    ]
+
+
+def _parse_schema(folder: Path, content: bytes) -> None:
+    """As it is, and with the hash that makes a changed one valid."""
+    (folder / "bare").mkdir(exist_ok=True)
+    path = put(folder / "bare/schema.json", content)
+    try:
+        read_schema(folder / "bare")
+    except InputError as error:
+        if "recorded version" not in str(error):
+            raise
+    tree = json.loads(content)
+    schema = parse_model(Schema, {key: tree[key] for key in tree.keys() - {"format", "version"}}, "test")
+    path.write_bytes(schema_bytes(schema))
+    assert read_schema(folder / "bare") == schema
+    require_usable(schema)
+
+
+def _shard_seeds(folder: Path) -> list[bytes]:
+    log, _ = small_log(folder)
+    return [path.read_bytes() for path in sorted(log.glob("shards/*"))]
+
+
+def _parse_shard(folder: Path, content: bytes) -> None:
+    """With a manifest that speaks of these very bytes."""
+    log, _ = small_log(folder)
+    path = min(log.glob("manifests/*"))
+    before = path.read_bytes()
+    tree = json.loads(before)
+    entry = tree["shards"][0]
+    entry |= {"file": "changed.parquet", "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    try:
+        path.write_text(json.dumps(tree))
+        put(log / "shards/changed.parquet", content)
+        require_log(log)
+    finally:
+        path.write_bytes(before)
+
+
+def _sidecar_seeds(folder: Path) -> list[bytes]:
+    log, _ = small_log(folder)
+    return [path.read_bytes() for path in sorted(log.glob("sidecars/teacher/*.parquet"))]
+
+
+def _parse_sidecar(folder: Path, content: bytes) -> None:
+    from ctr.data.joined_sidecar import JoinedSidecar, count_missing
+
+    log, _ = small_log(folder)
+    path = min(log.glob("sidecars/teacher/*.json"))
+    before = path.read_bytes()
+    tree = {
+        **json.loads(before),
+        "file": "changed.parquet",
+        "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    try:
+        path.write_text(json.dumps(tree))
+        put(path.parent / "changed.parquet", content)
+        manifests = read_manifests(log)
+        sidecar = JoinedSidecar(log, "teacher", ["logit"], manifests)
+        count_missing(log, manifests, sidecar, "logit")
+    finally:
+        path.write_bytes(before)

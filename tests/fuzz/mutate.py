@@ -1,0 +1,376 @@
+# ruff: noqa: E501
+"""Broken variants of valid files: of their bytes, of their text, and of what they hold.
+
+Random bytes are refused at the first glance; what is nearly right gets further.
+"""
+
+import io
+import json
+import random
+import struct
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+LEAVES: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, -1, 2, 0.5, -0.0, 1e-320, 1e308, float("inf"), float("-inf"), float("nan")),
+    *(2**31 - 1, 2**31, 2**53 + 1, 2**60, 2**63 - 1, 2**63, 2**64, -(2**63), 10**30, 10**400),
+    *("", " ", "0", "1e400", "null", "none", "true", "NaN", "..", "../../x", "/etc/passwd", "a/b", ".", "\0"),
+    *(
+        "\x1b[31m",
+        "\n",
+        "\u202e",
+        "\ud800",
+        "日本",
+        "x" * 5000,
+        "<script>",
+        "2020-13-45",
+        "1d",
+        "9" * 30 + "d",
+    ),
+    *([], {}, [[]], [None], {"": None}, [0] * 300),
+)
+"""Values that programs trip over."""
+
+WORDS = (
+    b"null", b"true", b"-1", b"0", b"1e400", b"-1e400", b"NaN", b".inf", b".nan", b"Infinity", b"1e999999", b"\x00",
+    b"\xff\xfe", b"\xef\xbb\xbf", b"\r\n", b"\r", b"\n\n", b'"', b'""', b"'", b",", b"\t", b"[" * 2000, b"{" * 50, b"[]",
+    b"{}", b"&a [*a]", b"&a {x: *a}", b"<<: *a", b"!!python/object/apply:os.system ['true']", b"!!binary x", b"!!timestamp x",
+    b"!!int x", b"!!float x", b"!!set {a}", b"? [a, b]", b"0x", b"0b2", b"1:99:99", b"2020-13-45", b"2020-02-30T99:99:99Z",
+    b"9" * 40, b"9" * 5000, b"\xed\xa0\x80", b"\\ud800", b"\\u0000", b"\x1b[2J", b"---\n", b"...\n", b"%YAML 9.9\n", b"1-1", b"N1-",
+    b"\xc2\xb2", b"18446744073709551616", b"0x1p3", b"1_000", b"%", b"%Y %Y", b"\x1a", b"\x85", b"\xe2\x80\xa8",
+)  # fmt: skip
+
+MAX_BYTES = 1 << 16
+
+
+def _bytes(source: random.Random, content: bytes, others: list[bytes]) -> bytes:
+    data = bytearray(content)
+    place = source.randrange(len(data) + 1)
+    match source.randrange(9):
+        case 0 if data:
+            data[min(place, len(data) - 1)] ^= 1 << source.randrange(8)
+        case 1 if data:
+            data[min(place, len(data) - 1)] = source.randrange(256)
+        case 2:
+            del data[place:]
+        case 3:
+            del data[place : place + source.randrange(1, 40)]
+        case 4:
+            data[place:place] = data[place : place + source.randrange(1, 200)] * source.randrange(1, 4)
+        case 5:
+            other = source.choice(others)
+            data = data[:place] + bytearray(other[source.randrange(len(other) + 1) :])
+        case 6:
+            number = source.choice(
+                (0, 1, 127, 128, 255, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
+            )
+            form = (
+                source.choice(("<Q", "<I", ">I", "<H"))
+                if number < 2**16
+                else "<Q"
+                if number >= 2**32
+                else "<I"
+            )
+            data[place : place + struct.calcsize(form)] = struct.pack(form, number)
+        case 7:
+            data[place:place] = source.choice(WORDS)
+        case _:
+            data[place : place + source.randrange(1, 12)] = source.choice(WORDS)
+    return bytes(data)
+
+
+def _text(source: random.Random, content: bytes, others: list[bytes]) -> bytes:
+    """Lines and tokens moved, repeated, lost and replaced."""
+    separator = source.choice((b"\n", b"\n", b",", b"\t", b" ", b":", b'"'))
+    parts = content.split(separator)
+    place = source.randrange(len(parts))
+    match source.randrange(6):
+        case 0:
+            parts[place] = source.choice(WORDS)
+        case 1:
+            del parts[place]
+        case 2:
+            parts.insert(place, source.choice(parts))
+        case 3:
+            parts.insert(place, source.choice(source.choice(others).split(separator)))
+        case 4:
+            other = source.randrange(len(parts))
+            parts[place], parts[other] = parts[other], parts[place]
+        case _:
+            parts[place] = parts[place] * source.choice((2, 3, 50))
+    return separator.join(parts)
+
+
+def _paths(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    found = [path]
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in items:
+        found += _paths(value, (*path, key))
+    return found
+
+
+def change_tree(source: random.Random, tree: Any) -> Any:
+    """One change of nested dicts and lists: a value, a key, an entry more or less."""
+    path = source.choice(_paths(tree))
+    if not path:
+        return source.choice(LEAVES) if source.random() < 0.2 else tree
+    parent = tree
+    for key in path[:-1]:
+        parent = parent[key]
+    last = path[-1]
+    match source.randrange(7):
+        case 0 | 1 | 2:
+            parent[last] = source.choice(LEAVES)
+        case 3:
+            del parent[last]
+        case 4 if isinstance(parent, dict):
+            parent[source.choice(("unknown", "", "a.b", str(last) + " ", "\x1b", "../x"))] = parent.pop(last)
+        case 4:
+            parent.insert(last, parent[last])
+        case 5:
+            parent[last] = {"x": parent[last]} if source.random() < 0.5 else [parent[last]]
+        case _:
+            value = parent[last]
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                parent[last] = str(value)
+            else:
+                parent[last] = source.choice(
+                    (-value, value + 1, value * 2**40, value / 3, str(value), bool(value))
+                )
+    return tree
+
+
+def _json(source: random.Random, content: bytes, others: list[bytes]) -> bytes:
+    tree = json.loads(content)
+    for _ in range(source.choice((1, 1, 2, 3))):
+        tree = change_tree(source, tree)
+    text = json.dumps(tree)
+    if source.random() < 0.1 and isinstance(tree, dict) and tree:
+        # A key that stands twice.
+        text = (
+            "{"
+            + json.dumps(source.choice(list(tree)))
+            + ": "
+            + json.dumps(source.choice(LEAVES))
+            + ", "
+            + text[1:]
+        )
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _yaml(source: random.Random, content: bytes, others: list[bytes]) -> bytes:
+    tree = yaml.safe_load(content)
+    for _ in range(source.choice((1, 1, 2, 3))):
+        tree = change_tree(source, tree)
+    if source.random() < 0.5:
+        return json.dumps(tree).encode("utf-8", "surrogatepass")
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).encode("utf-8", "surrogatepass")
+
+
+def _jsonl(source: random.Random, content: bytes, others: list[bytes]) -> bytes:
+    lines = content.split(b"\n")
+    place = source.randrange(len(lines))
+    if lines[place].strip():
+        lines[place] = _json(source, lines[place], others)
+    return b"\n".join(lines)
+
+
+_TYPES = (
+    *(
+        pa.int64(),
+        pa.int32(),
+        pa.int8(),
+        pa.uint64(),
+        pa.float32(),
+        pa.float64(),
+        pa.bool_(),
+        pa.string(),
+        pa.binary(),
+    ),
+    *(
+        pa.timestamp("us"),
+        pa.timestamp("ns", "UTC"),
+        pa.date32(),
+        pa.time64("us"),
+        pa.decimal128(20, 3),
+        pa.null(),
+    ),
+    *(
+        pa.list_(pa.int32()),
+        pa.list_(pa.string()),
+        pa.list_(pa.list_(pa.int32())),
+        pa.struct([("a", pa.int64())]),
+    ),
+    *(
+        pa.dictionary(pa.int32(), pa.string()),
+        pa.large_string(),
+        pa.large_binary(),
+        pa.binary(7),
+        pa.duration("s"),
+    ),
+    *(pa.float16(), pa.list_(pa.string(), 2), pa.map_(pa.string(), pa.int64()), pa.string_view()),
+)
+_VALUES = (
+    None,
+    0,
+    1,
+    -1,
+    2**62,
+    -(2**63),
+    0.5,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    b"\xff",
+    [],
+    [1],
+    [None],
+    ["a"],
+    True,
+)
+
+
+def _column(source: random.Random, kind: pa.DataType, rows: int) -> pa.Array:
+    if pa.types.is_map(kind):
+        # Arrow ends the process for other values.
+        return pa.array([[("a", 1)]] * rows, kind)
+    values = []
+    for _ in range(rows):
+        value = source.choice(_VALUES)
+        try:
+            pa.array([value], kind)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            value = None
+        values.append(value)
+    return pa.array(values, kind)
+
+
+def _parquet(source: random.Random, content: bytes, others: list[bytes]) -> bytes:
+    table = pq.read_table(pa.BufferReader(content))
+    names = list(table.column_names)
+    for _ in range(source.choice((1, 1, 2))):
+        if not names:
+            break
+        place = source.randrange(len(names))
+        column: Any = table.column(place)
+        match source.randrange(7):
+            case 0 | 1:
+                kind = source.choice(_TYPES)
+                try:
+                    column = column.cast(kind)
+                except (pa.ArrowException, ValueError):
+                    column = _column(source, kind, table.num_rows)
+                table = table.set_column(place, names[place], column)
+            case 2:
+                mixed = pa.chunked_array([_column(source, column.type, table.num_rows)])
+                table = table.set_column(place, names[place], mixed)
+            case 3:
+                table = table.remove_column(place)
+            case 4:
+                table = table.append_column(source.choice([*names, "", "a.b", "\0"]), column)
+            case 5:
+                rows = [
+                    source.randrange(max(table.num_rows, 1)) for _ in range(source.choice((0, 1, 5, 300)))
+                ]
+                table = table.take(rows if table.num_rows else [])
+            case _:
+                key, value = source.choice(((b"pandas", b"{}"), (b"pandas", b'{"index_columns": [{"kind": "range"}]}'),
+                    (b"pandas", b'{"columns": [{"name": "x", "pandas_type": "x", "numpy_type": "object", "metadata": null}], "index_columns": ["x"], "column_indexes": []}'),
+                    (b"ARROW:schema", b"x"), (b"pandas", b"[" * 3000), (b"a", b"\xff")))  # fmt: skip
+                table = table.replace_schema_metadata({**(table.schema.metadata or {}), key: value})
+        names = list(table.column_names)
+    sink = io.BytesIO()
+    try:
+        pq.write_table(table, sink, compression=source.choice(("zstd", "none", "snappy", "gzip")),
+            use_dictionary=source.random() < 0.5, row_group_size=source.choice((1, 7, 1 << 16)))  # fmt: skip
+    except (pa.ArrowException, ValueError):
+        return _bytes(source, content, others)
+    return sink.getvalue()
+
+
+def _npz(source: random.Random, content: bytes, others: list[bytes]) -> bytes:
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        arrays = dict(archive)
+    name = source.choice(list(arrays))
+    array = arrays[name]
+    raw: dict[str, bytes] = {}
+    match source.randrange(9):
+        case 0:
+            del arrays[name]
+        case 1:
+            arrays[name] = array.astype(source.choice(("f4", "f8", "i1", "i8", "?", "U3", "c16", "S2")))
+        case 2:
+            arrays[name] = source.choice(
+                (array.ravel()[:1], array[np.newaxis], array.ravel()[:0], np.array(0))
+            )
+        case 3 if array.size and array.dtype.kind in "fiu":
+            arrays[name] = array.copy()
+            value = (
+                source.choice((np.nan, np.inf, -1, 1e300))
+                if array.dtype.kind == "f"
+                else source.choice((-1, 2**30, 1))
+            )
+            with np.errstate(over="ignore"):
+                arrays[name].ravel()[source.randrange(array.size)] = value
+        case 4:
+            arrays[source.choice(("x", "../x", "a/b/c", "/x", name + "/x"))] = array
+        case 5:
+            # An array that says that it has more than there is.
+            shape = source.choice(
+                ("(10000000000,)", "(2, 10000000000000)", "(-1,)", "(1e5,)", "()", "(" * 500, "x")
+            )
+            dtype = source.choice(("<f8", "|O", "<U99999", "<i8", "|V1000000000", "x", "<M8[us]"))
+            header = (
+                f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117)
+                + b"\n"
+            )
+            raw[name] = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(64)
+        case 6:
+            raw[name] = source.choice((b"", b"\x93NUMPY", b"\x80\x04K\x01.", bytes(1000)))
+        case 7:
+            # What is small packed is large unpacked.
+            raw[name] = b"\x93NUMPY\x01\x00" + bytes(4_000_000)
+        case _:
+            arrays = dict.fromkeys(arrays, array)
+    sink = io.BytesIO()
+    with zipfile.ZipFile(
+        sink, "w", source.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA))
+    ) as file:
+        for key, value in arrays.items():
+            member = io.BytesIO()
+            np.lib.format.write_array(member, np.asanyarray(value), allow_pickle=False)
+            file.writestr(f"{key}.npy", raw.get(key, member.getvalue()))
+    return sink.getvalue()
+
+
+Mutator = Callable[[random.Random, bytes, list[bytes]], bytes]
+_STRUCTURAL: dict[str, tuple[Mutator, ...]] = {
+    "json": (_json, _json, _json, _text, _bytes),
+    "yaml": (_yaml, _yaml, _text, _text, _bytes),
+    "jsonl": (_jsonl, _jsonl, _text, _bytes),
+    "text": (_text, _text, _bytes),
+    "parquet": (_parquet, _parquet, _bytes),
+    "npz": (_npz, _npz, _bytes),
+    "bytes": (_bytes,),
+}
+FORMS = tuple(_STRUCTURAL)
+
+
+def mutate(source: random.Random, form: str, seeds: list[bytes]) -> bytes:
+    """A broken variant of one of the seeds, whose kind is ``form``, one of `FORMS`."""
+    content = source.choice(seeds)
+    for _ in range(source.choice((1, 1, 1, 2, 4))):
+        change = source.choice(_STRUCTURAL[form])
+        try:
+            content = change(source, content, seeds)
+        except Exception:
+            # What was broken before cannot be taken apart any more.
+            content = _bytes(source, content, seeds)
+    return content[:MAX_BYTES] if len(content) > MAX_BYTES and form not in ("parquet", "npz") else content

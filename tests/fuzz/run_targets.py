@@ -1,0 +1,236 @@
+"""Fuzzing of checkpoints, run directories and experiments."""
+
+import atexit
+import functools
+import hashlib
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from target import Parse, Prepare, helper, put, require_finite
+
+
+def _checkpoint_folder(folder: Path) -> Path:
+    from ctr.training import checkpoint
+
+    target = folder / "checkpoints"
+    if not target.exists():
+        arrays = {
+            "weights|a": np.ones((3, 2), np.float32),
+            "states|b/c": np.arange(4),
+            "flag": np.array(True),
+        }
+        checkpoint.save(target, 10, arrays, {"position": {"examples": 10}, "parts": ["a.parquet"]}, 2)
+    return target
+
+
+def _checkpoint_file(name: str) -> tuple[Prepare, Parse]:
+    def prepare(folder: Path) -> list[bytes]:
+        return [next(_checkpoint_folder(folder).glob(f"*/{name}")).read_bytes()]
+
+    def parse(folder: Path, content: bytes) -> None:
+        """With the hashes that make a changed file valid, where it can still have them."""
+        from ctr.training import checkpoint
+
+        folder = _checkpoint_folder(folder)
+        path = next(folder.glob("[0-9]*"))
+        before = {file: file.read_bytes() for file in path.iterdir()}
+        try:
+            (path / name).write_bytes(content)
+            try:
+                state = json.loads((path / "state.json").read_bytes())
+                state["arrays_sha256"] = hashlib.sha256((path / "arrays.npz").read_bytes()).hexdigest()
+                state["state_sha256"] = checkpoint._state_hash(state)
+                (path / "state.json").write_text(json.dumps(state))
+            except (ValueError, TypeError, AttributeError, RecursionError):
+                pass
+            arrays, _ = checkpoint.read(folder)
+            assert all(array.dtype != object for array in arrays.values())
+        finally:
+            for file, text in before.items():
+                file.write_bytes(text)
+
+    return prepare, parse
+
+
+@functools.cache
+def _two_runs() -> Path:
+    """A folder with two runs, made once."""
+    make = helper("eval/run_directories.py")
+    kept = tempfile.TemporaryDirectory(prefix="ctr-fuzz-runs-")
+    atexit.register(kept.cleanup)
+    folder = Path(kept.name)
+    rows = make.make_rows(1, queries=60)
+    for name, seed in (("run", 1), ("other", 2)):
+        logit = make.predict(rows, seed, 1.0)
+        make.write_run(folder / name, rows, logit, slices=("position",), rejects=("bad",))
+        spectra = [
+            {"name": "deep/0", "shape": [3, 2], "singular_values": [2.0, 1.0]},
+            {"name": "deep/1", "shape": [9, 9], "omitted": "too large"},
+        ]
+        (folder / name / "weight_spectra.json").write_text(json.dumps({"weights": spectra}))
+    return folder
+
+
+def run_folder(folder: Path) -> Path:
+    if not (folder / "run").exists():
+        shutil.copytree(_two_runs(), folder, dirs_exist_ok=True)
+    return folder / "run"
+
+
+def _run_file(name: str) -> tuple[Prepare, Parse]:
+    def prepare(folder: Path) -> list[bytes]:
+        return [_file_of(run_folder(folder), name).read_bytes()]
+
+    def parse(folder: Path, content: bytes) -> None:
+        from ctr.eval.paired_predictions import pair_predictions
+        from ctr.eval.run_comparison import compare_runs
+        from ctr.eval.run_files import (
+            RunError,
+            count_rejects,
+            read_environment,
+            read_run,
+            read_weight_spectra,
+            read_windows,
+        )
+        from ctr.eval.shown_run import show_runs
+
+        run = run_folder(folder)
+        path = _file_of(run, name)
+        before = path.read_bytes()
+        try:
+            path.write_bytes(content)
+            read_run(run)
+            read_environment(run)
+            read_windows(run)
+            read_weight_spectra(run)
+            count_rejects(run)
+            if name in ("summary.json", "config.yaml", "metric_states.npz"):
+                show_runs([run])
+                compared = compare_runs(folder / "other", run)
+                json.dumps(compared.as_dict(), allow_nan=False)
+                compared.as_text()
+            if name.startswith("predictions"):
+                try:
+                    pair_predictions(folder / "other", run)
+                except ValueError as error:
+                    # What cannot be joined; a comparison then tells why in the place of the difference.
+                    raise RunError(str(error)) from None
+        finally:
+            path.write_bytes(before)
+
+    return prepare, parse
+
+
+def _file_of(folder: Path, pattern: str) -> Path:
+    return min(folder.glob(pattern))
+
+
+_REPORTED = (
+    "summary.json",
+    "environment.json",
+    "metrics.jsonl",
+    "weight_spectra.json",
+    "rejects.jsonl",
+    "config.yaml",
+)
+
+
+def _report_seeds(folder: Path) -> list[bytes]:
+    """The files of a run in one."""
+    run = run_folder(folder)
+    return ["\0".join((run / name).read_text() for name in _REPORTED).encode()]
+
+
+def _parse_report(folder: Path, content: bytes) -> None:
+    from ctr.eval.report import render_report
+
+    run = run_folder(folder)
+    before = {name: (run / name).read_bytes() for name in _REPORTED}
+    try:
+        for name, text in zip(_REPORTED, content.split(b"\0"), strict=False):
+            (run / name).write_bytes(text)
+        page = render_report([run])
+        page.encode()
+        assert "<script" not in page
+    finally:
+        for name, text in before.items():
+            (run / name).write_bytes(text)
+
+
+def _experiment_folder(folder: Path) -> Path:
+    make = helper("eval/experiment_folders.py")
+    target = folder / "experiment"
+    if not target.exists():
+        rows = make.make_rows(1, queries=60)
+        make.write_plan(
+            target, {"base": {"seeds": [1]}, "arm": {"seeds": [1, 2], "paper": {"accuracy": "1%"}}}
+        )
+        for name, seed in (("base", 1), ("arm", 1), ("arm", 2)):
+            make.write_small(target / make.run_folder(name, seed), rows, make.logits(rows, name, seed))
+        costs = {name: make.cost("base") for name in ("base", "arm")}
+        (target / "costs.json").write_text(
+            json.dumps({"arms": costs, "rounds": 3, "teacher_flops": {"big": 1e7}})
+        )
+    return target
+
+
+def _experiment_file(name: str) -> tuple[Prepare, Parse]:
+    def prepare(folder: Path) -> list[bytes]:
+        return [(_experiment_folder(folder) / name).read_bytes()]
+
+    def parse(folder: Path, content: bytes) -> None:
+        from ctr.eval.experiment import write_experiment
+
+        target = _experiment_folder(folder)
+        before = (target / name).read_bytes()
+        try:
+            (target / name).write_bytes(content)
+            write_experiment(target).encode("utf-8", "surrogateescape")
+            require_finite(json.loads((target / "result.json").read_text()))
+        finally:
+            (target / name).write_bytes(before)
+
+    return prepare, parse
+
+
+def _evaluate_seeds(folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(run_folder(folder).glob("predictions/*"))]
+
+
+def _parse_evaluate(folder: Path, content: bytes) -> None:
+    from ctr.pipelines.evaluate_rows import find_row_groups, gather, read_row_group
+
+    path = put(folder / "predictions.parquet", content)
+    for group in find_row_groups([path]):
+        rows = gather(list(read_row_group(group)))
+        assert np.isfinite(rows["logit"]).all() and np.isfinite(rows["weight"]).all()
+
+
+def _loop_seeds(folder: Path) -> list[bytes]:
+    (folder / "loop").mkdir(exist_ok=True)
+    (folder / "base").mkdir(exist_ok=True)
+    count = 40
+    table = pa.table(
+        {
+            "day": pa.array(np.arange(count) // 20, pa.int64()),
+            "query_id": np.arange(count),
+            "randomised": np.arange(count) % 5 == 0,
+            "ads": np.arange(count) % 4,
+        }
+    )
+    pq.write_table(table, folder / "base/shown.parquet")
+    return [(folder / "base/shown.parquet").read_bytes()]
+
+
+def _parse_loop(folder: Path, content: bytes) -> None:
+    from ctr.eval.ads_churn import compare_loops
+
+    put(folder / "loop/shown.parquet", content)
+    compared = compare_loops(folder / "base", folder / "loop")
+    json.dumps(compared.as_dict(), allow_nan=False)
+    compared.as_text()

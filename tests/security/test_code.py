@@ -1,0 +1,131 @@
+"""What the code itself may do: nothing that runs what it reads, no shells, no dependency that is not pinned."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+ROOMS = ("ctr", "eval", "models", "optim", "pipelines", "setup.py")
+FORBIDDEN = {
+    *(
+        "pickle",
+        "cPickle",
+        "dill",
+        "cloudpickle",
+        "marshal",
+        "shelve",
+        "joblib",
+        "jsonpickle",
+        "runpy",
+        "imp",
+    ),
+    *("eval", "exec", "compile", "__import__", "os.system", "os.popen", "tempfile.mktemp", "yaml.load"),
+    *("yaml.full_load", "yaml.unsafe_load", "yaml.load_all", "np.fromfile", "pd.read_pickle", "pd.eval"),
+    *("tf.py_function", "tf.numpy_function", "tf.load_op_library", "tf.keras.models.load_model"),
+}
+ALLOWED = {
+    # A coder between the workers of one Beam job, which pickle the job's own steps for each other anyhow.
+    ("pipelines/events/steps.py", "pickle"),
+    # A training step calls the solver of its own process; no export has it (ctr/serving/model_check.py).
+    ("optim/exchange.py", "tf.numpy_function"),
+}
+
+
+def sources(root: Path) -> Iterator[Path]:
+    for room in ROOMS:
+        path = root / room
+        # Links to rooms are visited under their own names.
+        found = [path] if path.is_file() else path.rglob("*.py")
+        yield from (file for file in found if not file.parent.is_symlink())
+
+
+def dotted(node: ast.AST) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def forbidden_uses(text: str) -> set[str]:
+    """Names of ``FORBIDDEN`` that some code imports or calls, and calls with dangerous arguments."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Import(names=names):
+                found |= {name.name.partition(".")[0] for name in names}
+            case ast.ImportFrom(module=str(module), names=names):
+                found |= {module.partition(".")[0], *(f"{module}.{name.name}" for name in names)}
+            case ast.Call(func=function, keywords=keywords):
+                found.add(dotted(function))
+                given = {word.arg: word.value for word in keywords}
+                if isinstance(shell := given.get("shell"), ast.Constant) and shell.value:
+                    found.add("shell=True")
+                pickles = given.get("allow_pickle")
+                refused = isinstance(pickles, ast.Constant) and pickles.value is False
+                if dotted(function).endswith(("np.load", "read_array")) and not refused:
+                    found.add("allow_pickle")
+    return found & (FORBIDDEN | {"shell=True", "allow_pickle"})
+
+
+def test_nothing_that_is_read_is_run(root):
+    files = list(sources(root))
+    assert len(files) > 150
+    found = {
+        (str(path.relative_to(root)), name) for path in files for name in forbidden_uses(path.read_text())
+    }
+    assert found == ALLOWED
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("import pickle", "pickle"),
+        ("from pickle import loads", "pickle"),
+        ("from os import system", "os.system"),
+        ("eval(text)", "eval"),
+        ("yaml.load(text, Loader)", "yaml.load"),
+        ("subprocess.run(text, shell=True)", "shell=True"),
+        ("np.load(path)", "allow_pickle"),
+        ("np.load(path, allow_pickle=True)", "allow_pickle"),
+    ],
+)
+def test_the_check_sees_what_it_is_for(code, name):
+    assert forbidden_uses(code) == {name}
+
+
+def test_each_locked_package_has_its_hashes(root):
+    text = (root / "requirements.lock").read_text()
+    entries = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)[1:]
+    assert len(entries) > 50
+    for entry in entries:
+        first = entry.split()[0]
+        assert re.fullmatch(r"[A-Za-z0-9_.\[\]-]+==[A-Za-z0-9_.!+-]+", first), first
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), first
+
+
+def test_installing_asks_for_the_hashes(root):
+    lines = (root / "Makefile").read_text().splitlines()
+    installing = [line for line in lines if re.match(r"\t.*pip (install|sync)", line)]
+    assert len(installing) == 3
+    for line in installing:
+        assert "--require-hashes" in line or "--no-deps --no-build-isolation --editable ." in line, line
+
+
+def test_java_programs_are_pinned(root):
+    poms = list((root / "examples").glob("*/pom.xml"))
+    assert len(poms) == 2
+    for pom in poms:
+        tree = ElementTree.parse(pom)
+        space = {"m": "http://maven.apache.org/POM/4.0.0"}
+        properties = {
+            element.tag.rpartition("}")[2]: element.text
+            for element in tree.iterfind(".//m:properties/*", space)
+        }
+        wanted = [*tree.iterfind(".//m:dependency", space), *tree.iterfind(".//m:plugin", space)]
+        assert wanted
+        for one in wanted:
+            version = one.findtext("m:version", "", space)
+            version = re.sub(r"\$\{([^}]+)\}", lambda match, known=properties: known[match[1]] or "", version)
+            assert re.fullmatch(r"[0-9][A-Za-z0-9.-]*", version), (pom, version)

@@ -1,0 +1,203 @@
+"""Inputs that ended the process, or ingests with an error that nobody is meant to read, before fuzzing found them."""
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ctr.config import apply_settings, parse_model
+from ctr.data.mapping import DelimitedInput, Mapping
+from ctr.data.schema import Schema
+from ctr.errors import InputError
+from ctr.eval.run_files import RunError, read_columns, read_predictions
+from ctr.pipelines.delimited import delimited_columns, read_delimited
+from ctr.pipelines.evaluate_rows import find_row_groups
+from ctr.pipelines.jsonl import JsonlReader
+from ctr.pipelines.mind import News
+from ctr.pipelines.parquet import read_parquet
+from ctr.pipelines.sources import SourceFile
+from ctr.training.config import TrainConfig
+
+READ_LINES = """
+import sys
+from pathlib import Path
+from ctr.pipelines.jsonl import JsonlReader
+from ctr.pipelines.sources import SourceFile
+for path in map(Path, sys.argv[1:]):
+    chunks = list(JsonlReader(["t"], ["t"], {}, False).read(SourceFile(0, path, "lines"), 1 << 20))
+    rows = [value for chunk in chunks for value in chunk.table.column("t").to_pylist()]
+    print(rows, [(reject.row, reject.reason) for chunk in chunks for reject in chunk.rejects])
+"""
+
+
+def source(path):
+    return SourceFile(0, path, path.name)
+
+
+def test_a_null_in_the_place_of_an_object(tmp_path, root):
+    """Arrow's parser dies of the first ones, and takes the last one for an object."""
+    contents = ["null\n", 'null\n{"t": 1}\n', '{"t": 1}\nnull\n']
+    for number, content in enumerate(contents):
+        (tmp_path / f"{number}").write_text(content)
+    paths = [str(tmp_path / str(number)) for number in range(len(contents))]
+    done = subprocess.run(
+        [sys.executable, "-c", READ_LINES, *paths], cwd=root, capture_output=True, text=True, check=True
+    )
+    malformed = "malformed JSON"
+    assert done.stdout.splitlines() == [
+        f"[] {[(1, malformed)]}",
+        f"[1] {[(1, malformed)]}",
+        f"[1] {[(2, malformed)]}",
+    ]
+
+
+@pytest.mark.parametrize("value", ["1" + "0" * 400, "-1" + "0" * 400])
+def test_whole_numbers_beyond_every_float(tmp_path, value):
+    path = tmp_path / "x.jsonl"
+    path.write_text(f'{{"t": {value}}}\n{{"t": 1.5}}\n')
+    (chunk,) = JsonlReader(["t"], ["t"], {}, False).read(source(path), 1 << 20)
+    assert chunk.table.column("t").to_pylist() == [
+        float(value[0] + "inf") if value[0] == "-" else float("inf"),
+        1.5,
+    ]
+
+
+def test_nested_values_as_deep_as_reading_goes(tmp_path):
+    path = tmp_path / "x.jsonl"
+    lines = [f'{{"t": {"[" * depth}{"]" * depth}}}\n' for depth in range(900, 1000)]
+    path.write_text("".join(lines))
+    chunks = list(JsonlReader(["t"], ["t"], {}, False).read(source(path), 1 << 20))
+    assert sum(len(chunk.rejects) for chunk in chunks) == 100
+
+
+def test_a_csv_row_of_a_wrong_length_that_is_no_text(tmp_path, capfd):
+    path = tmp_path / "x.csv"
+    path.write_bytes(b"a,b\n1,2\n\xff,2,3\n")
+    with pytest.raises(InputError, match="Row #3: Expected 2 columns, got 3"):
+        list(read_delimited(source(path), DelimitedInput(type="csv"), ["a", "b"], 1 << 20))
+    assert capfd.readouterr().err == ""
+
+
+def test_a_header_with_line_ends_of_another_kind(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_bytes(b"a,b\rc,d\n1,2,3\n")
+    with pytest.raises(InputError, match="the first line does not hold column names"):
+        delimited_columns(path, DelimitedInput(type="csv"))
+
+
+def test_columns_that_stand_twice_in_parquet(tmp_path):
+    path = tmp_path / "x.parquet"
+    ids = pa.array([1, 2])
+    pq.write_table(pa.table([ids, ids, pa.array([0.5, 1.5])], names=["query_id", "query_id", "logit"]), path)
+    with pytest.raises(InputError, match="the column query_id stands twice"):
+        list(read_parquet(source(path), ["query_id"], 10))
+    pq.write_table(
+        pa.table(
+            [ids, ids, ids, pa.array([0.5, 1.5])], names=["example_id", "query_id", "query_id", "logit"]
+        ),
+        path,
+    )
+    with pytest.raises(InputError, match="the column query_id stands twice"):
+        find_row_groups([path])
+    with pytest.raises(RunError, match="the column query_id stands there 2 times"):
+        read_columns(path, ["query_id"], "a test")
+
+
+@pytest.mark.parametrize("metadata", [b"{}", b"[" * 5000, b'{"index_columns": [{"kind": "range"}]}', b"\xff"])
+def test_what_a_parquet_file_says_of_pandas(tmp_path, metadata):
+    path = tmp_path / "x.parquet"
+    table = pa.table({"query_id": [1, 2], "logit": [0.5, 1.5]}).replace_schema_metadata({b"pandas": metadata})
+    pq.write_table(table, path)
+    assert read_predictions(path, ["query_id", "logit"])["query_id"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("column", [["a", "b"], [None, 1], [[1], [2]]])
+def test_predictions_that_are_no_numbers(tmp_path, column):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"query_id": column}), path)
+    with pytest.raises(RunError, match="query_id must hold numbers without nulls"):
+        read_predictions(path, ["query_id"])
+
+
+@pytest.mark.parametrize(
+    "entities", ["[" * 5000, '[{"WikidataId": 5}]', '[{"WikidataId": ["a"]}]', '[{"WikidataId": "\\ud800"}]']
+)
+def test_entities_of_news(tmp_path, entities):
+    (tmp_path / "news.tsv").write_text(f"N1\ta\tb\tc\td\te\t{entities}\t[]\n")
+    with pytest.raises(InputError, match=r"row 1: the entities are no JSON list"):
+        News.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "seed=2026-13-45",
+        "seed=!!timestamp x",
+        "seed=" + "9" * 5000,
+        "seed=" + "[" * 3000,
+        "seed=&a [*a]",
+        "model.deep.units=[1000000000]",
+        f"model.deep.units={[8] * 1000}",
+        "model.crosses.rank=1152921504606846976",
+        "metrics.window_examples=" + "9" * 30,
+        "optimizer.rows.learning_rate=" + "9" * 400,
+        "optimizer.rows.learning_rate=1e400",
+        "optimizer.rows.learning_rate=.nan",
+        "batch.rows=true",
+        "batch.rows=1152921504606846976",
+        "checkpoint={keep: 1, keep: 2}",
+    ],
+)
+def test_settings(setting):
+    with pytest.raises(InputError, match=r".") as raised:
+        parse_model(TrainConfig, apply_settings({}, [setting]), "settings")
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 6000
+
+
+def test_tables_that_no_machine_holds():
+    feature = {"name": "a", "kind": "category", "source": "a", "buckets": 2**31 - 1, "width": 4096}
+    schema = parse_model(Schema, {"features": [feature]}, "test")
+    with pytest.raises(
+        InputError, match=r"the embeddings have 8,798,240,501,759 weights; allowed: 68,719,476,736"
+    ):
+        TrainConfig().model.table_layouts(schema)
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [
+        {"boundaries": [0, 1e300]},
+        {"boundaries": [-1e39, 0]},
+        {"log": {"maximum": 1e200}},
+        {"step": {"low": -1e300, "high": 1e300, "size": 1e299}},
+    ],
+)
+def test_boundaries_beyond_float32(feature):
+    with pytest.raises(InputError, match="boundaries lie in"):
+        parse_model(Schema, {"features": [{"name": "a", "kind": "number", "source": "a", **feature}]}, "test")
+
+
+@pytest.mark.parametrize("interval", ["9" * 400 + "d", "36501d", "1d\n", "0h", "-1h", "1"])
+def test_intervals(interval):
+    content = {
+        "input": {"type": "csv"},
+        "time": {"column": "t", "unit": "s"},
+        "label": "l",
+        "interval": interval,
+        "features": [{"name": "a", "kind": "category", "source": "a"}],
+    }
+    with pytest.raises(InputError, match="interval"):
+        parse_model(Mapping, json.loads(json.dumps(content)), "test")
+
+
+def test_a_file_that_unpacks_without_end_is_read_in_pieces(tmp_path):
+    """64 MB of one line from 64 kB: what is held is a block, and of the line its beginning."""
+    path = tmp_path / "x.csv.gz"
+    path.write_bytes(gzip.compress(b"a\n" + b"x" * (64 << 20)))
+    with pytest.raises(InputError, match="a record is longer than what is read at a time"):
+        list(read_delimited(source(path), DelimitedInput(type="csv"), ["a"], 1 << 20))

@@ -1,0 +1,155 @@
+"""Names in files from elsewhere do not lead out of the folder that they belong to."""
+
+import hashlib
+import json
+import os
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ctr.config import parse_model
+from ctr.data.event_mapping import EventSampling, EventTeacher
+from ctr.data.log import read_manifests, read_schema, read_shard
+from ctr.data.sidecar import read_sidecar_interval, sidecar_folder, write_sidecar_interval
+from ctr.errors import InputError
+from ctr.eval.experiment_files import PlannedRun, PlannedTeacher
+from ctr.objective.config import ConstraintLog, DistillationConfig
+from ctr.pipelines.replay_config import ExperimentConfig
+from ctr.training.config import SampleConfig
+
+OUTSIDE = (
+    "../x",
+    "../../x",
+    "a/../../x",
+    "/etc/passwd",
+    "a/b",
+    "..",
+    ".",
+    "",
+    "a\0b",
+    "a\nb",
+    "\x1b[2J",
+    "x\u202e",
+)
+SMALL = runpy.run_path(str(Path(__file__).parents[1] / "training/conftest.py"))
+
+
+@pytest.fixture
+def log(tmp_path):
+    folder = SMALL["publish"](tmp_path / "log", SMALL["draw_examples"](20).table(), ((0, 10**9),))
+    (interval,) = read_manifests(folder)
+    schema = read_schema(folder)
+    ids = np.concatenate([read_shard(folder, e, schema)["example_id"].to_numpy() for e in interval.shards])
+    write_sidecar_interval(folder, "teacher", interval, pa.table({"example_id": ids, "logit": ids * 0.5}))
+    return folder
+
+
+def edit(path: Path, change) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_shards_of_a_manifest(log, name):
+    (path,) = log.glob("manifests/*")
+    edit(path, lambda content: content["shards"][0].update(file=f"{name}.parquet"))
+    if name in (".", ".."):
+        # Names of files in the folder, if strange ones.
+        (manifest,) = read_manifests(log)
+        with pytest.raises(InputError, match="missing"):
+            read_shard(log, manifest.shards[0], read_schema(log))
+        return
+    with pytest.raises(InputError, match=r"shards\.0\.file"):
+        read_manifests(log)
+
+
+@pytest.mark.parametrize("name", [name for name in OUTSIDE if name not in (".", "..")])
+def test_files_of_a_sidecar(log, name):
+    (path,) = log.glob("sidecars/teacher/*.json")
+    edit(path, lambda content: content.update(file=f"{name}.parquet"))
+    with pytest.raises(InputError, match="file"):
+        read_sidecar_interval(log, "teacher", read_manifests(log)[0])
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_names_in_configurations(log, name):
+    with pytest.raises(InputError, match="a name is made of letters"):
+        sidecar_folder(log, name)
+    for model, content in (
+        (SampleConfig, {"name": name}),
+        (DistillationConfig, {"teacher": name}),
+        (ConstraintLog, {"name": name, "path": "log"}),
+        (EventSampling, {"name": name, "rule": {}}),
+        (EventTeacher, {"name": name, "model": "model"}),
+    ):
+        with pytest.raises(InputError, match=r"name|teacher"):
+            parse_model(model, content, "test")
+
+
+@pytest.mark.parametrize("name", [name for name in OUTSIDE if name not in (".", "..")])
+def test_names_of_an_experiment(name):
+    for key in ("arms", "teachers", "samplings"):
+        with pytest.raises(InputError, match=key):
+            parse_model(ExperimentConfig, {key: {name: {}}}, "test")
+
+
+@pytest.mark.parametrize("folder", ["../x", "runs/../../x", "/etc", "", "a\0b"])
+def test_folders_of_a_plan(folder):
+    for model, content in ((PlannedRun, {"seed": 1}), (PlannedTeacher, {"name": "a"})):
+        with pytest.raises(ValueError, match="must be a folder below"):
+            model(**content, folder=folder)
+    with pytest.raises(ValueError, match="must be a folder below"):
+        PlannedRun(seed=1, folder="runs/a", loop=folder)
+
+
+def test_a_link_in_a_log_leads_to_the_recorded_bytes_or_nowhere(log, tmp_path):
+    """A log may keep its shards on another disk; what a link leads to is believed by its hash alone."""
+    (manifest,) = read_manifests(log)
+    entry, schema = manifest.shards[0], read_schema(log)
+    path = log / "shards" / entry.file
+    elsewhere = path.rename(tmp_path / "moved")
+    path.symlink_to(elsewhere)
+    assert read_shard(log, entry, schema).num_rows == entry.rows
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+    with pytest.raises(InputError, match="damaged: its") as raised:
+        read_shard(log, entry, schema)
+    assert "bin/" not in str(raised.value)
+
+
+def test_a_pipe_or_a_device_in_the_place_of_a_shard_is_not_waited_for(log):
+    (manifest,) = read_manifests(log)
+    path = log / "shards" / manifest.shards[0].file
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(InputError, match="the file is missing"):
+        read_shard(log, manifest.shards[0], read_schema(log))
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(InputError, match="the file is missing"):
+        read_shard(log, manifest.shards[0], read_schema(log))
+
+
+def test_a_manifest_cannot_ask_for_any_amount_of_memory(log, monkeypatch):
+    monkeypatch.setattr("ctr.data.parquet_files.MOST_VALUES", 5)
+    (manifest,) = read_manifests(log)
+    with pytest.raises(InputError, match=r"values in the column .*; allowed: 5"):
+        read_shard(log, manifest.shards[0], read_schema(log))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"PAR1", b"no parquet at all", pa.BufferOutputStream().getvalue().to_pybytes()],
+)
+def test_a_shard_with_its_hash_that_is_no_parquet(log, content):
+    (path,) = log.glob("manifests/*")
+    (log / "shards/x.parquet").write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    edit(path, lambda c: c["shards"][0].update(file="x.parquet", bytes=len(content), sha256=digest))
+    (manifest,) = read_manifests(log)
+    with pytest.raises(InputError, match="not a Parquet file that can be read"):
+        read_shard(log, manifest.shards[0], read_schema(log))

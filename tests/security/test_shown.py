@@ -1,0 +1,76 @@
+"""What runs and files hold is shown as text: never as part of a page, never as a command to a terminal."""
+
+import json
+import runpy
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctr.cli import main
+from ctr.errors import InputError, one_line, printable
+from ctr.eval.report import render_report
+
+EVAL = Path(__file__).parents[1] / "eval"
+MAKE = runpy.run_path(str(EVAL / "run_directories.py"))
+Page = runpy.run_path(str(EVAL / "report_pages.py"))["Page"]
+HOSTILE = """</script><script>alert(1)</script>"'><img src=x onerror=alert(1)>{{ 7*7 }}{% raw %}&lt;"""
+
+
+def test_no_text_of_a_run_becomes_part_of_its_report(tmp_path):
+    rows = MAKE["make_rows"](1, queries=40).rename(columns={"position": HOSTILE})
+    folder = tmp_path / "<img src=x onerror=alert(1)>"
+    run = MAKE["write_run"](
+        folder,
+        rows.assign(position=0),
+        MAKE["predict"](rows, 1, 1.0),
+        slices=(HOSTILE,),
+        config={HOSTILE: HOSTILE, "nested": {HOSTILE: [HOSTILE]}},
+        rejects=(HOSTILE,),
+        skipped_ranges=[HOSTILE],
+        config_sha256=HOSTILE,
+    )
+    (run / "environment.json").write_text(json.dumps({HOSTILE: HOSTILE, "x": {HOSTILE: HOSTILE}}))
+    spectra = [
+        {"name": HOSTILE, "shape": [3, 2], "singular_values": [2.0, 1.0]},
+        {"name": "b", "shape": [3, 2], "omitted": HOSTILE},
+    ]
+    (run / "weight_spectra.json").write_text(json.dumps({"weights": spectra}))
+    page = Page(render_report([run]))
+    tags = {tag for tag, _ in page.elements}
+    assert not tags & {"script", "iframe", "object", "link", "base", "form"}
+    assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
+    assert all(str(image["src"]).startswith("data:image/svg+xml;base64,") for image in page.all("img"))
+    for svg in page.images():
+        parts = list(ElementTree.fromstring(svg).iter())
+        assert not {part.tag.rpartition("}")[2] for part in parts} & {"script", "foreignObject", "a", "image"}
+        assert not [name for part in parts for name in part.attrib if name.lower().startswith("on")]
+    assert "<script>alert(1)</script>" in page.words
+    assert "{{ 7*7 }}" in page.words
+
+
+@given(st.text())
+def test_a_terminal_obeys_nothing_in_an_error(text):
+    line = one_line(InputError(text))
+    assert "\n" not in line
+    assert all(character.isprintable() or character.isspace() for character in line)
+    assert not set(line) & set("\x1b\r\x08\x07\x9b\u202e\u2066\u200b\x00\x7f\u2028")
+
+
+def test_what_is_harmless_stays_as_it_is():
+    for text in ("日本 Grün £ – ×", "a\tb\nc", "x y"):
+        assert printable(text) == text
+    assert printable("a\x1b[31mb\r\u202e") == r"a\x1b[31mb\r\u202e"
+
+
+@pytest.mark.parametrize("value", ["\x1b]0;title\x07", "a\rb", "\u202eoof", "two\nlines"])
+def test_the_command_line_shows_values_of_files_escaped(tmp_path, capsys, value):
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps({"seed": value, value: 1}))
+    assert main(["train", str(tmp_path), "--config", str(path), "--out", str(tmp_path / "run")]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert told.endswith("\n")
+    assert told[:-1].isprintable()
