@@ -13,12 +13,13 @@ PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test slow lint types bench lock clean flink kafka flink-jars kafka-jars
+.PHONY: help demo test slow soak lint types bench lock clean flink kafka flink-jars kafka-jars
 
 help:
 	@echo "make demo    simulate a log, train on it, report: the results are in runs/demo"
 	@echo "make test    the tests, without the slow ones"
 	@echo "make slow    the slow tests"
+	@echo "make soak    the long versions of the tests of faults, for hours, and a pass over 20 million examples"
 	@echo "make lint    style, formatting, and which module may import which"
 	@echo "make types   type checks"
 	@echo "make bench   the benchmarks"
@@ -49,6 +50,10 @@ test: $(INSTALLED)
 # Exit status 5 says that there is no slow test, which is no failure.
 slow: $(INSTALLED)
 	$(PYTEST) -m "slow and not soak" || { status=$$?; test $$status -eq 5 || exit $$status; }
+
+soak: $(INSTALLED)
+	$(BIN)/pytest -m soak
+	$(BIN)/python benchmarks/bench_endurance.py
 
 flink: $(INSTALLED) flink-jars
 	$(BIN)/pytest -m slow tests/test_java_services.py tests/pipelines/events/test_stream_flink.py

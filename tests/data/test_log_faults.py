@@ -179,6 +179,7 @@ def test_every_flipped_bit_of_a_manifest_and_of_the_schema_is_refused(whole: Who
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(4 * 3600)
 def test_every_flipped_bit_is_refused(whole: Whole) -> None:
     for path in whole.files:
         for bit in range(8 * len(whole.contents[path])):

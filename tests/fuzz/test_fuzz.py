@@ -60,6 +60,7 @@ def test_more_inputs_and_what_takes_longer(root, tmp_path):
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(24 * 3600)
 def test_for_as_long_as_wanted(root, tmp_path):
     minutes = os.environ.get("CTR_FUZZ_MINUTES", "30")
     command = [sys.executable, str(HERE / "long.py"), "--minutes", minutes, "--out", str(tmp_path)]
