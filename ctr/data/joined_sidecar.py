@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.log import Manifest, read_manifests, read_schema, read_shard
-from ctr.data.lost_intervals import check_none_lost, intervals_in
+from ctr.data.lost_intervals import published_intervals
 from ctr.data.reader import rows_of_table
 from ctr.data.sidecar import list_sidecars, read_sidecar_interval, read_sidecar_manifest, sidecar_folder
 from ctr.data.time_range import TimeRange
@@ -97,7 +97,7 @@ class JoinedSidecar:
             raise InputError(f"{log} has no sidecar {name}; the sidecars beside it: {there}")
         # Only the intervals of the log are published in their order: those of a sidecar may be written side by side.
         folder = sidecar_folder(log, name)
-        check_none_lost(folder, folder, intervals_in(folder), {manifest.name for manifest in self._manifests})
+        published_intervals(folder, folder, {manifest.name for manifest in self._manifests})
         for number in published:
             self._check_columns(self._manifests[number])
         # The types of the columns are known from here on, also for rows that are not found.

@@ -28,7 +28,7 @@ from pydantic import Field, model_validator
 
 from ctr.config import StrictModel, parse_model
 from ctr.data.json_files import json_bytes, parse_sealed, read_json_object, read_sealed, sealed_bytes
-from ctr.data.lost_intervals import check_none_lost, intervals_in
+from ctr.data.lost_intervals import intervals_in, published_intervals
 from ctr.data.parquet_files import IDS_COLUMN, cast_table, parquet_bytes, read_verified_parquet
 from ctr.data.row_order import check_order, key_at
 from ctr.data.schema import Schema
@@ -329,8 +329,7 @@ def read_manifests(folder: Path, known: Mapping[tuple[int, int], Manifest] | Non
     """
     version = read_schema(folder).version
     manifests: list[Manifest] = []
-    intervals = list_intervals(folder)
-    for start, end in intervals:
+    for start, end in published_intervals(folder / "shards", folder / "manifests"):
         path = f"{folder}/manifests/{start:019d}-{end:019d}.json"
         manifest = (known or {}).get((start, end)) or parse_model(
             Manifest, read_sealed(Path(path), f"{path}: no such manifest"), path
@@ -344,7 +343,6 @@ def read_manifests(folder: Path, known: Mapping[tuple[int, int], Manifest] | Non
         if manifests and manifests[-1].end > manifest.start:
             raise InputError(f"{path}: overlaps the interval before it, {manifests[-1].name}")
         manifests.append(manifest)
-    check_none_lost(folder / "shards", folder / "manifests", intervals)
     return manifests
 
 

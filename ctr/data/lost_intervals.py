@@ -28,13 +28,10 @@ def intervals_in(folder: Path) -> list[tuple[int, int]]:
     return sorted(intervals)
 
 
-def check_none_lost(
-    shards: Path,
-    manifests: Path,
-    intervals: Sequence[tuple[int, int]],
-    among: Set[str] | None = None,
-) -> None:
-    """Checks that no interval before the last one has shards but no manifest.
+def published_intervals(
+    shards: Path, manifests: Path, among: Set[str] | None = None
+) -> list[tuple[int, int]]:
+    """``intervals_in`` the folder of manifests, of which none before the last one has shards but no manifest.
 
     What lies behind the last interval is just being published. What overlaps a published interval never can be:
     another publisher was first.
@@ -42,12 +39,26 @@ def check_none_lost(
     Args:
         shards: the folder of the files START-END-*.parquet.
         manifests: the folder of the manifests.
-        intervals: what is published, in order of time, none overlapping another.
         among: the intervals START-END to look at; None: all.
 
     Raises:
         InputError: there is such an interval.
     """
+    while True:
+        intervals = intervals_in(manifests)
+        lost = _first_lost(shards, intervals, among)
+        if lost is None:
+            return intervals
+        # Unless it was published while names were listed, of which those that come meanwhile may be left out.
+        if not (manifests / f"{lost}.json").exists():
+            raise InputError(
+                f"{manifests / lost}.json: missing, though {shards} holds files of this interval and later ones are "
+                "published: it was lost, or its publisher did not finish; restore it or publish the interval again, "
+                "or delete those files if they are not to be read"
+            )
+
+
+def _first_lost(shards: Path, intervals: Sequence[tuple[int, int]], among: Set[str] | None) -> str | None:
     known = {f"{start:019d}-{end:019d}" for start, end in intervals}
     unpublished = {name[:_STEM] for name in names_in(shards, ".parquet")} - known
     for stem in sorted(unpublished if among is None else unpublished & among):
@@ -56,10 +67,6 @@ def check_none_lost(
             continue
         start, end = int(match[1]), int(match[2])
         later = bisect_left(intervals, end, key=lambda interval: interval[0])
-        if later == len(intervals) or (later and intervals[later - 1][1] > start):
-            continue
-        raise InputError(
-            f"{manifests / stem}.json: missing, though {shards} holds files of this interval and later ones are "
-            "published: it was lost, or its publisher did not finish; restore it or publish the interval again, or "
-            "delete those files if they are not to be read"
-        )
+        if later < len(intervals) and not (later and intervals[later - 1][1] > start):
+            return stem
+    return None

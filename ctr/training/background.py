@@ -1,6 +1,5 @@
 """What a run writes while it goes on: one thread does one job after the other, in the order they were given."""
 
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,14 +12,10 @@ class Background:
 
     A job that fails fails the run: nothing that was given later is begun, and every call from then on raises what it
     raised.
-
-    Attributes:
-        seconds_waited: that the caller stood still for jobs.
     """
 
     def __init__(self, name: str) -> None:
         """Starts no thread yet. ``name``: the thread's."""
-        self.seconds_waited = 0.0
         self._pool = ThreadPoolExecutor(1, name)
         self._jobs: deque[Future[None]] = deque()
         self._error: BaseException | None = None
@@ -51,10 +46,8 @@ class Background:
         self._wait(0)
 
     def _wait(self, most: int) -> None:
-        begun = time.perf_counter()
         while len(self._jobs) > most:
             self._jobs.popleft().exception()
-        self.seconds_waited += time.perf_counter() - begun
         self.check()
 
     def close(self) -> None:

@@ -60,19 +60,21 @@ def save(
     state: Mapping[str, Any],
     keep: int,
     limit: int | None = None,
+    sound: tuple[int, int] = (-1, -1),
 ) -> None:
     """Writes the checkpoint of position ``examples`` and deletes all but the newest ``keep``.
 
     Args:
         limit: bytes that all checkpoints may take together, the one that is being written too: older ones than the
             newest make room for it.
+        sound: the positions of checkpoints that stay in any case: until this one is written, and from then on.
 
     Raises:
-        InputError: there is not so much room; the newest one stays.
+        InputError: there is not so much room; nothing was deleted for it.
     """
     make_folder(folder)
-    clean_up(folder, keep)
-    _make_room(folder, sum(array.nbytes for array in arrays.values()), limit)
+    _remove_leftovers(folder)
+    _make_room(folder, sum(array.nbytes for array in arrays.values()), limit, sound[0])
     final = folder / f"{examples:020d}"
     partial = folder / f"{final.name}{_PARTIAL}"
     partial.mkdir()
@@ -85,7 +87,7 @@ def save(
     write_atomic(partial / _STATE, lambda file: file.write((json.dumps(content, indent=1) + "\n").encode()))
     partial.rename(final)
     sync_folder(folder)
-    clean_up(folder, keep)
+    clean_up(folder, keep, sound[1])
 
 
 class _Hashing(io.RawIOBase):
@@ -116,13 +118,18 @@ def _write_arrays(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
                     member.write(content[begin : begin + _PIECE])
 
 
-def clean_up(folder: Path, keep: int) -> None:
-    """Deletes what an interrupted ``save`` left, and all but the newest ``keep`` checkpoints."""
+def _remove_leftovers(folder: Path) -> None:
     for leftover in folder.glob(f"*{_PARTIAL}"):
         shutil.rmtree(leftover)
+
+
+def clean_up(folder: Path, keep: int, sound: int = -1) -> None:
+    """Deletes what an interrupted ``save`` left, and all checkpoints but the newest ``keep`` and that of ``sound``."""
+    _remove_leftovers(folder)
     complete = _complete(folder)
     for old in complete[:-keep]:
-        _delete(old)
+        if int(old.name) != sound:
+            _delete(old)
     for damaged in folder.glob(f"*{_DAMAGED}"):
         # Kept to be looked at until the run is well past it.
         if len(complete) >= keep and damaged.name < complete[-keep].name:
@@ -134,28 +141,38 @@ def _delete(path: Path) -> None:
     shutil.rmtree(path.rename(path.with_name(f"{path.name}{_PARTIAL}")))
 
 
-def _make_room(folder: Path, needed: int, limit: int | None) -> None:
-    """Deletes the oldest checkpoints, but the newest one, until another one fits."""
-    while True:
-        complete = _complete(folder)
-        free = shutil.disk_usage(folder).free
-        taken = sum(file.stat().st_size for path in complete for file in path.iterdir())
+def _make_room(folder: Path, needed: int, limit: int | None, sound: int) -> None:
+    """Deletes the oldest checkpoints, but the newest one and that of ``sound``, until another one fits."""
+    complete = _complete(folder)
+    sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in complete}
+    taken, free = sum(sizes.values()), shutil.disk_usage(folder).free
+    given_up = []
+    for old in [*(path for path in complete[:-1] if int(path.name) != sound), None]:
         if needed <= free and (limit is None or taken + needed <= limit):
-            return
-        if len(complete) < 2:
-            room = f"free are {free}"
+            break
+        if old is None:
+            room = f"{free} are free"
             if limit is not None and taken + needed > limit:
                 room = f"checkpoint.disk_limit_gb allows {limit}"
-            kept = f" beside the {taken} of the newest one, which stays," if complete else ""
-            raise InputError(f"{folder}: the next checkpoint takes {needed} bytes{kept} and {room}")
-        _delete(complete[0])
+            kept = f", beside the {taken} of what has to stay" if complete else ""
+            raise InputError(f"{folder}: the next checkpoint takes {needed} bytes{kept}; {room}")
+        given_up.append(old)
+        taken, free = taken - sizes[old], free + sizes[old]
+    for old in given_up:
+        _delete(old)
 
 
 def drop_after(folder: Path, examples: int) -> None:
-    """Deletes the checkpoints of positions after ``examples``, the newest first."""
+    """Deletes the checkpoints of positions after ``examples``, the newest first.
+
+    Raises:
+        InputError: that of ``examples``, unless it is 0, is not there; then none is deleted.
+    """
+    if examples and not (folder / f"{examples:020d}").is_dir():
+        raise InputError(f"{folder}: the checkpoint {examples} is missing, to which the run has to go back")
     for path in reversed(_complete(folder)):
         if int(path.name) > examples:
-            shutil.rmtree(path.rename(folder / f"{path.name}{_PARTIAL}"))
+            _delete(path)
     if folder.is_dir():
         sync_folder(folder)
 

@@ -25,6 +25,7 @@ from ctr.training.inputs import Inputs, open_inputs
 from ctr.training.launch_position import begin_position
 from ctr.training.launch_table import launch_text
 from ctr.training.position import Position
+from ctr.training.rollback import first_broken
 from ctr.training.run import Run
 from ctr.training.run_directory import (
     INIT_FROM,
@@ -127,10 +128,15 @@ def _read_old(folder: Path) -> _Old:
     try:
         position = Position(**state["position"])
         _check_arrays(weights, layouts, shapes)
+        broken = first_broken(weights)
     except (KeyError, TypeError, ValueError) as error:
         raise _not_its_own(folder, error) from None
     if not position.trained_examples and position.learned_until is None:
         raise InputError(f"--init-from {folder}: the run has not learned from anything yet; begin without it")
+    if broken is not None:
+        raise InputError(
+            f"--init-from {folder}: the newest checkpoint, of row {position.examples}, is not sound: {broken}"
+        )
     return _Old(Side(config, schema, layouts, shapes), position, state, weights)
 
 

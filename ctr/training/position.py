@@ -96,7 +96,12 @@ def note_step(position: Position, begin: int, end: int, applied: bool, predicts:
     del position.skipped_ranges[_RANGES_NOTED:]
 
 
-def mark_here(position: Position) -> None:
-    """Notes, in place, that a checkpoint of this position is written, unless within a streak of skipped steps."""
+def mark_here(position: Position) -> Mark:
+    """Notes, in place, that a checkpoint of this position is written, unless within a streak of skipped steps.
+
+    Returns:
+        Where a rollback goes back to from now on.
+    """
     if not position.skipped_in_a_row:
         position.mark = list(Mark(position.examples, position.learned, position.applied_begin))
+    return Mark(*position.mark)

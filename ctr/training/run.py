@@ -63,11 +63,8 @@ class Run:
         Raises:
             InputError: the run was trained on another log, or its files are damaged.
         """
-        self.schema = schema
-        self.single_valued = schema.single_valued
-        self.folder = folder
-        self.config = config
-        self.state = state
+        self.schema, self.single_valued = schema, schema.single_valued
+        self.folder, self.config, self.state = folder, config, state
         self.logs = LogsSeen(folder, {"": manifests, **other_manifests})
         self.sidecars = sidecars
         self._sidecar_hashes = {role: SidecarHash(log, name) for role, (log, name) in sidecars.items()}
@@ -102,7 +99,7 @@ class Run:
         if saved is not None:
             lengths, parts = self._restore(*saved)
             mark_here(self.position)
-        checkpoint.clean_up(folder / "checkpoints", self._kept())
+        checkpoint.clean_up(folder / "checkpoints", config.checkpoint.keep, self.position.mark[0])
         self.saved_at = self.position.examples
         self.predictions = None
         if config.record_predictions:
@@ -133,10 +130,6 @@ class Run:
         if saved is None:
             self.state.restore(self._initial())
         self._go_on(saved)
-
-    def _kept(self) -> int:
-        """How many checkpoints stay: within a streak of skipped steps all, as the last sound one is among them."""
-        return 2**31 if self.position.skipped_in_a_row else self.config.checkpoint.keep
 
     def _metrics(self) -> ProgressiveMetrics:
         return ProgressiveMetrics([*self.config.metrics.slices, *self._families(0)])
@@ -203,7 +196,7 @@ class Run:
         One at a time: it waits for the one before. Raises what went wrong with that.
         """
         self.background.wait()
-        mark_here(self.position)
+        sound = self.position.mark[0], mark_here(self.position).examples
         if self.predictions is not None:
             self.predictions.flush(self.position.examples)
         groups = {"weights": self.state.arrays()}
@@ -218,17 +211,21 @@ class Run:
             "rollbacks": rollback.as_json(self.rollbacks),
         }
         copied = self._copies.of(arrays)
-        write = partial(self._write_checkpoint, self.position.examples, copied, content, self._kept())
+        write = partial(self._write_checkpoint, self.position.examples, copied, content, sound)
         self.background.submit(write)
         self.saved_at = self.position.examples
 
     def _write_checkpoint(
-        self, examples: int, arrays: Mapping[str, np.ndarray], content: Mapping[str, Any], keep: int
+        self,
+        examples: int,
+        arrays: Mapping[str, np.ndarray],
+        content: Mapping[str, Any],
+        sound: tuple[int, int],
     ) -> None:
         self.metrics_file.sync()
         self.rejects_file.sync()
-        limit = self.config.checkpoint.disk_limit
-        checkpoint.save(self.folder / "checkpoints", examples, arrays, content, keep, limit)
+        kept, folder = self.config.checkpoint, self.folder / "checkpoints"
+        checkpoint.save(folder, examples, arrays, content, kept.keep, kept.disk_limit, sound)
 
     def is_checkpoint_due(self) -> bool:
         """Whether the next checkpoint is to be written now."""

@@ -208,11 +208,13 @@ class Session:
         return Advance(self.current.position.examples - before, self.inputs.log.rows - passed, windows)
 
     def _roll_back(self, needed: RollbackNeeded) -> None:
+        failed, self._failed = self._failed, True
         log = self.inputs.log
         times = query_times(log.path, self.inputs.schema, log.manifests, needed.rows)
         self.current.roll_back(needed.rows, times, needed.reason)
         # As in the process that would go on if this one were killed now.
         self.learner.applied = None
+        self._failed = failed
 
     def _check_usable(self) -> None:
         if self._failed:
@@ -345,6 +347,8 @@ class Session:
             self._exporter(take_snapshot(current))
         if current.position.examples != current.saved_at:
             current.save()
+        # Nothing below is to say that all is well before it is.
+        current.background.wait()
         summary_path = current.folder / "summary.json"
         summary = {**results(self.inputs, current), **(self._timing() or timing_before(summary_path))}
         write_metric_states(current.folder, current.total.to_arrays())

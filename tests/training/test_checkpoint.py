@@ -9,7 +9,7 @@ import pytest
 
 from ctr.errors import InputError
 from ctr.training import checkpoint
-from ctr.training.checkpoint import clean_up, read, restore_newest, save
+from ctr.training.checkpoint import clean_up, drop_after, read, restore_newest, save
 
 ARRAYS = {"weights|a": np.arange(6, dtype=np.float32).reshape(2, 3), "total|b/c": np.array([2**60, -1])}
 
@@ -106,6 +106,31 @@ def test_when_all_are_damaged_it_is_told_and_nothing_is_touched(tmp_path):
     ):
         restore_newest(tmp_path)
     assert names(tmp_path) == before
+
+
+def test_a_sound_one_stays_however_many_are_kept_and_whatever_room_there_is(tmp_path):
+    content, size = {"position": 0, "parts": ["x"]}, sum(array.nbytes for array in ARRAYS.values())
+    save(tmp_path, 5, ARRAYS, content, keep=1, sound=(-1, 5))
+    for position in (9, 20, 30):
+        save(tmp_path, position, ARRAYS, content, keep=1, sound=(5, 5))
+        assert [int(name) for name in names(tmp_path)] == [5, position]
+    taken = sum(path.stat().st_size for path in tmp_path.glob("*/*"))
+    with pytest.raises(InputError, match=r"takes 40 bytes, beside the \d+ of what has to stay"):
+        save(tmp_path, 40, ARRAYS, content, keep=1, limit=taken, sound=(5, 5))
+    assert [int(name) for name in names(tmp_path)] == [5, 30]
+    save(tmp_path, 40, ARRAYS, content, keep=1, limit=taken + size, sound=(5, 40))
+    assert [int(name) for name in names(tmp_path)] == [40]
+
+
+def test_going_back_needs_the_one_to_go_back_to(tmp_path):
+    save_at(tmp_path, 5, 9)
+    with pytest.raises(InputError, match="the checkpoint 7 is missing, to which the run has to go back"):
+        drop_after(tmp_path, 7)
+    assert len(names(tmp_path)) == 2
+    drop_after(tmp_path, 5)
+    assert restored_position(tmp_path) == 5
+    drop_after(tmp_path, 0)
+    assert names(tmp_path) == []
 
 
 def test_one_that_was_not_finished_does_not_count(tmp_path):

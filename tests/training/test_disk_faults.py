@@ -62,8 +62,9 @@ def test_a_disk_that_fails_from_some_moment_on(kind, point, after, log, whole, m
         status = main(command)
     complaint = capsys.readouterr().err.strip().splitlines()
     if status == 0:
-        # It has come so far that nothing was left that could fail.
+        # Nothing of it could fail, or nothing was left that could.
         assert after == 20 or point in ("mkdir.before", "link.before", "unlink.before")
+        assert helpers["outcome"](run) == helpers["outcome"](whole)
     else:
         assert (status, len(complaint)) == (1, 1)
         assert complaint[0].startswith(f"error: {run}")
@@ -92,6 +93,18 @@ def test_a_checkpoint_that_fails_ends_the_run_at_the_next_batch(log, make_config
     # The next one is scored before the failure is noticed, not one more.
     assert 150 <= batches[-1] < 150 + 2 * 64
     assert not [path for path in (run / "checkpoints").iterdir() if path.name.isdigit()]
+
+
+def test_a_last_write_that_fails_is_not_lost(log, make_config, tmp_path):
+    config, run = make_config({**CHANGES, "checkpoint": {"every_examples": 10**6}}), tmp_path / "run"
+    for name in ("arrays.npz", "predictions"):
+        failing = points["Broken"](("write.before",), errno.ENOSPC, 0, name)
+        with points["watching"](failing), pytest.raises(OSError, match="No space left"):
+            train(log, config, run, record="teacher")
+        assert not (run / "summary.json").exists()
+        assert not (log / "sidecars" / "teacher").exists()
+    train(log, config, run)
+    assert (run / "summary.json").exists()
 
 
 def test_a_file_that_the_system_lets_grow_no_further(log, make_config, tmp_path, root):
@@ -123,10 +136,10 @@ def test_checkpoints_keep_to_their_limit(log, make_config, whole, tmp_path):
     assert len(list(tmp_path.glob("two/checkpoints/*"))) == 2
     limited(3.1, "three")
     assert len(list(tmp_path.glob("three/checkpoints/*"))) == 3
-    with pytest.raises(InputError, match=r"takes \d+ bytes beside the \d+ .*disk_limit_gb allows \d+"):
+    with pytest.raises(InputError, match=r"takes \d+ bytes, beside the \d+ .*disk_limit_gb allows \d+"):
         limited(1.5, "one")
     assert len(list(tmp_path.glob("one/checkpoints/*"))) == 1
-    with pytest.raises(InputError, match=r"the next checkpoint takes \d+ bytes and checkpoint.disk_limit_gb"):
+    with pytest.raises(InputError, match=r"the next checkpoint takes \d+ bytes; checkpoint.disk_limit_gb"):
         limited(0.5, "none")
 
 
