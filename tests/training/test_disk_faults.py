@@ -107,6 +107,7 @@ def test_a_last_write_that_fails_is_not_lost(log, make_config, tmp_path):
     assert (run / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_a_file_that_the_system_lets_grow_no_further(log, make_config, tmp_path, root):
     """The kernel itself fails the writes: nothing is replaced here."""
     config = tmp_path / "config.yaml"
@@ -125,6 +126,7 @@ def test_a_file_that_the_system_lets_grow_no_further(log, make_config, tmp_path,
     assert line.startswith("error: run/checkpoints/") and line.endswith("File too large")
 
 
+@pytest.mark.slow
 def test_checkpoints_keep_to_their_limit(log, make_config, whole, tmp_path):
     size = max(path.stat().st_size for path in whole.glob("checkpoints/*/arrays.npz"))
 

@@ -699,6 +699,7 @@ def test_it_follows_a_log(old, logs, schema, change, unkilled, tmp_path):
     assert_equal(weights(run), weights(unkilled))
 
 
+@pytest.mark.slow
 def test_the_command_line(old, whole, change, tmp_path, capsys):
     from ctr.cli import main
     from ctr.config import dump_yaml

@@ -116,6 +116,7 @@ def test_nothing_waits_where_the_next_interval_needs_it(
     assert np.abs(logit[100:] - later[100:]).max() > 0.01
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_was_saved_and_what_was_not_is_computed_again(growing, make_config, tmp_path):
     config = make_config(ROOTS)
     whole = tmp_path / "whole"

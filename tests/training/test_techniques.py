@@ -180,7 +180,7 @@ def with_exposure(objective: dict[str, Any], path: Path) -> dict[str, Any]:
         pytest.param(EVERYTHING, {}, 0, id="everything without delay", marks=pytest.mark.slow),
         pytest.param(EVERYTHING, {}, 0.03, id="everything", marks=pytest.mark.slow),
         pytest.param(PUSHED, STRUCTURE, 0, id="and every structure without delay", marks=pytest.mark.slow),
-        pytest.param(PUSHED, STRUCTURE, 0.03, id="and every structure"),
+        pytest.param(PUSHED, STRUCTURE, 0.03, id="and every structure", marks=pytest.mark.slow),
     ],
 )
 def test_stopped_and_resumed_with_any_of_it_the_bits_are_the_same(
