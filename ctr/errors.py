@@ -16,12 +16,12 @@ class InputError(Exception):
 def one_line(error: BaseException) -> str:
     """What an error says on one line, without anything that a terminal would obey: values of files may stand in it.
 
-    Of a file that the system refused: which one, and why.
+    Of a file that the system refused: which one, and why. Of an error without words: its kind.
     """
     text = str(error)
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
         text = f"{error.filename}: {error.strerror}"
-    return printable(" ".join(text.split()))
+    return printable(" ".join(text.split())) or type(error).__name__
 
 
 def printable(text: str) -> str:

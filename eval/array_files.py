@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -11,6 +12,11 @@ import numpy.typing as npt
 
 # What DEFLATE can make of a byte.
 _LARGEST_RATIO = 1032
+# What NumPy writes of an array of numbers or text. Its parser is that of Python, which deep nesting overcomes.
+_HEADER = re.compile(
+    rb"\{'descr': '[<>|=]?[a-zA-Z?][0-9]*(?:\[[0-9a-zA-Z]+\])?', 'fortran_order': (?:True|False), "
+    rb"'shape': \([0-9, ]*\), \} *\n"
+)
 _MOST_BYTES = 2**40
 
 
@@ -22,31 +28,37 @@ def read_arrays(file: Path | BinaryIO, most_bytes: int = _MOST_BYTES) -> dict[st
 
     Raises:
         OSError: it cannot be read.
+        MemoryError: there is no memory for the arrays, which says nothing about the file.
         ValueError: anything is wrong with its content.
     """
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
-            _check_members(members, most_bytes)
+            # Members lie before the directory that names them.
+            _check_members(members, most_bytes, archive.start_dir)
             return {member.filename.removesuffix(".npy"): _read(archive, member) for member in members}
-    except OSError:
+    except (OSError, MemoryError):
         raise
     except Exception as error:
+        if isinstance(error.__context__, OSError):
+            # To zipfile a disk that does not give the end of a file makes it no archive.
+            raise error.__context__ from None
         # Of zipfile, zlib and NumPy's header parser: a dozen kinds, down to those of Python's tokenizer.
         raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None
 
 
-def _check_members(members: list[zipfile.ZipInfo], most_bytes: int) -> None:
+def _check_members(members: list[zipfile.ZipInfo], most_bytes: int, packed_bytes: int) -> None:
     names = [member.filename for member in members]
     if len(set(names)) != len(names):
         raise ValueError("an array stands twice in it")
-    total = 0
+    total = packed = 0
     for member in members:
         if not member.filename.endswith(".npy"):
             raise ValueError(f"{member.filename[:80]!r} is no array (.npy)")
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"{member.filename[:80]!r} is packed in another way than NumPy does")
-        if member.file_size > _LARGEST_RATIO * member.compress_size:
+        packed += member.compress_size
+        if packed > packed_bytes or member.file_size > _LARGEST_RATIO * member.compress_size:
             raise ValueError(
                 f"{member.filename[:80]!r} cannot have the {member.file_size} bytes that it says"
             )
@@ -59,9 +71,21 @@ def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> npt.NDArray[Any]
     with archive.open(member) as stream:
         # The longest header of NumPy's own is shorter by far.
         head = io.BytesIO(stream.read(1 << 16))
+    version = np.lib.format.read_magic(head)
+    begin = head.tell()
+    length = int.from_bytes(head.read({(1, 0): 2, (2, 0): 4}[version]), "little")
+    text = head.read(length)
+    if not _HEADER.fullmatch(text):
+        raise ValueError(f"{member.filename[:80]!r} does not hold an array of numbers or text: {text[:80]!r}")
+    head.seek(begin)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    shape, _, dtype = read[np.lib.format.read_magic(head)](head)
-    if dtype.hasobject or math.prod(shape) * dtype.itemsize != member.file_size - head.tell():
+    shape, _, dtype = read[version](head)
+    # An array of empty texts has any number of them in no bytes.
+    if (
+        dtype.hasobject
+        or not dtype.itemsize
+        or math.prod(shape) * dtype.itemsize != member.file_size - head.tell()
+    ):
         raise ValueError(f"{member.filename[:80]!r} does not hold {shape} {dtype}")
     with archive.open(member) as stream:
         array: npt.NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)

@@ -28,9 +28,9 @@ def verdict(metric: str, difference: float, significant: bool) -> str:
 
 def decimals_for(low: float | None, high: float | None) -> int:
     """Digits after the point with which an interval's half-width still shows two digits; at least 5."""
-    if low is None or high is None or not high - low > 0:
+    if low is None or high is None or not 0 < (half := (high - low) / 2) < math.inf:
         return _DECIMALS
-    return min(max(_DECIMALS, math.ceil(-math.log10((high - low) / 2)) + 1), _MOST_DECIMALS)
+    return min(max(_DECIMALS, math.ceil(-math.log10(half)) + 1), _MOST_DECIMALS)
 
 
 def fixed(value: float | None, decimals: int = _DECIMALS, *, signed: bool = False) -> str:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctr.data.mapping import Label, Time
+from ctr.data.reader import LARGEST_WEIGHT
 from ctr.data.transform import string_ids
 from ctr.errors import InputError
 
@@ -22,6 +23,7 @@ TIME_LIMIT_US = 253_402_300_800_000_000
 _UNIT_US = {"s": 1_000_000.0, "ms": 1_000.0, "us": 1.0, "ns": 0.001}
 
 LABEL_ALLOWED = "0, 1, true, false"
+WEIGHT_ALLOWED = f"a number from 0 to {LARGEST_WEIGHT:,.0f}"
 _LABEL_TEXTS = ["0", "1", "false", "true", "False", "True", "FALSE", "TRUE", "0.0", "1.0"]
 
 _HAS_OFFSET = r"[T ].*([Zz]|[+-][0-9]{2}(:?[0-9]{2})?)$"
@@ -264,7 +266,7 @@ def _plain_labels(column: pa.Array) -> tuple[np.ndarray, Bad, str]:
 
 
 def parse_weights(column: pa.Array) -> tuple[np.ndarray, Bad]:
-    """[N] float32 weights (0 where bad); missing, negative and non-finite ones are marked.
+    """[N] float32 weights (0 where bad); missing and negative ones and those above ``LARGEST_WEIGHT`` are marked.
 
     Raises:
         InputError: a column of a type that holds no numbers.
@@ -272,7 +274,7 @@ def parse_weights(column: pa.Array) -> tuple[np.ndarray, Bad]:
     numbers, bad = parse_numbers(column)
     with np.errstate(over="ignore"):
         weights = pc.fill_null(numbers, np.nan).to_numpy().astype(np.float32)
-    bad = bad | ~(np.isfinite(weights) & (weights >= 0))
+    bad = bad | ~((weights >= 0) & (weights <= LARGEST_WEIGHT))
     return np.where(bad, np.float32(0), weights), bad
 
 

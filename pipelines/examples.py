@@ -11,7 +11,7 @@ from ctr.data.mapping import Mapping
 from ctr.data.schema import Schema
 from ctr.data.transform import pack_table, string_ids
 from ctr.pipelines.chunks import Chunk
-from ctr.pipelines.convert import mix_ids, parse_labels, parse_weights
+from ctr.pipelines.convert import WEIGHT_ALLOWED, mix_ids, parse_labels, parse_weights
 from ctr.pipelines.joins import SideTable
 from ctr.pipelines.raw_columns import (
     Verdict,
@@ -117,7 +117,7 @@ class ExampleMaker:
         if name is None:
             return np.ones(len(verdict.good), np.float32)
         weights, bad = parse_column(name, columns, parse_weights)
-        verdict.refuse(bad, "weight", "not a weight", columns[name], "a finite number, 0 or more")
+        verdict.refuse(bad, "weight", "not a weight", columns[name], WEIGHT_ALLOWED)
         return weights
 
     def _ids(

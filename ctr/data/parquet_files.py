@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ctr.errors import InputError
+from ctr.errors import InputError, one_line
 
 IDS_COLUMN = "ids"
 MOST_VALUES = 2**28
@@ -61,7 +61,7 @@ def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
             _check_size(path, file.metadata)
             return file.read()
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise InputError(f"{path}: not a Parquet file that can be read: {_one_line(error)}") from None
+        raise InputError(f"{path}: not a Parquet file that can be read: {one_line(error)[:300]}") from None
 
 
 def _check_size(path: Path, metadata: pq.FileMetaData) -> None:
@@ -82,14 +82,12 @@ def cast_table(path: Path, table: pa.Table, schema: pa.Schema) -> pa.Table:
         table = table.cast(schema).combine_chunks()
         table.validate(full=True)
     except (pa.ArrowException, ValueError) as error:
-        raise InputError(f"{path}: a column is of another type: {_one_line(error)}") from None
+        raise InputError(
+            f"{path}: a column is of another type or has nulls: {one_line(error)[:300]}"
+        ) from None
     for name in schema.names:
         column = table.column(name)
         items = column.combine_chunks().flatten() if pa.types.is_list(column.type) else column
         if column.null_count or items.null_count:
             raise InputError(f"{path}: the column {name} has nulls")
     return table
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

@@ -31,6 +31,7 @@ from ctr.data.feature_ops import (
 )
 from ctr.data.log import pack_ids, shard_schema
 from ctr.data.parquet_files import IDS_COLUMN
+from ctr.data.reader import LARGEST_WEIGHT
 from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text, is_multivalent
 from ctr.errors import InputError
 
@@ -315,8 +316,8 @@ def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table) -> pa.Table:
         raw: the source columns of the same rows.
 
     Raises:
-        InputError: keys absent, null or out of their range (labels are 0 and 1, weights finite and not
-            negative); and all that ``transform_table`` refuses.
+        InputError: keys absent, null or out of their range (labels are 0 and 1, weights from 0 to
+            ``LARGEST_WEIGHT``); and all that ``transform_table`` refuses.
     """
     target = shard_schema(schema)
     matrix, lists = transform_table(schema, raw)
@@ -358,8 +359,8 @@ def _key_column(keys: pa.Table, field: pa.Field) -> pa.ChunkedArray:
         raise InputError("the key column label holds values other than 0 and 1")
     if field.name.endswith("weight"):
         weights = column.to_numpy()
-        if not (np.isfinite(weights) & (weights >= 0)).all():
-            raise InputError(f"the key column {field.name} holds values that are not finite or below 0")
+        if not ((weights >= 0) & (weights <= LARGEST_WEIGHT)).all():
+            raise InputError(f"the key column {field.name} holds values outside 0 to {LARGEST_WEIGHT:,.0f}")
     return column
 
 

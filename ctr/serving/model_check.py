@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from ctr.errors import InputError
+from ctr.errors import InputError, one_line
 
 OPERATIONS = frozenset(
     [
@@ -135,7 +135,7 @@ def check_model(model: Path) -> None:
     try:
         saved.ParseFromString(path.read_bytes())
     except Exception as error:
-        raise InputError(f"{path}: not a SavedModel: {_one_line(error)}") from None
+        raise InputError(f"{path}: not a SavedModel: {one_line(error)[:300]}") from None
     # Of several graphs, or of one without objects, TensorFlow would run the whole and not just functions.
     if len(saved.meta_graphs) != 1 or not saved.meta_graphs[0].object_graph_def.nodes:
         raise InputError(f"{path}: one graph with objects is needed, there are {len(saved.meta_graphs)}")
@@ -195,12 +195,8 @@ def _check_variables(prefix: Path) -> None:
         shapes, types = checkpoint.get_variable_to_shape_map(), checkpoint.get_variable_to_dtype_map()
         sizes = {name: math.prod(shape) * types[name].size for name, shape in shapes.items()}
     except Exception as error:
-        raise InputError(f"{prefix}: not the variables of a model: {_one_line(error)}") from None
+        raise InputError(f"{prefix}: not the variables of a model: {one_line(error)[:300]}") from None
     held = sum(path.stat().st_size for path in prefix.parent.glob(f"{prefix.name}.data-*"))
     needed = sum(size for name, size in sizes.items() if name != _OBJECT_GRAPH)
     if needed > held or any(types[name] == tf.string for name in sizes if name != _OBJECT_GRAPH):
         raise InputError(f"{prefix}: says that it has {needed} bytes of numbers, its files have {held}")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.data.schema import list_separators
-from ctr.errors import InputError
+from ctr.errors import InputError, one_line
 from ctr.serving.combine import probabilities, transfers_of
 from ctr.serving.metadata import check_files, find_model, model_schema, read_metadata
 from ctr.serving.model_check import check_model
@@ -58,7 +58,7 @@ class Scorer:
                 self._cache = RowCache(cached_rows, shape)
         except Exception as error:
             # What TensorFlow raises for what it did not write itself has no common kind.
-            raise InputError(f"{self.path}: cannot be loaded: {' '.join(str(error).split())[:300]}") from None
+            raise InputError(f"{self.path}: cannot be loaded: {one_line(error)[:300]}") from None
 
     @property
     def signatures(self) -> tuple[str, ...]:

@@ -1,12 +1,13 @@
 """What a run tells in summary.json."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ctr.data.json_files import read_json_object
 from ctr.data.log import log_sha256
 from ctr.data.sample_log import applied_samplings
+from ctr.errors import InputError
 from ctr.training.duals import duals_of
 from ctr.training.inputs import Inputs
 from ctr.training.rollback import as_json
@@ -54,7 +55,11 @@ def _sampled_queries(inputs: Inputs) -> bool:
 def timing_before(summary_path: Path) -> Mapping[str, float | None]:
     """A finished run that is asked for again has nothing left to time: its first timing stands, if any."""
     try:
-        before = json.loads(summary_path.read_bytes())
-    except (FileNotFoundError, ValueError):
+        before = read_json_object(summary_path, "none")
+    except InputError:
         before = {}
-    return {key: before.get(key) for key in TIMING}
+    return {key: _number(before.get(key)) for key in TIMING}
+
+
+def _number(value: object) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -20,12 +20,13 @@ A resume reads it, so that a run that is killed at any moment ends in the bits o
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import model_validator
 
-from ctr.config import StrictModel
+from ctr.config import StrictModel, parse_model
+from ctr.data.json_files import parse_json_object, read_bytes
 from ctr.data.log import Manifest
 from ctr.data.reader import read_rows
 from ctr.data.schema import Schema
@@ -58,6 +59,21 @@ class Rollback(StrictModel):
     rows: tuple[int, int]
     query_times: tuple[int, int] | None
     reason: str
+
+
+class _SetAside(StrictModel):
+    """The file that tells a run's rollbacks."""
+
+    rollbacks: tuple[Rollback, ...]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for one in self.rollbacks:
+            if one.checkpoint < 0 or not 0 <= one.rows[0] <= one.rows[1]:
+                raise ValueError(
+                    f"rows [{one.rows[0]}, {one.rows[1]}) after {one.checkpoint} are no range of rows"
+                )
+        return self
 
 
 class RollbackNeeded(Exception):  # noqa: N818  (not an error: the run goes on)
@@ -207,15 +223,14 @@ def read_rollbacks(folder: Path) -> list[Rollback]:
         InputError: the file that tells them is damaged.
     """
     path = folder / SET_ASIDE_FILE
-    try:
-        content = json.loads(path.read_bytes())
-        return [Rollback.model_validate_json(json.dumps(entry)) for entry in content["rollbacks"]]
-    except FileNotFoundError:
+    if not path.exists():
         return []
-    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
-        reason = " ".join(str(error).split())[:200]
+    try:
+        content = parse_json_object(read_bytes(path, "no file"), "content")
+        return list(parse_model(_SetAside, content, "content").rollbacks)
+    except InputError as error:
         raise InputError(
-            f"{path}: damaged ({reason}); it decides which rows are learned from: "
+            f"{path}: damaged ({str(error)[:200]}); it decides which rows are learned from: "
             "bring it back, or use another folder to start anew"
         ) from None
 

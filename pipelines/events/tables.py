@@ -19,7 +19,7 @@ from ctr.data.reader import FAULTS, rows_of_table
 from ctr.data.transform import pack_table
 from ctr.errors import InputError
 from ctr.pipelines.chunks import Chunk
-from ctr.pipelines.convert import parse_weights
+from ctr.pipelines.convert import WEIGHT_ALLOWED, parse_weights
 from ctr.pipelines.raw_columns import (
     Columns,
     Verdict,
@@ -108,7 +108,7 @@ def _prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock
     if mapping.impressions.weight is not None:
         name = mapping.impressions.weight
         weight, bad = parse_column(name, columns, parse_weights)
-        verdict.refuse(bad, "weight", "not a weight", columns[name], "a finite number, 0 or more")
+        verdict.refuse(bad, "weight", "not a weight", columns[name], WEIGHT_ALLOWED)
     keys = {
         "query_time": times["time"],
         "timestamp": times.get("timestamp", times["time"]),

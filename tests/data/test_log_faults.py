@@ -341,9 +341,9 @@ def test_what_a_publisher_at_fault_wrote_is_refused(
 
 def test_content_that_is_no_shard_of_this_log_is_refused(tmp_path: Path) -> None:
     for name, parts, message in (
-        ("text", ROWS[:1], "not a Parquet file: "),
-        ("nulls", ROWS[:1], "not the columns of this log: .*null"),
-        ("wide", ROWS[:1], "not the columns of this log: "),
+        ("text", ROWS[:1], "not a Parquet file that can be read: "),
+        ("nulls", ROWS[:1], "a column is of another type or has nulls: .*label.* null"),
+        ("wide", ROWS[:1], "a column is of another type or has nulls: .*"),
     ):
         log = tmp_path / name
         table = parts[0]

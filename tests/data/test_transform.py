@@ -501,8 +501,12 @@ def test_pack_table_is_under_the_shard_schema() -> None:
     ("name", "values", "message"),
     [
         ("label", [0, 2], "the key column label holds values other than 0 and 1"),
-        ("train_weight", [1, -1], "the key column train_weight holds values that are not finite or below 0"),
-        ("metric_weight", [1, float("nan")], "the key column metric_weight holds values that are not finite"),
+        ("train_weight", [1, -1], "the key column train_weight holds values outside 0 to 1,000,000,000"),
+        (
+            "metric_weight",
+            [1, float("nan")],
+            "the key column metric_weight holds values outside 0 to 1,000,000,000",
+        ),
         ("label", [0, 300], "the key column label is not int8"),
         ("query_id", [1, None], "the key column query_id has 1 nulls"),
         ("query_id", ["a", "b"], "the key column query_id is not int64"),

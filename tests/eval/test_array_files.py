@@ -1,9 +1,12 @@
 """Archives of arrays from elsewhere."""
 
+import errno
 import io
+import os
 import pickle
 import struct
 import zipfile
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -59,6 +62,47 @@ def test_members_that_are_not_what_they_say(content, words):
     with pytest.raises(ValueError, match=words) as raised:
         read_arrays(pack({"a.npy": content}))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("failure", [MemoryError(), OSError(errno.EIO, os.strerror(errno.EIO))])
+def test_a_shortage_or_a_disk_that_fails_is_not_taken_for_damage(failure):
+    content = io.BytesIO()
+    np.savez_compressed(content, a=np.arange(9), b=np.zeros(100_000))
+    reads = 0
+
+    class Failing(io.BytesIO):
+        def read(self, *size):
+            nonlocal reads
+            reads -= 1
+            if not reads:
+                raise failure
+            return super().read(*size)
+
+    last = 0
+    while not reads:
+        last, reads = last + 1, last + 1
+        with suppress(type(failure)):
+            found = read_arrays(Failing(content.getvalue()))
+    assert found["a"].tolist() == list(range(9))
+    assert last > 5
+
+
+@pytest.mark.parametrize("sign", ["-", "not ", "1if 1else ", "lambda:", "1**"])
+def test_a_header_that_overcomes_a_parser_is_no_shortage_of_memory(sign):
+    content = array("'<f8'", f"({sign * (9000 // len(sign))}1,)", bytes(8))
+    with pytest.raises(ValueError, match="does not hold an array of numbers or text"):
+        read_arrays(pack({"a.npy": content}))
+
+
+def test_a_size_that_the_archive_cannot_hold_takes_no_memory():
+    content = bytearray(pack({"a.npy": array("'|u1'", "(4000000000,)")}).getvalue())
+    place = content.index(b"PK\x01\x02") + 20
+    header = len(array("'|u1'", "(4000000000,)"))
+    content[place : place + 8] = struct.pack("<II", 2**32 - 2, 4_000_000_000 + header)
+    with pytest.raises(ValueError, match="cannot have the"):
+        read_arrays(io.BytesIO(bytes(content)))
+    with pytest.raises(ValueError, match="does not hold"):
+        read_arrays(pack({"a.npy": array("'<U0'", "(1000000000000,)")}))
 
 
 def test_archives_that_are_refused():

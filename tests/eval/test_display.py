@@ -40,7 +40,17 @@ def test_numbers(shown, text):
 
 @pytest.mark.parametrize(
     ("low", "high", "decimals"),
-    [(None, 1.0, 5), (math.nan, math.nan, 5), (0.5, 0.5, 5), (0.1, 0.2, 5), (0.0, 2e-5, 6), (0.0, 1e-30, 9)],
+    [
+        (None, 1.0, 5),
+        (math.nan, math.nan, 5),
+        (0.5, 0.5, 5),
+        (0.1, 0.2, 5),
+        (0.0, 2e-5, 6),
+        (0.0, 1e-30, 9),
+        (0.0, 5e-324, 5),
+        (-1e308, 1e308, 5),
+        (-math.inf, math.inf, 5),
+    ],
 )
 def test_digits_follow_the_interval(low, high, decimals):
     assert decimals_for(low, high) == decimals

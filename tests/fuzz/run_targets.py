@@ -7,6 +7,7 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,64 @@ def _checkpoint_folder(folder: Path) -> Path:
         }
         checkpoint.save(target, 10, arrays, {"position": {"examples": 10}, "parts": ["a.parquet"]}, 2)
     return target
+
+
+def _set_aside_seeds(folder: Path) -> list[bytes]:
+    from ctr.training.rollback import Rollback, write_rollbacks
+
+    (folder / "went_back").mkdir(exist_ok=True)
+    past = [
+        Rollback(checkpoint=100, rows=(110, 200), query_times=(5, 9), reason="3 steps were skipped"),
+        Rollback(checkpoint=100, rows=(200, 200), query_times=None, reason="dense/000 is not finite"),
+    ]
+    seeds = []
+    for count in (2, 1):
+        write_rollbacks(folder / "went_back", past[:count])
+        seeds.append((folder / "went_back/set_aside.json").read_bytes())
+    return seeds
+
+
+def _parse_set_aside(folder: Path, content: bytes) -> None:
+    from ctr.training.rollback import as_json, check_kept, is_set_aside, read_rollbacks
+
+    put(folder / "went_back/set_aside.json", content)
+    found = read_rollbacks(folder / "went_back")
+    check_kept(folder / "went_back", as_json(found), found)
+    assert isinstance(is_set_aside(100, 200, found), bool)
+    for one in found:
+        assert 0 <= one.rows[0] <= one.rows[1]
+        assert is_set_aside(*one.rows, found) == (one.rows[0] < one.rows[1])
+
+
+def _launch_seeds(folder: Path) -> list[bytes]:
+    (folder / "begun").mkdir(exist_ok=True)
+    entry = {
+        "part": "feature",
+        "name": "user",
+        "status": "taken",
+        "optimizer": "fresh",
+        "why": "other buckets",
+    }
+    content = {
+        "run": str((folder / "old").resolve()),
+        "checkpoint": 100,
+        "checkpoint_sha256": "a" * 64,
+        "begins_at": {"log": 100, "learned": 90, "constraint_logs": {"random": 3}},
+        "table": [entry, {**entry, "part": "ramp", "optimizer": None}],
+    }
+    return [json.dumps(content, indent=1).encode()]
+
+
+def _parse_launch(folder: Path, content: bytes) -> None:
+    """As of a run that is asked for again: nothing else of it is read then."""
+    from ctr.training.config import TrainConfig
+    from ctr.training.launch import InitFrom, launch, read_launch
+
+    put(folder / "begun/init_from.json", content)
+    begun = read_launch(folder / "begun")
+    require_finite(begun)
+    json.dumps(begun, allow_nan=False)
+    launch(folder / "log", TrainConfig(), folder / "begun", InitFrom(folder / "old"))
 
 
 def _checkpoint_file(name: str) -> tuple[Prepare, Parse]:
@@ -57,6 +116,16 @@ def _checkpoint_file(name: str) -> tuple[Prepare, Parse]:
     return prepare, parse
 
 
+_FAULTS: dict[str, Any] = {
+    "skipped_steps": 2,
+    "skipped_ranges": [[0, 20], [40, 60]],
+    "rollbacks": 1,
+    "set_aside": [{"checkpoint": 0, "rows": [0, 20], "query_times": [5, 9], "reason": "3 steps"}],
+    "set_aside_rows": 20,
+    "shampoo": {"failed": 1, "lost": 0},
+}
+
+
 @functools.cache
 def _two_runs() -> Path:
     """A folder with two runs, made once."""
@@ -67,7 +136,7 @@ def _two_runs() -> Path:
     rows = make.make_rows(1, queries=60)
     for name, seed in (("run", 1), ("other", 2)):
         logit = make.predict(rows, seed, 1.0)
-        make.write_run(folder / name, rows, logit, slices=("position",), rejects=("bad",))
+        make.write_run(folder / name, rows, logit, slices=("position",), rejects=("bad",), **_FAULTS)
         spectra = [
             {"name": "deep/0", "shape": [3, 2], "singular_values": [2.0, 1.0]},
             {"name": "deep/1", "shape": [9, 9], "omitted": "too large"},
@@ -89,6 +158,7 @@ def _run_file(name: str) -> tuple[Prepare, Parse]:
     def parse(folder: Path, content: bytes) -> None:
         from ctr.eval.paired_predictions import pair_predictions
         from ctr.eval.run_comparison import compare_runs
+        from ctr.eval.run_faults import faults_of
         from ctr.eval.run_files import (
             RunError,
             count_rejects,
@@ -104,11 +174,11 @@ def _run_file(name: str) -> tuple[Prepare, Parse]:
         before = path.read_bytes()
         try:
             path.write_bytes(content)
-            read_run(run)
+            found = read_run(run)
             read_environment(run)
             read_windows(run)
             read_weight_spectra(run)
-            count_rejects(run)
+            faults_of(found, count_rejects(run))
             if name in ("summary.json", "config.yaml", "metric_states.npz"):
                 show_runs([run])
                 compared = compare_runs(folder / "other", run)

@@ -24,7 +24,7 @@ from config_targets import (
 from export_targets import _command_seeds, _export_file, _parse_command
 from input_targets import _FORMATS, _events, _format, _kafka, _scored_rows, _table_input
 from log_targets import (
-    _log_file,
+    _manifest,
     _parse_schema,
     _parse_shard,
     _parse_sidecar,
@@ -36,12 +36,16 @@ from run_targets import (
     _checkpoint_file,
     _evaluate_seeds,
     _experiment_file,
+    _launch_seeds,
     _loop_seeds,
     _parse_evaluate,
+    _parse_launch,
     _parse_loop,
     _parse_report,
+    _parse_set_aside,
     _report_seeds,
     _run_file,
+    _set_aside_seeds,
 )
 from target import Target
 
@@ -62,8 +66,8 @@ def _make_targets() -> dict[str, Target]:
         "mapping": Target("yaml", _mapping_seeds, _parse_mapping),
         "event mapping": Target("yaml", _event_mapping_seeds, _parse_event_mapping),
         "schema": Target("json", _schema_seeds, _parse_schema),
-        "manifest": Target("json", *_log_file("manifests/*.json")),
-        "sidecar manifest": Target("json", *_log_file("sidecars/*/*.json")),
+        "manifest": Target("json", *_manifest("manifests/*.json")),
+        "sidecar manifest": Target("json", *_manifest("sidecars/*/*.json")),
         "shard": Target("parquet", _shard_seeds, _parse_shard),
         "sidecar": Target("parquet", _sidecar_seeds, _parse_sidecar),
         "csv": Target("text", *_table_input("csv", csv)),
@@ -85,6 +89,8 @@ def _make_targets() -> dict[str, Target]:
         "scored csv.gz": Target("bytes", *_scored_rows("csv.gz")),
         "checkpoint arrays": Target("npz", *_checkpoint_file("arrays.npz")),
         "checkpoint state": Target("json", *_checkpoint_file("state.json")),
+        "set aside": Target("json", _set_aside_seeds, _parse_set_aside),
+        "launch": Target("json", _launch_seeds, _parse_launch),
         "run summary": Target("json", *_run_file("summary.json")),
         "run environment": Target("json", *_run_file("environment.json")),
         "run windows": Target("jsonl", *_run_file("metrics.jsonl")),

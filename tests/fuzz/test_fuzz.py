@@ -18,6 +18,7 @@ WITHOUT_TENSORFLOW = (
         "sidecar",
         "checkpoint arrays",
         "checkpoint state",
+        "set aside",
         "run summary",
         "run windows",
     ),

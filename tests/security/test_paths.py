@@ -1,7 +1,6 @@
 """Names in files from elsewhere do not lead out of the folder that they belong to."""
 
 import hashlib
-import json
 import os
 import runpy
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from ctr.config import parse_model
 from ctr.data.event_mapping import EventSampling, EventTeacher
+from ctr.data.json_files import read_sealed, sealed_bytes
 from ctr.data.log import read_manifests, read_schema, read_shard
 from ctr.data.sidecar import read_sidecar_interval, sidecar_folder, write_sidecar_interval
 from ctr.errors import InputError
@@ -48,22 +48,19 @@ def log(tmp_path):
 
 
 def edit(path: Path, change) -> None:
-    content = json.loads(path.read_text())
+    """Changes a manifest as one would who can make hashes, too."""
+    content = read_sealed(path, "no manifest")
     change(content)
-    path.write_text(json.dumps(content))
+    path.write_bytes(sealed_bytes(content))
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_shards_of_a_manifest(log, name):
     (path,) = log.glob("manifests/*")
     edit(path, lambda content: content["shards"][0].update(file=f"{name}.parquet"))
-    if name in (".", ".."):
-        # Names of files in the folder, if strange ones.
-        (manifest,) = read_manifests(log)
-        with pytest.raises(InputError, match="missing"):
-            read_shard(log, manifest.shards[0], read_schema(log))
-        return
-    with pytest.raises(InputError, match=r"shards\.0\.file"):
+    # A name of dots is one of a file in the folder, but not that of this shard.
+    message = r"shard 0 is \.+parquet: not the name" if name in (".", "..") else r"\.json: shards\.0\.file: "
+    with pytest.raises(InputError, match=message):
         read_manifests(log)
 
 
@@ -71,7 +68,7 @@ def test_shards_of_a_manifest(log, name):
 def test_files_of_a_sidecar(log, name):
     (path,) = log.glob("sidecars/teacher/*.json")
     edit(path, lambda content: content.update(file=f"{name}.parquet"))
-    with pytest.raises(InputError, match="file"):
+    with pytest.raises(InputError, match=r"\.json: file: "):
         read_sidecar_interval(log, "teacher", read_manifests(log)[0])
 
 
@@ -147,9 +144,10 @@ def test_a_manifest_cannot_ask_for_any_amount_of_memory(log, monkeypatch):
 )
 def test_a_shard_with_its_hash_that_is_no_parquet(log, content):
     (path,) = log.glob("manifests/*")
-    (log / "shards/x.parquet").write_bytes(content)
     digest = hashlib.sha256(content).hexdigest()
-    edit(path, lambda c: c["shards"][0].update(file="x.parquet", bytes=len(content), sha256=digest))
+    file = f"{path.stem}-0000-{digest[:16]}.parquet"
+    (log / "shards" / file).write_bytes(content)
+    edit(path, lambda c: c["shards"][0].update(file=file, bytes=len(content), sha256=digest))
     (manifest,) = read_manifests(log)
     with pytest.raises(InputError, match="not a Parquet file that can be read"):
         read_shard(log, manifest.shards[0], read_schema(log))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ctr.cli import main
 from ctr.errors import InputError, one_line, printable
 from ctr.eval.report import render_report
+from ctr.eval.run_files import RunError
 
 EVAL = Path(__file__).parents[1] / "eval"
 MAKE = runpy.run_path(str(EVAL / "run_directories.py"))
@@ -29,7 +30,8 @@ def test_no_text_of_a_run_becomes_part_of_its_report(tmp_path):
         slices=(HOSTILE,),
         config={HOSTILE: HOSTILE, "nested": {HOSTILE: [HOSTILE]}},
         rejects=(HOSTILE,),
-        skipped_ranges=[HOSTILE],
+        skipped_ranges=[[0, 20]],
+        set_aside=[{"checkpoint": 0, "rows": [0, 20], "query_times": [0, 1], "reason": HOSTILE}],
         config_sha256=HOSTILE,
     )
     (run / "environment.json").write_text(json.dumps({HOSTILE: HOSTILE, "x": {HOSTILE: HOSTILE}}))
@@ -51,12 +53,35 @@ def test_no_text_of_a_run_becomes_part_of_its_report(tmp_path):
     assert "{{ 7*7 }}" in page.words
 
 
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"skipped_ranges": [HOSTILE]},
+        {"skipped_ranges": HOSTILE},
+        {"skipped_ranges": [[HOSTILE, 1]]},
+        {"set_aside": [{"checkpoint": HOSTILE, "rows": [0, 20]}]},
+        {"set_aside": [{"checkpoint": 0, "rows": [0, 20], "query_times": [HOSTILE, 1]}]},
+        {"shampoo": {"failed": HOSTILE}},
+    ],
+)
+def test_text_in_the_place_of_numbers_of_faults_is_refused(tmp_path, entries):
+    rows = MAKE["make_rows"](1, queries=4)
+    run = MAKE["write_run"](tmp_path / "run", rows, MAKE["predict"](rows, 1, 1.0), **entries)
+    with pytest.raises(RunError, match=next(iter(entries))):
+        render_report([run])
+
+
 @given(st.text())
 def test_a_terminal_obeys_nothing_in_an_error(text):
     line = one_line(InputError(text))
     assert "\n" not in line
     assert all(character.isprintable() or character.isspace() for character in line)
     assert not set(line) & set("\x1b\r\x08\x07\x9b\u202e\u2066\u200b\x00\x7f\u2028")
+
+
+def test_an_error_without_words_is_told_by_its_kind():
+    assert one_line(KeyError()) == "KeyError"
+    assert one_line(MemoryError(" \n")) == "MemoryError"
 
 
 def test_what_is_harmless_stays_as_it_is():

@@ -269,7 +269,22 @@ def test_the_file_tells_what_was_written(tmp_path_factory, entries):
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", "{}", '{"rollbacks": 3}', '{"rollbacks": [{"rows": [1, 2]}]}', '{"rollbacks": [{}', "\x00"],
+    [
+        "",
+        "[]",
+        "{}",
+        '{"rollbacks": 3}',
+        '{"rollbacks": ""}',
+        '{"rollbacks": {}}',
+        '{"rollbacks": [{"rows": [1, 2]}]}',
+        '{"rollbacks": [{}',
+        '{"rollbacks": [], "rollbacks": []}',
+        '{"rollbacks": [{"checkpoint": 1, "rows": [9, 2], "query_times": null, "reason": ""}]}',
+        '{"rollbacks": [{"checkpoint": 1, "rows": [-9, 2], "query_times": null, "reason": ""}]}',
+        '{"rollbacks": [{"checkpoint": 1, "rows": [1, 1e400], "query_times": null, "reason": ""}]}',
+        "[" * 100_000,
+        "\x00",
+    ],
 )
 def test_a_damaged_file_is_refused(tmp_path, content):
     (tmp_path / "set_aside.json").write_text(content)
