@@ -90,6 +90,7 @@ def make_pass(
 @example(batches=60, bad=set(range(5, 55)), limit=2, every=1000)
 @example(batches=60, bad=set(range(60)), limit=1, every=1000)
 @example(batches=60, bad=set(range(0, 60, 2)), limit=1, every=1000)
+@example(batches=60, bad=set(range(60)) - {10, 20, 30, 40, 50}, limit=2, every=1000)
 def test_a_pass_ends_behind_examples_that_cannot_be_learned_from(batches, bad, limit, every):
     """However many they are and however they lie, as long as weights stay sound."""
     told: list[Rollback] = []
