@@ -1,14 +1,11 @@
 """From a run to a SavedModel in TensorFlow Serving's layout, published whole or not at all."""
 
-import fcntl
 import gc
 import hashlib
 import json
 import os
-import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +20,11 @@ from ctr.serving.metadata import EXTRA, FILE, FORMAT, hash_files, read_metadata,
 from ctr.serving.signatures import serving_signatures
 from ctr.serving.warmup import FILE as WARMUP
 from ctr.serving.warmup import write_warmup
+from ctr.training.export_folder import PARTIAL, delete_model, only_publisher
 from ctr.training.snapshot import Snapshot, read_snapshot
 from ctr.training.state import dense_weights
 from ctr.training.tensor_files import written_by_tensorflow
 
-_PARTIAL = ".partial"
 # Of whom a model is, whatever machine and library wrote it.
 _IDENTITY = ("format", "schema", "config", "compute_dtype", "model", "position", "logs", "weights")
 
@@ -77,10 +74,7 @@ def publish(snapshot: Snapshot, out: Path, keep: int | None = None, wait: bool =
             process is publishing in ``out``.
     """
     make_folder(out)
-    with _only_publisher(out, wait):
-        for leftover in out.glob(f"*{_PARTIAL}"):
-            if leftover.is_dir() and leftover.stem.isdecimal():
-                shutil.rmtree(leftover)
+    with only_publisher(out, wait):
         final = out / str(snapshot.examples)
         described = describe(snapshot)
         if final.exists():
@@ -92,26 +86,14 @@ def publish(snapshot: Snapshot, out: Path, keep: int | None = None, wait: bool =
         ):
             # A run that was resumed makes no export anew that it had deleted.
             return Exported(final, False, described)
-        partial = out / f"{final.name}{_PARTIAL}"
+        partial = out / f"{final.name}{PARTIAL}"
         metadata = _write(snapshot, partial, described)
         _sync_tree(partial)
         partial.rename(final)
         sync_folder(out)
         for old in versions(out)[:-keep] if keep is not None else []:
-            # Renamed first, so that nobody finds half of it under its own name.
-            removed = old.rename(out / f"{old.name}{_PARTIAL}")
-            shutil.rmtree(removed)
+            delete_model(old)
         return Exported(final, True, metadata)
-
-
-@contextmanager
-def _only_publisher(out: Path, wait: bool) -> Iterator[None]:
-    with (out / ".lock").open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise InputError(f"{out}: another process is exporting to this folder") from None
-        yield
 
 
 def _check_same(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from ctr.config import differing_keys, dump_yaml, load_model, parse_model, read_
 from ctr.data.json_files import json_bytes, read_json_object
 from ctr.data.log import check_log, list_intervals, log_sha256, read_manifests, read_shard
 from ctr.data.reader import rows_of_table
-from ctr.data.sidecar import read_sidecar_interval
+from ctr.data.sidecar import read_sidecar_interval, sidecar_folder
 from ctr.errors import InputError
 from ctr.eval.ads_churn import SHOWN_FILE
 from ctr.files import make_folder, sync_folder, write_atomic
@@ -86,7 +86,7 @@ def run_closed_loop(
     world = make_world(world_config)
     ids = FeatureIds(world)
     with open_session(out / "log", config, out / "run", exporter=export_from_run) as session:
-        begin = _first_unknown_day(session, first)
+        begin = _first_day_to_serve(session, logs, first)
         for day in islice(days(world_config, world, begin), max(first + day_count - begin, 0)):
             publish_day(world_config, world, ids, day, model_policy(session, ids), logs, Counts())
             _learn(session)
@@ -99,21 +99,31 @@ def run_closed_loop(
 def _learn(session: Session) -> None:
     """Learns what was published. Then nothing is computed again: the weights that serve a day are on the disk."""
     session.advance(partial=True)
-    session.save()
+    # Where weights are broken it goes back instead, a few times at most.
+    while session.save():
+        session.advance(partial=True)
 
 
-def _first_unknown_day(session: Session, first: int) -> int:
-    """The number of the first day that the weights know nothing of, at least ``first``.
+def _first_day_to_serve(session: Session, logs: Sequence[Path], first: int) -> int:
+    """The number of the first day that is not published whole, at least ``first``, with all before it learned.
 
-    A day that is published in part, or whole but not learned from, is served again: by the weights that served it
-    before, so that nothing changes but what was missing. Of a day that the weights know in part all is published.
+    A day that is published in part is served again: by the weights that served it before, so that nothing changes but
+    what was missing. One that is published whole never is: a run that went back may know less than it did then.
     """
+    served = [_whole_days(log) for log in logs]
     begins = np.cumsum([0, *(manifest.rows for manifest in session.inputs.log.manifests)])
-    position = session.current.position.examples
-    unknown = max(int(np.searchsorted(begins, position)), first)
-    if position < begins[unknown]:
+    day = max(min(served), first)
+    if session.current.position.examples < begins[day]:
         _learn(session)
-    return unknown
+    return day
+
+
+def _whole_days(log: Path) -> int:
+    """How many days of a log are there with all that ``publish_day`` gives them: of the last one it may be less."""
+    manifests = read_manifests(log)
+    # What it publishes last.
+    lacking = manifests and not (sidecar_folder(log, AUCTION) / f"{manifests[-1].name}.json").is_file()
+    return len(manifests) - bool(lacking)
 
 
 def _begin(policy: Path, log: Path, out: Path) -> int:

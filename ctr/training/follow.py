@@ -56,7 +56,8 @@ class Followed:
     Attributes:
         reason: the word of ``stop``, or ``idle``.
         position: rows of the log that it has passed.
-        waiting: published rows that wait for more to come.
+        waiting: published rows that wait: for more to come, or, where it went back with its last checkpoint or was
+            stopped, to be passed.
         awaited: a file that has to be there before it can begin or go on; None: only the log must grow.
         init_from: of a run that was begun from another one, with what (init_from.json).
     """
@@ -137,13 +138,21 @@ def follow(
     ):
         _advance(session, report, stop)
         quiet_since = time.monotonic()
-        while (reason := reason_to_end()) is None:
-            tell()
-            _pause(polling.seconds, stop)
-            if stop() is None and session.look():
-                _advance(session, report, stop)
-                quiet_since = time.monotonic()
-        session.save()
+        while True:
+            while (reason := reason_to_end()) is None:
+                tell()
+                _pause(polling.seconds, stop)
+                if stop() is None and session.look():
+                    _advance(session, report, stop)
+                    quiet_since = time.monotonic()
+            if not session.save():
+                break
+            report.went_back()
+            if stop() is not None:
+                break
+            # Nothing new has come, but there is something to be passed again.
+            _advance(session, report, stop)
+            quiet_since = time.monotonic()
         position, waiting = session.current.position.examples, report.lag().rows
         return Followed(reason, position, waiting, session.publications.awaited, read_launch(run))
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ctr.data.log import Manifest
+from ctr.training.position import Mark
 from ctr.training.run_directory import GrowingFile
 from ctr.training.session import Session
 
@@ -49,12 +50,22 @@ class LagReport:
         folder = session.current.folder
         self._session = session
         self._file = GrowingFile(folder / FOLLOW_FILE, _whole_lines(folder / FOLLOW_FILE))
-        self._written = session.current.position.examples
-        self._waiting = session.inputs.log.rows - self._written
+        position = session.current.position
+        self._begin(position.examples, position.learned)
+
+    def _begin(self, passed: int, learned: int) -> None:
+        """Begins at a position, as far as scoring and as far as learning goes."""
+        self._written = self._passed = passed
+        self._waiting = self._session.inputs.log.rows - passed
         # The first interval that is not trained on to its end, the rows before it, and when it was published.
         self._next = self._behind = 0
         self._published: float | None = None
-        self._pass_intervals(self._trained(self._written))
+        self._pass_intervals(learned if self._session.current.config.label_delay else passed)
+
+    def went_back(self) -> None:
+        """Begins anew where the session stands after a rollback: what it passed before is passed again."""
+        position = self._session.current.position
+        self._begin(position.examples, position.learned)
 
     def _trained(self, passed: int) -> int:
         current = self._session.current
@@ -76,6 +87,11 @@ class LagReport:
 
     def passed_batch(self, position: int) -> None:
         """Notes that the batch that ends at this position of the log is done with."""
+        if position < self._passed:
+            # The first one after a rollback; a checkpoint, which would move the mark, comes later.
+            mark = Mark(*self._session.current.position.mark)
+            self._begin(mark.examples, mark.learned)
+        self._passed = position
         self._note(position, self._session.inputs.log.rows - position, self._trained(position), False)
 
     def advanced(self, waiting: int) -> None:

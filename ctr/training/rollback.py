@@ -32,6 +32,7 @@ from ctr.data.reader import read_rows
 from ctr.data.schema import Schema
 from ctr.errors import InputError
 from ctr.files import write_atomic_bytes
+from ctr.training import checkpoint, export_folder
 from ctr.training.position import Mark, Position
 
 SET_ASIDE_FILE = "set_aside.json"
@@ -180,6 +181,31 @@ def is_checkpoint_due(
 def is_set_aside(begin: int, end: int, past: Iterable[Rollback]) -> bool:
     """Whether a batch of the rows [begin, end) is not to be learned from: whole, if only a row of it is set aside."""
     return any(max(begin, one.rows[0]) < min(end, one.rows[1]) for one in past)
+
+
+def is_export_due(limit: int | None, every: int, behind: int, position: Position) -> bool:
+    """Whether a model is to be exported: with the last batch the run came past a multiple of ``every`` rows.
+
+    None is within a streak of skipped steps, when weights are in doubt: it is left out, and the next one comes with
+    the next multiple. So the position alone decides, wherever a run was killed.
+
+    Args:
+        limit: as of ``rows_of_streak``.
+        every: how many rows there are between exports.
+        behind: the position before the batch.
+    """
+    if limit is not None and position.skipped_in_a_row:
+        return False
+    return behind // every < position.examples // every
+
+
+def drop_after(folder: Path, examples: int) -> None:
+    """Deletes what the run in ``folder`` has published of positions after ``examples``, and goes back from.
+
+    The exports first: without them a run that is killed in between goes on; beside them it could not learn otherwise.
+    """
+    export_folder.drop_after(folder / "exports", examples)
+    checkpoint.drop_after(folder / "checkpoints", examples)
 
 
 def first_broken(arrays: Mapping[str, np.ndarray]) -> str | None:

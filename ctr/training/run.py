@@ -121,7 +121,7 @@ class Run:
         folder, mark = self.folder, self.position.mark[0]
         self.background.wait()
         self.close()
-        checkpoint.drop_after(folder / "checkpoints", mark)
+        rollback.drop_after(folder, mark)
         new = rollback.Rollback(checkpoint=mark, rows=rows, query_times=times, reason=reason)
         self.rollbacks = [*self.rollbacks, new]
         rollback.write_rollbacks(folder, self.rollbacks)

@@ -19,7 +19,7 @@ from ctr.training.inputs import Inputs, check_rows, open_inputs
 from ctr.training.learner import Learner, scored_feeds
 from ctr.training.publications import Publications
 from ctr.training.results import TIMING, results, timing_before
-from ctr.training.rollback import RollbackNeeded, query_times
+from ctr.training.rollback import RollbackNeeded, is_export_due, query_times
 from ctr.training.rows_to_score import rows_to_score
 from ctr.training.run import Run, finite_logits
 from ctr.training.run_directory import (
@@ -250,8 +250,8 @@ class Session:
                     self._progress(position.examples, self._window_line)
                 # Before the checkpoint: a run that is killed between the two makes it again, none is left out.
                 if self._exporter is not None and config.export is not None:
-                    every = config.export.every_examples
-                    if behind // every < position.examples // every:
+                    limit = config.rollback.after_skipped_steps
+                    if is_export_due(limit, config.export.every_examples, behind, position):
                         current.check_weights(self.learner.predicts())
                         self._exporter(take_snapshot(current))
                 if current.is_checkpoint_due():
@@ -307,22 +307,28 @@ class Session:
             logit[begin:end] = self.learner.score(feed)[0]
         return finite_logits(logit, config.model.prior)
 
-    def save(self) -> None:
+    def save(self) -> bool:
         """Writes a checkpoint, unless the newest one is of this position; it is on the disk when this returns.
 
-        Where weights are broken the run goes back to that one instead; the next ``advance`` goes on from there.
+        Where weights are broken the run goes back to one before instead; the next ``advance`` goes on from there.
+
+        Returns:
+            Whether it has gone back.
 
         Raises:
             InputError: it has gone back twice, and that did not help.
         """
         self._check_usable()
+        went_back = False
         try:
             if self.current.position.examples != self.current.saved_at:
                 self.current.check_weights(self.learner.predicts())
                 self.current.save()
         except RollbackNeeded as needed:
             self._roll_back(needed)
+            went_back = True
         self.current.background.wait()
+        return went_back
 
     def finish(self) -> dict[str, Any]:
         """Advances to the end of the log and writes the results over all of it.

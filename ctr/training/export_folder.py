@@ -1,0 +1,52 @@
+"""A folder of exported models, a folder each under its position: who may write there, and how one vanishes."""
+
+import fcntl
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ctr.errors import InputError
+from ctr.files import sync_folder
+
+PARTIAL = ".partial"
+
+
+@contextmanager
+def only_publisher(out: Path, wait: bool) -> Iterator[None]:
+    """Holds a folder of models for this process, and clears away what an interrupted one left half there.
+
+    Args:
+        out: the folder, which is there.
+        wait: until no other process holds it.
+
+    Raises:
+        InputError: another process holds it, and this one does not wait.
+    """
+    with (out / ".lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise InputError(f"{out}: another process is exporting to this folder") from None
+        for leftover in out.glob(f"*{PARTIAL}"):
+            if leftover.is_dir() and leftover.stem.isdecimal():
+                shutil.rmtree(leftover)
+        yield
+
+
+def delete_model(path: Path) -> None:
+    """Deletes one of the models in a folder that this process holds."""
+    # Renamed first, so that nobody finds half of it under its own name.
+    shutil.rmtree(path.rename(path.with_name(f"{path.name}{PARTIAL}")))
+
+
+def drop_after(out: Path, examples: int) -> None:
+    """Deletes the models of positions after ``examples``, the newest first; durably."""
+    if not out.is_dir():
+        return
+    with only_publisher(out, wait=True):
+        positions = (int(path.name) for path in out.iterdir() if path.is_dir() and path.name.isdecimal())
+        for position in sorted(positions, reverse=True):
+            if position > examples:
+                delete_model(out / str(position))
+        sync_folder(out)
