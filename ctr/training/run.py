@@ -304,21 +304,25 @@ class Run:
         self.position.learned, self.position.learned_until = batch.end, batch.last_query
         self.position.set_aside_rows += len(batch.rows)
 
-    def check_weights(self, predicts: bool) -> None:
+    def check_weights(self, predicts: bool) -> bool:
         """Looks whether the weights may be written.
 
         Args:
             predicts: whether they give sound predictions for the last batch that they learned from.
 
+        Returns:
+            True; False, with a warning, where they may not but the run never goes back.
+
         Raises:
             RollbackNeeded: they do not, or are not such as learning leads to.
             InputError: likewise, and rollbacks did not help.
         """
-        if self.config.rollback.after_skipped_steps is None:
-            return
         what = rollback.first_broken(self.state.arrays()) or ("" if predicts else "weights do not predict")
         if not what:
-            return
+            return True
+        if self.config.rollback.after_skipped_steps is None:
+            log.warning("%s: %s at row %d", self.folder, what, self.position.learned)
+            return False
         aside = rollback.rows_of_broken_weights(self.position, self.rollbacks, self.folder, predicts)
         raise rollback.RollbackNeeded(aside, f"{what} at row {self.position.learned}")
 

@@ -252,8 +252,8 @@ class Session:
                 if self._exporter is not None and config.export is not None:
                     limit = config.rollback.after_skipped_steps
                     if is_export_due(limit, config.export.every_examples, behind, position):
-                        current.check_weights(self.learner.predicts())
-                        self._exporter(take_snapshot(current))
+                        if current.check_weights(self.learner.predicts()):
+                            self._exporter(take_snapshot(current))
                 if current.is_checkpoint_due():
                     current.check_weights(self.learner.predicts())
                     current.save()
@@ -343,13 +343,13 @@ class Session:
         while True:
             self.advance(partial=True)
             try:
-                current.check_weights(self.learner.predicts())
+                is_sound = current.check_weights(self.learner.predicts())
                 break
             except RollbackNeeded as needed:
                 self._roll_back(needed)
         if current.window.traffic.examples:
             current.close_window({})
-        if self._exporter is not None:
+        if self._exporter is not None and is_sound:
             self._exporter(take_snapshot(current))
         if current.position.examples != current.saved_at:
             current.save()
