@@ -457,9 +457,13 @@ def test_predictions_that_are_not_finite_are_counted_and_the_run_ends(
     changes = {
         "optimizer": {"rows": {"linear_learning_rate": 3e38}},
         "rollback": {"after_skipped_steps": None},
+        "export": {"every_examples": 100},
     }
     config = make_config(changes, logistic=True)
-    summary = train(log, config, tmp_path / "run")
+    exports: list[object] = []
+    summary = train(log, config, tmp_path / "run", exporter=exports.append)
+    # Of what it has become there is no export.
+    assert not exports
     assert summary["nonfinite_predictions"] > 10
     assert 0 < summary["skipped_steps"] <= summary["batches"]
     assert len(summary["skipped_ranges"]) == min(100, summary["skipped_steps"])
