@@ -245,7 +245,8 @@ def test_a_loop_that_is_killed_wherever_it_can_be_ends_the_same(place: Path, loo
                 break
             except KilledError:
                 deaths += 1
-                assert deaths == len(killed) < 40
+                # A process may die of two of them: a checkpoint is written beside the batches.
+                assert deaths <= len(killed) < 40
     names = [Path(what).name.split(" ")[0] for what in killed]
     # A manifest and two sidecars in each of two logs, and what a run and a loop write by themselves.
     assert sum(name.endswith(".json") and name[0].isdigit() for name in names) == 6
