@@ -251,9 +251,9 @@ class Session:
                 # Before the checkpoint: a run that is killed between the two makes it again, none is left out.
                 if self._exporter is not None and config.export is not None:
                     limit = config.rollback.after_skipped_steps
-                    if is_export_due(limit, config.export.every_examples, behind, position):
-                        if current.check_weights(self.learner.predicts()):
-                            self._exporter(take_snapshot(current))
+                    is_due = is_export_due(limit, config.export.every_examples, behind, position)
+                    if is_due and current.check_weights(self.learner.predicts()):
+                        self._exporter(take_snapshot(current))
                 if current.is_checkpoint_due():
                     current.check_weights(self.learner.predicts())
                     current.save()
