@@ -113,6 +113,7 @@ def test_a_resumed_run_makes_those_that_are_missing(log, finished, tmp_path, sto
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
 
+@pytest.mark.slow
 def test_one_that_fails_is_made_after_a_resume(log, finished, tmp_path):
     """Also where a checkpoint is due at the same position: it comes after the export."""
     assert 432 in checkpoints(finished)

@@ -162,6 +162,7 @@ def test_rows_of_a_constraint_log_move_its_dual_and_the_weights_but_no_metric(
     assert len(read_predictions(tmp_path / "run")) == plain["examples"]
 
 
+@pytest.mark.slow
 def test_own_loss_decides_whether_they_teach_by_themselves(log, exposure, make_config, tmp_path):
     path, _ = exposure
     still = {"learning_rate": 1e-12}
@@ -270,6 +271,7 @@ def test_faulty_rows_are_counted_by_log_and_against_what_was_read(
         train(log, make_config(constrained(path)), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_student_on_a_smaller_log_reads_its_teacher_beside_either(own_log, make_config, tmp_path):
     """The sidecar that was carried along, or that of the longer log: the same, joined by example_id."""
     train(own_log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")

@@ -84,6 +84,7 @@ def test_growing_logs_give_the_bits_of_one_pass(
     assert heard == [line["examples"] for line in lines[:-1]]
 
 
+@pytest.mark.slow
 def test_nothing_waits_where_the_next_interval_needs_it(
     growing, make_config, tmp_path, read_predictions, schema
 ):
