@@ -1,6 +1,6 @@
 """What checkpoints add to the time of a pass, and what of it training stands still for.
 
-    python benchmarks/bench_checkpoints.py [--examples 1200000] [--every 500000] [--rounds 3] [--json]
+    python benchmarks/bench_checkpoints.py [--examples 2200000] [--every 1000000] [--rounds 3] [--json]
 
 The reference model (26 features of 100,000 buckets and width 16, three crosses of rank 64, layers of 1024, 512 and
 256, AdaGrad) makes passes over a made log: without a checkpoint before its end, with checkpoints that are written
@@ -144,8 +144,8 @@ def _added(times: list[float], base: list[float]) -> float:
 def main() -> None:
     """Prints a table, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--examples", type=int, default=1_200_000)
-    parser.add_argument("--every", type=int, default=500_000)
+    parser.add_argument("--examples", type=int, default=2_200_000)
+    parser.add_argument("--every", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

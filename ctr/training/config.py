@@ -118,7 +118,7 @@ class CheckpointConfig(StrictModel):
     ``disk_limit_gb``, in units of 10^9 bytes: fewer are kept where they would take more, but always the newest one.
     """
 
-    every_examples: int = Field(default=500_000, ge=1)
+    every_examples: int = Field(default=1_000_000, ge=1)
     keep: int = Field(default=2, ge=1)
     disk_limit_gb: float | None = Field(default=None, gt=0)
 
