@@ -304,6 +304,7 @@ def test_other_commands_load_no_beam(fresh_python, root):
     )
 
 
+@pytest.mark.slow
 def test_costs_of_real_models(made_log):
     content = EXPERIMENT["config"]
     wide = {**content, "model": {**content["model"], "deep": {"units": [256]}}}

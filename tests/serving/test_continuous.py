@@ -85,6 +85,7 @@ def test_they_are_the_models_of_their_positions(log, finished, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_newest_are_kept(log, tmp_path):
     train(log, configured(export={**EVERY, "keep": 1}), tmp_path / "run", exporter=export_from_run)
     assert exports(tmp_path / "run") == [600]

@@ -157,6 +157,7 @@ def test_a_log_that_appears_and_grows_gives_the_bits_of_one_pass(
     assert {len(line["intervals"]) for line in told} >= {1}
 
 
+@pytest.mark.slow
 def test_an_interval_waits_for_its_sidecars(short, make_config, read_predictions, tmp_path):
     """Kept rows alone, in a time range: rows that nothing is done with lie at the ends of intervals too."""
     sampling = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": "test"}, "test")

@@ -92,6 +92,7 @@ def test_a_time_range_is_that_part_of_the_log(log, examples, make_config, tmp_pa
     assert summary["examples"] == summary["trained_examples"] == int(inside.sum())
 
 
+@pytest.mark.slow
 def test_the_range_alone_decides_not_what_lies_before_it(examples, make_log, make_config, tmp_path):
     table = examples.table()
     begin = int(np.searchsorted(examples.query, 60))

@@ -183,6 +183,7 @@ def test_scoring_takes_few_sizes_and_any_number_of_rows(growing, schema, make_co
         session.advance()
 
 
+@pytest.mark.slow
 def test_an_interval_waits_for_its_teacher(growing, make_config, tmp_path):
     config = make_config({**ROOTS, **TEACHER})
     rng = np.random.default_rng(3)

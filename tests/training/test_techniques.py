@@ -103,6 +103,7 @@ def test_no_recorded_prediction_has_seen_its_own_label_or_a_later_one(
     assert not same[end : end + 20].any()
 
 
+@pytest.mark.slow
 def test_a_student_learns_from_its_teacher_and_only_from_its_sidecar(log, make_config, tmp_path):
     log = copied(log, tmp_path)
     train(log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
@@ -265,6 +266,7 @@ def test_recording_needs_predictions_and_a_name_of_its_own(log, make_config, tmp
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 def test_a_resume_with_another_teacher_is_refused(log, make_config, tmp_path):
     log = copied(log, tmp_path)
     train(log, make_config({"seed": 3}), tmp_path / "teacher", record="teacher")
