@@ -100,13 +100,15 @@ def start(syncs: int, rounds: int, drain: bool = False) -> int:
 
 def wait(child: int, seconds: float) -> int | None:
     """The status of a job that ended; None where it has not by then."""
-    end = time.monotonic() + seconds
+    end, may_appear = time.monotonic() + seconds, True
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
-        if source.random() < 0.005:
+        # One at most, so that on a slow machine not all of them are there before the first job has come far.
+        if may_appear and source.random() < 0.02:
             appear(source.choice(KINDS))
+            may_appear = False
         time.sleep(0.01)
     return None
 
@@ -124,7 +126,7 @@ def main() -> None:
             appear(kind)
         # Most of them where something is being written, the others anywhere.
         by_sync = source.random() < 0.75
-        child = start(source.randrange(1, 40) if by_sync else sys.maxsize, source.randrange(5, 50))
+        child = start(source.randrange(1, 160) if by_sync else sys.maxsize, source.randrange(5, 50))
         ended = wait(child, LONGEST_SECONDS if by_sync else source.uniform(0.5, 3.0))
         if ended is None:
             os.kill(child, signal.SIGKILL)
