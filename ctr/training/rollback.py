@@ -17,7 +17,6 @@ What is set aside is decided from positions alone and written, before anything e
 A resume reads it, so that a run that is killed at any moment ends in the bits of one that was not.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -26,7 +25,7 @@ import numpy as np
 from pydantic import model_validator
 
 from ctr.config import StrictModel, parse_model
-from ctr.data.json_files import parse_json_object, read_bytes
+from ctr.data.json_files import read_sealed, sealed_bytes
 from ctr.data.log import Manifest
 from ctr.data.reader import read_rows
 from ctr.data.schema import Schema
@@ -252,21 +251,17 @@ def read_rollbacks(folder: Path) -> list[Rollback]:
     if not path.exists():
         return []
     try:
-        content = parse_json_object(read_bytes(path, "no file"), "content")
-        return list(parse_model(_SetAside, content, "content").rollbacks)
+        return list(parse_model(_SetAside, read_sealed(path, f"{path}: no such file"), str(path)).rollbacks)
     except InputError as error:
         raise InputError(
-            f"{path}: damaged ({str(error)[:200]}); it decides which rows are learned from: "
+            f"{path}: damaged ({str(error).removeprefix(f'{path}: ')[:200]}); it decides which rows are learned from: "
             "bring it back, or use another folder to start anew"
         ) from None
 
 
 def write_rollbacks(folder: Path, rollbacks: Sequence[Rollback]) -> None:
     """Writes all rollbacks of a run, durably."""
-    write_atomic_bytes(
-        folder / SET_ASIDE_FILE,
-        (json.dumps({"rollbacks": as_json(rollbacks)}, indent=1) + "\n").encode(),
-    )
+    write_atomic_bytes(folder / SET_ASIDE_FILE, sealed_bytes({"rollbacks": as_json(rollbacks)}))
 
 
 def as_json(rollbacks: Sequence[Rollback]) -> list[dict[str, Any]]:

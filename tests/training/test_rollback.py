@@ -9,7 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ctr.data.json_files import sealed_bytes
 from ctr.errors import InputError
+from ctr.eval.documents import parse_json
 from ctr.training.position import Mark, Position, mark_here, note_step
 from ctr.training.rollback import (
     Rollback,
@@ -300,10 +302,35 @@ def test_the_file_tells_what_was_written(tmp_path_factory, entries):
         "\x00",
     ],
 )
-def test_a_damaged_file_is_refused(tmp_path, content):
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_a_damaged_file_is_refused(tmp_path, content, is_sealed):
+    if is_sealed:
+        try:
+            found = parse_json(content)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            found = {"rollbacks": content}
+        content = sealed_bytes(found).decode()
     (tmp_path / "set_aside.json").write_text(content)
     with pytest.raises(
         InputError, match=r"set_aside.json: damaged \(.*bring it back, or use another"
     ) as caught:
         read_rollbacks(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_flipped_bit_changes_nothing_or_is_refused(tmp_path):
+    past = [Rollback(checkpoint=100, rows=(110, 200), query_times=(5, 9), reason="3 steps were skipped")]
+    write_rollbacks(tmp_path, past)
+    path, refused = tmp_path / "set_aside.json", 0
+    content = path.read_bytes()
+    for bit in range(8 * len(content)):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            assert read_rollbacks(tmp_path) == past
+        except InputError:
+            refused += 1
+    assert refused > 7 * len(content) / 2
