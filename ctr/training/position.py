@@ -1,7 +1,11 @@
 """Where a run stands in its logs, and what went wrong on the way: plain numbers, kept in every checkpoint."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
+
+from ctr.errors import InputError
 
 # A step that is skipped again and again must not make the checkpoints grow.
 _RANGES_NOTED = 100
@@ -105,3 +109,25 @@ def mark_here(position: Position) -> Mark:
     if not position.skipped_in_a_row:
         position.mark = list(Mark(position.examples, position.learned, position.applied_begin))
     return Mark(*position.mark)
+
+
+def check_rejects(position: Position, allowed: float, logs: Mapping[str, Path], rejects_file: Path) -> None:
+    """Checks that not too large a share of a log's rows is faulty.
+
+    Args:
+        allowed: the share.
+        logs: by name, "" the first one.
+        rejects_file: tells which rows; named in the error.
+
+    Raises:
+        InputError: it is.
+    """
+    counts = {"": (position.rejected_rows, position.read)}
+    for name, rejected in position.others_rejected.items():
+        counts[name] = rejected, position.others_read[name]
+    for name, (rejected, read) in counts.items():
+        if rejected > allowed * max(read, 1000):
+            raise InputError(
+                f"{logs[name]}: {rejected} of the first {read} rows that were read are faulty "
+                f"(see {rejects_file}); allowed: a share of {allowed} (max_rejected_share)"
+            )

@@ -337,19 +337,6 @@ class Run:
         for reject in describe_rejects(batch, log):
             self.rejects_file.append(reject)
 
-    def check_rejects(self, paths: Mapping[str, Path]) -> None:
-        """Raises InputError when too large a share of a log's rows is faulty; ``paths`` by name, "" the first log."""
-        position, allowed = self.position, self.config.max_rejected_share
-        counts = {"": (position.rejected_rows, position.read)}
-        for name, rejected in position.others_rejected.items():
-            counts[name] = rejected, position.others_read[name]
-        for name, (rejected, read) in counts.items():
-            if rejected > allowed * max(read, 1000):
-                raise InputError(
-                    f"{paths[name]}: {rejected} of the first {read} rows that were read are faulty "
-                    f"(see {self.folder / 'rejects.jsonl'}); allowed: a share of {allowed} (max_rejected_share)"
-                )
-
     def _finite(self, logit: np.ndarray) -> np.ndarray:
         self.position.nonfinite_predictions += int(np.count_nonzero(~np.isfinite(logit)))
         return finite_logits(logit, self.config.model.prior)

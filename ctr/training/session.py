@@ -17,6 +17,7 @@ from ctr.training.device import describe_environment, make_deterministic, resolv
 from ctr.training.feed import make_feed
 from ctr.training.inputs import Inputs, check_rows, open_inputs
 from ctr.training.learner import Learner, scored_feeds
+from ctr.training.position import check_rejects
 from ctr.training.publications import Publications
 from ctr.training.results import TIMING, results, timing_before
 from ctr.training.rollback import RollbackNeeded, is_export_due, query_times
@@ -239,7 +240,7 @@ class Session:
                 current.record(feed.batch, logit, slices)
                 self._examples += len(feed.batch.rows)
                 self._seconds = seconds + time.perf_counter() - begun
-                current.check_rejects(paths)
+                check_rejects(position, config.max_rejected_share, paths, current.folder / "rejects.jsonl")
                 if current.window_is_full():
                     self._window_line = current.close_window(
                         {"examples_per_second": self._window_rate(), **self._root_seconds()}
