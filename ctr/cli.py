@@ -390,7 +390,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read the output is gone; Python would complain about what is left of it when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
-    except (InputError, OSError) as error:
+    except (InputError, OSError, MemoryError) as error:
         print("error:", one_line(error), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
