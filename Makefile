@@ -13,7 +13,7 @@ PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test slow soak lint types bench lock clean flink kafka flink-jars kafka-jars
+.PHONY: help demo test slow soak lint types bench bench-all lock clean flink kafka flink-jars kafka-jars
 
 help:
 	@echo "make demo    simulate a log, train on it, report: the results are in runs/demo"
@@ -22,7 +22,8 @@ help:
 	@echo "make soak    the long versions of the tests of faults, for hours, and a pass over 20 million examples"
 	@echo "make lint    style, formatting, and which module may import which"
 	@echo "make types   type checks"
-	@echo "make bench   the benchmarks"
+	@echo "make bench   how fast it is, beside others and beside the machine's limits; numbers in runs/bench.json"
+	@echo "make bench-all  every other benchmark, one after the other"
 	@echo "make lock    requirements.lock anew from pyproject.toml (UPGRADE=1: with newer versions)"
 	@echo "make flink   the tests on a real Flink (needs Java 17, and Maven for the jars)"
 	@echo "make kafka   the tests on a real Kafka and Flink"
@@ -70,6 +71,9 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 bench: $(INSTALLED)
+	$(BIN)/python benchmarks/bench.py
+
+bench-all: $(INSTALLED)
 	@set -e; for file in benchmarks/bench_*.py; do \
 		test -e "$$file" || { echo "no benchmarks/bench_*.py"; break; }; \
 		echo "$$file"; $(BIN)/python "$$file"; done

@@ -12,18 +12,16 @@ inputs and weights.
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from reference import REFERENCE, reference_batches, reference_schema
 
 from ctr.config import parse_model
-from ctr.data.batches import set_rejects_apart
-from ctr.data.reader import Rows
-from ctr.data.schema import Schema
 from ctr.training.config import TrainConfig
 from ctr.training.step_times import TimedModel, by_turns
 
-FEATURES, BUCKETS, WIDTH, ZIPF = 26, 100_000, 16, 1.2
 BATCHES = 10
 """Batches of a turn, as many as the steps from one collection of Shampoo's statistics to the next."""
 RANKS = ((256, 256, 0), (128, 128, 0), (64, 64, 0), (0, 128, 0), (128, 128, 64))
@@ -36,35 +34,6 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 PLAIN = "none"
 
 
-def reference_schema() -> Schema:
-    """The features of the reference model."""
-    features = [
-        {"kind": "category", "name": f"c{index}", "source": f"c{index}", "buckets": BUCKETS, "width": WIDTH}
-        for index in range(FEATURES)
-    ]
-    return parse_model(Schema, {"features": features}, "benchmark")
-
-
-def reference_rows(batch: int, random: np.random.Generator) -> Rows:
-    """A batch of queries of one row each; of every feature the frequent ids are others."""
-    rank = np.minimum(random.zipf(ZIPF, [batch, FEATURES]), 2**40)
-    ids = (rank * (2 * np.arange(FEATURES) + 1)) % BUCKETS
-    number, ones = np.arange(batch, dtype=np.int64), np.ones(batch, np.float32)
-    return Rows(
-        query_time=number,
-        timestamp=number,
-        query_id=number,
-        example_id=number,
-        label=(random.random(batch) < 0.2).astype(np.float32),
-        train_weight=ones,
-        metric_weight=ones,
-        ids=ids.astype(np.int32),
-        fault=np.zeros(batch, np.int8),
-        position=number,
-        multivalent={},
-    )
-
-
 def title(ranks: Sequence[int]) -> str:
     """How a setting is called."""
     return ",".join(map(str, ranks)) if any(ranks) else PLAIN
@@ -74,8 +43,8 @@ def measure_steps(
     compute_dtype: str, optimizer: str, settings: Sequence[Sequence[int]], batch: int, rounds: int
 ) -> dict[str, dict[str, float]]:
     """Milliseconds, ratios and FLOPs of a step of the model without bottlenecks and of each setting."""
-    schema, random = reference_schema(), np.random.default_rng(1)
-    batches = [set_rejects_apart(reference_rows(batch, random)) for _ in range(BATCHES)]
+    size = replace(REFERENCE, batch=batch, feeds=BATCHES)
+    schema, batches = reference_schema(size), reference_batches(size)
     models = {}
     for ranks in ((), *settings):
         content = {

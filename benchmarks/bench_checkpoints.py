@@ -16,57 +16,28 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
-import pyarrow as pa
+from reference import ADAGRAD, make_log
 
 from ctr.config import parse_model
-from ctr.data.log import create_log, pack_ids, publish_interval
-from ctr.data.schema import Category, Schema
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.training.run import Run
 
-FEATURES, BUCKETS, SLATE, INTERVAL_ROWS = 26, 100_000, 4, 200_000
-CONFIG: dict[str, Any] = {
-    "optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None}}},
-    "metrics": {"window_examples": 100_000},
-}
+CONFIG: dict[str, Any] = {**ADAGRAD, "metrics": {"window_examples": 100_000}}
 
 
-def make_log(folder: Path, rows: int) -> Path:
-    """A log of Zipf ids whose labels are drawn at a rate of 0.1."""
-    features = tuple(
-        Category(name=f"f{number}", source=f"f{number}", buckets=BUCKETS, width=16)
-        for number in range(FEATURES)
-    )
-    schema = Schema(features=features)
-    create_log(folder, schema)
-    rng = np.random.default_rng(1)
-    for first in range(0, rows, INTERVAL_ROWS):
-        row = np.arange(first, min(first + INTERVAL_ROWS, rows))
-        ids = (rng.zipf(1.2, (len(row), FEATURES)) - 1) % BUCKETS
-        ones = np.ones(len(row), np.float32)
-        columns = {
-            "query_time": row // SLATE,
-            "timestamp": row // SLATE,
-            "query_id": row // SLATE,
-            "example_id": row,
-            "label": (rng.random(len(row)) < 0.1).astype(np.int8),
-            "train_weight": ones,
-            "metric_weight": ones,
-            "ids": pack_ids(ids.astype(np.int32)),
-        }
-        publish_interval(folder, schema, int(row[0]) // SLATE, (int(row[-1]) + 1) // SLATE, pa.table(columns))
-    return folder
+def timed_pass(log: Path, run: Path, content: Mapping[str, Any]) -> tuple[float, int]:
+    """Seconds from the first batch to the last one, and how many checkpoints were begun between.
 
-
-def timed_pass(log: Path, run: Path, every: int) -> tuple[float, int]:
-    """Seconds from the first batch to the last one, and how many checkpoints were begun between."""
+    Args:
+        content: of the configuration.
+    """
     times: list[float] = []
     begun: list[int] = []
     save = Run.save
@@ -75,7 +46,7 @@ def timed_pass(log: Path, run: Path, every: int) -> tuple[float, int]:
         begun.append(len(times))
         save(current)
 
-    config = parse_model(TrainConfig, {**CONFIG, "checkpoint": {"every_examples": every}}, "benchmark")
+    config = parse_model(TrainConfig, content, "benchmark")
     with mock.patch.object(Run, "save", counted):
         train(log, config, run, lambda *_: times.append(time.perf_counter()))
     return times[-1] - times[0], sum(batches < len(times) for batches in begun)
@@ -116,7 +87,8 @@ def measure(folder: Path, examples: int, every: int, rounds: int) -> dict[str, A
             run = folder / f"{arm}-{number}"
             save = waiting(Run.save) if arm == "waited for" else Run.save
             with mock.patch.object(Run, "save", save):
-                spent, begun = timed_pass(log, run, 10**12 if arm == "none" else every)
+                frequency = {"every_examples": 10**12 if arm == "none" else every}
+                spent, begun = timed_pass(log, run, {**CONFIG, "checkpoint": frequency})
             seconds[arm].append(spent)
             checkpoints = max(checkpoints, begun)
             size = max(path.stat().st_size for path in run.glob("checkpoints/*/arrays.npz"))

@@ -13,7 +13,9 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,7 @@ from ctr.training.feed import Feed, make_feed
 from ctr.training.inputs import Inputs, open_inputs, selection_of
 from ctr.training.state import TrainState
 from ctr.training.step import make_steps
+from ctr.training.step_times import by_turns
 
 FEEDS = 12
 FAMILIES = [
@@ -46,6 +49,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ranking, multi-task": {"objective": {"ranking": {"setup": "multi_task"}}},
     "distillation": {"objective": {"distillation": {"teacher": "teacher"}}},
     "bias constraints": {"objective": {"bias_constraints": {"families": FAMILIES}}},
+    "ranking, distillation, constraints": {
+        "objective": {
+            "ranking": {},
+            "distillation": {"teacher": "teacher"},
+            "bias_constraints": {"families": FAMILIES},
+        }
+    },
     "sampling, score all": {"sampling": {"name": "sample"}},
     "clipping": {"optimizer": {"dense": {"clip_norm": 1.0}}},
     "limited updates": {
@@ -93,11 +103,17 @@ def make_feeds(inputs: Inputs, state: TrainState) -> tuple[list[Feed], float]:
     return feeds, (time.perf_counter() - begun) / FEEDS
 
 
-def measure(log: Path, batch: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Milliseconds and ratios of every variant."""
+def measure(
+    log: Path,
+    batch: int,
+    rounds: int,
+    variants: Sequence[str] = tuple(VARIANTS),
+    common: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, dict[str, float]]:
+    """Milliseconds and ratios of variants, ``logistic`` among them; ``common`` is the configuration of all."""
     steps, feeds, made, ramps = {}, {}, {}, {}
-    for name, changes in VARIANTS.items():
-        config = parse_model(TrainConfig, {"batch": {"rows": batch}, **changes}, "benchmark")
+    for name in variants:
+        config = parse_model(TrainConfig, {"batch": {"rows": batch}, **common, **VARIANTS[name]}, "benchmark")
         make_deterministic(config.seed)
         inputs = open_inputs(log, config)
         layouts = config.model.table_layouts(read_schema(log))
@@ -105,27 +121,15 @@ def measure(log: Path, batch: int, rounds: int) -> dict[str, dict[str, float]]:
         steps[name] = make_steps(state, config, jit=False).learn
         feeds[name], made[name] = make_feeds(inputs, state)
         ramps[name] = config.ramps_at(10**9)
+
+    def turn(name: str) -> float:
+        begun = time.perf_counter()
         for feed in feeds[name]:
-            steps[name](feed, ramps[name])
-    seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    for _ in range(rounds):
-        for name, step in steps.items():
-            begun = time.perf_counter()
-            for feed in feeds[name]:
-                step(feed, ramps[name]).logit.numpy()
-            seconds[name].append((time.perf_counter() - begun) / FEEDS)
-    return {name: _summary(seconds[name], seconds["logistic"], made[name]) for name in VARIANTS}
+            steps[name](feed, ramps[name]).logit.numpy()
+        return (time.perf_counter() - begun) / FEEDS
 
-
-def _summary(own: Sequence[float], base: Sequence[float], made: float) -> dict[str, float]:
-    low, middle, high = np.quantile(np.array(own) / np.array(base), [0.25, 0.5, 0.75])
-    return {
-        "step_ms": 1000 * float(np.median(own)),
-        "ratio": float(middle),
-        "ratio_q25": float(low),
-        "ratio_q75": float(high),
-        "feed_ms": 1000 * made,
-    }
+    times = by_turns({name: partial(turn, name) for name in variants}, "logistic", rounds)
+    return {name: row | {"feed_ms": 1000 * made[name]} for name, row in times.items()}
 
 
 def report(results: Mapping[str, Mapping[str, float]]) -> str:

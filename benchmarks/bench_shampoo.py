@@ -15,7 +15,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -24,16 +24,10 @@ from unittest import mock
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
+from own import make_model, median_ms
+from reference import REFERENCE, Size
 
-from ctr.config import parse_model
-from ctr.data.batches import Batch
-from ctr.data.reader import Rows
-from ctr.data.schema import Category, Schema
 from ctr.training.config import TrainConfig
-from ctr.training.device import make_deterministic, resolve_compute_dtype
-from ctr.training.feed import Feed, make_feed
-from ctr.training.state import TrainState
-from ctr.training.step import StepResult, make_steps
 
 import tensorflow as tf  # isort: skip  (after ctr.models has chosen Keras 2)
 
@@ -42,41 +36,8 @@ from ctr.optim.blocking import Stack, TensorLayout, lay_out_tensor
 from ctr.optim.options import ShampooOptions
 from ctr.optim.shampoo import ShampooCore
 
-FEATURES, BUCKETS, WIDTH = 26, 100_000, 16
 SETTLED = 10_000
 """A step from which on exchanges are tau1 apart."""
-
-
-def median_ms(seconds: Sequence[float]) -> float:
-    return 1000 * float(np.median(seconds))
-
-
-def make_config(shampoo: dict[str, object]) -> TrainConfig:
-    return parse_model(TrainConfig, {"optimizer": {"dense": {"shampoo": shampoo}}}, "benchmark")
-
-
-def make_feeds(state: TrainState, batch: int, count: int) -> list[Feed]:
-    rng = np.random.default_rng(0)
-    feeds = []
-    for _ in range(count):
-        ids = (rng.zipf(1.2, (batch, FEATURES)) % BUCKETS).astype(np.int32)
-        label = (rng.random(batch) < 0.1 + 0.2 * (ids[:, 0] % 2)).astype(np.float32)
-        zeros, ones = np.zeros(batch, np.int64), np.ones(batch, np.float32)
-        rows = Rows(
-            query_time=zeros,
-            timestamp=zeros,
-            query_id=zeros,
-            example_id=np.arange(batch),
-            label=label,
-            train_weight=ones,
-            metric_weight=ones,
-            ids=ids,
-            multivalent={},
-            fault=np.zeros(batch, np.int8),
-            position=np.arange(batch),
-        )
-        feeds.append(make_feed(Batch(rows, rows.slice(0, 0), batch), state.layouts, batch))
-    return feeds
 
 
 def settle(core: ShampooCore) -> None:
@@ -84,27 +45,21 @@ def settle(core: ShampooCore) -> None:
     core.state.exchanged_at.assign(SETTLED)
 
 
-def training_step(batch: int, rounds: int) -> dict[str, float]:
-    """Milliseconds of a step with AdaGrad and with Shampoo, roots included."""
-    schema = Schema(
-        features=tuple(
-            Category(name=f"f{i}", source=f"f{i}", buckets=BUCKETS, width=WIDTH) for i in range(FEATURES)
-        )
-    )
-    steps: dict[str, Callable[[Feed, Mapping[str, float]], StepResult]] = {}
-    ramps = TrainConfig().ramps_at(10**9)
-    cores = {}
-    feeds: list[Feed] = []
-    for name, shampoo in (("adagrad", {"start_preconditioning_step": None}), ("shampoo", {})):
-        config = make_config(shampoo)
-        make_deterministic(config.seed)
-        state = TrainState(config.model.table_layouts(schema), config, resolve_compute_dtype(config))
-        steps[name], cores[name] = make_steps(state, config, jit=False).learn, state.shampoo
-        feeds = feeds or make_feeds(state, batch, 8)
+def training_step(size: Size, rounds: int, turn: int | None = None) -> dict[str, float]:
+    """Milliseconds of a step with AdaGrad and with Shampoo, roots included.
+
+    Args:
+        turn: steps of one; None: those from one exchange of roots to the next.
+    """
+    models = {"adagrad": make_model(size), "shampoo": make_model(size, {})}
+    feeds, ramps = models["adagrad"].feeds, TrainConfig().ramps_at(10**9)
+    steps = {name: model.learn for name, model in models.items()}
+    cores = {name: model.state.shampoo for name, model in models.items()}
+    for step in steps.values():
         for feed in feeds[:3]:
-            steps[name](feed, ramps)
+            step(feed, ramps)
     settle(cores["shampoo"])
-    turn = ShampooOptions().precondition_frequency
+    turn = turn or ShampooOptions().precondition_frequency
     # A turn that is not timed: from it on, each takes in the roots of one exchange and sends another.
     for number in range(turn + 1):
         steps["shampoo"](feeds[number % len(feeds)], ramps)
@@ -119,7 +74,7 @@ def training_step(batch: int, rounds: int) -> dict[str, float]:
     ratios = np.array(seconds["shampoo"]) / np.array(seconds["adagrad"])
     timing, report = cores["shampoo"].timing(), cores["shampoo"].report()
     return {
-        "batch": batch,
+        "batch": size.batch,
         "adagrad_ms": median_ms(seconds["adagrad"]),
         "shampoo_ms": median_ms(seconds["shampoo"]),
         "overhead": float(np.median(ratios)) - 1.0,
@@ -153,7 +108,7 @@ def stacks_of_one(layouts: Sequence[TensorLayout]) -> tuple[Stack, ...]:
 
 
 def reference_shapes() -> list[list[int]]:
-    width = FEATURES * WIDTH
+    width = REFERENCE.features * REFERENCE.width
     crosses = [[width, 64], [64, width], [width]] * 3
     return [*crosses, [width, 1024], [1024], [1024, 512], [512], [512, 256], [256], [256, 1], [1]]
 
@@ -215,7 +170,8 @@ def main() -> None:
         "memory": memory(),
         "optimizer_step": [optimizer_step(arguments.rounds, size) for size in (256, 128, 64)],
         "training_step": [
-            training_step(int(batch), arguments.rounds) for batch in arguments.batches.split(",")
+            training_step(replace(REFERENCE, batch=int(batch)), arguments.rounds)
+            for batch in arguments.batches.split(",")
         ],
     }
     if arguments.json:

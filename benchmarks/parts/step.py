@@ -1,0 +1,76 @@
+"""The training step alone, against the same model in Keras and in PyTorch."""
+
+import shutil
+from importlib.util import find_spec
+from typing import Any
+
+from own import make_model, median_ms, ratio, show_ratio
+from parts.setting import Setting
+from reference import ADAGRAD, table
+from rivals import open_rivals
+
+from ctr.training.config import TrainConfig
+from ctr.training.device import resolve_compute_dtype
+from ctr.training.step_times import take_turns
+
+FLOATS = ("float32", "bfloat16")
+
+
+def measure(setting: Setting) -> dict[str, Any]:
+    """Every arm's step, and the ratios of rates that the targets are about."""
+    size, have_torch = setting.size, find_spec("torch") is not None
+    compiled = setting.compile_torch and not setting.quick and shutil.which("c++") is not None
+    models = {f"ctr {dtype}": make_model(size, {**ADAGRAD, "compute_dtype": dtype}) for dtype in FLOATS}
+    own = f"ctr {resolve_compute_dtype(TrainConfig())}"
+    with open_rivals(size, have_torch, compiled) as rivals:
+        turns = {name: model.seconds for name, model in models.items()}
+        losses = {name: model.losses for name, model in models.items()}
+        for rival in rivals:
+            losses |= rival.losses
+            turns |= {arm: lambda rival=rival, arm=arm: rival.seconds(arm) for arm in rival.arms}
+        seconds = take_turns(turns, setting.rounds)
+        waiting = sum(rival.waiting_cpu_seconds for rival in rivals)
+    arms = {
+        name: {
+            "step_ms": median_ms(own_seconds),
+            "examples_per_second": size.batch / (median_ms(own_seconds) / 1000),
+            "ctr_over_it": ratio(own_seconds, seconds[own]),
+            "first_loss": losses[name][0][0],
+            "last_loss": sum(losses[name][-1]) / len(losses[name][-1]),
+        }
+        for name, own_seconds in seconds.items()
+    }
+    lower = [arm for arm in arms if arm.startswith(("Keras 2 mixed", "Keras 3 mixed", "PyTorch bfloat16"))]
+    keras = [arm for arm in arms if arm.startswith("Keras") and arm.endswith("float32")]
+    return {
+        "arms": arms,
+        "own": own,
+        "fastest_low_precision": min(lower, key=lambda arm: arms[arm]["step_ms"]),
+        "fastest_keras_float32": min(keras, key=lambda arm: arms[arm]["step_ms"]),
+        "pytorch": "measured" if have_torch else "left out: this Python has none (pip install torch)",
+        "rivals_waiting_cpu_seconds": waiting,
+    }
+
+
+def report(found: dict[str, Any]) -> str:
+    """The table."""
+    rows = [
+        [
+            name,
+            f"{arm['step_ms']:.1f}",
+            f"{arm['examples_per_second']:,.0f}",
+            show_ratio(arm["ctr_over_it"]),
+            f"{arm['first_loss']:.3f}",
+            f"{arm['last_loss']:.3f}",
+        ]
+        for name, arm in found["arms"].items()
+    ]
+    head = [
+        "step",
+        "ms",
+        "examples/s",
+        f"{found['own']} is x as fast (quartiles)",
+        "loss of the first batch",
+        "of the last turn",
+    ]
+    return f"{table(head, rows)}\n\nPyTorch: {found['pytorch']}"

@@ -1,0 +1,115 @@
+"""What benchmarks measure on: the features, ids and labels of the reference model, in memory and as a log.
+
+DCNv2 as the configuration has it by default (three crosses of rank 64, layers of 1024, 512 and 256) on 26 features of
+100,000 buckets and width 16, at batches of 4096 rows; ids by Zipf's law. Loads no TensorFlow: other frameworks take
+the same ids from here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ctr.data.batches import Batch, set_rejects_apart
+from ctr.data.log import create_log, pack_ids, publish_interval
+from ctr.data.reader import Rows
+from ctr.data.schema import Category, Schema
+
+ZIPF = 1.2
+SLATE = 4
+"""Rows of a query."""
+ADAGRAD = {"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None}}}}
+"""The configuration without Shampoo."""
+_INTERVAL_ROWS = 200_000
+
+
+@dataclass(frozen=True)
+class Size:
+    """The features of a model, and the batches that it learns from again and again."""
+
+    features: int = 26
+    buckets: int = 100_000
+    width: int = 16
+    batch: int = 4096
+    feeds: int = 8
+
+
+REFERENCE = Size()
+TINY = Size(features=4, buckets=1000, width=8, batch=256, feeds=2)
+
+
+def reference_schema(size: Size = REFERENCE) -> Schema:
+    """Its features."""
+    names = [f"f{number}" for number in range(size.features)]
+    features = [Category(name=name, source=name, buckets=size.buckets, width=size.width) for name in names]
+    return Schema(features=tuple(features))
+
+
+def zipf_ids(random: np.random.Generator, rows: int, size: Size = REFERENCE) -> np.ndarray:
+    """int32 [rows, features]."""
+    return ((random.zipf(ZIPF, (rows, size.features)) - 1) % size.buckets).astype(np.int32)
+
+
+def click_labels(random: np.random.Generator, ids: np.ndarray) -> np.ndarray:
+    """float32 [N]: clicks at a rate of 0.1, or 0.3 where the first id is odd, so that there is something to learn."""
+    return (random.random(len(ids)) < 0.1 + 0.2 * (ids[:, 0] % 2)).astype(np.float32)
+
+
+def reference_examples(size: Size = REFERENCE, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Ids and labels of each of the batches."""
+    random = np.random.default_rng(seed)
+    ids = [zipf_ids(random, size.batch, size) for _ in range(size.feeds)]
+    return [(one, click_labels(random, one)) for one in ids]
+
+
+def reference_batches(size: Size = REFERENCE, slate: int = SLATE, seed: int = 0) -> list[Batch]:
+    """The same examples in queries of ``slate`` rows."""
+    batches = []
+    number, ones = np.arange(size.batch, dtype=np.int64), np.ones(size.batch, np.float32)
+    for ids, label in reference_examples(size, seed):
+        rows = Rows(
+            query_time=number // slate,
+            timestamp=number // slate,
+            query_id=number // slate,
+            example_id=number,
+            label=label,
+            train_weight=ones,
+            metric_weight=ones,
+            ids=ids,
+            fault=np.zeros(size.batch, np.int8),
+            position=number,
+            multivalent={},
+        )
+        batches.append(set_rejects_apart(rows))
+    return batches
+
+
+def make_log(folder: Path, rows: int, size: Size = REFERENCE) -> Path:
+    """A log of such examples."""
+    schema = reference_schema(size)
+    create_log(folder, schema)
+    random = np.random.default_rng(1)
+    for first in range(0, rows, _INTERVAL_ROWS):
+        row = np.arange(first, min(first + _INTERVAL_ROWS, rows))
+        query, ones = row // SLATE, np.ones(len(row), np.float32)
+        ids = zipf_ids(random, len(row), size)
+        columns = {
+            "query_time": query,
+            "timestamp": query,
+            "query_id": query,
+            "example_id": row,
+            "label": click_labels(random, ids).astype(np.int8),
+            "train_weight": ones,
+            "metric_weight": ones,
+            "ids": pack_ids(ids),
+        }
+        publish_interval(folder, schema, int(query[0]), int(query[-1]) + 1, pa.table(columns))
+    return folder
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)

@@ -1,0 +1,90 @@
+"""The reference model in PyTorch, in float32 and under bfloat16 autocast: a rival of ``rivals``.
+
+One fused table with sparse gradients, linear weights beside the embeddings, tensors in memory, AdaGrad, whose dense
+part is the fused one. Compiled is what ``torch.compile`` takes: all but the table, whose gradient is sparse.
+"""
+
+import time
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from reference import Size, reference_examples
+from rivals import Turn, serve
+from torch import nn
+
+RATE, INITIAL_ACCUMULATOR, SCALE = 0.02, 1e-6, 0.05
+
+
+class Network(nn.Module):
+    """Everything but the table."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(nn.Linear(width, 64, bias=False) for _ in range(3))
+        self.up = nn.ModuleList(nn.Linear(64, width) for _ in range(3))
+        units = (width, 1024, 512, 256)
+        self.deep = nn.ModuleList(nn.Linear(m, n) for m, n in pairwise(units))
+        self.head = nn.Linear(256, 1)
+        for layer in self.deep:
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+
+    def forward(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Logits of rows [B, features, width + 1]."""
+        width = rows.shape[2] - 1
+        e0 = rows[:, :, :width].flatten(1).to(dtype)
+        hidden = e0
+        for down, up in zip(self.down, self.up, strict=True):
+            hidden = e0 * up(down(hidden)) + hidden
+        for layer in self.deep:
+            hidden = torch.relu(layer(hidden))
+        return self.head(hidden).squeeze(1).float() + rows[:, :, width].sum(1)
+
+
+def make_turn(size: Size, dtype: torch.dtype, compiled: bool) -> Turn:
+    torch.manual_seed(0)
+    rows = nn.Embedding(size.features * size.buckets, size.width + 1, sparse=True)
+    nn.init.normal_(rows.weight, std=SCALE)
+    network = Network(size.features * size.width)
+    forward: Any = torch.compile(network) if compiled else network
+    settings: dict[str, Any] = {"lr": RATE, "initial_accumulator_value": INITIAL_ACCUMULATOR}
+    optimizers = [
+        torch.optim.Adagrad(rows.parameters(), **settings),
+        torch.optim.Adagrad(network.parameters(), fused=True, **settings),
+    ]
+    loss_of = nn.BCEWithLogitsLoss()
+    offsets = np.arange(size.features, dtype=np.int32) * size.buckets
+    data = [
+        (torch.from_numpy(ids + offsets), torch.from_numpy(label)) for ids, label in reference_examples(size)
+    ]
+
+    def turn() -> tuple[float, list[float]]:
+        losses = []
+        begun = time.perf_counter()
+        for ids, label in data:
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+                logit = forward(rows(ids), dtype)
+            loss = loss_of(logit, label)
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            losses.append(loss.item())
+        return (time.perf_counter() - begun) / size.feeds, losses
+
+    return turn
+
+
+def make(size: Size, compiled: bool) -> dict[str, Turn]:
+    turns = {}
+    for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+        turns[f"PyTorch {name}"] = make_turn(size, dtype, compiled=False)
+        if compiled:
+            turns[f"PyTorch {name}, compiled"] = make_turn(size, dtype, compiled=True)
+    return turns
+
+
+if __name__ == "__main__":
+    serve(make)

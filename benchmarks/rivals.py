@@ -1,0 +1,108 @@
+"""Models of other frameworks, each in a process of its own, that take turns with ours.
+
+A process apart keeps thread pools and process-wide settings (deterministic operations, Keras 2 or 3) apart. It reads
+the names of its arms from its standard input, and for each answers with the seconds of a step and the losses of one
+turn, as a line of JSON. While others have their turn, it waits for input.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from reference import Size
+
+Turn = Callable[[], tuple[float, list[float]]]
+"""Takes a turn; returns the mean seconds of a step, and losses, the first ever being that of the first step."""
+
+
+def serve(make: Callable[..., Mapping[str, Turn]]) -> None:
+    """The main function of a rival: makes its arms for the size in the command line, then takes turns.
+
+    What it prints on the way, or its libraries, goes to the standard error.
+    """
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    settings = json.loads(sys.argv[1])
+    turns = make(Size(**settings.pop("size")), **settings)
+    print(json.dumps(list(turns)), file=answers, flush=True)
+    waiting = 0.0
+    worked = time.process_time()
+    for line in sys.stdin:
+        waiting += time.process_time() - worked
+        seconds, losses = turns[line.strip()]()
+        answer = {"seconds": seconds, "losses": losses, "waiting_cpu_seconds": waiting}
+        worked = time.process_time()
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+class Rival:
+    """A rival's process.
+
+    Attributes:
+        arms: the names of its arms.
+        losses: for each arm those of its turns.
+        waiting_cpu_seconds: what of the processor's time it took while it was not its turn.
+    """
+
+    def __init__(self, script: str, size: Size, environment: Mapping[str, str], **settings: Any) -> None:
+        command = [sys.executable, str(Path(__file__).with_name(script))]
+        command.append(json.dumps({"size": asdict(size), **settings}))
+        # Of the parent, which has chosen Keras 2 for itself.
+        env = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
+        env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONWARNINGS": "ignore", **environment}
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (as long as the process)
+        self.process = subprocess.Popen(
+            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
+        )
+        self.arms: list[str] = []
+        self.losses: dict[str, list[list[float]]] = {}
+        self.waiting_cpu_seconds = 0.0
+
+    def wait(self) -> None:
+        """Until its models are there."""
+        self.arms = self._answer()
+        self.losses = {arm: [] for arm in self.arms}
+
+    def _answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self._errors.seek(0)
+            raise RuntimeError(f"a rival ended with {self.process.wait()}:\n{self._errors.read()}")
+        return json.loads(line)
+
+    def seconds(self, arm: str) -> float:
+        """Has an arm take its turn."""
+        assert self.process.stdin is not None
+        print(arm, file=self.process.stdin, flush=True)
+        answer = self._answer()
+        self.losses[arm].append(answer["losses"])
+        self.waiting_cpu_seconds = answer["waiting_cpu_seconds"]
+        return float(answer["seconds"])
+
+
+@contextmanager
+def open_rivals(size: Size, have_torch: bool, compile_torch: bool) -> Iterator[list[Rival]]:
+    """All rivals that there are on this machine."""
+    opened: list[Rival] = []
+    try:
+        for keras in ("2", "3"):
+            environment = {"TF_USE_LEGACY_KERAS": "1"} if keras == "2" else {}
+            opened.append(Rival("rival_keras.py", size, environment, keras=keras))
+        if have_torch:
+            opened.append(Rival("rival_torch.py", size, {}, compiled=compile_torch))
+        for rival in opened:
+            rival.wait()
+        yield opened
+    finally:
+        for rival in opened:
+            rival.process.kill()
+            rival.process.wait()
