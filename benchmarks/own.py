@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,22 +27,25 @@ class Model:
 
     Attributes:
         losses: of the steps of each turn.
+        processor_seconds: of a step of each turn, over all threads.
     """
 
     config: TrainConfig
     state: TrainState
     feeds: list[Feed]
     learn: Callable[[Feed, Mapping[str, float]], StepResult]
-    losses: list[list[float]]
+    losses: list[list[float]] = field(default_factory=list)
+    processor_seconds: list[float] = field(default_factory=list)
 
     def seconds(self) -> float:
         """Of a step, the mean over one turn: all feeds, one after the other."""
         ramps, results = self.config.ramps_at(SETTLED), []
-        begun = time.perf_counter()
+        worked, begun = time.process_time(), time.perf_counter()
         for feed in self.feeds:
             results.append(self.learn(feed, ramps))
             results[-1].logit.numpy()
         seconds = (time.perf_counter() - begun) / len(self.feeds)
+        self.processor_seconds.append((time.process_time() - worked) / len(self.feeds))
         self.losses.append([float(result.loss) for result in results])
         return seconds
 
@@ -59,7 +62,7 @@ def make_model(
     feeds = [
         make_feed(one, layouts, size.batch, config.objective) for one in batches or reference_batches(size)
     ]
-    return Model(config, state, feeds, make_steps(state, config, jit=False).learn, [])
+    return Model(config, state, feeds, make_steps(state, config, jit=False).learn)
 
 
 def median_ms(seconds: Sequence[float]) -> float:

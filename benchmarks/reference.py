@@ -22,6 +22,8 @@ SLATE = 4
 """Rows of a query."""
 ADAGRAD = {"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None}}}}
 """The configuration without Shampoo."""
+RATE, INITIAL_ACCUMULATOR, SCALE = 0.02, 1e-6, 0.05
+"""How all frameworks learn, on the gradient of a batch's mean loss, and the standard deviation of fresh embeddings."""
 _INTERVAL_ROWS = 200_000
 
 

@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from reference import Size, reference_examples
+from reference import INITIAL_ACCUMULATOR, RATE, SCALE, Size, reference_examples
 from rivals import Turn, serve
-
-RATE, INITIAL_ACCUMULATOR, SCALE = 0.02, 1e-6, 0.05
 
 
 def make_model(keras: ModuleType, size: Size, policy: str) -> Any:

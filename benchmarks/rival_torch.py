@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from reference import Size, reference_examples
+from reference import INITIAL_ACCUMULATOR, RATE, SCALE, Size, reference_examples
 from rivals import Turn, serve
 from torch import nn
-
-RATE, INITIAL_ACCUMULATOR, SCALE = 0.02, 1e-6, 0.05
 
 
 class Network(nn.Module):

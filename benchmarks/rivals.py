@@ -31,15 +31,22 @@ def serve(make: Callable[..., Mapping[str, Turn]]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     settings = json.loads(sys.argv[1])
-    turns = make(Size(**settings.pop("size")), **settings)
+    size = Size(**settings.pop("size"))
+    turns = make(size, **settings)
     print(json.dumps(list(turns)), file=answers, flush=True)
     waiting = 0.0
     worked = time.process_time()
     for line in sys.stdin:
         waiting += time.process_time() - worked
-        seconds, losses = turns[line.strip()]()
-        answer = {"seconds": seconds, "losses": losses, "waiting_cpu_seconds": waiting}
         worked = time.process_time()
+        seconds, losses = turns[line.strip()]()
+        began, worked = worked, time.process_time()
+        answer = {
+            "seconds": seconds,
+            "losses": losses,
+            "processor_seconds": (worked - began) / size.feeds,
+            "waiting_processor_seconds": waiting,
+        }
         print(json.dumps(answer), file=answers, flush=True)
 
 
@@ -49,7 +56,8 @@ class Rival:
     Attributes:
         arms: the names of its arms.
         losses: for each arm those of its turns.
-        waiting_cpu_seconds: what of the processor's time it took while it was not its turn.
+        processor_seconds: for each arm those of a step, over all threads, in each of its turns.
+        waiting_processor_seconds: what it took while it was not its turn.
     """
 
     def __init__(self, script: str, size: Size, environment: Mapping[str, str], **settings: Any) -> None:
@@ -64,12 +72,14 @@ class Rival:
         )
         self.arms: list[str] = []
         self.losses: dict[str, list[list[float]]] = {}
-        self.waiting_cpu_seconds = 0.0
+        self.processor_seconds: dict[str, list[float]] = {}
+        self.waiting_processor_seconds = 0.0
 
     def wait(self) -> None:
         """Until its models are there."""
         self.arms = self._answer()
         self.losses = {arm: [] for arm in self.arms}
+        self.processor_seconds = {arm: [] for arm in self.arms}
 
     def _answer(self) -> Any:
         assert self.process.stdout is not None
@@ -85,7 +95,8 @@ class Rival:
         print(arm, file=self.process.stdin, flush=True)
         answer = self._answer()
         self.losses[arm].append(answer["losses"])
-        self.waiting_cpu_seconds = answer["waiting_cpu_seconds"]
+        self.processor_seconds[arm].append(answer["processor_seconds"])
+        self.waiting_processor_seconds = answer["waiting_processor_seconds"]
         return float(answer["seconds"])
 
 

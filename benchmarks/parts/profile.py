@@ -5,17 +5,17 @@ those of the threads that run operations: with two of them busy, they add up to 
 that others lie in counts without these.
 """
 
-import re
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from bench_shampoo import settle
 from own import Model, make_model, median_ms
 from parts.setting import Setting
+from parts.trace import OTHER, by_part, is_operation, own_times, part_of
 from reference import table
 
 import tensorflow as tf  # isort: skip  (after ctr.models has chosen Keras 2)
@@ -25,50 +25,7 @@ from ctr.eval.progressive import ProgressiveMetrics
 from ctr.models.rows import plan_table
 from ctr.training.feed import make_feed
 
-SCOPES = (
-    "gather",
-    "look_up",
-    "crosses",
-    "deep",
-    "loss",
-    "row_update",
-    "dense_update",
-    "statistics",
-    "precondition",
-)
-OTHER = "none of them"
 SHOWN = 12
-_OPERATION = re.compile(r"^([\w./>-]+):(\w+)$")
-_NUMBER = re.compile(r"_\d+$")
-_GRADIENT = "gradient_tape"
-
-
-def part_of(name: str) -> tuple[str, str]:
-    """The innermost part that an operation's name is of, and ``forward`` or ``backward``."""
-    scopes = name.split("/")
-    way = "backward" if _GRADIENT in scopes else "forward"
-    for scope in reversed(scopes[:-1]):
-        plain = _NUMBER.sub("", scope)
-        if plain in SCOPES:
-            return plain, way
-    return OTHER, way
-
-
-def own_times(events: Iterable[tuple[int, int, str]]) -> Iterator[tuple[str, int]]:
-    """Each event's time without that of events of the same thread that lie within it.
-
-    Args:
-        events: begin, duration and name of each.
-    """
-    open_events: list[list[Any]] = []
-    for begin, duration, name in sorted(events, key=lambda event: (event[0], -event[1])):
-        while open_events and open_events[-1][0] <= begin:
-            _, inner, closed = open_events.pop()
-            yield closed, inner
-        if open_events:
-            open_events[-1][1] -= duration
-        open_events.append([begin + duration, duration, name])
-    yield from ((name, inner) for _, inner, name in open_events)
 
 
 def read_trace(folder: Path) -> tuple[dict[str, float], float]:
@@ -85,32 +42,22 @@ def read_trace(folder: Path) -> tuple[dict[str, float], float]:
                 name = names[event.metadata_id]
                 if name.startswith("EagerLocalExecute: __inference_"):
                     graph += event.duration_ps / 1e9
-                elif _OPERATION.match(name):
+                elif is_operation(name):
                     events.append((event.offset_ps, event.duration_ps, name))
             for name, picoseconds in own_times(events):
                 operations[name] += picoseconds / 1e9
     return dict(operations), graph
 
 
-def trace_steps(model: Model) -> tuple[dict[str, float], float]:
-    """``read_trace`` of one turn, divided by its steps."""
+def trace_steps(model: Model) -> tuple[dict[str, float], float, float]:
+    """``read_trace`` of one turn, divided by its steps, and milliseconds of a step meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
         tf.profiler.experimental.start(folder)
-        model.seconds()
+        traced = model.seconds()
         tf.profiler.experimental.stop()
         operations, graph = read_trace(Path(folder))
     steps = len(model.feeds)
-    return {name: spent / steps for name, spent in operations.items()}, graph / steps
-
-
-def by_part(operations: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Milliseconds of the parts, forward and backward, and their share of all."""
-    parts = {name: {"forward_ms": 0.0, "backward_ms": 0.0} for name in (*SCOPES, OTHER)}
-    for operation, spent in operations.items():
-        part, way = part_of(operation.rpartition(":")[0])
-        parts[part][f"{way}_ms"] += spent
-    total = sum(operations.values())
-    return {name: {**one, "share": sum(one.values()) / total} for name, one in parts.items()}
+    return {name: spent / steps for name, spent in operations.items()}, graph / steps, 1000 * traced
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -147,12 +94,13 @@ def measure(setting: Setting) -> dict[str, Any]:
             settle(model.state.shampoo)
             model.seconds()
         step_ms = median_ms([model.seconds() for _ in range(setting.rounds)])
-        operations, graph = trace_steps(model)
-        unnamed = {o: ms for o, ms in operations.items() if part_of(o.rpartition(":")[0])[0] == OTHER}
+        operations, graph, traced = trace_steps(model)
+        unnamed = {o: ms for o, ms in operations.items() if part_of(o)[0] == OTHER}
         found[name] = {
             "step_ms": step_ms,
             "graph_ms": graph,
-            "around_graph_ms": max(0.0, step_ms - graph),
+            "traced_step_ms": traced,
+            "around_graph_ms": traced - graph,
             "thread_ms": sum(operations.values()),
             "parts": by_part(operations),
             "largest_of_none": dict(sorted(unnamed.items(), key=lambda one: -one[1])[:SHOWN]),
@@ -178,8 +126,9 @@ def report(found: Mapping[str, Any]) -> str:
         head = [f"{name}: part of the graph", "ms of threads", "of them for gradients", "share"]
         shown.append(table(head, rows))
         shown.append(
-            f"step {one['step_ms']:.1f} ms; while traced, graph {one['graph_ms']:.1f} ms, its threads "
-            f"{one['thread_ms']:.1f} ms, around it (arrays handed over, Python) {one['around_graph_ms']:.1f} ms; "
+            f"step {one['step_ms']:.1f} ms; while traced {one['traced_step_ms']:.1f} ms, of them graph "
+            f"{one['graph_ms']:.1f} ms, threads of the graph {one['thread_ms']:.1f} ms, "
+            f"around it (arrays handed over, Python) {one['around_graph_ms']:.1f} ms; "
             f"reading thread {one['beside']['feed_ms']:.1f} ms, of them distinct rows "
             f"{one['beside']['distinct_rows_ms']:.1f} ms; metrics {one['beside']['metrics_ms']:.2f} ms"
         )

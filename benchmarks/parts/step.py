@@ -6,7 +6,7 @@ from typing import Any
 
 from own import make_model, median_ms, ratio, show_ratio
 from parts.setting import Setting
-from reference import ADAGRAD, table
+from reference import ADAGRAD, INITIAL_ACCUMULATOR, RATE, table
 from rivals import open_rivals
 
 from ctr.training.config import TrainConfig
@@ -16,23 +16,37 @@ from ctr.training.step_times import take_turns
 FLOATS = ("float32", "bfloat16")
 
 
+def settings(dtype: str, batch: int) -> dict[str, Any]:
+    """The configuration whose rows learn as those of the others do, which have one rate for everything."""
+    # Rows take the gradient of a batch's sum.
+    initial = INITIAL_ACCUMULATOR * batch**2
+    rows = {
+        **{"learning_rate": RATE, "initial_accumulator": initial},
+        **{"linear_learning_rate": RATE, "linear_initial_accumulator": initial},
+    }
+    return {"compute_dtype": dtype, "optimizer": {"rows": rows, **ADAGRAD["optimizer"]}}
+
+
 def measure(setting: Setting) -> dict[str, Any]:
     """Every arm's step, and the ratios of rates that the targets are about."""
     size, have_torch = setting.size, find_spec("torch") is not None
     compiled = setting.compile_torch and not setting.quick and shutil.which("c++") is not None
-    models = {f"ctr {dtype}": make_model(size, {**ADAGRAD, "compute_dtype": dtype}) for dtype in FLOATS}
+    models = {f"ctr {dtype}": make_model(size, settings(dtype, size.batch)) for dtype in FLOATS}
     own = f"ctr {resolve_compute_dtype(TrainConfig())}"
     with open_rivals(size, have_torch, compiled) as rivals:
         turns = {name: model.seconds for name, model in models.items()}
         losses = {name: model.losses for name, model in models.items()}
+        processor = {name: model.processor_seconds for name, model in models.items()}
         for rival in rivals:
             losses |= rival.losses
+            processor |= rival.processor_seconds
             turns |= {arm: lambda rival=rival, arm=arm: rival.seconds(arm) for arm in rival.arms}
         seconds = take_turns(turns, setting.rounds)
-        waiting = sum(rival.waiting_cpu_seconds for rival in rivals)
+        waiting = sum(rival.waiting_processor_seconds for rival in rivals)
     arms = {
         name: {
             "step_ms": median_ms(own_seconds),
+            "processor_ms": median_ms(processor[name][1:]),
             "examples_per_second": size.batch / (median_ms(own_seconds) / 1000),
             "ctr_over_it": ratio(own_seconds, seconds[own]),
             "first_loss": losses[name][0][0],
@@ -48,7 +62,7 @@ def measure(setting: Setting) -> dict[str, Any]:
         "fastest_low_precision": min(lower, key=lambda arm: arms[arm]["step_ms"]),
         "fastest_keras_float32": min(keras, key=lambda arm: arms[arm]["step_ms"]),
         "pytorch": "measured" if have_torch else "left out: this Python has none (pip install torch)",
-        "rivals_waiting_cpu_seconds": waiting,
+        "rivals_waiting_processor_seconds": waiting,
     }
 
 
@@ -58,6 +72,7 @@ def report(found: dict[str, Any]) -> str:
         [
             name,
             f"{arm['step_ms']:.1f}",
+            f"{arm['processor_ms']:.1f}",
             f"{arm['examples_per_second']:,.0f}",
             show_ratio(arm["ctr_over_it"]),
             f"{arm['first_loss']:.3f}",
@@ -68,6 +83,7 @@ def report(found: dict[str, Any]) -> str:
     head = [
         "step",
         "ms",
+        "ms of processors",
         "examples/s",
         f"{found['own']} is x as fast (quartiles)",
         "loss of the first batch",

@@ -85,6 +85,7 @@ def test_only_some_parts(tmp_path: Path) -> None:
     assert "## step" not in shown
 
 
+@pytest.mark.slow
 def test_an_unknown_part_is_refused() -> None:
     command = [sys.executable, "benchmarks/bench.py", "--only", "step,steps"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)

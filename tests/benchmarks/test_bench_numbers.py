@@ -1,0 +1,94 @@
+"""What the benchmark makes of what it measured: which part an operation belongs to, and which targets are met."""
+
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
+
+
+def _imported(name: str) -> Iterator[ModuleType]:
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        yield import_module(name)
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+@pytest.fixture(scope="module")
+def trace() -> Iterator[ModuleType]:
+    yield from _imported("parts.trace")
+
+
+@pytest.fixture(scope="module")
+def targets() -> Iterator[ModuleType]:
+    yield from _imported("targets")
+
+
+@pytest.mark.parametrize(
+    ("operation", "part", "way"),
+    [
+        ("deep/deep_0/w/Relu:_MklNativeFusedMatMul", "deep", "forward"),
+        ("gradient_tape/crosses/cross_2/mul/Mul_1:Mul", "crosses", "backward"),
+        ("cond/then/_0/cond/row_update_1/ResourceScatterAdd:ResourceScatterAdd", "row_update", "forward"),
+        # The innermost of two, and never the operation's own name.
+        ("dense_update/precondition/MatMul:BatchMatMulV2", "precondition", "forward"),
+        ("gather:ResourceGather", "none of them", "forward"),
+        ("cond/then/_0/cond/Sqrt:Sqrt", "none of them", "forward"),
+    ],
+)
+def test_an_operation_belongs_to_the_scope_it_lies_in(
+    trace: ModuleType, operation: str, part: str, way: str
+) -> None:
+    assert trace.is_operation(operation)
+    assert trace.part_of(operation) == (part, way)
+
+
+def test_what_is_no_operation(trace: ModuleType) -> None:
+    for name in ("ExecutorState::Process", "FunctionRun", "EagerLocalExecute: __inference_step_1553"):
+        assert not trace.is_operation(name)
+
+
+def test_an_event_counts_without_those_within_it(trace: ModuleType) -> None:
+    events = [(0, 100, "outer"), (10, 30, "inner"), (15, 5, "innermost"), (60, 10, "inner"), (100, 7, "next")]
+    found: dict[str, int] = {}
+    for name, own in trace.own_times(reversed(events)):
+        found[name] = found.get(name, 0) + own
+    assert found == {"outer": 60, "inner": 35, "innermost": 5, "next": 7}
+    assert list(trace.own_times([])) == []
+
+
+def test_parts_add_up_to_all(trace: ModuleType) -> None:
+    parts = trace.by_part({"deep/a:A": 1.0, "gradient_tape/deep/a:B": 2.0, "x:C": 1.0})
+    assert parts["deep"] == {"forward_ms": 1.0, "backward_ms": 2.0, "share": 0.75}
+    assert sum(part["share"] for part in parts.values()) == 1
+    assert parts["row_update"]["share"] == 0
+
+
+def measured(step: float, row_update: float) -> dict[str, Any]:
+    arms = {"own": {"ctr_over_it": {"ratio": 1.0}}, "other": {"ctr_over_it": {"ratio": step}}}
+    return {
+        "environment": {},
+        "step": {"arms": arms, "fastest_low_precision": "other", "fastest_keras_float32": "own"},
+        "profile": {"parts": {"row_update": {"share": row_update}}},
+    }
+
+
+def test_targets_are_met_from_their_own_side(targets: ModuleType) -> None:
+    met = [one["met"] for one in targets.judge(measured(1.6, 0.15))]
+    assert met == [True, False, True]
+    missed = targets.judge(measured(1.59, 0.151))
+    assert [one["met"] for one in missed] == [False, False, False]
+    assert missed[0]["limit"] == "at least 1.60x" and missed[2]["limit"] == "at most 15.0%"
+    assert "| 15.1% | NOT met |" in targets.targets_report(missed)
+
+
+def test_what_no_operation_was_found_for_is_not_met(targets: ModuleType) -> None:
+    judged = targets.judge(measured(2.0, 0.0))
+    assert judged[2]["measured"] == "not measured" and not judged[2]["met"]
+    assert targets.judge({"environment": {}}) == []
