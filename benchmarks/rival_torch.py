@@ -45,7 +45,7 @@ def make_turn(size: Size, dtype: torch.dtype, compiled: bool) -> Turn:
     rows = nn.Embedding(size.features * size.buckets, size.width + 1, sparse=True)
     nn.init.normal_(rows.weight, std=SCALE)
     network = Network(size.features * size.width)
-    forward: Any = torch.compile(network) if compiled else network
+    dense: Any = torch.compile(network) if compiled else network
     settings: dict[str, Any] = {"lr": RATE, "initial_accumulator_value": INITIAL_ACCUMULATOR}
     optimizers = [
         torch.optim.Adagrad(rows.parameters(), **settings),
@@ -57,13 +57,18 @@ def make_turn(size: Size, dtype: torch.dtype, compiled: bool) -> Turn:
         (torch.from_numpy(ids + offsets), torch.from_numpy(label)) for ids, label in reference_examples(size)
     ]
 
+    def forward(ids: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            return dense(rows(ids), dtype)
+
+    # Where it cannot be compiled, this says so.
+    forward(data[0][0])
+
     def turn() -> tuple[float, list[float]]:
         losses = []
         begun = time.perf_counter()
         for ids, label in data:
-            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-                logit = forward(rows(ids), dtype)
-            loss = loss_of(logit, label)
+            loss = loss_of(forward(ids), label)
             for optimizer in optimizers:
                 optimizer.zero_grad()
             loss.backward()
@@ -80,7 +85,10 @@ def make(size: Size, compiled: bool) -> dict[str, Turn]:
     for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
         turns[f"PyTorch {name}"] = make_turn(size, dtype, compiled=False)
         if compiled:
-            turns[f"PyTorch {name}, compiled"] = make_turn(size, dtype, compiled=True)
+            try:
+                turns[f"PyTorch {name}, compiled"] = make_turn(size, dtype, compiled=True)
+            except Exception as error:  # of a compiler that is not there or does not work, whatever its kind
+                print(f"torch.compile: {error}")
     return turns
 
 

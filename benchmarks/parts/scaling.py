@@ -1,5 +1,6 @@
 """How the step grows with the batch, the embeddings, the features, the buckets and the pairs of a query."""
 
+import gc
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,8 @@ TURNS = 2
 
 
 def step_row(size: Size, slate: int = SLATE, changes: Mapping[str, Any] = ADAGRAD) -> dict[str, float]:
-    """Of one model alone: what takes its turn is let go before the next one is made."""
+    """Of one model alone, after the one before, of perhaps gigabytes, is let go."""
+    gc.collect()
     size = replace(size, feeds=min(size.feeds, 4))
     model = make_model(size, changes, reference_batches(size, slate))
     model.seconds()

@@ -1,7 +1,8 @@
 """The training step alone, against the same model in Keras and in PyTorch."""
 
-import shutil
-from importlib.util import find_spec
+import subprocess
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 from own import make_model, median_ms, ratio, show_ratio
@@ -29,8 +30,8 @@ def settings(dtype: str, batch: int) -> dict[str, Any]:
 
 def measure(setting: Setting) -> dict[str, Any]:
     """Every arm's step, and the ratios of rates that the targets are about."""
-    size, have_torch = setting.size, find_spec("torch") is not None
-    compiled = setting.compile_torch and not setting.quick and shutil.which("c++") is not None
+    size, have_torch = setting.size, imports("torch")
+    compiled = setting.compile_torch and not setting.quick
     models = {f"ctr {dtype}": make_model(size, settings(dtype, size.batch)) for dtype in FLOATS}
     own = f"ctr {resolve_compute_dtype(TrainConfig())}"
     with open_rivals(size, have_torch, compiled) as rivals:
@@ -61,9 +62,22 @@ def measure(setting: Setting) -> dict[str, Any]:
         "own": own,
         "fastest_low_precision": min(lower, key=lambda arm: arms[arm]["step_ms"]),
         "fastest_keras_float32": min(keras, key=lambda arm: arms[arm]["step_ms"]),
-        "pytorch": "measured" if have_torch else "left out: this Python has none (pip install torch)",
+        "pytorch": _told(have_torch, compiled, arms),
         "rivals_waiting_processor_seconds": waiting,
     }
+
+
+def imports(module: str) -> bool:
+    """Whether this Python has a module that can be imported."""
+    return subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True).returncode == 0
+
+
+def _told(have_torch: bool, compiled: bool, arms: Mapping[str, Any]) -> str:
+    if not have_torch:
+        return "left out: this Python has none (pip install torch)"
+    if compiled and not any(name.endswith("compiled") for name in arms):
+        return "measured, without torch.compile, which does not work here (it needs a C++ compiler)"
+    return "measured" if compiled else "measured, without torch.compile"
 
 
 def report(found: dict[str, Any]) -> str:
