@@ -76,25 +76,30 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
         row_rates.append(tf.constant(rate * tower_rates.get(layout.tower, 1.0)))
 
     components = state.network.components
+    compute_dtype = state.network.architecture.compute_dtype
     decayed = [len(weight.shape) > 1 for weight in state.dense]
 
     def forward(
         rows: Sequence[tf.Tensor], plans: Sequence[dict[str, tf.Tensor]], alpha2: tf.Tensor
     ) -> Scores:
         looked_up = [
-            look_up(layout, part, plan) for layout, part, plan in zip(state.layouts, rows, plans, strict=True)
+            look_up(layout, part, plan, compute_dtype, gradient_by_products=not jit)
+            for layout, part, plan in zip(state.layouts, rows, plans, strict=True)
         ]
         return state.network(tower_inputs(looked_up, state.layouts, state.network.factorised), alpha2)
 
     def learn(
         plans: Sequence[dict[str, tf.Tensor]],
+        rows: Sequence[tf.Tensor],
         row_gradients: Sequence[tf.Tensor],
         dense_gradients: Sequence[tf.Tensor],
     ) -> None:
-        for table, accumulator, plan, gradient, rate in zip(
-            state.tables, state.row_accumulators, plans, row_gradients, row_rates, strict=True
+        for table, accumulator, plan, values, gradient, rate in zip(
+            state.tables, state.row_accumulators, plans, rows, row_gradients, row_rates, strict=True
         ):
-            update_rows(table, accumulator, plan["distinct"], gradient, rate, optimizer.rows.update_limit)
+            update_rows(
+                table, accumulator, plan["distinct"], values, gradient, rate, optimizer.rows.update_limit
+            )
         dense = optimizer.dense
         if dense.clip_norm is not None:
             # Each component by itself, as everything else that it learns by.
@@ -146,7 +151,7 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
         applied = all_finite([loss, *row_gradients, *dense_gradients, *changed])
 
         def update() -> tf.Tensor:
-            learn(plans, row_gradients, dense_gradients)
+            learn(plans, rows, row_gradients, dense_gradients)
             for dual, weights, (next_dual, next_seen) in zip(
                 state.duals, state.slices_seen, moved, strict=True
             ):
