@@ -118,13 +118,15 @@ def hidden_layers(towers: Sequence[DCN], e0: tf.Tensor, alpha2: tf.Tensor) -> tf
         for cross in (cross for tower in towers for cross in tower.crosses if not cross.built):
             cross.build(e0.shape)
             cross.built = True
-        hidden = first.cross(
-            tf.cast(e0, first.crosses[0].compute_dtype),
-            alpha2,
-            [_weights_of_cross(same) for same in zip(*(tower.crosses for tower in towers), strict=True)],
-        )
-    for layers in zip(*(tower.deep for tower in towers), strict=True):
-        hidden = dense(layers, hidden, first.activation)
+        with tf.name_scope("crosses"):
+            hidden = first.cross(
+                tf.cast(e0, first.crosses[0].compute_dtype),
+                alpha2,
+                [_weights_of_cross(same) for same in zip(*(tower.crosses for tower in towers), strict=True)],
+            )
+    with tf.name_scope("deep"):
+        for layers in zip(*(tower.deep for tower in towers), strict=True):
+            hidden = dense(layers, hidden, first.activation)
     return tf.cast(hidden, tf.float32)
 
 

@@ -111,18 +111,19 @@ def _expand_with_gradient(layout: TableLayout, part: tf.Tensor, plan: Plan, dtyp
     @tf.custom_gradient
     def expand(part: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            distinct = tf.shape(part)[0]
-            pieces = tf.split(tf.cast(upstream, tf.float32), [singles, count], axis=1)
-            found = []
-            if singles:
-                of_single = tf.reshape(pieces[0], [-1, columns])
-                found.append(_sums(of_single, tf.reshape(plan["single"], [-1]), distinct))
-            if count:
-                segments = plan["segments"]
-                of_means = tf.pad(tf.reshape(pieces[1], [-1, columns]), [[0, 1], [0, 0]])
-                of_totals = of_means / _sizes(segments, tf.shape(of_means)[0])
-                found.append(_sums(tf.gather(of_totals, segments), plan["values"], distinct))
-            return tf.add_n(found)
+            with tf.name_scope("look_up"):
+                distinct = tf.shape(part)[0]
+                pieces = tf.split(tf.cast(upstream, tf.float32), [singles, count], axis=1)
+                found = []
+                if singles:
+                    of_single = tf.reshape(pieces[0], [-1, columns])
+                    found.append(_sums(of_single, tf.reshape(plan["single"], [-1]), distinct))
+                if count:
+                    segments = plan["segments"]
+                    of_means = tf.pad(tf.reshape(pieces[1], [-1, columns]), [[0, 1], [0, 0]])
+                    of_totals = of_means / _sizes(segments, tf.shape(of_means)[0])
+                    found.append(_sums(tf.gather(of_totals, segments), plan["values"], distinct))
+                return tf.add_n(found)
 
         return _expand(layout, part, plan, dtype), gradient
 

@@ -67,9 +67,10 @@ def biased_activation(activation: Activation, compiled: bool) -> BiasedActivatio
     @tf.custom_gradient
     def biased(z: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:
         def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
-            (own,) = backward(z, bias, upstream)
-            own = tf.ensure_shape(own, z.shape)
-            return [own, sum_of_rows(own)]
+            with tf.name_scope("deep"):
+                (own,) = backward(z, bias, upstream)
+                own = tf.ensure_shape(own, z.shape)
+                return [own, sum_of_rows(own)]
 
         (result,) = forward(z, bias)
         return tf.ensure_shape(result, z.shape), gradient
@@ -155,7 +156,7 @@ def make_crosses(compiled: bool) -> Crosses:
         ) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:
             x, chains = values(e0, weights)
 
-            def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
+            def of_all(upstream: tf.Tensor) -> list[tf.Tensor]:
                 found: list[tf.Tensor] = []
                 more = of_e0 = None
                 for (kernels, bias), chain in zip(
@@ -177,6 +178,10 @@ def make_crosses(compiled: bool) -> Crosses:
                 if e0.shape[0] != towers:
                     of_e0 = tf.reduce_sum(of_e0, axis=0, keepdims=True)
                 return [tf.ensure_shape(of_e0, e0.shape), *found]
+
+            def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
+                with tf.name_scope("crosses"):
+                    return of_all(upstream)
 
             return x, gradient
 
