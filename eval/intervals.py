@@ -84,9 +84,28 @@ def quotient(part: Estimate, whole: Estimate) -> Estimate:
     )
 
 
+@cache
 def deletions() -> FloatArray:
     """Multiplicity of each bucket in each delete-one replicate, float64 [K, K]: 0 on the diagonal, else 1."""
-    return np.ones((BUCKETS, BUCKETS)) - np.eye(BUCKETS)
+    multiplicity = np.ones((BUCKETS, BUCKETS)) - np.eye(BUCKETS)
+    multiplicity.flags.writeable = False
+    return multiplicity
+
+
+def all_but_one(sums: FloatArray) -> FloatArray:
+    """For each bucket the sum over the others, float64 [K, ...], from the sums [K, ...] per bucket.
+
+    That is `deletions` times `sums`, in one pass from each end. Nothing is subtracted, so that a bucket beside which
+    the others are tiny takes no digits from them.
+    """
+    others = np.zeros(sums.shape)
+    behind = np.zeros(sums[:1].shape)
+    for bucket in range(1, len(sums)):
+        np.add(others[bucket - 1 : bucket], sums[bucket - 1 : bucket], out=others[bucket : bucket + 1])
+    for bucket in reversed(range(len(sums) - 1)):
+        behind += sums[bucket + 1]
+        others[bucket] += behind[0]
+    return others
 
 
 def check_multiplicity(multiplicity: FloatArray) -> None:

@@ -1,6 +1,6 @@
 """Histogram over the logit: what streaming AUC and calibration by decile are read from."""
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -55,10 +55,37 @@ class LogitHistogram(SumState):
         self.clipped[0] += np.count_nonzero(rows.logit < -LOGIT_LIMIT)
         self.clipped[1] += np.count_nonzero(rows.logit >= LOGIT_LIMIT)
 
+    def merge(self, other: Self) -> None:
+        """Add the rows that `other` has seen; `other` stays as it is."""
+        self.clipped += other.clipped
+        # Most of a window's bins were never touched, and to read them costs more than the others' sums.
+        first, end = other.used_range()
+        if first == end:
+            return
+        fine = slice(first * _FINE_PER_COARSE, end * _FINE_PER_COARSE)
+        self.fine[fine] += other.fine[fine]
+        self.coarse[:, first:end] += other.coarse[:, first:end]
+        self.coarse_prediction[:, first:end] += other.coarse_prediction[:, first:end]
+
     def coarse_weight(self) -> FloatArray:
         """Weight in each coarse bin over all queries and both classes, float64 [1024]."""
         weight: FloatArray = self.fine.reshape(COARSE_BINS, -1).sum(axis=1)
         return weight
+
+    def used_range(self) -> tuple[int, int]:
+        """The coarse bins [first, end) outside which there is no weight."""
+        used = np.flatnonzero(self.coarse_weight())
+        return (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
+
+    def used_fine(self) -> FloatArray:
+        """`fine` in the bins of `used_range`, a view, float64 [B, 2]."""
+        first, end = self.used_range()
+        return self.fine[first * _FINE_PER_COARSE : end * _FINE_PER_COARSE]
+
+    def used_coarse(self) -> FloatArray:
+        """`coarse` in the bins of `used_range`, a view, float64 [K, B, 2]."""
+        first, end = self.used_range()
+        return self.coarse[:, first:end]
 
 
 def logit_bin(logit: FloatArray) -> IntArray:

@@ -68,8 +68,11 @@ def assert_identical(first: ProgressiveMetrics, second: ProgressiveMetrics) -> N
 
 def test_summary_of_a_log(make_log: Callable[..., Any]) -> None:
     log = make_log(0, queries=300)
-    summary = strict_json(stream(*log.batches(queries=50)).summary())
+    metrics = stream(*log.batches(queries=50))
+    summary = strict_json(metrics.summary())
     assert list(summary)[: len(HEADLINE)] == HEADLINE
+    tables = {"calibration_buckets", "per_query_auc_by_size", "calibration_slices"}
+    assert strict_json(metrics.line()) == {name: summary[name] for name in summary if name not in tables}
     assert summary["examples"] == len(log.label)
     assert summary["queries"] == 300
     weighted = log[log.weight > 0]
