@@ -65,33 +65,41 @@ class StreamingAUC(LogitHistogram):
 
     def result(self) -> float:
         """AUC over all rows; NaN when a class is absent."""
-        weight = self.used_fine()
-        return float(_auc(weight[:, 0], weight[:, 1]))
+        fine, _ = self.used_bins()
+        return float(_auc(self.fine[fine, 0], self.fine[fine, 1]))
 
     def error_bound(self) -> float:
         """Largest possible distance of `result` from the exact AUC; NaN when a class is absent."""
-        return _tied_pairs(self.used_fine()) / 2
+        fine, _ = self.used_bins()
+        return _tied_pairs(self.fine[fine]) / 2
 
     def replicates(self, multiplicity: FloatArray) -> FloatArray:
         """AUC (coarse bins) with each bucket counted as often as `multiplicity` [R, K] says, [R]."""
         check_multiplicity(multiplicity)
-        per_bucket = self.used_coarse()
-        negative, positive = (multiplicity @ per_bucket[..., clicked] for clicked in (0, 1))
+        _, coarse = self.used_bins()
+        negative, positive = (multiplicity @ self.coarse[:, coarse, clicked] for clicked in (0, 1))
         return _auc(negative, positive)
 
     def occupied(self) -> BoolArray:
         """Buckets that hold weight, bool [K]."""
-        weight: FloatArray = self.used_coarse().sum(axis=(1, 2))
-        return weight > 0
+        _, coarse = self.used_bins()
+        return _occupied(self.coarse[:, coarse])
 
     def estimate(self) -> Estimate:
         """`result` with its delete-one-bucket replicates; NaN replicates where coarse bins tie too much."""
-        per_bucket = self.used_coarse()
+        fine, coarse = self.used_bins()
+        weight, per_bucket = self.fine[fine], self.coarse[:, coarse]
         others = all_but_one(per_bucket)
         replicates = _auc(others[..., 0], others[..., 1])
-        if _tied_pairs(per_bucket.sum(axis=0)) - _tied_pairs(self.used_fine()) > _COARSE_TIES:
+        if _tied_pairs(per_bucket.sum(axis=0)) - _tied_pairs(weight) > _COARSE_TIES:
             replicates[:] = np.nan
-        return Estimate(np.array(self.result()), replicates, self.occupied())
+        return Estimate(_auc(weight[:, 0], weight[:, 1]), replicates, _occupied(per_bucket))
+
+
+def _occupied(per_bucket: FloatArray) -> BoolArray:
+    """Buckets that hold weight, bool [K], from the weights [K, B, 2]."""
+    weight: FloatArray = per_bucket.sum(axis=(1, 2))
+    return weight > 0
 
 
 def _tied_pairs(weight: FloatArray) -> float:

@@ -27,6 +27,8 @@ from ctr.eval.buckets import BUCKETS
 
 CONFIDENCE = 0.95
 
+_GROUPS = 16
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -84,10 +86,14 @@ def quotient(part: Estimate, whole: Estimate) -> Estimate:
     )
 
 
-@cache
 def deletions() -> FloatArray:
     """Multiplicity of each bucket in each delete-one replicate, float64 [K, K]: 0 on the diagonal, else 1."""
-    multiplicity = np.ones((BUCKETS, BUCKETS)) - np.eye(BUCKETS)
+    return _one_left_out(BUCKETS)
+
+
+@cache
+def _one_left_out(count: int) -> FloatArray:
+    multiplicity = np.ones((count, count)) - np.eye(count)
     multiplicity.flags.writeable = False
     return multiplicity
 
@@ -95,17 +101,15 @@ def deletions() -> FloatArray:
 def all_but_one(sums: FloatArray) -> FloatArray:
     """For each bucket the sum over the others, float64 [K, ...], from the sums [K, ...] per bucket.
 
-    That is `deletions` times `sums`, in one pass from each end. Nothing is subtracted, so that a bucket beside which
-    the others are tiny takes no digits from them.
+    That is `deletions` times `sums`, for an eighth of its products: a bucket's others are those of its group of 16,
+    and the other groups. Nothing is subtracted, so that a bucket beside which the others are tiny takes no digits
+    from them.
     """
-    others = np.zeros(sums.shape)
-    behind = np.zeros(sums[:1].shape)
-    for bucket in range(1, len(sums)):
-        np.add(others[bucket - 1 : bucket], sums[bucket - 1 : bucket], out=others[bucket : bucket + 1])
-    for bucket in reversed(range(len(sums) - 1)):
-        behind += sums[bucket + 1]
-        others[bucket] += behind[0]
-    return others
+    groups = sums.reshape(_GROUPS, BUCKETS // _GROUPS, -1)
+    other_groups = _one_left_out(_GROUPS) @ groups.sum(axis=1)
+    others = _one_left_out(BUCKETS // _GROUPS) @ groups
+    others += other_groups[:, np.newaxis]
+    return others.reshape(sums.shape)
 
 
 def check_multiplicity(multiplicity: FloatArray) -> None:

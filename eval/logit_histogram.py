@@ -59,33 +59,21 @@ class LogitHistogram(SumState):
         """Add the rows that `other` has seen; `other` stays as it is."""
         self.clipped += other.clipped
         # Most of a window's bins were never touched, and to read them costs more than the others' sums.
-        first, end = other.used_range()
-        if first == end:
-            return
-        fine = slice(first * _FINE_PER_COARSE, end * _FINE_PER_COARSE)
+        fine, coarse = other.used_bins()
         self.fine[fine] += other.fine[fine]
-        self.coarse[:, first:end] += other.coarse[:, first:end]
-        self.coarse_prediction[:, first:end] += other.coarse_prediction[:, first:end]
+        self.coarse[:, coarse] += other.coarse[:, coarse]
+        self.coarse_prediction[:, coarse] += other.coarse_prediction[:, coarse]
 
     def coarse_weight(self) -> FloatArray:
         """Weight in each coarse bin over all queries and both classes, float64 [1024]."""
         weight: FloatArray = self.fine.reshape(COARSE_BINS, -1).sum(axis=1)
         return weight
 
-    def used_range(self) -> tuple[int, int]:
-        """The coarse bins [first, end) outside which there is no weight."""
+    def used_bins(self) -> tuple[slice, slice]:
+        """Fine bins, and the coarse bins that they make up, outside which there is no weight."""
         used = np.flatnonzero(self.coarse_weight())
-        return (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
-
-    def used_fine(self) -> FloatArray:
-        """`fine` in the bins of `used_range`, a view, float64 [B, 2]."""
-        first, end = self.used_range()
-        return self.fine[first * _FINE_PER_COARSE : end * _FINE_PER_COARSE]
-
-    def used_coarse(self) -> FloatArray:
-        """`coarse` in the bins of `used_range`, a view, float64 [K, B, 2]."""
-        first, end = self.used_range()
-        return self.coarse[:, first:end]
+        first, end = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
+        return slice(first * _FINE_PER_COARSE, end * _FINE_PER_COARSE), slice(first, end)
 
 
 def logit_bin(logit: FloatArray) -> IntArray:
