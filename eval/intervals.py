@@ -22,7 +22,7 @@ from functools import cache
 
 import numpy as np
 
-from ctr.eval.arrays import BoolArray, FloatArray, ratio
+from ctr.eval.arrays import BoolArray, FloatArray, IntArray, ratio
 from ctr.eval.buckets import BUCKETS
 
 CONFIDENCE = 0.95
@@ -55,7 +55,7 @@ class Estimate:
         mean = kept.sum(axis=0) / np.maximum(buckets, 1)
         deviations = np.where(self.occupied, self.replicates - mean, 0.0)
         spread = np.square(deviations).sum(axis=0) * (buckets - 1) / np.maximum(buckets, 1)
-        margin = _quantiles()[np.maximum(buckets - 1, 0)] * np.sqrt(np.maximum(spread, 0.0))
+        margin = _quantiles(np.maximum(buckets - 1, 0)) * np.sqrt(np.maximum(spread, 0.0))
         return self.point - margin, self.point + margin
 
 
@@ -118,6 +118,7 @@ def check_multiplicity(multiplicity: FloatArray) -> None:
         raise ValueError(f"multiplicity must have shape [R, {BUCKETS}], got {multiplicity.shape}")
 
 
+@cache
 def student_t_quantile(degrees: int) -> float:
     """Half-width t for which a Student variable lies within -t..t with probability 0.95.
 
@@ -152,7 +153,10 @@ def _central_probability(theta: float, degrees: int) -> float:
     return 2.0 / math.pi * (theta + sine * total) if odd else sine * total
 
 
-@cache
-def _quantiles() -> FloatArray:
-    """`student_t_quantile` by degrees of freedom, [K]; NaN for 0, where one bucket says nothing of spread."""
-    return np.array([math.nan, *(student_t_quantile(degrees) for degrees in range(1, BUCKETS))])
+def _quantiles(degrees: IntArray) -> FloatArray:
+    """`student_t_quantile` of each [...]; NaN for 0, where one bucket says nothing of spread."""
+    quantiles = np.full(degrees.shape, math.nan)
+    # One by one and kept: a table for all degrees takes longer than the metrics of a window.
+    for one in np.unique(degrees[degrees > 0]):
+        quantiles[degrees == one] = student_t_quantile(int(one))
+    return quantiles

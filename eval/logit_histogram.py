@@ -64,6 +64,14 @@ class LogitHistogram(SumState):
         self.coarse[:, coarse] += other.coarse[:, coarse]
         self.coarse_prediction[:, coarse] += other.coarse_prediction[:, coarse]
 
+    def clear(self) -> None:
+        """Start empty again, in the same memory."""
+        fine, coarse = self.used_bins()
+        self.fine[fine] = 0
+        self.coarse[:, coarse] = 0
+        self.coarse_prediction[:, coarse] = 0
+        self.clipped[:] = 0
+
     def coarse_weight(self) -> FloatArray:
         """Weight in each coarse bin over all queries and both classes, float64 [1024]."""
         weight: FloatArray = self.fine.reshape(COARSE_BINS, -1).sum(axis=1)

@@ -45,13 +45,13 @@ class Traffic(SumState):
 class ProgressiveMetrics:
     """Every metric of progressive validation (FF section 2.1), as one mergeable state.
 
-    Each example is given once, with the prediction made before it was trained on. Making one is cheap (its
-    7 MB of zeros stay untouched until rows come), so a window of a run can have its own, which the run's
-    then merges:
+    Each example is given once, with the prediction made before it was trained on. A window of a run has its
+    own, which the run's then merges, and which goes on empty: of its 7 MB few have been touched, and new ones
+    would cost more than the window's rows.
 
         window.update(...)      # every batch
         window.line()           # at the window's end: a line of metrics.jsonl
-        run.merge(window); window = ProgressiveMetrics(slices)
+        run.merge(window); window.clear()
         run.summary()           # at the run's end, with tables
 
     Attributes:
@@ -117,6 +117,11 @@ class ProgressiveMetrics:
         others = other._states()
         for name, state in self._states().items():
             state.merge(others[name])
+
+    def clear(self) -> None:
+        """Start empty again, with the same slices and in the same memory."""
+        for state in self._states().values():
+            state.clear()
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The state as plain arrays, named like ``auc/fine`` and ``slices/position/key``."""

@@ -365,7 +365,7 @@ class Run:
         self.metrics_file.append(line)
         self.events.append(line)
         self.total.merge(self.window)
-        self.window = self._metrics()
+        self.window.clear()
         return line
 
     def close(self) -> None:

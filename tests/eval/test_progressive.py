@@ -236,6 +236,20 @@ def test_resumed_state_goes_on_bit_for_bit(make_log: Callable[..., Any]) -> None
     assert resumed.summary() == straight.summary()
 
 
+def test_a_cleared_state_is_as_a_new_one(make_log: Callable[..., Any]) -> None:
+    first, second = make_log(8, queries=100), make_log(9, queries=100)
+    # Logits in all bins, and outside them.
+    object.__setattr__(first, "logit", first.logit * 8)
+    cleared = with_slices(first)
+    assert cleared.auc.clipped.all()
+    cleared.clear()
+    assert_identical(cleared, ProgressiveMetrics(["position", "ad/id"]))
+    cleared.update(
+        *second.columns(), {"position": np.arange(len(second.label)) % 3, "ad/id": second.query_id % 50}
+    )
+    assert_identical(cleared, with_slices(second))
+
+
 def test_empty_slices_survive_the_round_trip() -> None:
     again = ProgressiveMetrics.from_arrays(ProgressiveMetrics(["b", "a"]).to_arrays())
     assert set(again.slices) == {"a", "b"}
