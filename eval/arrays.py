@@ -80,12 +80,9 @@ def check_same_length(**columns: npt.NDArray[np.generic]) -> None:
 
 def ratio(numerator: npt.ArrayLike, denominator: npt.ArrayLike) -> FloatArray:
     """`numerator` / `denominator` (each broadcast to [...]), NaN where the denominator is 0."""
-    above, below = np.broadcast_arrays(
-        np.asarray(numerator, dtype=np.float64), np.asarray(denominator, dtype=np.float64)
-    )
-    out = np.full(below.shape, np.nan)
-    np.divide(above, below, out=out, where=below != 0)
-    return out
+    below = np.asarray(denominator, dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(below != 0, np.divide(numerator, below), np.nan)
 
 
 def _check_one_dimensional(name: str, column: npt.NDArray[np.generic]) -> None:

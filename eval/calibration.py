@@ -94,6 +94,10 @@ class SliceCalibration:
         """Add the rows that `other` has seen; `other` stays as it is."""
         self._cells.add(*other._cells.items())
 
+    def clear(self) -> None:
+        """Start without slices again."""
+        self._cells = KeyedSums(width=3)
+
     def result(self) -> pd.DataFrame:
         """One row per slice, by ascending id.
 

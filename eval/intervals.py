@@ -22,10 +22,12 @@ from functools import cache
 
 import numpy as np
 
-from ctr.eval.arrays import BoolArray, FloatArray, ratio
+from ctr.eval.arrays import BoolArray, FloatArray, IntArray, ratio
 from ctr.eval.buckets import BUCKETS
 
 CONFIDENCE = 0.95
+
+_GROUPS = 16
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Estimate:
         mean = kept.sum(axis=0) / np.maximum(buckets, 1)
         deviations = np.where(self.occupied, self.replicates - mean, 0.0)
         spread = np.square(deviations).sum(axis=0) * (buckets - 1) / np.maximum(buckets, 1)
-        margin = _quantiles()[np.maximum(buckets - 1, 0)] * np.sqrt(np.maximum(spread, 0.0))
+        margin = _quantiles(np.maximum(buckets - 1, 0)) * np.sqrt(np.maximum(spread, 0.0))
         return self.point - margin, self.point + margin
 
 
@@ -86,7 +88,28 @@ def quotient(part: Estimate, whole: Estimate) -> Estimate:
 
 def deletions() -> FloatArray:
     """Multiplicity of each bucket in each delete-one replicate, float64 [K, K]: 0 on the diagonal, else 1."""
-    return np.ones((BUCKETS, BUCKETS)) - np.eye(BUCKETS)
+    return _one_left_out(BUCKETS)
+
+
+@cache
+def _one_left_out(count: int) -> FloatArray:
+    multiplicity = np.ones((count, count)) - np.eye(count)
+    multiplicity.flags.writeable = False
+    return multiplicity
+
+
+def all_but_one(sums: FloatArray) -> FloatArray:
+    """For each bucket the sum over the others, float64 [K, ...], from the sums [K, ...] per bucket.
+
+    That is `deletions` times `sums`, for an eighth of its products: a bucket's others are those of its group of 16,
+    and the other groups. Nothing is subtracted, so that a bucket beside which the others are tiny takes no digits
+    from them.
+    """
+    groups = sums.reshape(_GROUPS, BUCKETS // _GROUPS, -1)
+    other_groups = _one_left_out(_GROUPS) @ groups.sum(axis=1)
+    others = _one_left_out(BUCKETS // _GROUPS) @ groups
+    others += other_groups[:, np.newaxis]
+    return others.reshape(sums.shape)
 
 
 def check_multiplicity(multiplicity: FloatArray) -> None:
@@ -95,6 +118,7 @@ def check_multiplicity(multiplicity: FloatArray) -> None:
         raise ValueError(f"multiplicity must have shape [R, {BUCKETS}], got {multiplicity.shape}")
 
 
+@cache
 def student_t_quantile(degrees: int) -> float:
     """Half-width t for which a Student variable lies within -t..t with probability 0.95.
 
@@ -129,7 +153,10 @@ def _central_probability(theta: float, degrees: int) -> float:
     return 2.0 / math.pi * (theta + sine * total) if odd else sine * total
 
 
-@cache
-def _quantiles() -> FloatArray:
-    """`student_t_quantile` by degrees of freedom, [K]; NaN for 0, where one bucket says nothing of spread."""
-    return np.array([math.nan, *(student_t_quantile(degrees) for degrees in range(1, BUCKETS))])
+def _quantiles(degrees: IntArray) -> FloatArray:
+    """`student_t_quantile` of each [...]; NaN for 0, where one bucket says nothing of spread."""
+    quantiles = np.full(degrees.shape, math.nan)
+    # One by one and kept: a table for all degrees takes longer than the metrics of a window.
+    for one in np.unique(degrees[degrees > 0]):
+        quantiles[degrees == one] = student_t_quantile(int(one))
+    return quantiles

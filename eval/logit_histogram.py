@@ -1,6 +1,6 @@
 """Histogram over the logit: what streaming AUC and calibration by decile are read from."""
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -55,10 +55,33 @@ class LogitHistogram(SumState):
         self.clipped[0] += np.count_nonzero(rows.logit < -LOGIT_LIMIT)
         self.clipped[1] += np.count_nonzero(rows.logit >= LOGIT_LIMIT)
 
+    def merge(self, other: Self) -> None:
+        """Add the rows that `other` has seen; `other` stays as it is."""
+        self.clipped += other.clipped
+        # Most of a window's bins were never touched, and to read them costs more than the others' sums.
+        fine, coarse = other.used_bins()
+        self.fine[fine] += other.fine[fine]
+        self.coarse[:, coarse] += other.coarse[:, coarse]
+        self.coarse_prediction[:, coarse] += other.coarse_prediction[:, coarse]
+
+    def clear(self) -> None:
+        """Start empty again, in the same memory."""
+        fine, coarse = self.used_bins()
+        self.fine[fine] = 0
+        self.coarse[:, coarse] = 0
+        self.coarse_prediction[:, coarse] = 0
+        self.clipped[:] = 0
+
     def coarse_weight(self) -> FloatArray:
         """Weight in each coarse bin over all queries and both classes, float64 [1024]."""
         weight: FloatArray = self.fine.reshape(COARSE_BINS, -1).sum(axis=1)
         return weight
+
+    def used_bins(self) -> tuple[slice, slice]:
+        """Fine bins, and the coarse bins that they make up, outside which there is no weight."""
+        used = np.flatnonzero(self.coarse_weight())
+        first, end = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
+        return slice(first * _FINE_PER_COARSE, end * _FINE_PER_COARSE), slice(first, end)
 
 
 def logit_bin(logit: FloatArray) -> IntArray:

@@ -45,14 +45,14 @@ class Traffic(SumState):
 class ProgressiveMetrics:
     """Every metric of progressive validation (FF section 2.1), as one mergeable state.
 
-    Each example is given once, with the prediction made before it was trained on. Making one is cheap (its
-    7 MB of zeros stay untouched until rows come), so a window of a run can have its own, which the run's
-    then merges:
+    Each example is given once, with the prediction made before it was trained on. A window of a run has its
+    own, which the run's then merges, and which goes on empty: of its 7 MB few have been touched, and new ones
+    would cost more than the window's rows.
 
         window.update(...)      # every batch
-        window.headline()       # at the window's end: a line of metrics.jsonl
-        run.merge(window); window = ProgressiveMetrics(slices)
-        run.summary()           # at the run's end, with intervals
+        window.line()           # at the window's end: a line of metrics.jsonl
+        run.merge(window); window.clear()
+        run.summary()           # at the run's end, with tables
 
     Attributes:
         traffic: examples and queries read. Rows of metric weight 0 count here and nowhere else.
@@ -118,6 +118,11 @@ class ProgressiveMetrics:
         for name, state in self._states().items():
             state.merge(others[name])
 
+    def clear(self) -> None:
+        """Start empty again, with the same slices and in the same memory."""
+        for state in self._states().values():
+            state.clear()
+
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The state as plain arrays, named like ``auc/fine`` and ``slices/position/key``."""
         return {
@@ -146,7 +151,7 @@ class ProgressiveMetrics:
         return metrics
 
     def headline(self) -> dict[str, float | int | None]:
-        """Counts and point values: no intervals, no tables, cheap enough for every window.
+        """Counts and point values: no intervals, no tables.
 
         Returns:
             Python numbers ready for JSON; None where undefined (no rows, one class, no scored query).
@@ -168,18 +173,27 @@ class ProgressiveMetrics:
             "calibration_ratio": _json_number(self.calibration.prediction_ratio()),
         }
 
-    def summary(self) -> dict[str, Any]:
-        """`headline`, and 95% intervals, calibration by decile and slice, PerQueryAUC by query size.
+    def line(self) -> dict[str, Any]:
+        """`headline`, and 95% intervals, cheap enough for every window.
 
         Returns:
             A dict ready for JSON, None where undefined. Beside the headline: ``<metric>_ci95`` [low, high]
-            for each of `estimates`; ``calibration_buckets``, ten dicts, and ``per_query_auc_by_size``, the
-            rows of those tables with the interval as one list; ``calibration_slices``, for each feature
-            the number of slices and the heaviest of them.
+            for each of `estimates`.
         """
         out: dict[str, Any] = dict(self.headline())
         for name, estimate in self.estimates().items():
             out[f"{name}_ci95"] = [_json_number(float(end)) for end in estimate.interval()]
+        return out
+
+    def summary(self) -> dict[str, Any]:
+        """`line`, and calibration by decile and slice, PerQueryAUC by query size.
+
+        Returns:
+            A dict ready for JSON, None where undefined. Beside the line: ``calibration_buckets``, ten dicts,
+            and ``per_query_auc_by_size``, the rows of those tables with the interval as one list;
+            ``calibration_slices``, for each feature the number of slices and the heaviest of them.
+        """
+        out = self.line()
         out["calibration_buckets"] = _records(calibration_buckets(self.auc), "bias_ci95")
         out["per_query_auc_by_size"] = _records(self.per_query_auc.by_size(), "auc_ci95")
         out["calibration_slices"] = {name: _heaviest(state) for name, state in self.slices.items()}

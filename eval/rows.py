@@ -98,10 +98,14 @@ def scored_rows(
 def _distinct(ids: IntArray) -> tuple[IntArray, IntArray]:
     """Distinct ids, ascending, and the place of each row's id among them.
 
-    Only the first row of each run of equal ids is sorted: rows of a query usually stand together.
+    Only the first row of each run of equal ids is sorted, and not even these where they ascend: rows of a query
+    usually stand together, and many logs number their queries as they come.
     """
     first_of_run = np.ones(len(ids), dtype=np.bool_)
     np.not_equal(ids[1:], ids[:-1], out=first_of_run[1:])
     starts = np.flatnonzero(first_of_run)
-    distinct, place = np.unique(ids[starts], return_inverse=True)
+    firsts = ids[starts]
+    if (firsts[1:] > firsts[:-1]).all():
+        return firsts, np.cumsum(first_of_run) - 1
+    distinct, place = np.unique(firsts, return_inverse=True)
     return distinct, np.repeat(place, np.diff(starts, append=len(ids)))

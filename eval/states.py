@@ -31,6 +31,11 @@ class SumState:
             array = getattr(self, name)
             array += getattr(other, name)
 
+    def clear(self) -> None:
+        """Start empty again, in the same memory."""
+        for name in self.LAYOUT:
+            getattr(self, name)[...] = 0
+
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """A copy of the state, as plain arrays; `from_arrays` brings it back bit for bit."""
         return {name: getattr(self, name).copy() for name in self.LAYOUT}

@@ -27,7 +27,7 @@ class TowerInput(NamedTuple):
     """What a tower sees of B rows: c = 1, or the number of components where each has embeddings of its own.
 
     Attributes:
-        e0: float32 [c, B, m], the concatenated embeddings.
+        e0: [c, B, m], the concatenated embeddings, float32 or of the compute dtype.
         linear: float32 [c, B], the summed linear weights.
     """
 
@@ -101,8 +101,10 @@ class _Component(tf.Module):
     def __init__(self, architecture: Architecture, compiled: bool) -> None:
         super().__init__()
         a = architecture
-        activation = make_activation(a.activation, a.smelu_beta, compiled)
-        network = DCN(a.cross_layers, a.cross_rank, a.deep_units, a.deep_ranks, activation, a.compute_dtype)
+        activation = make_activation(a.activation, a.smelu_beta)
+        network = DCN(
+            a.cross_layers, a.cross_rank, a.deep_units, a.deep_ranks, activation, a.compute_dtype, compiled
+        )
         has_network = bool(a.cross_layers or a.deep_units)
         self.towers = {"quality": network}
         self.heads: dict[str, tf.keras.layers.Dense] = {}
@@ -120,7 +122,7 @@ class _Component(tf.Module):
                 if a.factors.pieces
                 else SigmoidTransfer(a.prior)
             )
-            self.towers["ui"] = DCN(0, 0, a.factors.ui_units, (), activation, a.compute_dtype)
+            self.towers["ui"] = DCN(0, 0, a.factors.ui_units, (), activation, a.compute_dtype, compiled)
             # As if Q had one more layer and U were the same everywhere: with both near 0, neither would learn.
             constant = tf.keras.initializers.Constant(1 / math.sqrt(width))
             self.heads["ui"] = tf.keras.layers.Dense(width, bias_initializer=constant, dtype="float32")
@@ -151,7 +153,7 @@ class ClickModel(tf.Module):
     Args:
         architecture: what it is.
         widths: m of each tower's input: ``quality``, and ``ui`` in a factorised model.
-        compiled: whether XLA compiles the activations (``ctr.models.activations``).
+        compiled: whether XLA compiles what lies between the products (``ctr.models.passes``).
 
     Raises:
         ValueError: the architecture is not possible.

@@ -12,7 +12,7 @@ from itertools import zip_longest
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
-from ctr.models.activations import Activation
+from ctr.models.passes import Activation, BiasedActivation, biased_activation, make_crosses
 
 
 class LowRankCross(tfrs.layers.dcn.Cross):
@@ -24,8 +24,11 @@ class LowRankCross(tfrs.layers.dcn.Cross):
 
     def build(self, input_shape: tf.TensorShape) -> None:
         super().build(input_shape)
+        width = input_shape[-1]
         for layer in self.products.values():
             layer._set_dtype_policy(self.dtype_policy)
+            layer.build([None, width])
+            width = layer.units
 
     @property
     def products(self) -> dict[str, tf.keras.layers.Dense]:
@@ -45,6 +48,7 @@ class DCN(tf.Module):
         deep_ranks: the rank of each deep layer's bottleneck, 0 for none; empty for none at all.
         activation: of the deep layers.
         compute_dtype: ``float32`` or ``bfloat16``; weights are float32 in both.
+        compiled: whether XLA compiles what lies between the products (``ctr.models.passes``).
     """
 
     def __init__(
@@ -55,8 +59,10 @@ class DCN(tf.Module):
         deep_ranks: Sequence[int],
         activation: Activation,
         compute_dtype: str,
+        compiled: bool = True,
     ) -> None:
         super().__init__()
+        self.activation, self.cross = biased_activation(activation, compiled), make_crosses(compiled)
         policy = "mixed_bfloat16" if compute_dtype == "bfloat16" else "float32"
         self.crosses = [
             LowRankCross(projection_dim=cross_rank or None, dtype=policy, name=f"cross_{index}")
@@ -78,9 +84,7 @@ class DCN(tf.Module):
                 )
                 name = f"deep_{index}/v"
             self.deep.append(
-                tf.keras.layers.Dense(
-                    units, activation=activation, kernel_initializer="he_normal", dtype=policy, name=name
-                )
+                tf.keras.layers.Dense(units, kernel_initializer="he_normal", dtype=policy, name=name)
             )
 
     def weights(self) -> Iterator[tuple[str, tf.Variable]]:
@@ -102,48 +106,65 @@ def hidden_layers(towers: Sequence[DCN], e0: tf.Tensor, alpha2: tf.Tensor) -> tf
     """The last hidden layer of n towers of one shape.
 
     Args:
-        e0: float32 [n, B, m], the concatenated embeddings, or [1, B, m], the same for all towers.
+        e0: [n, B, m], the concatenated embeddings, or [1, B, m], the same for all towers; float32 or the compute dtype.
         alpha2: float32 scalar in [0, 1].
 
     Returns:
         float32 [n, B, h]; ``e0`` itself where the towers have no layers.
     """
+    first = towers[0]
     hidden = e0
-    crosses = list(zip(*(tower.crosses for tower in towers), strict=True))
-    if crosses:
-        hidden = tf.cast(e0, crosses[0][0].compute_dtype)
-        base = tf.cast(alpha2, hidden.dtype) * hidden
-        for layers in crosses:
-            hidden = _cross(layers, base, hidden)
-    for layers in zip(*(tower.deep for tower in towers), strict=True):
-        hidden = dense(layers, hidden)
+    if first.crosses:
+        for cross in (cross for tower in towers for cross in tower.crosses if not cross.built):
+            cross.build(e0.shape)
+            cross.built = True
+        with tf.name_scope("crosses"):
+            hidden = first.cross(
+                tf.cast(e0, first.crosses[0].compute_dtype),
+                alpha2,
+                [_weights_of_cross(same) for same in zip(*(tower.crosses for tower in towers), strict=True)],
+            )
+    with tf.name_scope("deep"):
+        for layers in zip(*(tower.deep for tower in towers), strict=True):
+            hidden = dense(layers, hidden, first.activation)
     return tf.cast(hidden, tf.float32)
 
 
-def _cross(layers: Sequence[LowRankCross], base: tf.Tensor, hidden: tf.Tensor) -> tf.Tensor:
-    if len(layers) == 1:
-        return layers[0](base[0], hidden[0])[tf.newaxis]
-    product = hidden
-    for same in zip(*(layer.products.values() for layer in layers), strict=True):
-        product = dense(same, product)
-    return base * product + hidden
+def _weights_of_cross(same: Sequence[LowRankCross]) -> tuple[list[tf.Tensor], tf.Tensor]:
+    layers = list(zip(*(cross.products.values() for cross in same), strict=True))
+    return [kernels(each) for each in layers], biases(layers[-1])
 
 
-def dense(layers: Sequence[tf.keras.layers.Dense], inputs: tf.Tensor) -> tf.Tensor:
+def kernels(layers: Sequence[tf.keras.layers.Dense]) -> tf.Tensor:
+    """The matrices of n layers of one shape, [n, m, units], in their compute dtype."""
+    return _stack([tf.cast(layer.kernel, layer.compute_dtype) for layer in layers])
+
+
+def biases(layers: Sequence[tf.keras.layers.Dense]) -> tf.Tensor:
+    """The biases of n layers of one shape, [n, 1, units], in their compute dtype."""
+    return tf.expand_dims(_stack([tf.cast(layer.bias, layer.compute_dtype) for layer in layers]), 1)
+
+
+def dense(
+    layers: Sequence[tf.keras.layers.Dense], inputs: tf.Tensor, activation: BiasedActivation = tf.add
+) -> tf.Tensor:
     """n layers of one shape as one batched product.
 
     Args:
         inputs: [n, B, m], or [1, B, m] for all of them.
+        activation: of product and bias, where the layers have a bias.
 
     Returns:
         [n, B, units] in the layers' compute dtype.
     """
     first = layers[0]
-    if len(layers) == 1:
-        return first(inputs[0])[tf.newaxis]
-    dtype = first.compute_dtype
-    kernels = tf.stack([tf.cast(layer.kernel, dtype) for layer in layers])
-    outputs = tf.matmul(tf.cast(inputs, dtype), kernels)
-    if first.use_bias:
-        outputs += tf.stack([tf.cast(layer.bias, dtype) for layer in layers])[:, tf.newaxis]
-    return first.activation(outputs)
+    for layer in layers:
+        if not layer.built:
+            layer.build(inputs.shape)
+    product = tf.matmul(tf.cast(inputs, first.compute_dtype), kernels(layers))
+    return activation(product, biases(layers)) if first.use_bias else product
+
+
+def _stack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Tensors one upon the other; of a single one no copy."""
+    return tf.expand_dims(tensors[0], 0) if len(tensors) == 1 else tf.stack(tensors)

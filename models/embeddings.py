@@ -1,7 +1,9 @@
 """The embedding tables and what a batch sees of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from ctr.models.click_model import TowerInput
@@ -24,70 +26,155 @@ def create_table(layout: TableLayout, init_scale: float, seed: int) -> tf.Variab
     return tf.Variable(tf.concat(columns, axis=1), name=f"rows/{layout.name}")
 
 
-def look_up(layout: TableLayout, rows: tf.Tensor, plan: Plan) -> tf.Tensor:
-    """Each batch row's own table rows, multivalent features averaged (FF 4.3).
+class LookedUp(NamedTuple):
+    """What B rows have in one table, for each of its copies.
 
-    Everything stays float32 up to here, because the gradient of this lookup sums over a batch what may
-    repeat thousands of times; bfloat16 would lose most of it.
+    Attributes:
+        embeddings: of the compute dtype [B, features * width], feature by feature; multivalent ones averaged (FF 4.3).
+        linear: float32 [B], the sum of the features' linear weights, those of multivalent ones averaged.
+    """
+
+    embeddings: list[tf.Tensor]
+    linear: list[tf.Tensor]
+
+
+def look_up(
+    layout: TableLayout,
+    rows: tf.Tensor,
+    plan: Plan,
+    compute_dtype: str = "float32",
+    gradient_by_products: bool = False,
+) -> LookedUp:
+    """Each batch row's own table rows; a multivalent feature without values gives zeros.
+
+    Means, and the sums of the gradient, which may have thousands of terms, are float32 in any case: bfloat16 would
+    lose most of them.
 
     Args:
         rows: float32 [U, C], the distinct rows of the batch.
         plan: ``single``, ``values`` and ``segments`` of ``ctr.models.rows.TablePlan`` as tensors.
-
-    Returns:
-        float32 [B, S + M, C]; a multivalent feature without values gives zeros.
+        compute_dtype: ``float32`` or ``bfloat16``, of the embeddings that come out.
+        gradient_by_products: whether the gradient's sums by row are products with a sparse matrix, which a CPU computes
+            in a fifth of the time, and which XLA does not compile.
     """
-    columns = rows.shape[1]
+    widths = [layout.width, 1] * layout.copies
+    dtypes = [compute_dtype, "float32"] * layout.copies
+    if gradient_by_products:
+        # Columns are separated where each row is there only once, and not where a batch has it thousands of times.
+        parts = tf.split(rows, widths, axis=1)
+        expanded = [
+            _expand_with_gradient(layout, part, plan, dtype)
+            for part, dtype in zip(parts, dtypes, strict=True)
+        ]
+    else:
+        # A model that is served looks up in the whole table, of which nothing may be copied.
+        looked_up = _expand(layout, rows, plan, "float32")
+        ends = np.cumsum(widths)
+        expanded = [
+            tf.cast(looked_up[:, :, end - width : end], dtype)
+            for end, width, dtype in zip(ends, widths, dtypes, strict=True)
+        ]
+    size = len(layout.features) * layout.width
+    return LookedUp(
+        embeddings=[tf.reshape(part, [-1, size]) for part in expanded[::2]]
+        if layout.width
+        else [tf.zeros([tf.shape(plan["single"])[0], 0], compute_dtype)] * layout.copies,
+        linear=[tf.reduce_sum(part, axis=[1, 2]) for part in expanded[1::2]],
+    )
+
+
+def _expand(layout: TableLayout, part: tf.Tensor, plan: Plan, dtype: str) -> tf.Tensor:
+    """Some columns of the rows [U, C] for each batch row and feature, [B, S + M, C]."""
+    count, single = len(layout.multivalent), plan["single"]
     parts = []
     if layout.single:
-        parts.append(tf.gather(rows, plan["single"]))
-    count = len(layout.multivalent)
+        parts.append(tf.gather(tf.cast(part, dtype), single))
     if count:
-        batch = tf.shape(plan["single"])[0]
-        segments = plan["segments"]
         # The last segment collects the padding.
-        totals = tf.math.unsorted_segment_sum(tf.gather(rows, plan["values"]), segments, batch * count + 1)
-        sizes = tf.math.unsorted_segment_sum(tf.ones_like(segments, tf.float32), segments, batch * count + 1)
-        pooled = totals / tf.maximum(sizes, 1.0)[:, tf.newaxis]
-        parts.append(tf.reshape(pooled[:-1], [batch, count, columns]))
+        segments = tf.shape(single)[0] * count + 1
+        totals = tf.math.unsorted_segment_sum(tf.gather(part, plan["values"]), plan["segments"], segments)
+        means = totals / _sizes(plan["segments"], segments)
+        parts.append(tf.cast(tf.reshape(means[:-1], [-1, count, part.shape[1]]), dtype))
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis=1)
 
 
+def _sizes(segments: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """float32 [count, 1]: the number of entries of each segment, 1 for none."""
+    ones = tf.ones_like(segments, tf.float32)
+    return tf.maximum(tf.math.unsorted_segment_sum(ones, segments, count), 1.0)[:, tf.newaxis]
+
+
+def _expand_with_gradient(layout: TableLayout, part: tf.Tensor, plan: Plan, dtype: str) -> tf.Tensor:
+    """``_expand`` with a gradient that is a product with a sparse matrix."""
+    columns, singles, count = part.shape[1], len(layout.single), len(layout.multivalent)
+
+    @tf.custom_gradient
+    def expand(part: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            with tf.name_scope("look_up"):
+                distinct = tf.shape(part)[0]
+                pieces = tf.split(tf.cast(upstream, tf.float32), [singles, count], axis=1)
+                found = []
+                if singles:
+                    of_single = tf.reshape(pieces[0], [-1, columns])
+                    found.append(_sums(of_single, tf.reshape(plan["single"], [-1]), distinct))
+                if count:
+                    segments = plan["segments"]
+                    of_means = tf.pad(tf.reshape(pieces[1], [-1, columns]), [[0, 1], [0, 0]])
+                    of_totals = of_means / _sizes(segments, tf.shape(of_means)[0])
+                    found.append(_sums(tf.gather(of_totals, segments), plan["values"], distinct))
+                return tf.add_n(found)
+
+        return _expand(layout, part, plan, dtype), gradient
+
+    return expand(part)
+
+
+def _sums(values: tf.Tensor, places: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """float32 [count, C]: sums of ``values`` [N, C] by ``places``, int32 [N]."""
+    number = tf.size(places)
+    return tf.raw_ops.SparseTensorDenseMatMul(
+        a_indices=tf.stack([places, tf.range(number)], axis=1),
+        a_values=tf.ones([number]),
+        a_shape=tf.cast(tf.stack([count, number]), tf.int64),
+        b=values,
+    )
+
+
 def tower_inputs(
-    looked_up: Sequence[tf.Tensor], layouts: Sequence[TableLayout], factorised: bool
+    looked_up: Sequence[LookedUp], layouts: Sequence[TableLayout], factorised: bool
 ) -> dict[str, TowerInput]:
-    """Separates embeddings from linear weights, over all tables of a tower.
+    """Puts the tables of a tower side by side.
 
     Args:
-        looked_up: for each table float32 [B, features, columns].
+        looked_up: for each table what the rows have there.
         layouts: of these tables, which may be those of one tower alone.
         factorised: whether towers are kept apart; otherwise ``quality`` stands for both.
 
     Returns:
         What each tower sees that has a table.
     """
-    rows = tf.shape(looked_up[0])[0]
-    groups: dict[str, list[tuple[tf.Tensor, TableLayout]]] = {}
+    groups: dict[str, list[LookedUp]] = {}
     for value, layout in zip(looked_up, layouts, strict=True):
-        groups.setdefault(_tower(layout, factorised), []).append((value, layout))
+        groups.setdefault(_tower(layout, factorised), []).append(value)
     inputs = {}
     for tower, own in groups.items():
-        embeddings = []
-        linear = []
-        for value, layout in own:
-            size = layout.width + 1
-            for copy in range(layout.copies):
-                part = value[:, :, copy * size : (copy + 1) * size]
-                linear.append(tf.reduce_sum(part[:, :, layout.width], axis=1))
-                embeddings.append(
-                    tf.reshape(part[:, :, : layout.width], [rows, len(layout.features) * layout.width])
-                )
-        copies = own[0][1].copies
+        by_copy = list(zip(*(value.embeddings for value in own), strict=True))
+        linear = list(zip(*(value.linear for value in own), strict=True))
         inputs[tower] = TowerInput(
-            e0=tf.stack([tf.concat(embeddings[copy::copies], axis=1) for copy in range(copies)]),
-            linear=tf.stack([tf.add_n(linear[copy::copies]) for copy in range(copies)]),
+            e0=_stack([_beside(parts) for parts in by_copy]),
+            linear=_stack([tf.add_n(parts) for parts in linear]),
         )
     return inputs
+
+
+def _beside(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    return parts[0] if len(parts) == 1 else tf.concat(parts, axis=1)
+
+
+def _stack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Tensors one upon the other; of a single one no copy."""
+    return tf.expand_dims(tensors[0], 0) if len(tensors) == 1 else tf.stack(tensors)
 
 
 def tower_widths(layouts: Sequence[TableLayout], factorised: bool) -> dict[str, int]:

@@ -95,11 +95,15 @@ def lay_out_tables(features: Sequence[FeatureRows], copies: int = 1) -> tuple[Ta
     return tuple(layouts)
 
 
-def padded_size(size: int, smallest: int = 64) -> int:
-    """The capacity for ``size`` entries: few different ones, at most a quarter of it empty beyond ``smallest``."""
+def padded_size(size: int, smallest: int = 64, steps: int = 4) -> int:
+    """The capacity for ``size`` entries: few different ones, 1/``steps`` of it empty at most beyond ``smallest``.
+
+    Args:
+        steps: a power of two, the number of capacities between two powers of two.
+    """
     if size <= smallest:
         return smallest
-    step = 1 << max(0, int(size - 1).bit_length() - 3)
+    step = 1 << max(0, int(size - 1).bit_length() - steps.bit_length())
     return -(-size // step) * step
 
 
@@ -108,8 +112,8 @@ class TablePlan:
     """What a batch of B rows (padded) needs of one table with S single- and M multivalent features.
 
     Attributes:
-        distinct: int32 [U], rows of the table, each once; the padding repeats row 0, which then gets
-            a gradient of zero.
+        distinct: int32 [U], rows of the table, each once; the padding names rows that the batch does not need,
+            which then get a gradient of zero.
         single: int32 [B, S], positions in ``distinct``.
         values: int32 [V], positions in ``distinct`` of the multivalent ids, row by row and in a row
             feature by feature.
@@ -143,8 +147,7 @@ def plan_table(
     single = ids[:, single_columns] + np.array([offsets[f.name] for f in layout.single], np.int32)
     values, segments = _merge_multivalent(layout, offsets, multivalent, rows)
     everything = np.concatenate([single.ravel(), values])
-    distinct, positions = np.unique(everything, return_inverse=True)
-    positions = positions.astype(np.int32)
+    distinct, positions = _distinct(everything)
     padded_single = np.zeros((padded_rows, len(single_columns)), np.int32)
     padded_single[:rows] = positions[: single.size].reshape(single.shape)
     value_capacity = padded_size(len(values)) if layout.multivalent else 0
@@ -152,9 +155,29 @@ def plan_table(
     padded_values[: len(values)] = positions[single.size :]
     padded_segments = np.full(value_capacity, padded_rows * len(layout.multivalent), np.int32)
     padded_segments[: len(values)] = segments
-    padded_distinct = np.zeros(padded_size(len(distinct)), np.int32)
-    padded_distinct[: len(distinct)] = distinct
+    capacity = min(padded_size(len(distinct), steps=32), layout.rows)
+    padded_distinct = np.concatenate([distinct, _others(distinct, capacity - len(distinct))])
     return TablePlan(padded_distinct, padded_single, padded_values, padded_segments, len(distinct))
+
+
+def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct ones of ``rows`` (int32 [N], not negative), rising, and the place of each row among them, int32."""
+    # Row and place in one number: NumPy sorts those several times as fast as it finds an order.
+    keys = (rows.astype(np.int64) << 32) | np.arange(len(rows))
+    keys.sort()
+    ordered = (keys >> 32).astype(np.int32)
+    is_new = np.ones(len(rows), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_new[1:])
+    places = np.empty(len(rows), np.int32)
+    places[keys & 0xFFFFFFFF] = np.cumsum(is_new, dtype=np.int32) - 1
+    return ordered[is_new], places
+
+
+def _others(distinct: np.ndarray, count: int) -> np.ndarray:
+    """The first ``count`` numbers, int32, that are not among ``distinct``, which rises."""
+    numbers = np.arange(count)
+    missing_before = distinct - np.arange(len(distinct))
+    return (numbers + np.searchsorted(missing_before, numbers, side="right")).astype(np.int32)
 
 
 def _merge_multivalent(

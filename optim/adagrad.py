@@ -11,31 +11,28 @@ import tensorflow as tf
 from ctr.optim.update_limit import limit_update
 
 
-def row_direction(accumulator: tf.Variable, rows: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
-    """Takes a gradient into the accumulator, in place, and gives the direction g / sqrt(a) of its rows.
+def row_direction(accumulated: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The direction g / sqrt(a) of some rows, and what their accumulators grow by.
 
     Args:
-        accumulator: [R, C], or [R, 1] for one sum a row: then of the mean of a row's squares.
-        rows: int [U], the touched rows. A row may be there more than once only with a gradient of
-            zero (padding): the squares of split gradients do not add up to the square of their sum.
+        accumulated: [U, C], or [U, 1] for one sum a row, before this gradient.
         gradient: [U, C], summed over the batch.
 
     Returns:
-        [U, C].
+        The direction, [U, C], and the squares, of the shape of ``accumulated``: of one sum a row the means of its
+        squares.
     """
     squared = tf.square(gradient)
-    if accumulator.shape[1] == 1:
+    if accumulated.shape[1] == 1:
         squared = tf.reduce_mean(squared, axis=1, keepdims=True)
-    accumulated = tf.gather(accumulator, rows) + squared
-    # Adding, unlike assigning, leaves a padded repetition of a row harmless.
-    accumulator.scatter_add(tf.IndexedSlices(squared, rows))
-    return tf.math.divide_no_nan(gradient, tf.sqrt(accumulated))
+    return tf.math.divide_no_nan(gradient, tf.sqrt(accumulated + squared)), squared
 
 
 def update_rows(
     table: tf.Variable,
     accumulator: tf.Variable,
     rows: tf.Tensor,
+    values: tf.Tensor,
     gradient: tf.Tensor,
     rate: tf.Tensor | float,
     limit: tuple[float, float] | None = None,
@@ -44,11 +41,18 @@ def update_rows(
 
     Args:
         table: [R, C].
-        accumulator: as in ``row_direction``, likewise ``rows`` and ``gradient``.
+        accumulator: [R, C], or [R, 1] for one sum a row: then of the mean of a row's squares.
+        rows: int [U], the touched rows, each once.
+        values: [U, C], what these rows are.
+        gradient: [U, C], summed over the batch.
         rate: scalar, or [C], a rate for each column.
         limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for all touched rows; None: none.
     """
-    update = rate * row_direction(accumulator, rows, gradient)
+    accumulated = tf.gather(accumulator, rows)
+    direction, squared = row_direction(accumulated, gradient)
+    update = rate * direction
     if limit is not None:
-        update = limit_update(tf.gather(table, rows), update, *limit)
-    table.scatter_sub(tf.IndexedSlices(update, rows))
+        update = limit_update(values, update, *limit)
+    # Rows are replaced, as TensorFlow adds to them one by one, several times slower.
+    accumulator.scatter_update(tf.IndexedSlices(accumulated + squared, rows))
+    table.scatter_update(tf.IndexedSlices(values - update, rows))

@@ -121,7 +121,8 @@ class ShampooCore:
             else:
                 dense[index] = tf.cast(tf.convert_to_tensor(gradient), state.dtype)
         stacked = self._stack(dense)
-        self._collect_statistics(stacked, rows, step)
+        with tf.name_scope("statistics"):
+            self._collect_statistics(stacked, rows, step)
         if roots == "host":
             self.exchange()
         elif roots == "device":
@@ -248,10 +249,11 @@ class ShampooCore:
         layout, state = self.layout, self.state
         if share is None or not layout.stacks:
             return grafts
-        blocks = [
-            precondition(block, stack.axes, [state.roots[factor] for factor in factors])
-            for stack, factors, block in zip(layout.stacks, layout.stack_factors, stacked, strict=True)
-        ]
+        with tf.name_scope("precondition"):
+            blocks = [
+                precondition(block, stack.axes, [state.roots[factor] for factor in factors])
+                for stack, factors, block in zip(layout.stacks, layout.stack_factors, stacked, strict=True)
+            ]
         shampoos = {
             index: shampoo
             for index, shampoo in unstack_blocks(layout.stacks, layout.tensors, blocks).items()

@@ -64,7 +64,9 @@ def update_table(
         ready: scalar in 0..1, Shampoo's share of the direction.
     """
     rows, values = gradient.indices, gradient.values
-    step = row_direction(accumulator, rows, values)
+    step, squared = row_direction(tf.gather(accumulator, rows), values)
+    # Adding, unlike replacing, leaves a repetition of a row without a gradient harmless.
+    accumulator.scatter_add(tf.IndexedSlices(squared, rows))
     if root is not None and ready is not None:
         shampoo = tf.matmul(values, root)
         shampoo_norm = tf.norm(shampoo)

@@ -4,7 +4,7 @@ A query never straddles two batches: the labels of its first impressions would l
 between the two, into the predictions of its last.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -70,7 +70,7 @@ def whole_query_batches(blocks: Iterable[Rows], batch_rows: int, largest_query: 
         pending.append(block)
         waiting += len(block)
         if waiting > enough:
-            rows = join_rows(pending)
+            rows = yield from _pack_seam(pending, batch_rows, largest_query)
             packed = 0
             for batch in _pack(rows, batch_rows, largest_query, ended=False):
                 packed += len(batch.rows) + len(batch.rejects)
@@ -81,6 +81,26 @@ def whole_query_batches(blocks: Iterable[Rows], batch_rows: int, largest_query: 
             enough = max(batch_rows, 2 * waiting)
     if waiting:
         yield from _pack(join_rows(pending), batch_rows, largest_query, ended=True)
+
+
+def _pack_seam(pending: Sequence[Rows], batch_rows: int, largest_query: int) -> Generator[Batch, None, Rows]:
+    """Packs the rows that wait before the last block, with as many of it as their batch takes; returns the others.
+
+    So a block, which may be large, is copied only where a query is larger than a batch.
+    """
+    *before, block = pending
+    waited = sum(len(part) for part in before)
+    taken = min(len(block), batch_rows + 1)
+    seam = join_rows([*before, block.slice(0, taken)])
+    packed = 0
+    for batch in _pack(seam, batch_rows, largest_query, ended=False) if waited else ():
+        packed += len(batch.rows) + len(batch.rejects)
+        yield batch
+        if packed >= waited:
+            break
+    if packed >= waited:
+        return block.slice(packed - waited, len(block))
+    return join_rows([seam.slice(packed, len(seam)), block.slice(taken, len(block))])
 
 
 def batches_within(
@@ -126,6 +146,8 @@ def _pack(rows: Rows, batch_rows: int, largest_query: int, ended: bool) -> Itera
 
 def set_rejects_apart(rows: Rows) -> Batch:
     """Whole queries, at least one row, as a batch."""
+    end = int(rows.position[-1]) + 1
     good = rows.fault == 0
-    kept = rows if good.all() else rows.keep(good)
-    return Batch(kept, rows.keep(~good), int(rows.position[-1]) + 1)
+    if good.all():
+        return Batch(rows, rows.slice(0, 0), end)
+    return Batch(rows.keep(good), rows.keep(~good), end)

@@ -27,6 +27,9 @@ FAULTS = (
 )
 _LABEL, _TRAIN_WEIGHT, _METRIC_WEIGHT, _ID = range(1, len(FAULTS))
 
+# Few enough that what is found out about them stays in the processor's cache.
+_ROWS_AT_ONCE = 4096
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -107,17 +110,29 @@ def _single_array(column: pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 
 
+def _rows_beyond(ids: np.ndarray, buckets: np.ndarray) -> np.ndarray:
+    """bool [N]: whether of a row's ids (int32 [N, F]) one lies outside its feature's buckets (uint32 [F])."""
+    outside = np.zeros(len(ids), bool)
+    for begin in range(0, len(ids), _ROWS_AT_ONCE):
+        part = slice(begin, begin + _ROWS_AT_ONCE)
+        # As an unsigned number what is below 0 lies beyond any number of buckets.
+        beyond = ids[part].view(np.uint32) >= buckets
+        # To bring cells together by rows costs five times what the comparison does, and seldom is there any.
+        if beyond.any():
+            outside[part] = beyond.any(axis=1)
+    return outside
+
+
 def rows_of_table(table: pa.Table, schema: Schema, first: int) -> Rows:
     """A shard's table (``ctr.data.log.read_shard``) as arrays, its faulty rows marked."""
     count = table.num_rows
     columns: dict[str, np.ndarray] = {name: table.column(name).to_numpy() for name in KEYS}
     for name in ("label", "train_weight", "metric_weight"):
-        columns[name] = table.column(name).to_numpy().astype(np.float32)
+        columns[name] = table.column(name).to_numpy().astype(np.float32, copy=False)
     names = schema.single_valued
     ids = unpack_ids(_single_array(table.column(IDS_COLUMN))) if names else np.zeros((count, 0), np.int32)
     multivalent = {}
-    buckets = np.array(bucket_counts(schema, names), np.int32)
-    outside: np.ndarray = np.any((ids < 0) | (ids >= buckets), axis=1)
+    outside = _rows_beyond(ids, np.array(bucket_counts(schema, names), np.uint32))
     for name in schema.multivalent:
         array = _single_array(table.column(name))
         offsets = array.offsets.to_numpy().astype(np.int64)

@@ -29,12 +29,22 @@ class EventFile:
             self._writer.flush()
 
     def _add(self, line: dict[str, Any]) -> None:
-        with written_by_tensorflow(self._folder), self._writer.as_default(step=line["examples"]):
-            for name, value in line.items():
-                if isinstance(value, int | float) and name != "examples":
-                    tf.summary.scalar(f"window/{name}", value)
+        with written_by_tensorflow(self._folder), self._writer.as_default():
+            tf.summary.experimental.write_raw_pb(_scalars(line).SerializeToString(), step=line["examples"])
 
     def close(self) -> None:
         """Closes the file."""
         with written_by_tensorflow(self._folder):
             self._writer.close()
+
+
+def _scalars(line: dict[str, Any]) -> Any:
+    """The numbers of a line as one summary: as ``tf.summary.scalar`` makes them, which writes each by an operation."""
+    summary = tf.compat.v1.Summary()
+    for name, number in line.items():
+        if isinstance(number, int | float) and name != "examples":
+            value = summary.value.add(tag=f"window/{name}")
+            value.tensor.dtype = tf.float32.as_datatype_enum
+            value.tensor.float_val.append(number)
+            value.metadata.plugin_data.plugin_name = "scalars"
+    return summary

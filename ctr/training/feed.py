@@ -4,9 +4,11 @@ import queue
 import threading
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
+import tensorflow as tf
 
 from ctr.data.batches import Batch
 from ctr.data.reader import join_rows
@@ -35,6 +37,15 @@ class Feed:
     others: tuple[Batch | None, ...]
     targets: Targets
     plans: tuple[TablePlan, ...]
+
+    @cached_property
+    def tensors(self) -> tuple[dict[str, tf.Tensor], list[dict[str, tf.Tensor]]]:
+        """Targets and plans as the compiled step takes them; copied when they are first asked for."""
+        plans = [
+            {name: tf.constant(getattr(plan, name)) for name in ("distinct", "single", "values", "segments")}
+            for plan in self.plans
+        ]
+        return {name: tf.constant(array) for name, array in self.targets.items()}, plans
 
 
 def make_feed(

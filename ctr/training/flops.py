@@ -6,8 +6,7 @@ inputs, batches of B rows and |W| the number of elements of W:
 
     product [m] x [m, u]            2 m u;  with a bottleneck of rank r  2 m r + 2 r u                 FF 3.1
     bias, activation                u each
-    cross of rank k                 4 m k, of a full matrix 2 m^2;  and 3 m for bias, e_0 *, + e_i-1   FF 4.3
-    alpha2 e_0                      m, once
+    cross of rank k                 4 m k, of a full matrix 2 m^2;  and 4 m for bias, alpha2 e_0 *, + e_i-1   FF 4.3
     heads                           2 h K, of h hidden numbers;  K = 1 in a plain model, the width of Q and U else
     Q . U, tau                      2 (K + 2);  2 for the sigmoid, 8 a piece for a piecewise linear one  FF 6
     mean of probabilities           8 a component
@@ -161,7 +160,7 @@ def dense_forward(model: Architecture, widths: Mapping[str, int], training: bool
     factors, m = model.factors, widths["quality"]
     count = 0
     if has_network:
-        count += m + model.cross_layers * (_cross(m, model.cross_rank)) if model.cross_layers else 0
+        count += model.cross_layers * _cross(m, model.cross_rank)
         count += _layers(m, model.deep_units, model.deep_ranks)
     heads = 2 if model.rank_head and training else 1
     hidden = _hidden(model.deep_units, m)
@@ -179,7 +178,7 @@ def dense_forward(model: Architecture, widths: Mapping[str, int], training: bool
 
 
 def _cross(m: int, rank: int) -> int:
-    return (4 * m * rank if rank else 2 * m * m) + 3 * m
+    return (4 * m * rank if rank else 2 * m * m) + 4 * m
 
 
 def _hidden(units: Sequence[int], m: int) -> int:

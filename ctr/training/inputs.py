@@ -215,7 +215,10 @@ def read_feeds(
             batches = whole_query_batches(blocks, batch.rows, batch.largest_query)
         for one in batches if partial else _final(batches, inputs, hold):
             others = [_other_batch(stream, one) for stream in streams]
-            yield make_feed(one, layouts, batch.rows, objective, inputs.families, others)
+            feed = make_feed(one, layouts, batch.rows, objective, inputs.families, others)
+            # By this thread, and not by the one that trains.
+            _ = feed.tensors
+            yield feed
 
     return read_ahead(feeds())
 

@@ -34,9 +34,6 @@ from ctr.training.state import TrainState
 
 log = logging.getLogger(__name__)
 
-# Tables that a single window has too few rows for.
-_WHOLE_RUN_TABLES = frozenset({"calibration_buckets", "per_query_auc_by_size", "calibration_slices"})
-
 
 class Run:
     """The state of a pass besides the weights, and its files."""
@@ -347,14 +344,14 @@ class Run:
 
     def close_window(self, extra: Mapping[str, float]) -> dict[str, Any]:
         """Writes the line of the window that ends here (with ``extra``), and begins the next one."""
-        summary = self.window.summary()
+        measured = self.window.line()
         ramps = self.ramps()
         line = {
             "examples": self.position.examples,
             "window_begin": self.window_times[0],
             "window_end": self.window_times[1],
-            "window_examples": summary.pop("examples"),
-            **{name: value for name, value in summary.items() if name not in _WHOLE_RUN_TABLES},
+            "window_examples": measured.pop("examples"),
+            **measured,
             "alpha2": ramps.pop("alpha2"),
             **{
                 f"ramp_{name}": ramp
@@ -368,7 +365,7 @@ class Run:
         self.metrics_file.append(line)
         self.events.append(line)
         self.total.merge(self.window)
-        self.window = self._metrics()
+        self.window.clear()
         return line
 
     def close(self) -> None:

@@ -3,12 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from ctr.models.click_model import Scores, ensemble_logit
 from ctr.models.embeddings import look_up, tower_inputs
-from ctr.models.rows import TablePlan
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import target_signature
 from ctr.objective.total import next_duals, slices_of, total_loss
@@ -48,19 +46,6 @@ class Steps(NamedTuple):
     score: Callable[[Feed, Mapping[str, float]], tuple[tf.Tensor, list[tf.Tensor]]]
 
 
-def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, tf.Tensor]:
-    return {name: tf.constant(array) for name, array in arrays.items()}
-
-
-def _plan_arrays(plan: TablePlan) -> dict[str, np.ndarray]:
-    return {
-        "distinct": plan.distinct,
-        "single": plan.single,
-        "values": plan.values,
-        "segments": plan.segments,
-    }
-
-
 def scored_part(objective: ObjectiveConfig) -> ObjectiveConfig:
     """What of the objective a batch needs to be scored only: which slices its rows are in."""
     return ObjectiveConfig(bias_constraints=objective.bias_constraints)
@@ -76,25 +61,33 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
         row_rates.append(tf.constant(rate * tower_rates.get(layout.tower, 1.0)))
 
     components = state.network.components
+    compute_dtype = state.network.architecture.compute_dtype
     decayed = [len(weight.shape) > 1 for weight in state.dense]
 
     def forward(
         rows: Sequence[tf.Tensor], plans: Sequence[dict[str, tf.Tensor]], alpha2: tf.Tensor
     ) -> Scores:
-        looked_up = [
-            look_up(layout, part, plan) for layout, part, plan in zip(state.layouts, rows, plans, strict=True)
-        ]
-        return state.network(tower_inputs(looked_up, state.layouts, state.network.factorised), alpha2)
+        with tf.name_scope("look_up"):
+            looked_up = [
+                look_up(layout, part, plan, compute_dtype, gradient_by_products=not jit)
+                for layout, part, plan in zip(state.layouts, rows, plans, strict=True)
+            ]
+            inputs = tower_inputs(looked_up, state.layouts, state.network.factorised)
+        return state.network(inputs, alpha2)
 
     def learn(
         plans: Sequence[dict[str, tf.Tensor]],
+        rows: Sequence[tf.Tensor],
         row_gradients: Sequence[tf.Tensor],
         dense_gradients: Sequence[tf.Tensor],
     ) -> None:
-        for table, accumulator, plan, gradient, rate in zip(
-            state.tables, state.row_accumulators, plans, row_gradients, row_rates, strict=True
+        for table, accumulator, plan, values, gradient, rate in zip(
+            state.tables, state.row_accumulators, plans, rows, row_gradients, row_rates, strict=True
         ):
-            update_rows(table, accumulator, plan["distinct"], gradient, rate, optimizer.rows.update_limit)
+            with tf.name_scope("row_update"):
+                update_rows(
+                    table, accumulator, plan["distinct"], values, gradient, rate, optimizer.rows.update_limit
+                )
         dense = optimizer.dense
         if dense.clip_norm is not None:
             # Each component by itself, as everything else that it learns by.
@@ -105,12 +98,16 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
                 for gradient in clip_by_global_norm(dense_gradients[begin : begin + size], dense.clip_norm)
             ]
         # XLA compiles no call to the host.
-        state.shampoo.update(
-            dense_gradients, dense.learning_rate, decayed, "between_steps" if jit else "host"
-        )
+        with tf.name_scope("dense_update"):
+            state.shampoo.update(
+                dense_gradients, dense.learning_rate, decayed, "between_steps" if jit else "host"
+            )
 
     def gather(plans: Sequence[dict[str, tf.Tensor]]) -> list[tf.Tensor]:
-        return [tf.gather(table, plan["distinct"]) for table, plan in zip(state.tables, plans, strict=True)]
+        with tf.name_scope("gather"):
+            return [
+                tf.gather(table, plan["distinct"]) for table, plan in zip(state.tables, plans, strict=True)
+            ]
 
     def step(
         targets: dict[str, tf.Tensor], plans: list[dict[str, tf.Tensor]], ramps: dict[str, tf.Tensor]
@@ -123,7 +120,8 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
             scores = forward(rows, plans, ramps["alpha2"])
             logit = ensemble_logit(scores.logits)
             slices = slices_of(state.families, targets, logit)
-            loss = total_loss(objective, targets, logit, *scores, ramps, duals, slices)
+            with tf.name_scope("loss"):
+                loss = total_loss(objective, targets, logit, *scores, ramps, duals, slices)
         row_gradients, dense_gradients = tape.gradient(
             loss, (rows, state.dense), unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
@@ -146,7 +144,7 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
         applied = all_finite([loss, *row_gradients, *dense_gradients, *changed])
 
         def update() -> tf.Tensor:
-            learn(plans, row_gradients, dense_gradients)
+            learn(plans, rows, row_gradients, dense_gradients)
             for dual, weights, (next_dual, next_seen) in zip(
                 state.duals, state.slices_seen, moved, strict=True
             ):
@@ -183,14 +181,11 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
     compiled_score = tf.function(score, input_signature=scored, jit_compile=jit or None, autograph=False)
 
     def tensors(
-        feed: Feed, ramps: Mapping[str, float], targets: Mapping[str, tf.TensorSpec]
+        feed: Feed, ramps: Mapping[str, float], needed: Mapping[str, tf.TensorSpec]
     ) -> tuple[Any, ...]:
-        plans = [_tensors(_plan_arrays(plan)) for plan in feed.plans]
-        return (
-            _tensors({name: feed.targets[name] for name in targets}),
-            plans,
-            {name: tf.constant(ramp, tf.float32) for name, ramp in ramps.items()},
-        )
+        targets, plans = feed.tensors
+        reached = {name: tf.constant(ramp, tf.float32) for name, ramp in ramps.items()}
+        return {name: targets[name] for name in needed}, plans, reached
 
     def run_step(feed: Feed, ramps: Mapping[str, float]) -> StepResult:
         result = compiled_step(*tensors(feed, ramps, learned_targets))

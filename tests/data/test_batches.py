@@ -218,6 +218,16 @@ def test_a_large_query_in_small_blocks_is_not_copied_again_and_again(monkeypatch
     assert copied < 4000 * 100
 
 
+def test_a_large_block_is_copied_only_where_a_batch_begins_before_it():
+    rows = make_rows([3] * 2000)
+    blocks = cut(rows, [3000, 3001])
+    batches = list(whole_query_batches(blocks, batch_rows=50, largest_query=50))
+    assert [batch.end for batch in batches] == [*range(48, 6001, 48)]
+    views = [np.shares_memory(batch.rows.example_id, rows.example_id) for batch in batches]
+    # The batch of rows 2976 to 3024 comes from all three blocks.
+    assert [batch.end for batch, view in zip(batches, views, strict=True) if not view] == [3024]
+
+
 def test_no_blocks_no_batches():
     assert list(whole_query_batches([], 5, 5)) == []
     assert list(whole_query_batches([make_rows([]), make_rows([])], 5, 5)) == []

@@ -184,6 +184,16 @@ def test_a_faulty_row_is_marked_with_its_reason_and_no_other_row_is(table, reaso
     assert [FAULTS[code] for code in rows.fault] == ["", "", "", "", reason, ""]
 
 
+def test_of_many_rows_those_with_ids_outside_are_marked():
+    count, wrong = 20_000, [0, 4095, 4096, 12_345, 19_999]
+    ids = np.tile(np.array([9, 3], np.int32), (count, 1))
+    ids[wrong, [0, 1, 0, 1, 0]] = [10, 4, -1, -(2**31), 2**31 - 1]
+    table = with_column(make_table(count), "ids", pack_ids(ids))
+    rows = rows_of_table(table, SCHEMA, 0)
+    assert np.flatnonzero(rows.fault).tolist() == wrong
+    assert {FAULTS[code] for code in rows.fault[wrong]} == {OUTSIDE}
+
+
 @pytest.mark.parametrize(
     "table",
     [

@@ -133,6 +133,34 @@ def test_replicates_repeat_whole_buckets(make_log: Callable[..., Any]) -> None:
         stream(log).replicates(np.ones(BUCKETS))
 
 
+def test_estimate_leaves_out_one_bucket_each(make_log: Callable[..., Any]) -> None:
+    log = make_log(4, queries=60)
+    # Without the bucket of the first query, whose weight dwarfs all others', these still count.
+    log.weight[log.query_id == log.query_id[0]] *= 1e25
+    auc = stream(log)
+    estimate = auc.estimate()
+    buckets = query_bucket(log.query_id)
+    for bucket in np.unique(buckets):
+        kept = log[buckets != bucket]
+        expected = roc_auc(kept.label, floor_to(kept.logit, 1 / 32), kept.weight)
+        assert estimate.replicates[bucket] == pytest.approx(expected, abs=1e-12, nan_ok=True)
+    assert estimate.point == auc.result()
+    np.testing.assert_array_equal(np.flatnonzero(estimate.occupied), np.unique(buckets[log.weight > 0]))
+
+
+def test_merging_takes_in_bins_that_only_one_side_has() -> None:
+    low, high, whole = (StreamingAUC() for _ in range(3))
+    columns = [0, 1, 0], np.array([-20.0, -15.99, -15.99]), [1.0, 2.0, 3.0], [1, 2, 2]
+    low.update(scored_rows(*columns))
+    high.update(scored_rows(columns[0], -columns[1], *columns[2:]))
+    for sign in (1, -1):
+        whole.update(scored_rows(columns[0], sign * columns[1], *columns[2:]))
+    low.merge(high)
+    low.merge(StreamingAUC())
+    for name, array in whole.to_arrays().items():
+        np.testing.assert_array_equal(low.to_arrays()[name], array)
+
+
 def test_interval_is_undefined_when_coarse_bins_tie_what_fine_bins_tell_apart() -> None:
     rng = np.random.default_rng(5)
     label, logit = rng.integers(0, 2, 3000), rng.normal(0, 1, 3000)

@@ -8,7 +8,15 @@ from threadpoolctl import threadpool_limits
 from ctr.eval.auc import StreamingAUC
 from ctr.eval.buckets import BUCKETS
 from ctr.eval.calibration import Calibration
-from ctr.eval.intervals import Estimate, deletions, difference, mean, quotient, student_t_quantile
+from ctr.eval.intervals import (
+    Estimate,
+    all_but_one,
+    deletions,
+    difference,
+    mean,
+    quotient,
+    student_t_quantile,
+)
 from ctr.eval.logloss import Logloss
 from ctr.eval.per_query_auc import PerQueryAUC
 from ctr.eval.rows import ScoredRows, scored_rows
@@ -70,6 +78,20 @@ def test_undefined_with_one_bucket_or_an_undefined_replicate() -> None:
 def test_deletions_leave_out_one_bucket_each() -> None:
     counts = np.arange(BUCKETS, dtype=float)
     np.testing.assert_array_equal(deletions() @ counts, counts.sum() - counts)
+
+
+def test_all_but_one_is_what_deletions_leave() -> None:
+    rng = np.random.default_rng(6)
+    for shape in ((BUCKETS,), (BUCKETS, 3), (BUCKETS, 5, 2)):
+        sums = rng.random(shape)
+        np.testing.assert_allclose(all_but_one(sums), np.tensordot(deletions(), sums, axes=1), rtol=1e-13)
+    # Beside one bucket the others are nothing; without it they are all there is.
+    sums = rng.random((BUCKETS, 2))
+    sums[[17, 200], [0, 1]] = 1e30
+    others = all_but_one(sums)
+    assert others[17, 0] == pytest.approx(np.delete(sums[:, 0], 17).sum(), rel=1e-14)
+    assert others[200, 1] == pytest.approx(np.delete(sums[:, 1], 200).sum(), rel=1e-14)
+    assert others[0, 0] == others[255, 1] == 1e30
 
 
 def test_difference_pairs_buckets() -> None:

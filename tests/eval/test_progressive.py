@@ -68,8 +68,11 @@ def assert_identical(first: ProgressiveMetrics, second: ProgressiveMetrics) -> N
 
 def test_summary_of_a_log(make_log: Callable[..., Any]) -> None:
     log = make_log(0, queries=300)
-    summary = strict_json(stream(*log.batches(queries=50)).summary())
+    metrics = stream(*log.batches(queries=50))
+    summary = strict_json(metrics.summary())
     assert list(summary)[: len(HEADLINE)] == HEADLINE
+    tables = {"calibration_buckets", "per_query_auc_by_size", "calibration_slices"}
+    assert strict_json(metrics.line()) == {name: summary[name] for name in summary if name not in tables}
     assert summary["examples"] == len(log.label)
     assert summary["queries"] == 300
     weighted = log[log.weight > 0]
@@ -231,6 +234,20 @@ def test_resumed_state_goes_on_bit_for_bit(make_log: Callable[..., Any]) -> None
     resumed.update(*second.columns(), {"position": position, "ad/id": second.query_id % 50})
     assert_identical(resumed, straight)
     assert resumed.summary() == straight.summary()
+
+
+def test_a_cleared_state_is_as_a_new_one(make_log: Callable[..., Any]) -> None:
+    first, second = make_log(8, queries=100), make_log(9, queries=100)
+    # Logits in all bins, and outside them.
+    object.__setattr__(first, "logit", first.logit * 8)
+    cleared = with_slices(first)
+    assert cleared.auc.clipped.all()
+    cleared.clear()
+    assert_identical(cleared, ProgressiveMetrics(["position", "ad/id"]))
+    cleared.update(
+        *second.columns(), {"position": np.arange(len(second.label)) % 3, "ad/id": second.query_id % 50}
+    )
+    assert_identical(cleared, with_slices(second))
 
 
 def test_empty_slices_survive_the_round_trip() -> None:

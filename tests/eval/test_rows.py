@@ -30,6 +30,9 @@ def test_queries_are_numbered_wherever_their_rows_stand() -> None:
     rows = scored_rows(np.zeros(9), np.zeros(9), np.ones(9), ids)
     np.testing.assert_array_equal(rows.query, [1, 1, 0, 1, 2, 0, 2, 2, 1])
     assert rows.queries == 3
+    ascending = scored_rows(np.zeros(9), np.zeros(9), np.ones(9), np.sort(ids))
+    np.testing.assert_array_equal(ascending.query, [0, 0, 1, 1, 1, 1, 2, 2, 2])
+    np.testing.assert_array_equal(ascending.query_buckets, query_bucket(np.array([-2, 5, 9])))
 
 
 def test_no_rows() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import erf
 
 from ctr.models.activations import ACTIVATIONS, make_activation, smelu
+from ctr.models.passes import biased_activation
 
 NAMES = ["smelu", *sorted(ACTIVATIONS)]
 BETA = 0.75
@@ -30,6 +31,16 @@ def exact(name: str, z: np.ndarray) -> np.ndarray:
     }[name]
 
 
+def activation(name, beta, compiled):
+    """As layers use it, with a bias of zero, of a tensor of any shape."""
+    biased = biased_activation(make_activation(name, beta), compiled)
+
+    def function(z):
+        return tf.reshape(biased(tf.reshape(z, [1, -1, 1]), tf.zeros([1, 1, 1], z.dtype)), tf.shape(z))
+
+    return function
+
+
 def value_and_slope(function, z, dtype="float32"):
     z = tf.cast(tf.constant(z), dtype)
     with tf.GradientTape() as tape:
@@ -41,7 +52,7 @@ def value_and_slope(function, z, dtype="float32"):
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_values_and_slopes(name, compiled):
-    value, slope = value_and_slope(make_activation(name, BETA, compiled), Z)
+    value, slope = value_and_slope(activation(name, BETA, compiled), Z)
     np.testing.assert_allclose(value, exact(name, Z), rtol=2e-6, atol=1e-6)
     # Away from the joints, where a difference tells the slope.
     smooth = np.abs(np.abs(Z) - (BETA if name == "smelu" else 0)) > 1e-3
@@ -54,11 +65,11 @@ def test_values_and_slopes(name, compiled):
 def test_smelu_at_its_joints_and_half_way(beta, compiled):
     # Powers of two, so that every number here is exact.
     z = np.array([-beta, 0.0, beta])
-    value, slope = value_and_slope(make_activation("smelu", beta, compiled), z)
+    value, slope = value_and_slope(activation("smelu", beta, compiled), z)
     assert value.numpy().tolist() == [0, beta / 4, beta]
     assert slope.numpy().tolist() == [0, 0.5, 1]
     beside = np.nextafter(z.astype(np.float32), np.float32(np.inf))
-    _, slope = value_and_slope(make_activation("smelu", beta, compiled), beside)
+    _, slope = value_and_slope(activation("smelu", beta, compiled), beside)
     np.testing.assert_allclose(slope, [0, 0.5, 1], atol=1e-6)
 
 
@@ -73,7 +84,7 @@ def test_smelu_lies_between_relu_and_a_quarter_of_beta_above_it(z, beta):
 def test_in_bfloat16_only_the_result_is_rounded(name):
     z = tf.cast(tf.constant(Z), tf.bfloat16)
     for compiled in (False, True):
-        value, slope = value_and_slope(make_activation(name, BETA, compiled), z, tf.bfloat16)
+        value, slope = value_and_slope(activation(name, BETA, compiled), z, tf.bfloat16)
         assert (value.dtype, slope.dtype) == (tf.bfloat16, tf.bfloat16)
         # Half a unit in the last of its 8 bits, relative to the value.
         expected = exact(name, tf.cast(z, tf.float64).numpy())
@@ -83,16 +94,16 @@ def test_in_bfloat16_only_the_result_is_rounded(name):
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_turns_a_value_that_is_not_finite_into_one_that_is(name, compiled):
-    value, _ = value_and_slope(make_activation(name, BETA, compiled), np.array([np.nan]))
+    value, _ = value_and_slope(activation(name, BETA, compiled), np.array([np.nan]))
     assert np.isnan(value.numpy()).all()
     if name in ("relu", "smelu"):
-        assert make_activation(name, BETA, compiled)(tf.constant([np.inf])).numpy().tolist() == [np.inf]
-        assert make_activation(name, BETA, compiled)(tf.constant([-np.inf])).numpy().tolist() == [0]
+        assert activation(name, BETA, compiled)(tf.constant([np.inf])).numpy().tolist() == [np.inf]
+        assert activation(name, BETA, compiled)(tf.constant([-np.inf])).numpy().tolist() == [0]
 
 
 def test_an_activation_for_serving_holds_nothing_that_needs_xla():
     def compiled_functions(compiled):
-        function = tf.function(make_activation("smelu", 1.0, compiled))
+        function = tf.function(activation("smelu", 1.0, compiled))
         graph = function.get_concrete_function(tf.TensorSpec([None, 4])).graph.as_graph_def()
         return ["_XlaMustCompile" in item.attr for item in graph.library.function].count(True)
 
@@ -107,13 +118,9 @@ def test_layers_of_many_sizes_share_one_trace():
         traces.append(z.dtype)
         return tf.nn.tanh(z)
 
-    ACTIVATIONS["counted"] = counted
-    try:
-        activation = make_activation("counted", 1.0, compiled=True)
-        for size in range(1, 6):
-            value, slope = value_and_slope(activation, np.ones((2, size)))
-            assert value.shape == slope.shape == (2, size)
-            tf.function(activation).get_concrete_function(tf.TensorSpec([None, size]))
-    finally:
-        del ACTIVATIONS["counted"]
+    biased = biased_activation(counted, compiled=True)
+    for size in range(1, 6):
+        value, slope = value_and_slope(lambda z: biased(z, tf.zeros_like(z[:, :1])), np.ones((1, 2, size)))
+        assert value.shape == slope.shape == (1, 2, size)
+        tf.function(biased).get_concrete_function(tf.TensorSpec([1, None, size]), tf.TensorSpec([1, 1, size]))
     assert traces == [tf.float32] * 2  # of the value, and of its slope

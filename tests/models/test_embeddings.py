@@ -24,6 +24,7 @@ LISTS = {
     "l": [[], [4], [4, 0, 4], []],
 }
 PADDED_ROWS = 6
+WAYS = [{}, {"gradient_by_products": True}]
 
 
 def plans():
@@ -39,6 +40,12 @@ def plans():
 
 def tensors(plan):
     return {name: tf.constant(getattr(plan, name)) for name in ("single", "values", "segments")}
+
+
+def sides(looked_up):
+    """Embeddings and linear weights of a table without copies."""
+    (embeddings,), (linear,) = looked_up
+    return embeddings.numpy(), linear.numpy()
 
 
 def table_values(layout, seed=0):
@@ -59,28 +66,38 @@ def brute_force(layout, table):
     return out
 
 
+@pytest.mark.parametrize("way", WAYS, ids=["plain", "by products"])
 @pytest.mark.parametrize("index", range(len(LAYOUTS)), ids=[layout.name for layout in LAYOUTS])
-def test_lookup_is_the_mean_of_the_rows_that_the_ids_name(index):
+def test_lookup_is_the_mean_of_the_rows_that_the_ids_name(index, way):
     layout, plan = LAYOUTS[index], plans()[index]
     table = table_values(layout)
-    found = look_up(layout, tf.gather(table, plan.distinct), tensors(plan)).numpy()
-    assert found.shape == (PADDED_ROWS, len(layout.features), layout.width + 1)
-    np.testing.assert_allclose(found[: len(IDS)], brute_force(layout, table), rtol=1e-6, atol=1e-7)
-    assert np.isfinite(found).all()
+    embeddings, linear = sides(look_up(layout, tf.gather(table, plan.distinct), tensors(plan), **way))
+    assert embeddings.shape == (PADDED_ROWS, len(layout.features) * layout.width)
+    exact = brute_force(layout, table)
+    np.testing.assert_allclose(
+        embeddings[: len(IDS)], exact[:, :, :-1].reshape(len(IDS), -1), rtol=1e-6, atol=1e-7
+    )
+    np.testing.assert_allclose(linear[: len(IDS)], exact[:, :, -1].sum(axis=1), rtol=1e-5, atol=1e-6)
+    assert np.isfinite(embeddings).all() and np.isfinite(linear).all()
 
 
+@pytest.mark.parametrize("way", WAYS, ids=["plain", "by products"])
 @pytest.mark.parametrize("index", range(len(LAYOUTS)), ids=[layout.name for layout in LAYOUTS])
-def test_a_row_gets_the_sum_of_the_gradients_of_all_its_uses(index):
+def test_a_row_gets_the_sum_of_the_gradients_of_all_its_uses(index, way):
     layout, plan = LAYOUTS[index], plans()[index]
     table = table_values(layout)
     # The gradient of sum(upstream * lookup) by each table row, where padded rows have no upstream.
     upstream = np.random.default_rng(1).normal(size=(PADDED_ROWS, len(layout.features), layout.width + 1))
+    # The linear weights are summed over the features.
+    upstream[:, :, -1] = upstream[:, :1, -1]
     upstream[len(IDS) :] = 0
     rows = tf.gather(table, plan.distinct)
     with tf.GradientTape() as tape:
         tape.watch(rows)
-        looked_up = look_up(layout, rows, tensors(plan))
-        total = tf.reduce_sum(looked_up * upstream.astype(np.float32))
+        looked_up = look_up(layout, rows, tensors(plan), **way)
+        of_embeddings = upstream[:, :, :-1].reshape(PADDED_ROWS, -1).astype(np.float32)
+        total = tf.reduce_sum(looked_up.embeddings[0] * of_embeddings)
+        total += tf.reduce_sum(looked_up.linear[0] * upstream[:, 0, -1].astype(np.float32))
     gradient = tf.convert_to_tensor(tape.gradient(total, rows)).numpy()
 
     offsets = layout.offsets()
@@ -133,25 +150,32 @@ def test_tables_of_width_0_give_linear_weights_only():
     assert linear.numpy()[: len(IDS)].any()
 
 
-def test_towers_and_copies_are_kept_apart():
+@pytest.mark.parametrize("way", WAYS, ids=["plain", "by products"])
+def test_towers_and_copies_are_kept_apart(way):
     layouts = lay_out_tables(FEATURES, copies=2)
-    rng = np.random.default_rng(0)
-    values = [rng.normal(size=(3, len(layout.features), layout.columns)) for layout in layouts]
-    looked_up = [tf.constant(value, tf.float32) for value in values]
+    tables = [
+        np.random.default_rng(0).normal(size=(layout.rows, layout.columns)).astype(np.float32)
+        for layout in layouts
+    ]
+    looked_up = [
+        look_up(layout, tf.gather(table, plan.distinct), tensors(plan), **way)
+        for layout, table, plan in zip(layouts, tables, plans(), strict=True)
+    ]
     inputs = tower_inputs(looked_up, layouts, factorised=True)
     assert tower_widths(layouts, factorised=True) == {"quality": 8, "ui": 3}
     assert tower_widths(layouts, factorised=False) == {"quality": 11}
     for tower, (e0, linear) in inputs.items():
         for copy in range(2):
-            embeddings, weights = [], np.zeros(3)
-            for layout, value in zip(layouts, values, strict=True):
+            embeddings, weights = [], np.zeros(len(IDS))
+            for layout, single, table in zip(layouts, LAYOUTS, tables, strict=True):
                 if layout.tower == tower:
                     begin = copy * (layout.width + 1)
-                    for place in range(len(layout.features)):
-                        embeddings.append(value[:, place, begin : begin + layout.width])
-                        weights += value[:, place, begin + layout.width]
-            np.testing.assert_allclose(e0[copy], np.concatenate(embeddings, axis=1), rtol=1e-5)
-            np.testing.assert_allclose(linear[copy], weights, rtol=1e-5)
+                    exact = brute_force(single, table[:, begin : begin + layout.width + 1])
+                    embeddings.append(exact[:, :, :-1].reshape(len(IDS), -1))
+                    weights += exact[:, :, -1].sum(axis=1)
+            expected = np.concatenate(embeddings, axis=1)
+            np.testing.assert_allclose(e0[copy][: len(IDS)], expected, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(linear[copy][: len(IDS)], weights, rtol=1e-5, atol=1e-6)
 
 
 def test_copies_of_a_fresh_table_differ_and_the_first_is_the_table_without_copies():

@@ -9,6 +9,11 @@ from ctr.optim.adagrad import update_rows
 ROWS, COLUMNS = 12, 3
 
 
+def update(table, accumulator, rows, gradient, rate):
+    rows = tf.convert_to_tensor(rows)
+    update_rows(table, accumulator, rows, tf.gather(table, rows), tf.convert_to_tensor(gradient), rate)
+
+
 def reference_step(weight, accumulator, gradient, rate):
     """``a += g^2; w -= rate * g / sqrt(a)`` in place, float64; nothing where both are zero."""
     accumulator += gradient**2
@@ -29,16 +34,15 @@ def test_rows_follow_the_reference_for_many_steps(rate, initial):
     table = tf.Variable(start)
     accumulator = tf.Variable(tf.fill(table.shape, initial))
     expected, sums = start.astype(np.float64), np.full((ROWS, COLUMNS), np.float32(initial), np.float64)
-    step = tf.function(
-        lambda rows, gradient: update_rows(table, accumulator, rows, gradient, tf.constant(rate))
-    )
+    step = tf.function(lambda rows, gradient: update(table, accumulator, rows, gradient, tf.constant(rate)))
     for number in range(200):
         touched = rng.choice(ROWS, size=rng.integers(1, 6), replace=False)
         gradient = random_values(rng, len(touched), COLUMNS)
         if number % 5 == 0:
             gradient[0] = 0
-        # Padding: row 0 again and again, whether it was touched itself or not.
-        rows = np.concatenate([touched, np.zeros(4, int)]).astype(np.int32)
+        # Padding: other rows, without a gradient.
+        others = np.setdiff1d(np.arange(ROWS), touched)[:4]
+        rows = np.concatenate([touched, others]).astype(np.int32)
         step(tf.constant(rows), tf.constant(np.concatenate([gradient, np.zeros((4, COLUMNS), np.float32)])))
         full = np.zeros((ROWS, COLUMNS))
         full[touched] = gradient
@@ -52,12 +56,12 @@ def test_rows_that_are_not_touched_keep_every_bit():
     start = random_values(rng, 2000, COLUMNS)
     table = tf.Variable(start)
     accumulator = tf.Variable(np.abs(start))
-    # Enough rows for TensorFlow to share the work among threads; row 0 is touched and pads as well.
+    # Enough rows for TensorFlow to share the work among threads; some are there without a gradient.
     touched = np.arange(0, 2000, 2)
-    rows = np.concatenate([touched, np.zeros(3000, int)]).astype(np.int32)
+    rows = np.concatenate([touched, np.arange(1, 1001, 2)]).astype(np.int32)
     gradient = np.zeros((len(rows), COLUMNS), np.float32)
     gradient[: len(touched)] = 1.0
-    update_rows(table, accumulator, tf.constant(rows), tf.constant(gradient), 0.1)
+    update(table, accumulator, rows, gradient, 0.1)
     np.testing.assert_array_equal(table.numpy()[1::2], start[1::2])
     np.testing.assert_array_equal(accumulator.numpy()[1::2], np.abs(start)[1::2])
     np.testing.assert_allclose(accumulator.numpy()[::2], np.abs(start)[::2] + 1, rtol=1e-6)
@@ -68,14 +72,14 @@ def test_rows_that_are_not_touched_keep_every_bit():
 def test_padding_alone_changes_nothing_even_without_an_accumulator():
     table = tf.Variable([[1.0, -0.0], [2.0, 3.0]])
     accumulator = tf.Variable(tf.zeros([2, 2]))
-    update_rows(table, accumulator, tf.constant([0, 0, 0]), tf.zeros([3, 2]), 0.1)
+    update(table, accumulator, [1, 0], np.zeros((2, 2), np.float32), 0.1)
     assert table.numpy().tobytes() == np.array([[1.0, -0.0], [2.0, 3.0]], np.float32).tobytes()
     assert not accumulator.numpy().any()
 
 
 def test_one_sum_a_row_is_that_of_the_mean_square():
     table, accumulator = tf.Variable([[1.0, 1.0], [2.0, 2.0]]), tf.Variable([[0.5], [7.0]])
-    update_rows(table, accumulator, tf.constant([0]), tf.constant([[3.0, -4.0]]), 0.1)
+    update(table, accumulator, [0], [[3.0, -4.0]], 0.1)
     assert accumulator.numpy().tolist() == [[13.0], [7.0]]
     expected = [[1 - 0.3 / np.sqrt(13), 1 + 0.4 / np.sqrt(13)], [2, 2]]
     np.testing.assert_allclose(table.numpy(), expected, rtol=1e-6)

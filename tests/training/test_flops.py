@@ -112,9 +112,7 @@ def test_as_many_as_tensorflow_counts(case):
         # The slopes of a piecewise linear function are multiplied as a matrix too.
         products += model.components * 2 * factors.pieces
     assert counted.get("MatMul", 0) + counted.get("BatchMatMulV2", 0) == ROWS * products
-    # Which TensorFlow does not count.
-    activations = sum(model.deep_units) + sum(factors.ui_units if factors is not None else ())
-    own = dense_forward(model, widths, training=True) - model.components * activations
+    own = dense_forward(model, widths, training=True)
     assert own == pytest.approx(sum(counted.values()) / ROWS, abs=7 * model.components)
 
 
