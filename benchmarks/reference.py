@@ -20,8 +20,12 @@ from ctr.data.schema import Category, Schema
 ZIPF = 1.2
 SLATE = 4
 """Rows of a query."""
-ADAGRAD = {"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None}}}}
-"""The configuration without Shampoo."""
+ADAGRAD = {
+    "optimizer": {
+        "dense": {"shampoo": {"start_preconditioning_step": None, "momentum": 0.0, "nesterov": False}}
+    }
+}
+"""The configuration of plain AdaGrad, without Shampoo and momentum."""
 RATE, INITIAL_ACCUMULATOR, SCALE = 0.02, 1e-6, 0.05
 """How all frameworks learn, on the gradient of a batch's mean loss, and the standard deviation of fresh embeddings."""
 _INTERVAL_ROWS = 200_000

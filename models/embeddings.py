@@ -111,7 +111,7 @@ def _expand_with_gradient(layout: TableLayout, part: tf.Tensor, plan: Plan, dtyp
     @tf.custom_gradient
     def expand(part: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            with tf.name_scope("look_up"):
+            with tf.name_scope("gradient_tape/look_up"):
                 distinct = tf.shape(part)[0]
                 pieces = tf.split(tf.cast(upstream, tf.float32), [singles, count], axis=1)
                 found = []

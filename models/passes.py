@@ -67,7 +67,7 @@ def biased_activation(activation: Activation, compiled: bool) -> BiasedActivatio
     @tf.custom_gradient
     def biased(z: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:
         def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
-            with tf.name_scope("deep"):
+            with tf.name_scope("gradient_tape/deep"):
                 (own,) = backward(z, bias, upstream)
                 own = tf.ensure_shape(own, z.shape)
                 return [own, sum_of_rows(own)]
@@ -180,7 +180,7 @@ def make_crosses(compiled: bool) -> Crosses:
                 return [tf.ensure_shape(of_e0, e0.shape), *found]
 
             def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
-                with tf.name_scope("crosses"):
+                with tf.name_scope("gradient_tape/crosses"):
                     return of_all(upstream)
 
             return x, gradient

@@ -36,17 +36,26 @@ def read_trace(folder: Path) -> tuple[dict[str, float], float]:
     graph = 0.0
     for plane in space.planes:
         names = {number: metadata.name for number, metadata in plane.event_metadata.items()}
+        stats = {number: metadata.name for number, metadata in plane.stat_metadata.items()}
         for line in plane.lines:
             events = []
             for event in line.events:
                 name = names[event.metadata_id]
                 if name.startswith("EagerLocalExecute: __inference_"):
                     graph += event.duration_ps / 1e9
-                elif is_operation(name):
+                elif is_operation(name := _called(name, event, stats)):
                     events.append((event.offset_ps, event.duration_ps, name))
             for name, picoseconds in own_times(events):
                 operations[name] += picoseconds / 1e9
     return dict(operations), graph
+
+
+def _called(name: str, event: xplane_pb2.XEvent, stats: Mapping[int, str]) -> str:
+    """The name of an event; of a call of a function, as what XLA compiled is, that of the operation that calls it."""
+    if name != "ExecutorState::ProcessAsync::Start":
+        return name
+    told = {stats[stat.metadata_id]: stat.str_value for stat in event.stats}
+    return f"{told.get('name')}:{told.get('kernel_type')}"
 
 
 def trace_steps(model: Model) -> tuple[dict[str, float], float, float]:
