@@ -62,8 +62,9 @@ def look_up(
     if gradient_by_products:
         # Columns are separated where each row is there only once, and not where a batch has it thousands of times.
         parts = tf.split(rows, widths, axis=1)
+        entries = {name: _entries(tf.reshape(plan[name], [-1])) for name in ("single", "values")}
         expanded = [
-            _expand_with_gradient(layout, part, plan, dtype)
+            _expand_with_gradient(layout, part, plan, entries, dtype)
             for part, dtype in zip(parts, dtypes, strict=True)
         ]
     else:
@@ -104,8 +105,10 @@ def _sizes(segments: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     return tf.maximum(tf.math.unsorted_segment_sum(ones, segments, count), 1.0)[:, tf.newaxis]
 
 
-def _expand_with_gradient(layout: TableLayout, part: tf.Tensor, plan: Plan, dtype: str) -> tf.Tensor:
-    """``_expand`` with a gradient that is a product with a sparse matrix."""
+def _expand_with_gradient(
+    layout: TableLayout, part: tf.Tensor, plan: Plan, entries: Plan, dtype: str
+) -> tf.Tensor:
+    """``_expand`` with a gradient that is a product with a sparse matrix, whose ``entries`` are those of the plan."""
     columns, singles, count = part.shape[1], len(layout.single), len(layout.multivalent)
 
     @tf.custom_gradient
@@ -117,12 +120,12 @@ def _expand_with_gradient(layout: TableLayout, part: tf.Tensor, plan: Plan, dtyp
                 found = []
                 if singles:
                     of_single = tf.reshape(pieces[0], [-1, columns])
-                    found.append(_sums(of_single, tf.reshape(plan["single"], [-1]), distinct))
+                    found.append(_sums(of_single, entries["single"], distinct))
                 if count:
                     segments = plan["segments"]
                     of_means = tf.pad(tf.reshape(pieces[1], [-1, columns]), [[0, 1], [0, 0]])
                     of_totals = of_means / _sizes(segments, tf.shape(of_means)[0])
-                    found.append(_sums(tf.gather(of_totals, segments), plan["values"], distinct))
+                    found.append(_sums(tf.gather(of_totals, segments), entries["values"], distinct))
                 return tf.add_n(found)
 
         return _expand(layout, part, plan, dtype), gradient
@@ -130,11 +133,16 @@ def _expand_with_gradient(layout: TableLayout, part: tf.Tensor, plan: Plan, dtyp
     return expand(part)
 
 
-def _sums(values: tf.Tensor, places: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """float32 [count, C]: sums of ``values`` [N, C] by ``places``, int32 [N]."""
-    number = tf.size(places)
+def _entries(places: tf.Tensor) -> tf.Tensor:
+    """The sparse matrix that sums rows by place: int32 [N, 2], row and column of each of its ones."""
+    return tf.stack([places, tf.range(tf.size(places))], axis=1)
+
+
+def _sums(values: tf.Tensor, entries: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """float32 [count, C]: the sums of ``values`` [N, C] by place."""
+    number = tf.shape(entries)[0]
     return tf.raw_ops.SparseTensorDenseMatMul(
-        a_indices=tf.stack([places, tf.range(number)], axis=1),
+        a_indices=entries,
         a_values=tf.ones([number]),
         a_shape=tf.cast(tf.stack([count, number]), tf.int64),
         b=values,
