@@ -116,7 +116,9 @@ def _expand_with_gradient(
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             with tf.name_scope("gradient_tape/look_up"):
                 distinct = tf.shape(part)[0]
-                pieces = tf.split(tf.cast(upstream, tf.float32), [singles, count], axis=1)
+                upstream = tf.cast(upstream, tf.float32)
+                # A split is a copy, even where there is but one kind.
+                pieces = tf.split(upstream, [singles, count], axis=1) if singles and count else [upstream] * 2
                 found = []
                 if singles:
                     of_single = tf.reshape(pieces[0], [-1, columns])

@@ -18,17 +18,20 @@ BiasedActivation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 @functools.cache
-def one_pass(function: Callable[..., list[tf.Tensor]], compiled: bool) -> Callable[..., list[tf.Tensor]]:
+def one_pass(
+    function: Callable[..., list[tf.Tensor]], compiled: bool, rounded: bool = True
+) -> Callable[..., list[tf.Tensor]]:
     """An element-wise function in float32, whose results are rounded to the dtype of its first argument.
 
     Args:
         function: of tensors of any shapes.
+        rounded: False: they stay float32.
         compiled: whether XLA compiles it, once in a process for all models with layers of these sizes.
     """
 
     def in_float32(*inputs: tf.Tensor) -> list[tf.Tensor]:
         outputs = function(*(tf.cast(one, tf.float32) for one in inputs))
-        return [tf.cast(one, inputs[0].dtype) for one in outputs]
+        return [tf.cast(one, inputs[0].dtype) for one in outputs] if rounded else outputs
 
     @functools.cache
     def traced(dtypes: tuple[tf.DType, ...]) -> Callable[..., list[tf.Tensor]]:
@@ -119,11 +122,12 @@ def make_crosses(compiled: bool) -> Crosses:
         e_i = alpha2 * (e_0 * (e_{i-1} K_1 .. K_p + b)) + e_{i-1}
 
     Its arguments: e_0, [n, B, m], or [1, B, m] for all towers; alpha2, scalar; and for each cross its matrices K,
-    [n, ., .], and its bias [n, 1, m]; all but alpha2 of one dtype. alpha2 has no gradient.
+    [n, ., .], and its bias [n, 1, m]; all but alpha2 of one dtype. alpha2 has no gradient, that of e_0 is float32.
     """
     forward = one_pass(_forward_cross, compiled)
     first_backward, next_backward = one_pass(_first_backward, compiled), one_pass(_next_backward, compiled)
-    add = one_pass(_add, compiled)
+    # Sums over a batch come next, for which it would be converted to float32 anyway.
+    add = one_pass(_add, compiled, rounded=False)
 
     def crosses(
         e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[tuple[Sequence[tf.Tensor], tf.Tensor]]

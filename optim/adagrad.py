@@ -33,6 +33,7 @@ def update_rows(
     accumulator: tf.Variable,
     rows: tf.Tensor,
     values: tf.Tensor,
+    accumulated: tf.Tensor,
     gradient: tf.Tensor,
     rate: tf.Tensor | float,
     limit: tuple[float, float] | None = None,
@@ -44,11 +45,11 @@ def update_rows(
         accumulator: [R, C], or [R, 1] for one sum a row: then of the mean of a row's squares.
         rows: int [U], the touched rows, each once.
         values: [U, C], what these rows are.
+        accumulated: [U, C] or [U, 1], what these rows of the accumulator are.
         gradient: [U, C], summed over the batch.
         rate: scalar, or [C], a rate for each column.
         limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for all touched rows; None: none.
     """
-    accumulated = tf.gather(accumulator, rows)
     direction, squared = row_direction(accumulated, gradient)
     update = rate * direction
     if limit is not None:

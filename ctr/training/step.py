@@ -78,15 +78,21 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
     def learn(
         plans: Sequence[dict[str, tf.Tensor]],
         rows: Sequence[tf.Tensor],
+        row_sums: Sequence[tf.Tensor],
         row_gradients: Sequence[tf.Tensor],
         dense_gradients: Sequence[tf.Tensor],
     ) -> None:
-        for table, accumulator, plan, values, gradient, rate in zip(
-            state.tables, state.row_accumulators, plans, rows, row_gradients, row_rates, strict=True
-        ):
+        for index, (plan, rate) in enumerate(zip(plans, row_rates, strict=True)):
             with tf.name_scope("row_update"):
                 update_rows(
-                    table, accumulator, plan["distinct"], values, gradient, rate, optimizer.rows.update_limit
+                    state.tables[index],
+                    state.row_accumulators[index],
+                    plan["distinct"],
+                    rows[index],
+                    row_sums[index],
+                    row_gradients[index],
+                    rate,
+                    optimizer.rows.update_limit,
                 )
         dense = optimizer.dense
         if dense.clip_norm is not None:
@@ -103,16 +109,17 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
                 dense_gradients, dense.learning_rate, decayed, "between_steps" if jit else "host"
             )
 
-    def gather(plans: Sequence[dict[str, tf.Tensor]]) -> list[tf.Tensor]:
+    def gather(variables: Sequence[tf.Variable], plans: Sequence[dict[str, tf.Tensor]]) -> list[tf.Tensor]:
         with tf.name_scope("gather"):
             return [
-                tf.gather(table, plan["distinct"]) for table, plan in zip(state.tables, plans, strict=True)
+                tf.gather(variable, plan["distinct"]) for variable, plan in zip(variables, plans, strict=True)
             ]
 
     def step(
         targets: dict[str, tf.Tensor], plans: list[dict[str, tf.Tensor]], ramps: dict[str, tf.Tensor]
     ) -> StepResult:
-        rows = gather(plans)
+        # The sums, too, here, where there is time for it beside the products.
+        rows, row_sums = gather(state.tables, plans), gather(state.row_accumulators, plans)
         duals = [dual.read_value() for dual in state.duals]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(rows)
@@ -144,7 +151,7 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
         applied = all_finite([loss, *row_gradients, *dense_gradients, *changed])
 
         def update() -> tf.Tensor:
-            learn(plans, rows, row_gradients, dense_gradients)
+            learn(plans, rows, row_sums, row_gradients, dense_gradients)
             for dual, weights, (next_dual, next_seen) in zip(
                 state.duals, state.slices_seen, moved, strict=True
             ):
@@ -158,7 +165,7 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
     def score(
         targets: dict[str, tf.Tensor], plans: list[dict[str, tf.Tensor]], ramps: dict[str, tf.Tensor]
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        logit = ensemble_logit(forward(gather(plans), plans, ramps["alpha2"]).logits)
+        logit = ensemble_logit(forward(gather(state.tables, plans), plans, ramps["alpha2"]).logits)
         return logit, slices_of(state.families, targets, logit)
 
     scalar, indices = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.int32)

@@ -11,7 +11,15 @@ ROWS, COLUMNS = 12, 3
 
 def update(table, accumulator, rows, gradient, rate):
     rows = tf.convert_to_tensor(rows)
-    update_rows(table, accumulator, rows, tf.gather(table, rows), tf.convert_to_tensor(gradient), rate)
+    update_rows(
+        table,
+        accumulator,
+        rows,
+        tf.gather(table, rows),
+        tf.gather(accumulator, rows),
+        tf.convert_to_tensor(gradient),
+        rate,
+    )
 
 
 def reference_step(weight, accumulator, gradient, rate):

@@ -193,6 +193,7 @@ def test_touched_rows_have_one_factor_and_padding_counts_for_nothing():
             accumulator,
             rows,
             tf.gather(table, rows),
+            tf.gather(accumulator, rows),
             gradient,
             tf.constant(rate, tf.float32),
             (0.125, 1e-3),
@@ -267,7 +268,16 @@ def test_rows_with_the_limit_are_clippy_adagrad():
         rows = tf.constant(rng.choice(12, size=5, replace=False).astype(np.int32))
         values = tf.constant(rng.normal(size=(5, 3)).astype(np.float32))
         optimizer.apply_gradients([(tf.IndexedSlices(values, rows, tf.constant([12, 3])), theirs)])
-        update_rows(table, accumulator, rows, tf.gather(table, rows), values, RATE, (0.1, 1e-3))
+        update_rows(
+            table,
+            accumulator,
+            rows,
+            tf.gather(table, rows),
+            tf.gather(accumulator, rows),
+            values,
+            RATE,
+            (0.1, 1e-3),
+        )
         np.testing.assert_allclose(table, theirs, rtol=1e-6, atol=1e-6)
         factors.append(float(optimizer.clipping_factors[0]))
     assert max(factors) < 1
