@@ -14,7 +14,7 @@ import json
 import logging
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -35,22 +35,49 @@ _FAULTS = (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile)
 log = logging.getLogger(__name__)
 
 
+Layout = Mapping[str, tuple[tuple[int, ...], np.dtype]]
+
+
 class Copies:
     """Copies of arrays in memory that is kept from one checkpoint to the next: fresh pages cost more than copying."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, np.ndarray] = {}
 
-    def of(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Copies of ``arrays``, valid until the next call."""
-        before, self._arrays = self._arrays, {}
-        for name, array in arrays.items():
-            copied = before.get(name)
-            if copied is None or (copied.shape, copied.dtype) != (array.shape, array.dtype):
-                copied = np.empty_like(array, order="C")
-            np.copyto(copied, array)
-            self._arrays[name] = copied
-        return self._arrays
+    def make_room(self, layout: Layout) -> None:
+        """Touches the memory for arrays of these shapes and dtypes, so that the first copy need not."""
+        for name, told in layout.items():
+            flat = self._room(name, *told).reshape(-1)
+            for begin in range(0, len(flat), _PIECE):
+                flat[begin : begin + _PIECE] = 0
+
+    def of(
+        self, layout: Layout, pieces: Iterable[tuple[str, int, np.ndarray]], more: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Copies of arrays, valid until the next call.
+
+        Args:
+            layout: shape and dtype of each array that comes in pieces.
+            pieces: name, first row and values of each.
+            more: arrays that come whole.
+        """
+        arrays = {name: self._room(name, *told) for name, told in layout.items()}
+        for name, begin, values in pieces:
+            if values.ndim:
+                arrays[name][begin : begin + len(values)] = values
+            else:
+                arrays[name][...] = values
+        for name, array in more.items():
+            arrays[name] = self._room(name, array.shape, array.dtype)
+            np.copyto(arrays[name], array)
+        self._arrays = arrays
+        return arrays
+
+    def _room(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        room = self._arrays.get(name)
+        if room is None or (room.shape, room.dtype) != (shape, dtype):
+            room = self._arrays[name] = np.empty(shape, dtype)
+        return room
 
 
 def save(

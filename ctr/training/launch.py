@@ -128,7 +128,7 @@ def _read_old(folder: Path) -> _Old:
     try:
         position = Position(**state["position"])
         _check_arrays(weights, layouts, shapes)
-        broken = first_broken(weights)
+        broken = first_broken(weights.items())
     except (KeyError, TypeError, ValueError) as error:
         raise _not_its_own(folder, error) from None
     if not position.trained_examples and position.learned_until is None:

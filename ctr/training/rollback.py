@@ -207,16 +207,16 @@ def drop_after(folder: Path, examples: int) -> None:
     checkpoint.drop_after(folder / "checkpoints", examples)
 
 
-def first_broken(arrays: Mapping[str, np.ndarray]) -> str | None:
+def first_broken(arrays: Iterable[tuple[str, np.ndarray]]) -> str | None:
     """The first of a run's variables that is not finite, or holds weights that no learning leads to; None: none.
 
     Args:
-        arrays: all variables by name, of ``ctr.training.state.TrainState``.
+        arrays: names and values, or pieces of them, of all variables of ``ctr.training.state.TrainState``.
 
     Returns:
         Its name and what is wrong with it.
     """
-    for name, array in arrays.items():
+    for name, array in arrays:
         if not name.startswith(_CHECKED) or not array.size:
             continue
         # NaN is neither within nor beyond, and comes out of either.

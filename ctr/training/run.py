@@ -82,6 +82,7 @@ class Run:
         """Sets everything to where a checkpoint stands, or to the beginning, the weights of which are there already."""
         folder, config = self.folder, self.config
         self.background = Background("run-files")
+        self.background.submit(partial(self._copies.make_room, self._weight_layout()))
         none = dict.fromkeys(self._other_names, 0)
         self.position = Position(others=none, others_rejected=dict(none), others_read=dict(none))
         self.total = self._metrics()
@@ -196,10 +197,9 @@ class Run:
         sound = self.position.mark[0], mark_here(self.position).examples
         if self.predictions is not None:
             self.predictions.flush(self.position.examples)
-        groups = {"weights": self.state.arrays()}
-        groups |= {"total": self.total.to_arrays(), "window": self.window.to_arrays()}
+        groups = {"total": self.total.to_arrays(), "window": self.window.to_arrays()}
         groups |= {_other_group(name): metrics.to_arrays() for name, metrics in self.others.items()}
-        arrays = {f"{group}|{name}": array for group, part in groups.items() for name, array in part.items()}
+        more = {f"{group}|{name}": array for group, part in groups.items() for name, array in part.items()}
         content = {
             **copy.deepcopy(self.progress()),
             "sidecars": self.sidecar_hashes(self.window_times[1] + 1),
@@ -207,10 +207,14 @@ class Run:
             "prediction_parts": list(self.predictions.parts) if self.predictions is not None else [],
             "rollbacks": rollback.as_json(self.rollbacks),
         }
-        copied = self._copies.of(arrays)
+        weights = ((f"weights|{name}", begin, piece) for name, begin, piece in self.state.pieces())
+        copied = self._copies.of(self._weight_layout(), weights, more)
         write = partial(self._write_checkpoint, self.position.examples, copied, content, sound)
         self.background.submit(write)
         self.saved_at = self.position.examples
+
+    def _weight_layout(self) -> checkpoint.Layout:
+        return {f"weights|{name}": told for name, told in self.state.layout().items()}
 
     def _write_checkpoint(
         self,
@@ -314,7 +318,8 @@ class Run:
             RollbackNeeded: they do not, or are not such as learning leads to.
             InputError: likewise, and rollbacks did not help.
         """
-        what = rollback.first_broken(self.state.arrays()) or ("" if predicts else "weights do not predict")
+        pieces = ((name, piece) for name, _, piece in self.state.pieces())
+        what = rollback.first_broken(pieces) or ("" if predicts else "weights do not predict")
         if not what:
             return True
         if self.config.rollback.after_skipped_steps is None:

@@ -1,6 +1,6 @@
 """The weights and optimizer state of a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -11,6 +11,8 @@ from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family
 from ctr.optim.shampoo import ShampooCore
 from ctr.training.config import TrainConfig
+
+_PIECE = 65536
 
 
 def architecture(config: TrainConfig, compute_dtype: str) -> Architecture:
@@ -101,6 +103,28 @@ class TrainState:
     def arrays(self) -> dict[str, np.ndarray]:
         """The values of all variables, to be read before the next step: where TensorFlow allows, its own memory."""
         return {name: np.asarray(variable.read_value()) for name, variable in self.variables().items()}
+
+    def layout(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """Shape and dtype of each of ``arrays``."""
+        return {
+            name: (tuple(variable.shape), np.dtype(variable.dtype.as_numpy_dtype))
+            for name, variable in self.variables().items()
+        }
+
+    def pieces(self) -> Iterator[tuple[str, int, np.ndarray]]:
+        """The values of all variables, those of tables in pieces: name, first row and values.
+
+        TensorFlow hands a whole table out as a copy, in memory that is touched for the first time, which takes
+        several times as long.
+        """
+        for name, variable in self.variables().items():
+            if not name.startswith("rows"):
+                yield name, 0, np.asarray(variable.read_value())
+                continue
+            rows = variable.shape[0]
+            for begin in range(0, rows, _PIECE):
+                piece = variable.sparse_read(tf.range(begin, min(begin + _PIECE, rows)))
+                yield name, begin, np.asarray(piece)
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Sets all variables. Raises ValueError when names or shapes differ."""

@@ -247,10 +247,13 @@ def test_what_is_looked_at_in_a_checkpoint():
     arrays = {"dense/000": np.ones(2), "shampoo/step": np.array(3), "rows/a": np.ones((2, 2), np.float32)}
     # A certificate's own numbers may be infinite, and statistics have certificates.
     arrays |= {"shampoo/status": np.array([np.inf]), "shampoo/stack0/axis0/total": np.array([np.nan])}
-    assert first_broken(arrays) is None
+    assert first_broken(arrays.items()) is None
     for name in ("rows_accumulator/a", "shampoo/tensor0/accumulator", "shampoo/tensor1/momentum", "duals/f"):
         for value in (np.nan, np.inf):
-            assert first_broken({**arrays, name: np.array([0, value], np.float32)}) == f"{name} is not finite"
+            assert (
+                first_broken({**arrays, name: np.array([0, value], np.float32)}.items())
+                == f"{name} is not finite"
+            )
     # Sums of squares may be large.
     for name, value, found in (
         ("rows_accumulator/a", 1e30, None),
@@ -258,8 +261,8 @@ def test_what_is_looked_at_in_a_checkpoint():
         ("dense/000", 1e30, "dense/000 has weights beyond 1e+06"),
         ("rows/a", -1e6, None),
     ):
-        assert first_broken({**arrays, name: np.array([0, value], np.float32)}) == found
-    assert first_broken({"rows/a": np.zeros((0, 3), np.float32)}) is None
+        assert first_broken({**arrays, name: np.array([0, value], np.float32)}.items()) == found
+    assert first_broken([("rows/a", np.zeros((0, 3), np.float32))]) is None
 
 
 @given(

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from ctr.data.schema import Category, Schema
 from ctr.errors import InputError
+from ctr.training.checkpoint import Copies
 from ctr.training.state import TrainState
 
 
@@ -55,6 +57,24 @@ def test_all_of_it_comes_back(make_state):
     second.restore(arrays)
     for name, value in second.arrays().items():
         np.testing.assert_array_equal(value, arrays[name])
+
+
+@pytest.mark.parametrize("rows", [1, 7, 10**6])
+def test_copies_of_pieces_are_the_arrays_always_in_the_same_memory(make_state, monkeypatch, rows):
+    monkeypatch.setattr("ctr.training.state._PIECE", rows)
+    state, copies, places = make_state(), Copies(), []
+    copies.make_room(state.layout())
+    for value in (0.0, 1.5):
+        more = {"more": np.full(3, value), "one": np.array(value)}
+        expected = {**state.arrays(), **more}
+        copied = copies.of(state.layout(), state.pieces(), more)
+        assert set(copied) == set(expected)
+        for name, array in copied.items():
+            np.testing.assert_array_equal(array, expected[name], strict=True)
+        places.append({name: array.ctypes.data for name, array in copied.items()})
+        state.tables[0].assign_add(tf.ones_like(state.tables[0]))
+    assert places[0] == places[1]
+    assert copies.of({}, (), {"more": np.ones(4)})["more"].tolist() == [1] * 4
 
 
 def test_arrays_of_another_model_are_refused(make_state):
