@@ -177,6 +177,16 @@ class ClickModel(tf.Module):
         """Whether the model is tau(Q . U)."""
         return self.architecture.factors is not None
 
+    def input_dtype(self, tower: str) -> str:
+        """What a tower takes its embeddings in: the compute dtype, float32 where no layer computes with them."""
+        a = self.architecture
+        layers = (
+            a.factors.ui_units
+            if a.factors is not None and tower == "ui"
+            else (a.cross_layers or a.deep_units)
+        )
+        return a.compute_dtype if layers else "float32"
+
     def drop_rank_head(self) -> None:
         """Forgets the second output, of which only training makes use."""
         for component in self._components:

@@ -110,7 +110,7 @@ def hidden_layers(towers: Sequence[DCN], e0: tf.Tensor, alpha2: tf.Tensor) -> tf
         alpha2: float32 scalar in [0, 1].
 
     Returns:
-        float32 [n, B, h]; ``e0`` itself where the towers have no layers.
+        float32 [n, B, h]; where the towers have no layers ``e0``.
     """
     first = towers[0]
     hidden = e0

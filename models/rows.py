@@ -95,15 +95,11 @@ def lay_out_tables(features: Sequence[FeatureRows], copies: int = 1) -> tuple[Ta
     return tuple(layouts)
 
 
-def padded_size(size: int, smallest: int = 64, steps: int = 4) -> int:
-    """The capacity for ``size`` entries: few different ones, 1/``steps`` of it empty at most beyond ``smallest``.
-
-    Args:
-        steps: a power of two, the number of capacities between two powers of two.
-    """
+def padded_size(size: int, smallest: int = 64) -> int:
+    """The capacity for ``size`` entries: few different ones, at most a quarter of it empty beyond ``smallest``."""
     if size <= smallest:
         return smallest
-    step = 1 << max(0, int(size - 1).bit_length() - steps.bit_length())
+    step = 1 << max(0, int(size - 1).bit_length() - 3)
     return -(-size // step) * step
 
 
@@ -155,9 +151,19 @@ def plan_table(
     padded_values[: len(values)] = positions[single.size :]
     padded_segments = np.full(value_capacity, padded_rows * len(layout.multivalent), np.int32)
     padded_segments[: len(values)] = segments
-    capacity = min(padded_size(len(distinct), steps=32), layout.rows)
+    capacity = min(_row_capacity(len(distinct)), layout.rows)
     padded_distinct = np.concatenate([distinct, _others(distinct, capacity - len(distinct))])
     return TablePlan(padded_distinct, padded_single, padded_values, padded_segments, len(distinct))
+
+
+def _row_capacity(count: int) -> int:
+    """The capacity for ``count`` distinct rows: at most 255 or 1/32 of them too many.
+
+    Closer than that of batches, which have a few sizes by themselves: every row costs, also one that only pads; and
+    further apart than the numbers of rows in batches of one size are, since XLA compiles for each capacity.
+    """
+    step = max(256, 1 << (count.bit_length() - 6) if count >= 64 else 0)
+    return max(step, -(-count // step) * step)
 
 
 def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

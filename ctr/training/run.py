@@ -71,6 +71,8 @@ class Run:
         remove_temporaries(folder)
         self.rollbacks = rollback.read_rollbacks(folder)
         self._go_on(self._newest_checkpoint())
+        # Now, that what was restored is gone.
+        self.background.submit(partial(self._copies.make_room, self._weight_layout()))
 
     def _newest_checkpoint(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
         saved = checkpoint.restore_newest(self.folder / "checkpoints")
@@ -82,7 +84,6 @@ class Run:
         """Sets everything to where a checkpoint stands, or to the beginning, the weights of which are there already."""
         folder, config = self.folder, self.config
         self.background = Background("run-files")
-        self.background.submit(partial(self._copies.make_room, self._weight_layout()))
         none = dict.fromkeys(self._other_names, 0)
         self.position = Position(others=none, others_rejected=dict(none), others_read=dict(none))
         self.total = self._metrics()

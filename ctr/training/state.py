@@ -40,7 +40,7 @@ def architecture(config: TrainConfig, compute_dtype: str) -> Architecture:
 def create_network(
     layouts: tuple[TableLayout, ...], config: TrainConfig, compute_dtype: str, compiled: bool = True
 ) -> ClickModel:
-    """The model without its tables, with fresh weights; ``compiled`` as ``ctr.models.activations`` says."""
+    """The model without its tables, with fresh weights; ``compiled`` as ``ctr.models.passes`` says."""
     widths = tower_widths(layouts, config.model.factorised is not None)
     return ClickModel(architecture(config, compute_dtype), widths, compiled)
 

@@ -61,7 +61,8 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
         row_rates.append(tf.constant(rate * tower_rates.get(layout.tower, 1.0)))
 
     components = state.network.components
-    compute_dtype = state.network.architecture.compute_dtype
+    # Of which GPUs have no deterministic kernel.
+    by_products = not jit and not tf.config.list_physical_devices("GPU")
     decayed = [len(weight.shape) > 1 for weight in state.dense]
 
     def forward(
@@ -69,7 +70,7 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
     ) -> Scores:
         with tf.name_scope("look_up"):
             looked_up = [
-                look_up(layout, part, plan, compute_dtype, gradient_by_products=not jit)
+                look_up(layout, part, plan, state.network.input_dtype(layout.tower), by_products)
                 for layout, part, plan in zip(state.layouts, rows, plans, strict=True)
             ]
             inputs = tower_inputs(looked_up, state.layouts, state.network.factorised)

@@ -10,12 +10,11 @@ from ctr.data.batches import Batch
 from ctr.data.schema import Schema
 from ctr.data.stream import TEACHER_LOGIT
 from ctr.objective.bias_constraints import resolve_families
-from ctr.objective.targets import target_signature
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype, resolve_jit
 from ctr.training.feed import make_feed
 from ctr.training.state import TrainState
-from ctr.training.step import make_steps, scored_part
+from ctr.training.step import make_steps
 
 
 class TimedModel:
@@ -38,10 +37,6 @@ class TimedModel:
         if objective.distillation is not None:
             batches = [_taught(batch) for batch in batches]
         self.feeds = [make_feed(one, layouts, config.batch.rows, objective, families) for one in batches]
-        needed = target_signature(scored_part(objective), families)
-        self._scored = [
-            replace(feed, targets={name: feed.targets[name] for name in needed}) for feed in self.feeds
-        ]
         self._ramps = config.ramps_at(10**9)
 
     def seconds(self) -> float:
@@ -54,9 +49,9 @@ class TimedModel:
     def scoring_seconds(self) -> float:
         """Of scoring a batch alone, the mean over one turn."""
         begun = time.perf_counter()
-        for feed in self._scored:
+        for feed in self.feeds:
             self._steps.score(feed, self._ramps)[0].numpy()
-        return (time.perf_counter() - begun) / len(self._scored)
+        return (time.perf_counter() - begun) / len(self.feeds)
 
 
 def _taught(batch: Batch) -> Batch:

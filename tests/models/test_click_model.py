@@ -199,3 +199,19 @@ def test_architectures_that_are_impossible_are_refused():
         ClickModel(Architecture(0, 0, (), rank_head=True), {"quality": 3})
     with pytest.raises(ValueError, match="factorised model needs crosses or deep layers"):
         ClickModel(Architecture(0, 0, (), factors=FACTORISED.factors), {"quality": 3, "ui": 2})
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtypes"),
+    [
+        ({}, ("bfloat16", "bfloat16")),
+        ({"cross_layers": 0}, ("bfloat16", "bfloat16")),
+        ({"cross_layers": 0, "deep_units": ()}, ("float32", "float32")),
+        ({"factors": Factors(4, (8,), 0, 1.0)}, ("bfloat16", "bfloat16")),
+        ({"factors": Factors(4, (), 0, 1.0)}, ("bfloat16", "float32")),
+    ],
+)
+def test_embeddings_are_rounded_where_a_layer_computes_with_them(changes, dtypes):
+    settings = {"cross_layers": 1, "cross_rank": 2, "deep_units": (4,), "compute_dtype": "bfloat16"}
+    model = ClickModel(Architecture(**{**settings, **changes}), {"quality": 3, "ui": 3})
+    assert (model.input_dtype("quality"), model.input_dtype("ui")) == dtypes

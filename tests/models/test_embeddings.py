@@ -138,11 +138,12 @@ def test_columns_are_split_over_all_tables():
     np.testing.assert_allclose(linear.numpy()[: len(IDS)], weights, rtol=1e-5, atol=1e-6)
 
 
-def test_tables_of_width_0_give_linear_weights_only():
+@pytest.mark.parametrize("way", WAYS, ids=["plain", "by products"])
+def test_tables_of_width_0_give_linear_weights_only(way):
     layouts = [layout for layout in LAYOUTS if layout.width == 0]
     own = [plan for layout, plan in zip(LAYOUTS, plans(), strict=True) if layout.width == 0]
     looked_up = [
-        look_up(layout, tf.gather(table_values(layout), plan.distinct), tensors(plan))
+        look_up(layout, tf.gather(table_values(layout), plan.distinct), tensors(plan), **way)
         for layout, plan in zip(layouts, own, strict=True)
     ]
     e0, linear = (value[0] for value in tower_inputs(looked_up, layouts, factorised=False)["quality"])

@@ -113,3 +113,16 @@ def test_a_plan_refers_to_the_rows_that_the_ids_name(data, rows, padding, layout
     assert {plan.distinct.dtype, plan.single.dtype, plan.values.dtype, plan.segments.dtype} == {
         np.dtype(np.int32)
     }
+
+
+@pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 1000, 5000, 8192, 40_000])
+def test_few_rows_pad_and_batches_of_one_size_have_few_capacities(count):
+    (layout,) = lay_out_tables([FeatureRows("a", 100_000, 2, "quality", 0)])
+    near = range(count - count // 50, count + count // 50 + 1, max(1, count // 500))
+    found = [
+        plan_table(layout, np.arange(number, dtype=np.int32)[:, np.newaxis], {}, max(64, number))
+        for number in near
+    ]
+    for plan in found:
+        assert 0 <= len(plan.distinct) - plan.distinct_count <= max(256, plan.distinct_count / 32)
+    assert len({len(plan.distinct) for plan in found}) <= 3
