@@ -25,8 +25,8 @@ def one_pass(
 
     Args:
         function: of tensors of any shapes.
-        rounded: False: they stay float32.
         compiled: whether XLA compiles it, once in a process for all models with layers of these sizes.
+        rounded: False: they stay float32.
     """
 
     def in_float32(*inputs: tf.Tensor) -> list[tf.Tensor]:
