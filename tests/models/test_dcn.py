@@ -48,6 +48,18 @@ def test_crosses_follow_their_equation(alpha2, rank):
         np.testing.assert_allclose(expected, E0)
 
 
+@pytest.mark.parametrize("rank", [2, 0])
+def test_crosses_are_those_of_tensorflow_recommenders(rank):
+    model, e0, alpha2 = tower(cross_layers=3, cross_rank=rank), tf.constant(E0, tf.float32), 0.3
+    for number, cross in enumerate(model.crosses, 1):
+        cross.set_weights([*cross.get_weights()[:-1], BIAS * number])
+    expected = e0
+    for cross in model.crosses:
+        expected = cross(alpha2 * e0, expected)
+    np.testing.assert_allclose(run(model, alpha2=alpha2)[0], expected, rtol=1e-5, atol=1e-6)
+    assert np.abs(expected - E0).max() > 0.01
+
+
 def test_deep_layers():
     model = tower(cross_layers=0, deep_units=(2, 3))
     model.deep[0].set_weights([U, np.array([0.5, -0.25])])

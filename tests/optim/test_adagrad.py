@@ -4,22 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ctr.optim.adagrad import update_rows
-
 ROWS, COLUMNS = 12, 3
-
-
-def update(table, accumulator, rows, gradient, rate):
-    rows = tf.convert_to_tensor(rows)
-    update_rows(
-        table,
-        accumulator,
-        rows,
-        tf.gather(table, rows),
-        tf.gather(accumulator, rows),
-        tf.convert_to_tensor(gradient),
-        rate,
-    )
 
 
 def reference_step(weight, accumulator, gradient, rate):
@@ -36,7 +21,7 @@ def random_values(rng, *shape):
 
 @pytest.mark.parametrize("initial", [0.0, 0.1])
 @pytest.mark.parametrize("rate", [0.3, [0.5, 0.01, 0.0]], ids=["one rate", "a rate for each column"])
-def test_rows_follow_the_reference_for_many_steps(rate, initial):
+def test_rows_follow_the_reference_for_many_steps(update, rate, initial):
     rng = np.random.default_rng(1)
     start = random_values(rng, ROWS, COLUMNS)
     table = tf.Variable(start)
@@ -59,7 +44,7 @@ def test_rows_follow_the_reference_for_many_steps(rate, initial):
     np.testing.assert_allclose(accumulator.numpy(), sums, rtol=1e-4)
 
 
-def test_rows_that_are_not_touched_keep_every_bit():
+def test_rows_that_are_not_touched_keep_every_bit(update):
     rng = np.random.default_rng(2)
     start = random_values(rng, 2000, COLUMNS)
     table = tf.Variable(start)
@@ -77,7 +62,7 @@ def test_rows_that_are_not_touched_keep_every_bit():
     np.testing.assert_allclose(table.numpy()[::2], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_padding_alone_changes_nothing_even_without_an_accumulator():
+def test_padding_alone_changes_nothing_even_without_an_accumulator(update):
     table = tf.Variable([[1.0, -0.0], [2.0, 3.0]])
     accumulator = tf.Variable(tf.zeros([2, 2]))
     update(table, accumulator, [1, 0], np.zeros((2, 2), np.float32), 0.1)
@@ -85,7 +70,7 @@ def test_padding_alone_changes_nothing_even_without_an_accumulator():
     assert not accumulator.numpy().any()
 
 
-def test_one_sum_a_row_is_that_of_the_mean_square():
+def test_one_sum_a_row_is_that_of_the_mean_square(update):
     table, accumulator = tf.Variable([[1.0, 1.0], [2.0, 2.0]]), tf.Variable([[0.5], [7.0]])
     update(table, accumulator, [0], [[3.0, -4.0]], 0.1)
     assert accumulator.numpy().tolist() == [[13.0], [7.0]]
