@@ -1,5 +1,6 @@
 """Two runs over the same log, side by side."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +28,9 @@ def compare(a: ProgressiveMetrics, b: ProgressiveMetrics) -> pd.DataFrame:
     Returns:
         Rows auc, per_query_auc, logloss, normalized_entropy, calibration_bias (index ``metric``); columns a,
         b, difference (b - a), relative_percent (100 * difference / abs(a)), ci95_low, ci95_high (of the
-        difference), significant (the interval excludes 0). NaN where undefined, and then not significant.
+        difference), significant (the interval excludes 0), no_interval (why there is none, else empty). NaN where
+        undefined, and then not significant. A relative change of a value that is not distinguishable from 0 would
+        say nothing (a bias of 1e-6 that becomes 1e-4 changed by 9900%), so it is NaN.
     """
     estimates_a, estimates_b = a.estimates(), b.estimates()
     rows = []
@@ -40,13 +43,21 @@ def compare(a: ProgressiveMetrics, b: ProgressiveMetrics) -> pd.DataFrame:
                 "a": float(estimate_a.point),
                 "b": float(estimates_b[metric].point),
                 "difference": float(paired.point),
-                "relative_percent": 100 * float(ratio(paired.point, np.abs(estimate_a.point))),
+                "relative_percent": _relative_percent(paired, estimate_a),
                 "ci95_low": float(low),
                 "ci95_high": float(high),
                 "significant": is_beyond_noise(paired),
+                "no_interval": paired.no_interval(),
             }
         )
     return pd.DataFrame(rows).set_index("metric")
+
+
+def _relative_percent(change: Estimate, reference: Estimate) -> float:
+    low, high = reference.interval()
+    if low <= 0 <= high:
+        return math.nan
+    return 100 * float(ratio(change.point, np.abs(reference.point)))
 
 
 @dataclass(frozen=True)

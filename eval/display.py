@@ -1,6 +1,7 @@
 """How metrics and numbers are written for people."""
 
 import math
+from collections.abc import Mapping
 
 METRIC_TITLES = {
     "per_query_auc": "PerQueryAUC",
@@ -17,8 +18,22 @@ _DECIMALS = 5
 _MOST_DECIMALS = 9
 
 
-def verdict(metric: str, difference: float, significant: bool) -> str:
-    """What a difference says: better, worse, differs (of a metric without a better side), or not significant."""
+VERDICT_WIDTH = len("not significant")
+
+
+def verdict(metric: str, difference: float, significant: bool | None) -> str:
+    """What a difference says.
+
+    Args:
+        metric: its name.
+        difference: b - a.
+        significant: whether the interval of the difference excludes 0; None: there is no interval.
+
+    Returns:
+        better, worse, differs (of a metric without a better side), not significant, or no interval.
+    """
+    if significant is None:
+        return "no interval"
     if not significant:
         return "not significant"
     if metric not in _HIGHER_IS_BETTER:
@@ -72,6 +87,15 @@ def times(ratio: float | None) -> str:
 def percent(share: float) -> str:
     """A share in percent: ``93.8%``; `ABSENT` for NaN."""
     return ABSENT if math.isnan(share) else f"{100 * share:.1f}%"
+
+
+def no_interval_lines(reasons: Mapping[str, str]) -> list[str]:
+    """A line for each reason why metrics have no interval; ``reasons`` by metric, empty where there is one."""
+    metrics: dict[str, list[str]] = {}
+    for metric, reason in reasons.items():
+        if reason:
+            metrics.setdefault(reason, []).append(METRIC_TITLES[metric])
+    return [f"no interval for {', '.join(titles)}: {reason}" for reason, titles in metrics.items()]
 
 
 def aligned(rows: list[list[str]]) -> list[str]:

@@ -98,14 +98,15 @@ class MetricChange:
         percent: the same in percent of the reference's mean.
         by_seed: difference of each seed.
         percent_by_seed: the same in percent of the reference's at this seed.
-        significant: the interval over queries excludes 0, and the differences of all seeds have one sign.
+        significant: the interval over queries excludes 0, and the differences of all seeds have one sign; None where
+            there is no interval.
     """
 
     difference: Estimate
     percent: Estimate
     by_seed: Mapping[int, float]
     percent_by_seed: Mapping[int, float]
-    significant: bool
+    significant: bool | None
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def _metric_change(arm: MeasuredArm, reference: MeasuredArm, seeds: list[int], n
         percent=_percent(change, mean(list(theirs.values()))),
         by_seed=by_seed,
         percent_by_seed={seed: float(_percent(differences[seed], theirs[seed]).point) for seed in seeds},
-        significant=is_beyond_noise(change) and len(signs) == 1,
+        significant=None if change.no_interval() else is_beyond_noise(change) and len(signs) == 1,
     )
 
 

@@ -1,7 +1,8 @@
 """The numbers of an experiment as CSV, one row an arm."""
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -16,6 +17,7 @@ from ctr.eval.experiment_slices import SliceChange
 from ctr.eval.intervals import Estimate
 from ctr.eval.tuning_points import TuningPoint
 
+_CellT = TypeVar("_CellT")
 _PARTS = {"late": "pd_last_half", "whole": "pd_whole_pass"}
 
 
@@ -23,13 +25,28 @@ def as_csv(experiment: Experiment) -> str:
     """Raw numbers under columns that say what they are; an empty cell is unknown.
 
     Differences and changes are against the arm that ``against`` names. Ratios are multiples of its costs or PD; ends
-    of intervals are those of 95% over queries, but for quartiles over rounds of timing.
+    of intervals are those of 95% over queries, but for quartiles over rounds of timing. Text that a spreadsheet would
+    run as a formula has an apostrophe before it, which spreadsheets take to mean text.
     """
     papers = dict.fromkeys(key for result in experiment.arms for key in result.arm.plan.paper)
     has_loops = any(result.loops is not None for result in experiment.arms)
     slices = [one.name for one in experiment.plan.slices]
     rows = [_row(result, has_loops, slices, list(papers)) for result in experiment.arms]
-    return pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
+    plain = [{_inert(name): _inert(value) for name, value in row.items()} for row in rows]
+    return pd.DataFrame(plain).to_csv(index=False, lineterminator="\n")
+
+
+# What spreadsheets take for the start of a formula, in both widths; a number with a sign is one.
+_FORMULA_STARTS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
+_NUMBER = re.compile(r"[+-]?[0-9]+([.][0-9]+)?%?")
+
+
+def _inert(value: _CellT) -> _CellT:
+    """The titles and notes of an experiment may come from other people."""
+    is_text = isinstance(value, str) and not _NUMBER.fullmatch(value)
+    if is_text and value.lstrip(" ").startswith(_FORMULA_STARTS):
+        return f"'{value}"
+    return value
 
 
 def _row(result: ArmResult, has_loops: bool, slices: list[str], papers: list[str]) -> dict[str, object]:

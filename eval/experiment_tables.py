@@ -240,6 +240,7 @@ def _change_cell(metric: str, change: MetricChange, *, with_interval: bool = Fal
         text = f"{text} {ends}"
     verdict = display.verdict(metric, value, change.significant) if change.significant else ""
     absolute = display.fixed(float(change.difference.point), 5, signed=True)
+    ends = ends if ends != display.ABSENT else f"no interval ({change.percent.no_interval()})"
     detail = f"{absolute} absolute" if with_interval else f"{ends}, {absolute} absolute"
     return Cell(f"{text}{'*' if change.significant else ' '}", detail, verdict)
 

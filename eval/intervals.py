@@ -58,6 +58,20 @@ class Estimate:
         margin = _quantiles(np.maximum(buckets - 1, 0)) * np.sqrt(np.maximum(spread, 0.0))
         return self.point - margin, self.point + margin
 
+    def no_interval(self) -> str:
+        """Why a scalar metric has no interval, in words for a user; empty where it has one."""
+        if np.isfinite(self.interval()).all():
+            return ""
+        if not np.isfinite(self.point):
+            return "the metric is undefined for these rows: too few of them, or all of one class"
+        buckets = int(self.occupied.sum())
+        if buckets < 2:
+            return f"its queries fall into {buckets} of the {BUCKETS} groups that are resampled; at least 2 are required"
+        return (
+            f"without one of the {BUCKETS} groups of queries that are resampled the metric is undefined: "
+            "all rows of a class are in that group"
+        )
+
 
 def difference(first: Estimate, second: Estimate) -> Estimate:
     """`second` minus `first`, paired bucket by bucket: two runs over the same queries."""

@@ -29,7 +29,7 @@ from ctr.eval.shown_run import COUNTS, ShownRun, show_runs
 _TEMPLATE = "report.html.j2"
 _BAR_HALF = 56.0
 _BAR_MIDDLE = 60.0
-_VERDICT_SIGNS = {"better": "▲", "worse": "▼", "differs": "◆", "not significant": ""}
+_VERDICT_SIGNS = {"better": "▲", "worse": "▼", "differs": "◆", "not significant": "", "no interval": ""}
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class _ComparedMetric:
     Attributes:
         bar: where the interval's low end, the difference and the interval's high end lie on a scale from 0 to
             120 whose middle is a difference of 0; None without an interval.
+        no_interval: why there is no interval; empty where there is one.
     """
 
     title: str
@@ -48,6 +49,7 @@ class _ComparedMetric:
     interval: str
     relative: str
     verdict: str
+    no_interval: str
     sign: str
     bar: tuple[float, ...] | None
 
@@ -126,7 +128,7 @@ def _compared_metrics(comparison: RunComparison) -> list[_ComparedMetric]:
         metric = str(name)
         low, high, difference = row["ci95_low"], row["ci95_high"], row["difference"]
         decimals = display.decimals_for(low, high)
-        verdict = display.verdict(metric, difference, row["significant"])
+        verdict = display.verdict(metric, difference, None if row["no_interval"] else row["significant"])
         rows.append(
             _ComparedMetric(
                 title=display.METRIC_TITLES[metric],
@@ -136,6 +138,7 @@ def _compared_metrics(comparison: RunComparison) -> list[_ComparedMetric]:
                 interval=display.interval(low, high, decimals, signed=True),
                 relative=display.fixed(row["relative_percent"], 2, signed=True),
                 verdict=verdict,
+                no_interval=row["no_interval"],
                 sign=_VERDICT_SIGNS[verdict],
                 bar=_bar(low, difference, high),
             )

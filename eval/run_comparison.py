@@ -11,11 +11,13 @@ import pandas as pd
 from ctr.eval.compare import compare, same_examples
 from ctr.eval.display import (
     ABSENT,
+    VERDICT_WIDTH,
     aligned,
     amount,
     decimals_for,
     fixed,
     interval,
+    no_interval_lines,
     paired_cells,
     times,
     verdict,
@@ -104,7 +106,8 @@ class RunComparison:
                     "difference": _json_number(row["difference"]),
                     "ci95": [_json_number(row["ci95_low"]), _json_number(row["ci95_high"])],
                     "relative_percent": _json_number(row["relative_percent"]),
-                    "significant": bool(row["significant"]),
+                    "significant": None if row["no_interval"] else bool(row["significant"]),
+                    "no_interval": row["no_interval"] or None,
                 }
                 for metric, row in self.metrics.iterrows()
             },
@@ -124,6 +127,7 @@ class RunComparison:
             f"log {self.run_a.log_sha256[:12]}",
             "",
             *aligned([["", "a", "b", "b - a", "95% interval", "relative", ""], *self._metric_rows()]),
+            *no_interval_lines({str(name): row["no_interval"] for name, row in self.metrics.iterrows()}),
             "",
             *self._prediction_lines(),
             "",
@@ -154,7 +158,9 @@ class RunComparison:
                 [
                     *paired_cells(name, row["a"], row["b"], row["difference"], low, high),
                     ABSENT if math.isnan(relative) else f"{fixed(relative, 2, signed=True)}%",
-                    verdict(name, row["difference"], row["significant"]).ljust(len("not significant")),
+                    verdict(
+                        name, row["difference"], None if row["no_interval"] else row["significant"]
+                    ).ljust(VERDICT_WIDTH),
                 ]
             )
         return rows

@@ -83,8 +83,8 @@ def evaluate_difference(
     Returns:
         ``a`` and ``b``: the summaries of both, without metrics where there are no labels. ``prediction_difference``:
         ``value``, ``ci95``, ``examples`` of both, ``only_a``, ``only_b``. ``metrics``: by metric ``a``, ``b``,
-        ``difference``, ``ci95`` (paired), ``relative_percent``, ``significant``; None where the sets do not hold
-        the same labelled examples.
+        ``difference``, ``ci95`` (paired), ``relative_percent``, ``significant`` (None: no interval), ``no_interval``
+        (why; else None); None where the sets do not hold the same labelled examples.
 
     Raises:
         InputError: as `evaluate`, except that labels may be absent from all files of a set.

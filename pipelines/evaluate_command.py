@@ -6,7 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from ctr.errors import InputError
-from ctr.eval.display import METRIC_TITLES, aligned, decimals_for, fixed, interval, paired_cells, verdict
+from ctr.eval.display import (
+    METRIC_TITLES,
+    VERDICT_WIDTH,
+    aligned,
+    decimals_for,
+    fixed,
+    interval,
+    no_interval_lines,
+    paired_cells,
+    verdict,
+)
 from ctr.eval.run_files import METRICS
 from ctr.pipelines.quiet import quiet_beam
 
@@ -55,7 +65,9 @@ def evaluate_text(result: dict[str, Any]) -> str:
         f"{difference['only_b']:,} of b only",
     ]
     if result["metrics"] is not None:
-        return "\n".join([*lines, "", *aligned(_paired_rows(result["metrics"]))])
+        metrics = result["metrics"]
+        reasons = {name: row["no_interval"] or "" for name, row in metrics.items()}
+        return "\n".join([*lines, "", *aligned(_paired_rows(metrics)), *no_interval_lines(reasons)])
     lines += ["", "The metrics are not paired: the two do not hold the same labelled examples."]
     for side in ("a", "b"):
         if result[side]["weight_sum"]:
@@ -83,7 +95,7 @@ def _paired_rows(metrics: dict[str, Any]) -> list[list[str]]:
         rows.append(
             [
                 *paired_cells(name, row["a"], row["b"], row["difference"], low, high),
-                verdict(name, row["difference"] or 0.0, row["significant"]).ljust(len("not significant")),
+                verdict(name, row["difference"] or 0.0, row["significant"]).ljust(VERDICT_WIDTH),
             ]
         )
     return rows

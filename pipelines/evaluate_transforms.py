@@ -119,7 +119,8 @@ def _paired(a: ProgressiveMetrics, b: ProgressiveMetrics) -> dict[str, Any]:
             **{key: _json_number(row[key]) for key in ("a", "b", "difference")},
             "ci95": [_json_number(row["ci95_low"]), _json_number(row["ci95_high"])],
             "relative_percent": _json_number(row["relative_percent"]),
-            "significant": bool(row["significant"]),
+            "significant": None if row["no_interval"] else bool(row["significant"]),
+            "no_interval": row["no_interval"] or None,
         }
         for metric, row in table.iterrows()
     }

@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ctr.eval.buckets import query_bucket
 from ctr.eval.compare import compare, same_examples
 from ctr.eval.progressive import ProgressiveMetrics
 
@@ -30,7 +31,8 @@ def test_columns_say_how_b_differs_from_a(make_log: Callable[..., Any]) -> None:
     for metric, row in table.iterrows():
         assert row["a"] == a.headline()[str(metric)] and row["b"] == b.headline()[str(metric)]
         assert row["difference"] == pytest.approx(row["b"] - row["a"], abs=1e-15)
-        assert row["relative_percent"] == pytest.approx(100 * (row["b"] - row["a"]) / abs(row["a"]))
+        if metric != "calibration_bias":
+            assert row["relative_percent"] == pytest.approx(100 * (row["b"] - row["a"]) / abs(row["a"]))
         assert row["ci95_low"] < row["difference"] < row["ci95_high"]
     # Noise on the logits spoils ranking and loss, beyond chance on a log of this size.
     assert table.loc[["auc", "per_query_auc"], "ci95_high"].max() < 0
@@ -71,8 +73,39 @@ def test_a_run_summed_in_another_order_does_not_differ(make_log: Callable[..., A
 
 def test_undefined_is_not_significant() -> None:
     table = compare(ProgressiveMetrics(), ProgressiveMetrics())
-    assert table.drop(columns="significant").isna().all(axis=None)
+    assert table.drop(columns=["significant", "no_interval"]).isna().all(axis=None)
     assert not table["significant"].any()
+    assert table["no_interval"].str.contains("undefined").all()
+
+
+def test_without_an_interval_the_reason_is_given(make_log: Callable[..., Any]) -> None:
+    log = make_log(6, queries=40)
+    one_bucket = query_bucket(log.query_id) == query_bucket(log.query_id)[0]
+    log = log[one_bucket]
+    table = compare(stream(log), stream(log, shift=0.5))
+    assert table[["ci95_low", "ci95_high"]].isna().all(axis=None)
+    assert table["difference"].notna().any() and not table["significant"].any()
+    defined = table["difference"].notna()
+    assert (
+        table.loc[defined, "no_interval"].str.contains("1 of the 256 groups .*at least 2 are required").all()
+    )
+    assert not compare(stream(make_log(7)), stream(make_log(7), 0.5))["no_interval"].any()
+
+
+def test_no_relative_change_of_a_bias_that_may_be_zero(make_log: Callable[..., Any]) -> None:
+    log = make_log(1, queries=500)
+    # Shifted until the mean prediction is the click rate.
+    low, high = -5.0, 5.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        bias = stream(log, shift=middle).headline()["calibration_bias"]
+        low, high = (middle, high) if bias > 0 else (low, middle)
+    calibrated, other = stream(log, shift=low), stream(log, shift=low + 1)
+    table = compare(calibrated, other)
+    assert np.isnan(table.loc["calibration_bias", "relative_percent"])
+    assert table.loc["calibration_bias", "significant"]
+    backwards = compare(other, calibrated)
+    assert backwards.loc["calibration_bias", "relative_percent"] == pytest.approx(100, abs=0.1)
 
 
 def test_same_examples_notices_other_rows_weights_and_labels(make_log: Callable[..., Any]) -> None:

@@ -65,6 +65,7 @@ def test_digits_follow_the_interval(low, high, decimals):
         ("normalized_entropy", -0.1, True, "better"),
         ("calibration_bias", 0.1, True, "differs"),
         ("per_query_auc", 0.1, False, "not significant"),
+        ("per_query_auc", 0.1, None, "no interval"),
     ],
 )
 def test_verdicts(metric, difference, significant, words):

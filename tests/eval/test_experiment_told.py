@@ -58,6 +58,21 @@ def test_the_csv_has_raw_numbers_under_plain_names(experiment):
     assert all(key and " " not in key for key in row)
 
 
+def test_a_spreadsheet_runs_no_text_of_the_csv(rows, tmp_path):
+    titles = ["=cmd|' /C calc'!A0", "+1+cmd", "-2+3", "@SUM(A1)", "\t=1", " =1", "＝1"]  # noqa: RUF001
+    arms = {f"arm-{place}": {"title": title} for place, title in enumerate(titles)}
+    arms["arm-0"]["paper"] = {"=HYPERLINK(1)": "-0.29%", "pd": "=1"}
+    write_plan(tmp_path, {"base": {}, **arms})
+    for arm in ("base", *arms):
+        write_small(tmp_path / run_folder(arm, 1), rows, predict(rows, 1, 1.0))
+    write_experiment(tmp_path)
+    table = table_of(tmp_path)
+    assert [table[arm]["title"] for arm in arms] == [f"'{title}" for title in titles]
+    assert table["arm-0"]["paper_pd"] == "'=1" and table["arm-0"]["paper_=HYPERLINK(1)"] == "-0.29%"
+    starts = {value[:1] for row in table.values() for value in row.values() if not value.endswith("%")}
+    assert not starts & set("=+@\t")
+
+
 def test_the_same_runs_give_the_same_bytes(experiment, copy):
     write_experiment(copy)
     for name in ("result.json", "table.csv", "table.txt", "report.html"):
