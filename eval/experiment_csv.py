@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 
@@ -17,7 +17,6 @@ from ctr.eval.experiment_slices import SliceChange
 from ctr.eval.intervals import Estimate
 from ctr.eval.tuning_points import TuningPoint
 
-_CellT = TypeVar("_CellT")
 _PARTS = {"late": "pd_last_half", "whole": "pd_whole_pass"}
 
 
@@ -41,12 +40,11 @@ _FORMULA_STARTS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 _NUMBER = re.compile(r"[+-]?[0-9]+([.][0-9]+)?%?")
 
 
-def _inert(value: _CellT) -> _CellT:
+def _inert(value: object) -> object:
     """The titles and notes of an experiment may come from other people."""
-    is_text = isinstance(value, str) and not _NUMBER.fullmatch(value)
-    if is_text and value.lstrip(" ").startswith(_FORMULA_STARTS):
-        return f"'{value}"
-    return value
+    if not isinstance(value, str) or _NUMBER.fullmatch(value):
+        return value
+    return f"'{value}" if value.lstrip(" ").startswith(_FORMULA_STARTS) else value
 
 
 def _row(result: ArmResult, has_loops: bool, slices: list[str], papers: list[str]) -> dict[str, object]:
