@@ -66,7 +66,7 @@ class Estimate:
             return "the metric is undefined for these rows: too few of them, or all of one class"
         buckets = int(self.occupied.sum())
         if buckets < 2:
-            return f"its queries fall into {buckets} of the {BUCKETS} groups that are resampled; at least 2 are required"
+            return f"its queries are in {buckets} of the {BUCKETS} groups that are resampled; at least 2 are required"
         return (
             f"without one of the {BUCKETS} groups of queries that are resampled the metric is undefined: "
             "all rows of a class are in that group"
