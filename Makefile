@@ -1,9 +1,10 @@
-# Everything runs in .venv, which the first target to need it makes: only make and Python 3.11 must be there.
-# PYTHON=<path> names the Python to use, WORKERS=<n> the number of test processes, UPGRADE=1 lets `make lock`
+# Everything runs in .venv, which the first target to need it makes: only make and Python 3.11, 3.12 or 3.13 must be
+# there. PYTHON=<path> names the Python to use, WORKERS=<n> the number of test processes, UPGRADE=1 lets `make lock`
 # take newer versions.
 
-PYTHON ?= $(shell for python in python3.11 python3 python; do \
-	$$python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo $$python && break; done)
+SUPPORTED := (3, 11) <= sys.version_info[:2] <= (3, 13)
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python; do \
+	$$python -c 'import sys; sys.exit(not $(SUPPORTED))' 2>/dev/null && echo $$python && break; done)
 WORKERS ?= 2
 UPGRADE ?=
 
@@ -33,8 +34,8 @@ help:
 
 # The lock holds uv too: pip installs that one, checked by its hash, and uv the rest, many times faster.
 $(INSTALLED): requirements.lock setup.py pyproject.toml
-	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 found; make PYTHON=<path> names it" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "error: $(PYTHON) is not Python 3.11")'
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11, 3.12 or 3.13 found; make PYTHON=<path> names it" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not $(SUPPORTED) and "error: $(PYTHON) is not Python 3.11, 3.12 or 3.13")'
 	$(PYTHON) -m venv .venv
 	sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > .venv/uv.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r .venv/uv.txt
@@ -81,7 +82,7 @@ bench-all: $(INSTALLED)
 # uv keeps the versions it finds in the present lock unless told to upgrade.
 lock: $(INSTALLED)
 	$(BIN)/uv pip compile --quiet --python $(BIN)/python --python-version 3.11 --python-platform linux \
-		--extra test --generate-hashes --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade) \
+		--extra train --extra test --generate-hashes --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade) \
 		--output-file requirements.lock pyproject.toml
 
 clean:

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -11,6 +12,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+import ctr
 
 ROOMS = ("eval", "models", "optim", "pipelines")
 
@@ -139,6 +142,35 @@ def test_import_leaves_the_choice_of_keras_alone(module, fresh_python, tmp_path,
     fresh_python("-c", code, cwd=tmp_path, path=root)
 
 
+# Keras 2 is an extra: what runs without it is the optimizer of Keras 3.
+OPTIMIZER_ALONE = """
+import re, sys, tomllib
+extra = tomllib.load(open(sys.argv[1], "rb"))["project"]["optional-dependencies"]["train"]
+modules = {"apache-beam": "apache_beam", "pyyaml": "yaml", "tensorflow-serving-api": "tensorflow_serving"}
+names = [re.match("[a-z0-9-]+", line)[0] for line in extra]
+# TensorFlow itself brings TensorBoard.
+for name in set(names) - {"tensorboard"}:
+    sys.modules[modules.get(name, name.replace("-", "_"))] = None
+import numpy as np, keras
+from ctr.optim import Shampoo
+model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+model.compile(optimizer=Shampoo(learning_rate=0.02), loss="mse")
+x = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)
+losses = model.fit(x, x.sum(1, keepdims=True), epochs=3, batch_size=16, verbose=0).history["loss"]
+assert losses[-1] < losses[0], losses
+"""
+
+
+def test_the_optimizer_runs_without_the_extra(fresh_python, tmp_path, root):
+    fresh_python("-c", OPTIMIZER_ALONE, root / "pyproject.toml", cwd=tmp_path, path=root)
+
+
+def test_the_newest_version_of_the_changelog_is_that_of_the_package(root):
+    headings = re.findall(r"^## \[(.+)\] - (\S+)$", (root / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0][0] == ctr.__version__
+    assert all(re.fullmatch(r"\d{4}-\d{2}-\d{2}", date) for _, date in headings[1:])
+
+
 def test_folders_of_the_user_with_the_same_names_do_no_harm(fresh_python, tmp_path, root):
     for room in ROOMS:
         (tmp_path / room).mkdir()
@@ -174,10 +206,22 @@ def test_wheel_runs(wheel, fresh_python, tmp_path):
     done = fresh_python("-c", FIND, cwd=tmp_path, path=target)
     assert done.stdout.strip() == str(target / "ctr")
     assert "usage: ctr" in fresh_python("-m", "ctr", "--help", cwd=tmp_path, path=target).stdout
-    code = "import ctr, importlib.metadata as m; assert m.version('ctr') == ctr.__version__; print(m.metadata('ctr'))"
+    code = (
+        "import ctr, importlib.metadata as m\n"
+        "assert m.version('clicktrain') == ctr.__version__\n"
+        "print(m.metadata('clicktrain'))"
+    )
     metadata = fresh_python("-c", code, cwd=tmp_path, path=target).stdout
     assert "License-Expression: Apache-2.0" in metadata
     assert "Requires-Dist: tensorflow==2.21.*" in metadata
+    base = [
+        line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra" not in line
+    ]
+    assert {re.match("[a-z]+", line.split()[1])[0] for line in base} == {
+        "numpy",
+        "tensorflow",
+        "threadpoolctl",
+    }
 
 
 def test_sdist_builds_the_same_wheel(checkout, sdist, wheel, fresh_python, tmp_path):
