@@ -1,13 +1,21 @@
 """Typed configuration: what is refused, in which words, and what survives a round trip."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from ctr.config import StrictModel, apply_settings, dump_yaml, load_model, parse_model, read_yaml
+from ctr.config import (
+    StrictModel,
+    apply_settings,
+    dump_yaml,
+    load_model,
+    load_record,
+    parse_model,
+    read_yaml,
+)
 from ctr.errors import InputError
 from ctr.training.config import TrainConfig
 
@@ -165,6 +173,58 @@ def test_a_setting_of_an_unknown_key_is_refused_with_its_path(tmp_path):
     ):
         load_model(TrainConfig, path, "config", ["model.crosses.rnk=5"])
     assert load_model(TrainConfig, path, "config", ["model.crosses.rank=5"]).model.crosses.rank == 5
+
+
+class Renamed(StrictModel):
+    renamed_keys: ClassVar[dict[str, str]] = {"largest": "max_rows", "spelt": "spelled"}
+    max_rows: int = 7
+    spelled: bool = True
+
+
+class HoldsRenamed(StrictModel):
+    part: Renamed = Renamed()
+    parts: tuple[Renamed, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"part": {"largest": 3}}, "part.largest was renamed: use part.max_rows"),
+        # The name is what matters first, whatever the value.
+        ({"part": {"largest": "3"}}, "part.largest was renamed: use part.max_rows"),
+        ({"part": {"largest": 3, "max_rows": 3}}, "part.largest was renamed: use part.max_rows"),
+        ({"parts": [{}, {"spelt": False}]}, "parts.1.spelt was renamed: use parts.1.spelled"),
+        (
+            {"part": {"largest": 3, "spelt": False}},
+            "part.largest was renamed: use part.max_rows; part.spelt was renamed: use part.spelled",
+        ),
+    ],
+)
+def test_a_renamed_key_is_refused_with_its_new_name(content, message):
+    assert refusal(content, HoldsRenamed) == message
+
+
+def test_a_renamed_key_is_named_by_its_place_in_a_larger_file_and_after_set(tmp_path):
+    with pytest.raises(
+        InputError, match=r"^x: arms\.a\.part\.spelt was renamed: use arms\.a\.part\.spelled$"
+    ):
+        parse_model(HoldsRenamed, {"part": {"spelt": True}}, "x", "arms.a.")
+    path = tmp_path / "file.yaml"
+    path.write_text("part: {max_rows: 2}\n")
+    with pytest.raises(InputError, match=r"file\.yaml: part\.largest was renamed: use part\.max_rows$"):
+        load_model(HoldsRenamed, path, "config", ["part.largest=3"])
+
+
+def test_a_record_of_an_earlier_version_is_read_under_the_new_names(tmp_path):
+    path = tmp_path / "file.yaml"
+    path.write_text("part: {largest: 3}\nparts: [{spelt: false, max_rows: 4}]\n")
+    expected = HoldsRenamed(part=Renamed(max_rows=3), parts=(Renamed(spelled=False, max_rows=4),))
+    assert load_record(HoldsRenamed, path, "record") == expected
+    with pytest.raises(InputError, match=r"part\.largest was renamed"):
+        load_model(HoldsRenamed, path, "config")
+    path.write_text("part: {largest: 3, max_rows: 4}\n")
+    with pytest.raises(InputError, match=r"part\.largest was renamed: use part\.max_rows$"):
+        load_record(HoldsRenamed, path, "record")
 
 
 @pytest.mark.parametrize(
