@@ -302,7 +302,7 @@ def _loop_seeds(folder: Path) -> list[bytes]:
         {
             "day": pa.array(np.arange(count) // 20, pa.int64()),
             "query_id": np.arange(count),
-            "randomised": np.arange(count) % 5 == 0,
+            "randomized": np.arange(count) % 5 == 0,
             "ads": np.arange(count) % 4,
         }
     )

@@ -32,7 +32,11 @@ NETWORK = {"crosses": {"layers": 2, "rank": 2}, "deep": {"units": [3], "activati
 SETTINGS: dict[str, Any] = {
     "model": {**NETWORK, "init_scale": 0.5},
     "optimizer": {
-        "rows": {**ROWS, "linear_initial_accumulator": 0.05, "tower_rates": {"quality": 1.0, "ui": 0.25}},
+        "embeddings": {
+            **ROWS,
+            "linear_initial_accumulator": 0.05,
+            "tower_rates": {"quality": 1.0, "ui": 0.25},
+        },
         "dense": {"learning_rate": 0.1, "shampoo": {**ADAGRAD, "initial_accumulator": 0.001}},
     },
     "compute_dtype": "float32",
@@ -41,8 +45,10 @@ SETTINGS: dict[str, Any] = {
 
 def make_config(gradient: str = "sum", **settings: Any) -> TrainConfig:
     content = {**SETTINGS, **settings}
-    rows = {**content["optimizer"]["rows"], "gradient": gradient}
-    return parse_model(TrainConfig, {**content, "optimizer": {**content["optimizer"], "rows": rows}}, "test")
+    rows = {**content["optimizer"]["embeddings"], "gradient": gradient}
+    return parse_model(
+        TrainConfig, {**content, "optimizer": {**content["optimizer"], "embeddings": rows}}, "test"
+    )
 
 
 PARTS = ("alpha2", "ranking", "distillation", "anti_distillation", "bias_constraints")
@@ -280,7 +286,7 @@ def test_rows_that_the_batch_does_not_name_keep_every_bit():
 @pytest.mark.parametrize("initial", [0.0, 0.1])
 def test_a_batch_without_weight_changes_no_bit(initial):
     optimizer = {
-        "rows": {**ROWS, "initial_accumulator": initial},
+        "embeddings": {**ROWS, "initial_accumulator": initial},
         "dense": {"shampoo": {**ADAGRAD, "initial_accumulator": initial}},
     }
     config = make_config(optimizer=optimizer)
@@ -309,7 +315,7 @@ def test_a_row_of_weight_0_teaches_nothing():
 
 def test_rates_of_0_hold_what_they_belong_to():
     optimizer = {
-        "rows": {**ROWS, "linear_learning_rate": 0.0, "tower_rates": {"ui": 0.0}},
+        "embeddings": {**ROWS, "linear_learning_rate": 0.0, "tower_rates": {"ui": 0.0}},
         "dense": {"learning_rate": 0.0},
     }
     config = make_config(optimizer=optimizer)
