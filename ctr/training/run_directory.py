@@ -10,7 +10,7 @@
     RUN/checkpoints/           checkpoint.py
     RUN/exports/               servable models, where the configuration asks for them
     RUN/predictions/           one Parquet file for each stretch between checkpoints
-    RUN/set_aside.json         rollback.py: rows that are scored, but not learned from
+    RUN/quarantine.json        rollback.py: rows that are scored, but not learned from
     RUN/rejects.jsonl          rows that could not be used, with reason and position
     RUN/metric_states.npz      the metrics' states by query bucket, for intervals and paired comparisons
     RUN/constraint_states/     likewise of each constraint log, NAME.npz

@@ -66,7 +66,7 @@ def test_weights_that_break_with_the_last_batch_are_learned_anew_before_it_is_id
     assert [line["rows"] for line in told(tmp_path / "run")] == [
         end - begin for begin, end in zip([0, *passed], passed, strict=False)
     ] * 2
-    (entry,) = json.loads((tmp_path / "run/set_aside.json").read_text())["rollbacks"]
+    (entry,) = json.loads((tmp_path / "run/quarantine.json").read_text())["rollbacks"]
     assert entry["checkpoint"] == 0 and entry["rows"][1] == rows
 
 

@@ -167,7 +167,7 @@ def test_the_summary_has_all_that_is_promised(logistic_run):
     summary = json.loads((logistic_run / "summary.json").read_text())
     promised = """examples queries weight_sum auc per_query_auc per_query_auc_ci95 logloss normalized_entropy
         calibration_bias calibration_buckets examples_per_second step_ms_p50 parameters_dense parameters_embedding
-        skipped_steps rollbacks set_aside set_aside_rows rejected_rows config_sha256 log_sha256"""
+        skipped_steps rollbacks quarantined quarantined_rows rejected_rows config_sha256 log_sha256"""
     assert set(promised.split()) <= summary.keys()
     assert summary["examples_per_second"] > 0
     assert summary["step_ms_p50"] > 0
