@@ -9,7 +9,7 @@ from ctr.models.click_model import Scores, ensemble_logit
 from ctr.models.embeddings import look_up, tower_inputs
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import target_signature
-from ctr.objective.total import next_duals, slices_of, total_loss
+from ctr.objective.total import next_duals, normalizer, slices_of, total_loss
 from ctr.optim.adagrad import update_rows
 from ctr.optim.momentum import clip_by_global_norm
 from ctr.optim.shampoo import all_finite
@@ -142,7 +142,7 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
             ]
         row_gradients = [tf.convert_to_tensor(gradient) for gradient in row_gradients]
         if optimizer.embeddings.gradient == "sum":
-            total_weight = tf.reduce_sum(targets["weight"])
+            total_weight = normalizer(objective, targets)
             row_gradients = [gradient * total_weight for gradient in row_gradients]
         seen = [weights.read_value() for weights in state.slices_seen]
         moved = next_duals(

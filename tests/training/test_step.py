@@ -9,6 +9,7 @@ from ctr.config import parse_model
 from ctr.data.batches import Batch
 from ctr.data.reader import Rows
 from ctr.data.schema import Category, Schema
+from ctr.objective.bias_constraints import resolve_families
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed, make_feed
 from ctr.training.state import TrainState
@@ -67,7 +68,7 @@ class Example:
         self.single = {name: rng.integers(0, buckets, 6) for name, buckets in (("a", 5), ("b", 4), ("p", 3))}
         self.lists = [rng.integers(0, 6, size).tolist() for size in (0, 1, 3, 2, 0, 3)]
 
-    def feed(self, state: TrainState, batch_rows: int = 8) -> Feed:
+    def batch(self) -> Batch:
         zeros = np.zeros(6, np.int64)
         offsets = np.cumsum([0, *(len(values) for values in self.lists)])
         rows = Rows(
@@ -77,7 +78,10 @@ class Example:
             multivalent={"m": (np.array([value for values in self.lists for value in values], np.int32), offsets)},
             fault=np.zeros(6, np.int8), position=np.arange(6),
         )  # fmt: skip
-        return make_feed(Batch(rows, rows.slice(0, 0), 6), state.layouts, batch_rows)
+        return Batch(rows, rows.slice(0, 0), 6)
+
+    def feed(self, state: TrainState, batch_rows: int = 8) -> Feed:
+        return make_feed(self.batch(), state.layouts, batch_rows)
 
 
 def make_state(config: TrainConfig) -> TrainState:
@@ -299,6 +303,25 @@ def test_a_batch_without_weight_changes_no_bit(initial):
     after = all_bytes(state)
     # It was a step, though one without any gradient.
     assert {name for name in before if after[name] != before[name]} == {"shampoo/step"}
+
+
+@pytest.mark.parametrize("gradient", ["sum", "mean"])
+def test_rows_that_are_only_constrained_leave_the_step_of_the_others_as_it_is(gradient):
+    constraints = {
+        "families": [{"name": "random", "log": "exposure"}],
+        "logs": [{"name": "exposure", "path": "somewhere"}],
+    }
+    config = make_config(gradient, objective={"bias_constraints": constraints})
+    families = resolve_families(config.objective.bias_constraints, SCHEMA)
+    states = [TrainState(config.model.table_layouts(SCHEMA), config, "float32", families) for _ in range(2)]
+    states[1].restore(states[0].arrays())
+    # As long as the dual variable is 0, the constraint has no gradient of its own.
+    for state, others in zip(states, ((), (Example(1).batch(),)), strict=True):
+        feed = make_feed(Example(0).batch(), state.layouts, 16, config.objective, families, others)
+        assert bool(make_steps(state, config, jit=False).learn(feed, RAMPED).applied)
+    found, expected = parameters(states[1]), parameters(states[0])
+    assert_close(found, expected, 1e-6)
+    assert states[1].duals[0].numpy() != 0
 
 
 def test_a_row_of_weight_0_teaches_nothing():
