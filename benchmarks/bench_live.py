@@ -28,7 +28,7 @@ from ctr.files import write_atomic_bytes
 
 INTERVAL, WINDOW, DELAY = 10, 5, 3
 FEATURES, BUCKETS = 26, 100_000
-CONFIG = {"batch": {"rows": 4096, "within_intervals": True}, "record_predictions": False}
+CONFIG = {"batch": {"rows": 4096, "within_partitions": True}, "record_predictions": False}
 
 
 def mapping() -> dict[str, Any]:

@@ -92,7 +92,7 @@ def make_feeds(inputs: Inputs, state: TrainState) -> tuple[list[Feed], float]:
     log = inputs.log
     blocks = read_selection(log.path, inputs.schema, log.manifests, selection_of(inputs))
     batches = []
-    for one in whole_query_batches(blocks, batch.rows, batch.largest_query):
+    for one in whole_query_batches(blocks, batch.rows, batch.max_query_rows):
         batches.append(one)
         if len(batches) == FEEDS:
             break

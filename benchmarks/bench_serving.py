@@ -4,7 +4,7 @@
 
 The reference model (26 features, DCNv2 with three crosses of rank 64, layers of 1024, 512 and 256), exported and loaded
 in one process. First predictions of the plain model at three batch sizes, from raw strings. Then requests of ads and
-treatments: the plain model scores every pair as a row, the factorised one makes Q once for each ad, takes U from its
+treatments: the plain model scores every pair as a row, the factorized one makes Q once for each ad, takes U from its
 cache or makes it, and combines all pairs. The same features of the same widths are in both; four of the 26 belong to
 the UI. What the saving could be at most is the ratio of the floating-point operations.
 """
@@ -35,7 +35,7 @@ UI_FEATURES = 4
 BUCKETS = 100_000
 BATCHES = (1, 64, 2048)
 REQUESTS = ((1, 200), (5, 200), (20, 200))
-MODELS: dict[str, dict[str, Any]] = {"plain": {}, "factorised": {"factorised": {}}}
+MODELS: dict[str, dict[str, Any]] = {"plain": {}, "factorized": {"factorized": {}}}
 
 
 def make_schema() -> Schema:
@@ -95,12 +95,12 @@ def operations(scorer: Scorer, tower: str) -> int:
     width = scorer.schema.features[0].width
     model = parse_model(TrainConfig, scorer.metadata["config"], "metadata").model
     if tower == "ui":
-        assert model.factorised is not None
-        sizes = [UI_FEATURES * width, *model.factorised.ui_units, model.factorised.width]
+        assert model.factorized is not None
+        sizes = [UI_FEATURES * width, *model.factorized.ui_units, model.factorized.width]
         return 2 * sum(a * b for a, b in pairwise(sizes))
-    inputs = width * (FEATURES - UI_FEATURES if scorer.factorised else FEATURES)
+    inputs = width * (FEATURES - UI_FEATURES if scorer.factorized else FEATURES)
     crosses = model.crosses.layers * 2 * inputs * model.crosses.rank
-    outputs = model.factorised.width if model.factorised is not None else 1
+    outputs = model.factorized.width if model.factorized is not None else 1
     sizes = [inputs, *model.deep.units, outputs]
     return 2 * (crosses + sum(a * b for a, b in pairwise(sizes)))
 
@@ -117,7 +117,7 @@ def measure_request(
 ) -> dict[str, Any]:
     """One kind of request, in the three ways."""
     rng = np.random.default_rng(0)
-    plain, factorised = scorers["plain"], scorers["factorised"]
+    plain, factorized = scorers["plain"], scorers["factorized"]
     # A server builds the columns of a request once, whichever model it asks.
     ad_columns = {n: v for n, v in draw_rows(rng, ads).items() if int(n[1:]) >= UI_FEATURES}
     treatment_columns = {n: v for n, v in draw_rows(rng, treatments).items() if int(n[1:]) < UI_FEATURES}
@@ -128,15 +128,15 @@ def measure_request(
 
     ways: dict[str, Callable[[], object]] = {
         "plain": lambda: plain.predict(rows),
-        "factorised": lambda: factors(uncached),
-        "factorised, U cached": lambda: factors(factorised),
+        "factorized": lambda: factors(uncached),
+        "factorized, U cached": lambda: factors(factorized),
     }
     pairs = ads * treatments
-    quality, ui = operations(factorised, "quality"), operations(factorised, "ui")
+    quality, ui = operations(factorized, "quality"), operations(factorized, "ui")
     needed = {
         "plain": pairs * operations(plain, "quality"),
-        "factorised": ads * quality + treatments * ui,
-        "factorised, U cached": ads * quality,
+        "factorized": ads * quality + treatments * ui,
+        "factorized, U cached": ads * quality,
     }
     # In turns, so that what else the machine does meets all of them.
     rounds = 5
@@ -165,7 +165,7 @@ def run(seconds: float, compute_dtype: str) -> dict[str, Any]:
         scorers = {
             name: export_model(Path(folder) / name, model, compute_dtype) for name, model in MODELS.items()
         }
-        uncached = Scorer(scorers["factorised"].path, cached_rows=0)
+        uncached = Scorer(scorers["factorized"].path, cached_rows=0)
     dtype = str(scorers["plain"].metadata["compute_dtype"])
     peak = matmul_peak(dtype, seconds)
     batches = {}

@@ -112,11 +112,14 @@ class MindCampaign:
 
     def _config(self, name: str, batch: int, point: Point, seed: int, half: bool) -> TrainConfig:
         content = {**self._base, "seed": seed, "batch": {**self._base["batch"], "rows": batch}}
-        content["batch"]["largest_query"] = max(batch, content["batch"]["largest_query"])
+        content["batch"]["max_query_rows"] = max(batch, content["batch"]["max_query_rows"])
         optimizer = OPTIMIZERS[name]
         changes = self._changes if optimizer.precondition else {}
         content["optimizer"] = {
-            "rows": {**self._base["optimizer"]["rows"], "learning_rate": point.values["embedding"]},
+            "embeddings": {
+                **self._base["optimizer"]["embeddings"],
+                "learning_rate": point.values["embedding"],
+            },
             "dense": dense_settings(optimizer, batch, point.values, changes),
         }
         content["metrics"] = {"window_examples": 2**40}

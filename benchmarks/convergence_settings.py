@@ -202,7 +202,7 @@ def train_config(
         "batch": {"rows": batch},
         "model": dict(plan.model),
         "optimizer": {
-            "rows": {"learning_rate": values["embedding"]},
+            "embeddings": {"learning_rate": values["embedding"]},
             "dense": dense_settings(optimizer, batch, values, changes),
         },
         # One window, one checkpoint: a run costs little besides its training.

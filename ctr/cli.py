@@ -127,7 +127,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
     )
     bar = _Bar(config.examples, "examples")
     try:
-        result = simulate(config, arguments.out, bar, arguments.randomised, arguments.events)
+        result = simulate(config, arguments.out, bar, arguments.randomized, arguments.events)
     finally:
         bar.close()
     _print_result(arguments, result, "  ".join(f"{key}: {value}" for key, value in result.items()))
@@ -137,7 +137,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     if None in (arguments.policy, arguments.log, arguments.days):
         raise InputError("--policy RUN, --log LOG and --days N go together")
     # The world is that of the log.
-    for name in ("config", "set", "randomised", "events"):
+    for name in ("config", "set", "randomized", "events"):
         if vars(arguments).get(name):
             raise InputError(
                 f"--{name} does not go with --policy: the world and the logs are those of the run"

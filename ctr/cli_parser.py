@@ -12,6 +12,13 @@ FORMATS = ("table", "mind", "criteo", "avazu", "movielens", "open_bandit")
 EVENTS = "events"
 
 
+class _Renamed(argparse.Action):
+    """Refuses the former name of an option with its present one, the action's ``const``."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.error(f"{self.option_strings[0]} was renamed: use {self.const}")
+
+
 def make_parser() -> argparse.ArgumentParser:
     """What ``ctr`` takes; ``command`` of what is parsed names the command."""
     parser = argparse.ArgumentParser(
@@ -37,7 +44,10 @@ def make_parser() -> argparse.ArgumentParser:
     simulate.add_argument("--config", type=Path, help="YAML file with the world's settings")
     simulate.add_argument("--out", type=Path, required=True, help="folder of the log")
     simulate.add_argument(
-        "--randomised", type=Path, metavar="OUT", help="a second log, of the randomised traffic alone"
+        "--randomized", type=Path, metavar="OUT", help="a second log, of the randomized traffic alone"
+    )
+    simulate.add_argument(
+        "--randomised", action=_Renamed, nargs="?", const="--randomized", help=argparse.SUPPRESS
     )
     simulate.add_argument(
         "--events", type=Path, metavar="OUT", help="the same traffic as raw impressions and clicks"

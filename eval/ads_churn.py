@@ -1,7 +1,7 @@
 """How two runs differ in what they show: the churn of ads (FF 7.3, table 3, "Ads/Query Churn").
 
 Two loops of ``ctr simulate --policy`` over the same queries, of two retrains of a model say, show different numbers of
-ads. Randomised queries are left out: of those no model decides anything.
+ads. Randomized queries are left out: of those no model decides anything.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from ctr.eval.run_files import RunError, read_columns
 from ctr.eval.states import SumState
 
 SHOWN_FILE = "shown.parquet"
-"""In the folder of a loop: a row for each query, with the columns ``day``, ``query_id``, ``randomised``, ``ads``."""
+"""In the folder of a loop: a row for each query, with the columns ``day``, ``query_id``, ``randomized``, ``ads``."""
 WORLD_FILE = Path("log", "world.yaml")
 """In the folder of a loop: the settings of its world; without its log it is not known."""
 
@@ -39,7 +39,7 @@ more make up for queries that show less. ``query_churn``: the sum over queries o
 numerator's difference of sums; nothing is made up for. Both lie between 0 and 2.
 """
 
-_COLUMNS = {"day": "i", "query_id": "i", "randomised": "b", "ads": "i"}
+_COLUMNS = {"day": "i", "query_id": "i", "randomized": "b", "ads": "i"}
 
 
 class AdsChurn(SumState):
@@ -143,7 +143,7 @@ class LoopComparison:
         """Everything, as tables for a terminal; churn in percent."""
         lines = [f"a: {self.loop_a}", f"b: {self.loop_b}"]
         lines += [
-            f"{int(self.whole.queries.sum()):,} queries that are not randomised; churn in percent",
+            f"{int(self.whole.queries.sum()):,} queries that are not randomized; churn in percent",
             "",
         ]
         header = ["day", "queries", "ads/query a", "ads/query b"]
@@ -167,15 +167,15 @@ def compare_loops(loop_a: Path, loop_b: Path) -> LoopComparison:
             f"{loop_a} and {loop_b}: are of different worlds, as {WORLD_FILE} of each tells; "
             "allowed: loops over the same days of one world"
         )
-    for column in ("day", "query_id", "randomised"):
+    for column in ("day", "query_id", "randomized"):
         if not np.array_equal(a[column], b[column]):
             raise RunError(
                 f"{loop_a} and {loop_b}: served different queries, {_extent(a)} and {_extent(b)}; "
                 "allowed: loops over the same days of one world"
             )
     whole, days = AdsChurn(), {}
-    # Days rise; of a day on which all queries are randomised there is nothing to tell.
-    kept = ~a["randomised"]
+    # Days rise; of a day on which all queries are randomized there is nothing to tell.
+    kept = ~a["randomized"]
     for day in np.unique(a["day"][kept]).tolist():
         rows = kept & (a["day"] == day)
         state = AdsChurn()

@@ -39,16 +39,15 @@ def faults_of(run: Run, rejects: Mapping[str, int]) -> list[Fault]:
         RunError: summary.json does not tell them as described.
     """
     reasons = [f"{reason}: {display.amount(count)}" for reason, count in rejects.items()]
-    entries = _list(run, "set_aside")
-    aside = [_rollback(run, entry) for entry in entries]
+    # Earlier versions wrote the former names.
+    key = "set_aside" if "set_aside" in run.summary else "quarantined"
+    quarantined = [_rollback(run, key, entry) for entry in _list(run, key)]
     skipped = [_rows(run, "skipped_ranges", rows) for rows in _list(run, "skipped_ranges")]
     found = [
         Fault("rejected rows", run.number("rejected_rows") or 0, reasons),
         Fault("skipped steps", run.number("skipped_steps") or 0, _first(skipped)),
-        Fault("rollbacks", run.number("rollbacks") or 0, aside),
-        Fault(
-            "rows that were set aside: scored, but not learned from", run.number("set_aside_rows") or 0, []
-        ),
+        Fault("rollbacks", run.number("rollbacks") or 0, quarantined),
+        Fault("quarantined rows: scored, but not learned from", run.number(f"{key}_rows") or 0, []),
         Fault("predictions that were not finite", run.number("nonfinite_predictions") or 0, []),
     ]
     roots = run.summary.get("shampoo", {})
@@ -76,22 +75,22 @@ def _two(run: Run, key: str, pair: object) -> list[int]:
     raise _malformed(run, key, "pairs of whole numbers, [first, last]", pair)
 
 
-def _rollback(run: Run, entry: object) -> str:
+def _rollback(run: Run, key: str, entry: object) -> str:
     if not isinstance(entry, dict) or type(entry.get("checkpoint")) is not int:
-        raise _malformed(run, "set_aside", "objects that name a checkpoint", entry)
-    rows, times = _rows(run, "set_aside", entry.get("rows")), entry.get("query_times")
-    where = "nothing set aside"
+        raise _malformed(run, key, "objects that name a checkpoint", entry)
+    rows, times = _rows(run, key, entry.get("rows")), entry.get("query_times")
+    where = "nothing quarantined"
     if times is not None:
-        where = f"{rows} set aside, of the query times {_period(run, times)}"
+        where = f"{rows} quarantined, query times {_period(run, key, times)}"
     return f"back to row {entry['checkpoint']}, {where}: {entry.get('reason')}"
 
 
-def _period(run: Run, times: object) -> str:
-    pair = _two(run, "set_aside.query_times", times)
+def _period(run: Run, key: str, times: object) -> str:
+    pair = _two(run, f"{key}.query_times", times)
     try:
         first, last = pd.to_datetime(pair, unit="us")
     except (ValueError, OverflowError):
-        raise _malformed(run, "set_aside.query_times", "times in microseconds", times) from None
+        raise _malformed(run, f"{key}.query_times", "times in microseconds", times) from None
     return f"{first:%Y-%m-%d %H:%M:%S} to {last:%Y-%m-%d %H:%M:%S} UTC"
 
 

@@ -1,10 +1,10 @@
-"""The dense part of the click model: plain or factorised, of one component or of several (FF 4.3, 5, 6).
+"""The dense part of the click model: plain or factorized, of one component or of several (FF 4.3, 5, 6).
 
 Plain, on the features of both towers (without crosses and deep layers: a logistic regression)::
 
     logit = w . DCN(e_0) + b + sum of linear weights
 
-Factorised, where Q knows the features of the Quality tower alone and U those of the UI tower::
+Factorized, where Q knows the features of the Quality tower alone and U those of the UI tower::
 
     logit = tau(Q . U),   Q = [W_q DCN(e_0), linear, 1],   U = [W_u MLP(e_0) + b_u, 1, linear]
 
@@ -49,7 +49,7 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True)
 class Factors:
-    """How a model is factorised.
+    """How a model is factorized.
 
     Attributes:
         width: of the learned part of Q and U.
@@ -115,7 +115,7 @@ class _Component(tf.Module):
             width = 1
         else:
             if not has_network:
-                raise ValueError("a factorised model needs crosses or deep layers")
+                raise ValueError("a factorized model needs crosses or deep layers")
             width = a.factors.width
             self.transfer = (
                 PiecewiseLinearTransfer(a.prior, a.factors.pieces, a.factors.reach)
@@ -152,7 +152,7 @@ class ClickModel(tf.Module):
 
     Args:
         architecture: what it is.
-        widths: m of each tower's input: ``quality``, and ``ui`` in a factorised model.
+        widths: m of each tower's input: ``quality``, and ``ui`` in a factorized model.
         compiled: whether XLA compiles what lies between the products (``ctr.models.passes``).
 
     Raises:
@@ -173,7 +173,7 @@ class ClickModel(tf.Module):
         return len(self._components)
 
     @property
-    def factorised(self) -> bool:
+    def factorized(self) -> bool:
         """Whether the model is tau(Q . U)."""
         return self.architecture.factors is not None
 
@@ -204,7 +204,7 @@ class ClickModel(tf.Module):
         """What the components say of B rows.
 
         Args:
-            inputs: for each tower of a factorised model, ``quality`` alone otherwise.
+            inputs: for each tower of a factorized model, ``quality`` alone otherwise.
             alpha2: float32 scalar in [0, 1].
         """
         return _score(self._components, inputs, alpha2)
@@ -215,12 +215,12 @@ class ClickModel(tf.Module):
         return [component.transfer for component in self._components if component.transfer is not None]
 
     def quality(self, inputs: TowerInput, alpha2: tf.Tensor) -> tf.Tensor:
-        """Q of a factorised model, float32 [B, n, K + 2], with the K learned numbers first."""
+        """Q of a factorized model, float32 [B, n, K + 2], with the K learned numbers first."""
         quality, _ = _quality(self._components, inputs, alpha2)
         return tf.transpose(quality, [1, 0, 2])
 
     def ui(self, inputs: TowerInput) -> tf.Tensor:
-        """U of a factorised model, float32 [B, n, K + 2]."""
+        """U of a factorized model, float32 [B, n, K + 2]."""
         return tf.transpose(_ui(self._components, inputs), [1, 0, 2])
 
     def combine(self, quality: tf.Tensor, ui: tf.Tensor) -> tf.Tensor:

@@ -152,21 +152,21 @@ def _sums(values: tf.Tensor, entries: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 
 
 def tower_inputs(
-    looked_up: Sequence[LookedUp], layouts: Sequence[TableLayout], factorised: bool
+    looked_up: Sequence[LookedUp], layouts: Sequence[TableLayout], factorized: bool
 ) -> dict[str, TowerInput]:
     """Puts the tables of a tower side by side.
 
     Args:
         looked_up: for each table what the rows have there.
         layouts: of these tables, which may be those of one tower alone.
-        factorised: whether towers are kept apart; otherwise ``quality`` stands for both.
+        factorized: whether towers are kept apart; otherwise ``quality`` stands for both.
 
     Returns:
         What each tower sees that has a table.
     """
     groups: dict[str, list[LookedUp]] = {}
     for value, layout in zip(looked_up, layouts, strict=True):
-        groups.setdefault(_tower(layout, factorised), []).append(value)
+        groups.setdefault(_tower(layout, factorized), []).append(value)
     inputs = {}
     for tower, own in groups.items():
         by_copy = list(zip(*(value.embeddings for value in own), strict=True))
@@ -187,25 +187,25 @@ def _stack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.expand_dims(tensors[0], 0) if len(tensors) == 1 else tf.stack(tensors)
 
 
-def tower_widths(layouts: Sequence[TableLayout], factorised: bool) -> dict[str, int]:
+def tower_widths(layouts: Sequence[TableLayout], factorized: bool) -> dict[str, int]:
     """The width of each tower's concatenated embeddings, for ``tower_inputs``."""
     widths: dict[str, int] = {}
     for layout in layouts:
-        tower = _tower(layout, factorised)
+        tower = _tower(layout, factorized)
         widths[tower] = widths.get(tower, 0) + layout.width * len(layout.features)
     return widths
 
 
-def tower_columns(layouts: Sequence[TableLayout], factorised: bool) -> dict[str, dict[str, slice]]:
+def tower_columns(layouts: Sequence[TableLayout], factorized: bool) -> dict[str, dict[str, slice]]:
     """Where in each tower's input the embedding of each feature lies, as ``tower_inputs`` puts them side by side."""
     columns: dict[str, dict[str, slice]] = {}
     for layout in layouts:
-        own = columns.setdefault(_tower(layout, factorised), {})
+        own = columns.setdefault(_tower(layout, factorized), {})
         for feature in layout.features:
             begin = max((place.stop for place in own.values()), default=0)
             own[feature.name] = slice(begin, begin + layout.width)
     return columns
 
 
-def _tower(layout: TableLayout, factorised: bool) -> str:
-    return layout.tower if factorised else "quality"
+def _tower(layout: TableLayout, factorized: bool) -> str:
+    return layout.tower if factorized else "quality"

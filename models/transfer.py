@@ -1,4 +1,4 @@
-"""The transfer function tau of a factorised model, p = tau(Q . U), in logits (FF section 6).
+"""The transfer function tau of a factorized model, p = tau(Q . U), in logits (FF section 6).
 
 Both kinds rise with Q . U as they start, and start at tau(0) = prior.
 """

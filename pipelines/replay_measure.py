@@ -73,7 +73,7 @@ def measure(
 
 def _first_batches(log: Path, schema: Schema, config: TrainConfig) -> list[Batch]:
     blocks = read_selection(log, schema, read_manifests(log), Selection(time_range=config.time_range))
-    batches = whole_query_batches(blocks, config.batch.rows, config.batch.largest_query)
+    batches = whole_query_batches(blocks, config.batch.rows, config.batch.max_query_rows)
     first = [batch for batch in islice(batches, BATCHES) if len(batch.rows)]
     if not first:
         raise InputError(f"{log}: no good row to measure with in the first {BATCHES} batches")

@@ -119,7 +119,7 @@ def test_wrong_usage_exits_with_2(capsys, arguments):
     ("content", "words"),
     [
         ("batch: {rows: 0}", ["config run.yaml: batch.rows: 0 ", "greater than or equal to 1"]),
-        ("batch: {rowz: 5}", ["config run.yaml: batch.rowz: unknown key; allowed: largest_query, rows"]),
+        ("batch: {rowz: 5}", ["config run.yaml: batch.rowz: unknown key; allowed: max_query_rows, rows"]),
         ("seed: [1", ["config run.yaml: not YAML"]),
         ("- 1", ["config run.yaml: a mapping of keys to values is expected, received list"]),
         ("model: {widths: {b: 3}}", ["model.widths names b, which is no feature of the log; allowed: a"]),
@@ -287,13 +287,13 @@ def test_a_sampled_log_is_a_log_to_train_on(place, capfd):
 
 def test_samplings_that_are_refused(place, capfd):
     line = error_line(capfd, (*SAMPLE[:-1], "non_click_rate=0.001"))
-    assert line.startswith("settings: ") and "non_click_rate is 0.001, below smallest_rate 0.01" in line
+    assert line.startswith("settings: ") and "non_click_rate is 0.001, below min_rate 0.01" in line
     assert "rate: unknown key; allowed: non_click_rate" in error_line(capfd, (*SAMPLE, "--set", "rate=1"))
     assert "config no.yaml: no such file" in error_line(capfd, (*SAMPLE, "--config", "no.yaml"))
     assert "nowhere is not an example log" in error_line(capfd, ("sample", "nowhere", "--name", "half"))
     assert "a name is made of letters" in error_line(capfd, ("sample", "log", "--name", "a b"))
     assert "no sampling made" in error_line(capfd, (*SAMPLE, "--out", "log"))
-    rule = "uninformative={rate: 0.5, low_loss: {teacher: t, below: 0.1}}"
+    rule = "uninformative={rate: 0.5, low_loss: {teacher: t, max_loss: 0.1}}"
     assert "log has no sidecar t; the sidecars beside it: none" in error_line(capfd, (*SAMPLE, "--set", rule))
     assert not (place / "log" / "sidecars").exists()
     assert main(SAMPLE) == 0
@@ -329,3 +329,12 @@ def test_kept_rows_alone_say_whose_per_query_auc_it_is(place, capfd):
     assert main(("sample", "log", "--name", "half", "--set", "non_click_rate=0.5")) == 0
     assert main((*TRAIN, "--set", "sampling={name: half, score: kept}")) == 0
     assert "per_query_auc is that of the sampled queries" in capfd.readouterr().out
+
+
+def test_a_renamed_option_is_refused_with_its_new_name(capsys):
+    for value in (["logs/random"], []):
+        with pytest.raises(SystemExit) as caught:
+            main(["simulate", "--days", "1", "--out", "x", "--randomised", *value])
+        assert caught.value.code == 2
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert last == "ctr simulate: error: --randomised was renamed: use --randomized"

@@ -30,7 +30,7 @@ def reader_rates(inputs: Inputs, layouts: Any, rounds: int) -> dict[str, float]:
     ways: dict[str, Callable[[], Iterable[object]]] = {
         "feeds": lambda: read_feeds(inputs, layouts, 0, {}),
         "rows": lambda: read_rows(log.path, inputs.schema, log.manifests),
-        "batches": lambda: whole_query_batches(blocks, batch.rows, batch.largest_query),
+        "batches": lambda: whole_query_batches(blocks, batch.rows, batch.max_query_rows),
     }
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
@@ -53,7 +53,7 @@ def measure(setting: Setting) -> dict[str, Any]:
         log = make_log(Path(folder) / "log", examples, size)
         inputs = open_inputs(log, config)
         blocks = read_rows(log, inputs.schema, inputs.log.manifests)
-        batches = whole_query_batches(blocks, size.batch, config.batch.largest_query)
+        batches = whole_query_batches(blocks, size.batch, config.batch.max_query_rows)
         model = make_model(size, ADAGRAD, list(islice(batches, STEPS)))
         rates = reader_rates(inputs, model.state.layouts, 1 if setting.quick else 3)
         model.seconds()

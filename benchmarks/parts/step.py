@@ -25,7 +25,7 @@ def settings(dtype: str, batch: int) -> dict[str, Any]:
         **{"learning_rate": RATE, "initial_accumulator": initial},
         **{"linear_learning_rate": RATE, "linear_initial_accumulator": initial},
     }
-    return {"compute_dtype": dtype, "optimizer": {"rows": rows, **ADAGRAD["optimizer"]}}
+    return {"compute_dtype": dtype, "optimizer": {"embeddings": rows, **ADAGRAD["optimizer"]}}
 
 
 def measure(setting: Setting) -> dict[str, Any]:

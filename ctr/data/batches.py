@@ -48,7 +48,7 @@ class Batch:
         return int(min(part[0] for part in parts)), int(max(part[-1] for part in parts))
 
 
-def whole_query_batches(blocks: Iterable[Rows], batch_rows: int, largest_query: int) -> Iterator[Batch]:
+def whole_query_batches(blocks: Iterable[Rows], batch_rows: int, max_query_rows: int) -> Iterator[Batch]:
     """Packs as many whole queries into each batch as fit into ``batch_rows`` rows.
 
     A larger query is a batch of its own.
@@ -56,10 +56,10 @@ def whole_query_batches(blocks: Iterable[Rows], batch_rows: int, largest_query: 
     Args:
         blocks: a log's rows in order.
         batch_rows: rows of a batch, at most.
-        largest_query: the number of rows that a query may have, at least ``batch_rows``.
+        max_query_rows: the number of rows that a query may have, at least ``batch_rows``.
 
     Raises:
-        InputError: a query has more than ``largest_query`` rows. It is named; nothing is cut off.
+        InputError: a query has more than ``max_query_rows`` rows. It is named; nothing is cut off.
     """
     pending: list[Rows] = []
     waiting = 0
@@ -70,9 +70,9 @@ def whole_query_batches(blocks: Iterable[Rows], batch_rows: int, largest_query: 
         pending.append(block)
         waiting += len(block)
         if waiting > enough:
-            rows = yield from _pack_seam(pending, batch_rows, largest_query)
+            rows = yield from _pack_seam(pending, batch_rows, max_query_rows)
             packed = 0
-            for batch in _pack(rows, batch_rows, largest_query, ended=False):
+            for batch in _pack(rows, batch_rows, max_query_rows, ended=False):
                 packed += len(batch.rows) + len(batch.rejects)
                 yield batch
             rest = rows.slice(packed, len(rows))
@@ -80,10 +80,10 @@ def whole_query_batches(blocks: Iterable[Rows], batch_rows: int, largest_query: 
             # Joined again only when it has doubled: a large query may come in many small blocks.
             enough = max(batch_rows, 2 * waiting)
     if waiting:
-        yield from _pack(join_rows(pending), batch_rows, largest_query, ended=True)
+        yield from _pack(join_rows(pending), batch_rows, max_query_rows, ended=True)
 
 
-def _pack_seam(pending: Sequence[Rows], batch_rows: int, largest_query: int) -> Generator[Batch, None, Rows]:
+def _pack_seam(pending: Sequence[Rows], batch_rows: int, max_query_rows: int) -> Generator[Batch, None, Rows]:
     """Packs the rows that wait before the last block, with as many of it as their batch takes; returns the others.
 
     So a block, which may be large, is copied only where a query is larger than a batch.
@@ -93,7 +93,7 @@ def _pack_seam(pending: Sequence[Rows], batch_rows: int, largest_query: int) -> 
     taken = min(len(block), batch_rows + 1)
     seam = join_rows([*before, block.slice(0, taken)])
     packed = 0
-    for batch in _pack(seam, batch_rows, largest_query, ended=False) if waited else ():
+    for batch in _pack(seam, batch_rows, max_query_rows, ended=False) if waited else ():
         packed += len(batch.rows) + len(batch.rejects)
         yield batch
         if packed >= waited:
@@ -104,7 +104,7 @@ def _pack_seam(pending: Sequence[Rows], batch_rows: int, largest_query: int) -> 
 
 
 def batches_within(
-    ends: np.ndarray, blocks: Iterable[Rows], batch_rows: int, largest_query: int
+    ends: np.ndarray, blocks: Iterable[Rows], batch_rows: int, max_query_rows: int
 ) -> Iterator[Batch]:
     """As ``whole_query_batches``, but what comes after an end begins a new batch.
 
@@ -113,10 +113,10 @@ def batches_within(
     """
     filled = (block for block in blocks if len(block))
     for _, part in groupby(filled, lambda block: int(np.searchsorted(ends, block.position[0], side="right"))):
-        yield from whole_query_batches(part, batch_rows, largest_query)
+        yield from whole_query_batches(part, batch_rows, max_query_rows)
 
 
-def _pack(rows: Rows, batch_rows: int, largest_query: int, ended: bool) -> Iterator[Batch]:
+def _pack(rows: Rows, batch_rows: int, max_query_rows: int, ended: bool) -> Iterator[Batch]:
     # Unless the log has ended, the last query may go on in the next block.
     begins = rows.query_begins()
     # Where queries are known to end: the last one of ``rows`` only when the log does.
@@ -127,11 +127,11 @@ def _pack(rows: Rows, batch_rows: int, largest_query: int, ended: bool) -> Itera
         if fitting < 0 or ends[fitting] <= position:
             larger = int(np.searchsorted(ends, position, side="right"))
             size = int(ends[larger] if larger < len(ends) else len(rows)) - position
-            if size > largest_query:
+            if size > max_query_rows:
                 or_more = "" if larger < len(ends) else " or more"
                 raise InputError(
                     f"query_id {rows.query_id[position]} (from row {rows.position[position]} of the log) has "
-                    f"{size} rows{or_more}; at most {largest_query} are allowed (batch.largest_query)"
+                    f"{size} rows{or_more}; at most {max_query_rows} are allowed (batch.max_query_rows)"
                 )
             if larger >= len(ends):
                 return

@@ -15,18 +15,18 @@ class Interleaved:
     a resume from the position of the last row given out goes on with the same rows.
     """
 
-    def __init__(self, blocks: Iterable[Rows], most: int, largest_query: int, where: str) -> None:
+    def __init__(self, blocks: Iterable[Rows], most: int, max_query_rows: int, where: str) -> None:
         """Starts with the log's first row.
 
         Args:
             blocks: a log's rows in order.
             most: rows that are given out at once, unless a single query has more. What is left comes later.
-            largest_query: the number of rows that a query may have.
+            max_query_rows: the number of rows that a query may have.
             where: names the log in an error.
         """
         self._blocks = iter(blocks)
         self._most = most
-        self._largest_query = largest_query
+        self._max_query_rows = max_query_rows
         self._where = where
         self._pending: Rows | None = None
         self._ended = False
@@ -35,7 +35,7 @@ class Interleaved:
         """The next queries whose query time, in microseconds, is at most ``time``; None when there is none.
 
         Raises:
-            InputError: one of them has more than ``largest_query`` rows.
+            InputError: one of them has more than ``max_query_rows`` rows.
         """
         while not self._ended and not self._enough(time):
             block = next(self._blocks, None)
@@ -56,10 +56,10 @@ class Interleaved:
         given = pending.slice(0, end)
         begins = given.query_begins()
         sizes = np.diff(np.append(begins, end))
-        if sizes.max() > self._largest_query:
+        if sizes.max() > self._max_query_rows:
             raise InputError(
                 f"{self._where}: query_id {given.query_id[begins[sizes.argmax()]]} has {sizes.max()} rows; at most "
-                f"{self._largest_query} are allowed (batch.largest_query)"
+                f"{self._max_query_rows} are allowed (batch.max_query_rows)"
             )
         return given
 

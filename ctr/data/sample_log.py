@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ctr.config import StrictModel, differing_keys, dump_yaml, load_model
+from ctr.config import StrictModel, differing_keys, dump_yaml, load_record
 from ctr.data.joined_sidecar import JoinedSidecar, count_missing
 from ctr.data.log import (
     Manifest,
@@ -70,7 +70,7 @@ def applied_samplings(log: Path) -> tuple[AppliedSampling, ...]:
     path = log / RECORD
     if not path.exists():
         return ()
-    record = load_model(SampledLog, path, "record of sampling")
+    record = load_record(SampledLog, path, "record of sampling")
     return (*record.earlier, AppliedSampling(name=record.name, config=record.config))
 
 
@@ -78,7 +78,7 @@ def adopt_record(path: Path, record: StrictModel) -> None:
     """Creates the file, or checks that it says the same. Raises InputError when it does not."""
     if create_exclusively(path, dump_yaml(record).encode()):
         return
-    before = load_model(type(record), path, "record of sampling")
+    before = load_record(type(record), path, "record of sampling")
     differences = differing_keys(before.model_dump(mode="json"), record.model_dump(mode="json"))
     if differences:
         raise InputError(

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
@@ -35,12 +35,14 @@ class LowLoss(StrictModel):
 
     Attributes:
         teacher: the sidecar with the teacher's recorded ``logit``.
-        below: the loss below which an example counts as low-loss, in nats.
+        max_loss: the loss below which an example counts as low-loss, in nats.
         log: the log beside which that sidecar lies; null: the log that is sampled.
     """
 
+    renamed_keys: ClassVar[Mapping[str, str]] = {"below": "max_loss"}
+
     teacher: str
-    below: float = Field(gt=0)
+    max_loss: float = Field(gt=0)
     log: Path | None = None
 
     @field_validator("log", mode="before")
@@ -64,7 +66,7 @@ class LowLoss(StrictModel):
         Returns:
             Bool [N].
         """
-        threshold = self.below + math.log(-math.expm1(-self.below))
+        threshold = self.max_loss + math.log(-math.expm1(-self.max_loss))
         return np.where(label > 0, -logit, logit).astype(np.float64) < threshold
 
 
@@ -102,15 +104,17 @@ class SamplingConfig(StrictModel):
         salt: names the random draw; another salt keeps other examples, independently.
         non_click_rate: the share of non-clicks that is kept.
         uninformative: the share of low-loss and low-visibility examples that is kept; null: no such rule.
-        smallest_rate: rates and products of rates below this are refused: the large weights that they lead to
+        min_rate: rates and products of rates below this are refused: the large weights that they lead to
             make training unstable.
         time_range: examples outside it are dropped, and the others not weighted for it.
     """
 
+    renamed_keys: ClassVar[Mapping[str, str]] = {"smallest_rate": "min_rate"}
+
     salt: str = Field(default="1", min_length=1)
     non_click_rate: Rate = 1.0
     uninformative: Uninformative | None = None
-    smallest_rate: Rate = 0.01
+    min_rate: Rate = 0.01
     time_range: TimeRange = TimeRange()
 
     @field_validator("salt", mode="before")
@@ -126,9 +130,9 @@ class SamplingConfig(StrictModel):
             rates["uninformative.rate"] = self.uninformative.rate
             rates["non_click_rate x uninformative.rate"] = self.non_click_rate * self.uninformative.rate
         for name, rate in rates.items():
-            if rate < self.smallest_rate * (1 - _ROUNDING):
+            if rate < self.min_rate * (1 - _ROUNDING):
                 raise ValueError(
-                    f"{name} is {rate:g}, below smallest_rate {self.smallest_rate:g}: "
+                    f"{name} is {rate:g}, below min_rate {self.min_rate:g}: "
                     f"a kept example would weigh {1 / rate:.6g}"
                 )
         return self

@@ -1,7 +1,8 @@
 """The configuration of everything in the objective besides the logistic loss. All of it is off by default."""
 
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -33,7 +34,7 @@ class RankingConfig(StrictModel):
         weight: alpha1 of alpha1 * L_rank + (1 - alpha1) * L_logistic. FF names no value. The default does little
             harm anywhere it was tried; 0.03 was best on simulated queries of 3 to 8 rows, 0.5 on news of 2 to 283.
         setup: ``multi_objective`` puts both losses on one logit, ``multi_task`` the rank loss on one of its own.
-        most_pairs: of a query with more pairs so many are drawn, and weighted so that their sum stays right on
+        max_pairs: of a query with more pairs so many are drawn, and weighted so that their sum stays right on
             average. The default is every pair of up to 128 impressions.
         query_exponent: a query's pairs are divided by their number (their weights' sum) to this power. 0 is FF's sum,
             in which long queries decide; with 1 every query counts alike, as in PerQueryAUC. On news 0 lost
@@ -41,9 +42,11 @@ class RankingConfig(StrictModel):
         ramp: multiplies alpha1, so that training begins with the logistic loss alone (FF 4.1.3).
     """
 
+    renamed_keys: ClassVar[Mapping[str, str]] = {"most_pairs": "max_pairs"}
+
     weight: float = Field(default=0.1, gt=0, lt=1)
     setup: Literal["multi_objective", "multi_task"] = "multi_objective"
-    most_pairs: int = Field(default=4096, ge=1, le=2**20)
+    max_pairs: int = Field(default=4096, ge=1, le=2**20)
     query_exponent: float = Field(default=0.5, ge=0, le=1)
     ramp: Ramp = Ramp()
 
@@ -81,7 +84,7 @@ class AntiDistillationConfig(StrictModel):
 
 
 class ConstraintLog(StrictModel):
-    """A labelled log of its own, of randomised exposure for instance, taken in between in order of time (FF 7.1).
+    """A labelled log of its own, of randomized exposure for instance, taken in between in order of time (FF 7.1).
 
     Attributes:
         name: by which families of slices refer to it.

@@ -4,7 +4,7 @@ A query with C clicked and N other rows has n = C N pairs, numbered row by row o
 
     pair m:   clicked row m // N,   other row m % N
 
-Of a query with more pairs than ``most_pairs`` = K a systematic sample is taken, pairs (k n + S) // K for k in
+Of a query with more pairs than ``max_pairs`` = K a systematic sample is taken, pairs (k n + S) // K for k in
 0..K-1, where S is uniform in 0..n-1, from a hash of the query_id. Over S each pair is in K of n samples, so that with
 weights n / K the sum over the sample has the sum over all pairs as its mean. The sample is spread evenly: each
 clicked row is in K / C pairs, rounded up or down. So that the stride n / K meets no pattern in the order of rows, a
@@ -48,7 +48,7 @@ def click_pairs(
     weight: np.ndarray,
     query_id: np.ndarray,
     example_id: np.ndarray,
-    most_pairs: int,
+    max_pairs: int,
     query_exponent: float = 0.0,
 ) -> Pairs:
     """All pairs of a clicked and another row of one query; of a query with too many, a sample.
@@ -59,7 +59,7 @@ def click_pairs(
         weight: float32 [N], train weights, not negative; rows of weight 0 are in no pair.
         query_id: int64 [N].
         example_id: int64 [N].
-        most_pairs: K, at most this many pairs of a query, in 1..2^20.
+        max_pairs: K, at most this many pairs of a query, in 1..2^20.
         query_exponent: e in 0..1. The weights of a query's pairs are divided by their sum to the power e, over all
             pairs, also those that a sample leaves out.
 
@@ -74,8 +74,8 @@ def click_pairs(
     clicked_counts = np.bincount(query[clicked], minlength=queries)
     other_counts = np.bincount(query[other], minlength=queries)
     all_pairs = clicked_counts * other_counts
-    taken = np.minimum(all_pairs, most_pairs)
-    sampled = all_pairs > most_pairs
+    taken = np.minimum(all_pairs, max_pairs)
+    sampled = all_pairs > max_pairs
     any_sampled = bool(sampled.any())
     if any_sampled:
         clicked = _order_by_hash(clicked, query, sampled, example_id)
@@ -91,8 +91,8 @@ def click_pairs(
         of_sampled = np.flatnonzero(sampled[owner])
         parts = owner[of_sampled]
         # Below 2^62 for queries of up to 2^22 rows.
-        number[of_sampled] = (number[of_sampled] * all_pairs[parts] + start[parts]) // most_pairs
-        scale[of_sampled] = (all_pairs / most_pairs)[parts]
+        number[of_sampled] = (number[of_sampled] * all_pairs[parts] + start[parts]) // max_pairs
+        scale[of_sampled] = (all_pairs / max_pairs)[parts]
     others = other_counts[owner]
     clicked_number, other_number = np.divmod(number, others)
     clicked_rows = clicked[_begins(clicked_counts)[owner] + clicked_number]

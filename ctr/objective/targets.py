@@ -61,7 +61,7 @@ def make_targets(
             own_weight,
             rows.query_id,
             rows.example_id,
-            config.ranking.most_pairs,
+            config.ranking.max_pairs,
             config.ranking.query_exponent,
         ).padded()
         targets |= {

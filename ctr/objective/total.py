@@ -3,8 +3,9 @@
     (1 - a) L_logistic + a L_rank + d L_distillation + r sum_k sum_{i in S_k} w_i lambda_k (y_i - p_i)
 
 with a = alpha1, d = the weight of distillation and r each times its ramp (FF 4.1, 7.1). Each L is a sum over rows or
-pairs, multiplied by train weights; all are divided by the sum of the batch's train weights, those of constraint logs
-included. So the balance between them is FF's, and none depends on the size of the batch.
+pairs, multiplied by train weights. All of them are divided by one number, ``normalizer``: the train weights of the rows
+that have losses of their own. So the balance between the terms is FF's, none depends on the size of the batch, and rows
+that are there for a constraint alone leave the gradient of the others as it is.
 
 In an ensemble each L is the mean of the components' own losses, while the constraints are about the prediction, whose
 probability is the components' mean. Anti-distillation then adds what its components have in common.
@@ -25,6 +26,18 @@ from ctr.objective.losses import (
 )
 
 
+def normalizer(config: ObjectiveConfig, targets: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """What the sums over a batch are divided by, float32 scalar; 0 for a batch without any weight.
+
+    The sum of the train weights of rows with losses of their own. A batch that has none, where a sample dropped all
+    rows of the training log, still learns from its constraint logs: there it is the sum of all train weights.
+    """
+    weight = tf.reduce_sum(targets["own_weight"])
+    if config.bias_constraints is None or not config.bias_constraints.logs:
+        return weight
+    return tf.where(weight > 0, weight, tf.reduce_sum(targets["weight"]))
+
+
 def total_loss(
     config: ObjectiveConfig,
     targets: Mapping[str, tf.Tensor],
@@ -35,7 +48,7 @@ def total_loss(
     duals: Sequence[tf.Tensor],
     slices: Sequence[tf.Tensor],
 ) -> tf.Tensor:
-    """The loss that the weights minimise, float32 scalar.
+    """The loss that the weights minimize, float32 scalar.
 
     Args:
         targets: of ``ctr.objective.targets.make_targets``, B rows.
@@ -46,7 +59,7 @@ def total_loss(
         duals: lambda_k of each family, float32 [slices].
         slices: each row's slice of each family, int32 [B] (``slices_of``).
     """
-    total_weight = tf.reduce_sum(targets["weight"])
+    total_weight = normalizer(config, targets)
 
     def mean(losses: tf.Tensor) -> tf.Tensor:
         return tf.math.divide_no_nan(weighted_sum(losses, targets["own_weight"]), total_weight)

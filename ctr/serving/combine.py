@@ -1,4 +1,4 @@
-"""tau(Q . U) of a factorised model in NumPy: for a few thousand products, calling TensorFlow would take longer."""
+"""tau(Q . U) of a factorized model in NumPy: for a few thousand products, calling TensorFlow would take longer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

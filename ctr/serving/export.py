@@ -141,7 +141,7 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
         "config_sha256": snapshot.config.sha256(),
         "compute_dtype": snapshot.compute_dtype,
         "model": {
-            "factorised": snapshot.network.factorised,
+            "factorized": snapshot.network.factorized,
             "components": snapshot.network.components,
             "alpha2": snapshot.alpha2,
             "transfer": [

@@ -24,13 +24,13 @@ class Scorer:
 
     Args:
         path: the model's folder, or a folder of versions, of which the newest is taken.
-        cached_rows: how many rows of U a factorised model keeps; 0: none.
+        cached_rows: how many rows of U a factorized model keeps; 0: none.
 
     Attributes:
         path: the model's folder.
         metadata: the content of ctr.json.
         schema: the features.
-        factorised: whether there are Q and U.
+        factorized: whether there are Q and U.
 
     Raises:
         InputError: no model, a damaged one, or one that could do more than compute (``ctr.serving.model_check``).
@@ -52,8 +52,8 @@ class Scorer:
                 for name, described in self.metadata["signatures"].items()
             }
             self._transfers = transfers_of(self.metadata["model"])
-            self.factorised = "ui" in self._functions
-            if self.factorised and cached_rows:
+            self.factorized = "ui" in self._functions
+            if self.factorized and cached_rows:
                 shape = self._loaded.signatures["ui"].structured_outputs["U"].shape[1:]
                 self._cache = RowCache(cached_rows, shape)
         except Exception as error:
@@ -92,12 +92,12 @@ class Scorer:
         return function({name: tf.constant(packed[column]) for name, column in function.columns.items()})
 
     def quality(self, features: Mapping[str, Any]) -> np.ndarray:
-        """Q of a factorised model, float32 [N, n, K], of the Quality tower's columns; arguments as of ``predict``."""
+        """Q of a factorized model, float32 [N, n, K], of the Quality tower's columns; arguments as of ``predict``."""
         self._require_factors()
         return self._functions["quality"](self._tensors("quality", features))["Q"]
 
     def ui(self, features: Mapping[str, Any]) -> np.ndarray:
-        """U of a factorised model, float32 [N, n, K], of the UI tower's columns; arguments as of ``predict``.
+        """U of a factorized model, float32 [N, n, K], of the UI tower's columns; arguments as of ``predict``.
 
         Rows that were asked for before come from the cache.
         """
@@ -134,9 +134,9 @@ class Scorer:
         return probabilities(quality.transpose(1, 0, 2) @ ui.transpose(1, 2, 0), self._transfers)
 
     def _require_factors(self) -> None:
-        if not self.factorised:
+        if not self.factorized:
             raise InputError(
-                f"{self.path}: the model is not factorised: it has predict alone, no Quality and UI"
+                f"{self.path}: the model is not factorized: it has predict alone, no Quality and UI"
             )
 
     def _tensors(self, signature: str, features: Mapping[str, Any]) -> dict[str, tf.Tensor]:

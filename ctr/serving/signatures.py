@@ -3,7 +3,7 @@
 ``predict(features)``
     raw columns -> ``p`` and ``logit``.
 ``quality(features)``, ``ui(features)``, ``combine(Q, U)``
-    of a factorised model: ``Q`` and ``U``, [N, components, K], and of these ``p`` and ``logit``. A tower takes the
+    of a factorized model: ``Q`` and ``U``, [N, components, K], and of these ``p`` and ``logit``. A tower takes the
     columns that its own features need. One row of Q goes with any number of rows of U, and the other way round.
 ``predict_ids(ids)``
     ids as a log holds them -> ``p`` and ``logit``; so that logs are scored, which have no raw columns.
@@ -102,7 +102,7 @@ def serving_signatures(snapshot: Snapshot) -> dict[str, Signature]:
             if tower is None or layout.tower == tower
         ]
         looked_up = [look_up(layout, table, _plan(layout, ids)) for layout, table in chosen]
-        return tower_inputs(looked_up, [layout for layout, _ in chosen], network.factorised)
+        return tower_inputs(looked_up, [layout for layout, _ in chosen], network.factorized)
 
     def scores(ids: Ids) -> dict[str, tf.Tensor]:
         return _outputs(network(inputs_of(ids), alpha2).logits)
@@ -120,7 +120,7 @@ def serving_signatures(snapshot: Snapshot) -> dict[str, Signature]:
         "predict": _raw_signature(schema, names, scores),
         "predict_ids": _packed_signature(schema, scores),
     }
-    if (factors := snapshot.config.model.factorised) is not None:
+    if (factors := snapshot.config.model.factorized) is not None:
         for tower, function in (("quality", quality), ("ui", ui)):
             own = [layout for layout in snapshot.layouts if layout.tower == tower]
             needed = needed_schema(schema, [feature.name for layout in own for feature in layout.features])

@@ -22,7 +22,7 @@ class Impressions(Placed):
     Attributes:
         mind: [N], uniform; an ad that is examined is clicked where its quality is above it.
         predicted: float32 [N], by the policy, at the place where the ad is shown.
-        price: float32 [N], of a click; 0 in randomised queries.
+        price: float32 [N], of a click; 0 in randomized queries.
     """
 
     mind: np.ndarray
@@ -37,14 +37,14 @@ def run_auction(
 
     From the first place downwards an ad is shown if its bid times the prediction for the very place is at least the
     reserve; the first that is not ends the page. A click costs what would just have kept the rank, and no less than
-    what would just have been worth the place. Randomised queries show a random number of ads in random order.
+    what would just have been worth the place. Randomized queries show a random number of ads in random order.
     """
     shape = candidates.ad.shape
     bid = ads.bid[candidates.ad]
     first = _placed(ads, candidates, np.nonzero(candidates.present), np.ones(shape, np.int64))
     worth = np.full(shape, -1.0)
     worth[candidates.present] = bid[candidates.present] * policy(queries, ads, first)
-    rank_by = np.where(queries.randomised[:, None], candidates.present * (1 + candidates.shuffle), worth)
+    rank_by = np.where(queries.randomized[:, None], candidates.present * (1 + candidates.shuffle), worth)
     order = np.argsort(-rank_by, axis=1, kind="stable")[:, : config.slots + 1]
     ranked = Candidates(
         ad=np.take_along_axis(candidates.ad, order, axis=1),
@@ -63,7 +63,7 @@ def run_auction(
     predicted[in_slot] = policy(queries, ads, _placed(ads, ranked, np.nonzero(in_slot), position))
     drawn = 1 + np.floor(ranked.depth * slots)
     wanted = np.where(
-        queries.randomised[:, None], position <= drawn[:, None], bid * predicted >= config.reserve
+        queries.randomized[:, None], position <= drawn[:, None], bid * predicted >= config.reserve
     )
     shown = np.logical_and.accumulate(in_slot & wanted, axis=1)
     query, place = np.nonzero(shown)
@@ -72,7 +72,7 @@ def run_auction(
     with np.errstate(divide="ignore", invalid="ignore"):
         price = np.maximum(bid * following / worth, config.reserve / predicted)
     # Without a reserve also what is worth nothing is shown, for nothing.
-    price = np.where(queries.randomised[:, None] | (worth == 0), 0, np.minimum(price, bid))
+    price = np.where(queries.randomized[:, None] | (worth == 0), 0, np.minimum(price, bid))
     placed = _placed(ads, ranked, (query, place), position)
     return Impressions(
         **vars(placed),

@@ -3,10 +3,10 @@
 ::
 
     OUT/log/             the run's log, going on with the days that the run served
-    OUT/constraints/     likewise each simulated constraint log, going on with their randomised traffic
+    OUT/constraints/     likewise each simulated constraint log, going on with their randomized traffic
     OUT/run/             the run, going on
     OUT/origin.json      which run and log the loop began with
-    OUT/shown.parquet    each query of those days that the log could have: day, query_id, randomised, ads (it showed)
+    OUT/shown.parquet    each query of those days that the log could have: day, query_id, randomized, ads (it showed)
     OUT/loop.json        what happened on each day
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ctr.config import differing_keys, dump_yaml, load_model, parse_model, read_yaml
+from ctr.config import differing_keys, dump_yaml, load_record, parse_model
 from ctr.data.json_files import json_bytes, read_json_object
 from ctr.data.log import check_log, list_intervals, log_sha256, read_manifests, read_shard
 from ctr.data.reader import rows_of_table
@@ -80,7 +80,7 @@ def run_closed_loop(
     # The configuration of the run names the constraint logs, wherever the loop is continued from.
     out = out.resolve()
     first = _begin(policy, log, out)
-    config = load_model(TrainConfig, out / "run" / "config.yaml", "config")
+    config = load_record(TrainConfig, out / "run" / "config.yaml", "config")
     logs = (out / "log", *sorted((out / "constraints").glob("*")))
     world_config = read_world(out / "log")
     world = make_world(world_config)
@@ -133,7 +133,7 @@ def _begin(policy: Path, log: Path, out: Path) -> int:
             raise InputError(f"{policy}: no {path.name}: a run that ctr train finished is needed")
     summary = read_json_object(policy / "summary.json", f"{policy}: no summary.json")
     results = {key: value for key, value in summary.items() if key not in TIMING}
-    config = load_model(TrainConfig, policy / "config.yaml", "config")
+    config = load_record(TrainConfig, policy / "config.yaml", "config")
     others = _constraint_logs(config)
     read_world(log)
     if summary.get("log_sha256") != log_sha256(read_manifests(log)):
@@ -189,9 +189,14 @@ def check_loop(config: TrainConfig, log: Path) -> None:
         if list_intervals(path) != list_intervals(log):
             raise InputError(f"{where}: its days are not those of {log}")
         for manifest in read_manifests(path):
-            if not read_sidecar_interval(path, AUCTION, manifest).column("randomised").to_numpy().all():
+            auction = read_sidecar_interval(path, AUCTION, manifest)
+            if "randomized" not in auction.column_names:
                 raise InputError(
-                    f"{where}: not of randomised traffic alone; ctr simulate --randomised makes one"
+                    f"{where}: its sidecar {AUCTION} has no column randomized: simulate the log again with this version"
+                )
+            if not auction.column("randomized").to_numpy().all():
+                raise InputError(
+                    f"{where}: not of randomized traffic alone; ctr simulate --randomized makes one"
                 )
 
 
@@ -211,7 +216,9 @@ def _copy(policy: Path, log: Path, others: dict[str, Path], origin: dict[str, An
     _copy_log(log, partial / "log")
     shutil.copytree(policy, partial / "run")
     if others:
-        content = read_yaml(policy / "config.yaml", "config")
+        content = load_record(TrainConfig, policy / "config.yaml", "config").model_dump(
+            mode="json", by_alias=True
+        )
         for other in content["objective"]["bias_constraints"]["logs"]:
             other["path"] = str(out / "constraints" / other["name"])
         moved = parse_model(TrainConfig, content, "config")
@@ -253,7 +260,7 @@ def _describe(config: WorldConfig, world: World, out: Path, first: int) -> dict[
                 {
                     "day": np.full(kept.sum(), number, np.int32),
                     "query_id": (base + queries.number)[kept],
-                    "randomised": queries.randomised[kept],
+                    "randomized": queries.randomized[kept],
                     "ads": np.bincount(np.concatenate(shown), minlength=len(queries))[kept].astype(np.int16),
                 }
             )

@@ -1,7 +1,8 @@
 """The settings of the simulated world."""
 
+from collections.abc import Mapping
 from datetime import UTC, date, datetime
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -21,8 +22,8 @@ class WorldConfig(StrictModel):
         candidates: ads that are retrieved for a query and bid for its places.
         slots: places on a page; as many ads are shown as are worth it, none on some pages.
         reserve: the least expected value, bid times predicted click probability, for which an ad is shown.
-        randomised_share: of the queries, whose ads, order and number are drawn at random.
-        randomised_in_log: whether the log has them too; without, only a log of their own has.
+        randomized_share: of the queries, whose ads, order and number are drawn at random.
+        randomized_in_log: whether the log has them too; without, only a log of their own has.
         base_ctr: the mean click probability of what the crude policy shows on the first day.
         intent: standard deviation of what users want, in the logit of a query; the log does not show it.
         drift: standard deviation, per day, of the steps of the coefficients that walk; 0 keeps all constant.
@@ -31,14 +32,19 @@ class WorldConfig(StrictModel):
         ad_lifetime_days: the mean; new ads take the places of those that are gone.
     """
 
+    renamed_keys: ClassVar[Mapping[str, str]] = {
+        "randomised_share": "randomized_share",
+        "randomised_in_log": "randomized_in_log",
+    }
+
     seed: int = Field(default=0, ge=0, lt=2**63)
     start: date = date(2026, 1, 5)
     queries_per_day: int = Field(default=20_000, ge=10, le=900_000)
     candidates: int = Field(default=12, ge=1, le=48)
     slots: int = Field(default=6, ge=1, le=MAX_SLOTS)
     reserve: float = Field(default=0.04, ge=0)
-    randomised_share: float = Field(default=0.02, ge=0, le=1)
-    randomised_in_log: bool = True
+    randomized_share: float = Field(default=0.02, ge=0, le=1)
+    randomized_in_log: bool = True
     base_ctr: float = Field(default=0.08, ge=0.001, le=0.3)
     intent: float = Field(default=0.8, ge=0, le=5)
     drift: float = Field(default=0.03, ge=0, le=1)
@@ -57,8 +63,8 @@ class WorldConfig(StrictModel):
             raise ValueError(
                 f"slots {self.slots} are more than candidates {self.candidates}: they cannot be filled"
             )
-        if self.randomised_share == 1 and not self.randomised_in_log:
-            raise ValueError("randomised_in_log false with randomised_share 1 leaves the log without a query")
+        if self.randomized_share == 1 and not self.randomized_in_log:
+            raise ValueError("randomized_in_log false with randomized_share 1 leaves the log without a query")
         if self.start < date(1970, 1, 1):
             raise ValueError(f"start {self.start} is before 1970-01-01")
         return self

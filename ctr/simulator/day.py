@@ -60,7 +60,7 @@ def calibrate(config: WorldConfig, world: World) -> World:
     Raises:
         InputError: the crude policy shows nothing at all.
     """
-    sample = config.model_copy(update={"queries_per_day": 20_000, "randomised_share": 0.0})
+    sample = config.model_copy(update={"queries_per_day": 20_000, "randomized_share": 0.0})
     day = next(days(sample, world))
     candidates = draw_candidates(sample, day.ads, day.retrieval, day.queries, 0)
     shown = run_auction(sample, crude_policy(config, world), day.queries, day.ads, candidates)

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from ctr.config import differing_keys, dump_yaml, load_model
+from ctr.config import differing_keys, dump_yaml, load_record
 from ctr.data.parquet_files import parquet_bytes
 from ctr.errors import InputError
 from ctr.files import create_exclusively, is_temporary, remove_temporaries, write_atomic_bytes
@@ -117,7 +117,7 @@ def _begin_folder(config: SimulatorConfig, folder: Path) -> None:
     if folder.is_dir() and not path.is_file() and not all(map(is_temporary, folder.iterdir())):
         raise InputError(f"{folder}: neither empty nor events of ctr simulate: another folder is needed")
     if not create_exclusively(path, dump_yaml(config).encode()):
-        found = load_model(SimulatorConfig, path, "events")
+        found = load_record(SimulatorConfig, path, "events")
         if found != config:
             differences = differing_keys(found.model_dump(mode="json"), config.model_dump(mode="json"))
             raise InputError(

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ctr.config import dump_yaml, load_model
+from ctr.config import dump_yaml, load_record
 from ctr.data.log import Manifest, create_log, publish_interval
 from ctr.data.sidecar import write_sidecar_interval
 from ctr.errors import InputError
@@ -38,7 +38,7 @@ TRUTH = "truth"
 
 AUCTION = "auction"
 """The sidecar with how each example came to be shown: the ``predicted`` click probability, the ``bid``, the
-``price`` of a click (float32), and whether its query was ``randomised`` (bool)."""
+``price`` of a click (float32), and whether its query was ``randomized`` (bool)."""
 
 WORLD_FILE = "world.yaml"
 """In the log's folder: the settings of its world."""
@@ -51,7 +51,7 @@ class Counts:
     Attributes:
         queries: all that the log could have, those that showed nothing included.
         answered: those that showed something.
-        randomised: examples of randomised queries, in the log or apart from it.
+        randomized: examples of randomized queries, in the log or apart from it.
         revenue: the prices of all clicks.
     """
 
@@ -60,7 +60,7 @@ class Counts:
     answered: int = 0
     clicks: int = 0
     intervals: int = 0
-    randomised: int = 0
+    randomized: int = 0
     revenue: float = 0.0
     expected_clicks: float = field(default=0.0, repr=False)
 
@@ -80,7 +80,7 @@ def simulate(
     config: SimulatorConfig,
     out: Path,
     progress: Callable[[int], None] | None = None,
-    randomised: Path | None = None,
+    randomized: Path | None = None,
     events: Path | None = None,
 ) -> dict[str, Any]:
     """Writes a log of the crude policy, with the sidecars ``TRUTH`` and ``AUCTION``. The same config, the same bytes.
@@ -90,7 +90,7 @@ def simulate(
     Args:
         out: the log's folder.
         progress: called with the number of examples written so far.
-        randomised: the folder of a second log, of the examples of randomised queries alone.
+        randomized: the folder of a second log, of the examples of randomized queries alone.
         events: the folder for the traffic of the log as raw events (``ctr.simulator.events``).
 
     Returns:
@@ -99,10 +99,10 @@ def simulate(
     Raises:
         InputError: a folder holds something else, for example the log of another world.
     """
-    if randomised is not None and randomised.resolve() == out.resolve():
-        raise InputError(f"{randomised}: is the log itself; the randomised traffic needs a folder of its own")
+    if randomized is not None and randomized.resolve() == out.resolve():
+        raise InputError(f"{randomized}: is the log itself; the randomized traffic needs a folder of its own")
     world = make_world(config.world)
-    folders = [folder for folder in (out, randomised) if folder is not None]
+    folders = [folder for folder in (out, randomized) if folder is not None]
     for folder in folders:
         begin_log(config.world, folder)
     ids, counts = FeatureIds(world), Counts()
@@ -142,7 +142,7 @@ def read_world(log: Path) -> WorldConfig:
     path = log / WORLD_FILE
     if not path.is_file():
         raise InputError(f"{log}: no {WORLD_FILE}: not a simulated log; ctr simulate makes one")
-    return load_model(WorldConfig, path, "world")
+    return load_record(WorldConfig, path, "world")
 
 
 def publish_day(
@@ -161,7 +161,7 @@ def publish_day(
     Args:
         ids: makes feature ids.
         policy: decides what is shown.
-        folders: the log's, then those of logs of randomised queries.
+        folders: the log's, then those of logs of randomized queries.
         counts: grow by the day's.
         most: examples at which the day is cut.
         events: get what the log gets as well.
@@ -178,9 +178,9 @@ def publish_day(
             events.add(served, parts[-1][0], kept)
             left = None if left is None else left - len(kept)
     tables = [pa.concat_tables(column) for column in zip(*parts, strict=True)]
-    drawn = tables[2].column("randomised")
+    drawn = tables[2].column("randomized")
     logged = tables
-    if not config.randomised_in_log:
+    if not config.randomized_in_log:
         logged = [table.filter(pc.invert(drawn)) for table in tables]
     apart = [table.filter(drawn) for table in tables]
     if most is not None and len(logged[0]) >= most:
@@ -197,7 +197,7 @@ def publish_day(
     counts.answered += manifest.queries
     counts.clicks += manifest.clicks
     counts.intervals += 1
-    counts.randomised += len(apart[0])
+    counts.randomized += len(apart[0])
     rows, truth, auction = logged
     clicked = rows.column("label").to_numpy() > 0
     counts.revenue += float(auction.column("price").to_numpy()[clicked].sum(dtype=np.float64))
@@ -208,7 +208,7 @@ def publish_day(
 
 def logged_queries(config: WorldConfig, queries: Queries) -> np.ndarray:
     """Bool [Q], the queries whose ads are in the log."""
-    return config.randomised_in_log | ~queries.randomised
+    return config.randomized_in_log | ~queries.randomized
 
 
 def _sidecars(day: Day, served: Served) -> tuple[pa.Table, pa.Table]:
@@ -226,7 +226,7 @@ def _sidecars(day: Day, served: Served) -> tuple[pa.Table, pa.Table]:
             "predicted": shown.predicted,
             "bid": day.ads.bid[shown.ad].astype(np.float32),
             "price": shown.price,
-            "randomised": served.queries.randomised[shown.query],
+            "randomized": served.queries.randomized[shown.query],
         }
     )
     return truth, auction

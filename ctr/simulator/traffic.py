@@ -38,7 +38,7 @@ class Queries:
         rendering: [Q], how the page is drawn; an experiment, independent of everything else.
         intent: [Q], a part of the logit that the log does not show.
         reads: [Q], in [0, 1): the user examines a place whose visibility is above it.
-        randomised: bool [Q].
+        randomized: bool [Q].
         day: of the log, from 0.
         weekday: 0 is Monday.
     """
@@ -52,7 +52,7 @@ class Queries:
     rendering: np.ndarray
     intent: np.ndarray
     reads: np.ndarray
-    randomised: np.ndarray
+    randomized: np.ndarray
     day: int
     weekday: int
 
@@ -106,7 +106,7 @@ def draw_queries(config: WorldConfig, world: World, day: int) -> Queries:
         rendering=rng.integers(0, len(RENDERINGS), count),
         intent=rng.normal(0, config.intent, count),
         reads=rng.random(count),
-        randomised=rng.random(count) < config.randomised_share,
+        randomized=rng.random(count) < config.randomized_share,
         day=day,
         weekday=weekday_of(config, day),
     )
@@ -130,7 +130,7 @@ class Candidates:
         present: bool [Q, C]; false where an ad was drawn twice.
         richness: [Q, C], uniform; decides in which format an ad is shown.
         mind: [Q, C], uniform; decides whether an examined ad is clicked.
-        shuffle: [Q, C], uniform; the order in which randomised queries show their ads.
+        shuffle: [Q, C], uniform; the order in which randomized queries show their ads.
         depth: [Q], uniform; how many ads they show.
     """
 

@@ -119,7 +119,7 @@ def take_rows(
     """
     places, meanings, old_meanings = old.places(), feature_meanings(new.schema), feature_meanings(old.schema)
     # The sum over a batch and its mean are gradients of different scales.
-    scaled = old.config.optimizer.rows.gradient == new.config.optimizer.rows.gradient
+    scaled = old.config.optimizer.embeddings.gradient == new.config.optimizer.embeddings.gradient
     entries, kept = [], set()
     for name, (layout, begin, feature) in new.places().items():
         changed = (
@@ -148,7 +148,7 @@ def take_rows(
             kept.add(name)
         status: Status = "partly" if why else "taken"
         if not scaled:
-            why.append("optimizer.rows.gradient differs")
+            why.append("optimizer.embeddings.gradient differs")
         entries.append(Entry("feature", name, status, status if scaled else "fresh", "; ".join(why)))
     gone = [name for name in places if name not in meanings]
     entries += [Entry("feature", name, "left", None, "the new run has none") for name in gone]
@@ -213,7 +213,7 @@ def take_weights(
     entries = []
     moves: dict[int, tuple[int, Moved]] = {}
     columns, old_columns = (
-        tower_columns(side.layouts, side.config.model.factorised is not None) for side in (new, old)
+        tower_columns(side.layouts, side.config.model.factorized is not None) for side in (new, old)
     )
     old_shapes = list(old.shapes.values())
     names = list(new.shapes)
@@ -225,7 +225,7 @@ def take_weights(
         elif key.removesuffix("_bias") in fresh or any(owner in fresh for _, owner in axes.get(key, ())):
             found = "its layer or its input begins fresh"
         elif key.endswith("transfer_slopes") and _reach(new) != _reach(old):
-            found = f"model.factorised.reach was {_reach(old)}, is {_reach(new)}"
+            found = f"model.factorized.knot_range was {_reach(old)}, is {_reach(new)}"
         else:
             # Where components had embeddings of their own and share them now, they share those of the first.
             own = not key.startswith(_FIRST) and _copies(new) == 1 < _copies(old)
@@ -254,8 +254,8 @@ def dense_key(index: int) -> str:
 
 
 def _reach(side: Side) -> float | None:
-    factorised = side.config.model.factorised
-    return None if factorised is None else factorised.reach
+    factorized = side.config.model.factorized
+    return None if factorized is None else factorized.knot_range
 
 
 def _copies(side: Side) -> int:

@@ -216,7 +216,7 @@ def _complete(folder: Path) -> list[Path]:
 def restore_newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
     """The arrays and state of the newest checkpoint whose bytes are what was written.
 
-    A damaged one is reported and the one before it taken. Then the damaged one is set aside under another
+    A damaged one is reported and the one before it taken. Then the damaged one is quarantined under another
     name: it must not count among those that ``save`` keeps, nor stand where the next one will be.
 
     Returns:

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -17,24 +17,29 @@ from ctr.training.model_config import ModelConfig
 
 
 class BatchConfig(StrictModel):
-    """Whole queries up to ``rows`` rows; a query of up to ``largest_query`` rows is a batch of its own.
+    """Whole queries up to ``rows`` rows; a query of up to ``max_query_rows`` rows is a batch of its own.
 
-    With ``within_intervals`` no batch has rows of two of the log's intervals, so that none of them waits for the
+    With ``within_partitions`` no batch has rows of two partitions of the log, so that none of them waits for the
     next one to be published.
     """
 
+    renamed_keys: ClassVar[Mapping[str, str]] = {
+        "largest_query": "max_query_rows",
+        "within_intervals": "within_partitions",
+    }
+
     rows: int = Field(default=4096, ge=1, le=2**20)
-    largest_query: int = Field(default=65536, ge=1, le=2**22)
-    within_intervals: bool = False
+    max_query_rows: int = Field(default=65536, ge=1, le=2**22)
+    within_partitions: bool = False
 
     @model_validator(mode="after")
     def _largest_at_least_rows(self) -> Self:
-        if self.largest_query < self.rows:
-            raise ValueError(f"largest_query ({self.largest_query}) must be at least rows ({self.rows})")
+        if self.max_query_rows < self.rows:
+            raise ValueError(f"max_query_rows ({self.max_query_rows}) must be at least rows ({self.rows})")
         return self
 
 
-class RowOptimizerConfig(StrictModel):
+class EmbeddingOptimizerConfig(StrictModel):
     """Element-wise AdaGrad for embedding rows and linear weights.
 
     ``gradient: sum`` takes the gradient of the loss summed over the batch, ``mean`` that of its mean;
@@ -78,7 +83,7 @@ def _read_shampoo(content: Any) -> Any:
     if unknown:
         raise ValueError(f"unknown key {unknown[0]}; allowed: {', '.join(sorted(ShampooOptions.names()))}")
     if content.get("sparse", TRAINER_SHAMPOO.sparse) != TRAINER_SHAMPOO.sparse:
-        raise ValueError("sparse is not for the trainer: its tables learn as optimizer.rows says")
+        raise ValueError("sparse is not for the trainer: its tables learn as optimizer.embeddings says")
     if not content.get("momentum", True):
         content = {"nesterov": False, **content}
     # Checks everything itself; pydantic would first read "5" and true as numbers.
@@ -101,7 +106,9 @@ class DenseOptimizerConfig(StrictModel):
 class OptimizerConfig(StrictModel):
     """How weights learn: the rows of embedding tables, and everything else."""
 
-    rows: RowOptimizerConfig = RowOptimizerConfig()
+    renamed_keys: ClassVar[Mapping[str, str]] = {"rows": "embeddings"}
+
+    embeddings: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
     dense: DenseOptimizerConfig = DenseOptimizerConfig()
 
 

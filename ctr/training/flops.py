@@ -103,7 +103,7 @@ def count_flops(
         batch_rows: good rows of a batch, on average.
     """
     model = architecture(config, "float32")
-    widths = tower_widths(layouts, config.model.factorised is not None)
+    widths = tower_widths(layouts, config.model.factorized is not None)
     looked_up = sum(_look_up(layout, touched[layout.name]) for layout in layouts)
     scored, learned = (dense_forward(model, widths, training) for training in (False, True))
     shapes = weight_shapes(model, widths)
@@ -125,7 +125,7 @@ def count_flops(
 
 def dense_parameters(config: TrainConfig, layouts: tuple[TableLayout, ...]) -> int:
     """How many dense weights a configuration has."""
-    widths = tower_widths(layouts, config.model.factorised is not None)
+    widths = tower_widths(layouts, config.model.factorized is not None)
     return sum(math.prod(shape) for shape in weight_shapes(architecture(config, "float32"), widths))
 
 

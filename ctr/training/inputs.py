@@ -208,11 +208,11 @@ def read_feeds(
             selection = replace(selection, teacher=None)
         blocks = read_selection(log.path, inputs.schema, log.manifests, selection, start)
         streams = [] if other_starts is None else _open_streams(inputs, other_starts)
-        if batch.within_intervals:
+        if batch.within_partitions:
             ends = np.cumsum([manifest.rows for manifest in log.manifests], dtype=np.int64)
-            batches = batches_within(ends, blocks, batch.rows, batch.largest_query)
+            batches = batches_within(ends, blocks, batch.rows, batch.max_query_rows)
         else:
-            batches = whole_query_batches(blocks, batch.rows, batch.largest_query)
+            batches = whole_query_batches(blocks, batch.rows, batch.max_query_rows)
         for one in batches if partial else _final(batches, inputs, hold):
             others = [_other_batch(stream, one) for stream in streams]
             feed = make_feed(one, layouts, batch.rows, objective, inputs.families, others)
@@ -241,7 +241,7 @@ def _final(batches: Iterable[Batch], inputs: Inputs, hold: Callable[[int], None]
         last = batch
     else:
         grows = last is not None and len(last.rows) + len(last.rejects) < batch_config.rows
-        if last is not None and grows and not batch_config.within_intervals:
+        if last is not None and grows and not batch_config.within_partitions:
             hold(last.begin)
             return
     if last is not None:
@@ -256,7 +256,7 @@ def _open_streams(inputs: Inputs, starts: Mapping[str, int]) -> list[Interleaved
         Interleaved(
             read_rows(other.path, inputs.schema, other.manifests, starts[name], (begin, time_range.end_us)),
             batch.rows,
-            batch.largest_query,
+            batch.max_query_rows,
             f"constraint log {name}, {other.path}",
         )
         for name, other in inputs.others.items()

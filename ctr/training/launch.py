@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ctr.config import dump_yaml, load_model
+from ctr.config import dump_yaml, load_record
 from ctr.data.json_files import read_json_object
 from ctr.errors import InputError
 from ctr.files import make_folder, sync_folder, write_atomic_bytes
@@ -116,7 +116,7 @@ def _is_new(run: Path, source: Path) -> bool:
 def _read_old(folder: Path) -> _Old:
     if not (folder / "config.yaml").is_file():
         raise InputError(f"--init-from {folder}: this is no run directory: it has no config.yaml")
-    config = load_model(TrainConfig, folder / "config.yaml", "config")
+    config = load_record(TrainConfig, folder / "config.yaml", "config")
     schema = read_run_schema(folder)
     layouts = config.model.table_layouts(schema)
     network = create_network(layouts, config, "float32", compiled=False)

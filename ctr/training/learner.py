@@ -30,7 +30,7 @@ class Learner:
         self.applied: Feed | None = None
 
     def learn(self, feed: Feed) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Scores a batch and learns from it, unless it is set aside; returns the logits and slices of its own rows.
+        """Scores a batch and learns from it, unless it is quarantined; returns the logits and slices of its own rows.
 
         Raises:
             RollbackNeeded: as of ``Run.learned``.
@@ -39,9 +39,9 @@ class Learner:
         rows = len(feed.batch.rows)
         counts = [rows, *(0 if other is None else len(other.rows) for other in feed.others)]
         logit, slices = np.zeros(0, np.float32), [np.zeros(0, np.int32) for _ in current.state.families]
-        is_set_aside = current.is_set_aside(feed.batch)
+        is_quarantined = current.is_quarantined(feed.batch)
         applied = None
-        if sum(counts) and is_set_aside:
+        if sum(counts) and is_quarantined:
             logit, slices = self._score(feed)
         elif sum(counts):
             begun = time.perf_counter()
@@ -57,7 +57,7 @@ class Learner:
                 end = begin + count
                 current.record_other(source, other, logit[begin:end], [index[begin:end] for index in slices])
                 begin = end
-        if is_set_aside:
+        if is_quarantined:
             current.passed_by(feed.batch)
         else:
             current.learned(feed.batch, applied, logit[: sum(counts)])

@@ -1,7 +1,7 @@
 """The configuration of the model: its towers, components and embeddings."""
 
-from collections.abc import Iterable
-from typing import Literal, Self
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -66,7 +66,7 @@ class EnsembleConfig(StrictModel):
     embeddings: Literal["shared", "separate"] = "shared"
 
 
-class FactorisedConfig(StrictModel):
+class FactorizedConfig(StrictModel):
     """p = tau(Q . U) (FF 6): the Quality tower is the DCN, the UI tower a small network.
 
     Attributes:
@@ -75,15 +75,17 @@ class FactorisedConfig(StrictModel):
         transfer: tau: ``sigmoid`` with a learned scale and bias, or the sigmoid of a learned ``piecewise_linear``
             function that rises everywhere.
         pieces: of that function.
-        reach: its inner joints lie evenly in [-reach, reach].
+        knot_range: its inner knots are evenly spaced over [-knot_range, knot_range].
         ui_features: those of the UI tower; null: what the log's schema says.
     """
+
+    renamed_keys: ClassVar[Mapping[str, str]] = {"reach": "knot_range"}
 
     width: int = Field(default=16, ge=1, le=4096)
     ui_units: tuple[int, ...] = Field(default=(32,), max_length=_MOST_LAYERS)
     transfer: Literal["sigmoid", "piecewise_linear"] = "sigmoid"
     pieces: int = Field(default=16, ge=2, le=1024)
-    reach: float = Field(default=6.0, gt=0, le=1000)
+    knot_range: float = Field(default=6.0, gt=0, le=1000)
     ui_features: tuple[Name, ...] | None = None
 
     @model_validator(mode="after")
@@ -101,9 +103,11 @@ class ModelConfig(StrictModel):
     the schema's width of some features.
     """
 
+    renamed_keys: ClassVar[Mapping[str, str]] = {"factorised": "factorized"}
+
     crosses: CrossConfig = CrossConfig()
     deep: DeepConfig = DeepConfig()
-    factorised: FactorisedConfig | None = None
+    factorized: FactorizedConfig | None = None
     ensemble: EnsembleConfig = EnsembleConfig()
     prior: float = Field(default=0.5, gt=0, lt=1)
     init_scale: float = Field(default=0.05, ge=0)
@@ -120,8 +124,8 @@ class ModelConfig(StrictModel):
         for name, width in self.widths.items():
             if not 0 <= width <= 4096:
                 raise ValueError(f"widths.{name} is {width}; allowed: 0..4096")
-        if not self.has_network and self.factorised is not None:
-            raise ValueError("factorised needs crosses or deep layers for the Quality tower")
+        if not self.has_network and self.factorized is not None:
+            raise ValueError("factorized needs crosses or deep layers for the Quality tower")
         if not self.has_network and self.ensemble.components > 1:
             raise ValueError(
                 "ensemble.components above 1 need crosses or deep layers in which they can differ"
@@ -136,12 +140,12 @@ class ModelConfig(StrictModel):
         """
         widths = self._feature_widths(schema)
         towers = self._feature_towers(schema)
-        if self.factorised is not None:
+        if self.factorized is not None:
             for tower in ("quality", "ui"):
                 if not any(widths[name] for name in widths if towers[name] == tower):
                     raise InputError(
-                        f"config: model.factorised: no feature with a width above 0 is in the tower {tower}; "
-                        "model.factorised.ui_features and model.widths decide it"
+                        f"config: model.factorized: no feature with a width above 0 is in the tower {tower}; "
+                        "model.factorized.ui_features and model.widths decide it"
                     )
         columns = {name: index for index, name in enumerate(schema.single_valued)}
         rows = [
@@ -171,10 +175,10 @@ class ModelConfig(StrictModel):
         return widths
 
     def _feature_towers(self, schema: Schema) -> dict[str, Tower]:
-        chosen = None if self.factorised is None else self.factorised.ui_features
+        chosen = None if self.factorized is None else self.factorized.ui_features
         if chosen is None:
             return {feature.name: feature.tower for feature in schema.features}
-        _check_features("model.factorised.ui_features", chosen, schema)
+        _check_features("model.factorized.ui_features", chosen, schema)
         return {name: "ui" if name in chosen else "quality" for name in schema.by_name}
 
 

@@ -46,10 +46,10 @@ class Position:
         streak_predicts: whether all predictions of these steps are such as sound weights give.
         applied_in_a_row: the number of steps since the last one that was skipped.
         applied_begin: the first row of the last batch whose step was applied; -1: none yet.
-        set_aside_rows: good rows that were scored and, being set aside by a rollback, not learned from.
+        set_aside_rows: good rows that were scored and, being quarantined by a rollback, not learned from.
         mark: a ``Mark``, as a list.
         scored_until: query time, in microseconds, and query id of the last row that was scored, rejects included.
-        learned_until: likewise of the last row that was learned from, or set aside.
+        learned_until: likewise of the last row that was learned from, or quarantined.
         others_until: likewise in each constraint log.
         trained_before: by a ramp's name, examples that counted for it before this run began (``ctr.training.launch``).
     """

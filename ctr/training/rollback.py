@@ -1,4 +1,4 @@
-"""When a run goes back to its last checkpoint, and which rows it then sets aside: scored, but not learned from.
+"""When a run goes back to its last checkpoint, and which rows it then quarantines: scored, but not learned from.
 
 A skipped step leaves the weights as they are; so when many are skipped in a row, what broke the weights, if anything
 did, is something finite that was learned before. The rows since the checkpoint are gone over again:
@@ -10,9 +10,9 @@ did, is something finite that was learned before. The rows since the checkpoint 
 Weights of the checkpoint under which predictions are what they should be are sound: then it is the examples that
 cannot be learned from, however many there are, and the pass goes on behind them without going back again.
 
-What is set aside is decided from positions alone and written, before anything else is changed, to::
+What is quarantined is decided from positions alone and written, before anything else is changed, to::
 
-    RUN/set_aside.json    one entry a rollback, in their order
+    RUN/quarantine.json    one entry a rollback, in their order
 
 A resume reads it, so that a run that is killed at any moment ends in the bits of one that was not.
 """
@@ -34,7 +34,9 @@ from ctr.files import write_atomic_bytes
 from ctr.training import checkpoint, export_folder
 from ctr.training.position import Mark, Position
 
-SET_ASIDE_FILE = "set_aside.json"
+QUARANTINE_FILE = "quarantine.json"
+# Its name in runs of earlier versions.
+_FORMER_FILE = "set_aside.json"
 
 # Of a logit or a weight, either way. What lies beyond it has not been learned: the weights are broken, though finite.
 _LARGEST = 1e6
@@ -50,7 +52,7 @@ class Rollback(StrictModel):
 
     Attributes:
         checkpoint: the position that the run went back to; 0: its beginning.
-        rows: the rows [begin, end) of the log that are set aside.
+        rows: the rows [begin, end) of the log that are quarantined.
         query_times: of the first and the last of them, in microseconds; None without rows.
         reason: what made it necessary.
     """
@@ -61,7 +63,7 @@ class Rollback(StrictModel):
     reason: str
 
 
-class _SetAside(StrictModel):
+class _Quarantine(StrictModel):
     """The file that tells a run's rollbacks."""
 
     rollbacks: tuple[Rollback, ...]
@@ -77,7 +79,7 @@ class _SetAside(StrictModel):
 
 
 class RollbackNeeded(Exception):  # noqa: N818  (not an error: the run goes on)
-    """Raised within a pass to leave it. ``rows``: [begin, end), to be set aside; ``reason``: in a few words."""
+    """Raised within a pass to leave it. ``rows``: [begin, end), to be quarantined; ``reason``: in a few words."""
 
     def __init__(self, rows: tuple[int, int], reason: str) -> None:
         super().__init__(reason)
@@ -93,7 +95,7 @@ def predicts_soundly(logit: np.ndarray) -> bool:
 def rows_of_streak(
     limit: int | None, position: Position, past: Sequence[Rollback], folder: Path
 ) -> tuple[int, int] | None:
-    """The rows to set aside because of the streak of skipped steps that a run stands in; None: it goes on.
+    """The rows to quarantine because of the streak of skipped steps that a run stands in; None: it goes on.
 
     Args:
         limit: so many steps make a rollback; None: none do.
@@ -120,7 +122,7 @@ def rows_of_streak(
 def rows_of_broken_weights(
     position: Position, past: Sequence[Rollback], folder: Path, predicts: bool
 ) -> tuple[int, int]:
-    """The rows to set aside because weights are broken, though steps may have been applied until now.
+    """The rows to quarantine because weights are broken, though steps may have been applied until now.
 
     The first time those since the last batch that was applied, or none: then the memory may have failed. The second
     time all since the checkpoint.
@@ -149,7 +151,7 @@ def _attempts(mark: Mark, past: Sequence[Rollback]) -> int:
 def _hopeless(folder: Path, mark: Mark, position: Position, what: str) -> InputError:
     return InputError(
         f"{folder}: {what} up to row {position.learned} of the log, after two rollbacks to the checkpoint of row "
-        f"{mark.examples} that set rows from {mark.learned} on aside ({SET_ASIDE_FILE}); look at these rows, or "
+        f"{mark.examples} that quarantined the rows from {mark.learned} on ({QUARANTINE_FILE}); look at these rows, or "
         "start anew with lower learning rates or rollback.after_skipped_steps: null, which skips such steps only"
     )
 
@@ -160,7 +162,7 @@ def is_checkpoint_due(
     """Whether the next checkpoint is to be written.
 
     None is within a streak of skipped steps, when weights are in doubt. After a rollback one is written early, when
-    as many steps as would have made another were applied in a row behind what was set aside: the trouble is over,
+    as many steps as would have made another were applied in a row behind what was quarantined: the trouble is over,
     and what comes later is another one.
 
     Args:
@@ -177,8 +179,8 @@ def is_checkpoint_due(
     return position.applied_in_a_row >= limit and position.applied_begin >= past[-1].rows[1]
 
 
-def is_set_aside(begin: int, end: int, past: Iterable[Rollback]) -> bool:
-    """Whether a batch of the rows [begin, end) is not to be learned from: whole, if only a row of it is set aside."""
+def is_quarantined(begin: int, end: int, past: Iterable[Rollback]) -> bool:
+    """Whether a batch of the rows [begin, end) is not to be learned from: whole, if only a row of it is quarantined."""
     return any(max(begin, one.rows[0]) < min(end, one.rows[1]) for one in past)
 
 
@@ -247,21 +249,23 @@ def read_rollbacks(folder: Path) -> list[Rollback]:
     Raises:
         InputError: the file that tells them is damaged.
     """
-    path = folder / SET_ASIDE_FILE
+    path = folder / QUARANTINE_FILE
+    if not path.exists():
+        path = folder / _FORMER_FILE
     if not path.exists():
         return []
     try:
-        return list(parse_model(_SetAside, read_sealed(path, f"{path}: no such file"), str(path)).rollbacks)
+        return list(parse_model(_Quarantine, read_sealed(path, f"{path}: no such file"), str(path)).rollbacks)
     except InputError as error:
         raise InputError(
             f"{path}: damaged ({str(error).removeprefix(f'{path}: ')[:200]}); it decides which rows are learned from: "
-            "bring it back, or use another folder to start anew"
+            "restore it, or use another folder to start anew"
         ) from None
 
 
 def write_rollbacks(folder: Path, rollbacks: Sequence[Rollback]) -> None:
     """Writes all rollbacks of a run, durably."""
-    write_atomic_bytes(folder / SET_ASIDE_FILE, sealed_bytes({"rollbacks": as_json(rollbacks)}))
+    write_atomic_bytes(folder / QUARANTINE_FILE, sealed_bytes({"rollbacks": as_json(rollbacks)}))
 
 
 def as_json(rollbacks: Sequence[Rollback]) -> list[dict[str, Any]]:
@@ -273,6 +277,6 @@ def check_kept(folder: Path, seen: Sequence[Mapping[str, Any]], found: Sequence[
     """Raises InputError unless the rollbacks that a checkpoint has seen are the first of those ``found``."""
     if list(seen) != as_json(found)[: len(seen)]:
         raise InputError(
-            f"{folder / SET_ASIDE_FILE}: does not tell of the {len(seen)} rollbacks that the checkpoint was made "
-            "after; bring it back, or use another folder to start anew"
+            f"{folder / QUARANTINE_FILE}: does not have the {len(seen)} rollbacks that the checkpoint was made "
+            "after; restore it, or use another folder to start anew"
         )

@@ -124,7 +124,7 @@ class Run:
         new = rollback.Rollback(checkpoint=mark, rows=rows, query_times=times, reason=reason)
         self.rollbacks = [*self.rollbacks, new]
         rollback.write_rollbacks(folder, self.rollbacks)
-        log.warning("%s: %s; back to row %d, with rows %d to %d set aside", folder, reason, mark, *rows)
+        log.warning("%s: %s; back to row %d, with rows %d to %d quarantined", folder, reason, mark, *rows)
         saved = self._newest_checkpoint()
         if saved is None:
             self.state.restore(self._initial())
@@ -297,12 +297,12 @@ class Run:
             reason = f"{position.skipped_in_a_row} steps in a row were skipped, up to row {batch.end}"
             raise rollback.RollbackNeeded(aside, reason)
 
-    def is_set_aside(self, batch: Batch) -> bool:
+    def is_quarantined(self, batch: Batch) -> bool:
         """Whether a rollback has set rows of a batch aside, so that nothing is learned from it."""
-        return bool(self.rollbacks) and rollback.is_set_aside(batch.begin, batch.end, self.rollbacks)
+        return bool(self.rollbacks) and rollback.is_quarantined(batch.begin, batch.end, self.rollbacks)
 
     def passed_by(self, batch: Batch) -> None:
-        """Notes that a batch that is set aside was not learned from."""
+        """Notes that a batch that is quarantined was not learned from."""
         self.position.learned, self.position.learned_until = batch.end, batch.last_query
         self.position.set_aside_rows += len(batch.rows)
 

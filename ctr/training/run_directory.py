@@ -10,7 +10,7 @@
     RUN/checkpoints/           checkpoint.py
     RUN/exports/               servable models, where the configuration asks for them
     RUN/predictions/           one Parquet file for each stretch between checkpoints
-    RUN/set_aside.json         rollback.py: rows that are scored, but not learned from
+    RUN/quarantine.json        rollback.py: rows that are scored, but not learned from
     RUN/rejects.jsonl          rows that could not be used, with reason and position
     RUN/metric_states.npz      the metrics' states by query bucket, for intervals and paired comparisons
     RUN/constraint_states/     likewise of each constraint log, NAME.npz
@@ -34,7 +34,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ctr.config import differing_keys, dump_yaml, load_model
+from ctr.config import differing_keys, dump_yaml, load_record
 from ctr.data.batches import Batch
 from ctr.data.json_files import read_json_object
 from ctr.data.log import read_schema_file, schema_bytes
@@ -132,7 +132,7 @@ def adopt_config(run: Path, config: TrainConfig) -> None:
             raise InputError(f"{run} is neither empty nor a run directory: another folder is needed")
         if create_exclusively(path, dump_yaml(config).encode()):
             return
-    before = load_model(TrainConfig, path, "config").model_dump(mode="json")
+    before = load_record(TrainConfig, path, "config").model_dump(mode="json")
     differences = differing_keys(before, config.model_dump(mode="json"))
     if differences:
         raise InputError(

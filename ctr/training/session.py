@@ -174,7 +174,7 @@ class Session:
     def advance(self, partial: bool = False, stop: Callable[[], bool] = lambda: False) -> Advance:
         """Scores and learns from what was published since, batch by batch.
 
-        A batch that is not full waits for the intervals to come (unless ``batch.within_intervals``), and with a
+        A batch that is not full waits for the intervals to come (unless ``batch.within_partitions``), and with a
         constraint log each batch waits until that log is published up to its time: so however the logs grew,
         weights, metrics and predictions are those of one pass over them. An interval that a sidecar has to know and
         does not know yet is refused before anything of it is learned from, or waits (``open_session``); the session

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctr.config import load_model
+from ctr.config import load_record
 from ctr.data.json_files import read_json_object
 from ctr.data.schema import Schema
 from ctr.errors import InputError
@@ -82,7 +82,7 @@ def read_snapshot(run: Path, examples: int | None = None) -> Snapshot:
     """
     if not run.is_dir():
         raise InputError(f"{run}: no such run directory")
-    config = load_model(TrainConfig, run / "config.yaml", "config")
+    config = load_record(TrainConfig, run / "config.yaml", "config")
     schema = read_run_schema(run)
     path = run / "environment.json"
     compute_dtype = read_json_object(path, f"{path}: no such file").get("compute_dtype")

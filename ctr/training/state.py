@@ -17,11 +17,11 @@ _PIECE = 65536
 
 def architecture(config: TrainConfig, compute_dtype: str) -> Architecture:
     """The model's architecture under a configuration."""
-    model, ranking, factorised = config.model, config.objective.ranking, config.model.factorised
+    model, ranking, factorized = config.model, config.objective.ranking, config.model.factorized
     factors = None
-    if factorised is not None:
-        pieces = factorised.pieces if factorised.transfer == "piecewise_linear" else 0
-        factors = Factors(factorised.width, factorised.ui_units, pieces, factorised.reach)
+    if factorized is not None:
+        pieces = factorized.pieces if factorized.transfer == "piecewise_linear" else 0
+        factors = Factors(factorized.width, factorized.ui_units, pieces, factorized.knot_range)
     return Architecture(
         cross_layers=model.crosses.layers,
         cross_rank=model.crosses.rank,
@@ -41,7 +41,7 @@ def create_network(
     layouts: tuple[TableLayout, ...], config: TrainConfig, compute_dtype: str, compiled: bool = True
 ) -> ClickModel:
     """The model without its tables, with fresh weights; ``compiled`` as ``ctr.models.passes`` says."""
-    widths = tower_widths(layouts, config.model.factorised is not None)
+    widths = tower_widths(layouts, config.model.factorized is not None)
     return ClickModel(architecture(config, compute_dtype), widths, compiled)
 
 
@@ -70,7 +70,7 @@ class TrainState:
         compute_dtype: str,
         families: Sequence[Family] = (),
     ) -> None:
-        model, rows = config.model, config.optimizer.rows
+        model, rows = config.model, config.optimizer.embeddings
         seed = config.seed if model.embedding_seed is None else model.embedding_seed
         self.layouts = layouts
         self.tables = [create_table(layout, model.init_scale, seed) for layout in layouts]

@@ -9,7 +9,7 @@ from ctr.models.click_model import Scores, ensemble_logit
 from ctr.models.embeddings import look_up, tower_inputs
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import target_signature
-from ctr.objective.total import next_duals, slices_of, total_loss
+from ctr.objective.total import next_duals, normalizer, slices_of, total_loss
 from ctr.optim.adagrad import update_rows
 from ctr.optim.momentum import clip_by_global_norm
 from ctr.optim.shampoo import all_finite
@@ -54,10 +54,10 @@ def scored_part(objective: ObjectiveConfig) -> ObjectiveConfig:
 def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
     """Compiles the functions that score and learn for ``state``. Each is compiled when it is first called."""
     optimizer, objective = config.optimizer, config.objective
-    tower_rates: dict[str, float] = dict(optimizer.rows.tower_rates.items())
+    tower_rates: dict[str, float] = dict(optimizer.embeddings.tower_rates.items())
     row_rates = []
     for layout in state.layouts:
-        rate = layout.by_column(optimizer.rows.learning_rate, optimizer.rows.linear_learning_rate)
+        rate = layout.by_column(optimizer.embeddings.learning_rate, optimizer.embeddings.linear_learning_rate)
         row_rates.append(tf.constant(rate * tower_rates.get(layout.tower, 1.0)))
 
     components = state.network.components
@@ -73,7 +73,7 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
                 look_up(layout, part, plan, state.network.input_dtype(layout.tower), by_products)
                 for layout, part, plan in zip(state.layouts, rows, plans, strict=True)
             ]
-            inputs = tower_inputs(looked_up, state.layouts, state.network.factorised)
+            inputs = tower_inputs(looked_up, state.layouts, state.network.factorized)
         return state.network(inputs, alpha2)
 
     def learn(
@@ -93,7 +93,7 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
                     row_sums[index],
                     row_gradients[index],
                     rate,
-                    optimizer.rows.update_limit,
+                    optimizer.embeddings.update_limit,
                 )
         dense = optimizer.dense
         if dense.clip_norm is not None:
@@ -141,8 +141,8 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
                 for gradient, layout in zip(row_gradients, state.layouts, strict=True)
             ]
         row_gradients = [tf.convert_to_tensor(gradient) for gradient in row_gradients]
-        if optimizer.rows.gradient == "sum":
-            total_weight = tf.reduce_sum(targets["weight"])
+        if optimizer.embeddings.gradient == "sum":
+            total_weight = normalizer(objective, targets)
             row_gradients = [gradient * total_weight for gradient in row_gradients]
         seen = [weights.read_value() for weights in state.slices_seen]
         moved = next_duals(

@@ -159,7 +159,7 @@ def test_from_the_end_of_any_batch_the_remaining_ones_are_the_same(case):
 
 def test_a_worked_example():
     rows = make_rows([2, 2, 1, 7, 3], faulty={1, 4})
-    batches = list(whole_query_batches([rows], batch_rows=5, largest_query=7))
+    batches = list(whole_query_batches([rows], batch_rows=5, max_query_rows=7))
     assert [batch.end for batch in batches] == [5, 12, 15]
     assert [batch.rows.example_id.tolist() for batch in batches] == [
         [1000, 1002, 1003],
@@ -170,22 +170,22 @@ def test_a_worked_example():
 
 
 def test_a_batch_of_only_faulty_rows_still_moves_the_position():
-    batches = list(whole_query_batches([make_rows([3, 3], faulty={0, 1, 2})], batch_rows=3, largest_query=3))
+    batches = list(whole_query_batches([make_rows([3, 3], faulty={0, 1, 2})], batch_rows=3, max_query_rows=3))
     assert [(len(batch.rows), len(batch.rejects), batch.end) for batch in batches] == [(0, 3, 3), (3, 0, 6)]
 
 
 @pytest.mark.parametrize("block", [1, 2, 7, 1000])
 def test_a_query_that_is_too_large_is_named(block):
     rows = make_rows([3, 2, 9, 1], same_time=True)
-    stream = whole_query_batches(cut(rows, list(range(0, 15, block))), batch_rows=4, largest_query=8)
+    stream = whole_query_batches(cut(rows, list(range(0, 15, block))), batch_rows=4, max_query_rows=8)
     found = []
     with pytest.raises(InputError) as caught:
         found.extend(iter(stream))
     message = str(caught.value)
     assert "query_id 102 (from row 5 of the log) has 9 rows" in message
-    assert "at most 8 are allowed (batch.largest_query)" in message
+    assert "at most 8 are allowed (batch.max_query_rows)" in message
     # The same query is let through when it may be that large.
-    allowed = list(whole_query_batches([rows], batch_rows=4, largest_query=9))
+    allowed = list(whole_query_batches([rows], batch_rows=4, max_query_rows=9))
     assert [batch.end for batch in allowed] == [3, 5, 14, 15]
 
 
@@ -197,7 +197,7 @@ def test_an_endless_query_is_refused_before_the_log_ends():
             yield rows.slice(begin, begin + 10)
 
     with pytest.raises(InputError, match=r"or more; at most 100 are allowed"):
-        list(whole_query_batches(blocks(), batch_rows=20, largest_query=100))
+        list(whole_query_batches(blocks(), batch_rows=20, max_query_rows=100))
 
 
 def test_a_large_query_in_small_blocks_is_not_copied_again_and_again(monkeypatch):
@@ -213,7 +213,7 @@ def test_a_large_query_in_small_blocks_is_not_copied_again_and_again(monkeypatch
     rows = make_rows([4000])
     blocks = cut(rows, list(range(0, 4000, 5)))
     monkeypatch.setattr(np, "concatenate", counting)
-    assert [batch.end for batch in whole_query_batches(blocks, batch_rows=10, largest_query=4000)] == [4000]
+    assert [batch.end for batch in whole_query_batches(blocks, batch_rows=10, max_query_rows=4000)] == [4000]
     # Some dozen columns, each copied a few times over; joined at every block it would be 400 times over.
     assert copied < 4000 * 100
 
@@ -221,7 +221,7 @@ def test_a_large_query_in_small_blocks_is_not_copied_again_and_again(monkeypatch
 def test_a_large_block_is_copied_only_where_a_batch_begins_before_it():
     rows = make_rows([3] * 2000)
     blocks = cut(rows, [3000, 3001])
-    batches = list(whole_query_batches(blocks, batch_rows=50, largest_query=50))
+    batches = list(whole_query_batches(blocks, batch_rows=50, max_query_rows=50))
     assert [batch.end for batch in batches] == [*range(48, 6001, 48)]
     views = [np.shares_memory(batch.rows.example_id, rows.example_id) for batch in batches]
     # The batch of rows 2976 to 3024 comes from all three blocks.

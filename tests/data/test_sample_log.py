@@ -136,7 +136,7 @@ def log(made_log: Path, tmp_path: Path) -> Path:
     return shutil.copytree(made_log, tmp_path / "log")
 
 
-LOW_LOSS = {"teacher": "teacher", "below": 0.2}
+LOW_LOSS = {"teacher": "teacher", "max_loss": 0.2}
 UNSEEN = {"feature": "place", "values": [3, "4"]}
 ALL_RULES = {
     "non_click_rate": 0.5,
@@ -468,7 +468,7 @@ def test_a_teacher_beside_another_log(log, tmp_path):
 
 def test_missing_teacher_values_are_counted_and_nothing_is_written(log):
     add_teacher(log, "gaps", missing=(5, 41, 149))
-    rule = {"rate": 0.25, "low_loss": {"teacher": "gaps", "below": 0.2}}
+    rule = {"rate": 0.25, "low_loss": {"teacher": "gaps", "max_loss": 0.2}}
     ids = column(log, "example_id")
     message = (
         f"^teacher gaps has no value for 3 of 150 rows, first: example_id {ids[5]} \\(row 5 of the log\\), "

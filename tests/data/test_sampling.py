@@ -18,7 +18,7 @@ from ctr.errors import InputError
 from ctr.eval.buckets import query_bucket
 from ctr.eval.logistic import row_logloss
 
-LOW_LOSS = {"teacher": "t", "below": 0.1}
+LOW_LOSS = {"teacher": "t", "max_loss": 0.1}
 LOW_VISIBILITY = {"feature": "position", "values": [7, 8]}
 
 
@@ -202,7 +202,7 @@ def test_one_condition_alone():
 @pytest.mark.parametrize("below", [1e-9, 1e-3, 0.1, np.log(2), 1.0, 20.0, 1000.0])
 def test_low_loss_is_the_loss_below_the_threshold(below):
     logit = np.concatenate([np.linspace(-40, 40, 3001), [-1e6, 1e6, 0]]).astype(np.float32)
-    rule = make_config(uninformative={"rate": 0.5, "low_loss": {"teacher": "t", "below": below}})
+    rule = make_config(uninformative={"rate": 0.5, "low_loss": {"teacher": "t", "max_loss": below}})
     assert rule.uninformative is not None and rule.uninformative.low_loss is not None
     for label in (0, 1):
         labels = np.full(len(logit), label)
@@ -265,24 +265,24 @@ def test_a_higher_rate_drops_nothing(seed, low, high, low_rule, high_rule):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"non_click_rate": 0.005}, "non_click_rate is 0.005, below smallest_rate 0.01: .* would weigh 200"),
+        ({"non_click_rate": 0.005}, "non_click_rate is 0.005, below min_rate 0.01: .* would weigh 200"),
         (
             {"uninformative": {"rate": 0.009, "low_loss": LOW_LOSS}},
-            "uninformative.rate is 0.009, below smallest_rate 0.01",
+            "uninformative.rate is 0.009, below min_rate 0.01",
         ),
         (
             {"non_click_rate": 0.1, "uninformative": {"rate": 0.05, "low_loss": LOW_LOSS}},
-            "non_click_rate x uninformative.rate is 0.005, below smallest_rate 0.01",
+            "non_click_rate x uninformative.rate is 0.005, below min_rate 0.01",
         ),
         ({"non_click_rate": 0}, "non_click_rate: 0 is not allowed"),
         ({"non_click_rate": 1.1}, "non_click_rate: 1.1 is not allowed"),
         ({"non_click_rate": -1}, "non_click_rate: -1 is not allowed"),
-        ({"smallest_rate": 0}, "smallest_rate: 0 is not allowed"),
+        ({"min_rate": 0}, "min_rate: 0 is not allowed"),
         ({"uninformative": {"rate": 0.1}}, "low_loss or low_visibility is needed"),
         ({"uninformative": {"low_loss": LOW_LOSS}}, "uninformative.rate: missing"),
         (
-            {"uninformative": {"rate": 0.1, "low_loss": {"teacher": "t", "below": 0}}},
-            "low_loss.below: 0 is not allowed",
+            {"uninformative": {"rate": 0.1, "low_loss": {"teacher": "t", "max_loss": 0}}},
+            "low_loss.max_loss: 0 is not allowed",
         ),
         (
             {"uninformative": {"rate": 0.1, "low_loss": {**LOW_LOSS, "log": ""}}},
@@ -305,9 +305,9 @@ def test_what_is_refused(content, message):
 def test_rates_at_the_floor_are_allowed():
     # The product is a rounding below the floor that was written down for it.
     assert 0.1 * 0.7 < 0.07
-    make_config(non_click_rate=0.1, uninformative={"rate": 0.7, "low_loss": LOW_LOSS}, smallest_rate=0.07)
+    make_config(non_click_rate=0.1, uninformative={"rate": 0.7, "low_loss": LOW_LOSS}, min_rate=0.07)
     make_config(non_click_rate=0.01)
-    make_config(non_click_rate=0.001, smallest_rate=0.001)
+    make_config(non_click_rate=0.001, min_rate=0.001)
 
 
 def test_a_configuration_is_read_back_from_its_text(tmp_path):

@@ -37,7 +37,7 @@ def make_loop(
     table = {
         "day": np.repeat(np.array(days, np.int32), queries),
         "query_id": np.ravel([day * 10**6 + np.arange(queries) for day in days]).astype(np.int64),
-        "randomised": np.arange(rows) % 7 == 0,
+        "randomized": np.arange(rows) % 7 == 0,
         "ads": rng.integers(0, 7, rows).astype(np.int16),
         **columns,
     }
@@ -108,9 +108,9 @@ def test_bad_columns(columns: tuple[Any, Any, Any], message: str) -> None:
         AdsChurn().update(*columns)
 
 
-def test_two_loops_by_day_without_randomised_queries(tmp_path: Path) -> None:
+def test_two_loops_by_day_without_randomized_queries(tmp_path: Path) -> None:
     a, b = make_loop(tmp_path / "a", 1), make_loop(tmp_path / "b", 2)
-    tables = [pd.read_parquet(loop / "shown.parquet").query("not randomised") for loop in (a, b)]
+    tables = [pd.read_parquet(loop / "shown.parquet").query("not randomized") for loop in (a, b)]
     told = json.loads(json.dumps(compare_loops(a, b).as_dict(), allow_nan=False))
     assert [day["day"] for day in told["days"]] == [5, 6]
     for part, day in ((told, None), (told["days"][0], 5), (told["days"][1], 6)):
@@ -139,7 +139,7 @@ def test_loops_that_showed_nothing(tmp_path: Path) -> None:
     comparison = compare_loops(loop, loop)
     assert comparison.as_dict()["mean_churn"] == {"value": None, "ci95": [None, None]}
     assert "0.0000" in comparison.as_text()
-    drawn = make_loop(tmp_path / "b", randomised=np.ones(600, bool))
+    drawn = make_loop(tmp_path / "b", randomized=np.ones(600, bool))
     comparison = compare_loops(drawn, drawn)
     assert comparison.as_dict()["queries"] == 0
     assert comparison.as_dict()["days"] == []
@@ -151,7 +151,7 @@ def test_loops_over_different_queries_are_refused(tmp_path: Path) -> None:
     others = [
         make_loop(tmp_path / "longer", days=(5, 6, 7)),
         make_loop(tmp_path / "later", days=(6, 7)),
-        make_loop(tmp_path / "drawn", randomised=np.arange(600) % 7 == 1),
+        make_loop(tmp_path / "drawn", randomized=np.arange(600) % 7 == 1),
         make_loop(tmp_path / "none", days=()),
     ]
     for other, extent in zip(
@@ -165,10 +165,10 @@ def test_loops_over_different_queries_are_refused(tmp_path: Path) -> None:
 
 
 def test_loops_in_different_worlds_are_refused(tmp_path: Path) -> None:
-    """Queries have the same numbers in all worlds; without randomised ones nothing else tells them apart."""
+    """Queries have the same numbers in all worlds; without randomized ones nothing else tells them apart."""
     none = np.zeros(600, bool)
-    a = make_loop(tmp_path / "a", randomised=none)
-    b = make_loop(tmp_path / "b", seed=1, world=1, randomised=none)
+    a = make_loop(tmp_path / "a", randomized=none)
+    b = make_loop(tmp_path / "b", seed=1, world=1, randomized=none)
     with pytest.raises(
         RunError, match=r"a and .*b: are of different worlds, as log/world.yaml of each tells"
     ):
@@ -183,8 +183,8 @@ def test_loops_in_different_worlds_are_refused(tmp_path: Path) -> None:
         ({"ads": np.full(600, 1.5)}, "ads must hold whole numbers without nulls, got float64"),
         ({"ads": np.full(600, -1)}, "ads must be at least 0, got -1"),
         (
-            {"randomised": np.zeros(600, np.int8)},
-            "randomised must hold true or false without nulls, got int8",
+            {"randomized": np.zeros(600, np.int8)},
+            "randomized must hold true or false without nulls, got int8",
         ),
         ({"query_id": np.zeros(600, np.int64)}, "a query stands there twice; allowed: each once"),
     ],

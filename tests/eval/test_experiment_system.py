@@ -52,7 +52,7 @@ def shown_table(name: str, seed: int) -> pd.DataFrame:
         {
             "day": np.repeat(np.arange(DAYS, dtype=np.int32), QUERIES // DAYS),
             "query_id": np.arange(QUERIES, dtype=np.int64) * 13,
-            "randomised": np.arange(QUERIES) % 20 == 0,
+            "randomized": np.arange(QUERIES) % 20 == 0,
             "ads": ads(name, seed).astype(np.int16),
         }
     )

@@ -13,7 +13,7 @@ make = runpy.run_path(str(Path(__file__).with_name("run_directories.py")))
 Page = runpy.run_path(str(Path(__file__).with_name("report_pages.py")))["Page"]
 
 HOUR = 3_600_000_000
-SET_ASIDE = [
+QUARANTINED = [
     {"checkpoint": 500, "rows": [600, 650], "query_times": [0, 25 * HOUR], "reason": "10 steps <b>skipped"},
     {"checkpoint": 0, "rows": [7, 7], "query_times": None, "reason": "dense/000 is not finite"},
 ]
@@ -47,8 +47,8 @@ def test_each_fault_has_its_line(write_run):
         skipped_steps=7,
         skipped_ranges=[[10 * number, 10 * number + 10] for number in range(7)],
         rollbacks=2,
-        set_aside=SET_ASIDE,
-        set_aside_rows=50,
+        quarantined=QUARANTINED,
+        quarantined_rows=50,
         nonfinite_predictions=1234,
         shampoo=ROOTS,
     )
@@ -58,9 +58,9 @@ def test_each_fault_has_its_line(write_run):
         "ids: 1",
         "rows [40, 50]",
         "and 2 more",
-        "back to row 500, rows [600, 650] set aside, of the query times 1970-01-01 00:00:00 to 1970-01-02 01:00:00 UTC",
+        "back to row 500, rows [600, 650] quarantined, query times 1970-01-01 00:00:00 to 1970-01-02 01:00:00 UTC",
         "10 steps <b>skipped",
-        "back to row 0, nothing set aside: dense/000 is not finite",
+        "back to row 0, nothing quarantined: dense/000 is not finite",
         "1,234",
         "roots that failed, or were refused by their certificate",
     ):
@@ -71,8 +71,16 @@ def test_each_fault_has_its_line(write_run):
     assert words_of_faults(clean, run).count("Without faults.") == 1
 
 
+def test_a_run_of_an_earlier_version_has_the_same_lines(write_run):
+    now = write_run("now", rollbacks=2, quarantined=QUARANTINED, quarantined_rows=50)
+    before = write_run("before", rollbacks=2, set_aside=QUARANTINED, set_aside_rows=50)
+    words = words_of_faults(now)
+    assert "quarantined rows" in words
+    assert words_of_faults(before).replace("before", "now") == words
+
+
 def test_without_faults_there_is_no_section(write_run):
-    html = render_report([write_run("clean", rollbacks=0, set_aside=[], shampoo={**ROOTS, "failed": 0})])
+    html = render_report([write_run("clean", rollbacks=0, quarantined=[], shampoo={**ROOTS, "failed": 0})])
     assert 'id="faults"' not in html
     # A run from before they were noted.
     assert 'id="faults"' not in render_report([write_run("old")])
@@ -81,13 +89,13 @@ def test_without_faults_there_is_no_section(write_run):
 @pytest.mark.parametrize(
     ("summary", "words"),
     [
-        ({"set_aside": 3}, "set_aside must be a list, got 3"),
-        ({"set_aside": [3]}, "set_aside must be objects that name a checkpoint, got 3"),
-        ({"set_aside": [{"checkpoint": 1, "rows": [1]}]}, "set_aside must be pairs of whole numbers"),
-        ({"set_aside": [{**SET_ASIDE[0], "query_times": "x"}]}, "set_aside.query_times must be pairs"),
+        ({"quarantined": 3}, "quarantined must be a list, got 3"),
+        ({"quarantined": [3]}, "quarantined must be objects that name a checkpoint, got 3"),
+        ({"quarantined": [{"checkpoint": 1, "rows": [1]}]}, "quarantined must be pairs of whole numbers"),
+        ({"quarantined": [{**QUARANTINED[0], "query_times": "x"}]}, "quarantined.query_times must be pairs"),
         (
-            {"set_aside": [{**SET_ASIDE[0], "query_times": [0, 2**70]}]},
-            "set_aside.query_times must be times in micro",
+            {"quarantined": [{**QUARANTINED[0], "query_times": [0, 2**70]}]},
+            "quarantined.query_times must be times in micro",
         ),
         (
             {"skipped_ranges": [[1, "2"]]},

@@ -62,12 +62,12 @@ _TRAIN = {
             "logs": [{"name": "random", "path": "logs/random", "own_loss": True}],
         },
     },
-    "batch": {"rows": 64, "largest_query": 512, "within_intervals": True},
+    "batch": {"rows": 64, "max_query_rows": 512, "within_partitions": True},
     "model": {
         "prior": 0.04,
         "crosses": {"layers": 2, "rank": 16, "ramp": {"length": 100}},
         "deep": {"units": [16, 8], "ranks": [4, 0], "activation": "smelu", "smelu_beta": 0.5},
-        "factorised": {
+        "factorized": {
             "width": 4,
             "ui_units": [8],
             "transfer": "piecewise_linear",
@@ -77,7 +77,7 @@ _TRAIN = {
         "widths": {"user": 3},
     },
     "optimizer": {
-        "rows": {"tower_rates": {"quality": 1.0, "ui": 0.5}, "update_limit_absolute": 0.1},
+        "embeddings": {"tower_rates": {"quality": 1.0, "ui": 0.5}, "update_limit_absolute": 0.1},
         "dense": {"clip_norm": 1.0, "shampoo": {"block_size": 64, "momentum": 0}},
     },
     "metrics": {"window_examples": 100, "slices": ["position"]},
@@ -117,7 +117,7 @@ def _lay_out(config: Any, schema: Schema) -> None:
 def _settings_seeds(folder: Path) -> list[bytes]:
     lines = (
         "seed=5\nmodel.deep.units=[8, 4]\nmodel.crosses.ramp.length=0\nobjective.ranking={}\nbatch.rows=10",
-        "time_range.start=2026-01-01\nmodel.widths={user: 3}\noptimizer.rows.learning_rate=1e-3\njit=false\nexport=null",
+        "time_range.start=2026-01-01\nmodel.widths={user: 3}\noptimizer.embeddings.learning_rate=1e-3\njit=false\nexport=null",
     )
     return [line.encode() for line in lines]
 
@@ -141,7 +141,7 @@ def _model_parser(model: Any) -> Parse:
 def _sampling_seeds(folder: Path) -> list[bytes]:
     rule = {
         "rate": 0.3,
-        "low_loss": {"teacher": "big", "below": 0.1, "log": "logs/a"},
+        "low_loss": {"teacher": "big", "max_loss": 0.1, "log": "logs/a"},
         "low_visibility": {"feature": "position", "values": [3, None, "4"]},
     }
     content = {
@@ -150,7 +150,7 @@ def _sampling_seeds(folder: Path) -> list[bytes]:
         "uninformative": rule,
         "time_range": {"start": "2026-01-01"},
     }
-    return [yaml.safe_dump(content).encode(), b"non_click_rate: 0.1\nsmallest_rate: 1e-3\n"]
+    return [yaml.safe_dump(content).encode(), b"non_click_rate: 0.1\nmin_rate: 1e-3\n"]
 
 
 def _simulator_seeds(folder: Path) -> list[bytes]:

@@ -20,7 +20,7 @@ def _export_folder(folder: Path) -> Path:
     serving = helper("serving/conftest.py")
     target = folder / "models"
     if not target.exists():
-        made = serving.make_case(serving.MODELS["factorised"], "float32", folder / "trained", rows=6)
+        made = serving.make_case(serving.MODELS["factorized"], "float32", folder / "trained", rows=6)
         publish(made.snapshot, target)
     return next(target.glob("[0-9]*"))
 

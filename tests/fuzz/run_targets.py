@@ -32,7 +32,7 @@ def _checkpoint_folder(folder: Path) -> Path:
     return target
 
 
-def _set_aside_seeds(folder: Path) -> list[bytes]:
+def _quarantine_seeds(folder: Path) -> list[bytes]:
     from ctr.training.rollback import Rollback, write_rollbacks
 
     (folder / "went_back").mkdir(exist_ok=True)
@@ -43,14 +43,14 @@ def _set_aside_seeds(folder: Path) -> list[bytes]:
     seeds = []
     for count in (2, 1):
         write_rollbacks(folder / "went_back", past[:count])
-        seeds.append((folder / "went_back/set_aside.json").read_bytes())
+        seeds.append((folder / "went_back/quarantine.json").read_bytes())
     return seeds
 
 
-def _parse_set_aside(folder: Path, content: bytes) -> None:
-    from ctr.training.rollback import as_json, check_kept, is_set_aside, read_rollbacks
+def _parse_quarantine(folder: Path, content: bytes) -> None:
+    from ctr.training.rollback import as_json, check_kept, is_quarantined, read_rollbacks
 
-    path = folder / "went_back/set_aside.json"
+    path = folder / "went_back/quarantine.json"
     put(path, content)
     # As it is, and with a hash that fits.
     try:
@@ -63,10 +63,10 @@ def _parse_set_aside(folder: Path, content: bytes) -> None:
         path.write_bytes(sealed_bytes(tree))
     found = read_rollbacks(folder / "went_back")
     check_kept(folder / "went_back", as_json(found), found)
-    assert isinstance(is_set_aside(100, 200, found), bool)
+    assert isinstance(is_quarantined(100, 200, found), bool)
     for one in found:
         assert 0 <= one.rows[0] <= one.rows[1]
-        assert is_set_aside(*one.rows, found) == (one.rows[0] < one.rows[1])
+        assert is_quarantined(*one.rows, found) == (one.rows[0] < one.rows[1])
 
 
 def _launch_seeds(folder: Path) -> list[bytes]:
@@ -133,8 +133,8 @@ _FAULTS: dict[str, Any] = {
     "skipped_steps": 2,
     "skipped_ranges": [[0, 20], [40, 60]],
     "rollbacks": 1,
-    "set_aside": [{"checkpoint": 0, "rows": [0, 20], "query_times": [5, 9], "reason": "3 steps"}],
-    "set_aside_rows": 20,
+    "quarantined": [{"checkpoint": 0, "rows": [0, 20], "query_times": [5, 9], "reason": "3 steps"}],
+    "quarantined_rows": 20,
     "shampoo": {"failed": 1, "lost": 0},
 }
 
@@ -302,7 +302,7 @@ def _loop_seeds(folder: Path) -> list[bytes]:
         {
             "day": pa.array(np.arange(count) // 20, pa.int64()),
             "query_id": np.arange(count),
-            "randomised": np.arange(count) % 5 == 0,
+            "randomized": np.arange(count) % 5 == 0,
             "ads": np.arange(count) % 4,
         }
     )

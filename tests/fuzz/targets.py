@@ -41,11 +41,11 @@ from run_targets import (
     _parse_evaluate,
     _parse_launch,
     _parse_loop,
+    _parse_quarantine,
     _parse_report,
-    _parse_set_aside,
+    _quarantine_seeds,
     _report_seeds,
     _run_file,
-    _set_aside_seeds,
 )
 from target import Target
 
@@ -89,7 +89,7 @@ def _make_targets() -> dict[str, Target]:
         "scored csv.gz": Target("bytes", *_scored_rows("csv.gz")),
         "checkpoint arrays": Target("npz", *_checkpoint_file("arrays.npz")),
         "checkpoint state": Target("json", *_checkpoint_file("state.json")),
-        "set aside": Target("json", _set_aside_seeds, _parse_set_aside),
+        "quarantine": Target("json", _quarantine_seeds, _parse_quarantine),
         "launch": Target("json", _launch_seeds, _parse_launch),
         "run summary": Target("json", *_run_file("summary.json")),
         "run environment": Target("json", *_run_file("environment.json")),

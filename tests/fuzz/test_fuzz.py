@@ -18,7 +18,7 @@ WITHOUT_TENSORFLOW = (
         "sidecar",
         "checkpoint arrays",
         "checkpoint state",
-        "set aside",
+        "quarantine",
         "run summary",
         "run windows",
     ),

@@ -1,4 +1,4 @@
-"""Heads, factorised models and ensembles against float64 NumPy and against each other."""
+"""Heads, factorized models and ensembles against float64 NumPy and against each other."""
 
 import math
 from dataclasses import replace
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ctr.models.click_model import Architecture, ClickModel, Factors, TowerInput, ensemble_logit
 
 PLAIN = Architecture(cross_layers=1, cross_rank=2, deep_units=(5,), prior=0.2, activation="tanh")
-FACTORISED = replace(PLAIN, factors=Factors(width=4, ui_units=(6,), pieces=0, reach=6.0))
+FACTORIZED = replace(PLAIN, factors=Factors(width=4, ui_units=(6,), pieces=0, reach=6.0))
 PIECES = replace(PLAIN, factors=Factors(width=4, ui_units=(), pieces=5, reach=1.0))
 ROWS = 7
 
@@ -83,7 +83,7 @@ def by_hand(w: dict[str, np.ndarray], given, copy: int, alpha2: float) -> tuple[
 
 
 @pytest.mark.parametrize("rank_head", [False, True])
-@pytest.mark.parametrize("architecture", [PLAIN, FACTORISED, PIECES], ids=["plain", "sigmoid", "pieces"])
+@pytest.mark.parametrize("architecture", [PLAIN, FACTORIZED, PIECES], ids=["plain", "sigmoid", "pieces"])
 def test_every_kind_follows_its_formula(architecture, rank_head):
     made = model(replace(architecture, rank_head=rank_head))
     scores = made(inputs(architecture), tf.constant(0.7))
@@ -95,7 +95,7 @@ def test_every_kind_follows_its_formula(architecture, rank_head):
 
 @pytest.mark.parametrize("copies", [1, 3])
 @pytest.mark.parametrize("rank_head", [False, True])
-@pytest.mark.parametrize("architecture", [PLAIN, FACTORISED, PIECES], ids=["plain", "sigmoid", "pieces"])
+@pytest.mark.parametrize("architecture", [PLAIN, FACTORIZED, PIECES], ids=["plain", "sigmoid", "pieces"])
 def test_an_ensemble_is_its_components_run_one_by_one(architecture, rank_head, copies):
     architecture = replace(architecture, rank_head=rank_head)
     together = model(replace(architecture, components=3))
@@ -118,7 +118,7 @@ def test_an_ensemble_is_its_components_run_one_by_one(architecture, rank_head, c
 
 
 @pytest.mark.parametrize("components", [1, 3])
-@pytest.mark.parametrize("architecture", [FACTORISED, PIECES], ids=["sigmoid", "pieces"])
+@pytest.mark.parametrize("architecture", [FACTORIZED, PIECES], ids=["sigmoid", "pieces"])
 def test_combining_quality_and_ui_is_the_direct_evaluation(architecture, components):
     made = model(replace(architecture, components=components))
     given = inputs(architecture)
@@ -134,8 +134,8 @@ def test_combining_quality_and_ui_is_the_direct_evaluation(architecture, compone
 
 
 def test_towers_are_apart():
-    made = model(FACTORISED)
-    given = inputs(FACTORISED)
+    made = model(FACTORIZED)
+    given = inputs(FACTORIZED)
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(given)
         quality = made.quality(given["quality"], tf.constant(1.0))
@@ -144,9 +144,9 @@ def test_towers_are_apart():
     assert all(gradient is None for gradient in tape.gradient(ui, given["quality"]))
 
 
-def test_a_fresh_factorised_model_learns_in_both_towers():
-    made = ClickModel(FACTORISED, widths(FACTORISED))
-    given = inputs(FACTORISED)
+def test_a_fresh_factorized_model_learns_in_both_towers():
+    made = ClickModel(FACTORIZED, widths(FACTORIZED))
+    given = inputs(FACTORIZED)
     with tf.GradientTape() as tape:
         total = tf.reduce_sum(made(given, tf.constant(1.0)).logits ** 2)
     for name, gradient in tape.gradient(total, made.weights()).items():
@@ -188,8 +188,8 @@ def test_components_start_differently_and_predict_the_prior_together():
 
 
 def test_heads_compute_in_float32_under_bfloat16():
-    made = ClickModel(replace(FACTORISED, components=2, compute_dtype="bfloat16"), widths(FACTORISED))
-    scores = made(inputs(FACTORISED), tf.constant(1.0))
+    made = ClickModel(replace(FACTORIZED, components=2, compute_dtype="bfloat16"), widths(FACTORIZED))
+    scores = made(inputs(FACTORIZED), tf.constant(1.0))
     assert scores.logits.dtype == tf.float32
     assert {weight.dtype for weight in made.weights().values()} == {tf.float32}
 
@@ -197,8 +197,8 @@ def test_heads_compute_in_float32_under_bfloat16():
 def test_architectures_that_are_impossible_are_refused():
     with pytest.raises(ValueError, match="rank head needs crosses or deep layers"):
         ClickModel(Architecture(0, 0, (), rank_head=True), {"quality": 3})
-    with pytest.raises(ValueError, match="factorised model needs crosses or deep layers"):
-        ClickModel(Architecture(0, 0, (), factors=FACTORISED.factors), {"quality": 3, "ui": 2})
+    with pytest.raises(ValueError, match="factorized model needs crosses or deep layers"):
+        ClickModel(Architecture(0, 0, (), factors=FACTORIZED.factors), {"quality": 3, "ui": 2})
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_columns_are_split_over_all_tables():
         look_up(layout, tf.gather(table_values(layout), p.distinct), tensors(p))
         for layout, p in zip(LAYOUTS, plans(), strict=True)
     ]
-    inputs = tower_inputs(looked_up, LAYOUTS, factorised=False)
+    inputs = tower_inputs(looked_up, LAYOUTS, factorized=False)
     assert list(inputs) == ["quality"]
     e0, linear = (value[0] for value in inputs["quality"])
     exact = [brute_force(layout, table_values(layout)) for layout in LAYOUTS]
@@ -146,7 +146,7 @@ def test_tables_of_width_0_give_linear_weights_only(way):
         look_up(layout, tf.gather(table_values(layout), plan.distinct), tensors(plan), **way)
         for layout, plan in zip(layouts, own, strict=True)
     ]
-    e0, linear = (value[0] for value in tower_inputs(looked_up, layouts, factorised=False)["quality"])
+    e0, linear = (value[0] for value in tower_inputs(looked_up, layouts, factorized=False)["quality"])
     assert (e0.shape, linear.shape) == ((PADDED_ROWS, 0), (PADDED_ROWS,))
     assert linear.numpy()[: len(IDS)].any()
 
@@ -162,9 +162,9 @@ def test_towers_and_copies_are_kept_apart(way):
         look_up(layout, tf.gather(table, plan.distinct), tensors(plan), **way)
         for layout, table, plan in zip(layouts, tables, plans(), strict=True)
     ]
-    inputs = tower_inputs(looked_up, layouts, factorised=True)
-    assert tower_widths(layouts, factorised=True) == {"quality": 8, "ui": 3}
-    assert tower_widths(layouts, factorised=False) == {"quality": 11}
+    inputs = tower_inputs(looked_up, layouts, factorized=True)
+    assert tower_widths(layouts, factorized=True) == {"quality": 8, "ui": 3}
+    assert tower_widths(layouts, factorized=False) == {"quality": 11}
     for tower, (e0, linear) in inputs.items():
         for copy in range(2):
             embeddings, weights = [], np.zeros(len(IDS))

@@ -28,7 +28,7 @@ def test_all_is_off_by_default():
 def test_defaults():
     given = parse(ranking={}, distillation={"teacher": "teacher-1"}, **constraints(family()))
     ranking, distillation, bias = given.ranking, given.distillation, given.bias_constraints
-    assert (ranking.weight, ranking.setup, ranking.most_pairs) == (0.1, "multi_objective", 4096)
+    assert (ranking.weight, ranking.setup, ranking.max_pairs) == (0.1, "multi_objective", 4096)
     assert (distillation.log, distillation.weight, distillation.missing) == (None, 1.0, "refuse")
     assert (bias.learning_rate, bias.regularization, bias.logs) == (0.01, 0.01, ())
     assert bias.families[0].model_dump() == {
@@ -46,7 +46,7 @@ def test_defaults():
 def test_what_is_dumped_is_read_again_with_the_values_as_they_were():
     values = [1, "1", 2.5, True, None, ""]
     given = parse(
-        ranking={"weight": 0.3, "setup": "multi_task", "most_pairs": 10, "ramp": {"start": 5, "length": 7}},
+        ranking={"weight": 0.3, "setup": "multi_task", "max_pairs": 10, "ramp": {"start": 5, "length": 7}},
         distillation={"teacher": "t", "log": "runs/log", "weight": 0.25, "missing": "train_without"},
         **constraints(
             family(features={"position": values, "site": "all"}, estimated_ctr=[0.01, 0.5], log="random"),
@@ -70,8 +70,8 @@ def test_what_is_dumped_is_read_again_with_the_values_as_they_were():
             {"ranking": {"setup": "both"}},
             "ranking.setup: 'both' is not allowed.*'multi_objective' or 'multi_task'",
         ),
-        ({"ranking": {"most_pairs": 0}}, "ranking.most_pairs: 0 is not allowed"),
-        ({"ranking": {"most_pairs": 2**20 + 1}}, "ranking.most_pairs: 1048577 is not allowed"),
+        ({"ranking": {"max_pairs": 0}}, "ranking.max_pairs: 0 is not allowed"),
+        ({"ranking": {"max_pairs": 2**20 + 1}}, "ranking.max_pairs: 1048577 is not allowed"),
         ({"distillation": {}}, "distillation.teacher: missing"),
         ({"distillation": {"teacher": "../x"}}, r"distillation.teacher: '../x' is not allowed"),
         ({"distillation": {"teacher": "x", "weight": 0}}, "distillation.weight: 0 is not allowed"),

@@ -14,7 +14,7 @@ MOST = 2**20
 
 
 def batch(queries, seed=0):
-    """The arguments of click_pairs, but for most_pairs, for queries of (label, weight) rows with random ids."""
+    """The arguments of click_pairs, but for max_pairs, for queries of (label, weight) rows with random ids."""
     rng = np.random.default_rng(seed)
     sizes = [len(rows) for rows in queries]
     begins = np.concatenate([[0], np.cumsum(sizes)])[:-1].astype(np.int64) if sizes else np.zeros(0, np.int64)
@@ -79,7 +79,7 @@ def test_a_querys_pairs_can_be_divided_by_a_power_of_their_sum(queries, most, ex
 
 
 @given(queries_of_rows, st.integers(1, 12), st.integers(0, 2**32))
-def test_a_query_with_more_has_exactly_most_pairs_of_its_own_weighted_up(queries, most, seed):
+def test_a_query_with_more_has_exactly_max_pairs_of_its_own_weighted_up(queries, most, seed):
     found = as_dict(click_pairs(*batch(queries, seed), most))
     for part in by_loops(queries):
         mine = {pair: weight for pair, weight in found.items() if pair in part}
@@ -99,7 +99,7 @@ def test_queries_without_pairs(queries):
         assert [len(part) for part in click_pairs(*batch(queries), most)] == [0, 0, 0]
 
 
-def test_a_query_of_just_most_pairs_is_whole():
+def test_a_query_of_just_max_pairs_is_whole():
     queries = [[(1, 1.0)] * 3 + [(0, 1.0)] * 4]
     assert set(as_dict(click_pairs(*batch(queries), 12)).values()) == {1.0}
     assert set(as_dict(click_pairs(*batch(queries), 11)).values()) == {np.float32(12 / 11)}

@@ -1,5 +1,6 @@
 """The whole objective and its gradients against float64 NumPy with every pair enumerated."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -115,7 +116,7 @@ def reference(rows: Rows, source: np.ndarray, logit: np.ndarray, score: np.ndarr
                 constraint += weight[i] * dual[k] * (y[i] - sigmoid(logit[i]))
     alpha1 = 0.3 * 0.8
     total = (1 - alpha1) * logistic + alpha1 * ranked + 0.7 * 0.5 * distilled + 0.6 * constraint
-    return float(total / weight.sum())
+    return float(total / own.sum())
 
 
 def in_graph(rows: Rows, source: np.ndarray, logits: np.ndarray, capacity: int = 16):
@@ -162,6 +163,61 @@ def test_loss_and_gradients_are_those_of_the_formula(seed):
         assert (found.numpy()[count:] == -1).all()
 
 
+def gradient_of(content: dict[str, Any], rows: Rows, source: np.ndarray, logit: np.ndarray) -> np.ndarray:
+    """Of the loss by each row's logit, with all ramps at 1."""
+    config = parse_model(ObjectiveConfig, {"bias_constraints": content}, "test")
+    families = resolve_families(config.bias_constraints, SCHEMA)
+    made = make_targets(config, families, rows, source, len(rows))
+    targets = {name: tf.constant(array) for name, array in made.items()}
+    duals = [tf.constant(dual, tf.float32) for dual in DUALS]
+    ramps = {name: tf.constant(1.0) for name in RAMPS}
+    at = tf.constant(logit, tf.float32)
+    with tf.GradientTape() as tape:
+        tape.watch(at)
+        index = slices_of(families, targets, at)
+        loss = total_loss(config, targets, at, at[tf.newaxis], at[tf.newaxis], ramps, duals, index)
+    return tf.convert_to_tensor(tape.gradient(loss, at)).numpy()
+
+
+@pytest.mark.parametrize("own_loss", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_of_a_constraint_log_leave_the_gradient_of_the_others_as_it_is(seed, own_loss):
+    rows, source, logits = draw(seed)
+    logit = logits[0]
+    content = {
+        **CONTENT["bias_constraints"],
+        "logs": [{**CONTENT["bias_constraints"]["logs"][0], "own_loss": own_loss}],
+    }
+    # In float64: (w_i (p - y) of rows with losses of their own - w_i p (1 - p) sum_k lambda_k) / their weights.
+    weight, p = rows.train_weight.astype(float), sigmoid(logit)
+    own = np.where((source == 0) | own_loss, weight, 0.0)
+    dual = np.zeros(len(rows))
+    for family, values in zip(slices(rows, source, logit), DUALS, strict=True):
+        dual += [values[k] if k >= 0 else 0.0 for k in family]
+    expected = (own * (p - rows.label) - weight * dual * p * (1 - p)) / own.sum()
+    found = gradient_of(content, rows, source, logit)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+    without = gradient_of(content, rows.slice(0, OWN), source[:OWN], logit[:OWN])
+    if own_loss:
+        # They are examples like any others then.
+        np.testing.assert_allclose(found[:OWN] * own.sum(), without * own[:OWN].sum(), rtol=1e-5)
+    else:
+        assert np.array_equal(found[:OWN], without)
+    assert found[OWN:].any()
+
+
+def test_a_batch_whose_own_rows_were_all_dropped_still_learns_from_its_constraint_log():
+    rows, source, logits = draw(0)
+    rows = dataclasses.replace(
+        rows, train_weight=np.where(source == 0, 0, rows.train_weight).astype(np.float32)
+    )
+    weight, p = rows.train_weight.astype(float), sigmoid(logits[0])
+    expected = -weight * DUALS[2][0] * p * (1 - p) / weight.sum()
+    found = gradient_of(CONTENT["bias_constraints"], rows, source, logits[0])
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-8)
+    assert found.any()
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_duals_climb_along_the_mean_bias_of_their_slice(seed):
     rows, source, logits = draw(seed)
@@ -193,7 +249,7 @@ def test_with_all_ramps_at_zero_it_is_the_logistic_loss():
     loss = total_loss(CONFIG, targets, logit, logit[tf.newaxis], logit[tf.newaxis], zero, duals, index)
     own = np.where(source == 0, rows.train_weight, 0)
     losses = np.logaddexp(0, np.where(rows.label == 1, -logits[0], logits[0]))
-    assert loss.numpy() == pytest.approx((own * losses).sum() / rows.train_weight.sum(), rel=1e-6)
+    assert loss.numpy() == pytest.approx((own * losses).sum() / own.sum(), rel=1e-6)
     seen = [tf.zeros([2, len(dual)]) for dual in DUALS]
     moved = next_duals(CONFIG, FAMILIES, targets, logit, zero["ranking"], duals, seen, index)
     for before, (now, _) in zip(DUALS, moved, strict=True):

@@ -91,7 +91,7 @@ EXPERIMENT: dict[str, Any] = {
     },
     "seeds": [1, 2],
     "teachers": {"wide": {"set": {"model.deep.units": [16]}}},
-    "samplings": {"low": {"uninformative": {"rate": 0.5, "low_loss": {"teacher": "wide", "below": 0.05}}}},
+    "samplings": {"low": {"uninformative": {"rate": 0.5, "low_loss": {"teacher": "wide", "max_loss": 0.05}}}},
     "arms": {
         "smelu": {"set": {"model.deep.activation": "smelu"}},
         "student": {"teacher": "wide", "sampling": "low"},

@@ -21,7 +21,7 @@ WHOLE: dict[str, Any] = {
     "teachers": {"wide": {"set": {"model.deep.units": [32]}, "seed": 9}, "unused": {}},
     "samplings": {
         "half": {"non_click_rate": 0.5},
-        "low": {"uninformative": {"rate": 0.3, "low_loss": {"teacher": "wide", "below": 0.05}}},
+        "low": {"uninformative": {"rate": 0.3, "low_loss": {"teacher": "wide", "max_loss": 0.05}}},
         "unused": {},
     },
     "baseline": {"title": "DCNv2", "set": {"batch.rows": 128}},
@@ -155,7 +155,7 @@ def test_a_baseline_alone_is_an_experiment(plan_of):
         ),
         ({"seeds": [1, 1]}, "seeds: 1 stands there twice"),
         ({"seeds": []}, "seeds: "),
-        ({"config": {"batch": {"row": 1}}}, "config.batch.row: unknown key; allowed: largest_query, rows"),
+        ({"config": {"batch": {"row": 1}}}, "config.batch.row: unknown key; allowed: max_query_rows, rows"),
         ({"baseline": {"set": {"jit": "yes"}}}, "baseline.set.jit"),
         ({"base": "nothing.yaml"}, "nothing.yaml: no such file"),
         ({"samplings": {"s": {"rate": 1}}}, "samplings.s.rate: unknown key"),

@@ -51,10 +51,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "bottlenecks": {**NETWORK, "deep": {"units": [16, 8], "ranks": [4, 0], "activation": "gelu"}},
     "logistic": {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": 0.2},
     "ensemble": {**NETWORK, "ensemble": {"components": 2}},
-    "factorised": {**NETWORK, "factorised": FACTORS},
-    "factorised ensemble": {
+    "factorized": {**NETWORK, "factorized": FACTORS},
+    "factorized ensemble": {
         **NETWORK,
-        "factorised": {**FACTORS, "transfer": "piecewise_linear", "pieces": 5, "reach": 2.0},
+        "factorized": {**FACTORS, "transfer": "piecewise_linear", "pieces": 5, "reach": 2.0},
         "ensemble": {"components": 2, "embeddings": "separate"},
     },
 }
@@ -121,7 +121,7 @@ def packed_table(raw: dict[str, list[Any]], schema: Schema = SCHEMA) -> pa.Table
     return pack_table(schema, keys, raw_table(raw))
 
 
-def randomise(state: TrainState, seed: int) -> None:
+def randomize(state: TrainState, seed: int) -> None:
     """Weights as if something had been learned: linear weights and biases are not 0, nothing is symmetric."""
     rng = np.random.default_rng(seed)
     for table in state.tables:
@@ -154,7 +154,7 @@ def make_case(
     raw = draw_raw(rows)
     table = packed_table(raw)
     state = TrainState(config.model.table_layouts(SCHEMA), config, compute_dtype)
-    randomise(state, examples)
+    randomize(state, examples)
     feed = make_feed(set_rejects_apart(rows_of_table(table, SCHEMA, 0)), state.layouts, 64)
     steps = make_steps(state, config, jit=False)
     logit = steps.score(feed, config.ramps_at(TRAINED_EXAMPLES))[0].numpy()[:rows]

@@ -23,10 +23,10 @@ from ctr.training.state import dense_weights
 
 _SLOW = [
     pytest.param(model, "bfloat16", marks=pytest.mark.slow)
-    for model in ("bottlenecks", "logistic", "ensemble", "factorised")
+    for model in ("bottlenecks", "logistic", "ensemble", "factorized")
 ]
-MODELS = ("plain", "bottlenecks", "logistic", "ensemble", "factorised", "factorised ensemble")
-FACTORISED = ("factorised", "factorised ensemble")
+MODELS = ("plain", "bottlenecks", "logistic", "ensemble", "factorized", "factorized ensemble")
+FACTORIZED = ("factorized", "factorized ensemble")
 # Of logits. The batches of trainer and server differ in size, so sums of products may be rounded otherwise.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 0.02}
 
@@ -36,7 +36,7 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 0.02}
     [
         *((model, "float32") for model in MODELS),
         ("plain", "bfloat16"),
-        ("factorised ensemble", "bfloat16"),
+        ("factorized ensemble", "bfloat16"),
         *_SLOW,
     ],
 )
@@ -50,7 +50,7 @@ def test_predictions_are_the_trainers(case, exported, model, compute_dtype):
 
 @pytest.mark.parametrize(
     ("model", "compute_dtype"),
-    [*((model, "float32") for model in FACTORISED), ("factorised ensemble", "bfloat16")],
+    [*((model, "float32") for model in FACTORIZED), ("factorized ensemble", "bfloat16")],
 )
 def test_the_factors_give_the_same_predictions(case, exported, model, compute_dtype):
     expected = case(model, compute_dtype)
@@ -69,12 +69,12 @@ def test_the_factors_give_the_same_predictions(case, exported, model, compute_dt
 
 
 def test_a_row_of_q_goes_with_many_of_u(case, exported):
-    raw = case("factorised ensemble").raw
-    scorer = Scorer(exported("factorised ensemble"))
+    raw = case("factorized ensemble").raw
+    scorer = Scorer(exported("factorized ensemble"))
     made = {"Q": scorer.quality(raw)[:7], "U": scorer.ui(raw)[:20]}
     pairs = scorer.combine_pairs(made["Q"], made["U"])
     assert pairs.shape == (7, 20)
-    combine = tf.saved_model.load(str(exported("factorised ensemble"))).signatures["combine"]
+    combine = tf.saved_model.load(str(exported("factorized ensemble"))).signatures["combine"]
     for row in range(7):
         in_graph = combine(Q=tf.constant(made["Q"][row : row + 1]), U=tf.constant(made["U"]))["p"].numpy()
         np.testing.assert_allclose(pairs[row], in_graph, rtol=1e-5)
@@ -83,7 +83,7 @@ def test_a_row_of_q_goes_with_many_of_u(case, exported):
 
 
 def test_towers_take_the_columns_of_their_own_features(exported):
-    signatures = read_metadata(exported("factorised"))["signatures"]
+    signatures = read_metadata(exported("factorized"))["signatures"]
     columns = {name: {i["column"] for i in signatures[name]["inputs"].values()} for name in ("quality", "ui")}
     # A cross in the UI tower needs what it is made of.
     assert columns["ui"] == {"position", "size", "user:id"}
@@ -108,7 +108,7 @@ print(json.dumps(outputs))
 """
 
 
-@pytest.mark.parametrize("model", ["plain", "factorised ensemble"])
+@pytest.mark.parametrize("model", ["plain", "factorized ensemble"])
 def test_a_process_without_the_project(case, exported, fresh_python, tmp_path, model):
     expected = case(model)
     folder = tmp_path / "7"
@@ -140,7 +140,7 @@ def test_a_process_without_the_project(case, exported, fresh_python, tmp_path, m
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-expected.logit)), rtol=1e-4)
 
 
-@pytest.mark.parametrize("model", ["plain", "factorised"])
+@pytest.mark.parametrize("model", ["plain", "factorized"])
 def test_a_session_serves_it(case, exported, model):
     """As TensorFlow Serving does: a graph, a session, and the tensors that the signature names."""
     expected = case(model)
@@ -173,12 +173,12 @@ assert not loaded, loaded
 
 @pytest.mark.slow
 def test_the_scorer_needs_nothing_of_the_trainer(case, exported, fresh_python, root, tmp_path):
-    expected = case("factorised ensemble", "bfloat16")
+    expected = case("factorized ensemble", "bfloat16")
     (tmp_path / "raw.json").write_text(json.dumps(expected.raw))
     done = fresh_python(
         "-c",
         SCORER_ALONE,
-        exported("factorised ensemble", "bfloat16"),
+        exported("factorized ensemble", "bfloat16"),
         tmp_path / "raw.json",
         cwd=tmp_path,
         path=root,
@@ -209,7 +209,7 @@ def test_nothing_but_what_predicts_is_in_it(case, exported, compute_dtype):
     assert bool(halves) == (compute_dtype == "bfloat16")
 
 
-@pytest.mark.parametrize("model", ["plain", "bottlenecks", "factorised ensemble"])
+@pytest.mark.parametrize("model", ["plain", "bottlenecks", "factorized ensemble"])
 def test_nothing_in_it_needs_xla_or_the_host(exported, model):
     saved = saved_model_pb2.SavedModel()
     saved.ParseFromString((exported(model) / "saved_model.pb").read_bytes())
@@ -220,7 +220,7 @@ def test_nothing_in_it_needs_xla_or_the_host(exported, model):
         assert not [node.op for node in function.node_def if "PyFunc" in node.op or node.op == "XlaLaunch"]
 
 
-@pytest.mark.parametrize("model", ["plain", "factorised"])
+@pytest.mark.parametrize("model", ["plain", "factorized"])
 def test_warm_up_requests_run(exported, model):
     folder = exported(model)
     loaded = tf.saved_model.load(str(folder))
@@ -285,7 +285,7 @@ def test_input_names_are_the_columns_where_that_is_possible(tmp_path):
 
 def test_a_column_has_one_name_in_all_functions(case):
     """Also where only one of the towers reads another column whose name would be the same."""
-    snapshot = case("factorised").snapshot
+    snapshot = case("factorized").snapshot
     renamed = {"price": "a b", "size": "a-b"}
     features = [
         feature.model_copy(update={"source": renamed[feature.name]}) if feature.name in renamed else feature

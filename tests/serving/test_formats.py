@@ -27,7 +27,7 @@ model:
   crosses: {{layers: 2, rank: 4, ramp: {{length: 3000}}}}
   deep: {{units: [32, 16], activation: smelu}}
   prior: 0.1
-  factorised: {factorised}
+  factorized: {factorized}
 checkpoint: {{every_examples: 1, keep: 99}}
 compute_dtype: {dtype}
 """
@@ -75,9 +75,9 @@ def write_simulated(folder: Path, rows: int) -> tuple[Path, Path]:
     return folder / "log", folder / "rows.jsonl"
 
 
-def run_and_score(folder: Path, log: Path, inputs: list[str], dtype: str, factorised: bool, rows: int = 700):
+def run_and_score(folder: Path, log: Path, inputs: list[str], dtype: str, factorized: bool, rows: int = 700):
     """Trains with a checkpoint after every batch, exports the second one, scores the raw rows."""
-    config = CONFIG.format(rows=rows, dtype=dtype, factorised="{}" if factorised else "null")
+    config = CONFIG.format(rows=rows, dtype=dtype, factorized="{}" if factorized else "null")
     (folder / "config.yaml").write_text(config)
     run = folder / "run"
     assert main(["train", str(log), "--config", str(folder / "config.yaml"), "--out", str(run)]) == 0
@@ -129,10 +129,10 @@ def test_criteo(tmp_path):
     check_criteo(tmp_path, write_criteo(tmp_path / "raw", 2500), "bfloat16")
 
 
-@pytest.mark.parametrize(("dtype", "factorised"), [("float32", True), ("bfloat16", False)])
-def test_simulator(tmp_path, dtype, factorised):
+@pytest.mark.parametrize(("dtype", "factorized"), [("float32", True), ("bfloat16", False)])
+def test_simulator(tmp_path, dtype, factorized):
     log, rows = write_simulated(tmp_path, 2500)
-    predictions, scores, begin, end = run_and_score(tmp_path, log, [str(rows)], dtype, factorised)
+    predictions, scores, begin, end = run_and_score(tmp_path, log, [str(rows)], dtype, factorized)
     assert set(scores) == {"file", "row", "logit", "p"}
     assert_equal(predictions["logit"].to_numpy(), scores["logit"].to_numpy(), begin, end, dtype)
     # The log itself, by its ids.

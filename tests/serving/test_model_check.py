@@ -52,7 +52,7 @@ FEATURES = [
 
 @pytest.fixture
 def model(exported, tmp_path) -> Path:
-    return shutil.copytree(exported("factorised"), tmp_path / "model")
+    return shutil.copytree(exported("factorized"), tmp_path / "model")
 
 
 def accept_hashes(model: Path) -> None:
@@ -216,7 +216,7 @@ def test_no_operation_on_the_list_reads_or_runs_anything_else():
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "kind", ["plain", "bottlenecks", "logistic", "ensemble", "factorised", "factorised ensemble"]
+    "kind", ["plain", "bottlenecks", "logistic", "ensemble", "factorized", "factorized ensemble"]
 )
 def test_exports_of_every_kind_are_loaded(exported, kind, dtype):
     check_model(exported(kind, dtype))

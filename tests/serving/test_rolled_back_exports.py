@@ -49,7 +49,7 @@ def told(run: Path) -> dict[int, tuple[int, str]]:
 
 @pytest.fixture(scope="module")
 def gone_back(log, tmp_path_factory) -> tuple[Path, list[dict[str, Any]], list[list[int]]]:
-    """A run that goes back twice, what it set aside, and its exports when each batch was passed."""
+    """A run that goes back twice, what it quarantined, and its exports when each batch was passed."""
     run, seen = tmp_path_factory.mktemp("rolled-back") / "run", list[list[int]]()
 
     def look(position: int, _: dict[str, Any]) -> None:
@@ -57,7 +57,7 @@ def gone_back(log, tmp_path_factory) -> tuple[Path, list[dict[str, Any]], list[l
 
     with injected(MORE):
         summary = train(log, configured(2), run, look, exporter=export_from_run)
-    return run, summary["set_aside"], seen
+    return run, summary["quarantined"], seen
 
 
 def test_those_from_beyond_are_made_anew(gone_back, tmp_path):

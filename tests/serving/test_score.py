@@ -17,8 +17,8 @@ from ctr.serving.scorer import Scorer
 @pytest.fixture
 def place(case, exported, tmp_path, monkeypatch) -> Path:
     """A folder with a model and its rows as a table."""
-    shutil.copytree(exported("factorised"), tmp_path / "models" / "123")
-    raw = pa.table(case("factorised").raw)
+    shutil.copytree(exported("factorized"), tmp_path / "models" / "123")
+    raw = pa.table(case("factorized").raw)
     pq.write_table(raw, tmp_path / "rows.parquet")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -55,12 +55,12 @@ def test_a_table(case, place, capfd):
     assert list(scores) == ["file", "row", "logit", "p"]
     assert scores["row"].tolist() == list(range(1, 91))
     assert set(scores["file"]) == {"rows.parquet"}
-    np.testing.assert_allclose(scores["logit"], case("factorised").logit, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(scores["logit"], case("factorized").logit, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "tsv"])
 def test_other_files(case, place, suffix):
-    raw = case("factorised").raw
+    raw = case("factorized").raw
     path = place / f"rows.{suffix}"
     if suffix == "jsonl":
         rows = [dict(zip(raw, values, strict=True)) for values in zip(*raw.values(), strict=True)]
@@ -72,22 +72,22 @@ def test_other_files(case, place, suffix):
         frame["class"] = frame["class"].astype("Int64")
         frame.to_csv(path, index=False, sep="," if suffix == "csv" else "\t")
     scores = score(path.name)
-    np.testing.assert_allclose(scores["logit"], case("factorised").logit, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(scores["logit"], case("factorized").logit, rtol=0, atol=1e-5)
 
 
 def test_several_files_in_order(case, place):
-    raw = pa.table(case("factorised").raw)
+    raw = pa.table(case("factorized").raw)
     (place / "parts").mkdir()
     for part in range(3):
         pq.write_table(raw.slice(30 * part, 30), place / "parts" / f"part_{9 + part}.parquet")
     scores = score("parts/part_9.parquet", "parts/part_10.parquet", "parts/part_11.parquet")
     assert scores["file"].tolist() == [name for n in (9, 10, 11) for name in [f"part_{n}.parquet"] * 30]
     assert scores["row"].tolist() == list(range(1, 31)) * 3
-    np.testing.assert_allclose(scores["logit"], case("factorised").logit, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(scores["logit"], case("factorized").logit, rtol=0, atol=1e-5)
 
 
 def test_faulty_rows_are_set_aside(case, place, capfd):
-    raw = {name: values[:6] for name, values in case("factorised").raw.items()}
+    raw = {name: values[:6] for name, values in case("factorized").raw.items()}
     raw["tags"] = [["a"], ["b|c", "d"], [], ["e"], ["|"], []]
     raw["price"] = ["1", "2", "x", "4", "5", ""]
     pq.write_table(pa.table(raw), place / "faulty.parquet")
@@ -119,24 +119,24 @@ def test_lines_that_cannot_be_read(place):
 
 
 def test_no_rows_at_all(case, place):
-    pq.write_table(pa.table(case("factorised").raw).slice(0, 0), place / "empty.parquet")
+    pq.write_table(pa.table(case("factorized").raw).slice(0, 0), place / "empty.parquet")
     scores = score("empty.parquet")
     assert list(scores) == ["file", "row", "logit", "p"]
     assert len(scores) == 0
 
 
 def test_a_log(case, place, publish_rows, capfd):
-    publish_rows(place / "log", case("factorised").table)
+    publish_rows(place / "log", case("factorized").table)
     scores = score("log")
     assert result(capfd)["scored"] == 90
     assert list(scores) == ["query_time", "query_id", "example_id", "logit", "p"]
     assert scores["example_id"].tolist() == list(range(90))
     assert scores["query_id"].tolist() == [row // 3 for row in range(90)]
-    np.testing.assert_allclose(scores["logit"], case("factorised").logit, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(scores["logit"], case("factorized").logit, rtol=0, atol=1e-5)
 
 
 def test_faulty_rows_of_a_log(case, place, publish_rows):
-    table = case("factorised").table
+    table = case("factorized").table
     weights = table.column("train_weight").to_numpy().copy()
     weights[[7, 40]] = np.nan
     position = table.schema.get_field_index("train_weight")
@@ -151,7 +151,7 @@ def test_faulty_rows_of_a_log(case, place, publish_rows):
 
 def test_a_mapping(case, place):
     """Columns of other names, one of them derived; labels and times are not needed."""
-    raw = case("factorised").raw
+    raw = case("factorized").raw
     frame = pd.DataFrame({**raw, "tags": ["|".join(tags) for tags in raw["tags"]]})
     frame = frame.rename(columns={"title": "headline"})
     frame["class"] = frame["class"].astype("Int64")
@@ -172,7 +172,7 @@ def test_a_mapping(case, place):
     scores = score("rows.csv", "--mapping", "mapping.yaml")
     assert list(scores) == ["file", "row", "example_id", "logit", "p"]
     assert scores["example_id"].is_unique
-    np.testing.assert_allclose(scores["logit"], case("factorised").logit, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(scores["logit"], case("factorized").logit, rtol=0, atol=1e-5)
 
 
 class TestRefusals:
@@ -196,7 +196,7 @@ class TestRefusals:
         assert words in error_line(capfd, "a.csv", "c.csv.gz", "b.jsonl")
 
     def test_a_missing_column(self, case, place, capfd):
-        raw = pa.table(case("factorised").raw).drop_columns(["price"])
+        raw = pa.table(case("factorized").raw).drop_columns(["price"])
         pq.write_table(raw, place / "rows.parquet")
         assert "rows.parquet: no column price; the columns found are user:id, class" in error_line(
             capfd, "rows.parquet"
@@ -211,7 +211,7 @@ class TestRefusals:
         ],
     )
     def test_a_column_of_another_type(self, case, place, capfd, column, values, words):
-        raw = {**case("factorised").raw, column: values}
+        raw = {**case("factorized").raw, column: values}
         pq.write_table(pa.table(raw), place / "rows.parquet")
         assert words in error_line(capfd, "rows.parquet")
 

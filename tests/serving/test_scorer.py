@@ -27,8 +27,8 @@ def plain(exported) -> Scorer:
 
 
 @pytest.fixture(scope="module")
-def factorised(exported) -> Scorer:
-    return Scorer(exported("factorised"))
+def factorized(exported) -> Scorer:
+    return Scorer(exported("factorized"))
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,11 @@ def test_one_value_stands_for_every_row(plain):
     np.testing.assert_allclose(plain.predict({**first, "tags": "t1|t2"}), plain.predict(ROWS)[:1], rtol=1e-6)
 
 
-def test_no_rows(plain, factorised):
+def test_no_rows(plain, factorized):
     nothing = {name: [] for name in ROWS}
     assert plain.predict(nothing).shape == (0,)
-    assert factorised.ui(nothing).shape == (0, 1, 6)
-    assert factorised.quality(nothing).shape == (0, 1, 6)
+    assert factorized.ui(nothing).shape == (0, 1, 6)
+    assert factorized.quality(nothing).shape == (0, 1, 6)
 
 
 @pytest.mark.parametrize(
@@ -106,31 +106,31 @@ def test_wrong_values(plain, changes, words):
         plain.predict({**ROWS, **changes})
 
 
-def test_an_absent_column(plain, factorised):
+def test_an_absent_column(plain, factorized):
     with pytest.raises(
         InputError, match="predict: the column price is absent; needed are user:id, class, price"
     ):
         plain.predict({name: values for name, values in ROWS.items() if name != "price"})
     ui = {name: ROWS[name] for name in ("position", "size", "user:id")}
-    assert factorised.ui(ui).shape == (3, 1, 6)
+    assert factorized.ui(ui).shape == (3, 1, 6)
     with pytest.raises(InputError, match="quality: the column class is absent"):
-        factorised.quality(ui)
+        factorized.quality(ui)
 
 
 def test_the_plain_model_has_no_factors(plain):
     for ask in (plain.quality, plain.ui):
-        with pytest.raises(InputError, match="not factorised"):
+        with pytest.raises(InputError, match="not factorized"):
             ask(ROWS)
-    with pytest.raises(InputError, match="not factorised"):
+    with pytest.raises(InputError, match="not factorized"):
         plain.combine(np.zeros((1, 1, 3)), np.zeros((1, 1, 3)))
-    assert not plain.factorised
+    assert not plain.factorized
 
 
 class TestCacheOfU:
     @pytest.fixture
     def counted(self, exported, monkeypatch):
         """A scorer that notes how many rows of U the model computes."""
-        scorer = Scorer(exported("factorised"), cached_rows=3)
+        scorer = Scorer(exported("factorized"), cached_rows=3)
         function, computed = scorer._functions["ui"], []
 
         def noting(tensors):
@@ -144,7 +144,7 @@ class TestCacheOfU:
 
     def test_rows_are_computed_once(self, counted, exported):
         scorer, computed = counted
-        direct = Scorer(exported("factorised"), cached_rows=0)
+        direct = Scorer(exported("factorized"), cached_rows=0)
         repeated = {name: [*ROWS[name], *ROWS[name]] for name in ("position", "size", "user:id")}
         np.testing.assert_allclose(scorer.ui(repeated), direct.ui(repeated), rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(scorer.ui(ROWS), scorer.ui(ROWS))
@@ -171,7 +171,7 @@ class TestCacheOfU:
     def test_more_rows_than_it_holds(self, counted, exported):
         scorer, _ = counted
         many = {"position": [str(n) for n in range(10)], "size": list(range(10)), "user:id": "u"}
-        direct = Scorer(exported("factorised"), cached_rows=0)
+        direct = Scorer(exported("factorized"), cached_rows=0)
         for _ in range(2):
             np.testing.assert_allclose(scorer.ui(many), direct.ui(many), rtol=1e-5, atol=1e-6)
 

@@ -13,7 +13,7 @@ from ctr.simulator.traffic import Candidates, Queries, draw_candidates, shown_fo
 from ctr.simulator.world import World
 
 CONFIG = WorldConfig(
-    queries_per_day=1_500, users=200, ads=60, advertisers=15, words=40, topics=4, randomised_share=0.2
+    queries_per_day=1_500, users=200, ads=60, advertisers=15, words=40, topics=4, randomized_share=0.2
 )
 
 
@@ -48,7 +48,7 @@ def test_ads_prices_and_places(world: World, day: Day, candidates: Candidates, r
         return float(policy(day.queries, day.ads, Placed(np.array([query]), ad, place, form))[0])
 
     expected = 0
-    for query in np.flatnonzero(~day.queries.randomised)[:150].tolist():
+    for query in np.flatnonzero(~day.queries.randomized)[:150].tolist():
         slots = np.flatnonzero(candidates.present[query]).tolist()
         bids = {slot: float(day.ads.bid[candidates.ad[query, slot]]) for slot in slots}
         worth = {slot: bids[slot] * predicted(query, slot, 1) for slot in slots}
@@ -70,7 +70,7 @@ def test_ads_prices_and_places(world: World, day: Day, candidates: Candidates, r
     assert (expected == 0) == (reserve == 1e9)
 
 
-def test_randomised_queries_follow_no_policy(world: World, day: Day, candidates: Candidates) -> None:
+def test_randomized_queries_follow_no_policy(world: World, day: Day, candidates: Candidates) -> None:
     def contrary(queries: Queries, ads: Ads, placed: Placed) -> np.ndarray:
         return np.linspace(0.9, 0.001, len(placed), dtype=np.float32)
 
@@ -78,13 +78,13 @@ def test_randomised_queries_follow_no_policy(world: World, day: Day, candidates:
         run_auction(CONFIG, policy, day.queries, day.ads, candidates)
         for policy in (crude_policy(CONFIG, world), contrary)
     ]
-    drawn = [result.query[day.queries.randomised[result.query]] for result in results]
+    drawn = [result.query[day.queries.randomized[result.query]] for result in results]
     assert np.array_equal(*drawn)
-    ads = [result.ad[day.queries.randomised[result.query]] for result in results]
+    ads = [result.ad[day.queries.randomized[result.query]] for result in results]
     assert np.array_equal(*ads)
-    others = [result.ad[~day.queries.randomised[result.query]] for result in results]
+    others = [result.ad[~day.queries.randomized[result.query]] for result in results]
     assert len(others[0]) != len(others[1])
-    assert not results[0].price[day.queries.randomised[results[0].query]].any()
+    assert not results[0].price[day.queries.randomized[results[0].query]].any()
 
 
 def test_what_is_worth_nothing_costs_nothing(day: Day, candidates: Candidates) -> None:
@@ -93,7 +93,7 @@ def test_what_is_worth_nothing_costs_nothing(day: Day, candidates: Candidates) -
 
     config = CONFIG.model_copy(update={"reserve": 0.0})
     shown = run_auction(config, hopeless, day.queries, day.ads, candidates)
-    assert not day.queries.randomised[shown.query].all()
+    assert not day.queries.randomized[shown.query].all()
     assert np.array_equal(shown.price, np.zeros(len(shown)))
 
 

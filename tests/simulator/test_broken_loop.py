@@ -83,7 +83,7 @@ def broken(place: Path) -> tuple[Path, dict[int, Any]]:
 
 
 def aside(loop: Path) -> list[dict[str, Any]]:
-    return json.loads((loop / "run" / "summary.json").read_text())["set_aside"]
+    return json.loads((loop / "run" / "summary.json").read_text())["quarantined"]
 
 
 def test_a_day_is_learned_before_the_next_one_is_served(place: Path, broken: tuple[Path, Any]) -> None:

@@ -42,7 +42,7 @@ WORLD: dict[str, Any] = {
     "advertisers": 20,
     "words": 100,
     "topics": 5,
-    "randomised_share": 0.1,
+    "randomized_share": 0.1,
 }
 FIRST = 3
 MODEL: dict[str, Any] = {
@@ -79,9 +79,9 @@ def learn(log: Path, run: Path, config: dict[str, Any]) -> Path:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a simulated log, one of its randomised traffic, and a run."""
+    """A folder with a simulated log, one of its randomized traffic, and a run."""
     folder = tmp_path_factory.mktemp("loop")
-    simulate(world(), folder / "log", randomised=folder / "random")
+    simulate(world(), folder / "log", randomized=folder / "random")
     learn(folder / "log", folder / "run", constrained(folder / "random"))
     return folder
 
@@ -162,7 +162,7 @@ def test_what_was_served_is_logged_and_learned(place: Path, loop: Path) -> None:
     assert drawn[:FIRST] == read_manifests(place / "random")
     assert summary["constraint_logs"]["random"]["examples"] > sum(manifest.rows for manifest in drawn[:FIRST])
     for whole, some in zip(manifests, drawn, strict=True):
-        flags = read_sidecar_interval(loop / "log", AUCTION, whole).column("randomised").combine_chunks()
+        flags = read_sidecar_interval(loop / "log", AUCTION, whole).column("randomized").combine_chunks()
         assert 0 < some.rows < whole.rows
         copied = rows_of(loop / "constraints" / "random", some)
         assert rows_of(loop / "log", whole).filter(flags).equals(copied)
@@ -191,8 +191,8 @@ def test_what_each_query_showed(loop: Path) -> None:
         assert day["examples"] == len(rows["label"])
         assert day["answered"] == len(set(rows["query_id"])) <= day["queries"] == 200
         assert day["ads_per_query"] == pytest.approx(len(rows["label"]) / 200)
-        drawn = {query for query, flag in zip(rows["query_id"], auction["randomised"], strict=True) if flag}
-        flagged = [query for query, flag in zip(table["query_id"], table["randomised"], strict=True) if flag]
+        drawn = {query for query, flag in zip(rows["query_id"], auction["randomized"], strict=True) if flag}
+        flagged = [query for query, flag in zip(table["query_id"], table["randomized"], strict=True) if flag]
         assert drawn <= set(flagged)
     assert len(set(table["query_id"])) == len(table["query_id"]) == 400
     assert table["ads"] == [ads.get(query, 0) for query in table["query_id"]]
@@ -264,20 +264,20 @@ def test_two_runs_see_the_same_queries(place: Path, loop: Path) -> None:
     first, second = (
         pq.read_table(folder / "shown.parquet").to_pandas() for folder in (loop, place / "loop-2")
     )
-    columns = ["day", "query_id", "randomised"]
+    columns = ["day", "query_id", "randomized"]
     assert first[columns].equals(second[columns])
-    drawn = first["randomised"]
-    # Of randomised queries a model decides nothing.
+    drawn = first["randomized"]
+    # Of randomized queries a model decides nothing.
     assert first["ads"][drawn].equals(second["ads"][drawn])
     assert not first["ads"][~drawn].equals(second["ads"][~drawn])
 
 
 def test_days_on_which_nothing_is_shown(tmp_path: Path) -> None:
     """A model that expects no click finds nothing worth the reserve; of such days there is nothing to learn."""
-    simulate(world(days=1, randomised_share=0), tmp_path / "log")
+    simulate(world(days=1, randomized_share=0), tmp_path / "log")
     model = {**MODEL["model"], "prior": 1e-9}
     rates = {"learning_rate": 1e-9, "linear_learning_rate": 1e-9}
-    config = {**MODEL, "model": model, "optimizer": {"rows": rates, "dense": {"learning_rate": 1e-9}}}
+    config = {**MODEL, "model": model, "optimizer": {"embeddings": rates, "dense": {"learning_rate": 1e-9}}}
     learn(tmp_path / "log", tmp_path / "run", config)
     for days in (1, 3):
         told = run_closed_loop(tmp_path / "run", tmp_path / "log", days, tmp_path / "loop")
@@ -288,14 +288,14 @@ def test_days_on_which_nothing_is_shown(tmp_path: Path) -> None:
     assert not shown["ads"].any()
 
 
-def test_randomised_queries_that_the_log_does_not_have_are_not_told(tmp_path: Path) -> None:
+def test_randomized_queries_that_the_log_does_not_have_are_not_told(tmp_path: Path) -> None:
     """They show ads, of which the log knows nothing: they are not queries without ads."""
-    simulate(world(days=1, randomised_share=0.5, randomised_in_log=False), tmp_path / "log")
+    simulate(world(days=1, randomized_share=0.5, randomized_in_log=False), tmp_path / "log")
     learn(tmp_path / "log", tmp_path / "run", MODEL)
     (day,) = run_closed_loop(tmp_path / "run", tmp_path / "log", 1, tmp_path / "loop")["days"]
     shown = pq.read_table(tmp_path / "loop" / "shown.parquet").to_pandas()
     assert day["queries"] == len(shown) < 150
-    assert not shown["randomised"].any()
+    assert not shown["randomized"].any()
     assert shown["ads"].sum() == day["examples"] == pytest.approx(day["ads_per_query"] * len(shown))
 
 
@@ -345,7 +345,7 @@ def constrained_to(path: str) -> Callable[[dict[str, Any]], object]:
         (lambda place: edited(place / "run", taught), "config: objective.distillation.missing: refuse"),
         (
             lambda place: edited(place / "run", constrained_to("log")),
-            "random, log: not of randomised traffic alone",
+            "random, log: not of randomized traffic alone",
         ),
         (
             lambda place: simulate(world(days=4), place / "x", None, place / "random"),
@@ -403,7 +403,7 @@ def test_the_command_serves_and_compares(
     assert [line.split("  ")[0] for line in capfd.readouterr().out.splitlines()] == ["day: 3", "day: 4"]
     assert main(["compare", str(loop), str(loop), "--json"]) == 0
     told = json.loads(capfd.readouterr().out)
-    shown = pq.read_table(loop / "shown.parquet").to_pandas().query("not randomised")
+    shown = pq.read_table(loop / "shown.parquet").to_pandas().query("not randomized")
     assert told["queries"] == len(shown)
     assert told["ads_per_query"] == {
         "a": pytest.approx(shown["ads"].mean()),
@@ -432,8 +432,8 @@ def test_the_command_serves_and_compares(
             "--config does not go with --policy",
         ),
         (
-            ("--policy", "run", "--log", "log", "--days", "2", "--randomised", "x"),
-            "--randomised does not go with --policy",
+            ("--policy", "run", "--log", "log", "--days", "2", "--randomized", "x"),
+            "--randomized does not go with --policy",
         ),
         (("--policy", "run", "--log", "log", "--days", "2"), "run: no summary.json"),
         (("--policy", "run", "--log", "log", "--days", "-2"), "days: -2 is not allowed"),

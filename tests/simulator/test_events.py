@@ -294,11 +294,11 @@ def test_lost_impressions_leave_their_clicks(tmp_path: Path) -> None:
     assert_share(arrived[np.unique(ids, return_index=True)[1]], 0.8)
 
 
-def test_randomised_traffic_that_the_log_does_not_have_is_not_in_the_events(tmp_path: Path) -> None:
+def test_randomized_traffic_that_the_log_does_not_have_is_not_in_the_events(tmp_path: Path) -> None:
     config = settings(
-        examples=2_000, queries_per_day=200, events={}, randomised_share=0.3, randomised_in_log=False
+        examples=2_000, queries_per_day=200, events={}, randomized_share=0.3, randomized_in_log=False
     )
-    simulate(config, tmp_path / "log", randomised=tmp_path / "random", events=tmp_path / "events")
+    simulate(config, tmp_path / "log", randomized=tmp_path / "random", events=tmp_path / "events")
     log = log_of(tmp_path / "log")
     once = events_of(tmp_path / "events", "impressions")
     once = once.take(np.unique(numbers(once, "impression_id"), return_index=True)[1])

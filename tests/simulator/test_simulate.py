@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {
     "advertisers": 20,
     "words": 100,
     "topics": 5,
-    "randomised_share": 0.1,
+    "randomized_share": 0.1,
 }
 
 
@@ -148,8 +148,8 @@ def _truth(log: Path) -> list[tuple[np.ndarray, ...]]:
     return parts
 
 
-def test_randomised_traffic_is_flagged_and_a_log_of_its_own(tmp_path: Path) -> None:
-    simulate(small(), tmp_path / "log", randomised=tmp_path / "random")
+def test_randomized_traffic_is_flagged_and_a_log_of_its_own(tmp_path: Path) -> None:
+    simulate(small(), tmp_path / "log", randomized=tmp_path / "random")
     position = SCHEMA.single_valued.index("position")
     places = []
     for whole, drawn in zip(
@@ -159,14 +159,14 @@ def test_randomised_traffic_is_flagged_and_a_log_of_its_own(tmp_path: Path) -> N
             rows_of(tmp_path / "log", whole),
             read_sidecar_interval(tmp_path / "log", AUCTION, whole),
         )
-        mask = flags.column("randomised").combine_chunks()
+        mask = flags.column("randomized").combine_chunks()
         assert rows.filter(mask).equals(rows_of(tmp_path / "random", drawn))
         kept = read_sidecar_interval(tmp_path / "random", AUCTION, drawn)
         assert kept.equals(flags.filter(mask))
         assert not kept.column("price").to_numpy().any()
         ids = unpack_ids(rows.filter(mask).combine_chunks().column("ids").combine_chunks())
         places.append(ids[:, position])
-        # A query is randomised or not as a whole.
+        # A query is randomized or not as a whole.
         flagged = set(rows.filter(mask).column("query_id").to_pylist())
         assert not flagged & set(rows.filter(pc.invert(mask)).column("query_id").to_pylist())
     last = np.concatenate(places)
@@ -174,10 +174,10 @@ def test_randomised_traffic_is_flagged_and_a_log_of_its_own(tmp_path: Path) -> N
     assert np.bincount(last)[1] == pytest.approx(6 * np.bincount(last)[6], rel=0.5)
 
 
-def test_randomised_traffic_can_be_kept_out_of_the_log(tmp_path: Path) -> None:
-    both = [{"examples": None, "days": 2, "randomised_in_log": flag} for flag in (True, False)]
+def test_randomized_traffic_can_be_kept_out_of_the_log(tmp_path: Path) -> None:
+    both = [{"examples": None, "days": 2, "randomized_in_log": flag} for flag in (True, False)]
     for name, changes in zip(("all", "served"), both, strict=True):
-        simulate(small(**changes), tmp_path / name, randomised=tmp_path / f"{name}-random")
+        simulate(small(**changes), tmp_path / name, randomized=tmp_path / f"{name}-random")
     for day in range(2):
         rows = {
             name: rows_of(tmp_path / name, read_manifests(tmp_path / name)[day])
@@ -188,17 +188,17 @@ def test_randomised_traffic_can_be_kept_out_of_the_log(tmp_path: Path) -> None:
             rows["all"].column("query_id"), rows["all-random"].column("query_id").combine_chunks()
         )
         assert rows["served"].equals(rows["all"].filter(pc.invert(drawn)))
-    config = small(randomised_in_log=False, randomised_share=0.5)
-    counts = simulate(config, tmp_path / "cut", randomised=tmp_path / "cut-random")
+    config = small(randomized_in_log=False, randomized_share=0.5)
+    counts = simulate(config, tmp_path / "cut", randomized=tmp_path / "cut-random")
     assert counts["examples"] == sum(manifest.rows for manifest in read_manifests(tmp_path / "cut")) == 3_000
     last = [rows_of(tmp_path / name, read_manifests(tmp_path / name)[-1]) for name in ("cut", "cut-random")]
     assert last[1].column("query_id").to_numpy().max() < last[0].column("query_id").to_numpy().max()
-    # Randomised queries show ads, but not in this log: they are none of its queries that show nothing.
+    # Randomized queries show ads, but not in this log: they are none of its queries that show nothing.
     world, end = (
         make_world(config.world),
         last[0].column("query_id").to_numpy().max() % QUERIES_PER_DAY_LIMIT + 1,
     )
-    served = [~draw_queries(config.world, world, day).randomised for day in range(counts["intervals"])]
+    served = [~draw_queries(config.world, world, day).randomized for day in range(counts["intervals"])]
     served[-1] = served[-1][:end]
     assert counts["queries"] == sum(int(one.sum()) for one in served)
     assert counts["ads_per_query"] == pytest.approx(3_000 / counts["queries"])
@@ -220,7 +220,7 @@ def test_a_log_tells_of_its_world(log: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("base_ctr", [0.02, 0.08, 0.2])
 def test_the_base_rate_is_met(tmp_path: Path, base_ctr: float) -> None:
-    config = small(examples=None, days=1, queries_per_day=20_000, base_ctr=base_ctr, randomised_share=0)
+    config = small(examples=None, days=1, queries_per_day=20_000, base_ctr=base_ctr, randomized_share=0)
     assert simulate(config, tmp_path)["mean_probability"] == pytest.approx(base_ctr, rel=0.03)
 
 
@@ -234,7 +234,7 @@ def test_the_base_rate_is_met(tmp_path: Path, base_ctr: float) -> None:
         ({"words": 3}, "each of the 5 topics needs a word of its own"),
         ({"days": 3}, "either examples or days says how long the log is"),
         ({"examples": None}, "either examples or days says how long the log is"),
-        ({"randomised_share": 1, "randomised_in_log": False}, "leaves the log without a query"),
+        ({"randomized_share": 1, "randomized_in_log": False}, "leaves the log without a query"),
         ({"start": "1969-12-31"}, "start 1969-12-31 is before 1970-01-01"),
         ({"start": "soon"}, "start: 'soon' is not allowed"),
         ({"clicks": 3}, "clicks: unknown key; allowed: ad_lifetime_days, ads, advertisers, base_ctr"),
@@ -249,11 +249,11 @@ def test_impossible_worlds_are_refused(change: dict[str, Any], message: str) -> 
 def test_a_world_that_shows_nothing_is_refused(tmp_path: Path) -> None:
     """A log of so many examples would have no end."""
     with pytest.raises(InputError, match=r"reserve 1000.0: .* the crude policy expects as much of no ad"):
-        simulate(small(reserve=1_000, randomised_share=0), tmp_path / "log")
+        simulate(small(reserve=1_000, randomized_share=0), tmp_path / "log")
     assert not (tmp_path / "log").exists()
 
 
-def test_randomised_traffic_into_the_log_itself_is_refused(tmp_path: Path) -> None:
+def test_randomized_traffic_into_the_log_itself_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="log: is the log itself"):
-        simulate(small(), tmp_path / "log", randomised=tmp_path / "x" / ".." / "log")
+        simulate(small(), tmp_path / "log", randomized=tmp_path / "x" / ".." / "log")
     assert not (tmp_path / "log").exists()

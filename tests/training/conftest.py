@@ -152,13 +152,13 @@ def exposure(make_examples, schema, tmp_path) -> Any:
 
 # Nothing divides anything else: windows, checkpoints, batches, shards and intervals end at different rows.
 SMALL: dict[str, Any] = {
-    "batch": {"rows": 50, "largest_query": 64},
+    "batch": {"rows": 50, "max_query_rows": 64},
     "model": {
         "crosses": {"layers": 2, "rank": 3, "ramp": {"start": 100, "length": 500}},
         "deep": {"units": [8]},
         "prior": 0.3,
     },
-    "optimizer": {"rows": {"initial_accumulator": 0.01, "linear_initial_accumulator": 0.02}},
+    "optimizer": {"embeddings": {"initial_accumulator": 0.01, "linear_initial_accumulator": 0.02}},
     "metrics": {"window_examples": 230, "slices": ["position"]},
     "checkpoint": {"every_examples": 310, "keep": 2},
     "compute_dtype": "float32",

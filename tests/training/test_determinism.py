@@ -143,7 +143,7 @@ def test_a_run_gives_the_bits_of_any_other(
         "objective": {
             **helpers["constrained"](exposure.folder)["objective"],
             "distillation": {"teacher": "teacher"},
-            "ranking": {"most_pairs": 3},
+            "ranking": {"max_pairs": 3},
         },
     }
     config = make_config(changes)

@@ -22,11 +22,11 @@ ARCHITECTURES = {
     "low-rank crosses": {"crosses": {"layers": 3, "rank": 5}, "deep": {"units": [16]}},
     "full crosses": {"crosses": {"layers": 2, "rank": 0}, "deep": {"units": []}},
     "ensemble": {**DEEP, "ensemble": {"components": 3}},
-    "factorised": {**DEEP, "factorised": {"width": 7, "ui_units": [9]}},
+    "factorized": {**DEEP, "factorized": {"width": 7, "ui_units": [9]}},
     "piecewise": {
         "crosses": {"layers": 1, "rank": 4},
         "deep": {"units": [12]},
-        "factorised": {"width": 5, "ui_units": [], "transfer": "piecewise_linear", "pieces": 6},
+        "factorized": {"width": 5, "ui_units": [], "transfer": "piecewise_linear", "pieces": 6},
         "ensemble": {"components": 2, "embeddings": "separate"},
     },
 }
@@ -57,7 +57,7 @@ def layouts_of(config: TrainConfig) -> tuple[TableLayout, ...]:
 
 
 def network_of(config: TrainConfig) -> tuple[ClickModel, dict[str, int]]:
-    widths = tower_widths(layouts_of(config), config.model.factorised is not None)
+    widths = tower_widths(layouts_of(config), config.model.factorized is not None)
     return ClickModel(architecture(config, "float32"), widths, compiled=False), widths
 
 

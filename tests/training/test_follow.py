@@ -46,7 +46,7 @@ SHORT = (
     240_000,
 )
 INTERVALS = len(SHORT) - 1
-WITHIN = {"batch": {"within_intervals": True}}
+WITHIN = {"batch": {"within_partitions": True}}
 
 
 class Script:

@@ -25,7 +25,7 @@ POISON = fill("dense/000", math.nan)
 # Intervals of a few batches; every batch ends with one.
 ENDS = (0, 10_000, 30_000, 60_000, 90_000, 120_000, 160_000, 240_000)
 CHANGES: dict[str, Any] = {
-    "batch": {"within_intervals": True},
+    "batch": {"within_partitions": True},
     "optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None}}},
     "checkpoint": {"every_examples": 10**6},
     "rollback": {"after_skipped_steps": 3},
@@ -66,7 +66,7 @@ def test_weights_that_break_with_the_last_batch_are_learned_anew_before_it_is_id
     assert [line["rows"] for line in told(tmp_path / "run")] == [
         end - begin for begin, end in zip([0, *passed], passed, strict=False)
     ] * 2
-    (entry,) = json.loads((tmp_path / "run/set_aside.json").read_text())["rollbacks"]
+    (entry,) = json.loads((tmp_path / "run/quarantine.json").read_text())["rollbacks"]
     assert entry["checkpoint"] == 0 and entry["rows"][1] == rows
 
 
@@ -140,7 +140,7 @@ def test_save_says_whether_it_has_gone_back(live, make_config, tmp_path):
 def test_the_export_at_the_end_of_a_pass_goes_with_the_rest(live, make_config, tmp_path):
     """The pass ends while steps are skipped, the log goes on, and so many more are skipped that the run goes back."""
     config = make_config(
-        {**CHANGES, "batch": {"within_intervals": False}, "export": {"every_examples": 10**6, "keep": 9}},
+        {**CHANGES, "batch": {"within_partitions": False}, "export": {"every_examples": 10**6, "keep": 9}},
         logistic=True,
     )
     run, end = tmp_path / "run", interval_end(live.grow(2) and live, 2)

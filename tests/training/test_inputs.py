@@ -69,7 +69,10 @@ def test_kept_rows_alone_are_what_a_smaller_log_of_them_is(
 def test_importance_weights_leave_the_metrics_of_examples_unbiased(own_log, make_config, tmp_path):
     """The estimate from the kept rows of a fixed model is that of all rows, within what a sample may differ."""
     still = {
-        "optimizer": {"rows": {"learning_rate": 0, "linear_learning_rate": 0}, "dense": {"learning_rate": 0}}
+        "optimizer": {
+            "embeddings": {"learning_rate": 0, "linear_learning_rate": 0},
+            "dense": {"learning_rate": 0},
+        }
     }
     full = train(own_log, make_config(still), tmp_path / "full")
     estimates = []

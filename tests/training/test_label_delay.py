@@ -13,10 +13,10 @@ from ctr.training.loop import train
 
 RATE, START, BIAS_RATE, PRIOR = 0.3, 0.05, 0.1, 0.3
 CONTENT: dict[str, Any] = {
-    "batch": {"rows": 40, "largest_query": 40},
+    "batch": {"rows": 40, "max_query_rows": 40},
     "model": {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": PRIOR},
     "optimizer": {
-        "rows": {"linear_learning_rate": RATE, "linear_initial_accumulator": START},
+        "embeddings": {"linear_learning_rate": RATE, "linear_initial_accumulator": START},
         "dense": {
             "learning_rate": BIAS_RATE,
             "shampoo": {"start_preconditioning_step": None, "momentum": 0, "initial_accumulator": START},

@@ -121,7 +121,7 @@ def half(logs, schema) -> Path:
 @pytest.fixture
 def config(make_config) -> TrainConfig:
     # Batches end with intervals, so that a pass over half of the log and the rest is a pass over all of it.
-    return make_config(merged(ROOTS, {"batch": {"within_intervals": True}}))
+    return make_config(merged(ROOTS, {"batch": {"within_partitions": True}}))
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +187,20 @@ def test_a_run_that_begins_from_another_one_goes_on_bit_by_bit(
     assert "features           taken        user, item, tags, position" in told
 
 
+def test_a_run_whose_configuration_has_former_names_of_keys_is_begun_from(
+    old, whole, change, copy_run, tmp_path
+):
+    earlier = copy_run(old)
+    text = (earlier / "config.yaml").read_text()
+    former = text.replace("max_query_rows:", "largest_query:").replace(
+        "within_partitions:", "within_intervals:"
+    )
+    assert former != text
+    (earlier / "config.yaml").write_text(former)
+    launch(whole, change(HARMLESS), tmp_path / "run", InitFrom(earlier), waits=True)
+    assert {line[0] for line in table_of(tmp_path / "run").values()} == {"taken"}
+
+
 @pytest.mark.slow
 def test_it_begins_in_the_middle_of_an_interval(whole, config, change, tmp_path):
     stopped, run = tmp_path / "stopped", tmp_path / "run"
@@ -234,7 +248,7 @@ def first_logits(run: Path, read_predictions, rows: int = 40) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
-    [{}, {"factorised": {"ui_units": [4]}}, {"ensemble": {"components": 2, "embeddings": "separate"}}],
+    [{}, {"factorized": {"ui_units": [4]}}, {"ensemble": {"components": 2, "embeddings": "separate"}}],
 )
 def test_features_in_another_order_and_new_ones_predict_as_before(
     logs, schema, half, whole, change, tmp_path, read_predictions, model
@@ -381,11 +395,11 @@ def test_what_the_optimizer_knows_goes_with_its_options(
 
 
 def test_rows_lose_their_accumulators_when_gradients_are_of_another_scale(old, whole, change, tmp_path):
-    found = begun(old, whole, change({"optimizer": {"rows": {"gradient": "mean"}}}), tmp_path / "run")
+    found = begun(old, whole, change({"optimizer": {"embeddings": {"gradient": "mean"}}}), tmp_path / "run")
     assert table_of(tmp_path / "run")[("feature", "user")] == (
         "taken",
         "fresh",
-        "optimizer.rows.gradient differs",
+        "optimizer.embeddings.gradient differs",
     )
     np.testing.assert_array_equal(found["rows/quality-4"], weights(old)["rows/quality-4"])
     assert (found["rows_accumulator/quality-4"][:, :4] == np.float32(0.01)).all()
@@ -527,7 +541,7 @@ def test_a_log_that_ends_too_early_is_refused(old, half, whole, logs, schema, co
 def test_what_waits_for_its_label_is_learned_by_the_new_run(
     whole, half, change, logs, tmp_path, read_predictions
 ):
-    delayed = change({"label_delay": 0.03, "batch": {"within_intervals": True}})
+    delayed = change({"label_delay": 0.03, "batch": {"within_partitions": True}})
     train(half, delayed, tmp_path / "old")
     train(whole, delayed, tmp_path / "uninterrupted")
     train(whole, merge_into(delayed, HARMLESS), tmp_path / "run", init_from=InitFrom(tmp_path / "old"))

@@ -79,7 +79,7 @@ REFERENCE = parse_model(
         "batch": {"rows": 50},
         "model": {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": PRIOR},
         "optimizer": {
-            "rows": {"linear_learning_rate": RATE, "linear_initial_accumulator": START},
+            "embeddings": {"linear_learning_rate": RATE, "linear_initial_accumulator": START},
             "dense": {
                 "learning_rate": BIAS_RATE,
                 "shampoo": {
@@ -167,7 +167,7 @@ def test_the_summary_has_all_that_is_promised(logistic_run):
     summary = json.loads((logistic_run / "summary.json").read_text())
     promised = """examples queries weight_sum auc per_query_auc per_query_auc_ci95 logloss normalized_entropy
         calibration_bias calibration_buckets examples_per_second step_ms_p50 parameters_dense parameters_embedding
-        skipped_steps rollbacks set_aside set_aside_rows rejected_rows config_sha256 log_sha256"""
+        skipped_steps rollbacks quarantined quarantined_rows rejected_rows config_sha256 log_sha256"""
     assert set(promised.split()) <= summary.keys()
     assert summary["examples_per_second"] > 0
     assert summary["step_ms_p50"] > 0
@@ -331,7 +331,7 @@ def test_a_log_of_one_class(examples, make_log, make_config, tmp_path):
 
 
 def test_batches_of_one_row(examples, make_log, make_config, tmp_path):
-    config = make_config({"batch": {"rows": 1, "largest_query": 9}}, logistic=True)
+    config = make_config({"batch": {"rows": 1, "max_query_rows": 9}}, logistic=True)
     summary = train(make_log(examples.table().slice(0, 60)), config, tmp_path / "run")
     assert summary["examples"] == 60
     assert summary["batches"] == summary["queries"]
@@ -353,7 +353,7 @@ def test_an_empty_log_is_refused(schema, make_config, tmp_path):
             {"model": {"widths": dict.fromkeys(("user", "item", "tags", "position"), 0)}},
             "all features have width 0",
         ),
-        ({"batch": {"rows": 3, "largest_query": 5}}, r"query_id \d+ .* has \d rows; at most 5 are allowed"),
+        ({"batch": {"rows": 3, "max_query_rows": 5}}, r"query_id \d+ .* has \d rows; at most 5 are allowed"),
     ],
 )
 def test_a_configuration_that_does_not_fit_the_log_is_refused(log, make_config, tmp_path, changes, words):
@@ -455,7 +455,7 @@ def test_predictions_that_are_not_finite_are_counted_and_the_run_ends(
 ):
     # Steps of nearly the largest float32: sums of weights overflow. A run that goes back would not keep these.
     changes = {
-        "optimizer": {"rows": {"linear_learning_rate": 3e38}},
+        "optimizer": {"embeddings": {"linear_learning_rate": 3e38}},
         "rollback": {"after_skipped_steps": None},
         "export": {"every_examples": 100},
     }
@@ -484,7 +484,7 @@ def test_predictions_that_are_not_finite_are_counted_and_the_run_ends(
 def test_a_run_of_compiled_steps_agrees_with_one_of_plain_steps(log, make_config, tmp_path, read_predictions):
     # The two differ in bits; and in when a root comes into use, so that only AdaGrad can be compared.
     changes = {
-        "batch": {"rows": 200, "largest_query": 200},
+        "batch": {"rows": 200, "max_query_rows": 200},
         "optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None}}},
     }
     for jit in (True, False):

@@ -25,11 +25,11 @@ from ctr.errors import InputError
             ["model.ensemble.embeddings", "'shared' or 'separate'"],
         ),
         (
-            {"model": {"factorised": {"transfer": "tanh"}}},
-            ["model.factorised.transfer", "'piecewise_linear'"],
+            {"model": {"factorized": {"transfer": "tanh"}}},
+            ["model.factorized.transfer", "'piecewise_linear'"],
         ),
-        ({"model": {"factorised": {"pieces": 1}}}, ["model.factorised.pieces", "greater than or equal to 2"]),
-        ({"model": {"factorised": {"ui_units": [0]}}}, ["model.factorised", "1..65536"]),
+        ({"model": {"factorized": {"pieces": 1}}}, ["model.factorized.pieces", "greater than or equal to 2"]),
+        ({"model": {"factorized": {"ui_units": [0]}}}, ["model.factorized", "1..65536"]),
         ({"objective": {"anti_distillation": {}}}, ["model.ensemble.components of at least 2"]),
     ],
 )
@@ -40,7 +40,7 @@ def test_what_is_refused(make_config, changes, words):
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize("changes", [{"factorised": {}}, {"ensemble": {"components": 2}}])
+@pytest.mark.parametrize("changes", [{"factorized": {}}, {"ensemble": {"components": 2}}])
 def test_a_logistic_regression_has_no_towers_and_no_components(make_config, changes):
     with pytest.raises(InputError, match="crosses or deep layers"):
         make_config({"model": changes}, logistic=True)
@@ -51,9 +51,9 @@ def towers(layouts) -> dict[str, set[str]]:
 
 
 def test_features_move_to_the_ui_tower_when_told(schema, make_config):
-    usual = towers(make_config({"model": {"factorised": {}}}).model.table_layouts(schema))
+    usual = towers(make_config({"model": {"factorized": {}}}).model.table_layouts(schema))
     assert usual["ui-2"] == {"position"}
-    changes = {"model": {"factorised": {"ui_features": ["tags", "position"]}}}
+    changes = {"model": {"factorized": {"ui_features": ["tags", "position"]}}}
     moved = towers(make_config(changes).model.table_layouts(schema))
     assert {name for table, names in moved.items() if table.startswith("ui") for name in names} == {
         "tags",
@@ -65,11 +65,11 @@ def test_features_move_to_the_ui_tower_when_told(schema, make_config):
     ("model", "words"),
     [
         (
-            {"factorised": {"ui_features": ["positon"]}},
+            {"factorized": {"ui_features": ["positon"]}},
             "ui_features names positon, which is no feature of the log",
         ),
-        ({"factorised": {"ui_features": []}}, "no feature with a width above 0 is in the tower ui"),
-        ({"factorised": {}, "widths": {"position": 0}}, "no feature with a width above 0 is in the tower ui"),
+        ({"factorized": {"ui_features": []}}, "no feature with a width above 0 is in the tower ui"),
+        ({"factorized": {}, "widths": {"position": 0}}, "no feature with a width above 0 is in the tower ui"),
         ({"widths": {"positon": 1}}, "model.widths names positon"),
     ],
 )

@@ -189,7 +189,7 @@ def test_a_long_run_of_examples_that_cannot_be_learned_from(
     assert_within(summary, summary_of(clean_runs(config)))
     assert 1 <= summary["rollbacks"] <= 2
     assert summary["examples"] == summary_of(clean_runs(config))["examples"]
-    gone = sum(end - begin for begin, end in summary["skipped_ranges"]) + summary["set_aside_rows"]
+    gone = sum(end - begin for begin, end in summary["skipped_ranges"]) + summary["quarantined_rows"]
     assert 800 <= gone < 1400
     assert max(learned) > 3500
     # It went back no farther than to a checkpoint: most batches were learned once.
@@ -223,10 +223,10 @@ def test_weights_that_break_once_are_had_again(long_log, clean_runs, make_config
     assert_within(summary, summary_of(clean))
     assert summary["rollbacks"] == 1
     assert summary["examples"] == summary_of(clean)["examples"]
-    (entry,) = summary["set_aside"]
+    (entry,) = summary["quarantined"]
     begin, end = entry["rows"]
     if begin == end:
-        # Nothing set aside: it is as if nothing had happened.
+        # Nothing quarantined: it is as if nothing had happened.
         found, expected = outcome(tmp_path / "run"), outcome(clean)
         for name in ("metrics", "rejects", "metric states"):
             assert found[name] == expected[name], name
@@ -234,7 +234,7 @@ def test_weights_that_break_once_are_had_again(long_log, clean_runs, make_config
     else:
         # What breaks the momentum breaks the weights a step later.
         assert begin - 60 <= row < end
-        assert summary["set_aside_rows"] == end - begin < 400
+        assert summary["quarantined_rows"] == end - begin < 400
         times = [time // 1000 for time in entry["query_times"]]
         assert 0 <= times[0] <= times[1] < QUERIES
 
@@ -246,7 +246,7 @@ POISON = ("dense/000", 1e30)
 
 
 @pytest.mark.parametrize(("seed", "optimizer"), each_under_one([20, 21], slow=[21]))
-def test_rows_that_break_the_weights_are_set_aside(
+def test_rows_that_break_the_weights_are_quarantined(
     long_log, clean_runs, make_config, tmp_path, optimizer, seed
 ):
     config = make_config({**CONTENT, **OPTIMIZERS[optimizer]})
@@ -255,7 +255,7 @@ def test_rows_that_break_the_weights_are_set_aside(
         summary = train(long_log, config, tmp_path / "run")
     assert_within(summary, summary_of(clean_runs(config)))
     assert 1 <= summary["rollbacks"] <= 3
-    ranges = [entry["rows"] for entry in summary["set_aside"]]
+    ranges = [entry["rows"] for entry in summary["quarantined"]]
     assert all(any(begin <= row < end for begin, end in ranges) for row in places)
     assert summary["skipped_steps"] == 0
 
@@ -269,8 +269,8 @@ def test_before_the_first_checkpoint_it_begins_anew_with_the_same_bits(long_log,
 
     with injected(poison={420: fill(*POISON)}, begun=keep):
         summary = train(long_log, config, tmp_path / "run")
-    assert [entry["checkpoint"] for entry in summary["set_aside"]] == [0]
-    begin, end = summary["set_aside"][0]["rows"]
+    assert [entry["checkpoint"] for entry in summary["quarantined"]] == [0]
+    begin, end = summary["quarantined"][0]["rows"]
     assert begin <= 420 < end
     before = [seen for row, seen in weights.items() if row <= 420 and row < begin]
     assert len(before) > 5
@@ -338,7 +338,7 @@ def test_killed_again_and_again_it_ends_in_the_same_bits(
         starts += 1
     assert starts >= 2
     assert_same(tmp_path / "run", expected)
-    assert (tmp_path / "run/set_aside.json").read_bytes() == (expected / "set_aside.json").read_bytes()
+    assert (tmp_path / "run/quarantine.json").read_bytes() == (expected / "quarantine.json").read_bytes()
 
 
 class Killed(BaseException):
@@ -377,7 +377,7 @@ def test_stopped_within_a_rollback_it_ends_in_the_same_bits(
     with in_process(BOTH), pytest.raises(Killed):
         train(long_log, config, tmp_path / "run")
     monkeypatch.setattr(module, name, real)
-    assert (tmp_path / "run/set_aside.json").exists() == (moment >= 2)
+    assert (tmp_path / "run/quarantine.json").exists() == (moment >= 2)
     with in_process(BOTH):
         train(long_log, config, tmp_path / "run")
     assert_same(tmp_path / "run", expected)
@@ -409,10 +409,10 @@ def test_with_a_label_delay_and_a_constraint_log(
     assert_within(summary, clean)
     assert summary["rollbacks"] >= 2
     assert summary["examples"] == clean["examples"]
-    # Rows of the constraint log that came with a batch that is set aside are scored all the same.
+    # Rows of the constraint log that came with a batch that is quarantined are scored all the same.
     scored = [one["constraint_logs"]["exposure"]["examples"] for one in (summary, clean)]
     assert scored[0] == scored[1] > 3000
-    assert any(entry["rows"][0] <= 1500 < entry["rows"][1] for entry in summary["set_aside"])
+    assert any(entry["rows"][0] <= 1500 < entry["rows"][1] for entry in summary["quarantined"])
     for kill_at in (30,):
         assert run_faulty(long_log, config, tmp_path / "killed", BOTH, kill_at) == -9
     assert run_faulty(long_log, config, tmp_path / "killed", BOTH, 0) == 0
@@ -474,13 +474,13 @@ def test_no_checkpoint_within_a_streak(long_log, make_config, tmp_path, monkeypa
 @pytest.mark.slow
 def test_lost_or_changed_notes_are_refused(long_log, faulty_run, make_config, copy_run):
     run = copy_run(faulty_run(make_config({**CONTENT, **SHAMPOO})))
-    path = run / "set_aside.json"
+    path = run / "quarantine.json"
     content = path.read_text()
     path.unlink()
-    with pytest.raises(InputError, match=r"set_aside.json: does not tell of the \d rollbacks"):
+    with pytest.raises(InputError, match=r"quarantine.json: does not have the \d rollbacks"):
         train(long_log, make_config({**CONTENT, **SHAMPOO}), run)
     path.write_text(content.replace("1", "2", 3))
-    with pytest.raises(InputError, match=r"set_aside.json: "):
+    with pytest.raises(InputError, match=r"quarantine.json: "):
         train(long_log, make_config({**CONTENT, **SHAMPOO}), run)
 
 
@@ -538,5 +538,5 @@ def test_the_report_tells_of_it(faulty_run, make_config):
     run = faulty_run(make_config({**CONTENT, **SHAMPOO}))
     html = render_report([run])
     assert '<section id="faults">' in html
-    for entry in summary_of(run)["set_aside"]:
-        assert f"back to row {entry['checkpoint']}, rows {entry['rows']} set aside" in html
+    for entry in summary_of(run)["quarantined"]:
+        assert f"back to row {entry['checkpoint']}, rows {entry['rows']} quarantined" in html

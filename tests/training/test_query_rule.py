@@ -19,7 +19,7 @@ CONFIG = parse_model(
     TrainConfig,
     {
         "model": {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": 1 / SIZE},
-        "optimizer": {"rows": {"linear_learning_rate": 0.5}},
+        "optimizer": {"embeddings": {"linear_learning_rate": 0.5}},
     },
     "test",
 )
@@ -54,7 +54,7 @@ def per_query_auc(rows: Rows, batches: list[Batch]) -> float:
 
 def test_whole_queries_leak_nothing():
     rows = make_rows()
-    batches = list(whole_query_batches([rows], batch_rows=32, largest_query=32))
+    batches = list(whole_query_batches([rows], batch_rows=32, max_query_rows=32))
     assert per_query_auc(rows, batches) == 0.5
 
 

@@ -54,7 +54,7 @@ def weights(run: Path) -> dict[str, np.ndarray]:
 
 
 CONTENT = {
-    "batch": {"rows": 50, "largest_query": 64},
+    "batch": {"rows": 50, "max_query_rows": 64},
     "model": {
         "crosses": {"layers": 2, "rank": 3, "ramp": {"start": 100, "length": 500}},
         "deep": {"units": [8]},
@@ -193,6 +193,23 @@ def test_a_finished_run_has_nothing_left_to_do(faulty_log, uninterrupted, copy_r
     assert batches == []
     assert json.loads((run / "summary.json").read_text()) == summary
     assert outcome(run) == before
+
+
+def test_a_run_whose_configuration_has_former_names_of_keys_is_resumed(faulty_log, uninterrupted, copy_run):
+    run = copy_run(uninterrupted[0])
+    (run / "summary.json").unlink()
+    before = (run / "config.yaml").read_text()
+    former = before.replace("max_query_rows:", "largest_query:").replace("  embeddings:\n", "  rows:\n")
+    assert former.count("largest_query") == 1 and former.count("  rows:\n") == 1
+    (run / "config.yaml").write_text(former)
+    with pytest.raises(InputError, match=r"begun under another configuration \(batch\.rows was 50, is 49\)"):
+        train(
+            faulty_log,
+            parse_model(TrainConfig, {**CONTENT, "batch": {"rows": 49, "max_query_rows": 64}}, "x"),
+            run,
+        )
+    summary = train(faulty_log, CONFIG, run)
+    assert without_timings(summary) == outcome(uninterrupted[0])["summary"]
 
 
 def flip(path: Path) -> None:

@@ -19,7 +19,7 @@ from ctr.training.rollback import (
     check_kept,
     first_broken,
     is_checkpoint_due,
-    is_set_aside,
+    is_quarantined,
     predicts_soundly,
     read_rollbacks,
     rows_of_broken_weights,
@@ -54,7 +54,7 @@ def make_pass(
         begin, end = number * ROWS, (number + 1) * ROWS
         aside = None
         position.examples = position.learned = end
-        if is_set_aside(begin, end, past):
+        if is_quarantined(begin, end, past):
             position.set_aside_rows += ROWS
         else:
             broken = any(one in poison for one in learned)
@@ -105,7 +105,7 @@ def test_a_pass_ends_behind_examples_that_cannot_be_learned_from(batches, bad, l
         assert second.checkpoint == mark and first.rows[1] < second.rows[1] < end
         for one in (first.rows[1], second.rows[1], end):
             assert set(range(one // ROWS - limit, one // ROWS)) <= bad
-        # A checkpoint comes after so many steps in a row behind what was set aside, or so many rows.
+        # A checkpoint comes after so many steps in a row behind what was quarantined, or so many rows.
         between = range(first.rows[1] // ROWS, end // ROWS)
         for begin in between[: 1 - limit or None]:
             assert set(range(begin, begin + limit)) & bad
@@ -113,9 +113,9 @@ def test_a_pass_ends_behind_examples_that_cannot_be_learned_from(batches, bad, l
         return
     assert position.learned == batches * ROWS
     assert not set(learned) & bad
-    # What is neither learned nor bad was set aside.
+    # What is neither learned nor bad was quarantined.
     left = set(range(batches)) - set(learned) - bad
-    assert all(is_set_aside(number * ROWS, number * ROWS + ROWS, past) for number in left)
+    assert all(is_quarantined(number * ROWS, number * ROWS + ROWS, past) for number in left)
     assert position.set_aside_rows % ROWS == 0
 
 
@@ -126,7 +126,7 @@ def test_a_pass_ends_behind_examples_that_cannot_be_learned_from(batches, bad, l
     limit=st.integers(1, 6),
     every=st.integers(20, 400),
 )
-def test_a_batch_that_breaks_the_weights_is_found_and_set_aside_alone(batches, poison, limit, every):
+def test_a_batch_that_breaks_the_weights_is_found_and_quarantined_alone(batches, poison, limit, every):
     """It is the last one that was applied before the streak."""
     learned, position, past = make_pass(batches, set(), {poison}, limit, every)
     assert position.learned == batches * ROWS
@@ -141,7 +141,7 @@ def test_a_batch_that_breaks_the_weights_is_found_and_set_aside_alone(batches, p
     assert position.skipped_steps == 0
 
 
-def test_the_second_time_the_whole_stretch_is_set_aside_and_the_third_time_ends_the_run():
+def test_the_second_time_the_whole_stretch_is_quarantined_and_the_third_time_ends_the_run():
     def streak(past, **changes):
         position = Position(
             examples=900, learned=900, skipped_in_a_row=5, applied_begin=840, mark=[500, 480, 470], **changes
@@ -176,7 +176,7 @@ def test_weights_that_are_not_finite_are_first_computed_again_and_then_without_t
     position = Position(examples=900, learned=880, applied_begin=860, mark=[500, 480, 470])
     assert rows_of_broken_weights(position, [], FOLDER, True) == (880, 880)
     first = Rollback(checkpoint=500, rows=(880, 880), query_times=None, reason="x")
-    assert not is_set_aside(870, 890, [first])
+    assert not is_quarantined(870, 890, [first])
     assert rows_of_broken_weights(position, [first], FOLDER, True) == (480, 880)
     with pytest.raises(InputError, match="weights are broken up to row 880"):
         rows_of_broken_weights(position, [first, first], FOLDER, True)
@@ -229,11 +229,11 @@ def test_a_checkpoint_waits_for_the_end_of_a_streak_and_comes_early_behind_what_
     ranges=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda rows: tuple(sorted(rows)))),
 )
 @example(batch=[3, 8], ranges=[(5, 5)])
-def test_a_batch_of_which_a_row_is_set_aside_is_set_aside(batch, ranges):
+def test_a_batch_of_which_a_row_is_quarantined_is_quarantined(batch, ranges):
     past = [Rollback(checkpoint=0, rows=rows, query_times=None, reason="x") for rows in ranges]
     aside = {row for begin, end in ranges for row in range(begin, end)}
     if batch[0] < batch[1]:
-        assert is_set_aside(*batch, past) == bool(aside & set(range(*batch)))
+        assert is_quarantined(*batch, past) == bool(aside & set(range(*batch)))
 
 
 def test_predictions_of_broken_weights():
@@ -282,7 +282,7 @@ def test_the_file_tells_what_was_written(tmp_path_factory, entries):
     for seen in range(len(past) + 1):
         check_kept(folder, as_json(past)[:seen], past)
         if seen < len(past):
-            with pytest.raises(InputError, match=r"set_aside.json: does not tell of the \d rollbacks"):
+            with pytest.raises(InputError, match=r"quarantine.json: does not have the \d rollbacks"):
                 check_kept(folder, as_json(past), past[:seen])
 
 
@@ -315,18 +315,28 @@ def test_a_damaged_file_is_refused(tmp_path, content, is_sealed):
         if not isinstance(found, dict):
             found = {"rollbacks": content}
         content = sealed_bytes(found).decode()
-    (tmp_path / "set_aside.json").write_text(content)
+    (tmp_path / "quarantine.json").write_text(content)
     with pytest.raises(
-        InputError, match=r"set_aside.json: damaged \(.*bring it back, or use another"
+        InputError, match=r"quarantine.json: damaged \(.*restore it, or use another"
     ) as caught:
         read_rollbacks(tmp_path)
     assert "\n" not in str(caught.value)
 
 
+def test_the_file_of_an_earlier_version_is_read_until_there_is_a_present_one(tmp_path):
+    past = [Rollback(checkpoint=100, rows=(110, 200), query_times=(5, 9), reason="3 steps were skipped")]
+    write_rollbacks(tmp_path, past)
+    (tmp_path / "quarantine.json").rename(tmp_path / "set_aside.json")
+    assert read_rollbacks(tmp_path) == past
+    more = [*past, past[0].model_copy(update={"checkpoint": 300})]
+    write_rollbacks(tmp_path, more)
+    assert read_rollbacks(tmp_path) == more
+
+
 def test_a_flipped_bit_changes_nothing_or_is_refused(tmp_path):
     past = [Rollback(checkpoint=100, rows=(110, 200), query_times=(5, 9), reason="3 steps were skipped")]
     write_rollbacks(tmp_path, past)
-    path, refused = tmp_path / "set_aside.json", 0
+    path, refused = tmp_path / "quarantine.json", 0
     content = path.read_bytes()
     for bit in range(8 * len(content)):
         damaged = bytearray(content)

@@ -9,6 +9,7 @@ from ctr.config import parse_model
 from ctr.data.batches import Batch
 from ctr.data.reader import Rows
 from ctr.data.schema import Category, Schema
+from ctr.objective.bias_constraints import resolve_families
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed, make_feed
 from ctr.training.state import TrainState
@@ -32,7 +33,11 @@ NETWORK = {"crosses": {"layers": 2, "rank": 2}, "deep": {"units": [3], "activati
 SETTINGS: dict[str, Any] = {
     "model": {**NETWORK, "init_scale": 0.5},
     "optimizer": {
-        "rows": {**ROWS, "linear_initial_accumulator": 0.05, "tower_rates": {"quality": 1.0, "ui": 0.25}},
+        "embeddings": {
+            **ROWS,
+            "linear_initial_accumulator": 0.05,
+            "tower_rates": {"quality": 1.0, "ui": 0.25},
+        },
         "dense": {"learning_rate": 0.1, "shampoo": {**ADAGRAD, "initial_accumulator": 0.001}},
     },
     "compute_dtype": "float32",
@@ -41,8 +46,10 @@ SETTINGS: dict[str, Any] = {
 
 def make_config(gradient: str = "sum", **settings: Any) -> TrainConfig:
     content = {**SETTINGS, **settings}
-    rows = {**content["optimizer"]["rows"], "gradient": gradient}
-    return parse_model(TrainConfig, {**content, "optimizer": {**content["optimizer"], "rows": rows}}, "test")
+    rows = {**content["optimizer"]["embeddings"], "gradient": gradient}
+    return parse_model(
+        TrainConfig, {**content, "optimizer": {**content["optimizer"], "embeddings": rows}}, "test"
+    )
 
 
 PARTS = ("alpha2", "ranking", "distillation", "anti_distillation", "bias_constraints")
@@ -61,7 +68,7 @@ class Example:
         self.single = {name: rng.integers(0, buckets, 6) for name, buckets in (("a", 5), ("b", 4), ("p", 3))}
         self.lists = [rng.integers(0, 6, size).tolist() for size in (0, 1, 3, 2, 0, 3)]
 
-    def feed(self, state: TrainState, batch_rows: int = 8) -> Feed:
+    def batch(self) -> Batch:
         zeros = np.zeros(6, np.int64)
         offsets = np.cumsum([0, *(len(values) for values in self.lists)])
         rows = Rows(
@@ -71,7 +78,10 @@ class Example:
             multivalent={"m": (np.array([value for values in self.lists for value in values], np.int32), offsets)},
             fault=np.zeros(6, np.int8), position=np.arange(6),
         )  # fmt: skip
-        return make_feed(Batch(rows, rows.slice(0, 0), 6), state.layouts, batch_rows)
+        return Batch(rows, rows.slice(0, 0), 6)
+
+    def feed(self, state: TrainState, batch_rows: int = 8) -> Feed:
+        return make_feed(self.batch(), state.layouts, batch_rows)
 
 
 def make_state(config: TrainConfig) -> TrainState:
@@ -280,7 +290,7 @@ def test_rows_that_the_batch_does_not_name_keep_every_bit():
 @pytest.mark.parametrize("initial", [0.0, 0.1])
 def test_a_batch_without_weight_changes_no_bit(initial):
     optimizer = {
-        "rows": {**ROWS, "initial_accumulator": initial},
+        "embeddings": {**ROWS, "initial_accumulator": initial},
         "dense": {"shampoo": {**ADAGRAD, "initial_accumulator": initial}},
     }
     config = make_config(optimizer=optimizer)
@@ -293,6 +303,25 @@ def test_a_batch_without_weight_changes_no_bit(initial):
     after = all_bytes(state)
     # It was a step, though one without any gradient.
     assert {name for name in before if after[name] != before[name]} == {"shampoo/step"}
+
+
+@pytest.mark.parametrize("gradient", ["sum", "mean"])
+def test_rows_that_are_only_constrained_leave_the_step_of_the_others_as_it_is(gradient):
+    constraints = {
+        "families": [{"name": "random", "log": "exposure"}],
+        "logs": [{"name": "exposure", "path": "somewhere"}],
+    }
+    config = make_config(gradient, objective={"bias_constraints": constraints})
+    families = resolve_families(config.objective.bias_constraints, SCHEMA)
+    states = [TrainState(config.model.table_layouts(SCHEMA), config, "float32", families) for _ in range(2)]
+    states[1].restore(states[0].arrays())
+    # As long as the dual variable is 0, the constraint has no gradient of its own.
+    for state, others in zip(states, ((), (Example(1).batch(),)), strict=True):
+        feed = make_feed(Example(0).batch(), state.layouts, 16, config.objective, families, others)
+        assert bool(make_steps(state, config, jit=False).learn(feed, RAMPED).applied)
+    found, expected = parameters(states[1]), parameters(states[0])
+    assert_close(found, expected, 1e-6)
+    assert states[1].duals[0].numpy() != 0
 
 
 def test_a_row_of_weight_0_teaches_nothing():
@@ -309,7 +338,7 @@ def test_a_row_of_weight_0_teaches_nothing():
 
 def test_rates_of_0_hold_what_they_belong_to():
     optimizer = {
-        "rows": {**ROWS, "linear_learning_rate": 0.0, "tower_rates": {"ui": 0.0}},
+        "embeddings": {**ROWS, "linear_learning_rate": 0.0, "tower_rates": {"ui": 0.0}},
         "dense": {"learning_rate": 0.0},
     }
     config = make_config(optimizer=optimizer)

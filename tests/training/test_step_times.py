@@ -40,9 +40,9 @@ def test_ratios_are_of_the_same_round():
             "bias_constraints": {
                 "families": [
                     {"name": "ctr", "estimated_ctr": [0.1, 0.3]},
-                    {"name": "random", "features": {"position": "all"}, "log": "randomised"},
+                    {"name": "random", "features": {"position": "all"}, "log": "randomized"},
                 ],
-                "logs": [{"name": "randomised", "path": "nowhere"}],
+                "logs": [{"name": "randomized", "path": "nowhere"}],
             }
         },
     ],
@@ -50,7 +50,7 @@ def test_ratios_are_of_the_same_round():
 def test_learns_and_scores_under_every_objective_without_its_sidecars(log, schema, make_config, objective):
     config = make_config({"objective": objective})
     blocks = read_selection(log, schema, read_manifests(log), Selection())
-    batches = list(islice(whole_query_batches(blocks, config.batch.rows, config.batch.largest_query), 3))
+    batches = list(islice(whole_query_batches(blocks, config.batch.rows, config.batch.max_query_rows), 3))
     model = TimedModel(config, schema, batches)
     before = model.state.arrays()
     assert model.scoring_seconds() > 0

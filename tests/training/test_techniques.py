@@ -19,7 +19,7 @@ from ctr.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 
-RANKING: dict[str, Any] = {"ranking": {"weight": 0.4, "most_pairs": 5, "ramp": {"start": 200, "length": 300}}}
+RANKING: dict[str, Any] = {"ranking": {"weight": 0.4, "max_pairs": 5, "ramp": {"start": 200, "length": 300}}}
 CONSTRAINTS: dict[str, Any] = {
     "bias_constraints": {
         "learning_rate": 0.3,
@@ -82,7 +82,7 @@ def test_no_recorded_prediction_has_seen_its_own_label_or_a_later_one(
     make_examples, make_log, make_config, tmp_path
 ):
     examples = make_examples(seed=5)
-    config = make_config({"batch": {"rows": 20, "largest_query": 20}})
+    config = make_config({"batch": {"rows": 20, "max_query_rows": 20}})
     changed_from = 130  # a query
     row = int(np.flatnonzero(examples.query == changed_from)[0])
     logits = []
@@ -158,7 +158,7 @@ EVERYTHING: dict[str, Any] = {
 
 STRUCTURE: dict[str, Any] = {
     "deep": {"ranks": [3], "activation": "smelu", "smelu_beta": 0.5},
-    "factorised": {"width": 3, "ui_units": [4], "transfer": "piecewise_linear"},
+    "factorized": {"width": 3, "ui_units": [4], "transfer": "piecewise_linear"},
     "ensemble": {"components": 2, "embeddings": "separate"},
 }
 PUSHED: dict[str, Any] = {**EVERYTHING, "anti_distillation": {"weight": 0.1, "ramp": {"start": 300}}}

@@ -427,7 +427,7 @@ def export(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     def make(mapping: EventMapping, folder: Path, examples: int) -> Path:
         schema = mapping.feature_schema
         state = TrainState(config.model.table_layouts(schema), config, "float32")
-        serving["randomise"](state, examples)
+        serving["randomize"](state, examples)
         snapshot = serving["make_snapshot"](state, config, schema, tmp_path_factory.mktemp("run"), examples)
         path: Path = publish(snapshot, folder).path
         return path
@@ -472,7 +472,7 @@ def test_a_teacher_is_recorded_as_it_scores_the_log_and_its_losses_sample_it(
     assert helpers.read_log(tmp_path / "scored") == helpers.read_log(log)
 
     below = float(np.median(np.logaddexp(0, list(found.values()))))
-    rule = {"uninformative": {"rate": 0.3, "low_loss": {"teacher": "old", "below": below}}}
+    rule = {"uninformative": {"rate": 0.3, "low_loss": {"teacher": "old", "max_loss": below}}}
     sampled = made.mapping(teacher=teacher, sampling={"name": "hard", "rule": rule})
     assert sampled.sampling is not None
     ingest(sampled, folder, tmp_path / "sampled")

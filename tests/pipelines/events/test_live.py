@@ -17,7 +17,7 @@ import yaml
 from ctr.data.log import read_manifests
 
 WAIT_SECONDS = 240
-CONFIG = {"batch": {"rows": 64, "within_intervals": True}}
+CONFIG = {"batch": {"rows": 64, "within_partitions": True}}
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
