@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ctr.cli_parser import EVENTS, make_parser
+from ctr.cli_parser import EVENTS, TABLE, make_parser
 from ctr.errors import InputError, one_line, printable
 
 
@@ -70,24 +70,18 @@ def _print_result(arguments: argparse.Namespace, result: dict[str, Any], text: s
 
 def _ingest(arguments: argparse.Namespace) -> None:
     if arguments.format == EVENTS:
-        if arguments.mapping is None:
-            raise InputError("--mapping FILE is needed for events")
         _load_tensorflow()
         from ctr.pipelines.events.command import run_events
 
         _print_result(arguments, *run_events(arguments))
         return
-    if not arguments.input:
-        raise InputError("no input is given: files or folders are needed")
-    _load_tensorflow()
     from ctr.data.mapping import load_format, load_mapping
+
+    is_table = arguments.format == TABLE
+    mapping = load_mapping(arguments.mapping) if is_table else load_format(arguments.format)
+    _load_tensorflow()
     from ctr.pipelines.ingest import ingest
 
-    if (arguments.format == "table") != (arguments.mapping is not None):
-        raise InputError("--mapping FILE goes with the format table, and is needed for it")
-    mapping = (
-        load_mapping(arguments.mapping) if arguments.format == "table" else load_format(arguments.format)
-    )
     bar = _Bar(None, "rows")
     try:
         result = ingest(
@@ -111,20 +105,17 @@ def _simulate(arguments: argparse.Namespace) -> None:
         _serve(arguments)
         return
     _load_tensorflow()
-    from ctr.config import apply_settings, parse_model, read_yaml
+    from ctr.config import load_model
     from ctr.simulator.config import SimulatorConfig
     from ctr.simulator.simulate import simulate
 
-    content = read_yaml(arguments.config, "config") if arguments.config else {}
     given = {
         "examples": arguments.examples,
         "days": arguments.days,
         "events.format": arguments.events_format,
     }
     settings = [f"{name}={value}" for name, value in given.items() if value is not None] + arguments.set
-    config = parse_model(
-        SimulatorConfig, apply_settings(content, settings), str(arguments.config or "settings")
-    )
+    config = load_model(SimulatorConfig, arguments.config, "config", settings)
     bar = _Bar(config.examples, "examples")
     try:
         result = simulate(config, arguments.out, bar, arguments.randomised, arguments.events)
@@ -155,14 +146,12 @@ def _serve(arguments: argparse.Namespace) -> None:
 
 
 def _sample(arguments: argparse.Namespace) -> None:
-    from ctr.config import apply_settings, parse_model, read_yaml
+    from ctr.config import load_model
     from ctr.data.log import read_manifests
     from ctr.data.sample_log import write_decisions, write_sampled_log
     from ctr.data.sampling import SamplingConfig
 
-    content = read_yaml(arguments.config, "config") if arguments.config else {}
-    where = f"config {arguments.config}" if arguments.config else "settings"
-    config = parse_model(SamplingConfig, apply_settings(content, arguments.set), where)
+    config = load_model(SamplingConfig, arguments.config, "config", arguments.set)
     rule = config.uninformative
     if rule is not None and rule.low_visibility is not None:
         _load_tensorflow()
