@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ctr.cli_parser import EVENTS, make_parser
+from ctr.cli_parser import EVENTS, TABLE, make_parser
 from ctr.errors import InputError, one_line, printable
 
 
@@ -70,24 +70,25 @@ def _print_result(arguments: argparse.Namespace, result: dict[str, Any], text: s
 
 def _ingest(arguments: argparse.Namespace) -> None:
     if arguments.format == EVENTS:
-        if arguments.mapping is None:
-            raise InputError("--mapping FILE is needed for events")
-        _load_tensorflow()
-        from ctr.pipelines.events.command import run_events
+        from ctr.pipelines.events.command import check_events, run_events
 
-        _print_result(arguments, *run_events(arguments))
+        events = check_events(arguments)
+        _load_tensorflow()
+        _print_result(arguments, *run_events(arguments, events))
         return
-    if not arguments.input:
-        raise InputError("no input is given: files or folders are needed")
-    _load_tensorflow()
+    from ctr.data.log import check_log
     from ctr.data.mapping import load_format, load_mapping
+    from ctr.pipelines.rejects import check_reject_share
+    from ctr.pipelines.sources import mapped_files
+
+    is_table = arguments.format == TABLE
+    mapping = load_mapping(arguments.mapping) if is_table else load_format(arguments.format)
+    check_reject_share(arguments.max_reject_share)
+    check_log(arguments.out, mapping.feature_schema)
+    mapped_files(mapping, arguments.input)
+    _load_tensorflow()
     from ctr.pipelines.ingest import ingest
 
-    if (arguments.format == "table") != (arguments.mapping is not None):
-        raise InputError("--mapping FILE goes with the format table, and is needed for it")
-    mapping = (
-        load_mapping(arguments.mapping) if arguments.format == "table" else load_format(arguments.format)
-    )
     bar = _Bar(None, "rows")
     try:
         result = ingest(
@@ -106,25 +107,25 @@ def _ingest(arguments: argparse.Namespace) -> None:
 
 def _simulate(arguments: argparse.Namespace) -> None:
     if arguments.events_format and not arguments.events:
-        raise InputError("--events-format needs --events, the folder for the events")
+        raise InputError("--events-format needs --events, the output directory of the events")
     if arguments.policy is not None or arguments.log is not None:
         _serve(arguments)
         return
-    _load_tensorflow()
-    from ctr.config import apply_settings, parse_model, read_yaml
+    from ctr.config import load_model
     from ctr.simulator.config import SimulatorConfig
-    from ctr.simulator.simulate import simulate
+    from ctr.simulator.folders import check_simulation
 
-    content = read_yaml(arguments.config, "config") if arguments.config else {}
     given = {
         "examples": arguments.examples,
         "days": arguments.days,
         "events.format": arguments.events_format,
     }
     settings = [f"{name}={value}" for name, value in given.items() if value is not None] + arguments.set
-    config = parse_model(
-        SimulatorConfig, apply_settings(content, settings), str(arguments.config or "settings")
-    )
+    config = load_model(SimulatorConfig, arguments.config, "config", settings)
+    check_simulation([path for path in (arguments.out, arguments.randomized) if path], arguments.events)
+    _load_tensorflow()
+    from ctr.simulator.simulate import simulate
+
     bar = _Bar(config.examples, "examples")
     try:
         result = simulate(config, arguments.out, bar, arguments.randomized, arguments.events)
@@ -142,6 +143,9 @@ def _serve(arguments: argparse.Namespace) -> None:
             raise InputError(
                 f"--{name} does not go with --policy: the world and the logs are those of the run"
             )
+    from ctr.simulator.folders import check_loop_folders
+
+    check_loop_folders(arguments.policy, arguments.log, arguments.out)
     _load_tensorflow()
     from ctr.simulator.closed_loop import run_closed_loop
 
@@ -155,14 +159,14 @@ def _serve(arguments: argparse.Namespace) -> None:
 
 
 def _sample(arguments: argparse.Namespace) -> None:
-    from ctr.config import apply_settings, parse_model, read_yaml
-    from ctr.data.log import read_manifests
+    from ctr.config import load_model
+    from ctr.data.log import check_log_folder, read_manifests
     from ctr.data.sample_log import write_decisions, write_sampled_log
     from ctr.data.sampling import SamplingConfig
 
-    content = read_yaml(arguments.config, "config") if arguments.config else {}
-    where = f"config {arguments.config}" if arguments.config else "settings"
-    config = parse_model(SamplingConfig, apply_settings(content, arguments.set), where)
+    if arguments.out is not None:
+        check_log_folder(arguments.out)
+    config = load_model(SamplingConfig, arguments.config, "config", arguments.set)
     rule = config.uninformative
     if rule is not None and rule.low_visibility is not None:
         _load_tensorflow()
@@ -183,6 +187,8 @@ def _train(arguments: argparse.Namespace) -> None:
     from ctr.config import load_model
     from ctr.data.log import read_manifests
     from ctr.training.config import TrainConfig
+    from ctr.training.preflight import check_run, train_result
+    from ctr.training.summary_text import summary_text
 
     config = load_model(TrainConfig, arguments.config, "config", arguments.set)
     if arguments.follow:
@@ -190,34 +196,32 @@ def _train(arguments: argparse.Namespace) -> None:
         return
     if (arguments.poll, arguments.stop_when_idle) != (None, None):
         raise InputError("--poll and --stop-when-idle go with --follow")
-    _load_tensorflow()
-    from ctr.serving.export import export_from_run
-    from ctr.training.loop import train
-    from ctr.training.summary_text import summary_text
+    given = arguments.log, config, arguments.out
+    finished = check_run(*given, arguments.record, arguments.init_from)
+    if finished is not None:
+        summary = train_result(arguments.log, arguments.out, finished, arguments.record)
+    else:
+        _load_tensorflow()
+        from ctr.serving.export import export_from_run
+        from ctr.training.loop import train
 
-    bar = _Bar(sum(manifest.rows for manifest in read_manifests(arguments.log)), "examples")
-    try:
-        summary = train(
-            arguments.log,
-            config,
-            arguments.out,
-            bar,
-            arguments.record,
-            export_from_run,
-            _init_from(arguments),
-        )
-    finally:
-        bar.close()
+        bar = _Bar(sum(manifest.rows for manifest in read_manifests(arguments.log)), "examples")
+        try:
+            summary = train(*given, bar, arguments.record, export_from_run, _init_from(arguments))
+        finally:
+            bar.close()
     _print_result(arguments, summary, summary_text(arguments.out, summary))
 
 
 def _follow(arguments: argparse.Namespace, config: Any) -> None:
+    from ctr.training.run_directory import check_config
     from ctr.training.stop_signals import stop_signals
 
     if arguments.record is not None:
         raise InputError(
             "--record does not go with --follow: ctr train without it finishes the run, and records"
         )
+    check_config(arguments.out, config)
     with stop_signals() as stop:
         _load_tensorflow()
         from ctr.serving.export import export_from_run
@@ -244,6 +248,11 @@ def _init_from(arguments: argparse.Namespace) -> Any:
 
 
 def _export(arguments: argparse.Namespace) -> None:
+    from ctr.training.export_folder import check_models_folder
+    from ctr.training.run_directory import read_run_model
+
+    check_models_folder(arguments.out)
+    read_run_model(arguments.run)
     _load_tensorflow()
     from ctr.serving.export import export_run
 
@@ -254,6 +263,7 @@ def _export(arguments: argparse.Namespace) -> None:
 
 def _score(arguments: argparse.Namespace) -> None:
     from ctr.data.mapping import load_format, load_mapping
+    from ctr.serving.metadata import find_model, read_metadata
     from ctr.serving.score_command import is_log_alone, refuse_scores_at, score_text
 
     given = arguments.input
@@ -261,6 +271,10 @@ def _score(arguments: argparse.Namespace) -> None:
     mapping = load_mapping(arguments.mapping) if arguments.mapping else None
     mapping = load_format(arguments.format) if arguments.format else mapping
     is_log = mapping is None and is_log_alone(given)
+    read_metadata(find_model(arguments.model))
+    for path in given:
+        if not path.exists():
+            raise InputError(f"input {path}: no such file or directory")
     _load_tensorflow()
     from ctr.data.log import read_manifests
     from ctr.pipelines.raw_rows import key_schema, plain_mapping, read_raw_rows
@@ -283,13 +297,18 @@ def _score(arguments: argparse.Namespace) -> None:
 
 
 def _replay(arguments: argparse.Namespace) -> None:
+    from ctr.data.log import read_schema
     from ctr.eval.experiment import write_experiment
     from ctr.eval.run_files import RunError
+    from ctr.pipelines.replay_config import check_experiment_folder, read_experiment
 
     failures: dict[str, str] = {}
     if not arguments.report:
         if arguments.experiment is None or arguments.log is None:
-            raise InputError("an experiment's file and --log are needed, unless with --report")
+            raise InputError("EXPERIMENT and --log are required, unless with --report")
+        check_experiment_folder(arguments.out)
+        read_experiment(arguments.experiment)
+        read_schema(arguments.log)
         _load_tensorflow()
         from ctr.pipelines.replay import replay
 
@@ -352,8 +371,10 @@ def _report(arguments: argparse.Namespace) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> None:
+    from ctr.demo import check_demo_folder, run_demo
+
+    check_demo_folder(arguments.out)
     _load_tensorflow()
-    from ctr.demo import run_demo
 
     def say(text: str) -> None:
         print(text, file=sys.stderr if arguments.json else sys.stdout, flush=True)

@@ -1,15 +1,53 @@
-"""The arguments of the command line. Whatever is read here loads no TensorFlow."""
+"""The arguments of the command line. Nothing that is imported here loads TensorFlow."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from ctr import __version__
 
-# Those beside table and mind are mapping files; all that ctr.data.mapping ships (tested).
-FORMATS = ("table", "mind", "criteo", "avazu", "movielens", "open_bandit")
+FORMATS = {
+    "mind": "the Microsoft News Dataset: behaviors.tsv, with news.tsv beside it",
+    "criteo": "Criteo display ads: train.txt, tab-separated, without a header",
+    "avazu": "Avazu mobile ads: train.csv, compressed or not",
+    "movielens": "MovieLens ratings with RecBole's column names: *.inter, *.item and *.user",
+    "open_bandit": "Open Bandit, one campaign of one policy: its CSV file, and item_context.csv beside it",
+}
+"""The mappings that the package ships, each with the files that it reads."""
+
+TABLE, EVENTS = "table", "events"
+
+_Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 
 
-EVENTS = "events"
+class _CommandParser(argparse.ArgumentParser):
+    """The parser of a command; one with commands below it takes their options before the name too.
+
+    ``ctr ingest --out LOG mind FILE`` is ``ctr ingest mind --out LOG FILE``.
+    """
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        below = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        return super().parse_known_args(_name_first(args, below[0]) if below else args, namespace)
+
+
+def _name_first(given: Sequence[str], below: _Commands) -> Sequence[str]:
+    """Moves the first word that is neither an option nor the value of one to the front.
+
+    Without one only help can be asked for, and argparse says what is missing.
+    """
+    options = [action for parser in below.choices.values() for action in parser._actions]
+    with_value = [name for action in options if action.nargs != 0 for name in action.option_strings]
+    is_value = False
+    for place, word in enumerate(given):
+        if word == "--":
+            break
+        if not is_value and not word.startswith("-"):
+            return [word, *given[:place], *given[place + 1 :]]
+        # argparse takes the beginning of an option's name for the option.
+        is_value = not is_value and any(name.startswith(word) for name in with_value)
+    return [word for word in given if word in ("-h", "--help")]
 
 
 class _Renamed(argparse.Action):
@@ -20,189 +58,335 @@ class _Renamed(argparse.Action):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """What ``ctr`` takes; ``command`` of what is parsed names the command."""
+    """Returns the parser of ``ctr``. ``command`` of the parsed arguments names the command.
+
+    ``format`` names the format of ``ctr ingest``.
+    """
     parser = argparse.ArgumentParser(
-        prog="ctr", description="Trains click-through-rate models in a single pass over time-ordered logs."
+        prog="ctr", description="Train click-through-rate models in a single pass over time-ordered logs."
     )
     parser.add_argument("--version", action="version", version=f"ctr {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        title="commands", required=True, metavar="COMMAND", parser_class=_CommandParser
+    )
+    _demo(commands)
+    _simulate(commands)
+    _ingest(commands)
+    _sample(commands)
+    _train(commands)
+    _export(commands)
+    _score(commands)
+    _replay(commands)
+    _compare(commands)
+    _evaluate(commands)
+    _report(commands)
+    return parser
 
-    def command(name: str, help_text: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=help_text, description=help_text)
-        added.set_defaults(command=name)
-        added.add_argument("--json", action="store_true", help="print the result as JSON")
-        return added
 
-    demo = command("demo", "simulate a log, train two models on it, compare them and write a report")
-    demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for everything (runs/demo)")
-    demo.add_argument("--examples", type=int, default=300_000, help="simulated examples (300000)")
+def _command(commands: _Commands, name: str, does: str, command: str = "") -> argparse.ArgumentParser:
+    """Adds the command that ``name`` stands for, by default one of that name, with what every command takes."""
+    added = _add_parser(commands, name, does)
+    added.set_defaults(command=command or name)
+    added.add_argument("--json", action="store_true", help="print the result as JSON")
+    return added
 
-    simulate = command("simulate", "write an example log of a simulated world with known click probabilities")
+
+def _add_parser(commands: _Commands, name: str, does: str) -> argparse.ArgumentParser:
+    # argparse formats `help` with %, but not `description`.
+    added: argparse.ArgumentParser = commands.add_parser(
+        name, help=does.replace("%", "%%"), description=f"{does[0].upper()}{does[1:]}."
+    )
+    return added
+
+
+def _add_settings(parser: argparse.ArgumentParser, example: str) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help=f"change a setting, e.g. {example}; may be given several times",
+    )
+
+
+def _add_log_out(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True, metavar="LOG", help="output directory of the log")
+
+
+def _demo(commands: _Commands) -> None:
+    demo = _command(
+        commands, "demo", "simulate a log, train two models on it, compare them and write a report"
+    )
+    demo.add_argument(
+        "--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="output directory (runs/demo)"
+    )
+    demo.add_argument(
+        "--examples", type=int, default=300_000, metavar="N", help="examples to simulate (300000)"
+    )
+
+
+def _simulate(commands: _Commands) -> None:
+    simulate = _command(
+        commands, "simulate", "write an example log of a simulated world with known click probabilities"
+    )
     length = simulate.add_mutually_exclusive_group(required=True)
-    length.add_argument("--examples", type=int, help="how many examples to make")
-    length.add_argument("--days", type=int, help="how many whole days to make")
-    simulate.add_argument("--config", type=Path, help="YAML file with the world's settings")
-    simulate.add_argument("--out", type=Path, required=True, help="folder of the log")
+    length.add_argument("--examples", type=int, metavar="N", help="examples to simulate")
+    length.add_argument("--days", type=int, metavar="N", help="whole days to simulate")
+    simulate.add_argument("--config", type=Path, metavar="FILE", help="YAML file with the world's settings")
+    _add_log_out(simulate)
     simulate.add_argument(
-        "--randomized", type=Path, metavar="OUT", help="a second log, of the randomized traffic alone"
+        "--randomized", type=Path, metavar="LOG", help="also write the randomized traffic to a log of its own"
     )
     simulate.add_argument(
         "--randomised", action=_Renamed, nargs="?", const="--randomized", help=argparse.SUPPRESS
     )
     simulate.add_argument(
-        "--events", type=Path, metavar="OUT", help="the same traffic as raw impressions and clicks"
+        "--events",
+        type=Path,
+        metavar="DIR",
+        help="also write the same traffic as raw impressions and clicks",
     )
-    simulate.add_argument("--events-format", metavar="NAME", help="of these: parquet (default), jsonl or csv")
+    simulate.add_argument(
+        "--events-format", metavar="NAME", help="format of --events: parquet (default), jsonl or csv"
+    )
     simulate.add_argument(
         "--policy",
         type=Path,
         metavar="RUN",
-        help="a run that serves the days after its log and learns from them",
+        help="let the model of this run choose the ads of the days after its log, and learn from them",
     )
-    simulate.add_argument("--log", type=Path, help="with --policy: the simulated log that it was trained on")
-    simulate.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting")
+    simulate.add_argument(
+        "--log", type=Path, metavar="LOG", help="with --policy: the simulated log that the run was trained on"
+    )
+    _add_settings(simulate, "events.format=csv")
 
-    ingest = command("ingest", "turn raw logs into an ordered example log")
-    ingest.add_argument(
-        "format",
-        choices=(*FORMATS, EVENTS),
-        help="a format that ships with the package, table, or events: impressions and clicks apart",
+
+def _ingest(commands: _Commands) -> None:
+    ingest = _add_parser(commands, "ingest", "turn raw logs into an ordered example log")
+    ingest.epilog = "ctr ingest FORMAT --help lists the options of a format."
+    formats = ingest.add_subparsers(title="formats", required=True, dest="format", metavar="FORMAT")
+    for name, files in FORMATS.items():
+        _add_ingest_format(formats, name, f"ingest {files}")
+    table = _add_ingest_format(
+        formats, TABLE, "ingest CSV, TSV, JSON lines or Parquet files with your own mapping"
     )
-    ingest.add_argument("input", type=Path, nargs="*", help="files or folders")
-    ingest.add_argument(
-        "--mapping", type=Path, help="for table and events: the file that names columns and features"
+    table.add_argument(
+        "--mapping",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="YAML file that names columns and features",
     )
-    ingest.add_argument("--out", type=Path, required=True, help="folder of the log")
-    ingest.add_argument(
-        "--follow", action="store_true", help="events: go on as files come, and publish each interval in time"
+    _add_events(
+        _add_ingest_format(formats, EVENTS, "join impressions and clicks that come as separate events")
     )
-    ingest.add_argument(
-        "--stream", action="store_true", help="events: the same as a pipeline of a Beam runner such as Flink"
-    )
-    ingest.add_argument(
-        "--drain", action="store_true", help="with either: publish everything and end when no file is new"
-    )
-    ingest.add_argument("--poll", type=float, metavar="SECONDS", help="with either: between two looks (0.5)")
-    ingest.add_argument(
-        "--idle-timeout",
-        type=float,
-        metavar="SECONDS",
-        help="with either: after which nobody waits for a kind of events without a new file (never)",
-    )
-    ingest.add_argument("--kafka", metavar="HOST:PORT", help="with --stream: read topics instead of folders")
-    ingest.add_argument(
-        "--kafka-option", action="append", default=[], metavar="KEY=VALUE", help="of Kafka's consumer"
-    )
-    ingest.add_argument(
-        "--expansion-service",
-        default="",
-        metavar="HOST:PORT",
-        help="with --kafka: a running one (Beam starts its own)",
-    )
-    ingest.add_argument(
-        "--beam-options", default="", metavar="OPTIONS", help="events: of a Beam runner, in one word"
-    )
-    ingest.add_argument(
+
+
+def _add_ingest_format(formats: _Commands, name: str, does: str) -> argparse.ArgumentParser:
+    added = _command(formats, name, does, command="ingest")
+    # Events may come from Kafka instead.
+    many = "*" if name == EVENTS else "+"
+    added.add_argument("input", type=Path, nargs=many, metavar="INPUT", help="files or directories")
+    _add_log_out(added)
+    added.add_argument(
         "--max-reject-share",
         type=float,
         default=0.01,
-        help="stop when more than this share of rows is malformed (0.01)",
+        metavar="SHARE",
+        help="stop when more than this share of the rows is malformed (0.01)",
+    )
+    return added
+
+
+def _add_events(events: argparse.ArgumentParser) -> None:
+    events.add_argument(
+        "--mapping",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="YAML file that names columns and features",
+    )
+    growing = events.add_argument_group("logs that grow")
+    growing.add_argument(
+        "--follow", action="store_true", help="keep reading files as they come, and publish as time goes on"
+    )
+    growing.add_argument(
+        "--stream", action="store_true", help="do the same as a pipeline of a Beam runner such as Flink"
+    )
+    growing.add_argument(
+        "--drain", action="store_true", help="publish everything and end as soon as no file is new"
+    )
+    growing.add_argument(
+        "--poll", type=float, metavar="SECONDS", help="seconds between scans for files (0.5)"
+    )
+    growing.add_argument(
+        "--idle-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="stop waiting for impressions or clicks that had no new file for so long (never)",
+    )
+    runner = events.add_argument_group("Beam runners and Kafka")
+    _add_beam_options(runner)
+    runner.add_argument("--kafka", metavar="HOST:PORT", help="with --stream: read topics instead of files")
+    runner.add_argument(
+        "--kafka-option", action="append", default=[], metavar="KEY=VALUE", help="setting of Kafka's consumer"
+    )
+    runner.add_argument(
+        "--expansion-service",
+        default="",
+        metavar="HOST:PORT",
+        help="with --kafka: a running expansion service (Beam starts its own)",
     )
 
-    sample = command("sample", "decide by hash which examples of a log to train on, with importance weights")
-    sample.add_argument("log", type=Path, help="folder of the log")
-    sample.add_argument("--name", required=True, help="of the sampling; the decisions become this sidecar")
-    sample.add_argument("--config", type=Path, help="YAML file with rates and conditions")
+
+def _add_beam_options(parser: "argparse._ActionsContainer", more: str = "") -> None:
+    parser.add_argument(
+        "--beam-options",
+        default="",
+        metavar="OPTIONS",
+        help=f"options of a Beam runner{more}, in one word: --beam-options='--runner=FlinkRunner ...'",
+    )
+
+
+def _sample(commands: _Commands) -> None:
+    sample = _command(
+        commands, "sample", "choose by hash which examples of a log to train on, with importance weights"
+    )
+    sample.add_argument("log", type=Path, metavar="LOG", help="directory of the log")
+    sample.add_argument(
+        "--name", required=True, help="name of the sampling and of the sidecar that it writes"
+    )
+    sample.add_argument("--config", type=Path, metavar="FILE", help="YAML file with rates and conditions")
     sample.add_argument(
         "--out",
         type=Path,
-        help="write the kept examples as a smaller log to this folder instead of a sidecar",
+        metavar="LOG",
+        help="write the kept examples to a log of their own instead of a sidecar",
     )
-    sample.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a setting, e.g. non_click_rate=0.25",
-    )
+    _add_settings(sample, "non_click_rate=0.25")
 
-    train = command("train", "train one pass over a log, or resume a run")
-    train.add_argument("log", type=Path, help="folder of the log")
-    train.add_argument("--config", type=Path, required=True, help="YAML file")
-    train.add_argument("--out", type=Path, required=True, help="run directory")
+
+def _train(commands: _Commands) -> None:
+    train = _command(commands, "train", "train in one pass over a log, or resume a run")
+    train.add_argument("log", type=Path, metavar="LOG", help="directory of the log")
     train.add_argument(
-        "--init-from", type=Path, metavar="RUN", help="begin with the weights and at the place of another run"
+        "--config", type=Path, metavar="FILE", help="YAML file with settings (without it: the defaults)"
+    )
+    train.add_argument(
+        "--out", type=Path, required=True, metavar="RUN", help="run directory; rerun to resume"
+    )
+    train.add_argument(
+        "--init-from",
+        type=Path,
+        metavar="RUN",
+        help="warm start: begin with the weights of another run, where it stopped",
     )
     train.add_argument(
         "--record", metavar="NAME", help="publish the predictions as the log's sidecar NAME, for students"
     )
-    train.add_argument(
-        "--follow", action="store_true", help="train on what is published as the log grows, until stopped"
+    _add_settings(train, "seed=2")
+    follow = train.add_argument_group("logs that grow")
+    follow.add_argument(
+        "--follow", action="store_true", help="train on new partitions as they are published, until stopped"
     )
-    train.add_argument(
-        "--poll", type=float, metavar="SECONDS", help="with --follow: look for what is new so often (0.5)"
+    follow.add_argument(
+        "--poll", type=float, metavar="SECONDS", help="seconds between scans for new partitions (0.5)"
     )
-    train.add_argument(
+    follow.add_argument(
         "--stop-when-idle",
         type=float,
         metavar="SECONDS",
-        help="with --follow: end when nothing new came for so long",
-    )
-    train.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting, e.g. seed=2"
+        help="end when nothing new came for so long (never)",
     )
 
-    export = command("export", "write a run's model as a SavedModel in TensorFlow Serving's layout")
-    export.add_argument("run", type=Path, help="run directory")
-    export.add_argument("--out", type=Path, required=True, help="folder of the model's versions")
+
+def _export(commands: _Commands) -> None:
+    export = _command(
+        commands, "export", "write a run's model as a SavedModel in TensorFlow Serving's layout"
+    )
+    export.add_argument("run", type=Path, metavar="RUN", help="run directory")
     export.add_argument(
-        "--checkpoint", type=int, metavar="P", help="the checkpoint at this position (the newest one)"
+        "--out", type=Path, required=True, metavar="DIR", help="output directory of the model's versions"
+    )
+    export.add_argument(
+        "--checkpoint", type=int, metavar="P", help="export the checkpoint at position P (the newest one)"
     )
 
-    score = command("score", "predict the rows of a log or of raw tables with an exported model")
-    score.add_argument("model", type=Path, help="folder of a model, or of its versions: the newest is taken")
-    score.add_argument("input", type=Path, nargs="+", help="an example log, or files or folders of raw rows")
-    score.add_argument("--out", type=Path, required=True, help="the Parquet file to write")
+
+def _score(commands: _Commands) -> None:
+    score = _command(commands, "score", "predict the clicks of a log or of raw rows with an exported model")
+    score.add_argument(
+        "model",
+        type=Path,
+        metavar="MODEL",
+        help="directory of a model, or of its versions: the newest is used",
+    )
+    score.add_argument(
+        "input",
+        type=Path,
+        nargs="+",
+        metavar="INPUT",
+        help="an example log, or files or directories of raw rows",
+    )
+    score.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="Parquet file to write the predictions to"
+    )
     read_as = score.add_mutually_exclusive_group()
-    read_as.add_argument("--format", choices=FORMATS[1:], help="of raw rows in a format of the package")
-    read_as.add_argument("--mapping", type=Path, help="the file that names the columns of raw rows")
-
-    replay = command(
-        "replay", "train the arms of an experiment on one log, and tell what each gains and costs"
+    read_as.add_argument("--format", choices=tuple(FORMATS), help="format of the raw rows")
+    read_as.add_argument(
+        "--mapping", type=Path, metavar="FILE", help="YAML file that names the columns of the raw rows"
     )
-    replay.add_argument("experiment", type=Path, nargs="?", help="YAML file with the arms")
-    replay.add_argument("--log", type=Path, help="folder of the log")
-    replay.add_argument("--out", type=Path, required=True, help="folder for everything; again: goes on")
-    replay.add_argument("--workers", type=int, metavar="N", help="runs side by side (one for each processor)")
+
+
+def _replay(commands: _Commands) -> None:
+    replay = _command(
+        commands, "replay", "train the arms of an experiment on one log, and report what each gains and costs"
+    )
     replay.add_argument(
-        "--beam-options",
-        default="",
-        metavar="OPTIONS",
-        help="of a Beam runner whose workers see the log and the folder under the same paths, in one word: "
-        "--beam-options='--runner=FlinkRunner --flink_master=...'",
+        "experiment", type=Path, nargs="?", metavar="EXPERIMENT", help="YAML file with the arms"
     )
-    replay.add_argument("--no-timing", action="store_true", help="count operations, do not time steps")
-    replay.add_argument("--report", action="store_true", help="train nothing, tell of what is in --out")
+    replay.add_argument("--log", type=Path, metavar="LOG", help="directory of the log")
+    replay.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="output directory; rerun to resume"
+    )
+    replay.add_argument(
+        "--workers", type=int, metavar="N", help="runs to train side by side (one per processor)"
+    )
+    _add_beam_options(replay, " whose workers see the log and the output directory under the same paths")
+    replay.add_argument("--no-timing", action="store_true", help="count operations, but do not time steps")
+    replay.add_argument(
+        "--report", action="store_true", help="train nothing; write the report of what is in --out"
+    )
 
-    compare = command("compare", "compare two runs metric by metric, with paired 95%% intervals")
-    compare.add_argument("run_a", type=Path, help="run directory, or what ctr simulate --policy wrote")
-    compare.add_argument("run_b", type=Path, help="likewise")
 
-    evaluate = command("evaluate", "measure recorded predictions of any size, or compare two sets of them")
+def _compare(commands: _Commands) -> None:
+    compare = _command(commands, "compare", "compare two runs metric by metric, with paired 95% intervals")
+    compare.add_argument(
+        "run_a", type=Path, metavar="RUN_A", help="run directory, or what ctr simulate --policy wrote"
+    )
+    compare.add_argument("run_b", type=Path, metavar="RUN_B", help="second run directory, of the same kind")
+
+
+def _evaluate(commands: _Commands) -> None:
+    evaluate = _command(
+        commands, "evaluate", "measure recorded predictions of any size, or compare two sets of them"
+    )
     evaluate.add_argument(
-        "predictions", type=Path, nargs="+", help="run directories, folders or Parquet files"
+        "predictions",
+        type=Path,
+        nargs="+",
+        metavar="PREDICTIONS",
+        help="run directories, directories of Parquet files, or Parquet files",
     )
     evaluate.add_argument(
         "--against", type=Path, nargs="+", metavar="PREDICTIONS", help="predictions to compare them with"
     )
-    evaluate.add_argument(
-        "--beam-options",
-        default="",
-        metavar="OPTIONS",
-        help='of a Beam runner: --beam-options="--runner=..."',
-    )
+    _add_beam_options(evaluate)
 
-    report = command("report", "write one HTML file with the plots of one or more runs")
-    report.add_argument("run", type=Path, nargs="+", help="run directories")
-    report.add_argument("--out", type=Path, help="the file to write (report.html in the first run directory)")
-    return parser
+
+def _report(commands: _Commands) -> None:
+    report = _command(commands, "report", "write one HTML file with the plots of one or more runs")
+    report.add_argument("run", type=Path, nargs="+", metavar="RUN", help="run directories")
+    report.add_argument(
+        "--out", type=Path, metavar="FILE", help="HTML file to write (report.html in the first run directory)"
+    )

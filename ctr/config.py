@@ -211,9 +211,11 @@ def _copy_tree(node: Any) -> Any:
     return node
 
 
-def load_model(model: type[ModelT], path: Path, what: str, settings: Sequence[str] = ()) -> ModelT:
-    """Reads, changes and validates a YAML file as ``model``."""
-    return parse_model(model, apply_settings(read_yaml(path, what), settings), f"{what} {path}")
+def load_model(model: type[ModelT], path: Path | None, what: str, settings: Sequence[str] = ()) -> ModelT:
+    """Reads, changes and validates a YAML file as ``model``; without a file, the defaults are changed."""
+    content = read_yaml(path, what) if path is not None else {}
+    where = f"{what} {path}" if path is not None else "settings"
+    return parse_model(model, apply_settings(content, settings), where)
 
 
 def load_record(model: type[ModelT], path: Path, what: str) -> ModelT:

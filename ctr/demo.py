@@ -6,11 +6,10 @@ from typing import Any
 
 from ctr.eval.report import write_report
 from ctr.eval.run_comparison import compare_runs
+from ctr.files import check_output_folder
 from ctr.objective.ramps import Ramp
 from ctr.simulator.config import SimulatorConfig
-from ctr.simulator.simulate import simulate
 from ctr.training.config import BatchConfig, CheckpointConfig, MetricsConfig, TrainConfig
-from ctr.training.loop import train
 from ctr.training.model_config import CrossConfig, DeepConfig, ModelConfig
 
 Bar = Callable[..., None]
@@ -34,6 +33,12 @@ def _configs() -> dict[str, TrainConfig]:
     }
 
 
+def check_demo_folder(out: Path) -> None:
+    """Raises InputError where a directory is neither empty nor one of ``ctr demo``."""
+    names = {"log", "report.html", *_configs()}
+    check_output_folder(out, "a demo", lambda found: {path.name for path in found.iterdir()} <= names)
+
+
 def run_demo(out: Path, examples: int, say: Callable[[str], None], bar: Callable[[int, str], Any]) -> Path:
     """Simulates a log, trains a logistic regression and a DCNv2 on it, compares them and writes a report.
 
@@ -47,6 +52,11 @@ def run_demo(out: Path, examples: int, say: Callable[[str], None], bar: Callable
     Returns:
         The path of the report.
     """
+    check_demo_folder(out)
+    # They load TensorFlow, which takes seconds.
+    from ctr.simulator.simulate import simulate
+    from ctr.training.loop import train
+
     log = out / "log"
     say(f"Simulating {examples} examples -> {log}")
     shown = bar(examples, "examples")

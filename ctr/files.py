@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ctr.errors import InputError
+from ctr.eval.output_files import directory_fault, file_fault, irregular
 
 _TEMPORARY_MARK = ".partial-"
 
@@ -36,9 +37,15 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and those above it unless they exist; each new name survives a power cut."""
+    """Makes a folder and those above it unless they exist; each new name survives a power cut.
+
+    Raises:
+        InputError: something else has one of the names, such as a file or a link that leads nowhere.
+    """
     if folder.is_dir():
         return
+    if fault := directory_fault(folder):
+        raise InputError(fault)
     make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
     sync_folder(folder.parent)
@@ -65,7 +72,13 @@ def write_all(file: RawIOBase, content: bytes) -> None:
 
 
 def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Creates or replaces ``path``: temporary name, fsync, rename, fsync of the folder."""
+    """Creates or replaces ``path``: temporary name, fsync, rename, fsync of the folder.
+
+    Raises:
+        InputError: the name is that of something else than a regular file (a link, a pipe, a device).
+    """
+    if what := irregular(path):
+        raise InputError(f"{path}: is {what}; allowed: a new name, or a regular file to replace")
     temporary = _write_temporary(path, write)
     try:
         temporary.replace(path)
@@ -115,6 +128,41 @@ def remove_temporaries(folder: Path) -> None:
     """Deletes what an interrupted write left in ``folder``. Nobody else may be writing there."""
     for path in folder.glob(f"*{_TEMPORARY_MARK}*"):
         path.unlink(missing_ok=True)
+
+
+def check_output_file(path: Path, kind: str, is_kind: Callable[[Path], bool]) -> None:
+    """Refuses to write a file over anything but another one of its kind; arguments as of ``file_fault``.
+
+    Raises:
+        InputError: what is there, and what is allowed.
+    """
+    if fault := file_fault(path, kind, is_kind):
+        raise InputError(fault)
+
+
+def check_output_folder(folder: Path, kind: str, is_kind: Callable[[Path], bool]) -> None:
+    """Refuses to write into a directory that has anything in it unless it is one of the kind.
+
+    Args:
+        folder: the directory; it may also be a link to one, or be absent.
+        kind: what the command makes of it, with its article, for the message.
+        is_kind: tells whether a directory with something in it is of that kind.
+
+    Raises:
+        InputError: what is there, and what is allowed.
+    """
+    if folder.is_dir():
+        names = sorted(
+            path.name for path in folder.iterdir() if path.name != ".lock" and not is_temporary(path)
+        )
+        if names and not is_kind(folder):
+            raise InputError(
+                f"{folder} is neither empty nor {kind} (it holds {names[0]}): use another directory"
+            )
+    elif what := irregular(folder) or ("a file" if folder.exists() else ""):
+        raise InputError(f"{folder} is neither empty nor {kind}, but {what}: use another directory")
+    elif fault := directory_fault(folder.parent):
+        raise InputError(fault)
 
 
 def require_file(path: Path, what: str) -> Path:

@@ -21,7 +21,7 @@ from ctr.eval.report_figures import (
     slice_tables,
     weight_tables,
 )
-from ctr.eval.report_page import render_page, write_page
+from ctr.eval.report_page import check_page, render_page, write_page
 from ctr.eval.run_comparison import COSTS, NotComparableError, RunComparison, compare_read_runs
 from ctr.eval.run_files import METRICS, RunError
 from ctr.eval.shown_run import COUNTS, ShownRun, show_runs
@@ -70,19 +70,18 @@ def write_report(runs: Sequence[Path], out: Path | None) -> Path:
     Args:
         runs: run directories; the others are compared with the first.
         out: the file to write, report.html in the first run directory by default. It appears whole or not at
-            all.
+            all, and replaces nothing but a report.
 
     Returns:
         The file.
 
     Raises:
-        RunError: a run cannot be read, or the file cannot be written.
+        RunError: a run cannot be read, or the file cannot be written, or is there and is no report.
     """
     if not runs:
         raise RunError("a report needs at least one run directory, got none")
     path = runs[0] / "report.html" if out is None else out
-    if path.is_dir():
-        raise RunError(f"{path}: is a folder; allowed: a file to write the report to")
+    check_page(path)
     write_page(path, render_report(runs))
     return path
 

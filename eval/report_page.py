@@ -7,7 +7,16 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ctr.eval import display
+from ctr.eval.output_files import file_fault, irregular
 from ctr.eval.run_files import RunError
+
+_MARKS = (
+    b'<meta name="generator" content="ctr">',
+    # Pages of earlier versions.
+    " – training report</title>".encode(),
+    " – experiment</title>".encode(),
+)
+_MARKED_WITHIN = 1 << 16
 
 
 def render_page(template: str, **content: object) -> str:
@@ -24,12 +33,31 @@ def render_page(template: str, **content: object) -> str:
     return environment.get_template(template).render(**content)
 
 
+def is_page(path: Path) -> bool:
+    """Whether a file is a page that `render_page` made."""
+    with path.open("rb") as file:
+        start = file.read(_MARKED_WITHIN)
+    return start[:15].lower() == b"<!doctype html>" and any(mark in start for mark in _MARKS)
+
+
+def check_page(path: Path) -> None:
+    """Refuse to write a page over anything but another one.
+
+    Raises:
+        RunError: what is there, and what is allowed.
+    """
+    if fault := file_fault(path, "a report of ctr", is_page):
+        raise RunError(fault)
+
+
 def write_page(path: Path, text: str) -> None:
     """Write a file as UTF-8; it appears whole or not at all.
 
     Raises:
-        RunError: it cannot be written.
+        RunError: it cannot be written, or the name is that of something else than a regular file.
     """
+    if what := irregular(path):
+        raise RunError(f"{path}: is {what}; allowed: a new name, or a regular file to replace")
     temporary = path.with_name(f"{path.name}.partial-{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ from ctr.eval.display import (
     verdict,
 )
 from ctr.eval.run_files import METRICS
+from ctr.pipelines.processes import safe_workers
 from ctr.pipelines.quiet import quiet_beam
 
 
@@ -41,7 +42,7 @@ def run_evaluate(
         options = shlex.split(beam_options)
     except ValueError as error:
         raise InputError(f"Beam options {beam_options!r}: {error}") from None
-    with quiet_beam():
+    with quiet_beam(), safe_workers():
         from ctr.pipelines.evaluate import evaluate, evaluate_difference
 
         if against is None:

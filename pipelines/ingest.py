@@ -23,17 +23,16 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.log import Manifest, check_log, create_log, publish_interval
-from ctr.data.mapping import Mapping, input_patterns
+from ctr.data.mapping import Mapping
 from ctr.data.row_order import KEY_COLUMNS, sort_rows
-from ctr.errors import InputError
 from ctr.files import is_temporary
 from ctr.pipelines.chunks import Chunk
 from ctr.pipelines.examples import FILE_COLUMN, ROW_COLUMN, ExampleMaker, Examples, spill_schema
 from ctr.pipelines.joins import SideTable
 from ctr.pipelines.reader import RawReader
-from ctr.pipelines.rejects import EARLY_ROWS, Reject, RejectLog, make_reject
+from ctr.pipelines.rejects import EARLY_ROWS, Reject, RejectLog, check_reject_share, make_reject
 from ctr.pipelines.sessions import assign_queries
-from ctr.pipelines.sources import SourceFile, find_files
+from ctr.pipelines.sources import SourceFile, mapped_files
 from ctr.pipelines.spill import Arrival, IntervalSpill, spill_folder
 
 BLOCK_BYTES = 16 << 20
@@ -108,9 +107,8 @@ def ingest(
             an interval published before with other content.
     """
     started = time.perf_counter()
-    if not 0 <= max_reject_share <= 1:
-        raise InputError(f"max_reject_share {max_reject_share} is not allowed: a share from 0 to 1")
-    sources = find_files(inputs, input_patterns(mapping.input), [join.file for join in mapping.joins])
+    check_reject_share(max_reject_share)
+    sources = mapped_files(mapping, inputs)
     schema = mapping.feature_schema
     check_log(out, schema)
     rejects = RejectLog([source.name for source in sources], max_reject_share)

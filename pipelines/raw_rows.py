@@ -21,7 +21,6 @@ from ctr.data.mapping import (
     ParquetInput,
     RowOrder,
     Time,
-    input_patterns,
 )
 from ctr.data.schema import Number, Schema
 from ctr.errors import InputError
@@ -38,7 +37,7 @@ from ctr.pipelines.raw_columns import (
     read_times,
 )
 from ctr.pipelines.reader import RawReader
-from ctr.pipelines.sources import SourceFile, find_files
+from ctr.pipelines.sources import SourceFile, mapped_files
 
 BLOCK_BYTES = 4 << 20
 """Bytes of an input file that are read at a time."""
@@ -108,7 +107,7 @@ def read_raw_rows(
     needed += [mapping.example_id] if mapping.example_id else []
     timed = any(derived.of_time for derived in derive.values())
     needed += [mapping.time.column] if timed and mapping.time.column else []
-    files = find_files(inputs, input_patterns(mapping.input), [join.file for join in mapping.joins])
+    files = mapped_files(mapping, inputs)
     reader = RawReader(mapping, block_bytes, tuple(dict.fromkeys(needed)))
     lines = 0
     for file in files:

@@ -39,6 +39,12 @@ def make_reject(file: int, row: int, key: str, reason: str, value: object, allow
     return Reject(file, row, key, reason, text[:_SHOWN], allowed)
 
 
+def check_reject_share(share: float) -> None:
+    """Raises InputError where the largest allowed share of rejects is none."""
+    if not 0 <= share <= 1:
+        raise InputError(f"max-reject-share {share} is not allowed: a share from 0 to 1")
+
+
 @dataclass
 class RejectLog:
     """Collects the rejects of one ingest, and stops it when their share is too large.

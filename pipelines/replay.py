@@ -22,8 +22,9 @@ from ctr.data.log import Manifest, log_sha256, read_manifests
 from ctr.data.sidecar import sidecar_folder
 from ctr.errors import InputError
 from ctr.files import make_folder, write_atomic_bytes
+from ctr.pipelines.processes import safe_workers
 from ctr.pipelines.quiet import quiet_beam
-from ctr.pipelines.replay_config import read_experiment
+from ctr.pipelines.replay_config import check_experiment_folder, read_experiment
 from ctr.pipelines.replay_costs import write_costs
 from ctr.pipelines.replay_loops import PlannedLoop, loop_of
 from ctr.pipelines.replay_plan import Plan, PlannedRun, PlannedSampling, make_plan
@@ -119,6 +120,7 @@ def replay(
         raise InputError(f"--workers {workers}: at least 1 is needed")
     plan = make_plan(config, content, log, f"experiment {experiment}")
     place = _Place(log.resolve(), manifests, out.resolve())
+    check_experiment_folder(place.out)
     make_folder(place.out)
     with only_process(place.out):
         told = {"title": config.title, "note": config.note, "log": str(place.log)}
@@ -229,7 +231,7 @@ class _Stages:
         added, self._added = self._added, {}
         if not added:
             return
-        with quiet_beam(logging.WARNING):
+        with quiet_beam(logging.WARNING), safe_workers():
             from ctr.pipelines.replay_jobs import run_jobs
 
             jobs = [self._job(one) for one in added.values()]

@@ -3,6 +3,7 @@
 Names stand in names of files, and ``@`` joins an arm with a point of the sweep, so that it stands in none of them.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -11,6 +12,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from ctr.config import StrictModel, parse_model, read_yaml
 from ctr.data.sampling import SamplingConfig
+from ctr.files import check_output_folder
 from ctr.training.config import TrainConfig
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$")]
@@ -180,6 +182,18 @@ def read_experiment(path: Path) -> tuple[ExperimentConfig, dict[str, Any]]:
     content = merged(base, experiment.config)
     parse_model(TrainConfig, content, where, "config.")
     return experiment, content
+
+
+def check_experiment_folder(out: Path) -> None:
+    """Raises InputError where a directory is neither empty nor one of an experiment."""
+    check_output_folder(out, "an experiment of ctr replay", _is_experiment)
+
+
+def _is_experiment(folder: Path) -> bool:
+    try:
+        return "arms" in json.loads((folder / "plan.json").read_bytes())
+    except (FileNotFoundError, ValueError, TypeError):
+        return False
 
 
 def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,6 @@
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 
 from ctr.data.log import log_sha256, read_manifests
 from ctr.files import write_atomic_bytes
+from ctr.pipelines.processes import safe_environment
 from ctr.pipelines.replay_config import BASELINE
 from ctr.pipelines.replay_plan import Plan
 from ctr.training.config import TrainConfig
@@ -104,7 +104,7 @@ def _measure(
         "base": base,
         "rounds": rounds,
     }
-    environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = {**safe_environment(), "TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     ended = subprocess.run(
         [sys.executable, "-m", "ctr.pipelines.replay_measure"],
         input=json.dumps(wanted),

@@ -7,7 +7,6 @@ What came of it is a file beside the experiment, as workers elsewhere share noth
 import contextlib
 import heapq
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from ctr.files import write_atomic_bytes
 from ctr.pipelines.beam_options import in_this_process, read_beam_options, split_beam_options
+from ctr.pipelines.processes import safe_environment
 
 _LINES_KEPT = 30
 _POLL_SECONDS = 0.2
@@ -116,7 +116,7 @@ def run_job(job: Job) -> Outcome | None:
     if _stopped.is_set():
         return None
     begun = time.perf_counter()
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **dict(job.environment)}
+    environment = {**safe_environment(), "TF_CPP_MIN_LOG_LEVEL": "3", **dict(job.environment)}
     with subprocess.Popen(
         [sys.executable, "-m", "ctr", *job.arguments],
         env=environment,

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ctr.pipelines.replay_plan import PlannedRun
-from ctr.simulator.closed_loop import LOOP_FILE, ORIGIN_FILE
+from ctr.simulator.closed_loop import LOOP_FILE
+from ctr.simulator.folders import ORIGIN_FILE
 
 
 @dataclass(frozen=True)

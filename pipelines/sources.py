@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ctr.data.mapping import Mapping, input_patterns
 from ctr.errors import InputError
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
@@ -62,6 +63,11 @@ def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequen
     if not files:
         raise InputError("no input is given")
     return files
+
+
+def mapped_files(mapping: Mapping, inputs: Sequence[Path]) -> list[SourceFile]:
+    """The files of ``inputs`` that a mapping reads, as of ``find_files``; side tables are none of them."""
+    return find_files(inputs, input_patterns(mapping.input), [join.file for join in mapping.joins])
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:

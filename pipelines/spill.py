@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ctr.files import naming
+from ctr.files import make_folder, naming
 
 _PREFIX = ".spill-"
 _BUFFER_BYTES = 128 << 20
@@ -24,7 +24,7 @@ def spill_folder(log: Path) -> Iterator[Path]:
     A process that is killed leaves its folder behind: the next one removes it, which it can tell from the
     folder of a process that lives by the lock that the latter holds.
     """
-    log.mkdir(parents=True, exist_ok=True)
+    make_folder(log)
     # The log's own lock is held only while folders are looked through and made: another process then never
     # finds a folder that is made but not yet locked.
     with _open_folder(log) as log_lock:

@@ -209,6 +209,16 @@ def test_train_tells_its_results_and_a_second_time_the_same(place, capfd):
     assert json.loads(capfd.readouterr().out)["config_sha256"] != summary["config_sha256"]
 
 
+def test_train_without_a_configuration_takes_the_defaults(place, capfd):
+    settings = ("batch.rows=16", "model.crosses={layers: 1, rank: 2}", "model.deep.units=[4]")
+    given = [word for setting in settings for word in ("--set", setting)]
+    assert main(TRAIN) == main(("train", "log", "--out", "other", *given)) == 0
+    assert (place / "other" / "config.yaml").read_text() == (place / "run" / "config.yaml").read_text()
+    capfd.readouterr()
+    wrong = ("train", "log", "--out", "wrong", "--set", "seed=x")
+    assert error_line(capfd, wrong) == "settings: seed: 'x' is not allowed: a number is needed"
+
+
 def test_runs_that_cannot_be_compared_or_reported(place, capfd):
     assert "no-run: no such run directory" in error_line(capfd, ("compare", "no-run", "log"))
     assert "no-run: no such run directory" in error_line(capfd, ("report", "no-run"))

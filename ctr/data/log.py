@@ -33,7 +33,7 @@ from ctr.data.parquet_files import IDS_COLUMN, cast_table, parquet_bytes, read_v
 from ctr.data.row_order import check_order, key_at
 from ctr.data.schema import Schema
 from ctr.errors import InputError
-from ctr.files import create_exclusively, file_sha256, is_temporary, write_atomic_bytes
+from ctr.files import check_output_folder, create_exclusively, file_sha256, is_temporary, write_atomic_bytes
 
 MAX_TIME_US = 2**62
 _FORMAT = 1
@@ -130,6 +130,7 @@ def check_log(folder: Path, schema: Schema) -> None:
     Raises:
         InputError: the folder holds a log of another schema, or something else.
     """
+    check_log_folder(folder)
     path = folder / "schema.json"
     if path.exists():
         found = read_schema(folder).version
@@ -138,13 +139,20 @@ def check_log(folder: Path, schema: Schema) -> None:
                 f"{path}: this log was written under schema {found}, not {schema.version}: "
                 "features cannot change inside a log; write to another folder"
             )
-    elif folder.exists():
-        others = not folder.is_dir() or any(
-            other.name != "rejects" and not other.name.startswith(".") and not is_temporary(other)
-            for other in folder.iterdir()
+
+
+def check_log_folder(folder: Path) -> None:
+    """Checks that the folder is a log or can become one, whatever its features; as ``check_log`` otherwise."""
+
+    def can_be_log(found: Path) -> bool:
+        # A run directory has a schema too.
+        is_log = (found / "schema.json").exists() and not (found / "config.yaml").exists()
+        return is_log or all(
+            other.name == "rejects" or other.name.startswith(".") or is_temporary(other)
+            for other in found.iterdir()
         )
-        if others:
-            raise InputError(f"{folder} is neither empty nor an example log: another folder is needed")
+
+    check_output_folder(folder, "an example log", can_be_log)
 
 
 def create_log(folder: Path, schema: Schema) -> None:

@@ -20,7 +20,7 @@ from ctr.serving.metadata import EXTRA, FILE, FORMAT, hash_files, read_metadata,
 from ctr.serving.signatures import serving_signatures
 from ctr.serving.warmup import FILE as WARMUP
 from ctr.serving.warmup import write_warmup
-from ctr.training.export_folder import PARTIAL, delete_model, only_publisher
+from ctr.training.export_folder import PARTIAL, check_models_folder, delete_model, only_publisher
 from ctr.training.snapshot import Snapshot, read_snapshot
 from ctr.training.state import dense_weights
 from ctr.training.tensor_files import written_by_tensorflow
@@ -73,6 +73,7 @@ def publish(snapshot: Snapshot, out: Path, keep: int | None = None, wait: bool =
         InputError: the version is there already and is another model's, the newest one is of another run, or another
             process is publishing in ``out``.
     """
+    check_models_folder(out)
     make_folder(out)
     with only_publisher(out, wait):
         final = out / str(snapshot.examples)

@@ -19,6 +19,7 @@ from ctr.data.log import read_manifests, read_schema
 from ctr.data.reader import FAULTS, Rows, read_rows
 from ctr.errors import InputError
 from ctr.files import write_atomic, write_atomic_bytes
+from ctr.serving.score_command import check_scores, rejects_of
 from ctr.serving.scorer import Scorer
 
 Progress = Callable[[int], None]
@@ -135,6 +136,7 @@ def _write(
     batches: Iterable[tuple[pa.Table, dict[str, np.ndarray], list[dict[str, Any]]]],
     progress: Progress | None,
 ) -> ScoreResult:
+    check_scores(out)
     begun = time.perf_counter()
     rejected: list[dict[str, Any]] = []
     scored = 0
@@ -157,7 +159,7 @@ def _write(
             writer.write_table(pa.concat_tables([schema.empty_table(), *waiting]))
 
     write_atomic(out, write)
-    rejects_file = out.with_name(f"{out.name}.rejects.jsonl")
+    rejects_file = rejects_of(out)
     if rejected:
         lines = "".join(json.dumps(reject, ensure_ascii=False) + "\n" for reject in rejected)
         write_atomic_bytes(rejects_file, lines.encode("utf-8", errors="backslashreplace"))

@@ -1,23 +1,57 @@
 """What ``ctr score`` is given and what it tells; loads no TensorFlow."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from ctr.errors import InputError
+from ctr.files import check_output_file
 
 if TYPE_CHECKING:
     from ctr.serving.score import ScoreResult
 
 
 def refuse_scores_at(out: Path, inputs: Sequence[Path]) -> None:
-    """Raises InputError when writing ``out`` would fail in the end or would write over what is to be scored."""
-    if out.is_dir():
-        raise InputError(f"--out {out}: this is a folder; a Parquet file is to be written")
+    """Raises InputError when ``out`` could not be written, or would replace what is to be scored."""
+    check_scores(out)
     for given in inputs:
         inside = given.is_dir() and given.resolve() in out.resolve().parents
         if out.exists() and (inside or (given.exists() and out.samefile(given))):
-            raise InputError(f"--out {out}: this is a file of the input {given}: another name is needed")
+            raise InputError(f"--out {out}: this is a file of the input {given}: another name is required")
+
+
+def check_scores(out: Path) -> None:
+    """Refuses to write predictions, and the rejects beside them, over anything but earlier ones.
+
+    Raises:
+        InputError: what is there, and what is allowed.
+    """
+    check_output_file(out, "predictions of ctr score", _is_scores)
+    check_output_file(rejects_of(out), "rejects of ctr score", _is_rejects)
+
+
+def rejects_of(out: Path) -> Path:
+    """Where the rows without a prediction are described."""
+    return out.with_name(f"{out.name}.rejects.jsonl")
+
+
+def _is_scores(path: Path) -> bool:
+    try:
+        return pq.read_schema(path).names[-2:] == ["logit", "p"]
+    except pa.ArrowException:
+        return False
+
+
+def _is_rejects(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            return "reason" in json.loads(file.readline())
+        except (ValueError, TypeError):
+            return False
 
 
 def score_text(out: Path, result: "ScoreResult") -> str:

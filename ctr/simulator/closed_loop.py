@@ -36,6 +36,7 @@ from ctr.simulator.clicks import Placed, logistic
 from ctr.simulator.config import DAY_US, WorldConfig
 from ctr.simulator.day import QUERIES_PER_DAY_LIMIT, days, make_world
 from ctr.simulator.features import SCHEMA, FeatureIds
+from ctr.simulator.folders import ORIGIN_FILE, check_loop_folders
 from ctr.simulator.inventory import Ads
 from ctr.simulator.simulate import AUCTION, Counts, logged_queries, publish_day, read_world
 from ctr.simulator.traffic import Queries, draw_queries
@@ -45,7 +46,6 @@ from ctr.training.run_directory import write_json
 from ctr.training.session import TIMING, Session, open_session
 
 LOOP_FILE = "loop.json"
-ORIGIN_FILE = "origin.json"
 
 
 def run_closed_loop(
@@ -128,9 +128,7 @@ def _whole_days(log: Path) -> int:
 
 def _begin(policy: Path, log: Path, out: Path) -> int:
     """Copies a run and its logs, at the first call; returns the number of the first day that is not in the log."""
-    for path in (policy / "summary.json", policy / "config.yaml"):
-        if not path.is_file():
-            raise InputError(f"{policy}: no {path.name}: a run that ctr train finished is needed")
+    check_loop_folders(policy, log, out)
     summary = read_json_object(policy / "summary.json", f"{policy}: no summary.json")
     results = {key: value for key, value in summary.items() if key not in TIMING}
     config = load_record(TrainConfig, policy / "config.yaml", "config")
@@ -152,8 +150,6 @@ def _begin(policy: Path, log: Path, out: Path) -> int:
             raise InputError(
                 f"{out}: this loop began with another run or log ({'; '.join(differences)}): another folder is needed"
             )
-    elif out.exists() and not (out.is_dir() and next(out.iterdir(), None) is None):
-        raise InputError(f"{out}: neither empty nor a loop: another folder is needed")
     else:
         _copy(policy, log, others, origin, out)
     return first

@@ -25,14 +25,14 @@ import pyarrow.csv as pa_csv
 from ctr.config import differing_keys, dump_yaml, load_record
 from ctr.data.parquet_files import parquet_bytes
 from ctr.errors import InputError
-from ctr.files import create_exclusively, is_temporary, remove_temporaries, write_atomic_bytes
+from ctr.files import create_exclusively, remove_temporaries, write_atomic_bytes
 from ctr.simulator.config import EventsConfig, EventsFormat, SimulatorConfig
 from ctr.simulator.day import Served
 from ctr.simulator.features import FeatureIds
+from ctr.simulator.folders import EVENTS_FILE, check_events_folder
 from ctr.simulator.traffic import HOUR_US
 from ctr.simulator.world import EVENTS_STREAM, random_stream
 
-EVENTS_FILE = "events.yaml"
 KINDS = ("impressions", "clicks")
 _IMPRESSIONS, _CLICKS = KINDS
 
@@ -114,8 +114,7 @@ class EventFiles:
 def _begin_folder(config: SimulatorConfig, folder: Path) -> None:
     """Makes a folder one for the events of this simulation, or checks that it is one."""
     path = folder / EVENTS_FILE
-    if folder.is_dir() and not path.is_file() and not all(map(is_temporary, folder.iterdir())):
-        raise InputError(f"{folder}: neither empty nor events of ctr simulate: another folder is needed")
+    check_events_folder(folder)
     if not create_exclusively(path, dump_yaml(config).encode()):
         found = load_record(SimulatorConfig, path, "events")
         if found != config:

@@ -29,6 +29,7 @@ from ctr.simulator.day import (
 )
 from ctr.simulator.events import EventFiles
 from ctr.simulator.features import SCHEMA, FeatureIds
+from ctr.simulator.folders import WORLD_FILE, check_simulation, check_world
 from ctr.simulator.traffic import Queries
 from ctr.simulator.world import World
 
@@ -40,7 +41,6 @@ AUCTION = "auction"
 """The sidecar with how each example came to be shown: the ``predicted`` click probability, the ``bid``, the
 ``price`` of a click (float32), and whether its query was ``randomized`` (bool)."""
 
-WORLD_FILE = "world.yaml"
 """In the log's folder: the settings of its world."""
 
 
@@ -103,6 +103,7 @@ def simulate(
         raise InputError(f"{randomized}: is the log itself; the randomized traffic needs a folder of its own")
     world = make_world(config.world)
     folders = [folder for folder in (out, randomized) if folder is not None]
+    check_simulation(folders, events)
     for folder in folders:
         begin_log(config.world, folder)
     ids, counts = FeatureIds(world), Counts()
@@ -139,10 +140,7 @@ def begin_log(config: WorldConfig, folder: Path) -> None:
 
 def read_world(log: Path) -> WorldConfig:
     """The settings of a simulated log's world. Raises InputError for a log that was not simulated."""
-    path = log / WORLD_FILE
-    if not path.is_file():
-        raise InputError(f"{log}: no {WORLD_FILE}: not a simulated log; ctr simulate makes one")
-    return load_record(WorldConfig, path, "world")
+    return load_record(WorldConfig, check_world(log), "world")
 
 
 def publish_day(

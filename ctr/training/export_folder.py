@@ -7,9 +7,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ctr.errors import InputError
-from ctr.files import sync_folder
+from ctr.files import check_output_folder, sync_folder
 
 PARTIAL = ".partial"
+
+
+def check_models_folder(out: Path) -> None:
+    """Raises InputError where a directory is neither empty nor one of exported models."""
+    check_output_folder(out, "a directory of exported models", _holds_models)
+
+
+def _holds_models(folder: Path) -> bool:
+    return any(
+        path.stem.isdecimal() and (path.suffix == PARTIAL or (path / "saved_model.pb").is_file())
+        for path in folder.iterdir()
+        if path.is_dir()
+    )
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from ctr.data.published import PublishedIntervals
 from ctr.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.lag_report import Lag, LagReport
-from ctr.training.launch import InitFrom, launch, read_launch
+from ctr.training.launch import InitFrom, launch
+from ctr.training.preflight import read_launch
 from ctr.training.session import Session, open_session
 from ctr.training.snapshot import Exporter
 from ctr.training.stop_signals import Stop

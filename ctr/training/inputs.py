@@ -1,6 +1,6 @@
 """The logs and sidecars that a run reads, checked before it begins, and the stream of feeds that they become."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,44 +9,16 @@ import numpy as np
 from ctr.data.batches import Batch, batches_within, set_rejects_apart, whole_query_batches
 from ctr.data.interleave import Interleaved
 from ctr.data.joined_sidecar import JoinedSidecar
-from ctr.data.log import MAX_TIME_US, Manifest, read_manifests, read_schema
+from ctr.data.log import MAX_TIME_US
 from ctr.data.reader import read_rows
 from ctr.data.schema import Schema
 from ctr.data.stream import Selection, check_selection, read_selection
-from ctr.data.time_range import TimeRange
-from ctr.errors import InputError
 from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family, resolve_families
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed, make_feed, read_ahead
+from ctr.training.preflight import Log, Logs, open_logs, sidecar_logs
 from ctr.training.step import scored_part
-
-
-@dataclass(frozen=True)
-class Log:
-    """A log and its published intervals."""
-
-    path: Path
-    manifests: Sequence[Manifest]
-
-    @property
-    def rows(self) -> int:
-        """How many rows it has."""
-        return sum(manifest.rows for manifest in self.manifests)
-
-    def start_at(self, position: int) -> int:
-        """The query time, in microseconds, at which the interval with that row, or else the last one, begins."""
-        behind = 0
-        for manifest in self.manifests:
-            behind += manifest.rows
-            if behind > position:
-                return manifest.start
-        return self.manifests[-1].start if self.manifests else 0
-
-    @property
-    def end(self) -> int:
-        """The query time, in microseconds, up to which it is published."""
-        return self.manifests[-1].end if self.manifests else 0
 
 
 @dataclass(frozen=True)
@@ -77,13 +49,7 @@ class Inputs:
     @property
     def sidecar_logs(self) -> dict[str, tuple[Log, str]]:
         """Likewise, with the intervals of the log."""
-        sampling, distillation = self.config.sampling, self.config.objective.distillation
-        read: dict[str, tuple[Log, str]] = {}
-        if sampling is not None:
-            read["sample"] = self.log, sampling.name
-        if distillation is not None:
-            read["teacher"] = self.teacher_log or self.log, distillation.teacher
-        return read
+        return sidecar_logs(Logs(self.schema, self.log, self.others, self.teacher_log), self.config)
 
 
 def open_inputs(path: Path, config: TrainConfig) -> Inputs:
@@ -93,28 +59,10 @@ def open_inputs(path: Path, config: TrainConfig) -> Inputs:
         InputError: a log is none, is empty, or has other features than the first one; a feature, sidecar or
             sidecar's row that the configuration needs is not there.
     """
-    schema = read_schema(path)
-    log = _open_log(path, config.time_range)
-    _check_slices(schema, config)
+    logs = open_logs(path, config)
     constraints = config.objective.bias_constraints
-    others: dict[str, Log] = {}
-    families: tuple[Family, ...] = ()
-    if constraints is not None:
-        families = resolve_families(constraints, schema)
-        for number, other in enumerate(constraints.logs):
-            key = f"objective.bias_constraints.logs.{number}.path"
-            others[other.name] = _open_log(Path(other.path), config.time_range, key)
-    for name, opened in others.items():
-        version = read_schema(opened.path).version
-        if version != schema.version:
-            raise InputError(
-                f"config: objective.bias_constraints.logs: the log {name} ({opened.path}) has schema {version}, "
-                f"{path} has {schema.version}: both must have the same features"
-            )
-    distillation = config.objective.distillation
-    taught = None if distillation is None or distillation.log is None else Path(distillation.log)
-    teacher_log = None if taught is None else Log(taught, read_manifests(taught))
-    return Inputs(config, schema, log, others, families, teacher_log)
+    families = resolve_families(constraints, logs.schema) if constraints is not None else ()
+    return Inputs(config, logs.schema, logs.log, logs.others, families, logs.teacher_log)
 
 
 def check_rows(inputs: Inputs, start: int = 0, stop: Callable[[], bool] = lambda: False) -> bool:
@@ -134,29 +82,6 @@ def check_rows(inputs: Inputs, start: int = 0, stop: Callable[[], bool] = lambda
     if selection.sample is not None or (selection.teacher is not None and selection.every_row_taught):
         return check_selection(inputs.log.path, inputs.schema, inputs.log.manifests, selection, start, stop)
     return True
-
-
-def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:
-    where = f"config: {key}: " if key else ""
-    try:
-        read_schema(path)
-        log = Log(path, read_manifests(path))
-    except InputError as error:
-        raise InputError(f"{where}{error}") from None
-    if not log.rows:
-        raise InputError(f"{where}{path}: the log has no rows")
-    if not any(time_range.selects(manifest) for manifest in log.manifests):
-        raise InputError(f"{where}{path}: no interval of the log has any time in common with time_range")
-    return log
-
-
-def _check_slices(schema: Schema, config: TrainConfig) -> None:
-    for name in config.metrics.slices:
-        if name not in schema.single_valued:
-            raise InputError(
-                f"config: metrics.slices names {name}, which is no single-valued feature of the log; "
-                f"allowed: {', '.join(schema.single_valued)}"
-            )
 
 
 def selection_of(inputs: Inputs, start: int = 0) -> Selection:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ctr.config import dump_yaml, load_record
-from ctr.data.json_files import read_json_object
 from ctr.errors import InputError
 from ctr.files import make_folder, sync_folder, write_atomic_bytes
 from ctr.training import checkpoint
@@ -25,6 +24,7 @@ from ctr.training.inputs import Inputs, open_inputs
 from ctr.training.launch_position import begin_position
 from ctr.training.launch_table import launch_text
 from ctr.training.position import Position
+from ctr.training.preflight import begins_from
 from ctr.training.rollback import first_broken
 from ctr.training.run import Run
 from ctr.training.run_directory import (
@@ -72,7 +72,7 @@ def launch(log: Path, config: TrainConfig, run: Path, source: InitFrom, waits: b
         InputError: as of ``open_inputs``; ``run`` was begun otherwise or is something else; ``source`` is no run, has
             no checkpoint, a damaged one, or nothing that the new run could take; the log does not reach so far.
     """
-    if not _is_new(run, source.run):
+    if not begins_from(run, source.run):
         return
     inputs = open_inputs(log, config)
     old = _read_old(source.run)
@@ -90,32 +90,7 @@ def launch(log: Path, config: TrainConfig, run: Path, source: InitFrom, waits: b
     source.tell(launch_text(content))
 
 
-def read_launch(run: Path) -> dict[str, Any] | None:
-    """What a run began with, the content of init_from.json; None if it began with nothing."""
-    path = run / INIT_FROM
-    return dict(read_json_object(path, f"{path}: no such file")) if path.is_file() else None
-
-
-def _is_new(run: Path, source: Path) -> bool:
-    if run.resolve() == source.resolve():
-        raise InputError(f"--init-from {source}: this is the run directory itself; another --out is needed")
-    if (begun := read_launch(run)) is not None:
-        if begun.get("run") != str(source.resolve()):
-            raise InputError(
-                f"{run} was begun from {begun.get('run')}, not from {source}: without --init-from it is resumed; "
-                "use another folder to begin anew"
-            )
-        return False
-    if (run / "config.yaml").exists():
-        raise InputError(f"{run} was begun without --init-from: use another folder to begin from {source}")
-    if run.exists() and not (run.is_dir() and not any(run.iterdir())):
-        raise InputError(f"{run} is neither empty nor a run directory: another folder is needed")
-    return True
-
-
 def _read_old(folder: Path) -> _Old:
-    if not (folder / "config.yaml").is_file():
-        raise InputError(f"--init-from {folder}: this is no run directory: it has no config.yaml")
     config = load_record(TrainConfig, folder / "config.yaml", "config")
     schema = read_run_schema(folder)
     layouts = config.model.table_layouts(schema)

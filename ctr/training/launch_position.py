@@ -10,8 +10,9 @@ import numpy as np
 from ctr.data.log import log_sha256, read_shard
 from ctr.data.schema import Schema
 from ctr.errors import InputError
-from ctr.training.inputs import Inputs, Log
+from ctr.training.inputs import Inputs
 from ctr.training.position import Position
+from ctr.training.preflight import Log
 
 _LAST_ID = int(np.iinfo(np.int64).max)
 

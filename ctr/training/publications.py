@@ -6,7 +6,8 @@ from dataclasses import replace
 from ctr.data.log import Manifest
 from ctr.data.published import PublishedIntervals
 from ctr.data.sidecar import sidecar_folder
-from ctr.training.inputs import Inputs, Log
+from ctr.training.inputs import Inputs
+from ctr.training.preflight import Log
 
 
 class Publications:

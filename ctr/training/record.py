@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ctr.data.log import Manifest, read_manifests, read_schema, read_shard
-from ctr.data.sidecar import write_sidecar_interval
+from ctr.data.sidecar import sidecar_folder, write_sidecar_interval
 from ctr.errors import InputError
+from ctr.training.config import TrainConfig
 
 
 def record_predictions(log: Path, run: Path, name: str, log_rows: int) -> dict[str, Any]:
@@ -53,6 +54,22 @@ def record_predictions(log: Path, run: Path, name: str, log_rows: int) -> dict[s
         missing += int(np.isnan(logit).sum())
         write_sidecar_interval(log, name, manifest, pa.table({"example_id": ids, "logit": logit}))
     return {"sidecar": name, "rows": rows, "without_prediction": missing}
+
+
+def check_record(log: Path, config: TrainConfig, run: Path, name: str) -> None:
+    """Raises InputError before the pass for what could not be published after it."""
+    folder = sidecar_folder(log, name)
+    if not config.record_predictions:
+        raise InputError(f"--record {name} needs the run's predictions: record_predictions is false")
+    distillation = config.objective.distillation
+    if distillation is not None and distillation.teacher == name:
+        teacher_log = log if distillation.log is None else Path(distillation.log)
+        if teacher_log.resolve() == log.resolve():
+            raise InputError(f"--record {name}: the run's own teacher has this name; another one is needed")
+    if folder.exists() and any(folder.iterdir()) and not (run / "summary.json").exists():
+        raise InputError(
+            f"--record {name}: {folder} is there already, from another run; another name is needed"
+        )
 
 
 class _Predictions:

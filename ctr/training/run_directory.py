@@ -42,8 +42,8 @@ from ctr.data.reader import FAULTS
 from ctr.data.schema import Schema, differing_features
 from ctr.errors import InputError
 from ctr.files import (
+    check_output_folder,
     create_exclusively,
-    is_temporary,
     make_folder,
     naming,
     sync_folder,
@@ -126,12 +126,22 @@ def adopt_config(run: Path, config: TrainConfig) -> None:
         InputError: it was begun under another one (the keys that differ are named), or ``run`` is
             something else than a run directory.
     """
+    check_config(run, config)
+    path = run / "config.yaml"
+    if not path.exists() and not create_exclusively(path, dump_yaml(config).encode()):
+        check_config(run, config)
+
+
+def check_config(run: Path, config: TrainConfig) -> None:
+    """Checks that ``run`` can be, or is, the directory of a run under a configuration; changes nothing.
+
+    Raises:
+        InputError: as of ``adopt_config``.
+    """
+    check_run_folder(run)
     path = run / "config.yaml"
     if not path.exists():
-        if run.exists() and not (run.is_dir() and all(is_temporary(other) for other in run.iterdir())):
-            raise InputError(f"{run} is neither empty nor a run directory: another folder is needed")
-        if create_exclusively(path, dump_yaml(config).encode()):
-            return
+        return
     before = load_record(TrainConfig, path, "config").model_dump(mode="json")
     differences = differing_keys(before, config.model_dump(mode="json"))
     if differences:
@@ -139,6 +149,11 @@ def adopt_config(run: Path, config: TrainConfig) -> None:
             f"{run} was begun under another configuration ({'; '.join(differences)}): "
             "use that one to resume it, or another folder"
         )
+
+
+def check_run_folder(run: Path) -> None:
+    """Raises InputError where ``run`` is something else than a run directory, an empty one, or none."""
+    check_output_folder(run, "a run directory", lambda folder: (folder / "config.yaml").is_file())
 
 
 def adopt_environment(run: Path, environment: dict[str, Any]) -> None:
@@ -162,10 +177,15 @@ def adopt_environment(run: Path, environment: dict[str, Any]) -> None:
 
 def adopt_schema(run: Path, schema: Schema) -> None:
     """Writes schema.json, or refuses to go on with a log of other features."""
+    check_schema(run, schema)
     path = run / "schema.json"
     if not path.exists():
         write_atomic_bytes(path, schema_bytes(schema))
-    elif (before := read_run_schema(run)).version != schema.version:
+
+
+def check_schema(run: Path, schema: Schema) -> None:
+    """Raises InputError where a run was begun on a log of other features; changes nothing."""
+    if (run / "schema.json").exists() and (before := read_run_schema(run)).version != schema.version:
         raise InputError(
             f"{run} was begun on a log of other features ({'; '.join(differing_features(before, schema))}): "
             "use another folder to start anew, or --init-from to take its weights there"
@@ -187,6 +207,13 @@ def read_run_schema(run: Path) -> Schema:
     return read_schema_file(
         path, f"{path}: no such file; the run was trained before runs kept it, or is no run"
     )
+
+
+def read_run_model(run: Path) -> tuple[TrainConfig, Schema]:
+    """The configuration and the features of a run. Raises InputError where ``run`` is no run directory."""
+    if not run.is_dir():
+        raise InputError(f"{run}: no such run directory")
+    return load_record(TrainConfig, run / "config.yaml", "config"), read_run_schema(run)
 
 
 class PredictionWriter:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctr.config import load_record
 from ctr.data.json_files import read_json_object
 from ctr.data.schema import Schema
 from ctr.errors import InputError
@@ -21,7 +20,7 @@ from ctr.training import checkpoint
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
 from ctr.training.run import Run
-from ctr.training.run_directory import read_run_schema
+from ctr.training.run_directory import read_run_model
 from ctr.training.state import create_network, dense_weights
 
 
@@ -80,10 +79,7 @@ def read_snapshot(run: Path, examples: int | None = None) -> Snapshot:
     Raises:
         InputError: no run directory, a file of it missing or damaged, or no such checkpoint.
     """
-    if not run.is_dir():
-        raise InputError(f"{run}: no such run directory")
-    config = load_record(TrainConfig, run / "config.yaml", "config")
-    schema = read_run_schema(run)
+    config, schema = read_run_model(run)
     path = run / "environment.json"
     compute_dtype = read_json_object(path, f"{path}: no such file").get("compute_dtype")
     if compute_dtype not in ("float32", "bfloat16"):

@@ -7,9 +7,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ctr.data.event_mapping import EventMapping, load_event_mapping
-from ctr.data.log import Manifest, read_manifests
+from ctr.data.log import Manifest, check_log, read_manifests
 from ctr.errors import InputError
+from ctr.pipelines.processes import safe_workers
 from ctr.pipelines.quiet import quiet_beam
+from ctr.pipelines.rejects import check_reject_share
 from ctr.training.stop_signals import stop_signals
 
 if TYPE_CHECKING:
@@ -18,15 +20,27 @@ if TYPE_CHECKING:
     from ctr.pipelines.events.watch import Progress
 
 
-def run_events(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """Runs the driver that the arguments ask for; returns the result and its text."""
+def check_events(arguments: argparse.Namespace) -> EventMapping:
+    """Reads the mapping and refuses what cannot be run; loads no TensorFlow.
+
+    Raises:
+        InputError: a wrong mapping, arguments that do not go together, a missing folder, or an ``--out`` that holds
+            something else.
+    """
     mapping = load_event_mapping(arguments.mapping)
-    share = arguments.max_reject_share
-    if not 0 <= share <= 1:
-        raise InputError(f"--max-reject-share {share} is not allowed: a share from 0 to 1")
+    check_reject_share(arguments.max_reject_share)
     _check_arguments(arguments)
+    check_log(arguments.out, mapping.feature_schema)
+    for folder in arguments.input:
+        if not folder.is_dir():
+            raise InputError(f"events {folder}: no such folder")
+    return mapping
+
+
+def run_events(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[dict[str, Any], str]:
+    """Runs the driver that the arguments ask for; returns the result and its text."""
     # What a user must know of an error is in its message.
-    with quiet_beam():
+    with quiet_beam(), safe_workers():
         if arguments.stream:
             return _stream(arguments, mapping)
         return (_follow if arguments.follow else _ingest)(arguments, mapping)

@@ -91,7 +91,8 @@ def _launch_seeds(folder: Path) -> list[bytes]:
 def _parse_launch(folder: Path, content: bytes) -> None:
     """As of a run that is asked for again: nothing else of it is read then."""
     from ctr.training.config import TrainConfig
-    from ctr.training.launch import InitFrom, launch, read_launch
+    from ctr.training.launch import InitFrom, launch
+    from ctr.training.preflight import read_launch
 
     put(folder / "begun/init_from.json", content)
     begun = read_launch(folder / "begun")

@@ -291,7 +291,7 @@ def test_an_existing_folder_of_something_else_is_refused(tmp_path, helpers):
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
 def test_a_share_outside_0_to_1_is_refused(tmp_path, helpers, share):
     path = helpers.write_rows(tmp_path / "in", helpers.make_rows(5))
-    with pytest.raises(InputError, match="max_reject_share"):
+    with pytest.raises(InputError, match="max-reject-share"):
         ingest(helpers.make_mapping(), [path], tmp_path / "log", max_reject_share=share)
 
 

@@ -20,8 +20,9 @@ from ctr.errors import InputError
 from ctr.training import checkpoint
 from ctr.training.config import TrainConfig
 from ctr.training.follow import Polling, follow
-from ctr.training.launch import InitFrom, launch, read_launch
+from ctr.training.launch import InitFrom, launch
 from ctr.training.loop import TIMING, train
+from ctr.training.preflight import read_launch
 from ctr.training.session import open_session
 
 KILLED = -9
@@ -481,8 +482,8 @@ def test_in_another_log_it_begins_behind_what_was_learned(
 def test_rows_up_to_a_query_are_counted_in_the_order_of_the_log(examples, schema, tmp_path, shard_rows):
     from ctr.data.log import read_manifests
     from ctr.data.row_order import sort_rows
-    from ctr.training.inputs import Log
     from ctr.training.launch_position import rows_until
+    from ctr.training.preflight import Log
 
     # Three queries at each time, whose ids are not in the order of time.
     table = examples.table().slice(0, 60)

@@ -1,0 +1,65 @@
+"""The directories that the simulator writes, and what they are known by; loads no TensorFlow."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ctr.data.log import check_log_folder, read_schema
+from ctr.errors import InputError
+from ctr.files import check_output_folder
+
+WORLD_FILE = "world.yaml"
+"""In a simulated log: the settings of its world."""
+
+EVENTS_FILE = "events.yaml"
+"""In a directory of raw events: the settings of the simulation."""
+
+ORIGIN_FILE = "origin.json"
+"""In a directory of a closed loop: the run and the log that it began with."""
+
+
+def check_simulation(logs: Sequence[Path], events: Path | None) -> None:
+    """Refuses directories that hold something else than a simulation writes.
+
+    Args:
+        logs: for logs.
+        events: for raw events.
+
+    Raises:
+        InputError: which one, and what it holds.
+    """
+    for log in logs:
+        check_log_folder(log)
+    if events is not None:
+        check_events_folder(events)
+
+
+def check_events_folder(folder: Path) -> None:
+    """Raises InputError where a directory is neither empty nor one of raw events of the simulator."""
+    check_output_folder(folder, "events of ctr simulate", lambda found: (found / EVENTS_FILE).is_file())
+
+
+def check_loop_folders(policy: Path, log: Path, out: Path) -> None:
+    """Refuses what a closed loop cannot begin with.
+
+    Args:
+        policy: the run that is to serve.
+        log: the simulated log that it was trained on.
+        out: for the loop.
+
+    Raises:
+        InputError: ``policy`` is no finished run, ``log`` no simulated log, or ``out`` holds something else.
+    """
+    check_output_folder(out, "a loop", lambda found: (found / ORIGIN_FILE).is_file())
+    for path in (policy / "summary.json", policy / "config.yaml"):
+        if not path.is_file():
+            raise InputError(f"{policy}: no {path.name}: a run that ctr train finished is required")
+    check_world(log)
+    read_schema(log)
+
+
+def check_world(log: Path) -> Path:
+    """Returns the file with a log's world. Raises InputError for a log that was not simulated."""
+    path = log / WORLD_FILE
+    if not path.is_file():
+        raise InputError(f"{log}: no {WORLD_FILE}: not a simulated log; ctr simulate makes one")
+    return path

@@ -1,0 +1,217 @@
+"""What can be said of a training run before TensorFlow is loaded: what is wrong with it, or what came of it.
+
+TensorFlow takes seconds to load. A missing log, a configuration that does not fit, and an output directory that is
+taken are reported without it, and so is the result of a run that is finished.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ctr.data.json_files import read_json_object
+from ctr.data.log import Manifest, log_sha256, read_manifests, read_schema
+from ctr.data.schema import Schema
+from ctr.data.sidecar import SidecarHash
+from ctr.data.time_range import TimeRange
+from ctr.errors import InputError
+from ctr.training.config import TrainConfig
+from ctr.training.record import check_record, record_predictions
+from ctr.training.run_directory import INIT_FROM, check_config, check_run_folder, check_schema
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log and its published intervals."""
+
+    path: Path
+    manifests: Sequence[Manifest]
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return sum(manifest.rows for manifest in self.manifests)
+
+    def start_at(self, position: int) -> int:
+        """The query time, in microseconds, at which the interval with that row, or else the last one, begins."""
+        behind = 0
+        for manifest in self.manifests:
+            behind += manifest.rows
+            if behind > position:
+                return manifest.start
+        return self.manifests[-1].start if self.manifests else 0
+
+    @property
+    def end(self) -> int:
+        """The query time, in microseconds, up to which it is published."""
+        return self.manifests[-1].end if self.manifests else 0
+
+
+@dataclass(frozen=True)
+class Logs:
+    """The logs that a run reads, all of the same features.
+
+    Attributes:
+        schema: the features.
+        log: the log that it makes a pass over.
+        others: the constraint logs by name.
+        teacher_log: the log beside which the teacher's sidecar lies, where it is another one.
+    """
+
+    schema: Schema
+    log: Log
+    others: Mapping[str, Log]
+    teacher_log: Log | None
+
+
+def open_logs(path: Path, config: TrainConfig) -> Logs:
+    """Finds the logs that a run reads, and checks the configuration against their features.
+
+    Raises:
+        InputError: a log is none, is empty, or has other features than the first one; the configuration names a
+            feature that there is not.
+    """
+    schema = read_schema(path)
+    log = _open_log(path, config.time_range)
+    _check_slices(schema, config)
+    config.model.table_layouts(schema)
+    constraints = config.objective.bias_constraints
+    others: dict[str, Log] = {}
+    for number, other in enumerate(constraints.logs if constraints is not None else ()):
+        key = f"objective.bias_constraints.logs.{number}.path"
+        others[other.name] = _open_log(Path(other.path), config.time_range, key)
+    for name, opened in others.items():
+        version = read_schema(opened.path).version
+        if version != schema.version:
+            raise InputError(
+                f"config: objective.bias_constraints.logs: the log {name} ({opened.path}) has schema {version}, "
+                f"{path} has {schema.version}: both must have the same features"
+            )
+    distillation = config.objective.distillation
+    taught = None if distillation is None or distillation.log is None else Path(distillation.log)
+    teacher_log = None if taught is None else Log(taught, read_manifests(taught))
+    return Logs(schema, log, others, teacher_log)
+
+
+def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:
+    where = f"config: {key}: " if key else ""
+    try:
+        read_schema(path)
+        log = Log(path, read_manifests(path))
+    except InputError as error:
+        raise InputError(f"{where}{error}") from None
+    if not log.rows:
+        raise InputError(f"{where}{path}: the log has no rows")
+    if not any(time_range.selects(manifest) for manifest in log.manifests):
+        raise InputError(f"{where}{path}: no interval of the log has any time in common with time_range")
+    return log
+
+
+def _check_slices(schema: Schema, config: TrainConfig) -> None:
+    for name in config.metrics.slices:
+        if name not in schema.single_valued:
+            raise InputError(
+                f"config: metrics.slices names {name}, which is no single-valued feature of the log; "
+                f"allowed: {', '.join(schema.single_valued)}"
+            )
+
+
+def sidecar_logs(logs: Logs, config: TrainConfig) -> dict[str, tuple[Log, str]]:
+    """The log and the name of each sidecar that a run reads, by what it is read for."""
+    sampling, distillation = config.sampling, config.objective.distillation
+    read: dict[str, tuple[Log, str]] = {}
+    if sampling is not None:
+        read["sample"] = logs.log, sampling.name
+    if distillation is not None:
+        read["teacher"] = logs.teacher_log or logs.log, distillation.teacher
+    return read
+
+
+def check_run(
+    log: Path, config: TrainConfig, run: Path, record: str | None = None, source: Path | None = None
+) -> dict[str, Any] | None:
+    """Refuses what a run cannot begin or go on with, and looks whether it is finished already; changes no run.
+
+    Args:
+        log, config, run: as of ``ctr.training.loop.train``.
+        record: the sidecar that the predictions are to be published as.
+        source: the run that this one is to begin from.
+
+    Returns:
+        The content of summary.json, where the run has passed the log, constraint logs and sidecars as they are
+        now; None where there is something to compute.
+
+    Raises:
+        InputError: a missing or bad log, a configuration that does not fit it, or ``run`` is something else or was
+            begun otherwise.
+    """
+    check_run_folder(run)
+    logs = open_logs(log, config)
+    if record is not None:
+        check_record(log, config, run, record)
+    if source is not None:
+        begins_from(run, source)
+    check_config(run, config)
+    check_schema(run, logs.schema)
+    return _finished(run, logs, config)
+
+
+def train_result(log: Path, run: Path, summary: Mapping[str, Any], record: str | None) -> dict[str, Any]:
+    """What training returns of a finished run; with ``record`` it publishes the predictions as that sidecar."""
+    result = dict(summary)
+    if record is not None:
+        result["recorded"] = record_predictions(log, run, record, summary["log_rows"])
+    if (begun := read_launch(run)) is not None:
+        result["init_from"] = begun
+    return result
+
+
+def _finished(run: Path, logs: Logs, config: TrainConfig) -> dict[str, Any] | None:
+    path = run / "summary.json"
+    if not path.is_file() or not (run / "metric_states.npz").is_file():
+        return None
+    try:
+        summary = read_json_object(path, f"{path}: no such file")
+    except InputError:
+        # Computed and written again.
+        return None
+    expected = {
+        "config_sha256": config.sha256(),
+        "log_sha256": log_sha256(logs.log.manifests),
+        "constraint_logs_sha256": {name: log_sha256(other.manifests) for name, other in logs.others.items()},
+        "sidecars_sha256": {
+            role: SidecarHash(of.path, name).until()
+            for role, (of, name) in sidecar_logs(logs, config).items()
+        },
+        "log_rows": logs.log.rows,
+    }
+    return dict(summary) if {key: summary.get(key) for key in expected} == expected else None
+
+
+def read_launch(run: Path) -> dict[str, Any] | None:
+    """What a run began with, the content of init_from.json; None if it began with nothing."""
+    path = run / INIT_FROM
+    return dict(read_json_object(path, f"{path}: no such file")) if path.is_file() else None
+
+
+def begins_from(run: Path, source: Path) -> bool:
+    """Whether ``run`` is still to be begun from another one; False where that was done.
+
+    Raises:
+        InputError: it was begun otherwise or is something else, or ``source`` is itself or no run directory.
+    """
+    if run.resolve() == source.resolve():
+        raise InputError(f"--init-from {source}: this is the run directory itself; another --out is required")
+    check_run_folder(run)
+    if (begun := read_launch(run)) is not None:
+        if begun.get("run") != str(source.resolve()):
+            raise InputError(
+                f"{run} was begun from {begun.get('run')}, not from {source}: without --init-from it is resumed; "
+                "use another directory to begin anew"
+            )
+        return False
+    if (run / "config.yaml").exists():
+        raise InputError(f"{run} was begun without --init-from: use another directory to begin from {source}")
+    if not (source / "config.yaml").is_file():
+        raise InputError(f"--init-from {source}: this is no run directory: it has no config.yaml")
+    return True

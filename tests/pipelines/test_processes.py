@@ -1,0 +1,145 @@
+"""Processes that commands start import nothing from the folder that a user happens to be in."""
+
+import ast
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from ctr.cli import main
+from ctr.pipelines import replay_costs
+from ctr.pipelines.processes import safe_environment, safe_workers
+from ctr.pipelines.replay_jobs import Job, run_job
+from ctr.simulator.config import SimulatorConfig
+from ctr.simulator.simulate import simulate
+
+TRAP = "from pathlib import Path\nPath({seen!r}).touch()\nraise ImportError('the folder of a user was looked in')\n"
+NAMES = ("json", "typing", "ctr", "numpy", "pandas", "tensorflow", "yaml", "apache_beam", "dill", "site")
+
+
+@pytest.fixture
+def trapped(tmp_path, monkeypatch):
+    """A folder to work in whose Python files say when they are imported; returns whether any was."""
+    seen = tmp_path / "seen"
+    work = tmp_path / "work"
+    work.mkdir()
+    for name in NAMES:
+        (work / f"{name}.py").write_text(TRAP.format(seen=str(seen)))
+    monkeypatch.chdir(work)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    return seen.exists
+
+
+# Where the package starts a process; each has a test below.
+STARTS = {"pipelines/replay_jobs.py", "pipelines/replay_costs.py"}
+
+
+STARTING = ("subprocess", "multiprocessing", "concurrent.futures.ProcessPool", "pty")
+STARTING_CALLS = ("fork", "system", "popen", "posix_spawn", "spawnv")
+
+
+def starts_processes(path: Path) -> bool:
+    for node in ast.walk(ast.parse(path.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            names = [f"{module}{alias.name}" for alias in node.names]
+        if any(name.startswith(STARTING) for name in names):
+            return True
+        if isinstance(node, ast.Attribute) and node.attr in STARTING_CALLS:
+            return True
+    return False
+
+
+def test_nothing_else_starts_a_process(root):
+    rooms = ("ctr", "eval", "models", "optim", "pipelines")
+    paths = (path for room in rooms for path in (root / room).rglob("*.py"))
+    assert {path.relative_to(root).as_posix() for path in paths if starts_processes(path)} == STARTS
+
+
+def test_jobs(trapped, tmp_path):
+    """What ``ctr replay`` trains, samples and serves with."""
+    outcome = tmp_path / "outcome.json"
+    done = run_job(Job("one", ("train", "nolog", "--out", "run"), str(outcome)))
+    assert done is not None
+    assert done.error == "nolog is not an example log: it has no schema.json", done.end
+    assert not trapped()
+
+
+def test_measurements(trapped, tmp_path):
+    """What ``ctr replay`` measures costs with."""
+    with pytest.raises(replay_costs._MeasureError) as raised:
+        replay_costs._measure(tmp_path / "nolog", {}, "baseline", 0)
+    assert "nolog is not an example log" in str(raised.value)
+    assert not trapped()
+
+
+@pytest.fixture
+def predictions(tmp_path) -> Path:
+    rng = np.random.default_rng(0)
+    rows = np.arange(300)
+    columns = {
+        "example_id": rows,
+        "query_id": rows // 3,
+        "query_time": rows // 3 * 1000,
+        "label": rng.integers(0, 2, 300).astype(np.int8),
+        "train_weight": np.ones(300, np.float32),
+        "metric_weight": np.ones(300, np.float32),
+        "logit": rng.normal(size=300).astype(np.float32),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "predictions.parquet")
+    return tmp_path / "predictions.parquet"
+
+
+@pytest.mark.parametrize(
+    "mode", ["multi_threading", pytest.param("multi_processing", marks=pytest.mark.slow)]
+)
+def test_workers_of_beam(trapped, predictions, capfd, mode):
+    options = f"--direct_running_mode={mode} --direct_num_workers=2"
+    assert main(["evaluate", str(predictions), "--beam-options", options, "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["examples"] == 300
+    assert not trapped()
+    assert "PYTHONSAFEPATH" not in os.environ
+
+
+def test_the_checkout_itself_stays_on_the_path(root, tmp_path, monkeypatch):
+    """``python -m ctr`` in it works without an installation, and so must what it starts."""
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.chdir(root)
+    assert "PYTHONSAFEPATH" not in safe_environment()
+    monkeypatch.chdir(tmp_path)
+    assert safe_environment()["PYTHONSAFEPATH"] == "1"
+    monkeypatch.setenv("PYTHONSAFEPATH", "0")
+    with safe_workers():
+        assert os.environ["PYTHONSAFEPATH"] == "1"
+    assert os.environ["PYTHONSAFEPATH"] == "0"
+
+
+@pytest.mark.slow
+def test_a_whole_experiment(trapped, tmp_path, capfd):
+    simulate(SimulatorConfig(examples=2000), tmp_path / "log")
+    experiment = {
+        "title": "Small",
+        "config": {
+            "batch": {"rows": 256},
+            "model": {"crosses": {"layers": 1, "rank": 2}, "deep": {"units": [4]}},
+        },
+        "seeds": [1],
+        "teachers": {"wide": {"set": {"model.deep.units": [8]}}},
+        "arms": {"student": {"teacher": "wide"}},
+    }
+    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment))
+    given = [
+        str(tmp_path / "experiment.yaml"),
+        "--log",
+        str(tmp_path / "log"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert main(["replay", *given, "--no-timing"]) == 0, capfd.readouterr().err
+    assert not trapped()

@@ -1,0 +1,212 @@
+"""What --out may name, of every command that takes it: nothing is replaced but what such a command made."""
+
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ctr.cli import main
+from ctr.cli_parser import make_parser
+from ctr.files import write_atomic_bytes
+
+# Each is refused before it looks at anything else than its configuration.
+FILES = {
+    "report": "report run --out",
+    "score": "score model rows.csv --out",
+}
+FOLDERS = {
+    "demo": "demo --examples 10 --out",
+    "simulate": "simulate --examples 10 --out",
+    "simulate the randomized traffic": "simulate --examples 10 --out free --randomized",
+    "simulate events": "simulate --examples 10 --out free --events",
+    "simulate a policy": "simulate --days 1 --policy run --log log --out",
+    "ingest a format": "ingest mind MINDsmall --out",
+    "ingest a table": "ingest table rows.csv --mapping table.yaml --out",
+    "ingest events": "ingest events events --mapping events.yaml --out",
+    "ingest events as they come": "ingest events events --mapping events.yaml --follow --out",
+    "ingest events as a stream": "ingest events events --mapping events.yaml --stream --out",
+    "sample": "sample log --name half --set non_click_rate=0.5 --out",
+    "train": "train log --out",
+    "train as the log grows": "train log --follow --out",
+    "train from another run": "train log --init-from run --out",
+    "export": "export run --out",
+    "replay": "replay experiment.yaml --log log --out",
+}
+MAPPING = """
+input: {type: csv}
+time: {column: t, unit: s}
+label: y
+interval: 1d
+features: [{name: a, kind: category, source: a, buckets: 9}]
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, root) -> Path:
+    """A folder to work in, with what the commands are configured by."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "table.yaml").write_text(MAPPING)
+    shutil.copy(root / "examples" / "events" / "simulated.yaml", tmp_path / "events.yaml")
+    return tmp_path
+
+
+def test_every_command_with_an_output_is_here():
+    given = {command.split()[0] for command in (*FILES.values(), *FOLDERS.values())}
+    commands = next(
+        action for action in make_parser()._actions if action.dest == "==SUPPRESS==" or action.choices
+    )
+    with_out = set()
+    for name, parser in commands.choices.items():
+        below = [action.choices.values() for action in parser._actions if isinstance(action.choices, dict)]
+        for leaf in [parser, *(leaf for leaves in below for leaf in leaves)]:
+            if any("--out" in action.option_strings for action in leaf._actions):
+                with_out.add(name)
+    assert with_out == given
+
+
+def refusal(capfd, command: str, out: object) -> str:
+    """The one line that a command prints that must not write to ``out``."""
+    assert main([*command.split(), str(out)]) == 1
+    printed, error = capfd.readouterr()
+    assert printed == ""
+    assert error.startswith("error: ") and error.count("\n") == 1, error
+    return error
+
+
+def make_file(path: Path) -> None:
+    path.write_text("seed: 1\n")
+
+
+def make_link(path: Path) -> None:
+    make_file(path.with_name("target"))
+    path.symlink_to("target")
+
+
+def make_socket(path: Path) -> None:
+    socket.socket(socket.AF_UNIX).bind(path.name)
+
+
+ODD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "pipe": (os.mkfifo, "a named pipe"),
+    "dangling link": (lambda path: path.symlink_to("nowhere"), "a symbolic link to nowhere"),
+    "socket": (make_socket, "a socket"),
+}
+NO_FILES = {
+    **ODD,
+    "link to a file": (make_link, "a symbolic link to target"),
+    "directory": (Path.mkdir, "a directory"),
+    "other file": (make_file, "is there already, and is not"),
+}
+NO_FOLDERS = {
+    **ODD,
+    "link to a file": (make_link, "a symbolic link to target"),
+    "file": (make_file, "a file"),
+}
+
+
+def state(path: Path) -> tuple[object, ...]:
+    status = path.lstat()
+    return status.st_ino, status.st_mode, path.read_bytes() if path.is_file() else None
+
+
+@pytest.mark.parametrize("what", NO_FILES)
+@pytest.mark.parametrize("command", FILES.values(), ids=FILES)
+def test_what_is_no_file_of_the_kind_stays(place, capfd, command, what):
+    make, words = NO_FILES[what]
+    make(place / "out")
+    before = state(place / "out")
+    line = refusal(capfd, command, "out")
+    assert words in line and "allowed: a new file, or " in line
+    assert state(place / "out") == before
+
+
+@pytest.mark.parametrize("command", FILES.values(), ids=FILES)
+@pytest.mark.parametrize("device", ["/dev/null", "/dev/stdout"])
+def test_devices_are_not_replaced(place, capfd, command, device):
+    before = os.lstat(device)
+    assert ("a device" if device == "/dev/null" else "a symbolic link") in refusal(capfd, command, device)
+    assert os.lstat(device).st_ino == before.st_ino
+
+
+@pytest.mark.parametrize("what", NO_FOLDERS)
+@pytest.mark.parametrize("command", FOLDERS.values(), ids=FOLDERS)
+def test_what_is_no_directory_stays(place, capfd, command, what):
+    make, words = NO_FOLDERS[what]
+    make(place / "out")
+    before = state(place / "out")
+    line = refusal(capfd, command, "out")
+    assert "out is neither empty nor " in line and words in line
+    assert state(place / "out") == before
+    assert not (place / "free").exists()
+    assert words in refusal(capfd, command, "out/below")
+
+
+@pytest.mark.parametrize("command", FOLDERS.values(), ids=FOLDERS)
+def test_a_directory_of_something_else_is_left_alone(place, capfd, command):
+    (place / "out").mkdir()
+    (place / "out" / "notes.txt").write_text("mine")
+    assert "out is neither empty nor " in refusal(capfd, command, "out")
+    assert [path.name for path in (place / "out").iterdir()] == ["notes.txt"]
+
+
+LOGS = [name for name in FOLDERS if name.startswith(("ingest", "sample")) or name in ("simulate",)]
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_run_directory_becomes_no_log(place, capfd, name):
+    """A run keeps the schema of its log, so that it could be taken for one."""
+    (place / "run").mkdir()
+    for file in ("schema.json", "config.yaml"):
+        (place / "run" / file).write_text("{}")
+    assert "run is neither empty nor an example log" in refusal(capfd, FOLDERS[name], "run")
+    assert len(list((place / "run").iterdir())) == 2
+
+
+def test_a_report_over_the_configuration_of_its_run(place, capfd):
+    (place / "run").mkdir()
+    (place / "run" / "config.yaml").write_text("seed: 1\n")
+    line = refusal(capfd, "report run --out", "run/config.yaml")
+    assert line == (
+        "error: run/config.yaml: is there already, and is not a report of ctr; "
+        "allowed: a new file, or a report of ctr to replace\n"
+    )
+    assert (place / "run" / "config.yaml").read_text() == "seed: 1\n"
+
+
+def test_predictions_replace_no_other_parquet_file(place, capfd):
+    pq.write_table(pa.table({"query_time": [1], "logit": [0.5]}), "recorded.parquet")
+    before = state(place / "recorded.parquet")
+    assert "is not predictions of ctr score" in refusal(capfd, FILES["score"], "recorded.parquet")
+    assert state(place / "recorded.parquet") == before
+    # The rejects beside them are written too.
+    (place / "new.parquet.rejects.jsonl").write_text("mine\n")
+    assert "new.parquet.rejects.jsonl: is there already" in refusal(capfd, FILES["score"], "new.parquet")
+
+
+@pytest.mark.parametrize("what", ["pipe", "dangling link", "socket", "link to a file"])
+def test_no_file_of_any_directory_replaces_what_is_no_file(place, what):
+    """As the last barrier, whoever writes."""
+    make, words = NO_FILES[what]
+    make(place / "out")
+    before = state(place / "out")
+    with pytest.raises(Exception, match=words):
+        write_atomic_bytes(place / "out", b"new")
+    assert state(place / "out") == before
+
+
+def test_refusals_need_no_tensorflow(place, root, fresh_python):
+    (place / "out").write_text("mine")
+    commands = [[*command.split(), "out"] for command in (*FILES.values(), *FOLDERS.values())]
+    script = f"""
+import sys
+from ctr.cli import main
+print({{main(command) for command in {commands!r}}}, "tensorflow" in sys.modules)
+"""
+    done = fresh_python("-c", script, cwd=place, path=root)
+    assert done.stdout == "{1} False\n"
+    assert done.stderr.count("error: ") == len(commands)
