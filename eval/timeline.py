@@ -29,7 +29,7 @@ SERIES = {
     "predicted_click_rate": ("predicted", "weight"),
     "calibration_ratio": ("predicted", "clicks"),
 }
-"""The metrics that sums of a window give: numerator and denominator. AUC compares rows of different queries: it is none."""
+"""The metrics that the sums of a window give: numerator, denominator. AUC compares rows of different queries: none."""
 
 
 class Timeline:

@@ -1,8 +1,8 @@
-"""Which ids a pass has met, and how often: what a report says of the health of the data.
+"""Which ids a pass has met: what a report says of the health of the data.
 
-The reading thread finds a batch's distinct ids anyway; here they are only added up, table by table. Rows of constraint
-logs that a batch was learned with count too. The log has no other record of these: its shards hold ids, and to count
-them apart from the pass would read it twice.
+The reading thread finds a batch's distinct ids anyway; here it is only noted, table by table, which of them are new.
+How often each occurs is counted in every eighth batch, which is enough for the most frequent ones. Rows of constraint
+logs that a batch was learned with count too. The shards of a log say no more, and would have to be read again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,28 +19,36 @@ from ctr.training.run_directory import write_json
 
 TOP_IDS = 10
 
-_MOST = np.iinfo(np.uint32).max
 _ROWS, _MISSING, _VALUES, _NEW = range(4)
+_COUNTED_EVERY = 8
 
 
 class IdCounts:
-    """How often each id of each feature occurred.
+    """The ids of each feature that occurred, and how often.
 
     Attributes:
-        seen: for each table uint32 [rows]: occurrences, at most 2^32 - 1.
+        seen: for each table bool [rows]: whether the id occurred.
+        counted: for each table uint32 [rows]: how often it did in every eighth batch.
         window: for each feature, in the order of the schema, int64 [F, 4] since the window began: rows, rows without a
             value, values, and values whose id was in no batch before.
+        batches: int64 [1], batches so far.
     """
 
     def __init__(self, layouts: Sequence[TableLayout], schema: Schema) -> None:
         """Start empty."""
         self.layouts = tuple(layouts)
         self.features = tuple(feature.name for feature in schema.features)
-        self.seen = {layout.name: np.zeros(layout.rows, np.uint32) for layout in self.layouts}
+        self.seen = {layout.name: np.zeros(layout.rows, np.bool_) for layout in self.layouts}
+        self.counted = {layout.name: np.zeros(layout.rows, np.uint32) for layout in self.layouts}
         self.window = np.zeros((len(self.features), 4), np.int64)
+        self.batches = np.zeros(1, np.int64)
         # Of each table: where the rows of its features begin and, as the last one, end; and which features they are.
         self._bounds = [np.cumsum([0, *(f.buckets for f in layout.features)]) for layout in self.layouts]
-        self._places = [[self.features.index(f.name) for f in layout.features] for layout in self.layouts]
+        self._places = [
+            np.array([self.features.index(f.name) for f in layout.features]) for layout in self.layouts
+        ]
+        self._single = np.array([self.features.index(name) for name in schema.single_valued], np.int64)
+        self._multivalent = [(self.features.index(name), name) for name in schema.multivalent]
 
     def update(self, feed: Feed) -> None:
         """Add a batch that was read."""
@@ -48,26 +56,35 @@ class IdCounts:
         rows = sum(map(len, parts))
         if not rows:
             return
+        is_counted = self.batches[0] % _COUNTED_EVERY == 0
+        self.batches += 1
         self.window[:, _ROWS] += rows
-        tables = zip(self.layouts, self._bounds, self._places, feed.plans, strict=True)
-        for layout, bounds, places, plan in tables:
-            ids, counts = plan.distinct[: plan.distinct_count], plan.counts
-            seen = self.seen[layout.name]
-            before = seen[ids]
-            seen[ids] = before + np.minimum(counts, _MOST - before)
-            new = np.where(before == 0, counts, 0)
-            cuts = np.searchsorted(ids, bounds)
-            for place, feature, low, high, start in zip(
-                places, layout.features, cuts[:-1], cuts[1:], bounds[:-1], strict=True
-            ):
-                without = 0
-                if feature.single is None:
-                    lengths = (np.diff(part.multivalent[feature.name][1]) for part in parts)
-                    without = sum(int(np.count_nonzero(length == 0)) for length in lengths)
-                elif low < high and ids[low] == start + MISSING_ID:
-                    without, low = int(counts[low]), low + 1
-                values = int(counts[low:high].sum())
-                self.window[place, _MISSING:] += (without, values, int(new[low:high].sum()))
+        self.window[self._single, _VALUES] += rows
+        for layout, bounds, places, plan in zip(
+            self.layouts, self._bounds, self._places, feed.plans, strict=True
+        ):
+            ids, counts, seen = plan.distinct[: plan.distinct_count], plan.counts, self.seen[layout.name]
+            # Id 0 of a feature, a missing value, is in no way new.
+            missing = np.searchsorted(ids, bounds[:-1] + MISSING_ID)
+            is_there = ids[np.minimum(missing, len(ids) - 1)] == bounds[:-1] + MISSING_ID
+            if is_there.any():
+                without = np.where(is_there, counts[np.minimum(missing, len(ids) - 1)], 0)
+                self.window[places, _MISSING] += without
+                self.window[places, _VALUES] -= without
+                seen[ids[missing[is_there]]] = True
+            new = np.flatnonzero(~seen[ids])
+            if len(new):
+                seen[ids[new]] = True
+                feature = np.searchsorted(bounds, ids[new], side="right") - 1
+                added = np.bincount(feature, counts[new], len(places))
+                self.window[places, _NEW] += added.astype(np.int64)
+            if is_counted:
+                self.counted[layout.name][ids] += counts.astype(np.uint32)
+        for place, name in self._multivalent:
+            for part in parts:
+                values, offsets = part.multivalent[name]
+                self.window[place, _MISSING] += np.count_nonzero(offsets[1:] == offsets[:-1])
+                self.window[place, _VALUES] += len(values)
 
     def close_window(self) -> dict[str, list[int]]:
         """The counts of the window that ends here, by feature; the next one begins."""
@@ -76,22 +93,31 @@ class IdCounts:
         return counts
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """The state as plain arrays, not copied."""
-        return {"window": self.window, **{f"seen/{name}": seen for name, seen in self.seen.items()}}
+        """The state as plain arrays, not copied; ``restore`` takes it back."""
+        return {
+            "window": self.window,
+            "batches": self.batches,
+            **{f"seen/{name}": seen for name, seen in self.seen.items()},
+            **{f"counted/{name}": counted for name, counted in self.counted.items()},
+        }
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Go on from what ``to_arrays`` gave."""
-        self.window[:] = arrays["window"]
-        for name, seen in self.seen.items():
-            seen[:] = arrays[f"seen/{name}"]
+        """Go on from what ``to_arrays`` gave.
 
-    def of(self, name: str) -> np.ndarray:
-        """Occurrences of each id of a feature, uint32 [buckets]."""
+        Raises:
+            KeyError: an array is missing.
+        """
+        for name, own in self.to_arrays().items():
+            own[...] = arrays[name]
+
+    def of(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Which ids of a feature occurred, bool [buckets], and how often in every eighth batch, uint32 [buckets]."""
+        place = self.features.index(name)
         for layout, bounds, places in zip(self.layouts, self._bounds, self._places, strict=True):
-            place = self.features.index(name)
             if place in places:
-                begin, end = bounds[places.index(place)], bounds[places.index(place) + 1]
-                return self.seen[layout.name][begin:end]
+                index = int(np.flatnonzero(places == place)[0])
+                rows = slice(int(bounds[index]), int(bounds[index + 1]))
+                return self.seen[layout.name][rows], self.counted[layout.name][rows]
         raise KeyError(name)
 
 
@@ -105,21 +131,22 @@ def write_data_health(
     """
     features = []
     for feature in schema.features:
-        occurrences = counts.of(feature.name).copy()
-        occurrences[MISSING_ID] = 0
-        top = np.lexsort((np.arange(len(occurrences)), -occurrences.astype(np.int64)))[:TOP_IDS]
+        seen, counted = (array.copy() for array in counts.of(feature.name))
+        seen[MISSING_ID], counted[MISSING_ID] = False, 0
+        top = np.lexsort((np.arange(len(counted)), -counted.astype(np.int64)))[:TOP_IDS]
         features.append(
             {
                 "name": feature.name,
                 "kind": feature.kind,
                 "hashed": not isinstance(feature, Number) and not _vocabulary(feature),
                 "buckets": feature.buckets,
-                "distinct_ids": int(np.count_nonzero(occurrences)),
+                "distinct_ids": int(np.count_nonzero(seen)),
                 **timeline.total(feature.name),
+                "counted": int(counted.sum()),
                 "top": [
-                    {"id": int(one), "value": value_of_id(feature, int(one)), "count": int(occurrences[one])}
+                    {"id": int(one), "value": value_of_id(feature, int(one)), "count": int(counted[one])}
                     for one in top
-                    if occurrences[one]
+                    if counted[one]
                 ],
             }
         )
