@@ -1,5 +1,6 @@
 """Calibration bias, label minus prediction (FF section 6): overall, by decile of prediction, by slice."""
 
+from itertools import pairwise
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -20,6 +21,9 @@ ID_LIMIT = 2**55
 """Slice ids lie within -2**55..2**55-1: hash buckets, codes, and times in microseconds do."""
 
 _SLICES_AT_ONCE = 1024
+_CELL_SUMS = 4
+_BIN_LIMIT = 8.0
+_BINS_PER_LOGIT = 16.0
 
 
 class Calibration(SumState):
@@ -47,6 +51,10 @@ class Calibration(SumState):
         _, label, prediction = self.sums.sum(axis=0)
         return float(ratio(prediction, label))
 
+    def ratio_estimate(self) -> Estimate:
+        """`prediction_ratio` with its delete-one-bucket replicates."""
+        return _ratio_estimate(self.sums)
+
     def replicates(self, multiplicity: FloatArray) -> FloatArray:
         """Bias with each bucket counted as often as `multiplicity` [R, K] says, [R]."""
         check_multiplicity(multiplicity)
@@ -62,15 +70,17 @@ class Calibration(SumState):
 
 
 class SliceCalibration:
-    """Calibration by the ids of one feature, one id a slice; unseen ids appear as they come.
+    """Calibration, logloss and AUC by the ids of one feature, one id a slice; unseen ids appear as they come.
 
-    A time window is an id too: ``query_time // window``. Memory is 32 bytes for each pair of a slice and a
-    query bucket that occurs, at most 8 kB a slice.
+    A time window is an id too: ``query_time // window``. Memory is 40 bytes for each pair of a slice and a query bucket
+    that occurs, and 24 for each pair of a slice and a bin of logits, at most 16 kB a slice. Bins are 1/16 logit wide,
+    from -8 to 8; rows of one bin count as tied.
     """
 
     def __init__(self) -> None:
         """Start without slices."""
-        self._cells = KeyedSums(width=3)
+        self._cells = KeyedSums(width=_CELL_SUMS)
+        self._bins = KeyedSums(width=2)
 
     def update(self, rows: ScoredRows, ids: npt.ArrayLike) -> None:
         """Add a batch.
@@ -88,21 +98,31 @@ class SliceCalibration:
             raise ValueError(
                 f"slice ids must lie within -2**55..2**55-1, got {checked.min()}..{checked.max()}"
             )
-        self._cells.add(checked[rows.kept] * BUCKETS + rows.bucket, _terms(rows))
+        slices = checked[rows.kept]
+        self._cells.add(slices * BUCKETS + rows.bucket, (*_terms(rows), rows.weight * rows.loss))
+        bins = np.clip((rows.logit + _BIN_LIMIT) * _BINS_PER_LOGIT, 0, BUCKETS - 1).astype(np.int64)
+        self._bins.add(
+            slices * BUCKETS + bins,
+            (np.where(rows.label, 0.0, rows.weight), np.where(rows.label, rows.weight, 0.0)),
+        )
 
     def merge(self, other: Self) -> None:
         """Add the rows that `other` has seen; `other` stays as it is."""
         self._cells.add(*other._cells.items())
+        self._bins.add(*other._bins.items())
 
     def clear(self) -> None:
         """Start without slices again."""
-        self._cells = KeyedSums(width=3)
+        self._cells = KeyedSums(width=_CELL_SUMS)
+        self._bins = KeyedSums(width=2)
 
     def result(self) -> pd.DataFrame:
         """One row per slice, by ascending id.
 
         Columns: id, weight, mean_label, mean_prediction, bias, ci95_low, ci95_high (of the bias; NaN for a
-        slice that fewer than two query buckets have).
+        slice that fewer than two query buckets have), calibration_ratio (predicted clicks over clicks) and logloss,
+        each also with ``_low`` and ``_high``, and auc. Logloss and auc are NaN in states of earlier versions,
+        which kept neither.
         """
         keys, sums = self._cells.items()
         ids, place = np.unique(keys // BUCKETS, return_inverse=True)
@@ -110,10 +130,29 @@ class SliceCalibration:
         for start in range(0, max(len(ids), 1), _SLICES_AT_ONCE):
             part = ids[start : start + _SLICES_AT_ONCE]
             cells = slice(*np.searchsorted(place, [start, start + len(part)]))
-            dense = np.zeros((BUCKETS, len(part), 3))
+            dense = np.zeros((BUCKETS, len(part), _CELL_SUMS))
             dense[keys[cells] % BUCKETS, place[cells] - start] = sums[:, cells].T
-            parts.append(_bias_table(part, dense))
-        return pd.concat(parts, ignore_index=True)
+            table = _bias_table(part, dense[..., :3])
+            for name, estimate in (
+                ("calibration_ratio", _ratio_estimate(dense)),
+                ("logloss", _mean_estimate(dense[..., 3], dense[..., 0])),
+            ):
+                low, high = estimate.interval()
+                table = table.assign(**{name: estimate.point, f"{name}_low": low, f"{name}_high": high})
+            parts.append(table)
+        return pd.concat(parts, ignore_index=True).assign(auc=self._auc(ids))
+
+    def _auc(self, ids: IntArray) -> FloatArray:
+        """AUC of each of the slices `ids` [S], ascending; NaN where a class is absent."""
+        keys, sums = self._bins.items()
+        auc = np.full(len(ids), np.nan)
+        bounds = np.searchsorted(keys // BUCKETS, np.append(ids, np.iinfo(np.int64).max))
+        for place, (begin, end) in enumerate(pairwise(bounds)):
+            negative, positive = sums[:, begin:end]
+            if negative.sum() > 0 and positive.sum() > 0:
+                below = np.cumsum(negative) - negative / 2
+                auc[place] = (positive @ below) / (negative.sum() * positive.sum())
+        return auc
 
     def estimate(self, count: int) -> tuple[FloatArray, Estimate]:
         """Weight and bias of the slices 0 to `count` - 1, each [count]; 0 and NaN for one without rows."""
@@ -121,17 +160,19 @@ class SliceCalibration:
         ids = keys // BUCKETS
         kept = (ids >= 0) & (ids < count)
         dense = np.zeros((BUCKETS, count, 3))
-        dense[keys[kept] % BUCKETS, ids[kept]] = sums[:, kept].T
+        dense[keys[kept] % BUCKETS, ids[kept]] = sums[:3, kept].T
         return dense[..., 0].sum(axis=0), _bias_estimate(dense)
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The state as plain arrays, C pairs of slice and bucket in ascending order.
 
-        ``key``: int64 [C], id * 256 + bucket. ``sums``: float64 [3, C]: weight, weight * label,
-        weight * probability.
+        ``key``: int64 [C], id * 256 + bucket. ``sums``: float64 [4, C]: weight, weight * label,
+        weight * probability, weight * logloss. ``bin_key``: int64 [D], id * 256 + bin of the logit. ``bin_sums``:
+        float64 [2, D]: weight of non-clicks and of clicks.
         """
         key, sums = self._cells.items()
-        return {"key": key, "sums": sums}
+        bin_key, bin_sums = self._bins.items()
+        return {"key": key, "sums": sums, "bin_key": bin_key, "bin_sums": bin_sums}
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
@@ -140,17 +181,37 @@ class SliceCalibration:
         Raises:
             ValueError: the arrays are not those of `to_arrays`.
         """
-        if set(arrays) != {"key", "sums"}:
-            raise ValueError(f"SliceCalibration has arrays ['key', 'sums'], got {sorted(arrays)}")
-        key, sums = arrays["key"], arrays["sums"]
-        if key.dtype != np.int64 or sums.dtype != np.float64 or sums.shape != (3, *key.shape):
+        if set(arrays) not in ({"key", "sums"}, {"key", "sums", "bin_key", "bin_sums"}):
             raise ValueError(
-                "SliceCalibration must have key int64 [C] and sums float64 [3, C], "
-                f"got {key.dtype} {key.shape} and {sums.dtype} {sums.shape}"
+                f"SliceCalibration has arrays ['key', 'sums', 'bin_key', 'bin_sums'], got {sorted(arrays)}"
             )
+        width = 3 if len(arrays) == 2 else _CELL_SUMS
+        tables = [_checked_table(arrays["key"], arrays["sums"], width)]
+        if width == _CELL_SUMS:
+            tables.append(_checked_table(arrays["bin_key"], arrays["bin_sums"], 2))
         state = cls()
-        state._cells.add(key, sums)
+        key, sums = tables[0]
+        # Earlier versions kept no logloss.
+        unknown = np.full((_CELL_SUMS - width, len(key)), np.nan)
+        state._cells.add(key, np.concatenate([sums, unknown]))
+        for bin_key, bin_sums in tables[1:]:
+            state._bins.add(bin_key, bin_sums)
         return state
+
+
+def _checked_table(key: npt.NDArray[Any], sums: npt.NDArray[Any], width: int) -> tuple[IntArray, FloatArray]:
+    """Keys int64 [C] and sums float64 [width, C]; raises ValueError for anything else."""
+    if (
+        key.dtype != np.int64
+        or sums.dtype != np.float64
+        or key.ndim != 1
+        or sums.shape != (width, *key.shape)
+    ):
+        raise ValueError(
+            f"SliceCalibration must have keys int64 [C] and sums float64 [{width}, C], "
+            f"got {key.dtype} {key.shape} and {sums.dtype} {sums.shape}"
+        )
+    return key, sums
 
 
 def calibration_buckets(histogram: LogitHistogram) -> pd.DataFrame:
@@ -200,6 +261,22 @@ def _terms(rows: ScoredRows) -> tuple[FloatArray, FloatArray, FloatArray]:
 def _bias(sums: FloatArray) -> FloatArray:
     """Bias from sums of weight, weight * label, weight * probability [..., 3]; [...]."""
     return ratio(sums[..., 1] - sums[..., 2], sums[..., 0])
+
+
+def _mean_estimate(over: FloatArray, under: FloatArray) -> Estimate:
+    """`over` / `under`, from the sums [K, ...] of both per bucket."""
+    return Estimate(
+        point=ratio(over.sum(axis=0), under.sum(axis=0)),
+        replicates=ratio(np.tensordot(deletions(), over, axes=1), np.tensordot(deletions(), under, axes=1)),
+        occupied=under > 0,
+    )
+
+
+def _ratio_estimate(sums: FloatArray) -> Estimate:
+    """Predicted clicks over clicks, from sums [K, ..., 3 or more] per bucket."""
+    # A bucket without clicks still counts: it has predicted ones.
+    estimate = _mean_estimate(sums[..., 2], sums[..., 1])
+    return Estimate(estimate.point, estimate.replicates, sums[..., 0] > 0)
 
 
 def _bias_estimate(sums: FloatArray) -> Estimate:

@@ -42,10 +42,19 @@ def verdict(metric: str, difference: float, significant: bool | None) -> str:
 
 
 def decimals_for(low: float | None, high: float | None) -> int:
-    """Digits after the point with which an interval's half-width still shows two digits; at least 5."""
+    """Digits after the point with which an interval's half-width shows two digits; 5 without an interval."""
     if low is None or high is None or not 0 < (half := (high - low) / 2) < math.inf:
         return _DECIMALS
-    return min(max(_DECIMALS, math.ceil(-math.log10(half)) + 1), _MOST_DECIMALS)
+    return min(max(1, math.ceil(-math.log10(half)) + 1), _MOST_DECIMALS)
+
+
+def with_margin(value: float | None, low: float | None, high: float | None, *, signed: bool = False) -> str:
+    """A value with the half-width of its interval, with the digits that fit it: ``0.625 ± 0.012``."""
+    decimals = decimals_for(low, high)
+    text = fixed(value, decimals, signed=signed)
+    if value is None or low is None or high is None or not math.isfinite(high - low):
+        return text
+    return f"{text} ± {fixed((high - low) / 2, decimals)}"
 
 
 def fixed(value: float | None, decimals: int = _DECIMALS, *, signed: bool = False) -> str:

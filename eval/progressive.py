@@ -178,10 +178,11 @@ class ProgressiveMetrics:
 
         Returns:
             A dict ready for JSON, None where undefined. Beside the headline: ``<metric>_ci95`` [low, high]
-            for each of `estimates`.
+            for each of `estimates` and for `calibration_ratio`.
         """
         out: dict[str, Any] = dict(self.headline())
-        for name, estimate in self.estimates().items():
+        estimates = {**self.estimates(), "calibration_ratio": self.calibration.ratio_estimate()}
+        for name, estimate in estimates.items():
             out[f"{name}_ci95"] = [_json_number(float(end)) for end in estimate.interval()]
         return out
 
@@ -235,6 +236,10 @@ def _records(table: pd.DataFrame, interval: str) -> list[dict[str, Any]]:
     records = []
     for row in table.to_dict("records"):
         record = {str(key): _json_number(value) for key, value in row.items()}
+        for name in [
+            key.removesuffix("_low") for key in record if key.endswith("_low") and key != "ci95_low"
+        ]:
+            record[f"{name}_ci95"] = [record.pop(f"{name}_low"), record.pop(f"{name}_high")]
         record[interval] = [record.pop("ci95_low"), record.pop("ci95_high")]
         records.append(record)
     return records

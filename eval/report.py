@@ -1,7 +1,7 @@
 """One HTML file with the results of one or more runs.
 
-The file needs nothing beside it: no network, no scripts; plots and style are inside. All text of the runs is
-escaped. The same run directories give the same bytes.
+The file needs nothing beside it and loads nothing: plots, style and one small script are inside, and it can be read
+without the script. All text of the runs is escaped. The same run directories give the same bytes.
 """
 
 import math
@@ -15,10 +15,17 @@ from ctr.eval import display, plots
 from ctr.eval.per_query_auc import SIZE_NAMES
 from ctr.eval.report_figures import (
     calibration_figures,
+    gain_figure,
+    health_tables,
     histogram_figures,
+    lift_rows,
+    lift_shares,
+    loss_figures,
+    paired_figures,
     progressive_figures,
     query_size_figure,
     slice_tables,
+    traffic_figures,
     weight_tables,
 )
 from ctr.eval.report_page import check_page, render_page, write_page
@@ -56,7 +63,7 @@ class _ComparedMetric:
 
 @dataclass(frozen=True)
 class _Compared:
-    """A run against the first one; `refusal` tells why there is no comparison."""
+    """A run against the first one; `refusal` says why there is no comparison."""
 
     run: ShownRun
     comparison: RunComparison | None
@@ -104,7 +111,14 @@ def render_report(runs: Sequence[Path]) -> str:
         environment_keys=list(dict.fromkeys(key for item in shown for key in item.environment)),
         period=_period(shown),
         compared=[_compare(shown[0], other) for other in shown[1:]],
+        paired=paired_figures(shown),
         progressive=progressive_figures(shown),
+        traffic=traffic_figures(shown),
+        losses=loss_figures(shown),
+        gain=gain_figure(shown),
+        lift=lift_rows(shown),
+        lift_shares=lift_shares(),
+        health=health_tables(shown),
         calibration=calibration_figures(shown),
         slices=slice_tables(shown),
         query_size=query_size_figure(shown),

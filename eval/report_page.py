@@ -1,13 +1,21 @@
-"""Pages of HTML from templates, and files that appear whole or not at all."""
+"""Pages of HTML from templates, and files that appear whole or not at all.
 
+A page needs nothing beside it and loads nothing: its content security policy allows its own style and its one script,
+by the script's hash, and no connection. The script only hides, shows and colors what the page has already.
+"""
+
+import base64
+import hashlib
 import os
 import secrets
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from ctr.eval import display
 from ctr.eval.output_files import file_fault, irregular
+from ctr.eval.plot_style import COLORS, DARK_COLORS
 from ctr.eval.run_files import RunError
 
 _MARKS = (
@@ -17,6 +25,12 @@ _MARKS = (
     " – experiment</title>".encode(),
 )
 _MARKED_WITHIN = 1 << 16
+
+_SCRIPT = "report_script.j2"
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{hash}'; "
+    "base-uri 'none'; form-action 'none'"
+)
 
 
 def render_page(template: str, **content: object) -> str:
@@ -28,8 +42,20 @@ def render_page(template: str, **content: object) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(interval=display.interval)
-    environment.filters.update(fixed=display.fixed, amount=display.amount, times=display.times)
+    # Not a template: nothing is filled in, so that its hash is known.
+    script = (Path(__file__).parent / _SCRIPT).read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    environment.globals.update(
+        interval=display.interval,
+        with_margin=display.with_margin,
+        script=Markup(script),
+        policy=_POLICY.format(hash=digest),
+        colors=COLORS,
+        dark_colors=DARK_COLORS,
+    )
+    environment.filters.update(
+        fixed=display.fixed, amount=display.amount, times=display.times, percent=display.percent
+    )
     return environment.get_template(template).render(**content)
 
 

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from ctr.eval.array_files import read_arrays
 from ctr.eval.documents import parse_json, parse_yaml
 from ctr.eval.progressive import ProgressiveMetrics
+from ctr.eval.timeline import Timeline
 from ctr.eval.weight_spectra import WeightSpectrum
 
 METRICS = ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias")
@@ -25,6 +26,15 @@ METRICS = ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration
 
 _WINDOW_COUNTS = ("examples", "window_begin", "window_end", "window_examples")
 _WINDOW_SUMS = ("queries_scored", "weight_sum", "examples_per_second")
+LOSS_TERMS = {
+    "loss_logistic": "logistic",
+    "loss_ranking": "ranking",
+    "loss_distillation": "distillation",
+    "loss_anti_distillation": "anti-distillation",
+    "loss_bias_constraints": "bias constraints",
+}
+"""Entries of metrics.jsonl that tell what each term contributed to the loss, with their titles."""
+
 _MOST_STATE_BYTES = 2**30
 _INTERVAL_ENDS = tuple(f"{metric}_{end}" for metric in METRICS for end in ("low", "high"))
 
@@ -133,8 +143,8 @@ def read_windows(folder: Path) -> pd.DataFrame:
     Returns:
         One row per line of metrics.jsonl. Int64 columns examples (read by the window's end), window_begin and
         window_end (event time, microseconds), window_examples; float64 columns queries_scored, weight_sum,
-        examples_per_second and, for each of `METRICS`, ``<metric>``, ``<metric>_low``, ``<metric>_high``, NaN
-        where null or absent.
+        examples_per_second, each of `LOSS_TERMS` and, for each of `METRICS`, ``<metric>``, ``<metric>_low``,
+        ``<metric>_high``, NaN where null or absent.
 
     Raises:
         RunError: the file is missing, or a line is not as described.
@@ -144,9 +154,24 @@ def read_windows(folder: Path) -> pd.DataFrame:
     return pd.DataFrame(
         {
             key: np.array([row[key] for row in rows], np.int64 if key in _WINDOW_COUNTS else np.float64)
-            for key in (*_WINDOW_COUNTS, *_WINDOW_SUMS, *METRICS, *_INTERVAL_ENDS)
+            for key in (*_WINDOW_COUNTS, *_WINDOW_SUMS, *LOSS_TERMS, *METRICS, *_INTERVAL_ENDS)
         }
     )
+
+
+def read_timeline(folder: Path) -> Timeline | None:
+    """The sums of the pass over time; None without a timeline.npz, as earlier versions left none.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    path = folder / "timeline.npz"
+    if not path.exists():
+        return None
+    try:
+        return Timeline.from_arrays(read_arrays(path, _MOST_STATE_BYTES))
+    except (OSError, KeyError, ValueError) as error:
+        raise RunError(f"{path}: damaged, or of another version: {_one_line(error)}") from None
 
 
 def count_rejects(folder: Path) -> dict[str, int]:
@@ -280,7 +305,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _window(where: str, line: dict[str, Any]) -> dict[str, float | None]:
-    row = {key: line.get(key) for key in (*_WINDOW_COUNTS, *_WINDOW_SUMS, *METRICS)}
+    row = {key: line.get(key) for key in (*_WINDOW_COUNTS, *_WINDOW_SUMS, *LOSS_TERMS, *METRICS)}
     for metric in METRICS:
         ends = line.get(f"{metric}_ci95", [None, None])
         if not isinstance(ends, list) or len(ends) != 2:

@@ -115,6 +115,7 @@ class TablePlan:
             feature by feature.
         segments: int32 [V], non-decreasing, ``row * M + feature``; B * M for padding.
         distinct_count: number of entries of ``distinct`` before the padding.
+        counts: int64 [distinct_count], how often the batch refers to each of these.
     """
 
     distinct: np.ndarray
@@ -122,6 +123,7 @@ class TablePlan:
     values: np.ndarray
     segments: np.ndarray
     distinct_count: int
+    counts: np.ndarray
 
 
 def plan_table(
@@ -143,7 +145,7 @@ def plan_table(
     single = ids[:, single_columns] + np.array([offsets[f.name] for f in layout.single], np.int32)
     values, segments = _merge_multivalent(layout, offsets, multivalent, rows)
     everything = np.concatenate([single.ravel(), values])
-    distinct, positions = _distinct(everything)
+    distinct, positions, counts = _distinct(everything)
     padded_single = np.zeros((padded_rows, len(single_columns)), np.int32)
     padded_single[:rows] = positions[: single.size].reshape(single.shape)
     value_capacity = padded_size(len(values)) if layout.multivalent else 0
@@ -153,7 +155,7 @@ def plan_table(
     padded_segments[: len(values)] = segments
     capacity = min(_row_capacity(len(distinct)), layout.rows)
     padded_distinct = np.concatenate([distinct, _others(distinct, capacity - len(distinct))])
-    return TablePlan(padded_distinct, padded_single, padded_values, padded_segments, len(distinct))
+    return TablePlan(padded_distinct, padded_single, padded_values, padded_segments, len(distinct), counts)
 
 
 def _row_capacity(count: int) -> int:
@@ -166,8 +168,11 @@ def _row_capacity(count: int) -> int:
     return max(step, -(-count // step) * step)
 
 
-def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct ones of ``rows`` (int32 [N], not negative), rising, and the place of each row among them, int32."""
+def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The distinct ones of ``rows`` (int32 [N], not negative), rising, and two more arrays.
+
+    These are the place of each row among them, int32 [N], and how often each of them occurs, int64.
+    """
     # Row and place in one number: NumPy sorts those several times as fast as it finds an order.
     keys = (rows.astype(np.int64) << 32) | np.arange(len(rows))
     keys.sort()
@@ -176,7 +181,8 @@ def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     np.not_equal(ordered[1:], ordered[:-1], out=is_new[1:])
     places = np.empty(len(rows), np.int32)
     places[keys & 0xFFFFFFFF] = np.cumsum(is_new, dtype=np.int32) - 1
-    return ordered[is_new], places
+    counts = np.diff(np.flatnonzero(is_new), append=len(rows))
+    return ordered[is_new], places, counts
 
 
 def _others(distinct: np.ndarray, count: int) -> np.ndarray:

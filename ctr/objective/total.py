@@ -38,6 +38,12 @@ def normalizer(config: ObjectiveConfig, targets: Mapping[str, tf.Tensor]) -> tf.
     return tf.where(weight > 0, weight, tf.reduce_sum(targets["weight"]))
 
 
+def loss_terms(config: ObjectiveConfig) -> tuple[str, ...]:
+    """The names of the terms that the objective adds up, in the order of ``loss_and_terms``."""
+    added = ("ranking", "distillation", "anti_distillation", "bias_constraints")
+    return "logistic", *(name for name in added if getattr(config, name) is not None)
+
+
 def total_loss(
     config: ObjectiveConfig,
     targets: Mapping[str, tf.Tensor],
@@ -48,7 +54,21 @@ def total_loss(
     duals: Sequence[tf.Tensor],
     slices: Sequence[tf.Tensor],
 ) -> tf.Tensor:
-    """The loss that the weights minimize, float32 scalar.
+    """The loss that the weights minimize, float32 scalar; arguments of ``loss_and_terms``."""
+    return loss_and_terms(config, targets, logit, logits, rank_scores, ramps, duals, slices)[0]
+
+
+def loss_and_terms(
+    config: ObjectiveConfig,
+    targets: Mapping[str, tf.Tensor],
+    logit: tf.Tensor,
+    logits: tf.Tensor,
+    rank_scores: tf.Tensor,
+    ramps: Mapping[str, tf.Tensor],
+    duals: Sequence[tf.Tensor],
+    slices: Sequence[tf.Tensor],
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The loss that the weights minimize, and what each term contributes to it.
 
     Args:
         targets: of ``ctr.objective.targets.make_targets``, B rows.
@@ -58,37 +78,48 @@ def total_loss(
         ramps: ``ranking``, ``distillation``, ``anti_distillation`` and ``bias_constraints``, float32 scalars in [0, 1].
         duals: lambda_k of each family, float32 [slices].
         slices: each row's slice of each family, int32 [B] (``slices_of``).
+
+    Returns:
+        The loss, float32 scalar, and its terms, float32 [T], in the order of ``loss_terms``: each with its weight and
+        its ramp, so that they add up to the loss to rounding.
     """
     total_weight = normalizer(config, targets)
 
     def mean(losses: tf.Tensor) -> tf.Tensor:
         return tf.math.divide_no_nan(weighted_sum(losses, targets["own_weight"]), total_weight)
 
-    def of_component(logit: tf.Tensor, rank_score: tf.Tensor) -> tf.Tensor:
+    def of_component(logit: tf.Tensor, rank_score: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         loss = mean(logistic_loss(targets["label"], logit))
+        parts = [loss]
         if config.ranking is not None:
             share = config.ranking.weight * ramps["ranking"]
             pairs = targets["pairs_clicked"], targets["pairs_other"], targets["pairs_weight"]
             ranked = tf.math.divide_no_nan(rank_loss(rank_score, *pairs), total_weight)
-            loss = (1 - share) * loss + share * ranked
+            parts = [(1 - share) * loss, share * ranked]
+            loss = parts[0] + parts[1]
         if config.distillation is not None:
             share = config.distillation.weight * ramps["distillation"]
-            loss += share * mean(distillation_loss(targets["teacher_logit"], logit))
-        return loss
+            parts.append(share * mean(distillation_loss(targets["teacher_logit"], logit)))
+            loss += parts[-1]
+        return loss, parts
 
     components = [of_component(*own) for own in zip(tf.unstack(logits), tf.unstack(rank_scores), strict=True)]
-    loss = tf.add_n(components) / len(components)
+    loss = tf.add_n([loss for loss, _ in components]) / len(components)
+    by_term = zip(*(parts for _, parts in components), strict=True)
+    terms = [tf.add_n(list(parts)) / len(components) for parts in by_term]
     if config.anti_distillation is not None:
         share = config.anti_distillation.weight * ramps["anti_distillation"]
-        loss += share * squared_correlation(logits, targets["own_weight"])
+        terms.append(share * squared_correlation(logits, targets["own_weight"]))
+        loss += terms[-1]
     if config.bias_constraints is not None:
         probability = tf.sigmoid(logit)
-        terms = [
+        constraints = [
             constraint_term(dual, index, targets["label"], probability, targets["weight"])
             for dual, index in zip(duals, slices, strict=True)
         ]
-        loss += ramps["bias_constraints"] * tf.math.divide_no_nan(tf.add_n(terms), total_weight)
-    return loss
+        terms.append(ramps["bias_constraints"] * tf.math.divide_no_nan(tf.add_n(constraints), total_weight))
+        loss += terms[-1]
+    return loss, tf.stack(terms)
 
 
 def slices_of(

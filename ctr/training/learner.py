@@ -40,14 +40,14 @@ class Learner:
         counts = [rows, *(0 if other is None else len(other.rows) for other in feed.others)]
         logit, slices = np.zeros(0, np.float32), [np.zeros(0, np.int32) for _ in current.state.families]
         is_quarantined = current.is_quarantined(feed.batch)
-        applied = None
+        applied, terms = None, None
         if sum(counts) and is_quarantined:
             logit, slices = self._score(feed)
         elif sum(counts):
             begun = time.perf_counter()
             result = self.steps.learn(feed, current.ramps())
             logit, slices = result.logit.numpy(), [index.numpy() for index in result.slices]
-            applied = bool(result.applied)
+            applied, terms = bool(result.applied), result.terms.numpy()
             self.seconds.add(time.perf_counter() - begun)
             if applied:
                 self.applied = feed
@@ -60,7 +60,7 @@ class Learner:
         if is_quarantined:
             current.passed_by(feed.batch)
         else:
-            current.learned(feed.batch, applied, logit[: sum(counts)])
+            current.learned(feed.batch, applied, logit[: sum(counts)], terms)
         self.learned_through = feed.batch.times[1]
         return logit[:rows], [index[:rows] for index in slices]
 

@@ -16,12 +16,16 @@ from ctr.data.schema import Schema
 from ctr.data.sidecar import SidecarHash
 from ctr.errors import InputError
 from ctr.eval.progressive import ProgressiveMetrics
+from ctr.eval.timeline import Timeline
 from ctr.files import remove_temporaries
+from ctr.objective.total import loss_terms
 from ctr.training import checkpoint, rollback
 from ctr.training.background import Background
 from ctr.training.config import TrainConfig
 from ctr.training.duals import dual_scalars, is_measured, slices_name
 from ctr.training.event_file import EventFile
+from ctr.training.feed import Feed
+from ctr.training.id_counts import IdCounts
 from ctr.training.logs_seen import LogsSeen
 from ctr.training.position import Position, mark_here, note_step
 from ctr.training.run_directory import (
@@ -92,6 +96,10 @@ class Run:
             name: ProgressiveMetrics(self._families(source))
             for source, name in enumerate(self._other_names, 1)
         }
+        self.timeline = Timeline([feature.name for feature in self.schema.features])
+        self.ids = IdCounts(self.state.layouts, self.schema)
+        # Of the window: the sum of each term of the loss over its steps, each times its rows; last, these rows.
+        self.window_terms = np.zeros(len(loss_terms(config.objective)) + 1)
         self.window_times = [0, 0]
         lengths = {"metrics": 0, "rejects": 0}
         parts: list[str] = []
@@ -169,6 +177,15 @@ class Run:
         self.window = ProgressiveMetrics.from_arrays(groups["window"])
         for name in self.others:
             self.others[name] = ProgressiveMetrics.from_arrays(groups[_other_group(name)])
+        try:
+            self.timeline = Timeline.from_arrays(groups["timeline"])
+            self.ids.restore(groups["ids"])
+            self.window_terms[:] = groups["terms"]["window"]
+        except (KeyError, ValueError):
+            raise InputError(
+                f"{self.folder}: its newest checkpoint is of an earlier version and cannot be resumed; "
+                "use another output directory to start anew"
+            ) from None
         self.window_times = state["window_times"]
         self.position = Position(**state["position"])
         return state["lengths"], state["prediction_parts"]
@@ -198,7 +215,13 @@ class Run:
         sound = self.position.mark[0], mark_here(self.position).examples
         if self.predictions is not None:
             self.predictions.flush(self.position.examples)
-        groups = {"total": self.total.to_arrays(), "window": self.window.to_arrays()}
+        groups = {
+            "total": self.total.to_arrays(),
+            "window": self.window.to_arrays(),
+            "timeline": self.timeline.to_arrays(),
+            "ids": self.ids.to_arrays(),
+            "terms": {"window": self.window_terms},
+        }
         groups |= {_other_group(name): metrics.to_arrays() for name, metrics in self.others.items()}
         more = {f"{group}|{name}": array for group, part in groups.items() for name, array in part.items()}
         content = {
@@ -234,14 +257,16 @@ class Run:
         limit, every = self.config.rollback.after_skipped_steps, self.config.checkpoint.every_examples
         return rollback.is_checkpoint_due(limit, every, self.saved_at, self.position, self.rollbacks)
 
-    def record(self, batch: Batch, logit: np.ndarray, slices: Sequence[np.ndarray]) -> None:
-        """Takes the scores of a batch into metrics, predictions and rejects.
+    def record(self, feed: Feed, logit: np.ndarray, slices: Sequence[np.ndarray]) -> None:
+        """Takes the ids and the scores of a batch into metrics, predictions and rejects.
 
         Args:
             logit: float32 [N], of the batch's good rows.
             slices: for each family of constraints int32 [N].
         """
+        batch = feed.batch
         rows = batch.rows
+        self.ids.update(feed)
         self._reject(batch)
         self.position.rejected_rows += len(batch.rejects)
         self.position.read += len(rows) + len(batch.rejects)
@@ -273,12 +298,15 @@ class Run:
             ids = self._own_slices(source, slices)
             self.others[name].update(rows.label, self._finite(logit), rows.metric_weight, rows.query_id, ids)
 
-    def learned(self, batch: Batch, applied: bool | None, logit: np.ndarray) -> None:
+    def learned(
+        self, batch: Batch, applied: bool | None, logit: np.ndarray, terms: np.ndarray | None = None
+    ) -> None:
         """Notes that a batch was learned from.
 
         Args:
             applied: whether its step changed the weights; None: it had no rows, and there was no step.
             logit: float32, the predictions of all rows of the step.
+            terms: float32 [T], what each term contributed to the step's loss; None without a step.
 
         Raises:
             RollbackNeeded: with this step so many were skipped in a row that the run has to go back.
@@ -290,6 +318,9 @@ class Run:
         position.trained_rows += int(np.count_nonzero(rows.train_weight))
         if applied is None:
             return
+        if applied and terms is not None:
+            self.window_terms[:-1] += terms.astype(np.float64) * len(rows)
+            self.window_terms[-1] += len(rows)
         note_step(position, batch.begin, batch.end, applied, rollback.predicts_soundly(logit))
         limit = self.config.rollback.after_skipped_steps
         aside = rollback.rows_of_streak(limit, position, self.rollbacks, self.folder)
@@ -364,15 +395,33 @@ class Run:
                 for name, ramp in ramps.items()
                 if getattr(self.config.objective, name) is not None
             },
+            **self._mean_terms(),
             **dual_scalars(self.state),
             **{f"shampoo_{name}": value for name, value in self.state.root_report().items()},
             **extra,
         }
         self.metrics_file.append(line)
         self.events.append(line)
+        self.timeline.add(
+            self.window,
+            self.position.examples,
+            (self.window_times[0], self.window_times[1]),
+            self.ids.close_window(),
+        )
+        self.window_terms[:] = 0
         self.total.merge(self.window)
         self.window.clear()
         return line
+
+    def _mean_terms(self) -> dict[str, float]:
+        """What each term of the loss contributed to it, per row, in the steps of the window; nothing without a step."""
+        rows = self.window_terms[-1]
+        if not rows:
+            return {}
+        names = loss_terms(self.config.objective)
+        return {
+            f"loss_{name}": float(total / rows) for name, total in zip(names, self.window_terms, strict=False)
+        }
 
     def close(self) -> None:
         """Closes the files, once a checkpoint that was begun is written."""

@@ -291,3 +291,8 @@ def write_metric_states(run: Path, arrays: dict[str, np.ndarray], constraint_log
     name = "metric_states.npz" if constraint_log is None else f"constraint_states/{constraint_log}.npz"
     make_folder((run / name).parent)
     write_atomic(run / name, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
+
+
+def write_timeline(run: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Writes the windows of the pass (``ctr.eval.timeline``)."""
+    write_atomic(run / "timeline.npz", lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))

@@ -15,6 +15,7 @@ from ctr.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment, make_deterministic, resolve_compute_dtype, resolve_jit
 from ctr.training.feed import make_feed
+from ctr.training.id_counts import write_data_health
 from ctr.training.inputs import Inputs, check_rows, open_inputs
 from ctr.training.learner import Learner, scored_feeds
 from ctr.training.position import check_rejects
@@ -30,6 +31,7 @@ from ctr.training.run_directory import (
     only_process,
     write_json,
     write_metric_states,
+    write_timeline,
 )
 from ctr.training.snapshot import Exporter, take_snapshot
 from ctr.training.state import TrainState
@@ -237,7 +239,7 @@ class Session:
         try:
             for feed, logit, slices in scored if self.publications.has_more(position.examples) else ():
                 behind = position.examples
-                current.record(feed.batch, logit, slices)
+                current.record(feed, logit, slices)
                 self._examples += len(feed.batch.rows)
                 self._seconds = seconds + time.perf_counter() - begun
                 check_rejects(position, config.max_rejected_share, paths, current.folder / "rejects.jsonl")
@@ -362,6 +364,10 @@ class Session:
         for name, metrics in current.others.items():
             write_metric_states(current.folder, metrics.to_arrays(), name)
         write_weight_spectra(current.folder, current.state)
+        write_timeline(current.folder, current.timeline.to_arrays())
+        write_data_health(
+            current.folder, current.ids, current.timeline, current.schema, summary["calibration_slices"]
+        )
         write_json(summary_path, summary)
         return summary
 

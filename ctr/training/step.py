@@ -9,7 +9,7 @@ from ctr.models.click_model import Scores, ensemble_logit
 from ctr.models.embeddings import look_up, tower_inputs
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import target_signature
-from ctr.objective.total import next_duals, normalizer, slices_of, total_loss
+from ctr.objective.total import loss_and_terms, next_duals, normalizer, slices_of
 from ctr.optim.adagrad import update_rows
 from ctr.optim.momentum import clip_by_global_norm
 from ctr.optim.shampoo import all_finite
@@ -26,12 +26,14 @@ class StepResult(NamedTuple):
         loss: float32 scalar, the objective on the batch.
         applied: bool scalar; False when loss or a gradient was not finite and nothing was changed.
         slices: for each family of constraints the rows' slices, int32 [B], -1 for none.
+        terms: float32 [T], what each of ``ctr.objective.total.loss_terms`` contributes to the loss.
     """
 
     logit: tf.Tensor
     loss: tf.Tensor
     applied: tf.Tensor
     slices: list[tf.Tensor]
+    terms: tf.Tensor
 
 
 class Steps(NamedTuple):
@@ -129,7 +131,7 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
             logit = ensemble_logit(scores.logits)
             slices = slices_of(state.families, targets, logit)
             with tf.name_scope("loss"):
-                loss = total_loss(objective, targets, logit, *scores, ramps, duals, slices)
+                loss, terms = loss_and_terms(objective, targets, logit, *scores, ramps, duals, slices)
         row_gradients, dense_gradients = tape.gradient(
             loss, (rows, state.dense), unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
@@ -161,7 +163,7 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
             return tf.constant(True)
 
         applied = tf.cond(applied, update, lambda: tf.constant(False))
-        return StepResult(logit, loss, applied, slices)
+        return StepResult(logit, loss, applied, slices, terms)
 
     def score(
         targets: dict[str, tf.Tensor], plans: list[dict[str, tf.Tensor]], ramps: dict[str, tf.Tensor]

@@ -1,0 +1,224 @@
+"""What a pass measured over time, in few enough windows to be kept whole, in a form that two runs can pair."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ctr.eval.arrays import FloatArray, IntArray, ratio
+from ctr.eval.buckets import BUCKETS
+from ctr.eval.intervals import Estimate
+from ctr.eval.progressive import ProgressiveMetrics
+from ctr.eval.states import Arrays
+
+MAX_WINDOWS = 512
+"""Windows that are kept; beyond them, neighbors are merged two by two."""
+GROUPS = 32
+"""Groups of query buckets, over which the intervals of a window run."""
+
+_SUMS = ("weight", "clicks", "predicted", "loss", "auc_sum", "queries_scored")
+_IDS = ("rows", "missing", "values", "new")
+_PLACE = ("examples", "window_begin", "window_end", "window_examples", "windows")
+_ID_PREFIX = "ids/"
+
+SERIES = {
+    "per_query_auc": ("auc_sum", "queries_scored"),
+    "logloss": ("loss", "weight"),
+    "click_rate": ("clicks", "weight"),
+    "predicted_click_rate": ("predicted", "weight"),
+    "calibration_ratio": ("predicted", "clicks"),
+}
+"""The metrics that the sums of a window give: numerator, denominator. AUC compares rows of different queries: none."""
+
+
+class Timeline:
+    """The windows of a pass, bounded in number, with sums per group of query buckets.
+
+    A window is added when it ends. Where there would be more than `MAX_WINDOWS`, neighbors are merged, so that an entry
+    covers twice as many windows from then on: 1.7 kB an entry, at most 0.9 MB. Nothing depends on when a pass was
+    interrupted.
+
+    Attributes:
+        windows: int64 [W, 5]: rows of the log behind the entry's end, event time of its first and last row in
+            microseconds, examples, and the number of windows that it covers.
+        sums: float64 [W, 32, 6]: weight, weight of clicks, of predicted clicks, logloss, sum of the queries' AUCs and
+            number of scored queries.
+        ids: for each feature int64 [W, 4]: rows, rows without a value, values, and values whose id was new.
+    """
+
+    def __init__(self, features: Sequence[str] = ()) -> None:
+        """Start empty, with the names of the features whose ids are counted."""
+        self.windows: IntArray = np.zeros((0, len(_PLACE)), np.int64)
+        self.sums: FloatArray = np.zeros((0, GROUPS, len(_SUMS)))
+        self.ids: dict[str, IntArray] = {name: np.zeros((0, len(_IDS)), np.int64) for name in features}
+        self._stride = 1
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def add(
+        self,
+        window: ProgressiveMetrics,
+        examples: int,
+        times: tuple[int, int],
+        ids: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        """Add a window that ends.
+
+        Args:
+            window: its metrics.
+            examples: rows of the log behind its end.
+            times: event time of its first and last row, in microseconds.
+            ids: for each feature rows, rows without a value, values, and values whose id was new; 0 without.
+        """
+        place = np.array([examples, *times, int(window.traffic.examples), 1], np.int64)
+        sums = _grouped(window)
+        counts = {
+            name: np.array((ids or {}).get(name, [0] * len(_IDS)), np.int64).reshape(1, -1)
+            for name in self.ids
+        }
+        if len(self.windows) and self.windows[-1, -1] < self._stride:
+            self.windows[-1] = _joined(self.windows[-1:], place[np.newaxis])[0]
+            self.sums[-1] += sums
+            for name, row in counts.items():
+                self.ids[name][-1] += row[0]
+            return
+        self.windows = np.concatenate([self.windows, place[np.newaxis]])
+        self.sums = np.concatenate([self.sums, sums[np.newaxis]])
+        self.ids = {name: np.concatenate([known, counts[name]]) for name, known in self.ids.items()}
+        if len(self.windows) > MAX_WINDOWS:
+            self._halve()
+
+    def _halve(self) -> None:
+        self._stride *= 2
+        even, odd = self.windows[::2].copy(), self.windows[1::2]
+        even[: len(odd)] = _joined(even[: len(odd)], odd)
+        self.windows = even
+
+        def added(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            kept = array[::2].copy()
+            kept[: len(odd)] += array[1::2]
+            return kept
+
+        self.sums = added(self.sums)
+        self.ids = {name: added(counts) for name, counts in self.ids.items()}
+
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """A copy of the state as plain arrays; `from_arrays` brings it back bit for bit."""
+        return {
+            "windows": self.windows.copy(),
+            "sums": self.sums.copy(),
+            "stride": np.array(self._stride, np.int64),
+            **{_ID_PREFIX + name: counts.copy() for name, counts in self.ids.items()},
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> Self:
+        """The state that `to_arrays` wrote.
+
+        Raises:
+            ValueError: the arrays are not those of `to_arrays`.
+        """
+        names = [name for name in arrays if name.startswith(_ID_PREFIX)]
+        missing = [name for name in ("windows", "sums", "stride") if name not in arrays]
+        if missing or len(arrays) != len(names) + 3:
+            raise ValueError(f"Timeline has arrays windows, sums, stride and ids/..., got {sorted(arrays)}")
+        count = len(arrays["windows"]) if arrays["windows"].ndim else 0
+        allowed = {
+            "windows": ((count, len(_PLACE)), np.int64),
+            "sums": ((count, GROUPS, len(_SUMS)), np.float64),
+            "stride": ((), np.int64),
+            **{name: ((count, len(_IDS)), np.int64) for name in names},
+        }
+        for name, (shape, dtype) in allowed.items():
+            if arrays[name].shape != shape or arrays[name].dtype != dtype:
+                found = f"{arrays[name].dtype} {arrays[name].shape}"
+                raise ValueError(f"Timeline.{name} must be {np.dtype(dtype)} {shape}, got {found}")
+        if not np.isfinite(arrays["sums"]).all():
+            raise ValueError("Timeline.sums must hold finite numbers")
+        timeline = cls()
+        timeline.windows, timeline.sums = arrays["windows"].copy(), arrays["sums"].copy()
+        timeline.ids = {name.removeprefix(_ID_PREFIX): arrays[name].copy() for name in names}
+        timeline._stride = int(arrays["stride"])
+        return timeline
+
+    def coarsened(self, entries: int) -> Self:
+        """A copy with at most so many entries, neighbors merged."""
+        size = max(1, -(-len(self) // max(entries, 1)))
+        coarse = type(self)()
+        coarse._stride = self._stride * size
+        if size == 1 or not len(self):
+            coarse.windows, coarse.sums, coarse.ids = self.windows, self.sums, dict(self.ids)
+            return coarse
+        starts = np.arange(0, len(self), size)
+        ends = np.minimum(starts + size, len(self)) - 1
+        coarse.windows = self.windows[ends].copy()
+        coarse.windows[:, 1] = self.windows[starts, 1]
+        coarse.windows[:, 3:] = np.add.reduceat(self.windows[:, 3:], starts, axis=0)
+        coarse.sums = np.add.reduceat(self.sums, starts, axis=0)
+        coarse.ids = {name: np.add.reduceat(counts, starts, axis=0) for name, counts in self.ids.items()}
+        return coarse
+
+    def estimate(self, metric: str, *, cumulative: bool = False) -> Estimate:
+        """A metric of each entry, or of all entries up to each, with its replicates.
+
+        Args:
+            metric: one of `SERIES`.
+            cumulative: of all entries so far.
+
+        Returns:
+            Point [W], replicates [32, W] without one group of queries each.
+        """
+        over, under = (self.sums[..., _SUMS.index(name)].T for name in SERIES[metric])
+        if cumulative:
+            over, under = np.cumsum(over, axis=1), np.cumsum(under, axis=1)
+        without = np.ones((GROUPS, GROUPS)) - np.eye(GROUPS)
+        return Estimate(
+            point=ratio(over.sum(axis=0), under.sum(axis=0)),
+            replicates=ratio(without @ over, without @ under),
+            occupied=(over != 0) | (under != 0),
+        )
+
+    def matches(self, other: Self) -> bool:
+        """Whether both have the same entries: the same examples, at the same times."""
+        same = self.windows.shape == other.windows.shape and bool((self.windows == other.windows).all())
+        weight = _SUMS.index("weight")
+        return same and bool(np.allclose(self.sums[..., weight], other.sums[..., weight], rtol=1e-9))
+
+    def new_share(self, feature: str) -> FloatArray:
+        """Share of a feature's values in each entry whose id had not been seen before, [W]; NaN without values."""
+        counts = self.ids[feature]
+        return ratio(counts[:, _IDS.index("new")], counts[:, _IDS.index("values")])
+
+    def missing_share(self, feature: str) -> FloatArray:
+        """Share of rows in each entry without a value of the feature, [W]; NaN without rows."""
+        counts = self.ids[feature]
+        return ratio(counts[:, _IDS.index("missing")], counts[:, _IDS.index("rows")])
+
+    def total(self, feature: str) -> dict[str, int]:
+        """Rows, rows without a value, values, and values whose id was new, of a feature over the pass."""
+        return dict(zip(_IDS, map(int, self.ids[feature].sum(axis=0)), strict=True))
+
+
+def _grouped(window: ProgressiveMetrics) -> FloatArray:
+    """The sums of a window per group of buckets, float64 [32, 6]."""
+    columns = np.stack(
+        [
+            *window.calibration.sums.T,
+            window.logloss.loss,
+            window.per_query_auc.auc_sum.sum(axis=1),
+            window.per_query_auc.scored.sum(axis=1).astype(np.float64),
+        ],
+        axis=1,
+    )
+    grouped: FloatArray = columns.reshape(GROUPS, BUCKETS // GROUPS, len(_SUMS)).sum(axis=1)
+    return grouped
+
+
+def _joined(first: IntArray, second: IntArray) -> IntArray:
+    """Places [W, 5] of neighbors as one."""
+    both = second.copy()
+    both[:, 1] = first[:, 1]
+    both[:, 3:] += first[:, 3:]
+    return both
