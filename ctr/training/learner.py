@@ -1,7 +1,8 @@
 """What a run does with each batch of its log, in which order: score it, and learn from it when its labels are known."""
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 
@@ -11,6 +12,20 @@ from ctr.training.inputs import Inputs, read_feeds
 from ctr.training.rollback import predicts_soundly
 from ctr.training.run import Run
 from ctr.training.step import Steps
+
+Phase = Callable[[str], None]
+
+
+@contextmanager
+def announced(phase: Phase | None, word: str) -> Iterator[None]:
+    """Calls ``phase`` with a word before the block, and with an empty one after it."""
+    if phase is not None:
+        phase(word)
+    try:
+        yield
+    finally:
+        if phase is not None:
+            phase("")
 
 
 class Learner:
@@ -22,9 +37,19 @@ class Learner:
         learned_through: the query time, in microseconds, of the last row that it learned from; None before one.
     """
 
-    def __init__(self, steps: Steps, current: Run) -> None:
+    def __init__(self, steps: Steps, current: Run, jit: bool = False, phase: Phase | None = None) -> None:
+        """Begins with nothing learned.
+
+        Args:
+            steps: the functions, compiled when they are first called.
+            current: the run whose weights they change.
+            jit: whether XLA compiles them, for each size of their arguments.
+            phase: see ``ctr.training.session.open_session``.
+        """
         self.steps = steps
         self.current = current
+        self._jit, self._phase = jit, phase
+        self._compiled: set[tuple[object, ...]] = set()
         self.seconds = Durations()
         self.learned_through: int | None = None
         self.applied: Feed | None = None
@@ -45,7 +70,8 @@ class Learner:
             logit, slices = self._score(feed)
         elif sum(counts):
             begun = time.perf_counter()
-            result = self.steps.learn(feed, current.ramps())
+            with self._compiling("learn", feed):
+                result = self.steps.learn(feed, current.ramps())
             logit, slices = result.logit.numpy(), [index.numpy() for index in result.slices]
             applied = bool(result.applied)
             self.seconds.add(time.perf_counter() - begun)
@@ -83,8 +109,21 @@ class Learner:
         return predicts_soundly(self._score(self.applied)[0][:rows])
 
     def _score(self, feed: Feed) -> tuple[np.ndarray, list[np.ndarray]]:
-        logit, slices = self.steps.score(feed, self.current.ramps())
+        with self._compiling("score", feed):
+            logit, slices = self.steps.score(feed, self.current.ramps())
         return logit.numpy(), [index.numpy() for index in slices]
+
+    def _compiling(self, name: str, feed: Feed) -> AbstractContextManager[None]:
+        """Announces that a function is compiled in the call within, if it is."""
+        if self._phase is None:
+            return nullcontext()
+        shapes = [array.shape for plan in feed.plans for array in (plan.distinct, plan.single, plan.values)]
+        shapes += [array.shape for array in feed.targets.values()]
+        key = (name, *(shapes if self._jit else ()))
+        if key in self._compiled:
+            return nullcontext()
+        self._compiled.add(key)
+        return announced(self._phase, "compiling")
 
 
 def scored_feeds(

@@ -124,7 +124,7 @@ class Run:
         new = rollback.Rollback(checkpoint=mark, rows=rows, query_times=times, reason=reason)
         self.rollbacks = [*self.rollbacks, new]
         rollback.write_rollbacks(folder, self.rollbacks)
-        log.warning("%s: %s; back to row %d, with rows %d to %d set aside", folder, reason, mark, *rows)
+        log.warning("%s: %s; back to row %d, rows %d to %d are quarantined", folder, reason, mark, *rows)
         saved = self._newest_checkpoint()
         if saved is None:
             self.state.restore(self._initial())
@@ -287,9 +287,12 @@ class Run:
         rows, position = batch.rows, self.position
         position.learned, position.learned_until = batch.end, batch.last_query
         position.trained_examples += len(rows)
-        position.trained_rows += int(np.count_nonzero(rows.train_weight))
         if applied is None:
             return
+        if applied:
+            position.trained_rows += int(np.count_nonzero(rows.train_weight))
+        else:
+            position.skipped_rows += len(rows)
         note_step(position, batch.begin, batch.end, applied, rollback.predicts_soundly(logit))
         limit = self.config.rollback.after_skipped_steps
         aside = rollback.rows_of_streak(limit, position, self.rollbacks, self.folder)
@@ -319,15 +322,19 @@ class Run:
             RollbackNeeded: they do not, or are not such as learning leads to.
             InputError: likewise, and rollbacks did not help.
         """
-        pieces = ((name, piece) for name, _, piece in self.state.pieces())
-        what = rollback.first_broken(pieces) or ("" if predicts else "weights do not predict")
-        if not what:
+        what = self.broken_weights(predicts)
+        if what is None:
             return True
         if self.config.rollback.after_skipped_steps is None:
             log.warning("%s: %s at row %d", self.folder, what, self.position.learned)
             return False
         aside = rollback.rows_of_broken_weights(self.position, self.rollbacks, self.folder, predicts)
         raise rollback.RollbackNeeded(aside, f"{what} at row {self.position.learned}")
+
+    def broken_weights(self, predicts: bool) -> str | None:
+        """What is wrong with the weights, in a few words; None: nothing. ``predicts``: see ``check_weights``."""
+        pieces = ((name, piece) for name, _, piece in self.state.pieces())
+        return rollback.first_broken(pieces) or (None if predicts else "weights do not predict")
 
     def _own_slices(self, source: int, slices: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         return {
