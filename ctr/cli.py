@@ -70,6 +70,8 @@ class _Bar:
 
     def phase(self, word: str) -> None:
         """Shows what is done instead of learning, at once; an empty word: nothing else."""
+        if self._bar.disable:
+            return
         self._times_anew |= word == "compiling" and self._bar.n == self._bar.initial
         self._bar.set_description_str(word)
 

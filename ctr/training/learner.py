@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
+import tensorflow as tf
 
 from ctr.training.durations import Durations
 from ctr.training.feed import Feed
@@ -107,6 +108,27 @@ class Learner:
             return True
         rows = len(self.applied.batch.rows) + sum(len(one.rows) for one in self.applied.others if one)
         return predicts_soundly(self._score(self.applied)[0][:rows])
+
+    def weights_and_gradients(self) -> dict[str, np.ndarray]:
+        """The weights and the loss's gradients on the last batch that they learned from, by name.
+
+        Of an embedding table the rows that the batch has; without a batch only the dense weights.
+        """
+        state, feed = self.current.state, self.applied
+        dense = state.network.weights()
+        out = {f"weights/{name}": weight.numpy() for name, weight in dense.items()}
+        if feed is None:
+            return out
+        with self._compiling("gradients", feed):
+            of_rows, of_dense = self.steps.gradients(feed, self.current.ramps())
+        out |= {f"gradients/{name}": part.numpy() for name, part in zip(dense, of_dense, strict=True)}
+        for layout, table, plan, gradient in zip(
+            state.layouts, state.tables, feed.plans, of_rows, strict=True
+        ):
+            used = plan.distinct_count
+            out[f"weights/embeddings/{layout.name}"] = tf.gather(table, plan.distinct[:used]).numpy()
+            out[f"gradients/embeddings/{layout.name}"] = gradient[:used].numpy()
+        return out
 
     def _score(self, feed: Feed) -> tuple[np.ndarray, list[np.ndarray]]:
         with self._compiling("score", feed):

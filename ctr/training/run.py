@@ -21,7 +21,7 @@ from ctr.training import checkpoint, rollback
 from ctr.training.background import Background
 from ctr.training.config import TrainConfig
 from ctr.training.duals import dual_scalars, is_measured, slices_name
-from ctr.training.event_file import EventFile
+from ctr.training.event_file import CUMULATIVE, EventFiles
 from ctr.training.logs_seen import LogsSeen
 from ctr.training.position import Position, mark_here, note_step
 from ctr.training.run_directory import (
@@ -105,7 +105,7 @@ class Run:
             self.predictions = PredictionWriter(folder / "predictions", parts, submit=self.background.submit)
         self.metrics_file = GrowingFile(folder / "metrics.jsonl", lengths["metrics"])
         self.rejects_file = GrowingFile(folder / "rejects.jsonl", lengths["rejects"])
-        self.events = EventFile(folder / "tensorboard", folder / "metrics.jsonl")
+        self.events = EventFiles(folder / "tensorboard", folder / "metrics.jsonl", config)
 
     def roll_back(self, rows: tuple[int, int], times: tuple[int, int] | None, reason: str) -> None:
         """Goes back to the last checkpoint that is not within a streak of skipped steps, or to the beginning.
@@ -355,9 +355,18 @@ class Run:
         """Whether the present window has as many examples as it should."""
         return bool(self.window.traffic.examples >= self.config.metrics.window_examples)
 
-    def close_window(self, extra: Mapping[str, float]) -> dict[str, Any]:
-        """Writes the line of the window that ends here (with ``extra``), and begins the next one."""
+    def close_window(
+        self, extra: Mapping[str, float], histograms: Mapping[str, np.ndarray] | None = None
+    ) -> dict[str, Any]:
+        """Writes the line of the window that ends here (with ``extra``), and begins the next one.
+
+        Args:
+            histograms: arrays by their tags, for TensorBoard.
+        """
         measured = self.window.line()
+        self.total.merge(self.window)
+        self.window.clear()
+        total = self.total.headline()
         ramps = self.ramps()
         line = {
             "examples": self.position.examples,
@@ -374,11 +383,10 @@ class Run:
             **dual_scalars(self.state),
             **{f"shampoo_{name}": value for name, value in self.state.root_report().items()},
             **extra,
+            "cumulative": {name: total[name] for name in CUMULATIVE},
         }
         self.metrics_file.append(line)
-        self.events.append(line)
-        self.total.merge(self.window)
-        self.window.clear()
+        self.events.append(line, histograms)
         return line
 
     def close(self) -> None:

@@ -263,7 +263,7 @@ class Session:
                 is_full = current.window_is_full()
                 if is_full:
                     extra = {"examples_per_second": self._window_rate(), **self._root_seconds()}
-                    windows.append(current.close_window(extra))
+                    windows.append(current.close_window(extra, self._histograms()))
                 current.background.check()
                 if self._progress is not None:
                     self._progress(position.examples, self._running_metrics(is_full))
@@ -298,6 +298,9 @@ class Session:
         with_auc = is_window_end or not self._batches_shown & (self._batches_shown - 1)
         self._running |= self.current.total.running(self.current.window, with_auc)
         return dict(self._running)
+
+    def _histograms(self) -> dict[str, np.ndarray]:
+        return self.learner.weights_and_gradients() if self.current.config.tensorboard.histograms else {}
 
     def _window_rate(self) -> float:
         examples, seconds = self._examples - self._examples_at_window, self._seconds - self._seconds_at_window
@@ -378,7 +381,7 @@ class Session:
                 self._roll_back(needed)
         failure = learning_failure(current, broken)
         if current.window.traffic.examples:
-            current.close_window({})
+            current.close_window({}, self._histograms())
         if self._exporter is not None and failure is None:
             self._exporter(take_snapshot(current))
         if current.position.examples != current.saved_at:
@@ -396,6 +399,7 @@ class Session:
             write_metric_states(current.folder, metrics.to_arrays(), name)
         write_weight_spectra(current.folder, current.state)
         write_json(summary_path, summary)
+        current.events.end(failure is None)
         if failure is not None:
             raise LearningError(f"{current.folder}: {failure}", summary)
         if lost_rows(current.position):

@@ -8,8 +8,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-import tensorflow as tf
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ctr.config import parse_model
 from ctr.data.log import create_log, read_manifests
@@ -204,16 +202,6 @@ def test_each_window_is_a_line_with_the_metrics_of_its_rows(examples, logistic_r
         begin = end
     assert begin == len(examples)
     assert len(lines) >= 5
-
-
-def test_tensorboard_shows_the_windows(logistic_run):
-    events = EventAccumulator(str(logistic_run / "tensorboard"), size_guidance={"tensors": 0})
-    events.Reload()
-    lines = read_lines(logistic_run / "metrics.jsonl")
-    shown = events.Tensors("window/logloss")
-    assert [event.step for event in shown] == [line["examples"] for line in lines]
-    values = [tf.make_ndarray(event.tensor_proto).item() for event in shown]
-    np.testing.assert_allclose(values, [line["logloss"] for line in lines], rtol=1e-6)
 
 
 def test_a_network_learns(log, make_config, tmp_path, read_predictions):
