@@ -33,7 +33,12 @@ def _load_tensorflow() -> None:
             os.close(standard_error)
 
 
-_RUNNING_METRICS = ("per_query_auc", "auc", "logloss", "calibration_bias")
+_RUNNING_METRICS = {
+    "per_query_auc": "PerQueryAUC",
+    "auc": "AUC",
+    "logloss": "logloss",
+    "calibration_ratio": "predicted/observed",
+}
 
 
 class _Bar:
@@ -45,12 +50,30 @@ class _Bar:
         self._bar = tqdm(
             total=total, unit=unit, unit_scale=True, dynamic_ncols=True, disable=not sys.stderr.isatty()
         )
+        self._times_anew = False
 
     def __call__(self, position: int, metrics: dict[str, Any] | None = None) -> None:
-        self._bar.update(position - self._bar.n)
+        if self._bar.disable:
+            return
         if metrics:
-            shown = {key: f"{metrics[key]:.4f}" for key in _RUNNING_METRICS if metrics.get(key) is not None}
-            self._bar.set_postfix(shown, refresh=False)
+            shown = [
+                f"{name} {metrics[key]:.4f}" for key, name in _RUNNING_METRICS.items() if _has(metrics, key)
+            ]
+            self._bar.set_postfix_str(", ".join(shown), refresh=False)
+        if self._times_anew:
+            # A compilation, and what a resumed run had passed before, say nothing about the rate.
+            self._bar.n = self._bar.initial = self._bar.last_print_n = position
+            self._bar.unpause()
+            self._bar.refresh()
+            self._times_anew = False
+        self._bar.update(position - self._bar.n)
+
+    def phase(self, word: str) -> None:
+        """Shows what is done instead of learning, at once; an empty word: nothing else."""
+        if self._bar.disable:
+            return
+        self._times_anew |= word == "compiling" and self._bar.n == self._bar.initial
+        self._bar.set_description_str(word)
 
     def lag(self, position: int, lag: tuple[int, float], metrics: dict[str, Any]) -> None:
         is_new = position != self._bar.n
@@ -62,6 +85,10 @@ class _Bar:
 
     def close(self) -> None:
         self._bar.close()
+
+
+def _has(metrics: dict[str, Any], key: str) -> bool:
+    return metrics.get(key) is not None
 
 
 def _print_result(arguments: argparse.Namespace, result: dict[str, Any], text: str) -> None:
@@ -187,7 +214,7 @@ def _train(arguments: argparse.Namespace) -> None:
     from ctr.config import load_model
     from ctr.data.log import read_manifests
     from ctr.training.config import TrainConfig
-    from ctr.training.preflight import check_run, train_result
+    from ctr.training.preflight import LearningError, check_run, train_result
     from ctr.training.summary_text import summary_text
 
     config = load_model(TrainConfig, arguments.config, "config", arguments.set)
@@ -197,19 +224,25 @@ def _train(arguments: argparse.Namespace) -> None:
     if (arguments.poll, arguments.stop_when_idle) != (None, None):
         raise InputError("--poll and --stop-when-idle go with --follow")
     given = arguments.log, config, arguments.out
-    finished = check_run(*given, arguments.record, arguments.init_from)
-    if finished is not None:
-        summary = train_result(arguments.log, arguments.out, finished, arguments.record)
-    else:
-        _load_tensorflow()
-        from ctr.serving.export import export_from_run
-        from ctr.training.loop import train
+    try:
+        finished = check_run(*given, arguments.record, arguments.init_from)
+        if finished is not None:
+            summary = train_result(arguments.log, arguments.out, finished, arguments.record)
+        else:
+            _load_tensorflow()
+            from ctr.serving.export import export_from_run
+            from ctr.training.loop import train
 
-        bar = _Bar(sum(manifest.rows for manifest in read_manifests(arguments.log)), "examples")
-        try:
-            summary = train(*given, bar, arguments.record, export_from_run, _init_from(arguments))
-        finally:
-            bar.close()
+            bar = _Bar(sum(manifest.rows for manifest in read_manifests(arguments.log)), "examples")
+            try:
+                init_from = _init_from(arguments)
+                summary = train(*given, bar, arguments.record, export_from_run, init_from, bar.phase)
+            finally:
+                bar.close()
+    except LearningError as failure:
+        if failure.summary is not None:
+            _print_result(arguments, failure.summary, summary_text(arguments.out, failure.summary))
+        raise
     _print_result(arguments, summary, summary_text(arguments.out, summary))
 
 
@@ -234,7 +267,15 @@ def _follow(arguments: argparse.Namespace, config: Any) -> None:
         try:
             begin = _init_from(arguments)
             followed = follow(
-                arguments.log, config, arguments.out, stop, polling, bar.lag, export_from_run, begin
+                arguments.log,
+                config,
+                arguments.out,
+                stop,
+                polling,
+                bar.lag,
+                export_from_run,
+                begin,
+                bar.phase,
             )
         finally:
             bar.close()

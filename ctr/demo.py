@@ -46,8 +46,8 @@ def run_demo(out: Path, examples: int, say: Callable[[str], None], bar: Callable
         out: folder for the log, the two runs and the report. What is there already is not done again.
         examples: how many examples to simulate.
         say: shows a line of text.
-        bar: makes a progress bar from a total and a unit; an object to call with a position (and metrics)
-            and to ``close``.
+        bar: makes a progress bar from a total and a unit; an object to call with a position (and metrics),
+            with ``phase`` (see ``ctr.training.session.open_session``) and ``close``.
 
     Returns:
         The path of the report.
@@ -67,7 +67,7 @@ def run_demo(out: Path, examples: int, say: Callable[[str], None], bar: Callable
         run = out / name
         say(f"Training {name} in one pass -> {run}")
         shown = bar(examples, "examples")
-        train(log, config, run, shown)
+        train(log, config, run, shown, phase=shown.phase)
         shown.close()
         runs.append(run)
     say(f"\n{compare_runs(*runs).as_text()}\n")

@@ -268,9 +268,11 @@ def open_run(folder: Path, arm: PlannedArm, planned: PlannedRun) -> tuple[Run | 
     failure = folder / "failures" / f"{arm.name}-seed-{planned.seed}.txt"
     if (where / "summary.json").exists():
         try:
-            return read_run(where), "finished", ""
+            run = read_run(where)
         except RunError as error:
             return None, "unreadable", str(error)
+        cause = run.summary.get("learning_failure")
+        return (run, "finished", "") if cause is None else (None, "failed", str(cause))
     if failure.exists():
         return None, "failed", _last_line(failure)
     return None, "missing", f"{planned.folder}: not run, or not finished"

@@ -173,6 +173,34 @@ class ProgressiveMetrics:
             "calibration_ratio": _json_number(self.calibration.prediction_ratio()),
         }
 
+    def running(self, window: Self, with_auc: bool) -> dict[str, float | int | None]:
+        """Point values over this state and a window that is not merged yet: what a progress bar shows.
+
+        Args:
+            window: stays as it is.
+            with_auc: AUC as well, which takes a few milliseconds; the others take a twentieth of one together.
+
+        Returns:
+            Some of `headline`, None where undefined.
+        """
+
+        def both(name: str) -> Any:
+            state = type(getattr(self, name))()
+            state.merge(getattr(self, name))
+            state.merge(getattr(window, name))
+            return state
+
+        calibration = both("calibration")
+        out: dict[str, float | int | None] = {
+            "per_query_auc": _json_number(both("per_query_auc").result()),
+            "logloss": _json_number(both("logloss").result()),
+            "calibration_bias": _json_number(calibration.result()),
+            "calibration_ratio": _json_number(calibration.prediction_ratio()),
+        }
+        if with_auc:
+            out["auc"] = _json_number(both("auc").result())
+        return out
+
     def line(self) -> dict[str, Any]:
         """`headline`, and 95% intervals, cheap enough for every window.
 

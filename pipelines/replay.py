@@ -55,7 +55,7 @@ class _Place:
     out: Path
 
     def is_done(self, run: PlannedRun) -> bool:
-        """Whether a run has passed the whole log under its configuration, and recorded what it is to record."""
+        """Whether a run has learned from the whole log under its configuration, and recorded what it is to record."""
         if run.record is not None:
             # Another experiment may have made it.
             return self.has_sidecar(run.record)
@@ -72,7 +72,9 @@ class _Place:
                 for other in (constraints.logs if constraints is not None else ())
             },
         }
-        return {name: summary.get(name) for name in wanted} == wanted
+        return (
+            summary.get("learning_failure") is None and {name: summary.get(name) for name in wanted} == wanted
+        )
 
     def is_looped(self, loop: PlannedLoop) -> bool:
         """Whether a run has served its days."""

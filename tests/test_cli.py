@@ -1,8 +1,16 @@
 """The command line as a user meets it: what is printed where, and the exit status."""
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
+import re
 import shutil
+import struct
 import sys
+import termios
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +121,61 @@ def test_wrong_usage_exits_with_2(capsys, arguments):
         main(arguments)
     assert end.value.code == 2
     assert "usage: ctr" in capsys.readouterr().err
+
+
+def on_terminal(monkeypatch, *arguments: str) -> str:
+    """Runs a command whose standard error is a terminal of 160 columns; returns what that shows."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 160, 0, 0))
+    shown: list[bytes] = []
+
+    def read() -> None:
+        # Linux reports the end as an error.
+        with contextlib.suppress(OSError):
+            while part := os.read(master, 4096):
+                shown.append(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with os.fdopen(slave, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
+        assert main(list(arguments)) == 0
+    reader.join()
+    os.close(master)
+    return b"".join(shown).decode()
+
+
+def test_a_terminal_shows_compiling_and_then_the_running_metrics_and_the_rate(place, monkeypatch, capfd):
+    text = on_terminal(monkeypatch, *TRAIN)
+    states = text.split("\r")
+    compiling = next(number for number, state in enumerate(states) if state.startswith("compiling"))
+    first = next(number for number, state in enumerate(states) if "logloss" in state)
+    assert compiling < first
+    assert not states[-1].startswith("compiling")
+    # Of the first batch, long before the first window is full.
+    assert re.search(r"\b1[456]\.0/90\.0 .*AUC [\d.]+, logloss [\d.]+, predicted/", states[first])
+    summary = json.loads((place / "run/summary.json").read_text())
+    last = next(state for state in reversed(states) if "logloss" in state)
+    assert "90.0/90.0" in last
+    assert f"PerQueryAUC {summary['per_query_auc']:.4f}, AUC " in last
+    assert f"logloss {summary['logloss']:.4f}, predicted/observed {summary['calibration_ratio']:.4f}" in last
+    assert re.search(r"[\d.]+k?examples/s", last)
+    capfd.readouterr()
+    (place / "again").mkdir()
+    assert main([*TRAIN[:-1], "again/run"]) == 0
+    assert capfd.readouterr().err == ""
+
+
+def test_a_run_that_learned_nothing_prints_its_results_and_fails(place, capfd):
+    assert (
+        main([*TRAIN, "--json", "--set", "batch.rows=100", "--set", "optimizer.dense.learning_rate=1e30"])
+        == 1
+    )
+    out, err = capfd.readouterr()
+    summary = json.loads(out)
+    assert summary == json.loads((place / "run/summary.json").read_text())
+    assert err.splitlines()[-1] == f"error: run: {summary['learning_failure']}"
+    assert "90 of 90 rows (100.0%) were not learned from" in summary["learning_failure"]
 
 
 @pytest.mark.parametrize(

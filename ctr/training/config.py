@@ -119,6 +119,16 @@ class MetricsConfig(StrictModel):
     slices: tuple[str, ...] = ()
 
 
+class TensorBoardConfig(StrictModel):
+    """What RUN/tensorboard has beside metrics, configuration and hyperparameters.
+
+    ``histograms``: of all dense weights, of the embeddings of each window's last batch, and of their gradients on it.
+    They cost a forward and a backward pass a window, and change no result.
+    """
+
+    histograms: bool = False
+
+
 class CheckpointConfig(StrictModel):
     """A checkpoint every ``every_examples``, the newest ``keep`` of them on disk.
 
@@ -182,6 +192,7 @@ class TrainConfig(StrictModel):
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     jit: Literal["auto", True, False] = "auto"
     metrics: MetricsConfig = MetricsConfig()
+    tensorboard: TensorBoardConfig = TensorBoardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     rollback: RollbackConfig = RollbackConfig()
     export: ExportConfig | None = None

@@ -17,8 +17,9 @@ from ctr.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.lag_report import Lag, LagReport
 from ctr.training.launch import InitFrom, launch
-from ctr.training.preflight import read_launch
-from ctr.training.session import Session, open_session
+from ctr.training.preflight import LearningError, read_launch
+from ctr.training.results import learning_failure
+from ctr.training.session import Phase, Session, open_session
 from ctr.training.snapshot import Exporter
 from ctr.training.stop_signals import Stop
 
@@ -86,24 +87,26 @@ def follow(
     progress: FollowProgress | None = None,
     exporter: Exporter | None = None,
     init_from: InitFrom | None = None,
+    phase: Phase | None = None,
 ) -> Followed:
     """Trains on what a log has and on what comes, or goes on with that where ``run``'s newest checkpoint stands.
 
     Neither the log nor constraint logs and sidecars need be there yet. What a sidecar is not published for waits.
 
     Args:
-        log, config, run, exporter: as of ``ctr.training.session.open_session``.
+        log, config, run, exporter, phase: see ``ctr.training.session.open_session``.
         stop: asked after each batch, and ten times a second when there is nothing to do.
         polling: how often to look, and when to end by itself.
         progress: called after every batch and every look with the position in the log, how far that is behind and
-            the last window's metrics.
+            the metrics of the pass so far.
         init_from: another run, from whose weights and place in the log a new one begins.
 
     Returns:
         Where it stopped. The same call goes on there, and ``ctr.training.loop.train`` goes on and finishes.
 
     Raises:
-        InputError: as of ``open_session``, its session's ``advance`` and ``ctr.training.launch.launch``.
+        LearningError: a checkpoint has all that it passed, but it has learned nothing, as rows were lost.
+        InputError: see ``open_session``, its session's ``advance`` and ``ctr.training.launch.launch``.
     """
     polling = polling or Polling()
     quiet_since = time.monotonic()
@@ -121,20 +124,20 @@ def follow(
     if init_from is not None:
         launch(log, config, run, init_from, waits=True)
 
-    line: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
 
-    def passed_batch(position: int, window: dict[str, Any]) -> None:
-        nonlocal line
-        line = window
+    def passed_batch(position: int, running: dict[str, Any]) -> None:
+        nonlocal metrics
+        metrics = running
         report.passed_batch(position)
         tell()
 
     def tell() -> None:
         if progress is not None:
-            progress(session.current.position.examples, report.lag(), line)
+            progress(session.current.position.examples, report.lag(), metrics)
 
     with (
-        open_session(log, config, run, passed_batch, exporter, wait_for_sidecars=True) as session,
+        open_session(log, config, run, passed_batch, exporter, True, phase) as session,
         closing(LagReport(session)) as report,
     ):
         _advance(session, report, stop)
@@ -154,6 +157,8 @@ def follow(
             # Nothing new has come, but there is something to be passed again.
             _advance(session, report, stop)
             quiet_since = time.monotonic()
+        if failure := learning_failure(session.current):
+            raise LearningError(f"{run}: {failure}")
         position, waiting = session.current.position.examples, report.lag().rows
         return Followed(reason, position, waiting, session.publications.awaited, read_launch(run))
 

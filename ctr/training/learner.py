@@ -1,9 +1,11 @@
 """What a run does with each batch of its log, in which order: score it, and learn from it when its labels are known."""
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
+import tensorflow as tf
 
 from ctr.training.durations import Durations
 from ctr.training.feed import Feed
@@ -11,6 +13,20 @@ from ctr.training.inputs import Inputs, read_feeds
 from ctr.training.rollback import predicts_soundly
 from ctr.training.run import Run
 from ctr.training.step import Steps
+
+Phase = Callable[[str], None]
+
+
+@contextmanager
+def announced(phase: Phase | None, word: str) -> Iterator[None]:
+    """Calls ``phase`` with a word before the block, and with an empty one after it."""
+    if phase is not None:
+        phase(word)
+    try:
+        yield
+    finally:
+        if phase is not None:
+            phase("")
 
 
 class Learner:
@@ -22,9 +38,19 @@ class Learner:
         learned_through: the query time, in microseconds, of the last row that it learned from; None before one.
     """
 
-    def __init__(self, steps: Steps, current: Run) -> None:
+    def __init__(self, steps: Steps, current: Run, jit: bool = False, phase: Phase | None = None) -> None:
+        """Begins with nothing learned.
+
+        Args:
+            steps: the functions, compiled when they are first called.
+            current: the run whose weights they change.
+            jit: whether XLA compiles them, for each size of their arguments.
+            phase: see ``ctr.training.session.open_session``.
+        """
         self.steps = steps
         self.current = current
+        self._jit, self._phase = jit, phase
+        self._compiled: set[tuple[object, ...]] = set()
         self.seconds = Durations()
         self.learned_through: int | None = None
         self.applied: Feed | None = None
@@ -45,7 +71,8 @@ class Learner:
             logit, slices = self._score(feed)
         elif sum(counts):
             begun = time.perf_counter()
-            result = self.steps.learn(feed, current.ramps())
+            with self._compiling("learn", feed):
+                result = self.steps.learn(feed, current.ramps())
             logit, slices = result.logit.numpy(), [index.numpy() for index in result.slices]
             applied, terms = bool(result.applied), result.terms.numpy()
             self.seconds.add(time.perf_counter() - begun)
@@ -82,9 +109,43 @@ class Learner:
         rows = len(self.applied.batch.rows) + sum(len(one.rows) for one in self.applied.others if one)
         return predicts_soundly(self._score(self.applied)[0][:rows])
 
+    def weights_and_gradients(self) -> dict[str, np.ndarray]:
+        """The weights and the loss's gradients on the last batch that they learned from, by name.
+
+        Of an embedding table the rows that the batch has; without a batch only the dense weights.
+        """
+        state, feed = self.current.state, self.applied
+        dense = state.network.weights()
+        out = {f"weights/{name}": weight.numpy() for name, weight in dense.items()}
+        if feed is None:
+            return out
+        with self._compiling("gradients", feed):
+            of_rows, of_dense = self.steps.gradients(feed, self.current.ramps())
+        out |= {f"gradients/{name}": part.numpy() for name, part in zip(dense, of_dense, strict=True)}
+        for layout, table, plan, gradient in zip(
+            state.layouts, state.tables, feed.plans, of_rows, strict=True
+        ):
+            used = plan.distinct_count
+            out[f"weights/embeddings/{layout.name}"] = tf.gather(table, plan.distinct[:used]).numpy()
+            out[f"gradients/embeddings/{layout.name}"] = gradient[:used].numpy()
+        return out
+
     def _score(self, feed: Feed) -> tuple[np.ndarray, list[np.ndarray]]:
-        logit, slices = self.steps.score(feed, self.current.ramps())
+        with self._compiling("score", feed):
+            logit, slices = self.steps.score(feed, self.current.ramps())
         return logit.numpy(), [index.numpy() for index in slices]
+
+    def _compiling(self, name: str, feed: Feed) -> AbstractContextManager[None]:
+        """Announces that a function is compiled in the call within, if it is."""
+        if self._phase is None:
+            return nullcontext()
+        shapes = [array.shape for plan in feed.plans for array in (plan.distinct, plan.single, plan.values)]
+        shapes += [array.shape for array in feed.targets.values()]
+        key = (name, *(shapes if self._jit else ()))
+        if key in self._compiled:
+            return nullcontext()
+        self._compiled.add(key)
+        return announced(self._phase, "compiling")
 
 
 def scored_feeds(

@@ -5,12 +5,12 @@ from typing import Any
 
 from ctr.training.config import TrainConfig
 from ctr.training.launch import InitFrom, launch
-from ctr.training.preflight import train_result
+from ctr.training.preflight import LearningError, train_result
 from ctr.training.record import check_record
-from ctr.training.session import TIMING, Progress, open_session
+from ctr.training.session import TIMING, Phase, Progress, open_session
 from ctr.training.snapshot import Exporter
 
-__all__ = ["TIMING", "train"]
+__all__ = ["TIMING", "LearningError", "train"]
 
 
 def train(
@@ -21,11 +21,12 @@ def train(
     record: str | None = None,
     exporter: Exporter | None = None,
     init_from: InitFrom | None = None,
+    phase: Phase | None = None,
 ) -> dict[str, Any]:
     """Trains one pass over ``log``, or goes on with it where ``run``'s newest checkpoint stands.
 
     Args:
-        log, config, run, progress, exporter: as of ``ctr.training.session.open_session``.
+        log, config, run, progress, exporter, phase: see ``ctr.training.session.open_session``.
         record: publishes the predictions as this sidecar of the log, after the pass.
         init_from: another run, from whose weights and place in the log a new one begins.
 
@@ -34,11 +35,13 @@ def train(
         begun from another one ``init_from``, with what.
 
     Raises:
-        InputError: as of ``open_session``, its session's ``advance`` and ``launch``, or what could not be recorded.
+        LearningError: the files are complete, but nothing was learned, or the weights are of no use; nothing is
+            recorded (``ctr.training.results.learning_failure``).
+        InputError: see ``open_session``, its session's ``advance`` and ``launch``, or what could not be recorded.
     """
     if record is not None:
         check_record(log, config, run, record)
     if init_from is not None:
         launch(log, config, run, init_from)
-    with open_session(log, config, run, progress, exporter) as session:
+    with open_session(log, config, run, progress, exporter, phase=phase) as session:
         return train_result(log, run, session.finish(), record)

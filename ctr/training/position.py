@@ -35,8 +35,9 @@ class Position:
         others: likewise in each constraint log.
         batches: batches that were scored.
         trained_examples: good rows in batches that were learned from, also those of weight 0.
-        trained_rows: those of them with a train weight above 0.
+        trained_rows: those of them with a train weight above 0 whose step changed the weights.
         skipped_steps: steps that changed nothing because the loss or a gradient was not finite.
+        skipped_rows: good rows of the log in such steps.
         skipped_ranges: the rows [begin, end) of the log of the first such steps.
         rejected_rows: faulty rows of the log.
         read: good and faulty rows of the log that were read.
@@ -61,6 +62,7 @@ class Position:
     trained_examples: int = 0
     trained_rows: int = 0
     skipped_steps: int = 0
+    skipped_rows: int = 0
     skipped_ranges: list[list[int]] = field(default_factory=list)
     rejected_rows: int = 0
     read: int = 0

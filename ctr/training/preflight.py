@@ -20,6 +20,18 @@ from ctr.training.record import check_record, record_predictions
 from ctr.training.run_directory import INIT_FROM, check_config, check_run_folder, check_schema
 
 
+class LearningError(InputError):
+    """Raised at the end of a run that learned nothing, or whose weights are of no use; its files are complete.
+
+    Attributes:
+        summary: the content of summary.json; None where there is none.
+    """
+
+    def __init__(self, message: str, summary: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.summary = summary
+
+
 @dataclass(frozen=True)
 class Log:
     """A log and its published intervals."""
@@ -157,8 +169,14 @@ def check_run(
 
 
 def train_result(log: Path, run: Path, summary: Mapping[str, Any], record: str | None) -> dict[str, Any]:
-    """What training returns of a finished run; with ``record`` it publishes the predictions as that sidecar."""
+    """What training returns of a finished run; with ``record`` it publishes the predictions as that sidecar.
+
+    Raises:
+        LearningError: the run learned nothing.
+    """
     result = dict(summary)
+    if failure := summary.get("learning_failure"):
+        raise LearningError(f"{run}: {failure}", result)
     if record is not None:
         result["recorded"] = record_predictions(log, run, record, summary["log_rows"])
     if (begun := read_launch(run)) is not None:

@@ -1,4 +1,4 @@
-"""What a run tells in summary.json."""
+"""What a run reports in summary.json, and whether it learned."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +10,7 @@ from ctr.data.sample_log import applied_samplings
 from ctr.errors import InputError
 from ctr.training.duals import duals_of
 from ctr.training.inputs import Inputs
+from ctr.training.position import Position
 from ctr.training.rollback import as_json
 from ctr.training.run import Run
 
@@ -17,8 +18,48 @@ from ctr.training.run import Run
 TIMING = ("examples_per_second", "step_ms_p50", "shampoo_seconds_waited", "shampoo_seconds_computing")
 
 
+def lost_rows(position: Position) -> int:
+    """The rows that were scored but not learned from, because a step was skipped or they were quarantined."""
+    return position.skipped_rows + position.set_aside_rows
+
+
+def losses_text(current: Run) -> str:
+    """How many rows were not learned from, as a share of all, and how they were lost."""
+    position, lost = current.position, lost_rows(current.position)
+    return (
+        f"{lost} of {position.examples} rows ({lost / max(position.examples, 1):.1%}) were not learned from: "
+        f"{position.set_aside_rows} quarantined, {position.skipped_rows} in {position.skipped_steps} skipped steps"
+    )
+
+
+def learning_failure(current: Run, broken: str | None = None) -> str | None:
+    """Why a run is to end with an error though it has passed its log; None: it learned.
+
+    It fails where rows were lost and no row was left to learn from, or where its weights are broken at the end. Where
+    only some rows were lost it does not fail: what remains is a model, and a warning names the share.
+
+    Args:
+        current: the run, at the end of its log.
+        broken: what is wrong with its weights, if anything; see ``Run.broken_weights``.
+
+    Returns:
+        One line: the share of the rows, the cause, and the likely remedy.
+    """
+    position, rate = current.position, current.config.optimizer.dense.learning_rate
+    remedy = f"lower the learning rates (optimizer.dense.learning_rate is {rate:g})"
+    if broken is not None:
+        return f"the weights at the end of the log are of no use ({broken}); {remedy}"
+    if position.trained_rows or not lost_rows(position):
+        return None
+    causes = [one.reason for one in current.rollbacks[-1:]]
+    if position.skipped_rows:
+        causes.append("the loss or a gradient was not finite")
+        remedy += ", or look at the train weights of the rows"
+    return f"nothing was learned: {losses_text(current)}; cause: {'; '.join(causes)}; {remedy}"
+
+
 def results(inputs: Inputs, current: Run) -> dict[str, Any]:
-    """What summary.json tells of a run that stands at the end of its log, but for its timing."""
+    """What summary.json reports of a run that stands at the end of its log, but for its timing."""
     position = current.position
     return {
         **current.total.summary(),
@@ -28,6 +69,7 @@ def results(inputs: Inputs, current: Run) -> dict[str, Any]:
         "trained_rows": position.trained_rows,
         "per_query_auc_of_sample": _sampled_queries(inputs),
         "skipped_steps": position.skipped_steps,
+        "skipped_rows": position.skipped_rows,
         "skipped_ranges": position.skipped_ranges,
         "rollbacks": len(current.rollbacks),
         "quarantined": as_json(current.rollbacks),

@@ -23,7 +23,7 @@ from ctr.training import checkpoint, rollback
 from ctr.training.background import Background
 from ctr.training.config import TrainConfig
 from ctr.training.duals import dual_scalars, is_measured, slices_name
-from ctr.training.event_file import EventFile
+from ctr.training.event_file import CUMULATIVE, EventFiles
 from ctr.training.feed import Feed
 from ctr.training.id_counts import IdCounts
 from ctr.training.logs_seen import LogsSeen
@@ -113,7 +113,7 @@ class Run:
             self.predictions = PredictionWriter(folder / "predictions", parts, submit=self.background.submit)
         self.metrics_file = GrowingFile(folder / "metrics.jsonl", lengths["metrics"])
         self.rejects_file = GrowingFile(folder / "rejects.jsonl", lengths["rejects"])
-        self.events = EventFile(folder / "tensorboard", folder / "metrics.jsonl")
+        self.events = EventFiles(folder / "tensorboard", folder / "metrics.jsonl", config)
 
     def roll_back(self, rows: tuple[int, int], times: tuple[int, int] | None, reason: str) -> None:
         """Goes back to the last checkpoint that is not within a streak of skipped steps, or to the beginning.
@@ -132,7 +132,7 @@ class Run:
         new = rollback.Rollback(checkpoint=mark, rows=rows, query_times=times, reason=reason)
         self.rollbacks = [*self.rollbacks, new]
         rollback.write_rollbacks(folder, self.rollbacks)
-        log.warning("%s: %s; back to row %d, with rows %d to %d quarantined", folder, reason, mark, *rows)
+        log.warning("%s: %s; back to row %d, rows %d to %d are quarantined", folder, reason, mark, *rows)
         saved = self._newest_checkpoint()
         if saved is None:
             self.state.restore(self._initial())
@@ -315,12 +315,15 @@ class Run:
         rows, position = batch.rows, self.position
         position.learned, position.learned_until = batch.end, batch.last_query
         position.trained_examples += len(rows)
-        position.trained_rows += int(np.count_nonzero(rows.train_weight))
         if applied is None:
             return
-        if applied and terms is not None:
-            self.window_terms[:-1] += terms.astype(np.float64) * len(rows)
-            self.window_terms[-1] += len(rows)
+        if applied:
+            position.trained_rows += int(np.count_nonzero(rows.train_weight))
+            if terms is not None:
+                self.window_terms[:-1] += terms.astype(np.float64) * len(rows)
+                self.window_terms[-1] += len(rows)
+        else:
+            position.skipped_rows += len(rows)
         note_step(position, batch.begin, batch.end, applied, rollback.predicts_soundly(logit))
         limit = self.config.rollback.after_skipped_steps
         aside = rollback.rows_of_streak(limit, position, self.rollbacks, self.folder)
@@ -350,15 +353,19 @@ class Run:
             RollbackNeeded: they do not, or are not such as learning leads to.
             InputError: likewise, and rollbacks did not help.
         """
-        pieces = ((name, piece) for name, _, piece in self.state.pieces())
-        what = rollback.first_broken(pieces) or ("" if predicts else "weights do not predict")
-        if not what:
+        what = self.broken_weights(predicts)
+        if what is None:
             return True
         if self.config.rollback.after_skipped_steps is None:
             log.warning("%s: %s at row %d", self.folder, what, self.position.learned)
             return False
         aside = rollback.rows_of_broken_weights(self.position, self.rollbacks, self.folder, predicts)
         raise rollback.RollbackNeeded(aside, f"{what} at row {self.position.learned}")
+
+    def broken_weights(self, predicts: bool) -> str | None:
+        """What is wrong with the weights, in a few words; None: nothing. ``predicts``: see ``check_weights``."""
+        pieces = ((name, piece) for name, _, piece in self.state.pieces())
+        return rollback.first_broken(pieces) or (None if predicts else "weights do not predict")
 
     def _own_slices(self, source: int, slices: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         return {
@@ -379,9 +386,20 @@ class Run:
         """Whether the present window has as many examples as it should."""
         return bool(self.window.traffic.examples >= self.config.metrics.window_examples)
 
-    def close_window(self, extra: Mapping[str, float]) -> dict[str, Any]:
-        """Writes the line of the window that ends here (with ``extra``), and begins the next one."""
+    def close_window(
+        self, extra: Mapping[str, float], histograms: Mapping[str, np.ndarray] | None = None
+    ) -> dict[str, Any]:
+        """Writes the line of the window that ends here (with ``extra``), and begins the next one.
+
+        Args:
+            histograms: arrays by their tags, for TensorBoard.
+        """
         measured = self.window.line()
+        times = self.window_times[0], self.window_times[1]
+        self.timeline.add(self.window, self.position.examples, times, self.ids.close_window())
+        self.total.merge(self.window)
+        self.window.clear()
+        total = self.total.headline()
         ramps = self.ramps()
         line = {
             "examples": self.position.examples,
@@ -399,18 +417,11 @@ class Run:
             **dual_scalars(self.state),
             **{f"shampoo_{name}": value for name, value in self.state.root_report().items()},
             **extra,
+            "cumulative": {name: total[name] for name in CUMULATIVE},
         }
         self.metrics_file.append(line)
-        self.events.append(line)
-        self.timeline.add(
-            self.window,
-            self.position.examples,
-            (self.window_times[0], self.window_times[1]),
-            self.ids.close_window(),
-        )
+        self.events.append(line, histograms)
         self.window_terms[:] = 0
-        self.total.merge(self.window)
-        self.window.clear()
         return line
 
     def _mean_terms(self) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """A run that goes on, in one process, as its log grows; between its batches it scores what it is asked to."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,10 +18,18 @@ from ctr.training.device import describe_environment, make_deterministic, resolv
 from ctr.training.feed import make_feed
 from ctr.training.id_counts import write_data_health
 from ctr.training.inputs import Inputs, check_rows, open_inputs
-from ctr.training.learner import Learner, scored_feeds
+from ctr.training.learner import Learner, Phase, announced, scored_feeds
 from ctr.training.position import check_rejects
+from ctr.training.preflight import LearningError
 from ctr.training.publications import Publications
-from ctr.training.results import TIMING, results, timing_before
+from ctr.training.results import (
+    TIMING,
+    learning_failure,
+    losses_text,
+    lost_rows,
+    results,
+    timing_before,
+)
 from ctr.training.rollback import RollbackNeeded, is_export_due, query_times
 from ctr.training.rows_to_score import rows_to_score
 from ctr.training.run import Run, finite_logits
@@ -38,7 +47,9 @@ from ctr.training.state import TrainState
 from ctr.training.step import make_steps, scored_part
 from ctr.training.weight_spectra import write_weight_spectra
 
-__all__ = ["TIMING", "Advance", "Progress", "Session", "open_session"]
+__all__ = ["TIMING", "Advance", "Phase", "Progress", "Session", "open_session"]
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[int, dict[str, Any]], None]
 
@@ -67,6 +78,7 @@ def open_session(
     progress: Progress | None = None,
     exporter: Exporter | None = None,
     wait_for_sidecars: bool = False,
+    phase: Phase | None = None,
 ) -> Iterator["Session"]:
     """Begins a run, or goes on with it where its newest checkpoint stands; holds its folder until the block ends.
 
@@ -76,11 +88,15 @@ def open_session(
         log: a folder with an example log, which may grow.
         config: what to compute.
         run: the run directory; a new one, or one begun under the same configuration.
-        progress: called after every batch with the position in the log and the last window's metrics.
+        progress: called after every batch with the position in the log and the metrics of the pass so far:
+            ``per_query_auc``, ``auc``, ``logloss``, ``calibration_bias``, ``calibration_ratio``, None where undefined.
+            AUC is computed less often, and may be that of an earlier batch.
         exporter: writes a servable model of a snapshot, wherever ``config.export`` asks for one; for instance
             ``ctr.serving.export.export_from_run``.
         wait_for_sidecars: an interval of the log that a sidecar is not published for waits, and those after it;
             else it is refused where the configuration needs what the sidecar says.
+        phase: called with a word when something other than learning takes time (``checking rows``, ``compiling``),
+            and with an empty one when that is over.
 
     Raises:
         InputError: bad log, bad configuration for this log, a run directory of another configuration,
@@ -96,7 +112,8 @@ def open_session(
     # What has waited may be long, and the wish to stop has to be heard (``advance``).
     check_first = is_new and not wait_for_sidecars
     if check_first:
-        check_rows(inputs)
+        with announced(phase, "checking rows"):
+            check_rows(inputs)
     layouts = config.model.table_layouts(inputs.schema)
 
     def begin() -> TrainState:
@@ -120,7 +137,7 @@ def open_session(
         )
         try:
             checked = inputs.log.rows if check_first else current.position.examples
-            yield Session(publications, current, checked, progress, exporter)
+            yield Session(publications, current, checked, progress, exporter, phase)
         finally:
             current.close()
 
@@ -141,6 +158,7 @@ class Session:
         checked: int,
         progress: Progress | None,
         exporter: Exporter | None,
+        phase: Phase | None = None,
     ) -> None:
         """Takes over an opened run. ``checked``: the rows of the log that ``check_rows`` has gone over."""
         self.publications = publications
@@ -148,9 +166,10 @@ class Session:
         self._checked = checked
         self._progress = progress
         self._exporter = exporter if current.config.export is not None else None
-        steps = make_steps(current.state, current.config, resolve_jit(current.config))
-        self.learner = Learner(steps, current)
-        self._window_line: dict[str, Any] = {}
+        jit = resolve_jit(current.config)
+        self.learner = Learner(make_steps(current.state, current.config, jit), current, jit, phase)
+        self._running: dict[str, Any] = {}
+        self._batches_shown = 0
         self._failed = False
         # Of advancing alone. A window that was begun before a resume is timed from the resume on.
         self._examples = self._examples_at_window = 0
@@ -243,14 +262,13 @@ class Session:
                 self._examples += len(feed.batch.rows)
                 self._seconds = seconds + time.perf_counter() - begun
                 check_rejects(position, config.max_rejected_share, paths, current.folder / "rejects.jsonl")
-                if current.window_is_full():
-                    self._window_line = current.close_window(
-                        {"examples_per_second": self._window_rate(), **self._root_seconds()}
-                    )
-                    windows.append(self._window_line)
+                is_full = current.window_is_full()
+                if is_full:
+                    extra = {"examples_per_second": self._window_rate(), **self._root_seconds()}
+                    windows.append(current.close_window(extra, self._histograms()))
                 current.background.check()
                 if self._progress is not None:
-                    self._progress(position.examples, self._window_line)
+                    self._progress(position.examples, self._running_metrics(is_full))
                 # Before the checkpoint: a run that is killed between the two makes it again, none is left out.
                 if self._exporter is not None and config.export is not None:
                     limit = config.rollback.after_skipped_steps
@@ -275,6 +293,16 @@ class Session:
             if not config.label_delay:
                 position.learned = position.examples
         return passed
+
+    def _running_metrics(self, is_window_end: bool) -> dict[str, Any]:
+        """The metrics of the pass so far; AUC, which costs as much as a hundred rows, after 1, 2, 4, 8 ... batches."""
+        self._batches_shown += 1
+        with_auc = is_window_end or not self._batches_shown & (self._batches_shown - 1)
+        self._running |= self.current.total.running(self.current.window, with_auc)
+        return dict(self._running)
+
+    def _histograms(self) -> dict[str, np.ndarray]:
+        return self.learner.weights_and_gradients() if self.current.config.tensorboard.histograms else {}
 
     def _window_rate(self) -> float:
         examples, seconds = self._examples - self._examples_at_window, self._seconds - self._seconds_at_window
@@ -340,26 +368,34 @@ class Session:
             The content of summary.json.
 
         Raises:
-            InputError: as of ``advance``.
+            LearningError: all is written, but nothing was learned, or the weights are of no use.
+            InputError: see ``advance``.
         """
-        current = self.current
+        current, broken = self.current, None
         while True:
             self.advance(partial=True)
             try:
-                is_sound = current.check_weights(self.learner.predicts())
+                predicts = self.learner.predicts()
+                if not current.check_weights(predicts):
+                    broken = current.broken_weights(predicts)
                 break
             except RollbackNeeded as needed:
                 self._roll_back(needed)
+        failure = learning_failure(current, broken)
         if current.window.traffic.examples:
-            current.close_window({})
-        if self._exporter is not None and is_sound:
+            current.close_window({}, self._histograms())
+        if self._exporter is not None and failure is None:
             self._exporter(take_snapshot(current))
         if current.position.examples != current.saved_at:
             current.save()
         # Nothing below is to say that all is well before it is.
         current.background.wait()
         summary_path = current.folder / "summary.json"
-        summary = {**results(self.inputs, current), **(self._timing() or timing_before(summary_path))}
+        summary = {
+            **results(self.inputs, current),
+            "learning_failure": failure,
+            **(self._timing() or timing_before(summary_path)),
+        }
         write_metric_states(current.folder, current.total.to_arrays())
         for name, metrics in current.others.items():
             write_metric_states(current.folder, metrics.to_arrays(), name)
@@ -369,6 +405,11 @@ class Session:
             current.folder, current.ids, current.timeline, current.schema, summary["calibration_slices"]
         )
         write_json(summary_path, summary)
+        current.events.end(failure is None)
+        if failure is not None:
+            raise LearningError(f"{current.folder}: {failure}", summary)
+        if lost_rows(current.position):
+            log.warning("%s: %s", current.folder, losses_text(current))
         return summary
 
     def _timing(self) -> dict[str, float]:

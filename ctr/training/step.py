@@ -42,10 +42,13 @@ class Steps(NamedTuple):
     Attributes:
         learn: scores a batch and then learns from it.
         score: scores a batch alone: logits, float32 [B], and slices as in ``StepResult``.
+        gradients: what ``learn`` would learn by: of the batch's distinct rows of each table, float32 [U, C], and of
+            each dense weight. Changes nothing.
     """
 
     learn: Callable[[Feed, Mapping[str, float]], StepResult]
     score: Callable[[Feed, Mapping[str, float]], tuple[tf.Tensor, list[tf.Tensor]]]
+    gradients: Callable[[Feed, Mapping[str, float]], tuple[list[tf.Tensor], list[tf.Tensor]]]
 
 
 def scored_part(objective: ObjectiveConfig) -> ObjectiveConfig:
@@ -118,12 +121,14 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
                 tf.gather(variable, plan["distinct"]) for variable, plan in zip(variables, plans, strict=True)
             ]
 
-    def step(
-        targets: dict[str, tf.Tensor], plans: list[dict[str, tf.Tensor]], ramps: dict[str, tf.Tensor]
-    ) -> StepResult:
-        # The sums, too, here, where there is time for it beside the products.
-        rows, row_sums = gather(state.tables, plans), gather(state.row_accumulators, plans)
-        duals = [dual.read_value() for dual in state.duals]
+    def differentiate(
+        targets: dict[str, tf.Tensor],
+        plans: list[dict[str, tf.Tensor]],
+        rows: list[tf.Tensor],
+        ramps: dict[str, tf.Tensor],
+        duals: list[tf.Tensor],
+    ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+        """Logits, slices and loss, and the gradients to learn by, of rows and of dense weights."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(rows)
             tape.watch(state.dense)
@@ -146,6 +151,17 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
         if optimizer.embeddings.gradient == "sum":
             total_weight = normalizer(objective, targets)
             row_gradients = [gradient * total_weight for gradient in row_gradients]
+        return logit, slices, loss, row_gradients, dense_gradients
+
+    def step(
+        targets: dict[str, tf.Tensor], plans: list[dict[str, tf.Tensor]], ramps: dict[str, tf.Tensor]
+    ) -> StepResult:
+        # The sums, too, here, where there is time for it beside the products.
+        rows, row_sums = gather(state.tables, plans), gather(state.row_accumulators, plans)
+        duals = [dual.read_value() for dual in state.duals]
+        logit, slices, loss, row_gradients, dense_gradients = differentiate(
+            targets, plans, rows, ramps, duals
+        )
         seen = [weights.read_value() for weights in state.slices_seen]
         moved = next_duals(
             objective, state.families, targets, logit, ramps["bias_constraints"], duals, seen, slices
@@ -171,6 +187,13 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
         logit = ensemble_logit(forward(gather(state.tables, plans), plans, ramps["alpha2"]).logits)
         return logit, slices_of(state.families, targets, logit)
 
+    def gradients(
+        targets: dict[str, tf.Tensor], plans: list[dict[str, tf.Tensor]], ramps: dict[str, tf.Tensor]
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        rows, duals = gather(state.tables, plans), [dual.read_value() for dual in state.duals]
+        *_, of_rows, of_dense = differentiate(targets, plans, rows, ramps, duals)
+        return of_rows, of_dense
+
     scalar, indices = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.int32)
     plans = [
         {
@@ -189,6 +212,9 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
     # XLA compiles each of the few padded sizes by itself, from one trace.
     compiled_step = tf.function(step, input_signature=signature, jit_compile=jit or None, autograph=False)
     compiled_score = tf.function(score, input_signature=scored, jit_compile=jit or None, autograph=False)
+    compiled_gradients = tf.function(
+        gradients, input_signature=signature, jit_compile=jit or None, autograph=False
+    )
 
     def tensors(
         feed: Feed, ramps: Mapping[str, float], needed: Mapping[str, tf.TensorSpec]
@@ -207,4 +233,8 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
         logit, slices = compiled_score(*tensors(feed, ramps, scored_targets))
         return logit, slices
 
-    return Steps(run_step, run_score)
+    def run_gradients(feed: Feed, ramps: Mapping[str, float]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        of_rows, of_dense = compiled_gradients(*tensors(feed, ramps, learned_targets))
+        return of_rows, of_dense
+
+    return Steps(run_step, run_score, run_gradients)

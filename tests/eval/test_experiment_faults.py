@@ -42,6 +42,16 @@ def test_failed_missing_and_damaged_runs_are_told_and_the_rest_too(copy):
     assert "out of &lt;memory&gt;" in (copy / "report.html").read_text()
 
 
+def test_a_run_that_learned_nothing_is_no_result(copy):
+    edit(
+        copy / run_folder("dcn", 2) / "summary.json",
+        lambda summary: summary.update(learning_failure="nothing was learned"),
+    )
+    text = write_experiment(copy)
+    assert "- dcn seed 2 failed: nothing was learned" in text
+    assert list(result_of(copy)["dcn"]["changes"]["auc"]["by_seed"]) == ["1", "3"]
+
+
 def test_without_a_finished_baseline_the_arms_are_told(copy):
     for seed in (1, 2, 3):
         shutil.rmtree(copy / run_folder("base", seed))

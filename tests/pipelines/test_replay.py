@@ -77,7 +77,11 @@ if config["model"]["prior"] == 0.666 and not Path({healed!r}).exists():
 meaning = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 hashes = {{"config_sha256": meaning, "log_sha256": Path({sha!r}).read_text(), "constraint_logs_sha256": {{}}}}
 rest = {{"per_query_auc": 0.7, "log_rows": 200, "trained_rows": 50}}
+failed = config["model"]["prior"] == 0.555 and not Path({healed!r}).exists()
+rest["learning_failure"] = "nothing was learned" if failed else None
 (run / "summary.json").write_text(json.dumps({{**hashes, **rest}}))
+if failed:
+    sys.exit("error: nothing was learned")
 if after("--record"):
     publish(after("--record"))
 """
@@ -228,6 +232,15 @@ def test_a_failure_is_told_and_tried_again(stand_in, place):
     assert not list((place / "out/failures").iterdir())
     assert sorted(stand_in.read_text().splitlines()[:2]) == ["bad-seed-1", "bad-seed-2"]
     assert set(read("costs.json")["arms"]) == {"baseline", "smelu", "student", "bad"}
+
+
+def test_a_run_that_learned_nothing_has_failed_and_is_tried_again(stand_in, place):
+    content = {**EXPERIMENT, "arms": {"bad": {"set": {"model.prior": 0.555}}}, "seeds": [1]}
+    for _ in range(2):
+        assert run(content, timing=False) == {"bad seed 1": "nothing was learned"}
+    assert stand_in.read_text().splitlines().count("bad-seed-1") == 2
+    (place / "healed").touch()
+    assert run(content, timing=False) == {}
 
 
 def test_workers_share_the_processors_and_a_run_goes_on_with_what_it_had(stand_in):

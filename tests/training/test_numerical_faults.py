@@ -17,9 +17,11 @@ from ctr.data.sidecar import write_sidecar_interval
 from ctr.errors import InputError
 from ctr.eval.report import render_report
 from ctr.training import checkpoint, rollback
+from ctr.training.config import ExportConfig
 from ctr.training.follow import Polling, follow
-from ctr.training.loop import train
+from ctr.training.loop import LearningError, train
 from ctr.training.run import Run
+from ctr.training.summary_text import summary_text
 
 HELPER = str(Path(__file__).with_name("numerical_faults.py"))
 faults = runpy.run_path(HELPER)
@@ -445,10 +447,73 @@ def test_when_going_back_does_not_help_it_says_so(long_log, make_config, tmp_pat
 @pytest.mark.slow
 def test_without_rollbacks_steps_are_skipped_for_ever(long_log, make_config, tmp_path):
     config = make_config({**CONTENT, "rollback": {"after_skipped_steps": None}})
-    with injected(poison={1000: fill("dense/000", math.nan)}):
-        summary = train(long_log, config, tmp_path / "run")
+    with (
+        injected(poison={1000: fill("dense/000", math.nan)}),
+        pytest.raises(
+            LearningError, match=r"of no use \(dense/000 is not finite\); lower the learning rates"
+        ),
+    ):
+        train(long_log, config, tmp_path / "run")
+    summary = summary_of(tmp_path / "run")
+    assert summary["learning_failure"].startswith("the weights at the end")
     assert summary["rollbacks"] == 0
     assert summary["skipped_steps"] > 50
+
+
+def test_a_run_that_learned_nothing_writes_its_files_and_fails(log, make_config, copy_run, tmp_path):
+    """The first step breaks the weights, so that all rows end up quarantined."""
+    config = make_config(
+        {"optimizer": {"dense": {"learning_rate": 1e30}}, "batch": {"rows": 2000, "largest_query": 2000}},
+        logistic=True,
+    )
+    log, run, exported = copy_run(log), tmp_path / "run", []
+    config = config.model_copy(update={"export": ExportConfig(every_examples=10**6)})
+    for _ in range(2):  # and each time that it is asked for again
+        with pytest.raises(LearningError) as caught:
+            train(log, config, run, record="teacher", exporter=exported.append)
+        summary = summary_of(run)
+        assert caught.value.summary == summary
+        rows = summary["examples"]
+        message = str(caught.value)
+        assert message == f"{run}: {summary['learning_failure']}"
+        assert f"nothing was learned: {rows} of {rows} rows (100.0%) were not learned from" in message
+        assert "cause: dense/" in message and "optimizer.dense.learning_rate is 1e+30" in message
+        assert summary["trained_rows"] == 0 and summary["set_aside_rows"] == rows
+        assert (run / "metric_states.npz").exists()
+    assert not exported and not (log / "sidecars" / "teacher").exists()
+
+
+def test_a_run_whose_steps_are_all_skipped_fails(log, make_config, tmp_path):
+    with injected(unlearnable=dict.fromkeys(range(2000), math.inf)), pytest.raises(LearningError) as caught:
+        train(log, make_config({"rollback": {"after_skipped_steps": None}}, logistic=True), tmp_path / "run")
+    summary = summary_of(tmp_path / "run")
+    assert summary["skipped_rows"] == summary["examples"] and summary["trained_rows"] == 0
+    assert f"0 quarantined, {summary['examples']} in {summary['batches']} skipped steps" in str(caught.value)
+    assert "cause: the loss or a gradient was not finite" in str(caught.value)
+
+
+def test_following_a_log_it_fails_as_well(log, make_config, tmp_path):
+    config = make_config({"rollback": {"after_skipped_steps": None}}, logistic=True)
+    with (
+        injected(unlearnable=dict.fromkeys(range(2000), math.inf)),
+        pytest.raises(LearningError, match="nothing was learned"),
+    ):
+        follow(log, config, tmp_path / "run", lambda: None, Polling(0.01, 0))
+
+
+def test_rows_that_were_lost_are_named_as_a_share(examples, log, make_config, tmp_path, caplog):
+    with injected(unlearnable=dict.fromkeys(range(300, 340), math.inf)):
+        summary = train(log, make_config(logistic=True), tmp_path / "run")
+    assert summary["learning_failure"] is None
+    lost = sum(end - begin for begin, end in summary["skipped_ranges"])
+    assert summary["skipped_rows"] == lost > 0
+    share = f"{lost / summary['examples']:.1%}"
+    assert f"{lost} of {summary['examples']} rows ({share}) were not learned from" in caplog.text
+    assert f"{lost} rows ({share})" in summary_text(tmp_path / "run", summary)
+    # Rows of skipped steps are not among those that were trained on.
+    taught = examples.train_weight > 0
+    taught[summary["skipped_ranges"][0][0] : summary["skipped_ranges"][-1][1]] = False
+    assert summary["trained_rows"] == taught.sum()
 
 
 @pytest.mark.slow

@@ -198,6 +198,25 @@ def test_the_two_row_gradients_differ():
     assert np.abs(tables[0] - tables[1]).max() > 0.01
 
 
+@pytest.mark.parametrize("gradient", ["sum", "mean"])
+def test_the_gradients_are_those_that_a_step_learns_by_and_change_nothing(gradient):
+    config = make_config(gradient)
+    state = make_state(config)
+    steps, feed = make_steps(state, config, jit=False), Example(1).feed(state)
+    before = all_bytes(state)
+    of_rows, of_dense = steps.gradients(feed, RAMPED)
+    assert all_bytes(state) == before
+    sums = [variable.numpy() for variable in state.row_accumulators]
+    assert bool(steps.learn(feed, RAMPED).applied)
+    for plan, found, old, new in zip(feed.plans, of_rows, sums, state.row_accumulators, strict=True):
+        squares = np.zeros_like(old)
+        squares[plan.distinct] = found.numpy() ** 2
+        assert squares.any()
+        np.testing.assert_allclose(new.numpy() - old, squares, rtol=1e-4, atol=1e-6)
+    assert [part.shape for part in of_dense] == [weight.shape for weight in state.dense]
+    assert any(part.numpy().any() for part in of_dense)
+
+
 def test_a_compiled_step_agrees():
     config = make_config()
     # make_state draws from Keras' generator: the second one gets the weights of the first.
