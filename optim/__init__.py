@@ -2,14 +2,20 @@
 
 from ctr.optim import Shampoo
 model.compile(optimizer=Shampoo(learning_rate=0.02), loss="binary_crossentropy")
+
+Importing this package loads neither TensorFlow nor Keras. From then on either Keras knows the optimizer as "shampoo",
+and restores it in ``load_model``.
 """
 
 import importlib
 from typing import Any
 
+from ctr.optim.by_name import register
 from ctr.optim.options import ShampooOptions
 
 __all__ = ["Shampoo", "ShampooCallback", "ShampooOptions"]
+
+register()
 
 
 def __getattr__(name: str) -> Any:

@@ -158,7 +158,7 @@ class CallbackMixin:
         if self._writer is None:
             return
         core = self._optimizer().core
-        step = int(core.state.step)
+        step = int(core.state.step.numpy())
         # A batch may be several steps, or, with a gradient that is not finite, none.
         if step // self._every == self._written:
             return

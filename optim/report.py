@@ -19,7 +19,7 @@ def report(layout: ShampooLayout, state: ShampooState) -> dict[str, float | int]
     """
     status = dict(zip(STATUS, state.status.numpy(), strict=True))
     in_use = status["certified"] > 0
-    staleness = int(state.step) - status["root_step"][in_use]
+    staleness = int(state.step.numpy()) - status["root_step"][in_use]
     owners = layout.owners
     preconditioned = set(owners.tolist())
     return {

@@ -62,10 +62,14 @@ def keep_values(feature: Category, items: tf.RaggedTensor, present: tf.Tensor) -
 
 
 def row_numbers(lists: tf.RaggedTensor) -> tf.Tensor:
-    """[V] int64: the row of each value; in fewer operations than ``value_rowids``, of which a server waits for each."""
-    count = tf.shape(lists.values, out_type=tf.int64)[0]
-    ends = tf.cast(lists.row_splits[1:], tf.int64)
-    return tf.searchsorted(ends, tf.range(count), side="right", out_type=tf.int64)
+    """[V] int32: the row of each value, which is the number of rows that end before it or where it stands.
+
+    Fewer operations than ``value_rowids``, of which a server waits for each, and only such as TensorFlow Lite and ONNX
+    have, unlike a search among the ends.
+    """
+    count = tf.shape(lists.values)[0]
+    ends = tf.minimum(tf.cast(lists.row_splits[1:], tf.int32), count)
+    return tf.cumsum(tf.math.unsorted_segment_sum(tf.ones_like(ends), ends, count + 1))[:-1]
 
 
 def lower_case(strings: tf.Tensor) -> tf.Tensor:

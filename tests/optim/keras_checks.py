@@ -457,6 +457,32 @@ def with_jit_compile_roots_of_other_orders_need_the_callback():
     assert model.optimizer.core.report()["layers_ready"] == 1
 
 
+# A distribution strategy.
+
+
+@check
+def a_strategy_of_one_replica_changes_nothing_but_the_kind_of_the_variables():
+    for jit in (False, True):
+        plain = compiled(Shampoo(0.02, **QUICK), jit_compile=jit)
+        with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+            mirrored = compiled(Shampoo(0.02, **QUICK), jit_compile=jit)
+        histories = []
+        with tempfile.TemporaryDirectory() as folder:
+            for model in (plain, mirrored):
+                histories.append(fit(model, 8, [ShampooCallback(log_dir=folder, every=3)]).history)
+        assert isinstance(mirrored.optimizer.core.state.step, tf.distribute.DistributedValues)
+        report = mirrored.optimizer.core.report()
+        assert report["layers_ready"] == 1 and report["refreshed"] == 2 and report["staleness_max"] == 6
+        assert report == plain.optimizer.core.report()
+        assert {name: values[-1] for name, values in histories[1].items() if "seconds" not in name} == {
+            name: values[-1] for name, values in histories[0].items() if "seconds" not in name
+        }
+        assert mirrored.optimizer.describe() == plain.optimizer.describe()
+        assert mirrored.optimizer.core.describe().count("Shampoo") == 1
+        mirrored.optimizer.core.exchange()
+        same(values(mirrored), values(plain))
+
+
 # Mixed precision.
 
 
@@ -588,6 +614,22 @@ def it_is_registered_under_the_name_of_the_package():
     ):
         assert type(made) is Shampoo and made.options.block_size == 7
     assert float(keras.optimizers.deserialize(saved).learning_rate) == 0.125
+
+
+@check
+def it_is_known_by_name_and_saved_under_it():
+    for name in ("shampoo", "Shampoo"):
+        model = compiled(name)
+        assert type(model.optimizer) is Shampoo and model.optimizer.get_config() == Shampoo().get_config()
+        assert type(keras.optimizers.get({"class_name": name, "config": {"block_size": 7}})) is Shampoo
+        fit(model, 3)
+        with tempfile.TemporaryDirectory() as folder:
+            model.save(Path(folder, "model.keras"))
+            loaded = keras.models.load_model(Path(folder, "model.keras"))
+        assert type(loaded.optimizer) is Shampoo and int(loaded.optimizer.core.state.step) == 3
+        assert type(keras.models.clone_model(loaded)) is type(model)
+    with policy("mixed_float16"):
+        assert type(compiled("shampoo").optimizer.inner_optimizer) is Shampoo
 
 
 @check

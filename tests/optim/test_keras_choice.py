@@ -39,6 +39,28 @@ runpy.run_path("tests/optim/keras_checks.py")["more_than_one_replica_is_refused"
 """
 
 
+LOADS = """
+import sys
+import keras, tf_keras
+
+def load(package, path):
+    return type(package.models.load_model(path).optimizer)
+
+# Whatever else is registered, no model comes back with another optimizer than its own.
+try:
+    load(keras, "keras.keras")
+except TypeError as error:
+    assert "Could not locate class 'Shampoo'" in str(error), error
+else:
+    raise AssertionError("loaded")
+import ctr.optim
+assert not {"ctr.optim.keras2", "ctr.optim.keras3"} & sys.modules.keys()
+assert load(keras, "keras.keras").__module__ == "ctr.optim.keras3"
+assert "ctr.optim.keras2" not in sys.modules
+assert load(tf_keras, "tf_keras.keras").__module__ == "ctr.optim.keras2"
+"""
+
+
 DESCRIBED = """
 ids = tf.keras.Input((26,), dtype="int32")
 hidden = tf.keras.layers.Flatten()(tf.keras.layers.Embedding(100_000, 16, name="words")(ids))
@@ -79,6 +101,33 @@ def test_keras_2_is_served_where_the_environment_asks_for_it(fresh_python, root)
 def test_keras_2_runs_the_guide(blocks, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile("\n".join(blocks), "guide", "exec"), {"__name__": "guide"})
+
+
+def test_a_process_that_imported_nothing_but_the_package_loads_models(fresh_python, root, tmp_path):
+    import keras
+    import tf_keras
+
+    from ctr.optim import keras2, keras3
+
+    for package, adapter in ((keras, keras3), (tf_keras, keras2)):
+        model = package.Sequential([package.layers.Input((8,)), package.layers.Dense(4)])
+        model.compile(optimizer=adapter.Shampoo(0.125, momentum=0.9), loss="mse")
+        model.save(tmp_path / f"{package.__name__}.keras")
+    fresh_python("-c", LOADS, cwd=tmp_path, path=root)
+
+
+def test_a_name_that_somebody_else_registered_stays_theirs(fresh_python, root, tmp_path):
+    script = """
+import tensorflow as tf
+class Own(tf.keras.optimizers.SGD):
+    pass
+tf.keras.utils.get_custom_objects()["shampoo"] = Own
+import ctr.optim, importlib
+importlib.reload(ctr.optim)
+assert type(tf.keras.optimizers.get({"class_name": "shampoo", "config": {}})) is Own
+assert type(tf.keras.optimizers.get({"class_name": "Shampoo", "config": {}})) is ctr.optim.Shampoo
+"""
+    fresh_python("-c", script, cwd=tmp_path, path=root)
 
 
 def test_other_names_are_no_attributes():

@@ -1,0 +1,85 @@
+"""Makes either Keras find ``Shampoo`` by its names: in ``compile(optimizer="shampoo")``, and when it loads a model.
+
+``register`` loads no Keras. It enters the names in the registry of each Keras that is loaded, and has those of a Keras
+that is loaded later entered at that moment. What is entered is a stand-in, which loads the optimizer for its Keras when
+it is asked for one. So a program that imports ``ctr.optim`` needs no other import before ``load_model``, and gets the
+optimizer for the Keras that asks, whichever of the two this is.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+_ADAPTERS = {
+    "keras.src.saving.object_registration": "ctr.optim.keras3",
+    "tf_keras.src.saving.object_registration": "ctr.optim.keras2",
+}
+"""The registry of each Keras, and the module with the optimizer for it."""
+
+# As the built-in optimizers, and the name in saved models, which in those of mixed precision is the class's alone.
+_NAMES = ("shampoo", "Shampoo", "ctr>Shampoo")
+
+
+class _StandIn(str):
+    """A registered name that Keras makes an optimizer from, as it would from a class.
+
+    It is a string because Keras, when it loads a model that was compiled with ``optimizer="shampoo"``, replaces the
+    string by what is registered under it and passes that to ``compile``, which takes strings and no classes.
+    """
+
+    __slots__ = ("_adapter",)
+    _adapter: str
+
+    @classmethod
+    def of(cls, name: str, adapter: str) -> "_StandIn":
+        """Stands for the optimizer of a module."""
+        made = cls(name)
+        made._adapter = adapter
+        return made
+
+    def from_config(self, config: dict[str, Any]) -> Any:
+        """Makes the optimizer from what its ``get_config`` returned, or from ``{}`` with its defaults."""
+        return importlib.import_module(self._adapter).Shampoo.from_config(config)
+
+
+class _Watch(MetaPathFinder):
+    """Enters the names once a registry has been loaded."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Finds the registries as Python itself does; everything else is left to Python."""
+        if fullname not in _ADAPTERS:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_enter(module: ModuleType) -> None:
+            execute(module)
+            _enter(module)
+
+        setattr(spec.loader, "exec_module", execute_and_enter)  # noqa: B010 (a method, to mypy)
+        return spec
+
+
+def _enter(registry: ModuleType) -> None:
+    objects = registry.get_custom_objects()
+    for name in _NAMES:
+        # What somebody registered before under this name stays.
+        objects.setdefault(name, _StandIn.of(name, _ADAPTERS[registry.__name__]))
+
+
+def register() -> None:
+    """Registers the optimizer with both Keras, loaded or not; once in a process."""
+    if any(isinstance(finder, _Watch) for finder in sys.meta_path):
+        return
+    sys.meta_path.insert(0, _Watch())
+    for name in _ADAPTERS:
+        if name in sys.modules:
+            _enter(sys.modules[name])
