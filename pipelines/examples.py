@@ -82,7 +82,7 @@ class ExampleMaker:
         verdict.refuse(bad, "label", "not a label", columns[mapping.label.column], allowed)
         weights = self._weights(columns, verdict)
         ids, groups = self._ids(columns, chunk, times, verdict)
-        add_derived(mapping.derive, columns, times)
+        add_derived(mapping.derive, columns, times, verdict)
         check_numbers(mapping.number_sources, columns, verdict)
         keys = {
             "query_time": times,

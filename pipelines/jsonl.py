@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pa_json
 
+from ctr.data.spelling import float_text
 from ctr.errors import InputError
 from ctr.pipelines.chunks import Chunk
 from ctr.pipelines.rejects import Reject, make_reject
@@ -207,6 +208,8 @@ def _float(value: float) -> float:
 def _text(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
+    if isinstance(value, float):
+        return float_text(value) or None
     return ("true" if value else "false") if isinstance(value, bool) else str(value)
 
 

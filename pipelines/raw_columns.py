@@ -1,13 +1,16 @@
 """Checks and completes the raw columns of a chunk, for examples and for rows that are only scored alike."""
 
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping as Table
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ctr.data.mapping import Derived, Mapping, Time, duration_us
+from ctr.data.derived import Derived
+from ctr.data.mapping import Mapping, Time
+from ctr.data.spelling import CAST_NAMES, CASTS, spell_array, text_array
 from ctr.errors import InputError
 from ctr.pipelines.chunks import Chunk
 from ctr.pipelines.convert import (
@@ -15,7 +18,6 @@ from ctr.pipelines.convert import (
     LAST_TIME,
     TIME_LIMIT_US,
     check_utf8,
-    is_text,
     parse_ids,
     parse_numbers,
     parse_times,
@@ -89,26 +91,47 @@ def read_ids(name: str, key: str, columns: Columns, verdict: Verdict) -> np.ndar
     return ids
 
 
-def add_derived(derive: dict[str, Derived], columns: Columns, times: np.ndarray | None) -> None:
+def add_derived(
+    derive: Table[str, Derived], columns: Columns, times: np.ndarray | None, verdict: Verdict
+) -> None:
     """Adds the columns that a mapping derives; ``times`` may be None where none is derived of the time."""
-    for name, derived in derive.items():
-        if derived.of_time:
+    made = {}
+    for name, rule in derive.items():
+        if rule.of_time:
             assert times is not None
-            if derived.part is not None:
-                columns[name] = pa.array(_TIME_PARTS[derived.part](times))
-            else:
-                assert derived.every is not None
-                columns[name] = pa.array(times // duration_us(derived.every))
-            continue
-        source = columns[derived.source]
-        if derived.prefix is not None:
-            if pa.types.is_nested(source.type):
-                raise InputError(
-                    f"derive.{name}: the column {derived.source} is of type {source.type}, which has no prefix"
-                )
-            text = source if is_text(source.type) else source.cast(pa.string())
-            source = pc.utf8_slice_codeunits(text, 0, derived.prefix)
-        columns[name] = source
+            made[name] = pa.array(_periods(rule, times))
+        elif rule.is_copy:
+            made[name] = columns[rule.source]
+        else:
+            made[name] = _respelled(name, rule, columns[rule.source], verdict)
+    columns |= made
+
+
+def _periods(rule: Derived, times: np.ndarray) -> np.ndarray:
+    length, shift, count = rule.periods
+    periods = times // length + shift
+    return periods % count if count else periods
+
+
+def _respelled(name: str, rule: Derived, source: pa.Array, verdict: Verdict) -> pa.Array:
+    if pa.types.is_nested(source.type):
+        if rule.cast == "text":
+            return source
+        what = "no prefix" if rule.prefix is not None else f"no cast to {rule.cast}"
+        raise InputError(
+            f"derive.{name}: the column {rule.source} is of type {source.type}, which has {what}"
+        )
+    texts = text_array(source)
+    if rule.prefix is not None:
+        return pc.utf8_slice_codeunits(spell_array(texts), 0, rule.prefix)
+    if rule.cast is None or rule.cast == "text":
+        return texts
+    pattern, spelled = CASTS[rule.cast]
+    fits = pc.match_substring_regex(texts, pattern)
+    bad = pc.and_(pc.invert(fits), pc.not_equal(texts, ""))
+    bad = pc.fill_null(bad, False).to_numpy(zero_copy_only=False)
+    verdict.refuse(bad, name, f"not {CAST_NAMES[rule.cast]}", texts, f"{CAST_NAMES[rule.cast]}, or empty")
+    return pc.replace_substring_regex(texts, pattern, spelled)
 
 
 def check_numbers(names: Sequence[str], columns: Columns, verdict: Verdict) -> None:
@@ -117,14 +140,6 @@ def check_numbers(names: Sequence[str], columns: Columns, verdict: Verdict) -> N
         numbers, bad = parse_column(name, columns, parse_numbers)
         verdict.refuse(bad, name, "not a number", columns[name], "a number, or empty")
         columns[name] = numbers
-
-
-_HOUR_US, _DAY_US = 3_600_000_000, 86_400_000_000
-_TIME_PARTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "hour": lambda times: (times // _HOUR_US % 24).astype(np.int32),
-    # 1970-01-01 was a Thursday; Monday is 0.
-    "weekday": lambda times: ((times // _DAY_US + 3) % 7).astype(np.int32),
-}
 
 
 def parse_column(name: str, columns: Columns, parse: Callable[..., Any], *arguments: object) -> Any:

@@ -1,6 +1,7 @@
-"""Raw files as rows to be scored: the columns that a model's features are made of, whatever else the files lack.
+"""Raw files as rows to be scored: the columns that a model takes, whatever else the files lack.
 
-The same reading, joining, deriving and checking as for an ingest, without labels, weights and queries.
+The same reading, joining and checking as for an ingest, without labels, weights and queries. What the model derives
+itself is left to it; rows that an ingest would reject for it are rejected here too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ctr.data.derived import TIME_COLUMN
 from ctr.data.mapping import (
     DelimitedInput,
     JsonlInput,
@@ -22,7 +24,8 @@ from ctr.data.mapping import (
     RowOrder,
     Time,
 )
-from ctr.data.schema import Number, Schema
+from ctr.data.schema import Schema
+from ctr.data.spelling import text_array
 from ctr.errors import InputError
 from ctr.pipelines.chunks import Chunk
 from ctr.pipelines.convert import is_text
@@ -43,9 +46,11 @@ BLOCK_BYTES = 4 << 20
 """Bytes of an input file that are read at a time."""
 
 RawRows = tuple[pa.Table, pa.Table, list[dict[str, Any]]]
-"""Of N rows the keys (``key_schema``) and the source columns; and the rows set aside, as ``rejects.jsonl`` has them.
+"""Of N rows the keys (``key_schema``) and the columns that the model takes; and the rows that were rejected, as
+``rejects.jsonl`` has them.
 
-Texts are ``large_binary`` without nulls, lists of them joined with the feature's separator; numbers are float32.
+Texts are ``large_binary`` without nulls, lists of them joined with the feature's separator; numbers are float32, the
+time is int64.
 """
 
 _TABLE_INPUTS: dict[str, Any] = {
@@ -57,7 +62,9 @@ _TABLE_INPUTS: dict[str, Any] = {
 
 
 def plain_mapping(schema: Schema, inputs: Sequence[Path]) -> Mapping:
-    """For files, of the one type that their names tell, whose columns have the names of the sources.
+    """For files, of the one type that their names tell, whose columns have the names of the model's inputs.
+
+    The time, where the model takes one, is the column ``time_us`` of microseconds since 1970-01-01 UTC.
 
     Raises:
         InputError: a name that tells no type, or names that tell different ones.
@@ -69,11 +76,12 @@ def plain_mapping(schema: Schema, inputs: Sequence[Path]) -> Mapping:
                 f"input {path}: a {other} file after {inputs[0]}, a {types[0]} file: all must be of one type"
             )
     form = _TABLE_INPUTS[types[0]]
-    order = RowOrder(start=datetime(1970, 1, 1, tzinfo=UTC), step_us=1)
+    if TIME_COLUMN in schema.inputs and schema.inputs[TIME_COLUMN] == "time":
+        time = Time(column=TIME_COLUMN, unit="us")
+    else:
+        time = Time(row_order=RowOrder(start=datetime(1970, 1, 1, tzinfo=UTC), step_us=1))
     label = Label(column="label")
-    return Mapping(
-        input=form, time=Time(row_order=order), label=label, interval="1d", features=schema.features
-    )
+    return Mapping(input=form, time=time, label=label, interval="1d", features=schema.features)
 
 
 def _table_type(path: Path) -> str:
@@ -95,18 +103,21 @@ def key_schema(mapping: Mapping) -> pa.Schema:
 def read_raw_rows(
     schema: Schema, mapping: Mapping, inputs: Sequence[Path], block_bytes: int = BLOCK_BYTES
 ) -> Iterator[RawRows]:
-    """Reads the sources of ``schema``, as ``mapping`` finds them, in the order of the input files.
+    """Reads what a model of ``schema`` takes, as ``mapping`` finds it, in the order of the input files.
+
+    A derived column of the mapping is made where the model has no rule of its own for it.
 
     Raises:
         InputError: no input, a damaged file, a missing column, or one of a type that its features cannot read.
     """
-    derive = {name: derived for name, derived in mapping.derive.items() if name in schema.sources}
-    mapping = mapping.model_copy(update={"features": schema.features, "derive": derive})
-    needed = [derived.source for derived in derive.values() if not derived.of_time]
-    needed += [source for source in schema.sources if source not in derive]
+    given = [name for name, kind in schema.inputs.items() if kind != "time"]
+    asked = {name: mapping.derive[name] for name in given if name in mapping.derive}
+    timed = len(given) < len(schema.inputs) or any(rule.of_time for rule in asked.values())
+    needed = [rule.source for rule in asked.values() if not rule.of_time]
+    needed += [name for name in given if name not in asked]
     needed += [mapping.example_id] if mapping.example_id else []
-    timed = any(derived.of_time for derived in derive.values())
     needed += [mapping.time.column] if timed and mapping.time.column else []
+    mapping = mapping.model_copy(update={"features": schema.features, "derive": {**schema.derive, **asked}})
     files = mapped_files(mapping, inputs)
     reader = RawReader(mapping, block_bytes, tuple(dict.fromkeys(needed)))
     lines = 0
@@ -132,15 +143,21 @@ def _make_rows(
     keys = {"file": pa.repeat(file.name, len(chunk.rows)), "row": pa.array(chunk.rows, pa.int64())}
     if mapping.example_id is not None:
         keys["example_id"] = pa.array(read_ids(mapping.example_id, "example_id", columns, verdict))
-    add_derived(mapping.derive, columns, times)
-    check_numbers(mapping.number_sources, columns, verdict)
-    numbers = {feature.source for feature in schema.features if isinstance(feature, Number)}
+    asked = {name: rule for name, rule in mapping.derive.items() if name in schema.inputs}
+    add_derived(asked, columns, times, verdict)
+    # Only to see which rows an ingest would reject.
+    made = dict(columns)
+    add_derived(schema.derive, made, times, verdict)
+    check_numbers(mapping.number_sources, made, verdict)
     raw = {}
-    for name in schema.sources:
-        if name in numbers:
-            raw[name] = columns[name].cast(pa.float32(), safe=False)
+    for name, kind in schema.inputs.items():
+        if kind == "time":
+            raw[name] = pa.array(times)
+        elif kind == "text":
+            raw[name] = _texts(name, schema, columns, verdict)
         else:
-            raw[name] = _texts(name, mapping, columns, verdict)
+            source = next(source for source in mapping.number_sources if schema.column_of(source) == name)
+            raw[name] = made[source].cast(pa.float32(), safe=False)
     tables = [pa.table(keys, schema=key_schema(mapping)), pa.table(raw)]
     if not verdict.good.all():
         tables = [table.filter(pa.array(verdict.good)) for table in tables]
@@ -148,28 +165,28 @@ def _make_rows(
     return tables[0], tables[1], rejects
 
 
-def _texts(name: str, mapping: Mapping, columns: Columns, verdict: Verdict) -> pa.Array:
+def _texts(name: str, schema: Schema, columns: Columns, verdict: Verdict) -> pa.Array:
     column = columns[name]
     kind = column.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        column = _joined(name, mapping, column, verdict)
+        column = _joined(name, schema, column, verdict)
         kind = column.type
     _require_texts(name, kind)
-    return pc.fill_null(column.cast(pa.large_string()), "").cast(pa.large_binary())
+    return pc.fill_null(text_array(column), "").cast(pa.large_binary())
 
 
 def _require_texts(name: str, kind: pa.DataType, what: str = "is of type") -> None:
     """Raises InputError for what an ingest would not read either."""
-    if not (
-        is_text(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)
-    ):
+    types = pa.types
+    if not (is_text(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
+            or types.is_boolean(kind) or types.is_null(kind)):  # fmt: skip
         raise InputError(
-            f"the column {name} {what} {kind}; categories and texts are strings, integers and booleans"
+            f"the column {name} {what} {kind}; categories and texts are strings, numbers and booleans"
         )
 
 
-def _joined(name: str, mapping: Mapping, column: pa.Array, verdict: Verdict) -> pa.Array:
-    separator = mapping.list_sources.get(name)
+def _joined(name: str, schema: Schema, column: pa.Array, verdict: Verdict) -> pa.Array:
+    separator = schema.list_separators.get(name)
     if separator is None:
         reads = "which only multivalent categories with one separator read"
         raise InputError(f"the column {name} holds lists ({column.type}), {reads}")
@@ -177,7 +194,7 @@ def _joined(name: str, mapping: Mapping, column: pa.Array, verdict: Verdict) -> 
     if pa.types.is_dictionary(items.type) or pa.types.is_string_view(items.type):
         items = items.cast(pa.string())
     _require_texts(name, items.type, "holds lists of type")
-    items = pc.fill_null(items.cast(pa.string()), "")
+    items = pc.fill_null(text_array(items), "")
     holding = pc.match_substring(items, separator).to_numpy(zero_copy_only=False)
     bad = np.zeros(len(column), bool)
     bad[column.value_parent_indices().to_numpy()[holding]] = True

@@ -7,21 +7,14 @@ time, how the log is cut into intervals, what is sampled, whose predictions are 
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from ctr.config import StrictModel, parse_model, read_yaml
-from ctr.data.mapping import (
-    Column,
-    DelimitedInput,
-    Derived,
-    Duration,
-    JsonlInput,
-    ParquetInput,
-    Time,
-    duration_us,
-)
+from ctr.data.derived import Column, Derived
+from ctr.data.durations import Duration, duration_us
+from ctr.data.mapping import DelimitedInput, JsonlInput, ParquetInput, Time
 from ctr.data.sampling import SamplingConfig
-from ctr.data.schema import Feature, Number, Schema, list_separators
+from ctr.data.schema import Feature, Number, Schema, make_schema
 
 _MOST_INTERVALS = 1000
 
@@ -139,14 +132,9 @@ class EventMapping(StrictModel):
     teacher: EventTeacher | None = None
     features: tuple[Feature, ...] = Field(min_length=1)
 
-    @field_validator("features")
-    @classmethod
-    def _schema(cls, features: tuple[Feature, ...]) -> tuple[Feature, ...]:
-        Schema(features=features)
-        return features
-
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        make_schema(self.features, self.impressions.derive)
         if sum(self.windows_us) > _MOST_INTERVALS * duration_us(self.interval):
             raise ValueError(
                 f"interval: {self.interval} is less than a thousandth of both windows: a click would belong to as many"
@@ -184,7 +172,7 @@ class EventMapping(StrictModel):
     @property
     def feature_schema(self) -> Schema:
         """The features of the log."""
-        return Schema(features=self.features)
+        return make_schema(self.features, self.impressions.derive)
 
     @property
     def windows_us(self) -> tuple[int, int]:
@@ -214,7 +202,7 @@ class EventMapping(StrictModel):
     @property
     def list_sources(self) -> dict[str, str | None]:
         """The columns that may hold lists, with the separator of their values."""
-        return {} if self.impressions.hashed else list_separators(self.features)
+        return {} if self.impressions.hashed else self.feature_schema.list_separators
 
 
 def load_event_mapping(path: Path) -> EventMapping:

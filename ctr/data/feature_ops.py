@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from ctr.data.derived import Derived
 from ctr.data.schema import MISSING_ID, Category, Cross, Number, Text
+from ctr.data.spelling import CASTS, WHOLE, WHOLE_SPELLED
 
 _NOT_A_WORD = r"[^\p{L}\p{M}\p{N}]+"
 # Lower-casing follows the process's locale for Turkish, Azeri and Lithuanian. With ASCII lower-cased
@@ -16,11 +18,67 @@ _NOT_A_WORD = r"[^\p{L}\p{M}\p{N}]+"
 _LOCALE_LETTERS = {"İ": "i̇", "Ì": "ì", "Í": "í", "Ĩ": "ĩ", "Į": "į"}
 # TensorFlow's kernels take subnormal numbers as 0 in some threads and not in others; here they are all 0.
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
+# What ingestion reads as a number, within what it trims as white space; NaN is missing and need not match.
+_SPACE = r"[\t-\r\x1c-\x20\x{85}\p{Z}]*"
+_NUMBER = rf"{_SPACE}([+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|(?i:inf|infinity))){_SPACE}"
 
 
 def fingerprints(strings: tf.Tensor) -> tf.Tensor:
     """[M] strings -> [M] uint64, FarmHash Fingerprint64."""
     return tf.bitcast(tf.fingerprint(strings, method="farmhash64"), tf.uint64)
+
+
+def spell_numbers(strings: tf.Tensor) -> tf.Tensor:
+    """Strings of any shape, each as a category spells it: ``ctr.data.spelling``."""
+    return tf.strings.regex_replace(strings, WHOLE, WHOLE_SPELLED, replace_global=False)
+
+
+def text_of(values: tf.Tensor) -> tf.Tensor:
+    """[M] strings or integers -> [M] strings, integers as decimal text."""
+    return values if values.dtype == tf.string else tf.strings.as_string(values)
+
+
+def number_of(values: tf.Tensor) -> tf.Tensor:
+    """[M] of any dtype -> [M] float32; of strings NaN where they are no number."""
+    if values.dtype != tf.string:
+        return tf.cast(values, tf.float32)
+    plain = tf.strings.regex_replace(values, f"^{_NUMBER}$", r"\1", replace_global=False)
+    texts = tf.where(tf.strings.regex_full_match(values, _NUMBER), plain, "nan")
+    # As a column of truth values becomes numbers.
+    texts = tf.where(tf.equal(values, "true"), "1", tf.where(tf.equal(values, "false"), "0", texts))
+    # By way of float64, as ingestion does, so that both round alike.
+    return tf.cast(tf.strings.to_number(texts, tf.float64), tf.float32)
+
+
+def derived_values(rule: Derived, values: tf.Tensor, as_number: bool) -> tf.Tensor:
+    """A derived column of the values that it is made of.
+
+    Args:
+        rule: how.
+        values: [M] int64 times in microseconds, negative where missing; or [M] strings or numbers.
+        as_number: whether a number feature reads the column, not a category or text.
+
+    Returns:
+        [M], float32 with NaN where missing, or strings, empty where missing. Of a copy the values as they are.
+    """
+    if rule.of_time:
+        length, shift, count = rule.periods
+        times = tf.cast(values, tf.int64)
+        periods = times // length + shift
+        periods = periods % count if count else periods
+        if as_number:
+            return tf.where(times < 0, np.float32(np.nan), tf.cast(periods, tf.float32))
+        return tf.where(times < 0, "", tf.strings.as_string(periods))
+    if rule.is_copy:
+        return values
+    texts = text_of(values)
+    if rule.prefix is not None:
+        texts = tf.strings.substr(spell_numbers(texts), 0, rule.prefix, unit="UTF8_CHAR")
+    elif rule.cast in CASTS:
+        pattern, spelled = CASTS[rule.cast]
+        fits = tf.strings.regex_full_match(texts, pattern)
+        texts = tf.where(fits, tf.strings.regex_replace(texts, pattern, spelled, replace_global=False), "")
+    return number_of(texts) if as_number else texts
 
 
 def category_ids(feature: Category | Text, strings: tf.Tensor) -> tf.Tensor:

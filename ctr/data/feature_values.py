@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from ctr.data.feature_ops import category_ids, number_ids
 from ctr.data.schema import Category, Cross, Number, Schema, Text
+from ctr.data.spelling import float_text, spell
 from ctr.errors import InputError
 
 _SHOWN = 20
@@ -18,8 +19,8 @@ def feature_ids(schema: Schema, name: str, values: Sequence[bool | int | float |
     Args:
         schema: the log's features.
         name: of the feature.
-        values: for a category texts, whole numbers (read as decimal text) and truth values; for a number numbers,
-            which stand for the bucket that they fall into; null or the empty text is missing.
+        values: for a category texts, numbers and truth values, spelled as ``ctr.data.spelling`` says; for a number
+            numbers, which stand for the bucket that they fall into; null or the empty text is missing.
 
     Returns:
         int32 [M], all different.
@@ -36,7 +37,8 @@ def feature_ids(schema: Schema, name: str, values: Sequence[bool | int | float |
         raise InputError(
             f"feature {name} is a {kind}; values can be named of single-valued categories and numbers"
         )
-    ids = _category(feature, values) if isinstance(feature, Category) else _number(feature, values)
+    spelled = schema.spells_numbers(feature.source)
+    ids = _category(feature, values, spelled) if isinstance(feature, Category) else _number(feature, values)
     seen: dict[int, object] = {}
     for value, number in zip(values, ids.tolist(), strict=True):
         if number in seen:
@@ -47,13 +49,12 @@ def feature_ids(schema: Schema, name: str, values: Sequence[bool | int | float |
     return ids
 
 
-def _category(feature: Category, values: Sequence[bool | int | float | str | None]) -> np.ndarray:
-    texts = []
-    for value in values:
-        if isinstance(value, float):
-            raise InputError(f"feature {feature.name}: {value!r} is no text or whole number")
-        # As Arrow writes truth values.
-        texts.append("" if value is None else str(value).lower() if isinstance(value, bool) else str(value))
+def _category(
+    feature: Category, values: Sequence[bool | int | float | str | None], spelled: bool
+) -> np.ndarray:
+    texts = [_text(value) for value in values]
+    if spelled:
+        texts = [spell(text) for text in texts]
     if feature.vocabulary is not None:
         unknown = [text for text in texts if text and text not in feature.vocabulary]
         if unknown:
@@ -62,6 +63,13 @@ def _category(feature: Category, values: Sequence[bool | int | float | str | Non
                 f"feature {feature.name}: {unknown[0]!r} is not in its vocabulary; allowed: {', '.join(allowed)}"
             )
     return category_ids(feature, tf.constant(texts, tf.string)).numpy().astype(np.int32)
+
+
+def _text(value: bool | int | float | str | None) -> str:
+    if isinstance(value, float):
+        return float_text(value)
+    # As Arrow writes truth values.
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _number(feature: Number, values: Sequence[bool | int | float | str | None]) -> np.ndarray:

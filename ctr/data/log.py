@@ -31,12 +31,14 @@ from ctr.data.json_files import json_bytes, parse_sealed, read_json_object, read
 from ctr.data.lost_intervals import intervals_in, published_intervals
 from ctr.data.parquet_files import IDS_COLUMN, cast_table, parquet_bytes, read_verified_parquet
 from ctr.data.row_order import check_order, key_at
-from ctr.data.schema import Schema
+from ctr.data.schema import Schema, differing_features
 from ctr.errors import InputError
 from ctr.files import check_output_folder, create_exclusively, file_sha256, is_temporary, write_atomic_bytes
 
 MAX_TIME_US = 2**62
 _FORMAT = 1
+# Of schema.json. The first one had the features alone: no rules of derived columns, and numbers as they were written.
+_SCHEMA_FORMAT, _FIRST_SCHEMA_FORMAT = 2, 1
 
 
 def shard_schema(schema: Schema) -> pa.Schema:
@@ -133,11 +135,12 @@ def check_log(folder: Path, schema: Schema) -> None:
     check_log_folder(folder)
     path = folder / "schema.json"
     if path.exists():
-        found = read_schema(folder).version
-        if found != schema.version:
+        found = read_schema(folder)
+        if found.version != schema.version:
+            differences = "; ".join(differing_features(found, schema)) or "written in another way"
             raise InputError(
-                f"{path}: this log was written under schema {found}, not {schema.version}: "
-                "features cannot change inside a log; write to another folder"
+                f"{path}: this log was written under schema {found.version}, not {schema.version} "
+                f"({differences:.300}): features cannot change inside a log; write to another folder"
             )
 
 
@@ -168,7 +171,8 @@ def create_log(folder: Path, schema: Schema) -> None:
 
 def schema_bytes(schema: Schema) -> bytes:
     """The content of a file that ``read_schema_file`` reads."""
-    return json_bytes({"format": _FORMAT, "version": schema.version, **schema.model_dump(mode="json")})
+    form = _FIRST_SCHEMA_FORMAT if schema.spelling == "text" else _SCHEMA_FORMAT
+    return json_bytes({"format": form, "version": schema.version, **schema.model_dump(mode="json")})
 
 
 def read_schema(folder: Path) -> Schema:
@@ -179,9 +183,12 @@ def read_schema(folder: Path) -> Schema:
 def read_schema_file(path: Path, absent: str) -> Schema:
     """The features in a file. Raises InputError: ``absent``, or that it is malformed or was changed by hand."""
     content = read_json_object(path, absent)
-    if content.pop("format", None) != _FORMAT:
-        raise InputError(f"{path}: this is not a log of format {_FORMAT}")
+    form = content.pop("format", None)
+    if form not in (_FIRST_SCHEMA_FORMAT, _SCHEMA_FORMAT):
+        raise InputError(f"{path}: this is not a log of format {_SCHEMA_FORMAT}")
     version = content.pop("version", None)
+    if form == _FIRST_SCHEMA_FORMAT:
+        content["spelling"] = "text"
     schema = parse_model(Schema, content, str(path))
     if schema.version != version:
         raise InputError(

@@ -9,47 +9,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ctr.config import StrictModel, parse_model, read_yaml
-from ctr.data.schema import Category, Feature, Number, Schema, Text, list_separators
+from ctr.data.derived import Column, Derived
+from ctr.data.durations import Duration, duration_us
+from ctr.data.schema import Category, Feature, Number, Schema, Text, make_schema
 from ctr.errors import InputError
 
-TIME_SOURCE = "time"
-"""What ``derive`` calls the parsed time of a row."""
-
-LONGEST = "36500d"
-"""No duration of a mapping is longer: sums of times and durations must fit into 64 bits."""
-
 FORMATS_FOLDER = Path(__file__).parent / "formats"
-
-_DURATION = re.compile(r"([1-9][0-9]{0,17})(us|ms|s|m|h|d)")
-_UNIT_US = {
-    "us": 1,
-    "ms": 1_000,
-    "s": 1_000_000,
-    "m": 60_000_000,
-    "h": 3_600_000_000,
-    "d": 86_400_000_000,
-}
-
-
-def duration_us(text: str) -> int:
-    """Microseconds of a duration such as ``30m`` or ``1d``. Raises ValueError when it is none."""
-    match = _DURATION.fullmatch(text)
-    if match is None:
-        raise ValueError("a duration is a whole number and a unit of us, ms, s, m, h, d, such as 30m")
-    return int(match[1]) * _UNIT_US[match[2]]
-
-
-def _check_duration(text: str) -> str:
-    if duration_us(text) > duration_us(LONGEST):
-        raise ValueError(f"{text} is longer than {LONGEST}")
-    return text
-
-
-Duration = Annotated[str, AfterValidator(_check_duration)]
-Column = Annotated[str, Field(min_length=1)]
 
 
 class DelimitedInput(StrictModel):
@@ -230,33 +198,6 @@ class Label(StrictModel):
         return self
 
 
-class Derived(StrictModel):
-    """A new raw column, made of the row's time or of another column.
-
-    ``part``: the hour of the day or the day of the week (Monday is 0) of the time. ``every``: the number of
-    whole periods of that length between 1970 and the time, so that what happens in one period has a value
-    of its own. ``prefix``: the first so many characters of a column. None of them: a copy.
-    """
-
-    source: Column = Field(alias="from")
-    part: Literal["hour", "weekday"] | None = None
-    every: Duration | None = None
-    prefix: int | None = Field(default=None, ge=1)
-
-    @model_validator(mode="after")
-    def _one_way(self) -> Self:
-        if sum(way is not None for way in (self.part, self.every, self.prefix)) > 1:
-            raise ValueError("part, every and prefix exclude each other")
-        if self.of_time and self.source != TIME_SOURCE:
-            raise ValueError(f"part and every are taken of the row's time: from: {TIME_SOURCE}")
-        return self
-
-    @property
-    def of_time(self) -> bool:
-        """Whether the value is made of the row's time, not of a column."""
-        return self.part is not None or self.every is not None
-
-
 class Mapping(StrictModel):
     """The whole mapping file."""
 
@@ -279,7 +220,7 @@ class Mapping(StrictModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        Schema(features=self.features)
+        make_schema(self.features, self.derive)
         for name, derived in self.derive.items():
             if derived.source in self.derive:
                 raise ValueError(f"derive.{name}: {derived.source} is itself derived")
@@ -296,7 +237,7 @@ class Mapping(StrictModel):
     @property
     def feature_schema(self) -> Schema:
         """The features of the log."""
-        return Schema(features=self.features)
+        return make_schema(self.features, self.derive)
 
     @property
     def interval_us(self) -> int:
@@ -330,7 +271,7 @@ class Mapping(StrictModel):
     @property
     def list_sources(self) -> dict[str, str | None]:
         """The sources of multivalent categories, with the separator of their values; None where there are several."""
-        return list_separators(self.features)
+        return self.feature_schema.list_separators
 
 
 def load_mapping(path: Path) -> Mapping:

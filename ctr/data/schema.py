@@ -2,20 +2,24 @@
 
 The schema is fixed when a log is written: its hash is the log's schema version. All features are
 categorical (FF section 2): whatever comes in leaves as row ids in ``[0, buckets)``. Id 0 is kept
-for "missing", so that a missing value has a meaning of its own.
+for "missing", so that a missing value has a meaning of its own. The schema has all that it takes to make
+these ids of raw values: also the rules of derived columns, and how categories spell numbers.
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from ctr.config import StrictModel, differing_keys
+from ctr.data.derived import TIME_COLUMN, Column, Derived
+from ctr.data.spelling import spell
 
 Tower = Literal["quality", "ui"]
+InputKind = Literal["text", "number", "time"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.\-]*$", max_length=100)]
 Buckets = Annotated[int, Field(ge=2, le=2**31 - 1)]
 
@@ -36,7 +40,9 @@ class FeatureBase(StrictModel):
 
 
 class Category(FeatureBase):
-    """A string or integer, hashed to ``buckets`` ids or looked up in a ``vocabulary``.
+    """A string or number, hashed to ``buckets`` ids or looked up in a ``vocabulary``.
+
+    Numbers are spelled as ``ctr.data.spelling`` says: 12.0 is 12.
 
     ``multivalent`` reads lists, or strings cut at ``separator``; of more than ``max_values`` values the
     last ones are kept (``keep: last``, for histories that grow at their end) or the first ones.
@@ -187,9 +193,48 @@ Feature = Annotated[Category | Number | Text | Cross, Field(discriminator="kind"
 
 
 class Schema(StrictModel):
-    """The features of a log, in the order in which they are stored."""
+    """The features of a log, in the order in which they are stored.
+
+    Attributes:
+        features: the features.
+        derive: by name, the rules of the sources that are made of other columns or of the row's time.
+        spelling: ``number``: categories spell 12.0 as 12 (``ctr.data.spelling``); ``text``: as it was written, which is
+            what logs of the first format did. These have no rules of derived columns either.
+    """
 
     features: tuple[Feature, ...] = Field(min_length=1)
+    derive: dict[Column, Derived] = {}
+    spelling: Literal["number", "text"] = "number"
+
+    @model_serializer(mode="wrap")
+    def _as_first_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = handler(self)
+        return {"features": content["features"]} if self.spelling == "text" else content
+
+    @model_validator(mode="after")
+    def _rules(self) -> Self:
+        if self.spelling == "text" and self.derive:
+            raise ValueError("derive: a log of the first format has no rules of derived columns")
+        for name, rule in self.derive.items():
+            if name not in self.sources:
+                raise ValueError(f"derive.{name}: no feature reads it")
+            if not rule.of_time and rule.source in self.derive:
+                raise ValueError(f"derive.{name}: {rule.source} is itself derived")
+        given = {self.column_of(name) for name in self.sources if not self._is_of_time(name)}
+        if any(map(self._is_of_time, self.sources)) and TIME_COLUMN in (given | self.derive.keys()):
+            raise ValueError(
+                f"{TIME_COLUMN}: the exported model takes the row's time under this name; "
+                "a column that is read must have another one"
+            )
+        for feature in self.features:
+            if isinstance(feature, Category) and feature.vocabulary and self.spells_numbers(feature.source):
+                for value in feature.vocabulary:
+                    if spell(value) != value:
+                        raise ValueError(
+                            f"feature {feature.name}: the vocabulary has {value!r}, "
+                            f"which categories spell {spell(value)!r}"
+                        )
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -249,6 +294,61 @@ class Schema(StrictModel):
         """The raw columns that the features read, each once."""
         return tuple(dict.fromkeys(f.source for f in self.features if not isinstance(f, Cross)))
 
+    def _is_of_time(self, source: str) -> bool:
+        return source in self.derive and self.derive[source].of_time
+
+    def column_of(self, source: str) -> str:
+        """The raw column that a source is made of, or is."""
+        return self.derive[source].column if source in self.derive else source
+
+    @property
+    def inputs(self) -> dict[str, InputKind]:
+        """The raw columns that the features are made of, each once, and how each is given.
+
+        ``time``: int64 microseconds; ``number``: a float32; ``text``: a string, which is also what a column is that
+        is read both as a number and as a category or text.
+        """
+        kinds: dict[str, InputKind] = {}
+        for feature in self.features:
+            if isinstance(feature, Cross):
+                continue
+            rule = self.derive.get(feature.source)
+            column = self.column_of(feature.source)
+            if rule is not None and rule.of_time:
+                kinds[column] = "time"
+            elif isinstance(feature, Number) and (rule is None or rule.is_copy):
+                kinds.setdefault(column, "number")
+            else:
+                kinds[column] = "text"
+        return kinds
+
+    @property
+    def list_separators(self) -> dict[str, str | None]:
+        """The raw columns that may hold lists, with the separator that joins them; None where features read several."""
+        found: dict[str, set[str]] = {}
+        for feature in self.features:
+            if isinstance(feature, Category) and feature.multivalent:
+                rule = self.derive.get(feature.source)
+                if rule is None or rule.is_copy or rule.cast == "text":
+                    found.setdefault(self.column_of(feature.source), set()).add(feature.separator)
+        return {column: next(iter(texts)) if len(texts) == 1 else None for column, texts in found.items()}
+
+    def spells_numbers(self, source: str) -> bool:
+        """Whether categories of a source spell 12.0 as 12."""
+        return self.spelling == "number" and not (
+            source in self.derive and self.derive[source].cast == "text"
+        )
+
+    def only(self, names: Iterable[str]) -> "Schema":
+        """The named features, and the parts of those that are crosses."""
+        wanted = set(names)
+        for name in tuple(wanted):
+            feature = self.by_name[name]
+            if isinstance(feature, Cross):
+                wanted.update(feature.of)
+        kept = [feature for feature in self.features if feature.name in wanted]
+        return make_schema(kept, self.derive, self.spelling)
+
     def canonical_json(self) -> str:
         """The schema as text that depends on nothing but its meaning."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
@@ -257,6 +357,17 @@ class Schema(StrictModel):
     def version(self) -> str:
         """The first 16 hexadecimal digits of the SHA-256 of the canonical text."""
         return hashlib.sha256(self.canonical_json().encode()).hexdigest()[:16]
+
+
+def make_schema(
+    features: Sequence[Feature],
+    derive: Mapping[str, Derived],
+    spelling: Literal["number", "text"] = "number",
+) -> Schema:
+    """A schema of some features and of those rules of derived columns that they read."""
+    sources = {feature.source for feature in features if not isinstance(feature, Cross)}
+    read = {name: derive[name] for name in sorted(derive) if name in sources}
+    return Schema(features=tuple(features), derive=read, spelling=spelling)
 
 
 def differing_features(before: Schema, now: Schema) -> list[str]:
@@ -270,6 +381,12 @@ def differing_features(before: Schema, now: Schema) -> list[str]:
             differences += [f"feature {name}: {key}" for key in keys]
     if [name for name in old if name in new] != [name for name in new if name in old]:
         differences.append(f"the order was {', '.join(old)}, is {', '.join(new)}")
+    rules = [
+        {name: rule.model_dump(mode="json") for name, rule in one.derive.items()} for one in (before, now)
+    ]
+    differences += [f"derived column {key}" for key in differing_keys(rules[0], rules[1])]
+    if before.spelling != now.spelling:
+        differences.append(f"categories were spelled as {before.spelling}, are as {now.spelling}")
     return differences
 
 
@@ -280,17 +397,10 @@ def feature_meanings(schema: Schema) -> dict[str, dict[str, Any]]:
         meaning = feature.model_dump(mode="json", exclude={"name", "width", "tower"})
         if isinstance(feature, Cross):
             meaning["of"] = {str(place): meanings[part] for place, part in enumerate(feature.of)}
+        elif feature.source in schema.derive:
+            meaning["derive"] = schema.derive[feature.source].model_dump(mode="json")
         meanings[feature.name] = meaning
     return meanings
-
-
-def list_separators(features: Iterable[Feature]) -> dict[str, str | None]:
-    """The sources that may hold lists, with the separator that joins them; None where features read several."""
-    found: dict[str, set[str]] = {}
-    for feature in features:
-        if isinstance(feature, Category) and feature.multivalent:
-            found.setdefault(feature.source, set()).add(feature.separator)
-    return {source: next(iter(texts)) if len(texts) == 1 else None for source, texts in found.items()}
 
 
 def is_multivalent(

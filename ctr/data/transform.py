@@ -4,6 +4,9 @@ The exported model takes raw strings and numbers, so what ingestion did must be 
 graph. Both ways therefore run the same functions (feature_ops.py): ``transform_tensors`` on every row,
 ``transform_table`` on the distinct values of each column, whose ids are then gathered with NumPy.
 
+Derived columns are there already in ingestion (``ctr.pipelines.raw_columns``), and inside the graph by the rules
+of the schema. Categories spell numbers in one way (``ctr.data.spelling``).
+
 Ids. Strings are hashed with FarmHash Fingerprint64 (``tf.strings.to_hash_bucket_fast``): missing is 0,
 everything else ``1 + fingerprint mod (buckets - 1)``; a vocabulary gives ``1..n``, and ``n + 1`` to other
 values. A number gives 0 when missing, else ``1 + count(edges <= x)`` in float32. A cross mixes the full
@@ -23,16 +26,21 @@ import tensorflow as tf
 from ctr.data.feature_ops import (
     category_ids,
     cross_ids,
+    derived_values,
     fingerprints,
     keep_values,
     number_ids,
+    number_of,
     row_numbers,
+    spell_numbers,
+    text_of,
     text_tokens,
 )
 from ctr.data.log import pack_ids, shard_schema
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.reader import LARGEST_WEIGHT
 from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text, is_multivalent
+from ctr.data.spelling import may_spell, text_array
 from ctr.errors import InputError
 
 Lists = tuple[np.ndarray, np.ndarray]
@@ -47,9 +55,10 @@ def transform_tensors(
     """The ids of all features of N rows, in pure graph operations without state.
 
     Args:
-        raw: one tensor for each source column: for a number, [N] of any numeric dtype, NaN where missing;
-            for a category or text, [N] strings (or integers, read as decimal text), empty where missing;
-            for a multivalent category also a RaggedTensor [N, None] of these.
+        raw: one tensor for each of ``schema.inputs``: of a number, [N] of any numeric dtype, NaN where missing;
+            of a text, [N] strings (or integers, read as decimal text), empty where missing; where a multivalent
+            category reads it also a RaggedTensor [N, None] of these; of the time, [N] int64 microseconds since
+            1970-01-01 UTC, negative where missing. Derived columns are made of these.
 
     Returns:
         int32 [N] for each single-valued feature, int32 RaggedTensor [N, None] for each multivalent one.
@@ -57,12 +66,13 @@ def transform_tensors(
     Raises:
         InputError: a source column is absent.
     """
-    for feature in schema.features:
-        if not isinstance(feature, Cross) and feature.source not in raw:
-            raise InputError(_absent(feature, list(raw)))
+    raw = _with_derived(schema, raw)
     ids: dict[str, tf.Tensor | tf.RaggedTensor] = {}
     prints: dict[str, tf.Tensor | tf.RaggedTensor] = {}
-    _hash_together([feature for feature in schema.features if _is_hashed(feature)], raw, ids, prints)
+    hashed: list[Any] = [feature for feature in schema.features if _is_hashed(feature)]
+    for spelled in (True, False):
+        alike = [feature for feature in hashed if schema.spells_numbers(feature.source) == spelled]
+        _hash_together(alike, spelled, raw, ids, prints)
     for feature in schema.features:
         if feature.name in ids:
             continue
@@ -71,7 +81,7 @@ def transform_tensors(
             continue
         value = raw[feature.source]
         if isinstance(feature, Number):
-            ids[feature.name] = number_ids(feature, tf.cast(value, tf.float32))
+            ids[feature.name] = number_ids(feature, number_of(value))
             prints[feature.name] = tf.cast(ids[feature.name], tf.uint64)
             continue
         strings = _strings(value)
@@ -84,6 +94,12 @@ def transform_tensors(
                 else tf.strings.split(strings, feature.separator)
             )
             strings = keep_values(feature, items, tf.not_equal(items.values, ""))
+        if isinstance(feature, Category) and schema.spells_numbers(feature.source):
+            strings = (
+                strings.with_values(spell_numbers(strings.values))
+                if isinstance(strings, tf.RaggedTensor)
+                else spell_numbers(strings)
+            )
         if isinstance(strings, tf.RaggedTensor):
             ids[feature.name] = strings.with_values(category_ids(feature, strings.values))
             prints[feature.name] = strings.with_values(fingerprints(strings.values))
@@ -93,8 +109,26 @@ def transform_tensors(
     return ids
 
 
+def _with_derived(
+    schema: Schema, raw: Mapping[str, tf.Tensor | tf.RaggedTensor]
+) -> dict[str, tf.Tensor | tf.RaggedTensor]:
+    """The columns that features read: those of ``raw``, and those that are made of them."""
+    numbers = {feature.source for feature in schema.features if isinstance(feature, Number)}
+    columns: dict[str, tf.Tensor | tf.RaggedTensor] = {}
+    for feature in schema.features:
+        if isinstance(feature, Cross) or feature.source in columns:
+            continue
+        name = feature.source
+        rule = schema.derive.get(name)
+        column = name if rule is None else rule.column
+        if column not in raw:
+            raise InputError(_absent(feature, list(raw), column))
+        columns[name] = raw[column] if rule is None else derived_values(rule, raw[column], name in numbers)
+    return columns
+
+
 def _strings(value: tf.Tensor | tf.RaggedTensor) -> tf.Tensor | tf.RaggedTensor:
-    return value if value.dtype == tf.string else tf.strings.as_string(value)
+    return value.with_values(text_of(value.values)) if isinstance(value, tf.RaggedTensor) else text_of(value)
 
 
 def _is_hashed(feature: Category | Number | Text | Cross) -> bool:
@@ -103,6 +137,7 @@ def _is_hashed(feature: Category | Number | Text | Cross) -> bool:
 
 def _hash_together(
     features: Sequence[Any],
+    spelled: bool,
     raw: Mapping[str, tf.Tensor],
     ids: dict[str, tf.Tensor | tf.RaggedTensor],
     prints: dict[str, tf.Tensor | tf.RaggedTensor],
@@ -111,6 +146,7 @@ def _hash_together(
     if not features:
         return
     strings = tf.stack([_strings(raw[feature.source]) for feature in features])
+    strings = spell_numbers(strings) if spelled else strings
     hashed = tf.reshape(fingerprints(tf.reshape(strings, [-1])), tf.shape(strings))
     buckets = tf.constant([[feature.buckets - 1] for feature in features], tf.uint64)
     numbers = 1 + tf.cast(tf.math.floormod(hashed, buckets), tf.int32)
@@ -145,12 +181,13 @@ class _Encoded:
 
     codes: np.ndarray  # int32 [rows], or [items] of a list column
     distinct: tf.Tensor  # strings; missing is empty; the empty string may stand twice
+    spell: bool  # whether a category may have to spell some in another way
     lengths: np.ndarray | None  # int32 [rows] of a list column
 
 
-def _absent(feature: Category | Number | Text, columns: Sequence[str]) -> str:
+def _absent(feature: Category | Number | Text, columns: Sequence[str], column: str) -> str:
     return (
-        f"feature {feature.name}: its source column {feature.source} is absent; "
+        f"feature {feature.name}: its source column {column} is absent; "
         f"the columns are {', '.join(columns) or '(none)'}"
     )
 
@@ -178,25 +215,22 @@ def _encode(feature: Category | Text, column: pa.ChunkedArray) -> _Encoded:
         column = column.cast(kind.value_type)
         kind = column.type
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
-    if not (text or whole or pa.types.is_null(kind)):
-        advice = "make it a number feature, or " if pa.types.is_floating(kind) and lengths is None else ""
+    number = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_floating(kind)
+    if not (text or number or pa.types.is_decimal(kind) or pa.types.is_null(kind)):
         raise InputError(
             f"feature {feature.name}: its source column {feature.source} is of type {kind}; a {feature.kind} reads "
-            f"strings, integers and booleans: {advice}convert the column to strings"
+            "strings, numbers and booleans: convert the column to strings"
         )
-    if not whole:
+    if not number:
         column = column.cast(pa.large_string())
     encoded = pc.dictionary_encode(column).unify_dictionaries()
-    distinct = (
-        encoded.chunk(0).dictionary.cast(pa.large_string())
-        if encoded.num_chunks
-        else pa.array([], pa.large_string())
-    )
+    distinct = pa.array([], pa.large_string())
+    if encoded.num_chunks:
+        distinct = pc.fill_null(text_array(encoded.chunk(0).dictionary), "").cast(pa.large_string())
     missing = len(distinct)  # one more distinct value, empty, stands for null
     codes = [pc.fill_null(chunk.indices, missing).to_numpy() for chunk in encoded.chunks]
     strings = _strings_tensor(pa.concat_arrays([distinct, pa.array([""], pa.large_string())]))
-    return _Encoded(np.concatenate([np.zeros(0, np.int32), *codes]), strings, lengths)
+    return _Encoded(np.concatenate([np.zeros(0, np.int32), *codes]), strings, may_spell(distinct), lengths)
 
 
 def _float_column(feature: Number, column: pa.ChunkedArray) -> np.ndarray:
@@ -235,7 +269,7 @@ class _Column:
     lengths: np.ndarray | None
 
 
-def _string_column(feature: Category | Text, source: _Encoded, crossed: bool) -> _Column:
+def _string_column(feature: Category | Text, source: _Encoded, spelled: bool, crossed: bool) -> _Column:
     lengths, codes, strings = source.lengths, source.codes, source.distinct
     if lengths is not None:
         assert isinstance(feature, Category)
@@ -251,6 +285,8 @@ def _string_column(feature: Category | Text, source: _Encoded, crossed: bool) ->
         strings = tokens.values
         places = np.arange(strings.shape[0], dtype=np.int32)
         codes, lengths = _gather_lists(places, tokens.row_lengths().numpy().astype(np.int32), codes)
+    if spelled and source.spell and isinstance(feature, Category):
+        strings = spell_numbers(strings)
     prints = fingerprints(strings).numpy()[codes] if crossed else None
     return _Column(category_ids(feature, strings).numpy()[codes], prints, lengths)
 
@@ -273,9 +309,10 @@ def transform_table(schema: Schema, table: pa.Table) -> tuple[np.ndarray, dict[s
     """The ids of all features of a table's N rows, equal to those of ``transform_tensors``.
 
     Args:
-        table: the source columns. Categories and text: strings, integers (as decimal text), booleans, or
-            dictionaries of them; multivalent categories also lists of these; numbers: any numeric type.
-            Null, NaN and the empty string are missing. Other columns are ignored.
+        table: the source columns, derived ones among them. Categories and text: strings, numbers and booleans
+            (which become text as ``ctr.data.spelling`` says), or dictionaries of them; multivalent categories also
+            lists of these; numbers: any numeric type. Null, NaN and the empty string are missing. Other columns are
+            ignored.
 
     Returns:
         int32 [N, F], the ids of the single-valued features in the schema's order (C-contiguous), and for
@@ -292,7 +329,7 @@ def transform_table(schema: Schema, table: pa.Table) -> tuple[np.ndarray, dict[s
             columns[feature.name] = _cross_column(feature, columns)
             continue
         if feature.source not in table.column_names:
-            raise InputError(_absent(feature, table.column_names))
+            raise InputError(_absent(feature, table.column_names, feature.source))
         column = table.column(feature.source)
         if isinstance(feature, Number):
             ids = number_ids(feature, tf.constant(_float_column(feature, column))).numpy()
@@ -300,7 +337,10 @@ def transform_table(schema: Schema, table: pa.Table) -> tuple[np.ndarray, dict[s
         else:
             if feature.source not in encoded:
                 encoded[feature.source] = _encode(feature, column)
-            columns[feature.name] = _string_column(feature, encoded[feature.source], feature.name in crossed)
+            spelled = schema.spells_numbers(feature.source)
+            columns[feature.name] = _string_column(
+                feature, encoded[feature.source], spelled, feature.name in crossed
+            )
     single = [columns[name].ids for name in schema.single_valued]
     matrix = np.stack(single, axis=1) if single else np.zeros((table.num_rows, 0), np.int32)
     lists = {name: (columns[name].ids, columns[name].lengths) for name in schema.multivalent}

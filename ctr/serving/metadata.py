@@ -62,7 +62,11 @@ def read_metadata(model: Path) -> dict[str, Any]:
 
 def model_schema(metadata: dict[str, Any], model: Path) -> Schema:
     """The features of a model. Raises InputError when they were changed by hand."""
-    return parse_model(Schema, metadata["schema"], str(model / EXTRA / FILE))
+    content = metadata["schema"]
+    if isinstance(content, dict):
+        # Exports of before there was a rule spell numbers as they are given.
+        content = {"spelling": "text", **content}
+    return parse_model(Schema, content, str(model / EXTRA / FILE))
 
 
 def check_files(model: Path, metadata: dict[str, Any]) -> None:

@@ -1,23 +1,31 @@
 """Raw values as Python has them, made into the columns that an exported model takes.
 
-A category or text is a string, bytes, an integer or a truth value (read as decimal text, ``true``, ``false``); None and
-the empty string are missing. A multivalent category is also a list of these, which is joined with the feature's
-separator. A number is a number; None and NaN are missing.
+A category or text is a string, bytes, a number or a truth value, which become text as ``ctr.data.spelling`` says;
+None, NaN and the empty string are missing. A multivalent category is also a list of these, which is joined with the
+feature's separator. A number is a number; None and NaN are missing. A time is a number of microseconds since
+1970-01-01 UTC, or a ``datetime`` or ``numpy.datetime64``, which is in UTC where it has no zone; None is missing.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
 
+from ctr.data.spelling import float_text
 from ctr.errors import InputError
 
 Texts = list[str | bytes]
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MISSING_TIME = -1
+
 
 def is_column(values: Any) -> bool:
     """Whether a value stands for rows; otherwise it is that of every row."""
-    return not (values is None or isinstance(values, str | bytes | bool | int | float | np.generic))
+    return not (
+        values is None or isinstance(values, str | bytes | bool | int | float | datetime | np.generic)
+    )
 
 
 def row_count(features: Mapping[str, Any]) -> int:
@@ -48,9 +56,12 @@ def as_list(values: Any, rows: int) -> list[Any]:
     """A column, or one value ``rows`` times, as a list."""
     if not is_column(values):
         return [values] * rows
-    return (
-        values if isinstance(values, list) else values.tolist() if hasattr(values, "tolist") else list(values)
-    )
+    if isinstance(values, list):
+        return values
+    if getattr(values, "dtype", None) in (np.float16, np.float32):
+        # As float64 they would have other digits.
+        return list(np.asarray(values))
+    return values.tolist() if hasattr(values, "tolist") else list(values)
 
 
 def make_texts(name: str, values: Sequence[Any], separator: str | None) -> Texts:
@@ -85,11 +96,13 @@ def _text(value: Any, separator: str | None) -> str | bytes:
         return "true" if value else "false"
     if isinstance(value, int | np.integer):
         return str(int(value))
+    if isinstance(value, float | np.floating):
+        return float_text(value)
     if isinstance(value, list | tuple | np.ndarray):
         if separator is None:
             raise ValueError("a list is allowed only for a multivalent category with one separator")
         return _joined(value, separator)
-    raise ValueError(f"{value!r:.80} is not allowed: a string, a whole number, true, false or nothing")
+    raise ValueError(f"{value!r:.80} is not allowed: a string, a number, true, false or nothing")
 
 
 def _joined(items: Iterable[Any], separator: str) -> bytes:
@@ -124,3 +137,40 @@ def make_numbers(name: str, values: Any, rows: int) -> np.ndarray:
             raise InputError(f"column {name}, row {row}: a whole number beyond all float64") from None
     with np.errstate(over="ignore"):
         return np.array(numbers, np.float64).astype(np.float32)
+
+
+def make_times(name: str, values: Any, rows: int) -> np.ndarray:
+    """A column of times, int64 [rows] microseconds since 1970-01-01 UTC, -1 where missing.
+
+    Raises:
+        InputError: a value that is no time, or one before 1970, with its row.
+    """
+    if isinstance(values, np.ndarray) and values.dtype.kind == "M":
+        values = list(values)
+    times = []
+    for row, value in enumerate(as_list(values, rows)):
+        try:
+            times.append(_microseconds(value))
+        except (ValueError, OverflowError) as error:
+            raise InputError(f"column {name}, row {row}: {error}") from None
+    return np.array(times, np.int64)
+
+
+def _microseconds(value: Any) -> int:
+    # Pandas' and NumPy's missing times do not equal themselves.
+    if value is None or (isinstance(value, datetime | np.datetime64) and value != value):
+        return _MISSING_TIME
+    if isinstance(value, np.datetime64):
+        found = int(value.astype("datetime64[us]").astype(np.int64))
+    elif isinstance(value, datetime):
+        aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+        found = (aware - _EPOCH) // timedelta(microseconds=1)
+    elif isinstance(value, int | np.integer) and not isinstance(value, bool):
+        found = int(value)
+    else:
+        raise ValueError(
+            f"{value!r:.80} is not allowed: microseconds since 1970-01-01 UTC, a datetime or nothing"
+        )
+    if not 0 <= found < 2**63:
+        raise ValueError(f"{value!r:.80} is not allowed: a time from 1970 on, in microseconds")
+    return found

@@ -24,7 +24,7 @@ from ctr.serving.scorer import Scorer
 
 Progress = Callable[[int], None]
 Part = tuple[pa.Table, pa.Table, list[dict[str, Any]]]
-"""Keys and source columns of N rows, texts as ``large_binary`` and numbers as float32; and rows set aside."""
+"""Keys and model inputs of N rows: texts ``large_binary``, numbers float32, the time int64; and rejected rows."""
 
 _BATCH_ROWS = 4096
 _GROUP_ROWS = 64 * 1024
@@ -127,7 +127,8 @@ def score_tables(
 
 
 def _column(column: pa.ChunkedArray) -> Any:
-    return column.to_numpy() if pa.types.is_floating(column.type) else column.to_pylist()
+    number = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
+    return column.to_numpy() if number else column.to_pylist()
 
 
 def _write(

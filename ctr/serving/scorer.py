@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctr.data.schema import list_separators
 from ctr.errors import InputError, one_line
 from ctr.serving.combine import probabilities, transfers_of
 from ctr.serving.metadata import check_files, find_model, model_schema, read_metadata
 from ctr.serving.model_check import check_model
-from ctr.serving.raw_values import as_list, make_numbers, make_texts, row_count
+from ctr.serving.raw_values import as_list, make_numbers, make_texts, make_times, row_count
 from ctr.serving.row_cache import RowCache
 
 
@@ -42,7 +41,7 @@ class Scorer:
         check_files(self.path, self.metadata)
         self.schema = model_schema(self.metadata, self.path)
         check_model(self.path)
-        self._separators = list_separators(self.schema.features)
+        self._separators = self.schema.list_separators
         self._cache: RowCache | None = None
         try:
             # Functions are held by the loaded object.
@@ -69,11 +68,11 @@ class Scorer:
         """Click probabilities, float32 [N], of N rows of raw values.
 
         Args:
-            features: for each source column of the schema a list or an array of N values, or one value, which is then
-                that of every row. Other columns are ignored.
+            features: for each input of the model (``schema.inputs``) a list or an array of N values, or one value,
+                which is then that of every row. Other columns are ignored.
 
         Raises:
-            InputError: a source is absent, lengths differ, or a value is not one of its kind.
+            InputError: an input is absent, lengths differ, or a value is not one of its kind.
         """
         return self.score(features)["p"]
 
@@ -145,7 +144,7 @@ class Scorer:
     def _columns(
         self, signature: str, features: Mapping[str, Any], texts_as_they_are: bool = False
     ) -> dict[str, Any]:
-        """The columns that a function needs: texts as lists, numbers as float32 arrays.
+        """The columns that a function takes: texts as lists, numbers as float32 arrays, times as int64 arrays.
 
         Texts are strings or bytes, or still anything that can be made such where ``texts_as_they_are``.
         """
@@ -153,7 +152,7 @@ class Scorer:
         absent = [source for source in function.columns.values() if source not in features]
         if absent:
             raise InputError(
-                f"{signature}: the column {absent[0]} is absent; needed are {', '.join(function.columns.values())}"
+                f"{signature}: the column {absent[0]} is absent; required are {', '.join(function.columns.values())}"
             )
         rows = row_count({source: features[source] for source in function.columns.values()})
         columns: dict[str, Any] = {}
@@ -163,11 +162,16 @@ class Scorer:
             columns[source] = column if plain else make_texts(source, column, self._separators.get(source))
         for source in function.numbers.values():
             columns[source] = make_numbers(source, features[source], rows)
+        for source in function.times.values():
+            columns[source] = make_times(source, features[source], rows)
         return columns
 
     def _make_tensors(self, signature: str, columns: Mapping[str, Any]) -> dict[str, tf.Tensor]:
         function = self._functions[signature]
-        tensors = {name: tf.constant(columns[source]) for name, source in function.numbers.items()}
+        tensors = {
+            name: tf.constant(columns[source])
+            for name, source in (*function.numbers.items(), *function.times.items())
+        }
         if function.texts:
             sources = list(function.texts.values())
             parts = tf.unstack(self._matrix(sources, [columns[source] for source in sources]))
@@ -193,6 +197,8 @@ def _hashable(column: Any) -> list[Any]:
     """A column's values as parts of a key; numbers by their bits, since NaN does not equal itself."""
     if not isinstance(column, np.ndarray):
         return column
+    if column.dtype == np.int64:
+        return column.tolist()
     return np.where(np.isnan(column), np.float32(np.nan), column).view(np.int32).tolist()
 
 
@@ -203,12 +209,14 @@ class _Function:
         columns: what each input is: its name -> a column of raw values or of ids.
         texts: those that are strings.
         numbers: those that are float32.
+        times: those that are int64.
     """
 
     def __init__(self, signature: Any, inputs: Mapping[str, Mapping[str, Any]]) -> None:
         self.columns = {name: described["column"] for name, described in inputs.items()}
         self.texts = {name: self.columns[name] for name in inputs if inputs[name]["dtype"] == "string"}
         self.numbers = {name: self.columns[name] for name in inputs if inputs[name]["dtype"] == "float32"}
+        self.times = {name: self.columns[name] for name in inputs if inputs[name]["dtype"] == "int64"}
         self._signature = signature
         specs = signature.structured_input_signature[1]
         told = {name: described["dtype"] for name, described in inputs.items()}

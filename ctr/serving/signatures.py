@@ -1,7 +1,8 @@
 """The functions of an exported model: from raw strings and numbers, or from ids, to predictions.
 
 ``predict(features)``
-    raw columns -> ``p`` and ``logit``.
+    raw columns -> ``p`` and ``logit``. Derived columns are made inside: of other columns, or of the time of the row,
+    ``time_us``.
 ``quality(features)``, ``ui(features)``, ``combine(Q, U)``
     of a factorized model: ``Q`` and ``U``, [N, components, K], and of these ``p`` and ``logit``. A tower takes the
     columns that its own features need. One row of Q goes with any number of rows of U, and the other way round.
@@ -20,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctr.data.feature_ops import row_numbers
-from ctr.data.schema import Cross, Number, Schema
+from ctr.data.schema import InputKind, Schema
 from ctr.data.transform import transform_tensors
 from ctr.models.click_model import ClickModel, TowerInput, ensemble_logit
 from ctr.models.embeddings import look_up, tower_inputs
@@ -31,6 +32,7 @@ Ids = Mapping[str, tf.Tensor | tf.RaggedTensor]
 """By feature, int32 [N], or RaggedTensor [N, None] of a multivalent one."""
 
 PACKED_IDS = "ids"
+_INPUT_TYPES: Mapping[InputKind, tf.DType] = {"text": tf.string, "number": tf.float32, "time": tf.int64}
 
 
 @dataclass(frozen=True)
@@ -77,23 +79,13 @@ def _plain_name(source: str) -> str:
     return f"{name}_" if keyword.iskeyword(name) or name == "self" else name
 
 
-def needed_schema(schema: Schema, names: Iterable[str]) -> Schema:
-    """The named features, and the parts of those that are crosses."""
-    wanted = set(names)
-    for name in tuple(wanted):
-        feature = schema.by_name[name]
-        if isinstance(feature, Cross):
-            wanted.update(feature.of)
-    return Schema(features=tuple(feature for feature in schema.features if feature.name in wanted))
-
-
 def serving_signatures(snapshot: Snapshot) -> dict[str, Signature]:
     """The functions of a model by their names."""
     schema, network = snapshot.schema, snapshot.network
     store_as_computed(network)
     alpha2 = tf.constant(snapshot.alpha2, tf.float32)
-    # Of all columns, so that one has the same name in every function.
-    names = input_names(schema.sources)
+    # Of all columns, so that one has the same name and type in every function.
+    names, kinds = input_names(schema.inputs), schema.inputs
 
     def inputs_of(ids: Ids, tower: str | None = None) -> dict[str, TowerInput]:
         chosen = [
@@ -117,14 +109,14 @@ def serving_signatures(snapshot: Snapshot) -> dict[str, Signature]:
         return _outputs(network.combine(made["Q"], made["U"]))
 
     signatures = {
-        "predict": _raw_signature(schema, names, scores),
+        "predict": _raw_signature(schema, names, kinds, scores),
         "predict_ids": _packed_signature(schema, scores),
     }
     if (factors := snapshot.config.model.factorized) is not None:
         for tower, function in (("quality", quality), ("ui", ui)):
             own = [layout for layout in snapshot.layouts if layout.tower == tower]
-            needed = needed_schema(schema, [feature.name for layout in own for feature in layout.features])
-            signatures[tower] = _raw_signature(needed, names, function)
+            needed = schema.only(feature.name for layout in own for feature in layout.features)
+            signatures[tower] = _raw_signature(needed, names, kinds, function)
         shape = [None, network.components, factors.width + 2]
         specs = {name: tf.TensorSpec(shape, name=name) for name in ("Q", "U")}
         signatures["combine"] = Signature(_graph_function(combine, specs), {"Q": "Q", "U": "U"})
@@ -152,13 +144,15 @@ def _graph_function(function: Callable[..., Any], specs: Mapping[str, tf.TensorS
 
 
 def _raw_signature(
-    schema: Schema, all_names: Mapping[str, str], compute: Callable[[Ids], dict[str, tf.Tensor]]
+    schema: Schema,
+    all_names: Mapping[str, str],
+    kinds: Mapping[str, InputKind],
+    compute: Callable[[Ids], dict[str, tf.Tensor]],
 ) -> Signature:
-    names = {name: source for name, source in all_names.items() if source in schema.sources}
-    numbers = {feature.source for feature in schema.features if isinstance(feature, Number)}
+    inputs = schema.inputs
+    names = {name: source for name, source in all_names.items() if source in inputs}
     specs = {
-        name: tf.TensorSpec([None], tf.float32 if source in numbers else tf.string, name=name)
-        for name, source in names.items()
+        name: tf.TensorSpec([None], _INPUT_TYPES[kinds[source]], name=name) for name, source in names.items()
     }
 
     def function(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:

@@ -127,8 +127,8 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
         rows: list[tf.Tensor],
         ramps: dict[str, tf.Tensor],
         duals: list[tf.Tensor],
-    ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-        """Logits, slices and loss, and the gradients to learn by, of rows and of dense weights."""
+    ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor, tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+        """Logits, slices, loss and its terms, and the gradients to learn by, of rows and of dense weights."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(rows)
             tape.watch(state.dense)
@@ -151,7 +151,7 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
         if optimizer.embeddings.gradient == "sum":
             total_weight = normalizer(objective, targets)
             row_gradients = [gradient * total_weight for gradient in row_gradients]
-        return logit, slices, loss, row_gradients, dense_gradients
+        return logit, slices, loss, terms, row_gradients, dense_gradients
 
     def step(
         targets: dict[str, tf.Tensor], plans: list[dict[str, tf.Tensor]], ramps: dict[str, tf.Tensor]
@@ -159,7 +159,7 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
         # The sums, too, here, where there is time for it beside the products.
         rows, row_sums = gather(state.tables, plans), gather(state.row_accumulators, plans)
         duals = [dual.read_value() for dual in state.duals]
-        logit, slices, loss, row_gradients, dense_gradients = differentiate(
+        logit, slices, loss, terms, row_gradients, dense_gradients = differentiate(
             targets, plans, rows, ramps, duals
         )
         seen = [weights.read_value() for weights in state.slices_seen]

@@ -29,9 +29,9 @@ from apache_beam.transforms.window import FixedWindows, TimestampedValue
 from apache_beam.utils.timestamp import Duration, Timestamp
 from apache_beam.utils.windowed_value import PaneInfoTiming
 
+from ctr.data.durations import duration_us
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import list_intervals, parse_manifest, publish_manifest
-from ctr.data.mapping import duration_us
 from ctr.errors import InputError
 from ctr.files import write_atomic_bytes
 from ctr.pipelines.chunks import Chunk

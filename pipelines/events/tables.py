@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ctr.data.durations import duration_us
 from ctr.data.event_mapping import EventMapping, EventSource
 from ctr.data.log import shard_schema
-from ctr.data.mapping import duration_us
 from ctr.data.reader import FAULTS, rows_of_table
 from ctr.data.transform import pack_table
 from ctr.errors import InputError
@@ -160,7 +160,7 @@ def _pack_raw(
     mapping: EventMapping, keys: dict[str, np.ndarray], columns: Columns, verdict: Verdict
 ) -> tuple[pa.Table, np.ndarray]:
     schema = mapping.feature_schema
-    add_derived(mapping.impressions.derive, columns, keys["query_time"])
+    add_derived(mapping.impressions.derive, columns, keys["query_time"], verdict)
     check_numbers(mapping.number_sources, columns, verdict)
     tables = [pa.table(keys), pa.table({name: columns[name] for name in schema.sources})]
     if not verdict.good.all():

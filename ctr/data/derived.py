@@ -1,0 +1,71 @@
+"""Columns that are made of a row's time or of another column, by rules that a log's schema keeps.
+
+Ingestion applies a rule to its columns (``ctr.pipelines.raw_columns``), the exported model to the raw values that it is
+given (``ctr.data.feature_ops``).
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from ctr.config import StrictModel
+from ctr.data.durations import Duration, duration_us
+from ctr.data.spelling import Cast
+
+TIME_SOURCE = "time"
+"""What a rule calls the parsed time of a row."""
+
+TIME_COLUMN = "time_us"
+"""The raw column of that time: int64 microseconds since 1970-01-01 UTC. Before 1970 it is missing."""
+
+Column = Annotated[str, Field(min_length=1)]
+
+
+class Derived(StrictModel):
+    """A new raw column, made of the row's time or of another column.
+
+    ``part``: the hour of the day or the day of the week (Monday is 0) of the time, in UTC. ``every``: the number of
+    whole periods of that length between 1970 and the time, so that what happens in one period has a value
+    of its own. ``prefix``: the first so many characters of a column, as a category spells it. ``cast``: how the column
+    is spelled (``ctr.data.spelling``). None of them: a copy.
+    """
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    source: Column = Field(alias="from")
+    part: Literal["hour", "weekday"] | None = None
+    every: Duration | None = None
+    prefix: int | None = Field(default=None, ge=1)
+    cast: Cast | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if sum(way is not None for way in (self.part, self.every, self.prefix, self.cast)) > 1:
+            raise ValueError("part, every, prefix and cast exclude each other")
+        if self.of_time and self.source != TIME_SOURCE:
+            raise ValueError(f"part and every are taken of the row's time: from: {TIME_SOURCE}")
+        return self
+
+    @property
+    def of_time(self) -> bool:
+        """Whether the value is made of the row's time, not of a column."""
+        return self.part is not None or self.every is not None
+
+    @property
+    def column(self) -> str:
+        """The raw column that the value is made of."""
+        return TIME_COLUMN if self.of_time else self.source
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the column's values stay as they are."""
+        return not self.of_time and self.prefix is None and self.cast is None
+
+    @property
+    def periods(self) -> tuple[int, int, int]:
+        """Of a time: length in microseconds, shift and count of ``(time // length + shift) % count``; count 0: all."""
+        if self.part is not None:
+            # 1970-01-01 was a Thursday; Monday is 0.
+            return (duration_us("1h"), 0, 24) if self.part == "hour" else (duration_us("1d"), 3, 7)
+        assert self.every is not None
+        return (duration_us(self.every), 0, 0)

@@ -1,0 +1,36 @@
+"""Durations as configurations write them: a whole number and a unit, such as ``30m``."""
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+LONGEST = "36500d"
+"""No duration of a mapping is longer: sums of times and durations must fit into 64 bits."""
+
+_DURATION = re.compile(r"([1-9][0-9]{0,17})(us|ms|s|m|h|d)")
+_UNIT_US = {
+    "us": 1,
+    "ms": 1_000,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+}
+
+
+def duration_us(text: str) -> int:
+    """Microseconds of a duration such as ``30m`` or ``1d``. Raises ValueError when it is none."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ValueError("a duration is a whole number and a unit of us, ms, s, m, h, d, such as 30m")
+    return int(match[1]) * _UNIT_US[match[2]]
+
+
+def _check_duration(text: str) -> str:
+    if duration_us(text) > duration_us(LONGEST):
+        raise ValueError(f"{text} is longer than {LONGEST}")
+    return text
+
+
+Duration = Annotated[str, AfterValidator(_check_duration)]
