@@ -261,7 +261,7 @@ def test_sample_tells_what_it_kept_and_a_second_time_the_same(place, capfd):
     assert 0 < non_clicks["kept"] < non_clicks["rows"]
     assert main(SAMPLE) == 0
     text = capfd.readouterr().out
-    assert text.startswith("log/sidecars/half: 90 rows in, 1 intervals written\n")
+    assert text.startswith("log/sidecars/half: 90 rows in, 1 partitions written\n")
     line = next(line for line in text.splitlines() if "non_clicks" in line)
     assert line.split() == [
         "non_clicks",

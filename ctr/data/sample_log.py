@@ -119,7 +119,7 @@ def _open_source(log: Path, config: SamplingConfig, progress: Progress | None) -
     schema, manifests = read_schema(log), read_manifests(log)
     if not any(config.time_range.selects(manifest) for manifest in manifests):
         reach = (
-            f"its intervals reach from {_iso(manifests[0].start)} to {_iso(manifests[-1].end)}"
+            f"its partitions reach from {_iso(manifests[0].start)} to {_iso(manifests[-1].end)}"
             if manifests
             else "it has no interval"
         )
@@ -233,7 +233,7 @@ def write_decisions(
         columns = {"example_id": ids, "weight": weight, "keep_probability": probability, "kept": kept}
         table = pa.table({column: np.concatenate(parts) for column, parts in columns.items()})
         write_sidecar_interval(log, name, manifest, table)
-        result.intervals += 1
+        result.partitions += 1
     return result
 
 
@@ -288,7 +288,7 @@ def write_sampled_log(
         counters = {"rows_before_sampling": manifest.rows, **manifest.counters}
         counters["faulty_rows_dropped"] = counters.get("faulty_rows_dropped", 0) + result.faulty - faulty
         published = publish_interval(out, schema, manifest.start, manifest.end, kept, counters)
-        result.intervals += 1
+        result.partitions += 1
         for other in sidecars:
             if (sidecar_folder(log, other) / f"{manifest.name}.json").is_file():
                 table = read_sidecar_interval(log, other, manifest)

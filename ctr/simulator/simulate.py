@@ -59,7 +59,7 @@ class Counts:
     queries: int = 0
     answered: int = 0
     clicks: int = 0
-    intervals: int = 0
+    partitions: int = 0
     randomized: int = 0
     revenue: float = 0.0
     expected_clicks: float = field(default=0.0, repr=False)
@@ -196,7 +196,7 @@ def publish_day(
     counts.examples += manifest.rows
     counts.answered += manifest.queries
     counts.clicks += manifest.clicks
-    counts.intervals += 1
+    counts.partitions += 1
     counts.randomized += len(apart[0])
     rows, truth, auction = logged
     clicked = rows.column("label").to_numpy() > 0

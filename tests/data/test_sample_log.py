@@ -167,7 +167,7 @@ def test_the_sidecar_holds_the_decisions_on_every_row(log):
     assert np.array_equal(found["keep_probability"], probability.astype(np.float32))
     assert np.array_equal(found["weight"], np.where(found["kept"], 1 / probability, 0).astype(np.float32))
     assert 0 < found["kept"].mean() < 1
-    assert (result.rows, result.intervals, result.faulty, result.outside_time_range) == (150, 4, 0, 0)
+    assert (result.rows, result.partitions, result.faulty, result.outside_time_range) == (150, 4, 0, 0)
     assert list_sidecars(log) == ["part", "quarter", "teacher"]
 
 
@@ -199,7 +199,7 @@ def test_counts_are_those_of_the_sidecar(log):
         }
     text = result.as_text()
     assert all(name in text for name in masks)
-    assert "150 rows in, 4 intervals written" in text
+    assert "150 rows in, 4 partitions written" in text
 
 
 def test_the_same_command_again_gives_the_same_bytes(log, tmp_path):
@@ -207,7 +207,7 @@ def test_the_same_command_again_gives_the_same_bytes(log, tmp_path):
     first = contents(log)
     result = write_decisions(log, "quarter", make_config(**ALL_RULES))
     assert contents(log) == first
-    assert result.intervals == 4
+    assert result.partitions == 4
     # And beside a copy of the log, with other shards: the decisions follow from the rows.
     other = tmp_path / "other"
     for interval in range(4):
@@ -263,7 +263,7 @@ def test_intervals_that_were_added_since_are_sampled(tmp_path):
         publish(log, interval)
         result = write_decisions(log, "half", config)
         small = write_sampled_log(log, "half", config, tmp_path / "small")
-        assert result.intervals == small.intervals == interval + 1
+        assert result.partitions == small.partitions == interval + 1
     kept = decisions_of(log, "half")["kept"]
     assert np.array_equal(column(tmp_path / "small", "example_id"), column(log, "example_id")[kept])
 
@@ -529,7 +529,7 @@ def test_a_time_range(log, tmp_path):
 def test_nothing_inside_the_time_range(log):
     late = make_config(time_range={"start": "2026-01-05"})
     message = (
-        "nothing inside time_range: its intervals reach from 1970-01-01T00:00:00Z to 1970-01-01T00:00:04Z"
+        "nothing inside time_range: its partitions reach from 1970-01-01T00:00:00Z to 1970-01-01T00:00:04Z"
     )
     with pytest.raises(InputError, match=message):
         write_decisions(log, "s", late)

@@ -274,7 +274,7 @@ def test_a_busy_day_is_written_hour_by_hour(tmp_path: Path) -> None:
     # Its queries are served in several parts, and hours are written before the day is over.
     config = settings(examples=90_000, queries_per_day=60_000)
     counts = simulate(config, tmp_path / "log", events=tmp_path / "events")
-    assert counts["intervals"] == 1
+    assert counts["partitions"] == 1
     assert counts["queries"] > 17_000
     table = events_of(tmp_path / "events", "impressions")
     assert len(table) == counts["delivered_impressions"]

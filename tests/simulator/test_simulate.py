@@ -53,7 +53,7 @@ def test_the_same_seed_gives_the_same_bytes(log: Path, tmp_path: Path) -> None:
     for name, attribute in (("examples", "rows"), ("answered", "queries"), ("clicks", "clicks")):
         assert counts[name] == sum(getattr(manifest, attribute) for manifest in manifests)
     assert counts["examples"] == 3_000
-    assert counts["intervals"] == len(manifests) > 2
+    assert counts["partitions"] == len(manifests) > 2
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"drift": 0.1}, {"base_ctr": 0.2}])
@@ -198,7 +198,7 @@ def test_randomized_traffic_can_be_kept_out_of_the_log(tmp_path: Path) -> None:
         make_world(config.world),
         last[0].column("query_id").to_numpy().max() % QUERIES_PER_DAY_LIMIT + 1,
     )
-    served = [~draw_queries(config.world, world, day).randomized for day in range(counts["intervals"])]
+    served = [~draw_queries(config.world, world, day).randomized for day in range(counts["partitions"])]
     served[-1] = served[-1][:end]
     assert counts["queries"] == sum(int(one.sum()) for one in served)
     assert counts["ads_per_query"] == pytest.approx(3_000 / counts["queries"])
@@ -206,7 +206,7 @@ def test_randomized_traffic_can_be_kept_out_of_the_log(tmp_path: Path) -> None:
 
 def test_whole_days_are_written_when_days_are_asked_for(log: Path, tmp_path: Path) -> None:
     counts = simulate(small(examples=None, days=2), tmp_path / "days")
-    assert counts["intervals"] == 2
+    assert counts["partitions"] == 2
     assert counts["queries"] == 400
     assert read_manifests(tmp_path / "days") == read_manifests(log)[:2]
 

@@ -146,15 +146,15 @@ def test_a_log_that_appears_and_grows_gives_the_bits_of_one_pass(
     told = lines(run)
     assert sum(line["rows"] for line in told) == told[-1]["position"] == stopped.position
     assert told[-1]["waiting"] == stopped.waiting and told[-1]["published_through"] == 240_000
-    listed = [tuple(one[:2]) for line in told for one in line["intervals"]]
+    listed = [tuple(one[:2]) for line in told for one in line["partitions"]]
     through = told[-1]["trained_through"]
     times = short.table.column("query_time").to_numpy()
     trained = [
         (one.start, one.end) for one in manifests if one.rows and times[times < one.end].max() <= through
     ]
     assert listed == trained and 6 < len(listed) < INTERVALS
-    assert all(0 <= second < 60 for line in told for _, _, second in line["intervals"])
-    assert {len(line["intervals"]) for line in told} >= {1}
+    assert all(0 <= second < 60 for line in told for _, _, second in line["partitions"])
+    assert {len(line["partitions"]) for line in told} >= {1}
 
 
 @pytest.mark.slow
