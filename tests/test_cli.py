@@ -122,7 +122,7 @@ def test_wrong_usage_exits_with_2(capsys, arguments):
         ("batch: {rowz: 5}", ["config run.yaml: batch.rowz: unknown key; allowed: max_query_rows, rows"]),
         ("seed: [1", ["config run.yaml: not YAML"]),
         ("- 1", ["config run.yaml: a mapping of keys to values is expected, received list"]),
-        ("model: {widths: {b: 3}}", ["model.widths names b, which is no feature of the log; allowed: a"]),
+        ("model: {widths: {b: 3}}", ["model.widths names b, which is not a feature of the log; allowed: a"]),
         ("metrics: {slices: [b]}", ["metrics.slices names b", "allowed: a"]),
     ],
 )

@@ -115,14 +115,14 @@ def _begin_folder(config: SimulatorConfig, folder: Path) -> None:
     """Makes a folder one for the events of this simulation, or checks that it is one."""
     path = folder / EVENTS_FILE
     if folder.is_dir() and not path.is_file() and not all(map(is_temporary, folder.iterdir())):
-        raise InputError(f"{folder}: neither empty nor events of ctr simulate: another folder is needed")
+        raise InputError(f"{folder}: neither empty nor events of ctr simulate: use another output directory")
     if not create_exclusively(path, dump_yaml(config).encode()):
         found = load_record(SimulatorConfig, path, "events")
         if found != config:
             differences = differing_keys(found.model_dump(mode="json"), config.model_dump(mode="json"))
             raise InputError(
                 f"{path}: these events are of another simulation: its {'; '.join(differences)}; "
-                "another folder is needed"
+                "use another output directory"
             )
     for place in (folder, *(folder / kind for kind in KINDS)):
         remove_temporaries(place)

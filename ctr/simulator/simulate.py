@@ -100,7 +100,7 @@ def simulate(
         InputError: a folder holds something else, for example the log of another world.
     """
     if randomized is not None and randomized.resolve() == out.resolve():
-        raise InputError(f"{randomized}: is the log itself; the randomized traffic needs a folder of its own")
+        raise InputError(f"{randomized}: is the log itself; use another folder for the randomized traffic")
     world = make_world(config.world)
     folders = [folder for folder in (out, randomized) if folder is not None]
     for folder in folders:
@@ -133,7 +133,7 @@ def begin_log(config: WorldConfig, folder: Path) -> None:
         old, new = getattr(found, name), getattr(config, name)
         if old != new:
             raise InputError(
-                f"{path}: this log is of another world: its {name} is {old}, not {new}; another folder is needed"
+                f"{path}: this log is of another world: its {name} is {old}, not {new}; use another output directory"
             )
 
 

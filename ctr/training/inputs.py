@@ -146,7 +146,7 @@ def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:
     if not log.rows:
         raise InputError(f"{where}{path}: the log has no rows")
     if not any(time_range.selects(manifest) for manifest in log.manifests):
-        raise InputError(f"{where}{path}: no interval of the log has any time in common with time_range")
+        raise InputError(f"{where}{path}: no partition of the log overlaps time_range")
     return log
 
 
@@ -154,7 +154,7 @@ def _check_slices(schema: Schema, config: TrainConfig) -> None:
     for name in config.metrics.slices:
         if name not in schema.single_valued:
             raise InputError(
-                f"config: metrics.slices names {name}, which is no single-valued feature of the log; "
+                f"config: metrics.slices names {name}, which is not a single-valued feature of the log; "
                 f"allowed: {', '.join(schema.single_valued)}"
             )
 

@@ -98,24 +98,26 @@ def read_launch(run: Path) -> dict[str, Any] | None:
 
 def _is_new(run: Path, source: Path) -> bool:
     if run.resolve() == source.resolve():
-        raise InputError(f"--init-from {source}: this is the run directory itself; another --out is needed")
+        raise InputError(f"--init-from {source}: this is the run directory itself; use another --out")
     if (begun := read_launch(run)) is not None:
         if begun.get("run") != str(source.resolve()):
             raise InputError(
-                f"{run} was begun from {begun.get('run')}, not from {source}: without --init-from it is resumed; "
-                "use another folder to begin anew"
+                f"{run} was started from {begun.get('run')}, not from {source}: "
+                "run without --init-from to resume it, or use another output directory"
             )
         return False
     if (run / "config.yaml").exists():
-        raise InputError(f"{run} was begun without --init-from: use another folder to begin from {source}")
+        raise InputError(
+            f"{run} was started without --init-from: use another output directory to start from {source}"
+        )
     if run.exists() and not (run.is_dir() and not any(run.iterdir())):
-        raise InputError(f"{run} is neither empty nor a run directory: another folder is needed")
+        raise InputError(f"{run} is neither empty nor a run directory: use another output directory")
     return True
 
 
 def _read_old(folder: Path) -> _Old:
     if not (folder / "config.yaml").is_file():
-        raise InputError(f"--init-from {folder}: this is no run directory: it has no config.yaml")
+        raise InputError(f"--init-from {folder}: not a run directory: it has no config.yaml")
     config = load_record(TrainConfig, folder / "config.yaml", "config")
     schema = read_run_schema(folder)
     layouts = config.model.table_layouts(schema)
@@ -132,7 +134,9 @@ def _read_old(folder: Path) -> _Old:
     except (KeyError, TypeError, ValueError) as error:
         raise _not_its_own(folder, error) from None
     if not position.trained_examples and position.learned_until is None:
-        raise InputError(f"--init-from {folder}: the run has not learned from anything yet; begin without it")
+        raise InputError(
+            f"--init-from {folder}: the run has not learned anything yet; start without --init-from"
+        )
     if broken is not None:
         raise InputError(
             f"--init-from {folder}: the newest checkpoint, of row {position.examples}, is not sound: {broken}"
@@ -212,9 +216,9 @@ def _take(
     features, kept = take_rows(arrays, old.arrays, *sides)
     if not any(entry.status in ("taken", "partly") for entry in features):
         raise InputError(
-            f"--init-from {source}: no feature of the log is what it was in this run ("
+            f"--init-from {source}: no feature of the log is the same as in this run ("
             + "; ".join(f"{entry.name}: {entry.why}" for entry in features)
-            + "), so that nothing could be taken: begin without it"
+            + "), so nothing could be taken over: start without --init-from"
         )
     weights, moves = take_weights(arrays, old.arrays, *sides, kept)
     statuses, why = take_optimizer(arrays, old.arrays, *sides, moves)
@@ -245,5 +249,5 @@ def _publish(folder: Path, run: Path) -> None:
     try:
         folder.rename(run.resolve())
     except OSError as error:
-        raise InputError(f"{run}: cannot be begun: {error}") from None
+        raise InputError(f"{run}: cannot be created: {error}") from None
     sync_folder(run.resolve().parent)

@@ -272,7 +272,7 @@ def test_one_name_is_one_configuration(log):
     write_decisions(log, "half", make_config(non_click_rate=0.5))
     before = contents(log)
     with pytest.raises(
-        InputError, match=r"half was begun under another configuration \(non_click_rate was 0\.5, is 0\.4\)"
+        InputError, match=r"half was started with another configuration \(non_click_rate was 0\.5, is 0\.4\)"
     ):
         write_decisions(log, "half", make_config(non_click_rate=0.4))
     with pytest.raises(InputError, match=r"salt was '1', is '2'"):
@@ -358,10 +358,14 @@ def test_sidecars_are_carried_along(log, tmp_path):
 def test_other_folders_are_left_alone(log, tmp_path):
     config = make_config(non_click_rate=0.5)
     before = contents(log)
-    with pytest.raises(InputError, match="is a log that no sampling made: another folder is needed"):
+    with pytest.raises(
+        InputError, match="is a log that was not made by sampling: use another output directory"
+    ):
         write_sampled_log(log, "half", config, log)
     other = shutil.copytree(log, tmp_path / "other")
-    with pytest.raises(InputError, match="is a log that no sampling made: another folder is needed"):
+    with pytest.raises(
+        InputError, match="is a log that was not made by sampling: use another output directory"
+    ):
         write_sampled_log(log, "half", config, other)
     (tmp_path / "filled").mkdir()
     (tmp_path / "filled" / "x").touch()
@@ -384,7 +388,7 @@ def test_a_salt_is_used_once(log, tmp_path):
     write_sampled_log(log, "half", half, small)
     assert [(one.name, one.config) for one in applied_samplings(small)] == [("half", half)]
     assert applied_samplings(log) == ()
-    message = "small was made by the sampling half with the same salt '1'.*another salt is needed"
+    message = "small was made by the sampling half with the same salt '1'.*use another salt"
     with pytest.raises(InputError, match=message):
         write_decisions(small, "more", make_config(non_click_rate=0.4))
     with pytest.raises(InputError, match=message):
@@ -434,12 +438,12 @@ def test_low_visibility_by_raw_values(log, feature, values, holds):
 @pytest.mark.parametrize(
     ("feature", "values", "message"),
     [
-        ("position", [1], "position is no feature of the log; allowed: place, device, height"),
+        ("position", [1], "position is not a feature of the log; allowed: place, device, height"),
         ("words", ["w1"], "words is a text"),
         ("place_device", [1], "place_device is a cross"),
         ("place", [3, 5], "'5' is not in its vocabulary; allowed: 1, 2, 3, 4"),
-        ("place", [1.5], "1.5 is no text or whole number"),
-        ("height", ["tall"], "'tall' is no number"),
+        ("place", [1.5], "1.5 is not a text or a whole number"),
+        ("height", ["tall"], "'tall' is not a number"),
     ],
 )
 def test_values_that_the_log_does_not_have(log, feature, values, message):
@@ -534,7 +538,7 @@ def test_nothing_inside_the_time_range(log):
     with pytest.raises(InputError, match=message):
         write_decisions(log, "s", late)
     create_log(log.parent / "bare", SCHEMA)
-    with pytest.raises(InputError, match="it has no interval"):
+    with pytest.raises(InputError, match="it has no partition"):
         write_decisions(log.parent / "bare", "s", make_config())
     with pytest.raises(InputError, match="is not an example log"):
         write_decisions(log.parent / "nowhere", "s", make_config())

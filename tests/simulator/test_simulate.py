@@ -232,8 +232,8 @@ def test_the_base_rate_is_met(tmp_path: Path, base_ctr: float) -> None:
         ({"candidates": 5}, "slots 6 are more than candidates 5"),
         ({"slots": 33}, "slots: 33 is not allowed"),
         ({"words": 3}, "each of the 5 topics needs a word of its own"),
-        ({"days": 3}, "either examples or days says how long the log is"),
-        ({"examples": None}, "either examples or days says how long the log is"),
+        ({"days": 3}, "exactly one of examples and days is required"),
+        ({"examples": None}, "exactly one of examples and days is required"),
         ({"randomized_share": 1, "randomized_in_log": False}, "leaves the log without a query"),
         ({"start": "1969-12-31"}, "start 1969-12-31 is before 1970-01-01"),
         ({"start": "soon"}, "start: 'soon' is not allowed"),
@@ -248,7 +248,7 @@ def test_impossible_worlds_are_refused(change: dict[str, Any], message: str) -> 
 
 def test_a_world_that_shows_nothing_is_refused(tmp_path: Path) -> None:
     """A log of so many examples would have no end."""
-    with pytest.raises(InputError, match=r"reserve 1000.0: .* the crude policy expects as much of no ad"):
+    with pytest.raises(InputError, match=r"reserve 1000.0: .* the crude policy expects less of every ad"):
         simulate(small(reserve=1_000, randomized_share=0), tmp_path / "log")
     assert not (tmp_path / "log").exists()
 
