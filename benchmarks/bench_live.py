@@ -117,7 +117,7 @@ def measure(folder: Path, seconds: float, rate: int) -> dict[str, Any]:
     for line in (run / "follow.jsonl").read_text().splitlines():
         content = json.loads(line)
         rows = content["position"]
-        for start, end, waited in content["intervals"]:
+        for start, end, waited in content["partitions"]:
             name = f"{start:019d}-{end:019d}.json"
             appeared = (log / "manifests" / name).stat().st_mtime
             published.append(appeared - (end / 1e6 + WINDOW + DELAY))

@@ -52,11 +52,11 @@ class StrictModel(BaseModel):
             value = content.get(field.alias or name)
             types = _leaf_types(field.annotation)
             if types <= _NUMBERS and _holds(value, str | bool):
-                needed = "a number is needed"
+                needed = "a number is required"
             elif types <= _NUMBERS and _holds_beyond(value, float not in types):
-                needed = "a smaller number is needed"
+                needed = "a smaller number is required"
             elif types <= _TRUTHS and _holds(value, str | int | float) and not _holds(value, bool):
-                needed = "true or false is needed"
+                needed = "true or false is required"
             else:
                 continue
             error = PydanticCustomError("conversion", needed)

@@ -157,10 +157,10 @@ def check_output_folder(folder: Path, kind: str, is_kind: Callable[[Path], bool]
         )
         if names and not is_kind(folder):
             raise InputError(
-                f"{folder} is neither empty nor {kind} (it holds {names[0]}): use another directory"
+                f"{folder} is neither empty nor {kind} (it holds {names[0]}): use another output directory"
             )
     elif what := irregular(folder) or ("a file" if folder.exists() else ""):
-        raise InputError(f"{folder} is neither empty nor {kind}, but {what}: use another directory")
+        raise InputError(f"{folder} is neither empty nor {kind}, but {what}: use another output directory")
     elif fault := directory_fault(folder.parent):
         raise InputError(fault)
 

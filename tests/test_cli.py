@@ -185,7 +185,7 @@ def test_a_run_that_learned_nothing_prints_its_results_and_fails(place, capfd):
         ("batch: {rowz: 5}", ["config run.yaml: batch.rowz: unknown key; allowed: max_query_rows, rows"]),
         ("seed: [1", ["config run.yaml: not YAML"]),
         ("- 1", ["config run.yaml: a mapping of keys to values is expected, received list"]),
-        ("model: {widths: {b: 3}}", ["model.widths names b, which is no feature of the log; allowed: a"]),
+        ("model: {widths: {b: 3}}", ["model.widths names b, which is not a feature of the log; allowed: a"]),
         ("metrics: {slices: [b]}", ["metrics.slices names b", "allowed: a"]),
     ],
 )
@@ -334,7 +334,7 @@ def test_sample_tells_what_it_kept_and_a_second_time_the_same(place, capfd):
     assert 0 < non_clicks["kept"] < non_clicks["rows"]
     assert main(SAMPLE) == 0
     text = capfd.readouterr().out
-    assert text.startswith("log/sidecars/half: 90 rows in, 1 intervals written\n")
+    assert text.startswith("log/sidecars/half: 90 rows in, 1 partitions written\n")
     line = next(line for line in text.splitlines() if "non_clicks" in line)
     assert line.split() == [
         "non_clicks",

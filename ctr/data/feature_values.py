@@ -31,11 +31,11 @@ def feature_ids(schema: Schema, name: str, values: Sequence[bool | int | float |
     """
     feature = schema.by_name.get(name)
     if feature is None:
-        raise InputError(f"{name} is no feature of the log; allowed: {', '.join(schema.by_name)}")
+        raise InputError(f"{name} is not a feature of the log; allowed: {', '.join(schema.by_name)}")
     if isinstance(feature, Text | Cross) or name not in schema.single_valued:
         kind = feature.kind if isinstance(feature, Text | Cross) else f"multivalent {feature.kind}"
         raise InputError(
-            f"feature {name} is a {kind}; values can be named of single-valued categories and numbers"
+            f"feature {name} is a {kind}; only single-valued categories and numbers have values to name"
         )
     spelled = schema.spells_numbers(feature.source)
     ids = _category(feature, values, spelled) if isinstance(feature, Category) else _number(feature, values)
@@ -76,6 +76,6 @@ def _number(feature: Number, values: Sequence[bool | int | float | str | None]) 
     numbers = []
     for value in values:
         if isinstance(value, str) and value:
-            raise InputError(f"feature {feature.name}: {value!r} is no number")
+            raise InputError(f"feature {feature.name}: {value!r} is not a number")
         numbers.append(float("nan") if value is None or value == "" else float(value))
     return number_ids(feature, tf.constant(numbers, tf.float32)).numpy().astype(np.int32)

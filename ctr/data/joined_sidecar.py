@@ -50,7 +50,7 @@ class _Interval:
             self._sorted = self.example_id[self._order]
             repeated = np.flatnonzero(self._sorted[1:] == self._sorted[:-1])
             if len(repeated):
-                raise InputError(f"{self.where}: example_id {self._sorted[repeated[0]]} stands twice")
+                raise InputError(f"{self.where}: example_id {self._sorted[repeated[0]]} occurs twice")
         places = np.searchsorted(self._sorted, example_id)
         rows = self._order[np.minimum(places, len(self._order) - 1)]
         # After a resume in the middle of an interval its rows may go on in their order.
@@ -130,13 +130,13 @@ class JoinedSidecar:
         kind = column.type
         types = pa.types
         if not (types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind)):
-            raise InputError(f"{where} is of type {kind}; numbers or truth values are needed")
+            raise InputError(f"{where} is of type {kind}; numbers or booleans are required")
         if column.null_count and not types.is_floating(kind):
             raise InputError(f"{where} has {column.null_count} nulls, for which {kind} has no value")
         array: np.ndarray = column.to_numpy()
         expected = self._types.setdefault(name, array.dtype)
         if array.dtype != expected:
-            raise InputError(f"{where} is of type {kind}, in other intervals {expected}")
+            raise InputError(f"{where} is of type {kind}, in other partitions {expected}")
         return array
 
     def _interval(self, index: int) -> _Interval | None:

@@ -42,7 +42,7 @@ def parse_sealed(text: bytes, where: str) -> dict[str, object]:
     content = parse_json_object(text, where)
     recorded = content.pop(_SEAL, None)
     if recorded is None:
-        raise InputError(f"{where}: not a manifest of this version, all of which have {_SEAL}: write it anew")
+        raise InputError(f"{where}: not a manifest of this version: it has no {_SEAL}; write it again")
     if recorded != _sha256(content):
         raise InputError(
             f"{where}: damaged: its content does not have the SHA-256 that it records under {_SEAL} ({recorded})"

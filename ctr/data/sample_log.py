@@ -82,8 +82,8 @@ def adopt_record(path: Path, record: StrictModel) -> None:
     differences = differing_keys(before.model_dump(mode="json"), record.model_dump(mode="json"))
     if differences:
         raise InputError(
-            f"{path.parent} was begun under another configuration ({'; '.join(differences)}): "
-            "use that one to complete it, or another name or folder"
+            f"{path.parent} was started with another configuration ({'; '.join(differences)}): "
+            "use that one to complete it, or another name or output directory"
         )
 
 
@@ -119,9 +119,9 @@ def _open_source(log: Path, config: SamplingConfig, progress: Progress | None) -
     schema, manifests = read_schema(log), read_manifests(log)
     if not any(config.time_range.selects(manifest) for manifest in manifests):
         reach = (
-            f"its intervals reach from {_iso(manifests[0].start)} to {_iso(manifests[-1].end)}"
+            f"its partitions reach from {_iso(manifests[0].start)} to {_iso(manifests[-1].end)}"
             if manifests
-            else "it has no interval"
+            else "it has no partition"
         )
         raise InputError(f"{log} has nothing inside time_range: {reach}")
     teacher = low_visibility = None
@@ -216,7 +216,7 @@ def write_decisions(
     """
     folder = sidecar_folder(log, name)
     if name in list_sidecars(log) and not (folder / RECORD).exists():
-        raise InputError(f"{folder} holds something else than sampling decisions: another name is needed")
+        raise InputError(f"{folder} holds something other than sampling decisions: use another name")
     _check_salt(log, config)
     source = _open_source(log, config, progress)
     adopt_record(folder / RECORD, config)
@@ -233,7 +233,7 @@ def write_decisions(
         columns = {"example_id": ids, "weight": weight, "keep_probability": probability, "kept": kept}
         table = pa.table({column: np.concatenate(parts) for column, parts in columns.items()})
         write_sidecar_interval(log, name, manifest, table)
-        result.intervals += 1
+        result.partitions += 1
     return result
 
 
@@ -241,8 +241,8 @@ def _check_salt(log: Path, config: SamplingConfig) -> None:
     for applied in applied_samplings(log):
         if applied.config.salt == config.salt:
             raise InputError(
-                f"{log} was made by the sampling {applied.name} with the same salt {config.salt!r}: its rows would "
-                "be drawn by the same numbers again and their weights be wrong: another salt is needed"
+                f"{log} was made by the sampling {applied.name} with the same salt {config.salt!r}: the same "
+                "hashes would select its rows again and their weights would be wrong: use another salt"
             )
 
 
@@ -266,7 +266,7 @@ def write_sampled_log(
     schema = read_schema(log)
     check_log(out, schema)
     if out.resolve() == log.resolve() or (not (out / RECORD).exists() and list_intervals(out)):
-        raise InputError(f"{out} is a log that no sampling made: another folder is needed")
+        raise InputError(f"{out} is a log that was not made by sampling: use another output directory")
     decisions = sidecar_folder(log, name) / RECORD
     if decisions.exists():
         adopt_record(decisions, config)
@@ -288,7 +288,7 @@ def write_sampled_log(
         counters = {"rows_before_sampling": manifest.rows, **manifest.counters}
         counters["faulty_rows_dropped"] = counters.get("faulty_rows_dropped", 0) + result.faulty - faulty
         published = publish_interval(out, schema, manifest.start, manifest.end, kept, counters)
-        result.intervals += 1
+        result.partitions += 1
         for other in sidecars:
             if (sidecar_folder(log, other) / f"{manifest.name}.json").is_file():
                 table = read_sidecar_interval(log, other, manifest)

@@ -50,7 +50,7 @@ class LowLoss(StrictModel):
     def _not_empty(cls, value: object) -> object:
         # An empty path would mean the current folder.
         if value == "":
-            raise ValueError("a folder is needed, or null")
+            raise ValueError("a folder or null is required")
         return value
 
     def holds(self, label: np.ndarray, logit: np.ndarray) -> np.ndarray:
@@ -93,7 +93,9 @@ class Uninformative(StrictModel):
     @model_validator(mode="after")
     def _some_condition(self) -> Self:
         if self.low_loss is None and self.low_visibility is None:
-            raise ValueError("low_loss or low_visibility is needed: the conditions to which the rate applies")
+            raise ValueError(
+                "low_loss or low_visibility is required: the conditions to which the rate applies"
+            )
         return self
 
 
@@ -222,7 +224,7 @@ def _conditions_met(
     met: dict[str, np.ndarray] = {}
     if rule.low_loss is not None:
         if teacher_logit is None:
-            raise ValueError("uninformative.low_loss needs teacher_logit")
+            raise ValueError("uninformative.low_loss requires teacher_logit")
         # A comparison with NaN is false: without this, a missing prediction would count as a high loss.
         missing = np.flatnonzero(inside & ~np.isfinite(teacher_logit))
         if len(missing):
@@ -233,7 +235,7 @@ def _conditions_met(
         met["low_loss"] = inside & rule.low_loss.holds(label, teacher_logit)
     if rule.low_visibility is not None:
         if low_visibility is None:
-            raise ValueError("uninformative.low_visibility needs low_visibility")
+            raise ValueError("uninformative.low_visibility requires low_visibility")
         met["low_visibility"] = inside & low_visibility
     if len(met) == 2:
         met["both"] = met["low_loss"] & met["low_visibility"]

@@ -39,16 +39,16 @@ class SamplingResult:
         name: of the sampling.
         output: the folder that was written: a sidecar's, or a log's.
         rows: of the sampled log.
-        intervals: published ones, those of an earlier run among them.
+        partitions: published ones, those of an earlier run among them.
         outside_time_range, faulty: rows that no condition counts; they are dropped. The faulty ones are those
             inside the range that no model can train on (``ctr.data.reader.FAULTS``).
         conditions: the counts by the conditions of ``Decisions``.
-        sidecars: those carried along to a smaller log, and the number of their intervals.
+        sidecars: those carried along to a smaller log, and the number of their partitions.
     """
 
     def __init__(self, name: str, output: Path, conditions: Sequence[str], rows: int) -> None:
         self.name, self.output, self.rows = name, output, rows
-        self.intervals = self.outside_time_range = self.faulty = 0
+        self.partitions = self.outside_time_range = self.faulty = 0
         self.conditions = {condition: Count() for condition in conditions}
         self.sidecars: Counter[str] = Counter()
 
@@ -63,7 +63,7 @@ class SamplingResult:
 
     def as_text(self) -> str:
         """A table for people."""
-        lines = [f"{self.output}: {self.rows} rows in, {self.intervals} intervals written"]
+        lines = [f"{self.output}: {self.rows} rows in, {self.partitions} partitions written"]
         lines.append(f"  {'':<16}{'rows':>12}{'kept':>12}{'kept share':>12}{'weight sum':>16}")
         for name, count in self.conditions.items():
             share = "-" if count.kept_fraction is None else f"{count.kept_fraction:.4f}"
@@ -72,7 +72,5 @@ class SamplingResult:
             lines.append(f"  dropped: {self.outside_time_range} rows outside the time range")
         if self.faulty:
             lines.append(f"  dropped: {self.faulty} faulty rows")
-        lines += [
-            f"  sidecar {name}: {count} intervals carried along" for name, count in self.sidecars.items()
-        ]
+        lines += [f"  sidecar {name}: {count} partitions copied" for name, count in self.sidecars.items()]
         return "\n".join(lines)

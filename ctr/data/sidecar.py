@@ -68,10 +68,10 @@ def write_sidecar_interval(log: Path, name: str, interval: Manifest, table: pa.T
         InputError: a bad name or table, or the interval published before with other content.
     """
     folder = sidecar_folder(log, name)
-    where = f"{folder}, interval [{interval.start}, {interval.end})"
+    where = f"{folder}, partition [{interval.start}, {interval.end})"
     if _EXAMPLE_ID not in table.column_names or table.num_columns < 2:
         raise InputError(
-            f"{where}: example_id and at least one more column are needed, not {table.column_names}"
+            f"{where}: example_id and at least one more column are required, not {table.column_names}"
         )
     ids = table.column(_EXAMPLE_ID)
     if ids.type != pa.int64() or ids.null_count:
@@ -79,9 +79,9 @@ def write_sidecar_interval(log: Path, name: str, interval: Manifest, table: pa.T
             f"{where}: example_id must be int64 without nulls, not {ids.type}, {ids.null_count} nulls"
         )
     if table.num_rows != interval.rows:
-        raise InputError(f"{where}: {table.num_rows} rows are given, the log's interval has {interval.rows}")
+        raise InputError(f"{where}: {table.num_rows} rows are given, the log's partition has {interval.rows}")
     if len(np.unique(ids.to_numpy())) != table.num_rows:
-        raise InputError(f"{where}: an example_id stands twice; the rows are told apart by it")
+        raise InputError(f"{where}: an example_id occurs twice; it must identify a row")
     content = parquet_bytes(table.combine_chunks())
     digest = hashlib.sha256(content).hexdigest()
     path = folder / f"{interval.name}-{digest[:16]}.parquet"
@@ -101,7 +101,7 @@ def write_sidecar_interval(log: Path, name: str, interval: Manifest, table: pa.T
     text = sealed_bytes(manifest.model_dump(mode="json"))
     if not create_exclusively(target, text) and target.read_bytes() != text:
         raise InputError(
-            f"{target}: this interval was published before with other content; the first one stays"
+            f"{target}: this partition was published before with other content; the first version is kept"
         )
     return manifest
 
@@ -116,11 +116,11 @@ def read_sidecar_interval(log: Path, name: str, interval: Manifest) -> pa.Table:
     path = folder / f"{interval.name}.json"
     manifest = read_sidecar_manifest(log, name, interval)
     if (manifest.start, manifest.end) != (interval.start, interval.end):
-        raise InputError(f"{path}: names another interval, [{manifest.start}, {manifest.end})")
+        raise InputError(f"{path}: names another partition, [{manifest.start}, {manifest.end})")
     if manifest.interval_sha256 != log_sha256([interval]):
-        raise InputError(f"{path}: was written for an interval of other content: the log is not the same")
+        raise InputError(f"{path}: was written for a partition with other content: the log is not the same")
     if manifest.rows != interval.rows:
-        raise InputError(f"{path}: has {manifest.rows} rows, the log's interval has {interval.rows}")
+        raise InputError(f"{path}: has {manifest.rows} rows, the log's partition has {interval.rows}")
     table = read_verified_parquet(folder / manifest.file, manifest.bytes, manifest.sha256)
     if tuple(table.column_names) != manifest.columns or table.num_rows != manifest.rows:
         raise InputError(
@@ -170,7 +170,7 @@ def read_sidecar_manifest(log: Path, name: str, interval: Manifest) -> SidecarMa
     folder = sidecar_folder(log, name)
     path = folder / f"{interval.name}.json"
     absent = (
-        f"{folder}: the sidecar {name} lacks the interval [{interval.start}, {interval.end}): no {path.name}"
+        f"{folder}: the sidecar {name} lacks the partition [{interval.start}, {interval.end}): no {path.name}"
     )
     return parse_model(SidecarManifest, read_sealed(path, absent), str(path))
 

@@ -35,7 +35,7 @@ class TimeRange(StrictModel):
             return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
         except (AttributeError, ValueError, OverflowError):
             raise ValueError(
-                "an ISO date or datetime is needed, e.g. 2026-01-31 or 2026-01-31T06:00"
+                "an ISO date or datetime is required, e.g. 2026-01-31 or 2026-01-31T06:00"
             ) from None
 
     @model_validator(mode="after")

@@ -87,7 +87,7 @@ def _resolve(config: BiasConstraintsConfig, family: SliceConfig, index: int, sch
     axes = []
     for name, values in sorted(family.features.items()):
         if name not in schema.single_valued:
-            problem = "is multivalent" if name in schema.by_name else "is no feature of the log"
+            problem = "is multivalent" if name in schema.by_name else "is not a feature of the log"
             raise InputError(
                 f"{where}.features.{name}: {name} {problem}; allowed: {', '.join(schema.single_valued)}"
             )

@@ -20,7 +20,7 @@ def _one_kind(values: object) -> object:
         return values
     given = isinstance(values, list | tuple) and len(values) > 0
     if not given or not all(isinstance(value, RawValue) for value in values):  # type: ignore[attr-defined]
-        raise ValueError('a list of at least one value (texts, numbers, null) or the word "all" is needed')
+        raise ValueError('a list of at least one value (texts, numbers, null) or the word "all" is required')
     return values
 
 
@@ -124,7 +124,7 @@ class SliceConfig(StrictModel):
             raise ValueError("estimated_ctr is empty; null is no axis, and one boundary makes two buckets")
         if bounds is not None and any(a >= b for a, b in pairwise(bounds)):
             raise ValueError(
-                f"estimated_ctr {list(bounds)} does not rise; allowed: each above the one before"
+                f"estimated_ctr {list(bounds)} does not rise; each boundary must be above the one before"
             )
         return self
 
@@ -153,7 +153,7 @@ class BiasConstraintsConfig(StrictModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if not self.families:
-            raise ValueError("families is empty: at least one is needed")
+            raise ValueError("families is empty: at least one is required")
         if len(self.logs) > 127:
             raise ValueError(f"logs: {len(self.logs)} are too many; allowed: up to 127")
         for key, names in (
@@ -168,18 +168,18 @@ class BiasConstraintsConfig(StrictModel):
             if family.log is not None and family.log not in known:
                 allowed = ", ".join(["null (the training log)", *known])
                 raise ValueError(
-                    f"families.{index}.log is {family.log!r}, no constraint log; allowed: {allowed}"
+                    f"families.{index}.log is {family.log!r}, which is not a constraint log; allowed: {allowed}"
                 )
         for index, log in enumerate(self.logs):
             if not log.own_loss and all(family.log != log.name for family in self.families):
                 raise ValueError(
-                    f"logs.{index}: no family is about the log {log.name} and own_loss is false: it would do nothing"
+                    f"logs.{index}: no family uses the log {log.name} and own_loss is false, so it would have no effect"
                 )
         rate = max([self.learning_rate, *(family.learning_rate or 0 for family in self.families)])
         if rate * self.regularization > 1:
             raise ValueError(
                 f"learning_rate {rate!r} times regularization {self.regularization!r} is above 1: "
-                "each step would take away more than the whole of lambda"
+                "a step would take lambda past 0"
             )
         return self
 

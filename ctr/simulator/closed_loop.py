@@ -148,7 +148,8 @@ def _begin(policy: Path, log: Path, out: Path) -> int:
         begun = read_json_object(path, f"{path}: no such file")
         if differences := differing_keys(begun, origin):
             raise InputError(
-                f"{out}: this loop began with another run or log ({'; '.join(differences)}): another folder is needed"
+                f"{out}: this loop began with another run or log ({'; '.join(differences)}): "
+                "use another output directory"
             )
     else:
         _copy(policy, log, others, origin, out)
@@ -169,14 +170,14 @@ def check_loop(config: TrainConfig, log: Path) -> None:
     check_log(log, SCHEMA)
     distillation = config.objective.distillation
     if config.sampling is not None:
-        raise InputError("config: sampling: nothing decides of the days to come what is kept")
+        raise InputError("config: sampling: the sample has no decisions for the days to come")
     if config.time_range.end is not None:
         raise InputError(
-            f"config: time_range.end: {config.time_range.end}: from then on nothing of what is shown would be learned"
+            f"config: time_range.end: {config.time_range.end}: nothing that is shown after it would be learned"
         )
     if distillation is not None and distillation.missing == "refuse":
         raise InputError(
-            "config: objective.distillation.missing: refuse: no teacher predicts the days to come; train_without can"
+            "config: objective.distillation.missing: refuse: no teacher predicts the days to come: use train_without"
         )
     for name, path in _constraint_logs(config).items():
         where = f"constraint log {name}, {path}"

@@ -127,7 +127,7 @@ class SimulatorConfig(WorldConfig):
     @model_validator(mode="after")
     def _one_length(self) -> Self:
         if (self.examples is None) == (self.days is None):
-            raise ValueError("either examples or days says how long the log is")
+            raise ValueError("exactly one of examples and days is required")
         return self
 
     @property

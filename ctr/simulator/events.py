@@ -121,7 +121,7 @@ def _begin_folder(config: SimulatorConfig, folder: Path) -> None:
             differences = differing_keys(found.model_dump(mode="json"), config.model_dump(mode="json"))
             raise InputError(
                 f"{path}: these events are of another simulation: its {'; '.join(differences)}; "
-                "another folder is needed"
+                "use another output directory"
             )
     for place in (folder, *(folder / kind for kind in KINDS)):
         remove_temporaries(place)

@@ -59,7 +59,7 @@ class Counts:
     queries: int = 0
     answered: int = 0
     clicks: int = 0
-    intervals: int = 0
+    partitions: int = 0
     randomized: int = 0
     revenue: float = 0.0
     expected_clicks: float = field(default=0.0, repr=False)
@@ -100,7 +100,7 @@ def simulate(
         InputError: a folder holds something else, for example the log of another world.
     """
     if randomized is not None and randomized.resolve() == out.resolve():
-        raise InputError(f"{randomized}: is the log itself; the randomized traffic needs a folder of its own")
+        raise InputError(f"{randomized}: is the log itself; use another folder for the randomized traffic")
     world = make_world(config.world)
     folders = [folder for folder in (out, randomized) if folder is not None]
     check_simulation(folders, events)
@@ -134,7 +134,7 @@ def begin_log(config: WorldConfig, folder: Path) -> None:
         old, new = getattr(found, name), getattr(config, name)
         if old != new:
             raise InputError(
-                f"{path}: this log is of another world: its {name} is {old}, not {new}; another folder is needed"
+                f"{path}: this log is of another world: its {name} is {old}, not {new}; use another output directory"
             )
 
 
@@ -194,7 +194,7 @@ def publish_day(
     counts.examples += manifest.rows
     counts.answered += manifest.queries
     counts.clicks += manifest.clicks
-    counts.intervals += 1
+    counts.partitions += 1
     counts.randomized += len(apart[0])
     rows, truth, auction = logged
     clicked = rows.column("label").to_numpy() > 0

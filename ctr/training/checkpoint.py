@@ -196,7 +196,9 @@ def drop_after(folder: Path, examples: int) -> None:
         InputError: that of ``examples``, unless it is 0, is not there; then none is deleted.
     """
     if examples and not (folder / f"{examples:020d}").is_dir():
-        raise InputError(f"{folder}: the checkpoint {examples} is missing, to which the run has to go back")
+        raise InputError(
+            f"{folder}: the checkpoint {examples} is missing, but the run has to roll back to it"
+        )
     for path in reversed(_complete(folder)):
         if int(path.name) > examples:
             _delete(path)

@@ -83,7 +83,7 @@ def _read_shampoo(content: Any) -> Any:
     if unknown:
         raise ValueError(f"unknown key {unknown[0]}; allowed: {', '.join(sorted(ShampooOptions.names()))}")
     if content.get("sparse", TRAINER_SHAMPOO.sparse) != TRAINER_SHAMPOO.sparse:
-        raise ValueError("sparse is not for the trainer: its tables learn as optimizer.embeddings says")
+        raise ValueError("sparse is not allowed here: see optimizer.embeddings")
     if not content.get("momentum", True):
         content = {"nesterov": False, **content}
     # Checks everything itself; pydantic would first read "5" and true as numbers.

@@ -46,9 +46,11 @@ class Polling:
     def __post_init__(self) -> None:
         """Raises InputError: numbers of seconds that are none."""
         if not 0 < self.seconds < math.inf:
-            raise InputError(f"poll: {self.seconds:g} seconds; a number above 0 is needed")
+            raise InputError(f"poll: {self.seconds:g} seconds; a number above 0 is required")
         if self.stop_when_idle is not None and not 0 <= self.stop_when_idle < math.inf:
-            raise InputError(f"stop when idle: {self.stop_when_idle:g} seconds; a number from 0 on is needed")
+            raise InputError(
+                f"stop when idle: {self.stop_when_idle:g} seconds; a number of at least 0 is required"
+            )
 
 
 @dataclass(frozen=True)
@@ -184,9 +186,7 @@ def _make_awaited(log: Path, config: TrainConfig) -> Callable[[], str | None]:
             manifests = intervals.read()
             selected = any(config.time_range.selects(manifest) for manifest in manifests)
             if not selected or not any(manifest.rows for manifest in manifests):
-                return (
-                    f"{path / 'manifests'}, with an interval that has rows and time in common with time_range"
-                )
+                return f"{path / 'manifests'}, with a partition that has rows and overlaps time_range"
         return None
 
     return awaited

@@ -1,7 +1,6 @@
 """How far a run that follows a live log is behind it: RUN/follow.jsonl, which nothing is computed from.
 
-A line for each batch with which an interval of the log was trained on to its end, and one at the end of an
-advance that passed more::
+A line for each batch that completed a partition of the log, and one at the end of an advance that passed more::
 
     {"time": 1767225600.25,           seconds since 1970 of the line
      "position": 81920,               rows of the log that the run has passed
@@ -9,11 +8,11 @@ advance that passed more::
      "waiting": 310,                  published rows that it has not passed
      "trained_through": 1767225599000000,    query time, microseconds, of the last row that was learned from
      "published_through": 1767225600000000,  query time up to which the log was published at the last look
-     "intervals": [[1767225590000000, 1767225600000000, 0.21]],  start, end and seconds, see below
-     "seconds_p50": 0.21, "seconds_max": 0.21}                   over these intervals; null without any
+     "partitions": [[1767225590000000, 1767225600000000, 0.21]],  start, end and seconds, see below
+     "seconds_p50": 0.21, "seconds_max": 0.21}                   over these partitions; null without any
 
-The seconds of an interval are those from its publication, by the time of its manifest's file, until its last row
-was trained on. An interval without rows is not listed.
+The seconds of a partition are those from its publication, by the time of its manifest's file, until its last row
+was trained on. A partition without rows is not listed.
 """
 
 import time
@@ -35,7 +34,7 @@ class Lag(NamedTuple):
 
     Attributes:
         rows: published ones that it has not passed.
-        seconds: since the first interval was published that it has not trained on to its end; 0 without one.
+        seconds: since the publication of the first partition that is not trained on to its end; 0 without one.
     """
 
     rows: int
@@ -114,9 +113,9 @@ class LagReport:
                 "waiting": waiting,
                 "trained_through": self._session.learner.learned_through,
                 "published_through": self._session.inputs.log.end,
-                "intervals": [
-                    [interval.start, interval.end, round(one, 3)]
-                    for interval, one in zip(gone, seconds, strict=True)
+                "partitions": [
+                    [partition.start, partition.end, round(one, 3)]
+                    for partition, one in zip(gone, seconds, strict=True)
                 ],
                 "seconds_p50": round(float(np.median(seconds)), 3) if seconds else None,
                 "seconds_max": round(max(seconds), 3) if seconds else None,

@@ -107,7 +107,9 @@ def _read_old(folder: Path) -> _Old:
     except (KeyError, TypeError, ValueError) as error:
         raise _not_its_own(folder, error) from None
     if not position.trained_examples and position.learned_until is None:
-        raise InputError(f"--init-from {folder}: the run has not learned from anything yet; begin without it")
+        raise InputError(
+            f"--init-from {folder}: the run has not learned anything yet; start without --init-from"
+        )
     if broken is not None:
         raise InputError(
             f"--init-from {folder}: the newest checkpoint, of row {position.examples}, is not sound: {broken}"
@@ -187,9 +189,9 @@ def _take(
     features, kept = take_rows(arrays, old.arrays, *sides)
     if not any(entry.status in ("taken", "partly") for entry in features):
         raise InputError(
-            f"--init-from {source}: no feature of the log is what it was in this run ("
+            f"--init-from {source}: no feature of the log is the same as in this run ("
             + "; ".join(f"{entry.name}: {entry.why}" for entry in features)
-            + "), so that nothing could be taken: begin without it"
+            + "), so nothing could be taken over: start without --init-from"
         )
     weights, moves = take_weights(arrays, old.arrays, *sides, kept)
     statuses, why = take_optimizer(arrays, old.arrays, *sides, moves)
@@ -220,5 +222,5 @@ def _publish(folder: Path, run: Path) -> None:
     try:
         folder.rename(run.resolve())
     except OSError as error:
-        raise InputError(f"{run}: cannot be begun: {error}") from None
+        raise InputError(f"{run}: cannot be created: {error}") from None
     sync_folder(run.resolve().parent)

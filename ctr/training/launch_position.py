@@ -79,8 +79,8 @@ def _same_place(
         log = logs.get(seen["log"])
         if log is not None and log_sha256(log.manifests[: seen["intervals"]]) != seen["sha256"]:
             raise InputError(
-                f"--init-from {source}: its checkpoint does not tell up to which row of another log than its own it "
-                f"has learned, and {log.path} is another one"
+                f"--init-from {source}: its checkpoint does not record how far the run got in any log but its own, "
+                f"and {log.path} is another log"
             )
     others = {name: old.others.get(name, 0) for name in inputs.others}
     return Position(examples=old.examples, learned=old.learned, others=others)
@@ -91,8 +91,8 @@ def _reach(log: Log, schema: Schema, until: Sequence[int], source: Path, name: s
     if log.end <= until[0]:
         which = f"constraint log {name}" if name else "log"
         raise InputError(
-            f"{log.path}: the {which} is published until {log.end}, before where {source} stands, at query time "
-            f"{until[0]}: some rows that are still to come would be taken twice"
+            f"{log.path}: the {which} is published until query time {log.end}, but {source} is already at "
+            f"{until[0]}: rows that are published later would be trained on twice"
         )
     return rows_until(log, schema, until[0], until[1])
 

@@ -76,7 +76,7 @@ class LogsSeen:
         log = f"constraint log {name}" if name else "log"
         return InputError(
             f"{self._folder}: the {log} is not the one that this run was trained on: "
-            f"its first {intervals} intervals differ{difference}; use another folder to start anew"
+            f"its first {intervals} partitions differ{difference}; use another output directory to start again"
         )
 
 

@@ -42,7 +42,7 @@ class DeepConfig(StrictModel):
     @model_validator(mode="after")
     def _positive(self) -> Self:
         if any(not 1 <= units <= 65536 for units in self.units):
-            raise ValueError("widths of layers lie in 1..65536")
+            raise ValueError("widths of layers must be in 1..65536")
         if self.ranks and len(self.ranks) != len(self.units):
             raise ValueError(
                 f"there are {len(self.ranks)} ranks for {len(self.units)} units: each layer needs one"
@@ -50,7 +50,7 @@ class DeepConfig(StrictModel):
         for rank, units in zip(self.ranks, self.units, strict=False):
             if not 0 <= rank < units:
                 raise ValueError(
-                    f"rank {rank} of a layer of {units} is no bottleneck; allowed: 1..{units - 1}, 0: none"
+                    f"rank {rank} of a layer of {units} is not a bottleneck; allowed: 1..{units - 1}, 0: none"
                 )
         return self
 
@@ -91,7 +91,7 @@ class FactorizedConfig(StrictModel):
     @model_validator(mode="after")
     def _positive(self) -> Self:
         if any(not 1 <= units <= 65536 for units in self.ui_units):
-            raise ValueError("widths of layers lie in 1..65536")
+            raise ValueError("widths of layers must be in 1..65536")
         return self
 
 
@@ -156,12 +156,12 @@ class ModelConfig(StrictModel):
         try:
             layouts = lay_out_tables(rows, copies)
         except ValueError as error:
-            raise InputError(f"config: {error}; other widths (model.widths) make other tables") from None
+            raise InputError(f"config: {error}; change model.widths") from None
         weights = sum(layout.rows * layout.columns for layout in layouts)
         if weights > _MOST_WEIGHTS:
             raise InputError(
                 f"config: the embeddings have {weights:,} weights; allowed: {_MOST_WEIGHTS:,}: "
-                "fewer buckets or smaller widths (model.widths) are needed"
+                "fewer buckets or smaller widths (model.widths) are required"
             )
         return layouts
 
@@ -186,5 +186,5 @@ def _check_features(key: str, names: Iterable[str], schema: Schema) -> None:
     unknown = sorted(set(names) - set(schema.by_name))
     if unknown:
         raise InputError(
-            f"config: {key} names {unknown[0]}, which is no feature of the log; allowed: {', '.join(schema.by_name)}"
+            f"config: {key} names {unknown[0]}, which is not a feature of the log; allowed: {', '.join(schema.by_name)}"
         )

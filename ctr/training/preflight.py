@@ -115,7 +115,7 @@ def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:
     if not log.rows:
         raise InputError(f"{where}{path}: the log has no rows")
     if not any(time_range.selects(manifest) for manifest in log.manifests):
-        raise InputError(f"{where}{path}: no interval of the log has any time in common with time_range")
+        raise InputError(f"{where}{path}: no partition of the log overlaps time_range")
     return log
 
 
@@ -123,7 +123,7 @@ def _check_slices(schema: Schema, config: TrainConfig) -> None:
     for name in config.metrics.slices:
         if name not in schema.single_valued:
             raise InputError(
-                f"config: metrics.slices names {name}, which is no single-valued feature of the log; "
+                f"config: metrics.slices names {name}, which is not a single-valued feature of the log; "
                 f"allowed: {', '.join(schema.single_valued)}"
             )
 
@@ -219,17 +219,19 @@ def begins_from(run: Path, source: Path) -> bool:
         InputError: it was begun otherwise or is something else, or ``source`` is itself or no run directory.
     """
     if run.resolve() == source.resolve():
-        raise InputError(f"--init-from {source}: this is the run directory itself; another --out is required")
+        raise InputError(f"--init-from {source}: this is the run directory itself; use another --out")
     check_run_folder(run)
     if (begun := read_launch(run)) is not None:
         if begun.get("run") != str(source.resolve()):
             raise InputError(
-                f"{run} was begun from {begun.get('run')}, not from {source}: without --init-from it is resumed; "
-                "use another directory to begin anew"
+                f"{run} was started from {begun.get('run')}, not from {source}: "
+                "run without --init-from to resume it, or use another output directory"
             )
         return False
     if (run / "config.yaml").exists():
-        raise InputError(f"{run} was begun without --init-from: use another directory to begin from {source}")
+        raise InputError(
+            f"{run} was started without --init-from: use another output directory to start from {source}"
+        )
     if not (source / "config.yaml").is_file():
-        raise InputError(f"--init-from {source}: this is no run directory: it has no config.yaml")
+        raise InputError(f"--init-from {source}: not a run directory: it has no config.yaml")
     return True

@@ -73,7 +73,7 @@ class _Quarantine(StrictModel):
         for one in self.rollbacks:
             if one.checkpoint < 0 or not 0 <= one.rows[0] <= one.rows[1]:
                 raise ValueError(
-                    f"rows [{one.rows[0]}, {one.rows[1]}) after {one.checkpoint} are no range of rows"
+                    f"rows [{one.rows[0]}, {one.rows[1]}) after {one.checkpoint} are not a range of rows"
                 )
         return self
 
@@ -259,7 +259,7 @@ def read_rollbacks(folder: Path) -> list[Rollback]:
     except InputError as error:
         raise InputError(
             f"{path}: damaged ({str(error).removeprefix(f'{path}: ')[:200]}); it decides which rows are learned from: "
-            "restore it, or use another folder to start anew"
+            "restore it, or use another output directory to start again"
         ) from None
 
 
@@ -278,5 +278,5 @@ def check_kept(folder: Path, seen: Sequence[Mapping[str, Any]], found: Sequence[
     if list(seen) != as_json(found)[: len(seen)]:
         raise InputError(
             f"{folder / QUARANTINE_FILE}: does not have the {len(seen)} rollbacks that the checkpoint was made "
-            "after; restore it, or use another folder to start anew"
+            "after; restore it, or use another output directory to start again"
         )

@@ -132,7 +132,9 @@ class Run:
         new = rollback.Rollback(checkpoint=mark, rows=rows, query_times=times, reason=reason)
         self.rollbacks = [*self.rollbacks, new]
         rollback.write_rollbacks(folder, self.rollbacks)
-        log.warning("%s: %s; back to row %d, rows %d to %d are quarantined", folder, reason, mark, *rows)
+        log.warning(
+            "%s: %s; rolled back to row %d, with rows %d to %d quarantined", folder, reason, mark, *rows
+        )
         saved = self._newest_checkpoint()
         if saved is None:
             self.state.restore(self._initial())
@@ -162,8 +164,8 @@ class Run:
         rollback.check_kept(self.folder, state.get("rollbacks", []), self.rollbacks)
         if state["sidecars"] != self.sidecar_hashes(state["window_times"][1] + 1):
             raise InputError(
-                f"{self.folder}: the sidecars {', '.join(self.sidecars)} are not those that this run has read so far; "
-                "use another folder to start anew"
+                f"{self.folder}: the sidecars {', '.join(self.sidecars)} are not those that this run has read so far: "
+                "use another output directory to start again"
             )
         groups: dict[str, dict[str, np.ndarray]] = {}
         for name, array in arrays.items():

@@ -76,7 +76,7 @@ class GrowingFile:
     def __init__(self, path: Path, length: int) -> None:
         found = path.stat().st_size if path.exists() else 0
         if found < length:
-            raise InputError(f"{path}: has {found} bytes, {length} at the checkpoint: lines of it were lost")
+            raise InputError(f"{path}: has {found} bytes, {length} at the checkpoint: lines were lost")
         self._path = path
         # Unbuffered, so that nothing is left to be written when the disk was full once.
         self._file = path.open("ab", buffering=0)
@@ -146,8 +146,8 @@ def check_config(run: Path, config: TrainConfig) -> None:
     differences = differing_keys(before, config.model_dump(mode="json"))
     if differences:
         raise InputError(
-            f"{run} was begun under another configuration ({'; '.join(differences)}): "
-            "use that one to resume it, or another folder"
+            f"{run} was started with another configuration ({'; '.join(differences)}): "
+            "use that one to resume it, or another output directory"
         )
 
 
@@ -170,8 +170,8 @@ def adopt_environment(run: Path, environment: dict[str, Any]) -> None:
     differences = differing_keys({**before, "platform": None}, {**now, "platform": None})
     if differences:
         raise InputError(
-            f"{run} was begun in another environment ({'; '.join(differences)}), "
-            "in which the same computation gives other bits: use another folder to start anew"
+            f"{run} was started in another environment ({'; '.join(differences)}), "
+            "in which the same computation gives other bits: use another output directory to start again"
         )
 
 
@@ -187,8 +187,8 @@ def check_schema(run: Path, schema: Schema) -> None:
     """Raises InputError where a run was begun on a log of other features; changes nothing."""
     if (run / "schema.json").exists() and (before := read_run_schema(run)).version != schema.version:
         raise InputError(
-            f"{run} was begun on a log of other features ({'; '.join(differing_features(before, schema))}): "
-            "use another folder to start anew, or --init-from to take its weights there"
+            f"{run} was started on a log with other features ({'; '.join(differing_features(before, schema))}): "
+            "use another output directory to start again, or --init-from to take its weights there"
         )
 
 
@@ -196,8 +196,8 @@ def refuse_without_checkpoint(run: Path) -> None:
     """Raises InputError when a run was begun from another one: it has lost what it began with."""
     if (run / INIT_FROM).exists():
         raise InputError(
-            f"{run}: was begun from another run ({INIT_FROM}) and has no checkpoint left, so that it would start from "
-            "nothing: use another folder with --init-from"
+            f"{run}: was started from another run ({INIT_FROM}) and has no checkpoint left, so it would start from "
+            "scratch: use another output directory with --init-from"
         )
 
 

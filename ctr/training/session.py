@@ -104,7 +104,7 @@ def open_session(
     """
     if config.export is not None and exporter is None:
         raise InputError(
-            "config: export: nothing here can export; ctr train can, or train(..., exporter=...)"
+            "config: export: this session cannot export; use ctr train or train(..., exporter=...)"
         )
     inputs = open_inputs(log, config)
     publications = Publications(inputs, wait_for_sidecars)

@@ -239,11 +239,11 @@ def test_columns_must_be_the_same_in_every_interval(tmp_path):
         table = pa.table({"example_id": [0, 1, 2], "logit": pa.array([0, 0, 0], kind)})
         write_sidecar_interval(folder, "mixed", manifest, table)
     sidecar = JoinedSidecar(folder, "mixed", ["logit"])
-    with pytest.raises(InputError, match="the column logit is of type double, in other intervals float32"):
+    with pytest.raises(InputError, match="the column logit is of type double, in other partitions float32"):
         sidecar.at(times_of(1, 3), np.arange(3))
     text = pa.table({"example_id": [0, 1, 2], "logit": ["a", "b", "c"]})
     write_sidecar_interval(folder, "text", manifests[0], text)
-    with pytest.raises(InputError, match="is of type string; numbers or truth values are needed"):
+    with pytest.raises(InputError, match="is of type string; numbers or booleans are required"):
         JoinedSidecar(folder, "text", ["logit"])
     # A column that a later interval lacks is found before any row is asked for.
     write(folder, manifests[0], np.arange(3), "short")

@@ -413,7 +413,7 @@ def test_an_example_that_a_sidecar_has_twice_is_named(tmp_path: Path) -> None:
     changes = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     path = folder / f"{manifest.name}.json"
     path.write_bytes(sealed_bytes({**written.model_dump(mode="json"), **changes}))
-    with pytest.raises(InputError, match=f"{path.name}: example_id 60 stands twice"):
+    with pytest.raises(InputError, match=f"{path.name}: example_id 60 occurs twice"):
         give_out(log, [])
 
 
@@ -478,5 +478,5 @@ def test_a_manifest_of_another_version_says_so(tmp_path: Path) -> None:
     content = json.loads(path.read_text())
     del content["manifest_sha256"]
     path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match=f"{path.name}: not a manifest of this version, .*: write it anew"):
+    with pytest.raises(InputError, match=f"{path.name}: not a manifest of this version, .*: write it again"):
         read_manifests(log)

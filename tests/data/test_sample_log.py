@@ -167,7 +167,7 @@ def test_the_sidecar_holds_the_decisions_on_every_row(log):
     assert np.array_equal(found["keep_probability"], probability.astype(np.float32))
     assert np.array_equal(found["weight"], np.where(found["kept"], 1 / probability, 0).astype(np.float32))
     assert 0 < found["kept"].mean() < 1
-    assert (result.rows, result.intervals, result.faulty, result.outside_time_range) == (150, 4, 0, 0)
+    assert (result.rows, result.partitions, result.faulty, result.outside_time_range) == (150, 4, 0, 0)
     assert list_sidecars(log) == ["part", "quarter", "teacher"]
 
 
@@ -199,7 +199,7 @@ def test_counts_are_those_of_the_sidecar(log):
         }
     text = result.as_text()
     assert all(name in text for name in masks)
-    assert "150 rows in, 4 intervals written" in text
+    assert "150 rows in, 4 partitions written" in text
 
 
 def test_the_same_command_again_gives_the_same_bytes(log, tmp_path):
@@ -207,7 +207,7 @@ def test_the_same_command_again_gives_the_same_bytes(log, tmp_path):
     first = contents(log)
     result = write_decisions(log, "quarter", make_config(**ALL_RULES))
     assert contents(log) == first
-    assert result.intervals == 4
+    assert result.partitions == 4
     # And beside a copy of the log, with other shards: the decisions follow from the rows.
     other = tmp_path / "other"
     for interval in range(4):
@@ -263,7 +263,7 @@ def test_intervals_that_were_added_since_are_sampled(tmp_path):
         publish(log, interval)
         result = write_decisions(log, "half", config)
         small = write_sampled_log(log, "half", config, tmp_path / "small")
-        assert result.intervals == small.intervals == interval + 1
+        assert result.partitions == small.partitions == interval + 1
     kept = decisions_of(log, "half")["kept"]
     assert np.array_equal(column(tmp_path / "small", "example_id"), column(log, "example_id")[kept])
 
@@ -272,7 +272,7 @@ def test_one_name_is_one_configuration(log):
     write_decisions(log, "half", make_config(non_click_rate=0.5))
     before = contents(log)
     with pytest.raises(
-        InputError, match=r"half was begun under another configuration \(non_click_rate was 0\.5, is 0\.4\)"
+        InputError, match=r"half was started with another configuration \(non_click_rate was 0\.5, is 0\.4\)"
     ):
         write_decisions(log, "half", make_config(non_click_rate=0.4))
     with pytest.raises(InputError, match=r"salt was '1', is '2'"):
@@ -358,10 +358,14 @@ def test_sidecars_are_carried_along(log, tmp_path):
 def test_other_folders_are_left_alone(log, tmp_path):
     config = make_config(non_click_rate=0.5)
     before = contents(log)
-    with pytest.raises(InputError, match="is a log that no sampling made: another folder is needed"):
+    with pytest.raises(
+        InputError, match="is a log that was not made by sampling: use another output directory"
+    ):
         write_sampled_log(log, "half", config, log)
     other = shutil.copytree(log, tmp_path / "other")
-    with pytest.raises(InputError, match="is a log that no sampling made: another folder is needed"):
+    with pytest.raises(
+        InputError, match="is a log that was not made by sampling: use another output directory"
+    ):
         write_sampled_log(log, "half", config, other)
     (tmp_path / "filled").mkdir()
     (tmp_path / "filled" / "x").touch()
@@ -384,7 +388,7 @@ def test_a_salt_is_used_once(log, tmp_path):
     write_sampled_log(log, "half", half, small)
     assert [(one.name, one.config) for one in applied_samplings(small)] == [("half", half)]
     assert applied_samplings(log) == ()
-    message = "small was made by the sampling half with the same salt '1'.*another salt is needed"
+    message = "small was made by the sampling half with the same salt '1'.*use another salt"
     with pytest.raises(InputError, match=message):
         write_decisions(small, "more", make_config(non_click_rate=0.4))
     with pytest.raises(InputError, match=message):
@@ -434,12 +438,12 @@ def test_low_visibility_by_raw_values(log, feature, values, holds):
 @pytest.mark.parametrize(
     ("feature", "values", "message"),
     [
-        ("position", [1], "position is no feature of the log; allowed: place, device, height"),
+        ("position", [1], "position is not a feature of the log; allowed: place, device, height"),
         ("words", ["w1"], "words is a text"),
         ("place_device", [1], "place_device is a cross"),
         ("place", [3, 5], "'5' is not in its vocabulary; allowed: 1, 2, 3, 4"),
-        ("place", [1.5], "1.5 is no text or whole number"),
-        ("height", ["tall"], "'tall' is no number"),
+        ("place", [1.5], "1.5 is not a text or a whole number"),
+        ("height", ["tall"], "'tall' is not a number"),
     ],
 )
 def test_values_that_the_log_does_not_have(log, feature, values, message):
@@ -529,12 +533,12 @@ def test_a_time_range(log, tmp_path):
 def test_nothing_inside_the_time_range(log):
     late = make_config(time_range={"start": "2026-01-05"})
     message = (
-        "nothing inside time_range: its intervals reach from 1970-01-01T00:00:00Z to 1970-01-01T00:00:04Z"
+        "nothing inside time_range: its partitions reach from 1970-01-01T00:00:00Z to 1970-01-01T00:00:04Z"
     )
     with pytest.raises(InputError, match=message):
         write_decisions(log, "s", late)
     create_log(log.parent / "bare", SCHEMA)
-    with pytest.raises(InputError, match="it has no interval"):
+    with pytest.raises(InputError, match="it has no partition"):
         write_decisions(log.parent / "bare", "s", make_config())
     with pytest.raises(InputError, match="is not an example log"):
         write_decisions(log.parent / "nowhere", "s", make_config())

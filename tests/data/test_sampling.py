@@ -278,7 +278,7 @@ def test_a_higher_rate_drops_nothing(seed, low, high, low_rule, high_rule):
         ({"non_click_rate": 1.1}, "non_click_rate: 1.1 is not allowed"),
         ({"non_click_rate": -1}, "non_click_rate: -1 is not allowed"),
         ({"min_rate": 0}, "min_rate: 0 is not allowed"),
-        ({"uninformative": {"rate": 0.1}}, "low_loss or low_visibility is needed"),
+        ({"uninformative": {"rate": 0.1}}, "low_loss or low_visibility is required"),
         ({"uninformative": {"low_loss": LOW_LOSS}}, "uninformative.rate: missing"),
         (
             {"uninformative": {"rate": 0.1, "low_loss": {"teacher": "t", "max_loss": 0}}},
@@ -286,7 +286,7 @@ def test_a_higher_rate_drops_nothing(seed, low, high, low_rule, high_rule):
         ),
         (
             {"uninformative": {"rate": 0.1, "low_loss": {**LOW_LOSS, "log": ""}}},
-            "a folder is needed, or null",
+            "a folder or null is required",
         ),
         (
             {"uninformative": {"rate": 0.1, "low_visibility": {"feature": "p", "values": []}}},
@@ -379,10 +379,10 @@ def test_intervals_that_a_range_selects(start, end, selected):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"start": 5}, "start: 5 is not allowed: an ISO date or datetime is needed"),
-        ({"start": True}, "an ISO date or datetime is needed"),
-        ({"end": "yesterday"}, "end: 'yesterday' is not allowed: an ISO date or datetime is needed"),
-        ({"end": "0001-01-01T00:00+05:00"}, "an ISO date or datetime is needed"),
+        ({"start": 5}, "start: 5 is not allowed: an ISO date or datetime is required"),
+        ({"start": True}, "an ISO date or datetime is required"),
+        ({"end": "yesterday"}, "end: 'yesterday' is not allowed: an ISO date or datetime is required"),
+        ({"end": "0001-01-01T00:00+05:00"}, "an ISO date or datetime is required"),
         ({"start": "2026-01-05", "end": "2026-01-05"}, "start 2026-01-05T00:00:00.* must be before end"),
         ({"start": "2026-01-05T01:00", "end": "2026-01-05T02:30+02:00"}, "must be before end"),
         ({"begin": "2026-01-05"}, "begin: unknown key; allowed: end, start"),

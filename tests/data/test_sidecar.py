@@ -65,7 +65,7 @@ def test_writing_again_gives_the_same_bytes_and_nothing_else_is_taken(log: Path)
     first = write_sidecar_interval(log, "truth", interval, columns(30))
     parts = pa.concat_tables([columns(30).slice(0, 3), columns(30).slice(3)])
     assert write_sidecar_interval(log, "truth", interval, parts) == first
-    with pytest.raises(InputError, match="published before with other content; the first one stays"):
+    with pytest.raises(InputError, match="published before with other content; the first version is kept"):
         write_sidecar_interval(log, "truth", interval, columns(30, seed=1))
     assert read_sidecar_interval(log, "truth", interval).equals(columns(30))
 
@@ -82,12 +82,12 @@ def test_names_stay_inside_the_folder(log: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (columns(2), "2 rows are given, the log's interval has 3"),
-        (columns(3).select(["logit"]), "example_id and at least one more column are needed"),
-        (columns(3).select(["example_id"]), "example_id and at least one more column are needed"),
+        (columns(2), "2 rows are given, the log's partition has 3"),
+        (columns(3).select(["logit"]), "example_id and at least one more column are required"),
+        (columns(3).select(["example_id"]), "example_id and at least one more column are required"),
         (pa.table({"example_id": ["a", "b", "c"], "p": [1, 2, 3]}), "example_id must be int64 without nulls"),
         (pa.table({"example_id": [1, 2, None], "p": [1, 2, 3]}), "1 nulls"),
-        (pa.table({"example_id": [1, 2, 1], "p": [1, 2, 3]}), "an example_id stands twice"),
+        (pa.table({"example_id": [1, 2, 1], "p": [1, 2, 3]}), "an example_id occurs twice"),
     ],
 )
 def test_bad_tables_are_refused(log: Path, table: pa.Table, message: str) -> None:
@@ -99,7 +99,7 @@ def test_bad_tables_are_refused(log: Path, table: pa.Table, message: str) -> Non
 
 def test_damage_and_absence_are_named(log: Path) -> None:
     interval = make_interval(log, 30)
-    with pytest.raises(InputError, match=r"the sidecar truth lacks the interval \[0, 100\)"):
+    with pytest.raises(InputError, match=r"the sidecar truth lacks the partition \[0, 100\)"):
         read_sidecar_interval(log, "truth", interval)
     manifest = write_sidecar_interval(log, "truth", interval, columns(30))
     path = log / "sidecars" / "truth" / manifest.file
@@ -116,8 +116,8 @@ def test_damage_and_absence_are_named(log: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"start": 1}, "names another interval"),
-        ({"rows": 29}, "has 29 rows, the log's interval has 30"),
+        ({"start": 1}, "names another partition"),
+        ({"rows": 29}, "has 29 rows, the log's partition has 30"),
         ({"columns": ["example_id", "p"]}, "does not hold the rows and columns"),
         ({"file": "../x.parquet"}, "is not allowed"),
         ({"more": 1}, "unknown key"),
@@ -138,7 +138,7 @@ def test_a_sidecar_of_another_log_is_refused(log: Path, tmp_path: Path) -> None:
     interval = make_interval(log, 30)
     other = make_interval(tmp_path / "other", 30, value="y")
     write_sidecar_interval(log, "truth", interval, columns(30))
-    with pytest.raises(InputError, match="was written for an interval of other content"):
+    with pytest.raises(InputError, match="was written for a partition with other content"):
         read_sidecar_interval(log, "truth", other)
 
 

@@ -77,7 +77,7 @@ def test_sizes_are_products_of_axes():
     [
         (
             {"nothing": "all"},
-            r"features\.nothing: nothing is no feature of the log; allowed: position, device, site",
+            r"features\.nothing: nothing is not a feature of the log; allowed: position, device, site",
         ),
         ({"tags": "all"}, r"features\.tags: tags is multivalent; allowed: position, device"),
         ({"words": ["a"]}, r"features\.words: words is multivalent; allowed: position"),

@@ -101,7 +101,7 @@ def test_what_is_dumped_is_read_again_with_the_values_as_they_were():
         (constraints(family(features={"f": [float("nan")]})), "features.f"),
         (
             constraints(family(log="r")),
-            r"families.0.log is 'r', no constraint log; allowed: null \(the training log\)",
+            r"families.0.log is 'r', which is not a constraint log; allowed: null \(the training log\)",
         ),
         (
             constraints(family(log="r"), logs=[{"name": "r", "path": "a"}, {"name": "r", "path": "b"}]),

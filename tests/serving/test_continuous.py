@@ -233,5 +233,5 @@ class TestRunsThatCannotBeExported:
 def test_a_run_refuses_a_log_of_other_features(log, finished, make_rows_log, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     other = make_rows_log(tmp_path / "log", 60, first_features=6)
-    with pytest.raises(InputError, match="was begun on a log of other features"):
+    with pytest.raises(InputError, match="was started on a log with other features"):
         train(other, configured(export=EVERY), tmp_path / "run", exporter=export_from_run)

@@ -274,7 +274,7 @@ def test_a_busy_day_is_written_hour_by_hour(tmp_path: Path) -> None:
     # Its queries are served in several parts, and hours are written before the day is over.
     config = settings(examples=90_000, queries_per_day=60_000)
     counts = simulate(config, tmp_path / "log", events=tmp_path / "events")
-    assert counts["intervals"] == 1
+    assert counts["partitions"] == 1
     assert counts["queries"] > 17_000
     table = events_of(tmp_path / "events", "impressions")
     assert len(table) == counts["delivered_impressions"]
@@ -321,10 +321,12 @@ def test_one_example(tmp_path: Path) -> None:
 def test_folders_of_something_else_are_refused(tmp_path: Path) -> None:
     simulate(small(), tmp_path / "log", events=tmp_path / "events")
     before = digests(tmp_path / "events")
-    with pytest.raises(InputError, match=r"its events\.duplicate_share was 0\.01, is 0\.5; another folder"):
+    with pytest.raises(
+        InputError, match=r"its events\.duplicate_share was 0\.01, is 0\.5; use another output"
+    ):
         simulate(small(duplicate_share=0.5), tmp_path / "log", events=tmp_path / "events")
     shorter = settings(examples=1_000, queries_per_day=200, events={})
-    with pytest.raises(InputError, match="its examples was 2000, is 1000; another folder"):
+    with pytest.raises(InputError, match="its examples was 2000, is 1000; use another output directory"):
         simulate(shorter, tmp_path / "log2", events=tmp_path / "events")
     assert digests(tmp_path / "events") == before
     with pytest.raises(InputError, match="neither empty nor events"):

@@ -53,7 +53,7 @@ def test_the_same_seed_gives_the_same_bytes(log: Path, tmp_path: Path) -> None:
     for name, attribute in (("examples", "rows"), ("answered", "queries"), ("clicks", "clicks")):
         assert counts[name] == sum(getattr(manifest, attribute) for manifest in manifests)
     assert counts["examples"] == 3_000
-    assert counts["intervals"] == len(manifests) > 2
+    assert counts["partitions"] == len(manifests) > 2
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"drift": 0.1}, {"base_ctr": 0.2}])
@@ -198,7 +198,7 @@ def test_randomized_traffic_can_be_kept_out_of_the_log(tmp_path: Path) -> None:
         make_world(config.world),
         last[0].column("query_id").to_numpy().max() % QUERIES_PER_DAY_LIMIT + 1,
     )
-    served = [~draw_queries(config.world, world, day).randomized for day in range(counts["intervals"])]
+    served = [~draw_queries(config.world, world, day).randomized for day in range(counts["partitions"])]
     served[-1] = served[-1][:end]
     assert counts["queries"] == sum(int(one.sum()) for one in served)
     assert counts["ads_per_query"] == pytest.approx(3_000 / counts["queries"])
@@ -206,7 +206,7 @@ def test_randomized_traffic_can_be_kept_out_of_the_log(tmp_path: Path) -> None:
 
 def test_whole_days_are_written_when_days_are_asked_for(log: Path, tmp_path: Path) -> None:
     counts = simulate(small(examples=None, days=2), tmp_path / "days")
-    assert counts["intervals"] == 2
+    assert counts["partitions"] == 2
     assert counts["queries"] == 400
     assert read_manifests(tmp_path / "days") == read_manifests(log)[:2]
 
@@ -232,8 +232,8 @@ def test_the_base_rate_is_met(tmp_path: Path, base_ctr: float) -> None:
         ({"candidates": 5}, "slots 6 are more than candidates 5"),
         ({"slots": 33}, "slots: 33 is not allowed"),
         ({"words": 3}, "each of the 5 topics needs a word of its own"),
-        ({"days": 3}, "either examples or days says how long the log is"),
-        ({"examples": None}, "either examples or days says how long the log is"),
+        ({"days": 3}, "exactly one of examples and days is required"),
+        ({"examples": None}, "exactly one of examples and days is required"),
         ({"randomized_share": 1, "randomized_in_log": False}, "leaves the log without a query"),
         ({"start": "1969-12-31"}, "start 1969-12-31 is before 1970-01-01"),
         ({"start": "soon"}, "start: 'soon' is not allowed"),
@@ -248,7 +248,7 @@ def test_impossible_worlds_are_refused(change: dict[str, Any], message: str) -> 
 
 def test_a_world_that_shows_nothing_is_refused(tmp_path: Path) -> None:
     """A log of so many examples would have no end."""
-    with pytest.raises(InputError, match=r"reserve 1000.0: .* the crude policy expects as much of no ad"):
+    with pytest.raises(InputError, match=r"reserve 1000.0: .* the crude policy expects less of every ad"):
         simulate(small(reserve=1_000, randomized_share=0), tmp_path / "log")
     assert not (tmp_path / "log").exists()
 

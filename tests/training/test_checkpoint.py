@@ -124,7 +124,7 @@ def test_a_sound_one_stays_however_many_are_kept_and_whatever_room_there_is(tmp_
 
 def test_going_back_needs_the_one_to_go_back_to(tmp_path):
     save_at(tmp_path, 5, 9)
-    with pytest.raises(InputError, match="the checkpoint 7 is missing, to which the run has to go back"):
+    with pytest.raises(InputError, match="the checkpoint 7 is missing, but the run has to roll back to it"):
         drop_after(tmp_path, 7)
     assert len(names(tmp_path)) == 2
     drop_after(tmp_path, 5)

@@ -32,7 +32,7 @@ def test_an_interval_that_comes_after_its_time_is_refused_by_name(
 
     publish(0)
     publish(2)
-    late = rf"its first 2 intervals differ \(\[{ENDS[1]}, {ENDS[2]}\) came late\)"
+    late = rf"its first 2 partitions differ \(\[{ENDS[1]}, {ENDS[2]}\) came late\)"
     with open_session(log, config, run) as session:
         session.advance(partial=True)
         session.save()
@@ -43,7 +43,7 @@ def test_an_interval_that_comes_after_its_time_is_refused_by_name(
             session.advance()
         assert session.current.position.examples == passed
     # Nor is it taken in by whoever goes on later.
-    with pytest.raises(InputError, match=r"its first 2 intervals differ;"):
+    with pytest.raises(InputError, match=r"its first 2 partitions differ;"):
         train(log, config, run)
     remove(log, ENDS[1], ENDS[2])
     assert train(log, config, run)["log_rows"] == passed

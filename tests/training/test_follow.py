@@ -146,15 +146,15 @@ def test_a_log_that_appears_and_grows_gives_the_bits_of_one_pass(
     told = lines(run)
     assert sum(line["rows"] for line in told) == told[-1]["position"] == stopped.position
     assert told[-1]["waiting"] == stopped.waiting and told[-1]["published_through"] == 240_000
-    listed = [tuple(one[:2]) for line in told for one in line["intervals"]]
+    listed = [tuple(one[:2]) for line in told for one in line["partitions"]]
     through = told[-1]["trained_through"]
     times = short.table.column("query_time").to_numpy()
     trained = [
         (one.start, one.end) for one in manifests if one.rows and times[times < one.end].max() <= through
     ]
     assert listed == trained and 6 < len(listed) < INTERVALS
-    assert all(0 <= second < 60 for line in told for _, _, second in line["intervals"])
-    assert {len(line["intervals"]) for line in told} >= {1}
+    assert all(0 <= second < 60 for line in told for _, _, second in line["partitions"])
+    assert {len(line["partitions"]) for line in told} >= {1}
 
 
 @pytest.mark.slow
@@ -205,7 +205,7 @@ def test_what_vanished_or_changed_is_refused(short, make_config, tmp_path):
     run = tmp_path / "run"
     first = short.folder / "manifests" / f"{0:019d}-{10_000:019d}.json"
     script = Script(short.grow, short.grow, short.grow, *[lambda: None] * 9, first.unlink, every=4)
-    with pytest.raises(InputError, match=rf"{first.name}: missing, though .* holds files of this interval"):
+    with pytest.raises(InputError, match=rf"{first.name}: missing, though .* holds files of this partition"):
         followed(short.folder, config, run, script)
     # Of nothing that was refused a checkpoint was written.
     short.intervals = 0
@@ -214,7 +214,7 @@ def test_what_vanished_or_changed_is_refused(short, make_config, tmp_path):
     assert stopped.position == sum(manifest.rows for manifest in read_manifests(short.folder))
     (manifest, *_) = read_manifests(short.folder)
     first.write_bytes(manifest_bytes(manifest.model_copy(update={"counters": {"changed": 1}})))
-    with pytest.raises(InputError, match="its first 3 intervals differ"):
+    with pytest.raises(InputError, match="its first 3 partitions differ"):
         followed(short.folder, config, run, Script())
 
 
@@ -229,7 +229,7 @@ def test_a_log_that_never_comes_is_waited_for_until_idle(short, make_config, tmp
     manifest = next((short.folder / "manifests").iterdir())
     manifest.rename(short.folder / "aside")
     stopped = followed(short.folder, make_config(), tmp_path / "run", lambda: None, idle=0)
-    assert "with an interval that has rows" in str(stopped.awaited)
+    assert "with a partition that has rows" in str(stopped.awaited)
 
 
 @pytest.fixture
@@ -285,8 +285,11 @@ def test_it_stops_at_a_signal_and_goes_on_from_there(
     [
         (["--stop-when-idle", "1"], "--poll and --stop-when-idle go with --follow"),
         (["--follow", "--record", "teacher"], "--record does not go with --follow"),
-        (["--follow", "--poll", "0"], "poll: 0 seconds; a number above 0 is needed"),
-        (["--follow", "--stop-when-idle", "-1"], "stop when idle: -1 seconds; a number from 0 on is needed"),
+        (["--follow", "--poll", "0"], "poll: 0 seconds; a number above 0 is required"),
+        (
+            ["--follow", "--stop-when-idle", "-1"],
+            "stop when idle: -1 seconds; a number of at least 0 is required",
+        ),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(short, config_file, tmp_path, capsys, more, error):

@@ -113,9 +113,9 @@ def test_what_is_told_of_the_lag_goes_back_with_the_run(live, make_config, tmp_p
     # The run began anew.
     for part in (lines[:again], lines[again:]):
         assert sum(line["rows"] for line in part) == part[-1]["position"]
-        assert part[0]["intervals"][0][:2] == list(ENDS[:2])
+        assert part[0]["partitions"][0][:2] == list(ENDS[:2])
     assert positions[-1] == rows
-    through = [interval[:2] for line in lines[again:] for interval in line["intervals"]]
+    through = [interval[:2] for line in lines[again:] for interval in line["partitions"]]
     assert through == [list(one) for one in pairwise(ENDS)][: len(through)]
     assert len(through) > 4
 

@@ -532,7 +532,7 @@ def test_a_log_that_ends_too_early_is_refused(old, half, whole, logs, schema, co
         train(half, config, tmp_path / "run", init_from=InitFrom(old))
     log = logs.publish("early", schema, (0, 80_000, 150_000))
     with pytest.raises(
-        InputError, match=r"the log is published until 150000, before where .* stands, at query time"
+        InputError, match=r"the log is published until query time 150000, but .* is already at"
     ):
         launch(log, config, tmp_path / "run", InitFrom(old), waits=True)
     assert list(tmp_path.iterdir()) == []
@@ -653,10 +653,10 @@ def test_begun_once_it_is_resumed_from_then_on(old, unkilled, whole, change, cop
     assert summary["init_from"] == before["launch"]
     assert told == [] and outcome(run) == before
     with pytest.raises(
-        InputError, match=r"was begun from .*, not from .*other: without --init-from it is resumed"
+        InputError, match=r"was started from .*, not from .*other: run without --init-from to resume it"
     ):
         train(whole, change(HARMLESS), run, init_from=InitFrom(tmp_path / "other"))
-    with pytest.raises(InputError, match="was begun without --init-from"):
+    with pytest.raises(InputError, match="was started without --init-from"):
         train(whole, change(), copy_run(old), init_from=InitFrom(unkilled))
     with pytest.raises(InputError, match="this is the run directory itself"):
         train(whole, change(), old, init_from=InitFrom(old))
@@ -676,7 +676,7 @@ def test_a_run_that_gives_nothing_is_refused(old, logs, schema, whole, config, c
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "run").exists()
 
-    refused(tmp_path / "nothing", "this is no run directory: it has no config.yaml")
+    refused(tmp_path / "nothing", "not a run directory: it has no config.yaml")
     refused(whole, "this is no run directory")
     damaged = copy_run(old)
     for path in damaged.glob("checkpoints/*/arrays.npz"):

@@ -66,7 +66,7 @@ def test_features_move_to_the_ui_tower_when_told(schema, make_config):
     [
         (
             {"factorized": {"ui_features": ["positon"]}},
-            "ui_features names positon, which is no feature of the log",
+            "ui_features names positon, which is not a feature of the log",
         ),
         ({"factorized": {"ui_features": []}}, "no feature with a width above 0 is in the tower ui"),
         ({"factorized": {}, "widths": {"position": 0}}, "no feature with a width above 0 is in the tower ui"),

@@ -202,7 +202,7 @@ def test_a_run_whose_configuration_has_former_names_of_keys_is_resumed(faulty_lo
     former = before.replace("max_query_rows:", "largest_query:").replace("  embeddings:\n", "  rows:\n")
     assert former.count("largest_query") == 1 and former.count("  rows:\n") == 1
     (run / "config.yaml").write_text(former)
-    with pytest.raises(InputError, match=r"begun under another configuration \(batch\.rows was 50, is 49\)"):
+    with pytest.raises(InputError, match=r"started with another configuration \(batch\.rows was 50, is 49\)"):
         train(
             faulty_log,
             parse_model(TrainConfig, {**CONTENT, "batch": {"rows": 49, "max_query_rows": 64}}, "x"),
@@ -322,5 +322,5 @@ def test_a_log_that_grew_before_where_the_run_stands_is_refused(examples, schema
     log = publish_log(tmp_path / "log", table, ((80_000, 160_000),))
     train(log, CONFIG, tmp_path / "run")
     publish_interval(log, schema, 0, 80_000, table.take(pa.array(np.flatnonzero(times < 80_000))))
-    with pytest.raises(InputError, match="its first 1 intervals differ"):
+    with pytest.raises(InputError, match="its first 1 partitions differ"):
         train(log, CONFIG, tmp_path / "run")

@@ -63,7 +63,7 @@ def test_a_run_belongs_to_its_configuration(tmp_path, make_config):
     with pytest.raises(InputError) as caught:
         adopt_config(run, make_config({"seed": 5, "model": {"crosses": {"ramp": {"length": 7}}}}))
     message = str(caught.value)
-    assert "begun under another configuration" in message
+    assert "started with another configuration" in message
     assert "seed was 1, is 5" in message
     assert "model.crosses.ramp.length was 500, is 7" in message
     assert "batch" not in message

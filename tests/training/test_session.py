@@ -260,7 +260,7 @@ def test_logs_that_are_not_what_they_were_are_refused(growing, exposure, make_co
         for log, name in ((exposure, "constraint log exposure"), (growing, "log")):
             log.intervals = 0
             log.grow()
-            with pytest.raises(InputError, match=f"the {name} is not the one .* first 1 intervals differ"):
+            with pytest.raises(InputError, match=f"the {name} is not the one .* first 1 partitions differ"):
                 session.advance()
             first = read_manifests(log.folder)[0].name
             for path in (
