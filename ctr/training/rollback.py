@@ -149,8 +149,9 @@ def _attempts(mark: Mark, past: Sequence[Rollback]) -> int:
 def _hopeless(folder: Path, mark: Mark, position: Position, what: str) -> InputError:
     return InputError(
         f"{folder}: {what} up to row {position.learned} of the log, after two rollbacks to the checkpoint of row "
-        f"{mark.examples} that set rows from {mark.learned} on aside ({SET_ASIDE_FILE}); look at these rows, or "
-        "start anew with lower learning rates or rollback.after_skipped_steps: null, which skips such steps only"
+        f"{mark.examples} that quarantined the rows from {mark.learned} on ({SET_ASIDE_FILE}); look at these rows, or "
+        "begin another run with lower learning rates, or with rollback.after_skipped_steps: null, which only skips "
+        "such steps"
     )
 
 
@@ -255,7 +256,7 @@ def read_rollbacks(folder: Path) -> list[Rollback]:
     except InputError as error:
         raise InputError(
             f"{path}: damaged ({str(error).removeprefix(f'{path}: ')[:200]}); it decides which rows are learned from: "
-            "bring it back, or use another folder to start anew"
+            "restore it, or begin in another output directory"
         ) from None
 
 
@@ -273,6 +274,6 @@ def check_kept(folder: Path, seen: Sequence[Mapping[str, Any]], found: Sequence[
     """Raises InputError unless the rollbacks that a checkpoint has seen are the first of those ``found``."""
     if list(seen) != as_json(found)[: len(seen)]:
         raise InputError(
-            f"{folder / SET_ASIDE_FILE}: does not tell of the {len(seen)} rollbacks that the checkpoint was made "
-            "after; bring it back, or use another folder to start anew"
+            f"{folder / SET_ASIDE_FILE}: lacks rollbacks: the checkpoint was made after {len(seen)} of them; "
+            "restore it, or begin in another output directory"
         )

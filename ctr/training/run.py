@@ -155,7 +155,7 @@ class Run:
         if state["sidecars"] != self.sidecar_hashes(state["window_times"][1] + 1):
             raise InputError(
                 f"{self.folder}: the sidecars {', '.join(self.sidecars)} are not those that this run has read so far; "
-                "use another folder to start anew"
+                "begin in another output directory"
             )
         groups: dict[str, dict[str, np.ndarray]] = {}
         for name, array in arrays.items():

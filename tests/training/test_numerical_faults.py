@@ -431,7 +431,7 @@ def test_when_going_back_does_not_help_it_says_so(long_log, make_config, tmp_pat
     with (
         injected(poison={row: fill(*POISON) for row in range(1000, 3500, 5)}),
         pytest.raises(
-            InputError, match=r"after two rollbacks to the checkpoint of row \d+ that set"
+            InputError, match=r"after two rollbacks to the checkpoint of row \d+ that quarantined"
         ) as caught,
     ):
         train(long_log, config, tmp_path / "run")
@@ -542,7 +542,9 @@ def test_lost_or_changed_notes_are_refused(long_log, faulty_run, make_config, co
     path = run / "set_aside.json"
     content = path.read_text()
     path.unlink()
-    with pytest.raises(InputError, match=r"set_aside.json: does not tell of the \d rollbacks"):
+    with pytest.raises(
+        InputError, match=r"set_aside.json: lacks rollbacks: the checkpoint was made after \d of them"
+    ):
         train(long_log, make_config({**CONTENT, **SHAMPOO}), run)
     path.write_text(content.replace("1", "2", 3))
     with pytest.raises(InputError, match=r"set_aside.json: "):

@@ -282,7 +282,9 @@ def test_the_file_tells_what_was_written(tmp_path_factory, entries):
     for seen in range(len(past) + 1):
         check_kept(folder, as_json(past)[:seen], past)
         if seen < len(past):
-            with pytest.raises(InputError, match=r"set_aside.json: does not tell of the \d rollbacks"):
+            with pytest.raises(
+                InputError, match=r"set_aside.json: lacks rollbacks: the checkpoint was made after \d of them"
+            ):
                 check_kept(folder, as_json(past), past[:seen])
 
 
@@ -317,7 +319,7 @@ def test_a_damaged_file_is_refused(tmp_path, content, is_sealed):
         content = sealed_bytes(found).decode()
     (tmp_path / "set_aside.json").write_text(content)
     with pytest.raises(
-        InputError, match=r"set_aside.json: damaged \(.*bring it back, or use another"
+        InputError, match=r"set_aside.json: damaged \(.*restore it, or begin in another output directory"
     ) as caught:
         read_rollbacks(tmp_path)
     assert "\n" not in str(caught.value)
