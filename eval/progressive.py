@@ -178,7 +178,7 @@ class ProgressiveMetrics:
 
         Args:
             window: stays as it is.
-            with_auc: AUC as well, which takes a few milliseconds; the others take a twentieth of one together.
+            with_auc: AUC as well, which takes a few milliseconds; the others take a tenth of one together.
 
         Returns:
             Some of `headline`, None where undefined.

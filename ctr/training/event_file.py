@@ -98,7 +98,10 @@ class EventFiles:
             self._totals, self._windows = _new_file(folder), _new_file(folder / "window")
         self._first_time: int | None = None
         begun = times.get(0, time.time())
-        for summary in (_config_text(config), hparams_pb(_flat(config), str(folder.parent.resolve()), begun)):
+        run = folder.parent.resolve()
+        # Each run is a trial of its own, also beside another one of the same configuration.
+        hparams = hparams_pb(_flat(config), f"{run.name} ({run})", begun)
+        for summary in (_config_text(config), hparams):
             self._write(self._totals, Event(wall_time=begun, step=0, summary=summary))
         for line in map(json.loads, lines.read_bytes().splitlines()):
             self._add(line, times.get(line["examples"], time.time()))

@@ -6,7 +6,7 @@
     RUN/environment.json       versions, devices, threads
     RUN/schema.json            the features of the log
     RUN/metrics.jsonl          one line a window
-    RUN/tensorboard/           the same as TensorBoard events
+    RUN/tensorboard/           the same for TensorBoard (event_file.py)
     RUN/checkpoints/           checkpoint.py
     RUN/exports/               servable models, where the configuration asks for them
     RUN/predictions/           one Parquet file for each stretch between checkpoints

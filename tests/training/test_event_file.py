@@ -125,8 +125,8 @@ def test_the_hyperparameter_tab_compares_runs(made):
     assert len(groups) == 2
     for group in groups:
         (session,) = group.sessions
-        run = Path(group.name)
-        assert run.parent == made and session.status == api_pb2.STATUS_SUCCESS
+        run = made / group.name.split()[0]
+        assert group.name == f"{run.name} ({run})" and session.status == api_pb2.STATUS_SUCCESS
         config = yaml.safe_load((run / "config.yaml").read_text())
         rate = config["optimizer"]["dense"]["learning_rate"]
         assert group.hparams["optimizer.dense.learning_rate"].number_value == rate

@@ -431,7 +431,7 @@ def test_when_going_back_does_not_help_it_says_so(long_log, make_config, tmp_pat
     with (
         injected(poison={row: fill(*POISON) for row in range(1000, 3500, 5)}),
         pytest.raises(
-            InputError, match=r"after two rollbacks to the checkpoint of row \d+ that set"
+            InputError, match=r"after two rollbacks to the checkpoint of row \d+ that quarantined"
         ) as caught,
     ):
         train(long_log, config, tmp_path / "run")
