@@ -274,7 +274,7 @@ def _score(arguments: argparse.Namespace) -> None:
     read_metadata(find_model(arguments.model))
     for path in given:
         if not path.exists():
-            raise InputError(f"input {path}: no such file or directory")
+            raise InputError(f"input {path}: no such file or folder")
     _load_tensorflow()
     from ctr.data.log import read_manifests
     from ctr.pipelines.raw_rows import key_schema, plain_mapping, read_raw_rows
