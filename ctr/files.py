@@ -131,7 +131,7 @@ def remove_temporaries(folder: Path) -> None:
 
 
 def check_output_file(path: Path, kind: str, is_kind: Callable[[Path], bool]) -> None:
-    """Refuses to write a file over anything but another one of its kind; arguments as of ``file_fault``.
+    """Refuses to write a file over anything but another one of its kind; for the arguments see ``file_fault``.
 
     Raises:
         InputError: what is there, and what is allowed.

@@ -67,7 +67,7 @@ def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequen
 
 
 def mapped_files(mapping: Mapping, inputs: Sequence[Path]) -> list[SourceFile]:
-    """The files of ``inputs`` that a mapping reads, as of ``find_files``; side tables are none of them."""
+    """The files of ``inputs`` that a mapping reads (see ``find_files``); side tables are none of them."""
     return find_files(inputs, input_patterns(mapping.input), [join.file for join in mapping.joins])
 
 

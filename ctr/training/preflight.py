@@ -133,7 +133,7 @@ def check_run(
     """Refuses what a run cannot begin or go on with, and looks whether it is finished already; changes no run.
 
     Args:
-        log, config, run: as of ``ctr.training.loop.train``.
+        log, config, run: see ``ctr.training.loop.train``.
         record: the sidecar that the predictions are to be published as.
         source: the run that this one is to begin from.
 
@@ -207,7 +207,7 @@ def begins_from(run: Path, source: Path) -> bool:
         if begun.get("run") != str(source.resolve()):
             raise InputError(
                 f"{run} was begun from {begun.get('run')}, not from {source}: without --init-from it is resumed; "
-                "use another directory to begin anew"
+                "use another directory to start over"
             )
         return False
     if (run / "config.yaml").exists():

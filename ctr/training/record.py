@@ -65,10 +65,10 @@ def check_record(log: Path, config: TrainConfig, run: Path, name: str) -> None:
     if distillation is not None and distillation.teacher == name:
         teacher_log = log if distillation.log is None else Path(distillation.log)
         if teacher_log.resolve() == log.resolve():
-            raise InputError(f"--record {name}: the run's own teacher has this name; another one is needed")
+            raise InputError(f"--record {name}: the run's own teacher has this name; another one is required")
     if folder.exists() and any(folder.iterdir()) and not (run / "summary.json").exists():
         raise InputError(
-            f"--record {name}: {folder} is there already, from another run; another name is needed"
+            f"--record {name}: {folder} is there already, from another run; another name is required"
         )
 
 
