@@ -187,7 +187,7 @@ def _serve(arguments: argparse.Namespace) -> None:
 
 def _sample(arguments: argparse.Namespace) -> None:
     from ctr.config import load_model
-    from ctr.data.log import check_log_folder, read_manifests
+    from ctr.data.log import check_log_folder, read_manifests, read_schema
     from ctr.data.sample_log import write_decisions, write_sampled_log
     from ctr.data.sampling import SamplingConfig
 
@@ -196,6 +196,7 @@ def _sample(arguments: argparse.Namespace) -> None:
     config = load_model(SamplingConfig, arguments.config, "config", arguments.set)
     rule = config.uninformative
     if rule is not None and rule.low_visibility is not None:
+        read_schema(arguments.log)
         _load_tensorflow()
     # A teacher's recordings are looked through before anything is written.
     passes = 1 if rule is None or rule.low_loss is None else 2
@@ -252,7 +253,7 @@ def _follow(arguments: argparse.Namespace, config: Any) -> None:
 
     if arguments.record is not None:
         raise InputError(
-            "--record does not go with --follow: ctr train without it finishes the run, and records"
+            "--record does not go with --follow: rerun without --follow to finish the run and to record"
         )
     check_config(arguments.out, config)
     with stop_signals() as stop:
@@ -315,7 +316,7 @@ def _score(arguments: argparse.Namespace) -> None:
     read_metadata(find_model(arguments.model))
     for path in given:
         if not path.exists():
-            raise InputError(f"input {path}: no such file or directory")
+            raise InputError(f"input {path}: no such file or folder")
     _load_tensorflow()
     from ctr.data.log import read_manifests
     from ctr.pipelines.raw_rows import key_schema, plain_mapping, read_raw_rows

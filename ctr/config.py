@@ -5,15 +5,17 @@ Each part of the system keeps its own model beside itself; this module only hold
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
+import annotated_types
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ctr.errors import InputError
 from ctr.eval.documents import parse_yaml, read_short_floats
-from ctr.files import require_file
+from ctr.files import not_text, require_file
 
 
 class StrictModel(BaseModel):
@@ -54,7 +56,7 @@ class StrictModel(BaseModel):
             if types <= _NUMBERS and _holds(value, str | bool):
                 needed = "a number is required"
             elif types <= _NUMBERS and _holds_beyond(value, float not in types):
-                needed = "a smaller number is required"
+                needed = _bound_text(field.metadata, float not in types)
             elif types <= _TRUTHS and _holds(value, str | int | float) and not _holds(value, bool):
                 needed = "true or false is required"
             else:
@@ -102,19 +104,50 @@ def _holds_beyond(value: Any, whole: bool) -> bool:
     )
 
 
+def _bound_text(metadata: Sequence[object], whole: bool) -> str:
+    """What a number that is much too large has to be below, in the words of pydantic."""
+    for bound in metadata:
+        if isinstance(bound, annotated_types.Lt):
+            return f"Input should be less than {bound.lt}"
+        if isinstance(bound, annotated_types.Le):
+            return f"Input should be less than or equal to {bound.le}"
+    return f"Input should be less than {2**63 if whole else '1e308'}"
+
+
 ModelT = TypeVar("ModelT", bound=StrictModel)
 
 
 def _allowed_keys(model: type[BaseModel], path: tuple[int | str, ...]) -> str | None:
     """The field names of the model that the last key of ``path`` was refused by, where it can be found."""
-    current: Any = model
+    found: list[Any] = [model]
     for key in path[:-1]:
-        fields = getattr(current, "model_fields", None)
-        if fields is None or key not in fields:
-            return None
-        current = fields[key].annotation
-    fields = getattr(current, "model_fields", None)
-    return ", ".join(sorted(fields)) if fields else None
+        found = [part for one in found for part in _parts(one, key)]
+    models = [one for one in found if isinstance(one, type) and issubclass(one, BaseModel)]
+    return ", ".join(sorted(models[0].model_fields)) if len(models) == 1 else None
+
+
+def _parts(kind: Any, key: int | str) -> list[Any]:
+    """The types that may stand under a key, or the kind of that tag among several, as an error's path names it."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        by_name = {field.alias or name: field for name, field in kind.model_fields.items()}
+        if key in by_name:
+            return _kinds(by_name[str(key)].annotation)
+        tags = [get_args(field.annotation) for field in by_name.values()]
+        return [kind] if any(key in tag for tag in tags) else []
+    arguments = [part for part in get_args(kind) if part is not Ellipsis]
+    if get_origin(kind) is dict:
+        return _kinds(arguments[1])
+    return [part for argument in arguments for part in _kinds(argument)] if isinstance(key, int) else []
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """The types that an annotation allows, each by itself."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _kinds(arguments[0])
+    if origin in (Union, UnionType):
+        return [kind for argument in arguments for kind in _kinds(argument)]
+    return [annotation]
 
 
 def describe_validation_error(
@@ -125,8 +158,17 @@ def describe_validation_error(
     ``prefix`` stands before each path: where in a larger file the keys lie.
     """
     faults = []
-    for fault in error.errors(include_url=False):
+    found = error.errors(include_url=False)
+    for fault in found:
+        deeper = [other["loc"] for other in found if len(other["loc"]) > len(fault["loc"])]
+        if fault["type"] == "too_short" and any(loc[: len(fault["loc"])] == fault["loc"] for loc in deeper):
+            # Items that are refused are not counted; they are named by themselves.
+            continue
         path = ".".join(str(part) for part in fault["loc"] if part != "[key]")
+        if not (path or prefix) and fault["type"] == "value_error":
+            # About several keys, which the message names.
+            faults.append(fault["msg"].removeprefix("Value error, "))
+            continue
         path = f"{prefix}{path}" if path else prefix.rstrip(".") or "(top level)"
         if fault["type"] == "extra_forbidden":
             allowed = _allowed_keys(model, fault["loc"])
@@ -169,8 +211,10 @@ read_short_floats(_Dumper)
 
 def read_yaml(path: Path, what: str) -> Any:
     """Parses a YAML file; an empty one is an empty mapping. Raises InputError with the line of a fault."""
+    if found := not_text(require_file(path, what)):
+        raise InputError(f"{what} {path}: is {found}; allowed: YAML in UTF-8")
     try:
-        content = parse_yaml(require_file(path, what).read_text(encoding="utf-8"))
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"{what} {path}: not YAML: {error}") from None
     return {} if content is None else content

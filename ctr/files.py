@@ -131,7 +131,7 @@ def remove_temporaries(folder: Path) -> None:
 
 
 def check_output_file(path: Path, kind: str, is_kind: Callable[[Path], bool]) -> None:
-    """Refuses to write a file over anything but another one of its kind; arguments as of ``file_fault``.
+    """Refuses to write a file over anything but another one of its kind; for the arguments see ``file_fault``.
 
     Raises:
         InputError: what is there, and what is allowed.
@@ -166,10 +166,37 @@ def check_output_folder(folder: Path, kind: str, is_kind: Callable[[Path], bool]
 
 
 def require_file(path: Path, what: str) -> Path:
-    """Returns ``path``, or raises InputError naming it when there is no such file."""
-    if not path.is_file():
-        raise InputError(f"{what} {path}: no such file")
-    return path
+    """Returns ``path``, or raises InputError naming it when there is no such file, or something else."""
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise InputError(f"{what} {path}: is a directory; allowed: a file")
+    if found := irregular(path):
+        raise InputError(f"{what} {path}: is {found}, and leads to no file; allowed: a regular file")
+    raise InputError(f"{what} {path}: no such file")
+
+
+_BEGINNINGS = {
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+    b"PK\x03\x04": "a zip archive",
+    b"\x1f\x8b": "compressed with gzip",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd",
+    b"BZh": "compressed with bzip2",
+    b"\xfd7zXZ\x00": "compressed with xz",
+    b"PAR1": "a Parquet file",
+    b"SQLite format 3\x00": "an SQLite database",
+}
+
+
+def not_text(path: Path) -> str:
+    """What a file holds by its first bytes, where that is no text in UTF-8; empty where it may be that."""
+    with path.open("rb") as file:
+        start = file.read(64)
+    found = next((what for mark, what in _BEGINNINGS.items() if start.startswith(mark)), "")
+    # ASCII in UTF-16 without a mark: every other byte is 0.
+    is_utf_16 = len(start) > 3 and 0 in (max(start[::2]), max(start[1::2]))
+    return found or ("UTF-16" if is_utf_16 else "")
 
 
 def names_in(folder: Path, suffix: str) -> list[str]:

@@ -42,7 +42,7 @@ def make_reject(file: int, row: int, key: str, reason: str, value: object, allow
 def check_reject_share(share: float) -> None:
     """Raises InputError where the largest allowed share of rejects is none."""
     if not 0 <= share <= 1:
-        raise InputError(f"max-reject-share {share} is not allowed: a share from 0 to 1")
+        raise InputError(f"--max-reject-share {share} is not allowed: a share from 0 to 1")
 
 
 @dataclass

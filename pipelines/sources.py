@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from ctr.data.mapping import Mapping, input_patterns
 from ctr.errors import InputError
+from ctr.files import not_text
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
@@ -66,7 +67,7 @@ def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequen
 
 
 def mapped_files(mapping: Mapping, inputs: Sequence[Path]) -> list[SourceFile]:
-    """The files of ``inputs`` that a mapping reads, as of ``find_files``; side tables are none of them."""
+    """The files of ``inputs`` that a mapping reads (see ``find_files``); side tables are none of them."""
     return find_files(inputs, input_patterns(mapping.input), [join.file for join in mapping.joins])
 
 
@@ -96,8 +97,19 @@ def faults_named(path: Path) -> Iterator[None]:
 
 
 def open_bytes(path: Path) -> Any:
-    """A readable Arrow stream of the file's content, decompressed by its extension (.gz, .zst)."""
+    """A readable Arrow stream of a text file's content, decompressed by its extension (.gz, .zst).
+
+    Raises:
+        InputError: it is compressed otherwise than its name says, or holds something else than text.
+    """
     compression = _COMPRESSIONS.get(path.suffix)
+    found = not_text(path)
+    expected = f"compressed with {compression}" if compression is not None else ""
+    if found != expected and path.stat().st_size:
+        names = " or ".join(_COMPRESSIONS)
+        allowed = f"text in UTF-8, and text compressed by a name that ends in {names}"
+        is_what = found or f"not {expected}, though its name ends in {path.suffix}"
+        raise InputError(f"{path}: is {is_what}; allowed: {allowed}")
     file = pa.OSFile(str(path))
     return file if compression is None else pa.CompressedInputStream(file, compression)
 

@@ -19,8 +19,11 @@ import pytest
 
 from ctr import __version__
 from ctr.cli import main
-from ctr.data.log import create_log, pack_ids, publish_interval
+from ctr.config import load_model
+from ctr.data.log import create_log, pack_ids, publish_interval, read_manifests
 from ctr.data.schema import Category, Schema
+from ctr.training.config import TrainConfig
+from ctr.training.preflight import check_run
 
 SCHEMA = Schema(features=(Category(name="a", source="a", buckets=9, width=2),))
 CONFIG = """
@@ -31,16 +34,14 @@ model:
 """
 
 
-@pytest.fixture(scope="module")
-def made_log(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("cli") / "log"
-    create_log(folder, SCHEMA)
+def made_rows(start: int) -> pa.Table:
+    """Thirty queries of three rows each, from a query time on."""
     rng = np.random.default_rng(0)
     row = np.arange(90)
-    table = pa.table(
+    return pa.table(
         {
-            "query_time": row // 3 * 1000,
-            "timestamp": row,
+            "query_time": start + row // 3 * 1000,
+            "timestamp": start + row,
             "query_id": row // 3,
             "example_id": row,
             "label": rng.integers(0, 2, 90).astype(np.int8),
@@ -49,6 +50,13 @@ def made_log(tmp_path_factory) -> Path:
             "ids": pack_ids(rng.integers(0, 9, (90, 1)).astype(np.int32)),
         }
     )
+
+
+@pytest.fixture(scope="module")
+def made_log(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("cli") / "log"
+    create_log(folder, SCHEMA)
+    table = made_rows(0)
     publish_interval(folder, SCHEMA, 0, 10**6, table, shard_rows=45)
     return folder
 
@@ -218,6 +226,68 @@ def test_a_log_of_another_schema_version(place, capfd):
     content["features"][0]["buckets"] = 10
     path.write_text(json.dumps(content))
     assert "the features do not match the recorded version" in error_line(capfd)
+
+
+def without_tensorflow(place, root, fresh_python, *commands: tuple[str, ...]) -> list[str]:
+    """Runs commands in a process of their own; returns the lines printed, having checked what was loaded."""
+    script = f"""
+import sys
+from ctr.cli import main
+print(*[main(command) for command in {commands!r}], file=sys.stderr)
+print(sorted({{"tensorflow", "tf_keras", "apache_beam"}} & set(sys.modules)))
+"""
+    done = fresh_python("-c", script, cwd=place, path=root)
+    lines = (done.stderr + done.stdout).splitlines()
+    assert lines[-1] == "[]"
+    return lines[:-1]
+
+
+def test_what_is_wrong_at_once_is_told_at_once(place, root, fresh_python):
+    (place / "bad.yaml").write_text("seed: x\n")
+    (place / "table.yaml").write_text(
+        "{input: {type: csv}, time: {column: t, unit: s}, label: y, interval: 1d, "
+        "features: [{name: a, kind: category, source: a, buckets: 9}]}"
+    )
+    faults = {
+        "train nolog --config run.yaml --out run": "nolog is not an example log",
+        "train log --config no.yaml --out run": "config no.yaml: no such file",
+        "train log --config / --out run": "config /: is a directory",
+        "train log --config bad.yaml --out run": "seed: 'x' is not allowed",
+        "train log --config run.yaml --out log": "log is neither empty nor a run directory",
+        "train log --config run.yaml --out run --set metrics.slices=[b]": "metrics.slices names b",
+        "train log --config run.yaml --out run --init-from none": "--init-from none: this is no run directory",
+        "train log --follow --config bad.yaml --out run": "seed: 'x' is not allowed",
+        "ingest mind nowhere --out new": "input nowhere: no such file",
+        "ingest table nowhere --mapping no.yaml --out new": "mapping no.yaml: no such file",
+        "ingest table nowhere --mapping table.yaml --out log": "features cannot change inside a log",
+        "simulate --examples 10 --set seed=x --out new": "seed: 'x' is not allowed",
+        "simulate --days 1 --policy run --log log --out new": "run: no summary.json",
+        "export norun --out new": "norun: no such run directory",
+        "score nomodel log --out new.parquet": "nomodel: neither an exported model",
+        "replay no.yaml --log log --out new": "experiment no.yaml: no such file",
+    }
+    *errors, statuses = without_tensorflow(place, root, fresh_python, *map(str.split, faults))
+    assert statuses.split() == ["1"] * len(faults)
+    for error, fault in zip(errors, faults.values(), strict=True):
+        assert error.startswith("error: ") and fault in error
+    assert {path.name for path in place.iterdir()} == {"log", "run.yaml", "bad.yaml", "table.yaml"}
+
+
+def test_a_finished_run_is_told_without_tensorflow(place, root, fresh_python, capfd):
+    assert main((*TRAIN, "--json")) == 0
+    summary = json.loads(capfd.readouterr().out)
+    before = {path: path.stat().st_mtime_ns for path in (place / "run").rglob("*") if path.is_file()}
+    _, *lines = without_tensorflow(place, root, fresh_python, [*TRAIN, "--json"])
+    assert json.loads("\n".join(lines)) == summary
+    assert {path: path.stat().st_mtime_ns for path in (place / "run").rglob("*") if path.is_file()} == before
+    _, *lines = without_tensorflow(place, root, fresh_python, [*TRAIN, "--record", "teacher", "--json"])
+    assert json.loads("\n".join(lines))["recorded"]["rows"] == 90
+    # What is not finished, as the log has grown, is not taken for it.
+    config = load_model(TrainConfig, place / "run.yaml", "config")
+    assert check_run(place / "log", config, place / "run") == summary
+    later = read_manifests(place / "log")[0].end
+    publish_interval(place / "log", SCHEMA, later, later + 10**6, made_rows(later))
+    assert check_run(place / "log", config, place / "run") is None
 
 
 def test_a_place_that_is_taken(place, capfd):

@@ -1,12 +1,16 @@
 """Typed configuration: what is refused, in which words, and what survives a round trip."""
 
-from typing import ClassVar, Literal
+import re
+from collections.abc import Iterator
+from typing import ClassVar, Literal, get_args, get_origin
 
 import pytest
 import yaml
+from annotated_types import Ge, Gt, Le, Lt
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pydantic import Field
+from pydantic import BaseModel, Field
+from pydantic.fields import FieldInfo
 
 from ctr.config import (
     StrictModel,
@@ -17,6 +21,7 @@ from ctr.config import (
     parse_model,
     read_yaml,
 )
+from ctr.data.mapping import Mapping
 from ctr.data.sampling import SamplingConfig
 from ctr.errors import InputError
 from ctr.simulator.config import SimulatorConfig
@@ -319,7 +324,7 @@ def test_a_whole_number_may_be_written_with_an_exponent(tmp_path):
     [
         (b"a: [1\n", "line 2"),
         (b"a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\n", "the key c stands twice"),
-        (b"\xff\xfe", "not YAML"),
+        (b"\xff\xfe", "is UTF-16"),
         (b"a: !!python/object/apply:os.system [ls]\n", "not YAML"),
     ],
 )
@@ -386,3 +391,94 @@ def test_settings_leave_what_is_no_mapping_to_be_refused(tmp_path):
     path.write_text("[1, 2]\n")
     with pytest.raises(InputError, match="a mapping of keys to values is expected, received list"):
         load_model(TrainConfig, path, "config", ["seed=3"])
+
+
+def bounded_fields(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[str, FieldInfo]]:
+    """Every field of a tree of models that has a bound, with its dotted path."""
+    for name, field in model.model_fields.items():
+        here = (*path, field.alias or name)
+        optional = () if get_origin(field.annotation) is tuple else get_args(field.annotation)
+        for kind in (field.annotation, *optional):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from bounded_fields(kind, here)
+        if any(isinstance(bound, Ge | Gt | Le | Lt) for bound in field.metadata):
+            yield ".".join(here), field
+
+
+BOUNDED = [pytest.param(path, field, id=path) for path, field in bounded_fields(TrainConfig)]
+
+
+@pytest.mark.parametrize(("path", "field"), BOUNDED)
+def test_a_number_out_of_bounds_is_told_the_bound(path, field):
+    for bound in field.metadata:
+        limit = getattr(bound, type(bound).__name__.lower())
+        above = isinstance(bound, Le | Lt)
+        wrong = int(limit) * 10**30 + 1 if above else -1
+        with pytest.raises(InputError) as caught:
+            parse_model(TrainConfig, apply_settings({}, [f"{path}={wrong}"]), "config c")
+        fault = next(text for text in str(caught.value).split("; ") if f"{path}: " in text)
+        words = "less than" if above else "greater than"
+        assert re.search(rf"{words} (or equal to )?{int(limit)}\b", fault), fault
+
+
+def test_a_number_without_a_bound_is_told_what_fits():
+    assert refusal({"count": 10**30}).endswith("less than 9223372036854775808")
+    assert refusal({"maybe": 10**400}).endswith("less than 1e308")
+
+
+MAPPING = {"input": {"type": "csv"}, "time": {"column": "t", "unit": "s"}, "label": "y", "interval": "1d"}
+FEATURE = {"name": "a", "kind": "category", "source": "a", "buckets": 9}
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"name": "bad name"}, "features.0.category.name: 'bad name' is not allowed: String should match"),
+        ({"tower": "x"}, "features.0.category.tower: 'x' is not allowed: Input should be 'quality' or 'ui'"),
+        ({"kind": "categry"}, "features.0: "),
+    ],
+)
+def test_one_bad_feature_is_one_fault(changes, fault):
+    with pytest.raises(InputError) as caught:
+        parse_model(Mapping, {**MAPPING, "features": [{**FEATURE, **changes}]}, "mapping m")
+    message = str(caught.value)
+    assert message.startswith(f"mapping m: {fault}")
+    assert ";" not in message and "at least 1 item" not in message
+
+
+def test_features_that_are_not_there_are_a_fault():
+    with pytest.raises(InputError, match=r"features: .* at least 1 item"):
+        parse_model(Mapping, {**MAPPING, "features": []}, "mapping m")
+
+
+def test_an_unknown_key_of_a_feature_is_told_those_of_its_kind():
+    with pytest.raises(InputError, match=r"features.0.category.bucket: unknown key; allowed: buckets, "):
+        parse_model(Mapping, {**MAPPING, "features": [{**FEATURE, "bucket": 3}]}, "mapping m")
+
+
+def test_a_fault_of_the_whole_shows_no_insides():
+    with pytest.raises(InputError, match=r"^mapping m: feature a is named twice$"):
+        parse_model(Mapping, {**MAPPING, "features": [FEATURE, FEATURE]}, "mapping m")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("seed: 1".encode("utf-16"), "is UTF-16; allowed: YAML in UTF-8"),
+        ("seed: 1".encode("utf-16-le"), "is UTF-16; allowed"),
+        (b"PK\x03\x04rest", "is a zip archive; allowed"),
+        (b"\x1f\x8brest", "is compressed with gzip; allowed"),
+    ],
+)
+def test_a_file_of_another_kind_is_named(tmp_path, content, words):
+    (tmp_path / "run.yaml").write_bytes(content)
+    with pytest.raises(InputError, match=re.escape(f"config {tmp_path / 'run.yaml'}: {words}")):
+        read_yaml(tmp_path / "run.yaml", "config")
+
+
+def test_a_directory_is_no_missing_file(tmp_path):
+    with pytest.raises(InputError, match="config /: is a directory; allowed: a file"):
+        load_model(Outer, tmp_path / tmp_path.root, "config")
+    (tmp_path / "link.yaml").symlink_to("nowhere")
+    with pytest.raises(InputError, match=r"link.yaml: is a symbolic link to nowhere, and leads to no file"):
+        load_model(Outer, tmp_path / "link.yaml", "config")

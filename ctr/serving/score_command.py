@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 def refuse_scores_at(out: Path, inputs: Sequence[Path]) -> None:
     """Raises InputError when ``out`` could not be written, or would replace what is to be scored."""
-    check_scores(out)
     for given in inputs:
         inside = given.is_dir() and given.resolve() in out.resolve().parents
-        if out.exists() and (inside or (given.exists() and out.samefile(given))):
+        if out.is_file() and (inside or (given.exists() and out.samefile(given))):
             raise InputError(f"--out {out}: this is a file of the input {given}: another name is required")
+    check_scores(out)
 
 
 def check_scores(out: Path) -> None:

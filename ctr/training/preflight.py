@@ -145,7 +145,7 @@ def check_run(
     """Refuses what a run cannot begin or go on with, and looks whether it is finished already; changes no run.
 
     Args:
-        log, config, run: as of ``ctr.training.loop.train``.
+        log, config, run: see ``ctr.training.loop.train``.
         record: the sidecar that the predictions are to be published as.
         source: the run that this one is to begin from.
 

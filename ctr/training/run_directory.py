@@ -136,7 +136,7 @@ def check_config(run: Path, config: TrainConfig) -> None:
     """Checks that ``run`` can be, or is, the directory of a run under a configuration; changes nothing.
 
     Raises:
-        InputError: as of ``adopt_config``.
+        InputError: see ``adopt_config``.
     """
     check_run_folder(run)
     path = run / "config.yaml"

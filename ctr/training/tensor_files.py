@@ -2,6 +2,8 @@
 
 import contextlib
 import errno
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,5 +23,12 @@ def written_by_tensorflow(path: Path) -> Iterator[None]:
         yield
     except tf.errors.OpError as error:
         number = _NUMBERS.get(type(error), errno.EIO)
-        lines = error.message.splitlines()
-        raise OSError(number, lines[0] if lines else type(error).__name__, str(path)) from error
+        raise OSError(number, _words(number, error), str(path)) from error
+
+
+def _words(number: int, error: tf.errors.OpError) -> str:
+    """What went wrong, without the names that TensorFlow gives the nodes of its graph."""
+    if number != errno.EIO:
+        return os.strerror(number)
+    text = re.sub(r"\{\{.*?\}\}|\[Op:.*?\]", "", error.message.partition("\n")[0])
+    return text.strip(" ;:") or os.strerror(number)

@@ -12,6 +12,7 @@ import pytest
 from ctr.cli import main
 from ctr.eval import plots
 from ctr.eval.report import render_report, write_report
+from ctr.eval.report_page import check_page
 from ctr.eval.run_files import RunError, read_windows
 
 make = runpy.run_path(str(Path(__file__).with_name("run_directories.py")))
@@ -367,8 +368,26 @@ def test_bad_arguments(runs, tmp_path):
         write_report([], None)
     with pytest.raises(RunError, match="given twice"):
         write_report([runs[0], runs[0]], None)
-    with pytest.raises(RunError, match=f"{tmp_path}: is a folder"):
+    with pytest.raises(RunError, match=f"{tmp_path}: is a directory"):
         write_report(runs[:1], tmp_path)
-    with pytest.raises(RunError, match=r"report\.html: cannot be written"):
+    with pytest.raises(RunError, match=r"summary\.json: is a file; allowed: a directory"):
         write_report(runs[:1], runs[0] / "summary.json" / "report.html")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_replaces_reports_alone(runs, tmp_path):
+    page = write_report(runs[:1], tmp_path / "report.html")
+    check_page(page)
+    # Pages of earlier versions have no mark but their title.
+    text = page.read_text()
+    page.write_text(text.replace('<meta name="generator" content="ctr">', ""))
+    check_page(page)
+    page.write_text("")
+    check_page(page)
+    for other in ("<!DOCTYPE html>\n<title>mine</title>", text[1:], "seed: 1"):
+        page.write_text(other)
+        with pytest.raises(RunError, match="is there already, and is not a report of ctr"):
+            check_page(page)
+        with pytest.raises(RunError, match="is there already, and is not a report of ctr"):
+            write_report(runs[:1], page)
+        assert page.read_text() == other

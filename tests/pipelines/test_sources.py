@@ -67,6 +67,26 @@ def test_bytes_are_decompressed_by_extension(tmp_path):
             assert stream.read() == content
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.csv", "t,y\n1,0\n".encode("utf-16"), "is UTF-16"),
+        ("a.csv", "t,y\n1,0\n".encode("utf-16-le"), "is UTF-16"),
+        ("a.jsonl", "{}".encode("utf-16-be"), "is UTF-16"),
+        ("a.csv", b"PK\x03\x04", "is a zip archive"),
+        ("a.csv.gz", b"PK\x03\x04", "is a zip archive"),
+        ("a.csv", gzip.compress(b"t,y\n"), "is compressed with gzip"),
+        ("a.csv.zst", gzip.compress(b"t,y\n"), "is compressed with gzip"),
+        ("a.csv.gz", b"t,y\n", "is not compressed with gzip, though its name ends in .gz"),
+        ("a.tsv", b"PAR1", "is a Parquet file"),
+    ],
+)
+def test_a_file_of_another_kind_is_named(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=rf"{name}: {words}; allowed: text in UTF-8, and text compressed"):
+        open_bytes(tmp_path / name)
+
+
 @pytest.mark.parametrize("suffix", ["csv.gz", "tsv.zst", "jsonl.gz", "parquet"])
 @pytest.mark.parametrize("share", [0.5, 0.98])
 def test_a_truncated_file_is_named(tmp_path, helpers, suffix, share):

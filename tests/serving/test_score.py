@@ -232,7 +232,7 @@ class TestRefusals:
             ("parts/../rows.parquet", "a file of the input rows.parquet"),
             ("link.parquet", "a file of the input rows.parquet"),
             ("parts/a.parquet", "--out parts/a.parquet: this is a file of the input parts"),
-            ("parts", "--out parts: this is a folder"),
+            ("parts", "parts: is a directory; allowed: a new file, or predictions of ctr score to replace"),
         ],
     )
     def test_an_output_that_is_an_input_or_a_folder(self, place, capfd, out, words):

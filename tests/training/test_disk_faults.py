@@ -16,7 +16,7 @@ import tensorflow as tf
 from ctr.cli import main
 from ctr.config import dump_yaml
 from ctr.data.log import read_manifests
-from ctr.errors import InputError
+from ctr.errors import InputError, one_line
 from ctr.training.loop import train
 from ctr.training.run import Run
 from ctr.training.tensor_files import written_by_tensorflow
@@ -164,13 +164,19 @@ def test_a_shard_that_vanishes_during_the_pass(examples, publish_log, make_confi
 
 
 @pytest.mark.parametrize(
-    ("kind", "number"),
-    [(tf.errors.ResourceExhaustedError, errno.ENOSPC), (tf.errors.UnknownError, errno.EIO)],
+    ("kind", "number", "words"),
+    [
+        (tf.errors.ResourceExhaustedError, errno.ENOSPC, "No space left on device"),
+        (tf.errors.PermissionDeniedError, errno.EACCES, "Permission denied"),
+        (tf.errors.UnknownError, errno.EIO, "variables.data; Structure needs cleaning"),
+    ],
 )
-def test_what_tensorflow_says_of_a_disk_is_told_as_the_system_tells_it(kind, number, tmp_path):
-    with pytest.raises(OSError, match="it is full") as caught, written_by_tensorflow(tmp_path):
-        raise kind(None, None, "it is full\nin two lines")
+def test_what_tensorflow_says_of_a_disk_is_told_as_the_system_tells_it(kind, number, words, tmp_path):
+    told = "{{function_node __wrapped__SaveV2_device_/CPU:0}} variables.data; Structure needs cleaning [Op:SaveV2]"
+    with pytest.raises(OSError, match=words) as caught, written_by_tensorflow(tmp_path):
+        raise kind(None, None, f"{told}\nin two lines")
     assert (caught.value.errno, caught.value.filename) == (number, str(tmp_path))
+    assert one_line(caught.value) == f"{tmp_path}: {words}"
 
 
 def test_the_line_of_an_error(capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
