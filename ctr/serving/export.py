@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import tensorflow as tf
 from ctr import __version__
 from ctr.errors import InputError
 from ctr.files import make_folder, sync_folder, write_atomic_bytes
+from ctr.serving.canonical import make_canonical
 from ctr.serving.metadata import EXTRA, FILE, FORMAT, hash_files, read_metadata, versions
 from ctr.serving.signatures import serving_signatures
 from ctr.serving.warmup import FILE as WARMUP
@@ -184,13 +185,13 @@ def _write(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> di
     concrete = {name: signature.function.get_concrete_function() for name, signature in signatures.items()}
     module = tf.Module()
     # What no function reads is no part of it: no duals, no optimizer's state, no head that only ranks.
-    used = {id(variable): variable for function in concrete.values() for variable in function.graph.variables}
-    module.weights = list(used.values())
+    module.weights = _read_by(concrete.values())
     outputs = {name: function.structured_outputs for name, function in concrete.items()}
     # Clients that name no function mean this one.
     concrete["serving_default"] = concrete["predict"]
     with written_by_tensorflow(folder):
         tf.saved_model.save(module, str(folder), signatures=concrete)
+        make_canonical(folder)
     (folder / EXTRA).mkdir()
     requests = {name: signature.specs for name, signature in signatures.items() if name != "predict_ids"}
     with written_by_tensorflow(folder / EXTRA / WARMUP):
@@ -211,6 +212,17 @@ def _write(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> di
     }
     write_atomic_bytes(folder / EXTRA / FILE, (json.dumps(metadata, indent=1) + "\n").encode())
     return metadata
+
+
+def _read_by(functions: Iterable[Any]) -> list[tf.Variable]:
+    """The variables that functions read, in the order in which they first do: a graph's own order is that of a set."""
+    used: dict[int, tf.Variable] = {}
+    for function in functions:
+        by_handle = {id(variable.handle): variable for variable in function.graph.variables}
+        for captured in function.captured_inputs:
+            if id(captured) in by_handle:
+                used.setdefault(id(captured), by_handle[id(captured)])
+    return list(used.values())
 
 
 def _tensor_type(spec: Any) -> dict[str, Any]:
