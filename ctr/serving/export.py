@@ -4,6 +4,7 @@ import gc
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ import tensorflow as tf
 from ctr import __version__
 from ctr.errors import InputError
 from ctr.files import make_folder, sync_folder, write_atomic_bytes
+from ctr.serving.calls import FILE as CALLS
+from ctr.serving.calls import calls_text
 from ctr.serving.canonical import make_canonical
-from ctr.serving.metadata import EXTRA, FILE, FORMAT, hash_files, read_metadata, versions
+from ctr.serving.metadata import EXTRA, FILE, FORMAT, hash_files, model_schema, read_metadata, versions
 from ctr.serving.signatures import serving_signatures
 from ctr.serving.warmup import FILE as WARMUP
 from ctr.serving.warmup import write_warmup
@@ -46,6 +49,14 @@ def export_run(run: Path, out: Path, checkpoint: int | None = None) -> Exported:
         InputError: no run or no such checkpoint, or ``out`` holds another model under this version.
     """
     return publish(read_snapshot(run, checkpoint), out)
+
+
+def example_calls(exported: Exported) -> str:
+    """Calls of a published model by its own name, which is that of the folder of its versions, as Markdown."""
+    folder = exported.path.parent
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", folder.resolve().name) or "model"
+    schema = model_schema(dict(exported.metadata), exported.path)
+    return calls_text(exported.metadata["signatures"], schema, name, str(folder)).rstrip()
 
 
 def export_from_run(snapshot: Snapshot) -> None:
@@ -196,20 +207,18 @@ def _write(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> di
     requests = {name: signature.specs for name, signature in signatures.items() if name != "predict_ids"}
     with written_by_tensorflow(folder / EXTRA / WARMUP):
         write_warmup(folder / EXTRA / WARMUP, requests)
-    metadata = {
-        **described,
-        "signatures": {
-            name: {
-                "inputs": {
-                    key: {"column": signature.sources[key], **_tensor_type(spec)}
-                    for key, spec in signature.specs.items()
-                },
-                "outputs": {key: _tensor_type(value) for key, value in outputs[name].items()},
-            }
-            for name, signature in signatures.items()
-        },
-        "files": hash_files(folder),
+    described_functions = {
+        name: {
+            "inputs": {
+                key: {"column": signature.sources[key], **_tensor_type(spec)}
+                for key, spec in signature.specs.items()
+            },
+            "outputs": {key: _tensor_type(value) for key, value in outputs[name].items()},
+        }
+        for name, signature in signatures.items()
     }
+    write_atomic_bytes(folder / EXTRA / CALLS, calls_text(described_functions, snapshot.schema).encode())
+    metadata = {**described, "signatures": described_functions, "files": hash_files(folder)}
     write_atomic_bytes(folder / EXTRA / FILE, (json.dumps(metadata, indent=1) + "\n").encode())
     return metadata
 

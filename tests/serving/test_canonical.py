@@ -101,23 +101,24 @@ def test_functions_are_numbered_and_the_fingerprint_is_of_what_is_there(exported
     assert tf.saved_model.experimental.read_fingerprint(str(folder)).uuid == fingerprint.uuid
 
 
+def save_scaled(folder: Path, scale: float) -> None:
+    module = tf.Module()
+    module.scale = tf.Variable(scale)
+
+    def serve(x):
+        return {"y": tf.cond(tf.size(x) > 1, lambda: module.scale * x, lambda: -x)}
+
+    function = tf.function(serve, input_signature=[tf.TensorSpec([None], tf.float32, name="x")])
+    tf.saved_model.save(module, str(folder), signatures=function.get_concrete_function())
+    make_canonical(folder)
+
+
 def test_other_weights_have_another_fingerprint(tmp_path):
-    class Scaled(tf.Module):
-        def __init__(self, scale):
-            super().__init__()
-            self.scale = tf.Variable(scale)
-
-        @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="x")])
-        def serve(self, x):
-            return {"y": tf.cond(tf.size(x) > 1, lambda: self.scale * x, lambda: -x)}
-
-    found = {}
-    for scale, folder in ((2.0, "a"), (2.0, "b"), (3.0, "c")):
-        tf.saved_model.save(module := Scaled(scale), str(tmp_path / folder), signatures=module.serve)
-        make_canonical(tmp_path / folder)
-        found[folder] = contents(tmp_path / folder)
-        serve = tf.saved_model.load(str(tmp_path / folder)).signatures["serving_default"]
+    for scale, name in ((2.0, "a"), (2.0, "b"), (3.0, "c")):
+        save_scaled(tmp_path / name, scale)
+        serve = tf.saved_model.load(str(tmp_path / name)).signatures["serving_default"]
         np.testing.assert_array_equal(serve(x=tf.constant([1.0, 2.0]))["y"], [scale, 2 * scale])
         np.testing.assert_array_equal(serve(x=tf.constant([5.0]))["y"], [-5.0])
+    found = {name: contents(tmp_path / name) for name in "abc"}
     assert found["a"] == found["b"]
     assert found["a"]["fingerprint.pb"] != found["c"]["fingerprint.pb"]
