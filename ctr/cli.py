@@ -249,7 +249,7 @@ def _export(arguments: argparse.Namespace) -> None:
 
     exported = export_run(arguments.run, arguments.out, arguments.checkpoint)
     result = {"model": str(exported.path), "made": exported.made, "position": exported.metadata["position"]}
-    made = f"{exported.path}" + ("" if exported.made else ": was there already")
+    made = f"{exported.path}" + ("" if exported.made else ": exists already")
     _print_result(arguments, result, f"{made}\n\n{example_calls(exported)}")
 
 

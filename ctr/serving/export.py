@@ -113,8 +113,8 @@ def _check_same(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
     different = [key for key in _IDENTITY if metadata.get(key) != described[key]]
     if different:
         raise InputError(
-            f"{path}: this version is there already, of another model ({', '.join(different)} differ): "
-            "another folder is needed"
+            f"{path}: this version exists already and is of another model ({', '.join(different)} differ): "
+            "choose another folder"
         )
     return metadata
 
@@ -129,7 +129,7 @@ def _check_same_run(out: Path, described: Mapping[str, Any]) -> None:
         if different:
             raise InputError(
                 f"{newest}: this version is of another run ({', '.join(different)} differ): "
-                "a folder holds the versions of one run; another folder is needed"
+                "a folder holds the versions of one run; choose another folder"
             )
 
 

@@ -23,7 +23,7 @@ from ctr.serving.scorer import Scorer
 
 Progress = Callable[[int], None]
 Part = tuple[pa.Table, pa.Table, list[dict[str, Any]]]
-"""Keys and source columns of N rows, texts as ``large_binary`` and numbers as float32; and rows set aside."""
+"""Keys and source columns of N rows, texts as ``large_binary`` and numbers as float32; and the rejected rows."""
 
 _BATCH_ROWS = 4096
 _GROUP_ROWS = 64 * 1024

@@ -108,7 +108,7 @@ def test_wrong_values(plain, changes, words):
 
 def test_an_absent_column(plain, factorised):
     with pytest.raises(
-        InputError, match="predict: the column price is absent; needed are user:id, class, price"
+        InputError, match="predict: the column price is absent; required: user:id, class, price"
     ):
         plain.predict({name: values for name, values in ROWS.items() if name != "price"})
     ui = {name: ROWS[name] for name in ("position", "size", "user:id")}
@@ -119,9 +119,9 @@ def test_an_absent_column(plain, factorised):
 
 def test_the_plain_model_has_no_factors(plain):
     for ask in (plain.quality, plain.ui):
-        with pytest.raises(InputError, match="not factorised"):
+        with pytest.raises(InputError, match="not factorized"):
             ask(ROWS)
-    with pytest.raises(InputError, match="not factorised"):
+    with pytest.raises(InputError, match="not factorized"):
         plain.combine(np.zeros((1, 1, 3)), np.zeros((1, 1, 3)))
     assert not plain.factorised
 
