@@ -296,11 +296,12 @@ def _export(arguments: argparse.Namespace) -> None:
     check_models_folder(arguments.out)
     read_run_model(arguments.run)
     _load_tensorflow()
-    from ctr.serving.export import export_run
+    from ctr.serving.export import example_calls, export_run
 
     exported = export_run(arguments.run, arguments.out, arguments.checkpoint)
     result = {"model": str(exported.path), "made": exported.made, "position": exported.metadata["position"]}
-    _print_result(arguments, result, f"{exported.path}" + ("" if exported.made else ": was there already"))
+    made = f"{exported.path}" + ("" if exported.made else ": exists already")
+    _print_result(arguments, result, f"{made}\n\n{example_calls(exported)}")
 
 
 def _score(arguments: argparse.Namespace) -> None:

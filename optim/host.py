@@ -133,7 +133,7 @@ class HostPipeline:
 
     Attributes:
         seconds_waited: how long ``collect`` has waited in this process.
-        seconds_computing: of the workers' time, likewise.
+        seconds_computing: how long the workers have computed in this process.
     """
 
     def __init__(

@@ -158,7 +158,7 @@ class ShampooState:
         counters: int64 [len(COUNTERS)].
         accumulators: for each tensor its grafted optimizer's second moments; None for ``sgd``.
         gradient_averages: for each tensor that is no table, with beta1.
-        momenta: likewise, with momentum.
+        momenta: for each tensor that is no table, with momentum.
         variables: all of them by name.
     """
 

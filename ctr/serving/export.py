@@ -4,8 +4,9 @@ import gc
 import hashlib
 import json
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ import tensorflow as tf
 from ctr import __version__
 from ctr.errors import InputError
 from ctr.files import make_folder, sync_folder, write_atomic_bytes
-from ctr.serving.metadata import EXTRA, FILE, FORMAT, hash_files, read_metadata, versions
+from ctr.serving.calls import FILE as CALLS
+from ctr.serving.calls import calls_text
+from ctr.serving.canonical import make_canonical
+from ctr.serving.metadata import EXTRA, FILE, FORMAT, hash_files, model_schema, read_metadata, versions
 from ctr.serving.signatures import serving_signatures
 from ctr.serving.warmup import FILE as WARMUP
 from ctr.serving.warmup import write_warmup
@@ -45,6 +49,14 @@ def export_run(run: Path, out: Path, checkpoint: int | None = None) -> Exported:
         InputError: no run or no such checkpoint, or ``out`` holds another model under this version.
     """
     return publish(read_snapshot(run, checkpoint), out)
+
+
+def example_calls(exported: Exported) -> str:
+    """Calls of a published model by its own name, which is that of the folder of its versions, as Markdown."""
+    folder = exported.path.parent
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", folder.resolve().name) or "model"
+    schema = model_schema(dict(exported.metadata), exported.path)
+    return calls_text(exported.metadata["signatures"], schema, name, str(folder)).rstrip()
 
 
 def export_from_run(snapshot: Snapshot) -> None:
@@ -102,8 +114,8 @@ def _check_same(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
     different = [key for key in _IDENTITY if metadata.get(key) != described[key]]
     if different:
         raise InputError(
-            f"{path}: this version is there already, of another model ({', '.join(different)} differ): "
-            "another folder is needed"
+            f"{path}: this version exists already and is of another model ({', '.join(different)} differ): "
+            "choose another folder"
         )
     return metadata
 
@@ -118,7 +130,7 @@ def _check_same_run(out: Path, described: Mapping[str, Any]) -> None:
         if different:
             raise InputError(
                 f"{newest}: this version is of another run ({', '.join(different)} differ): "
-                "a folder holds the versions of one run; another folder is needed"
+                "a folder holds the versions of one run; choose another folder"
             )
 
 
@@ -185,33 +197,42 @@ def _write(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> di
     concrete = {name: signature.function.get_concrete_function() for name, signature in signatures.items()}
     module = tf.Module()
     # What no function reads is no part of it: no duals, no optimizer's state, no head that only ranks.
-    used = {id(variable): variable for function in concrete.values() for variable in function.graph.variables}
-    module.weights = list(used.values())
+    module.weights = _read_by(concrete.values())
     outputs = {name: function.structured_outputs for name, function in concrete.items()}
     # Clients that name no function mean this one.
     concrete["serving_default"] = concrete["predict"]
     with written_by_tensorflow(folder):
         tf.saved_model.save(module, str(folder), signatures=concrete)
+        make_canonical(folder)
     (folder / EXTRA).mkdir()
     requests = {name: signature.specs for name, signature in signatures.items() if name != "predict_ids"}
     with written_by_tensorflow(folder / EXTRA / WARMUP):
         write_warmup(folder / EXTRA / WARMUP, requests)
-    metadata = {
-        **described,
-        "signatures": {
-            name: {
-                "inputs": {
-                    key: {"column": signature.sources[key], **_tensor_type(spec)}
-                    for key, spec in signature.specs.items()
-                },
-                "outputs": {key: _tensor_type(value) for key, value in outputs[name].items()},
-            }
-            for name, signature in signatures.items()
-        },
-        "files": hash_files(folder),
+    described_functions = {
+        name: {
+            "inputs": {
+                key: {"column": signature.sources[key], **_tensor_type(spec)}
+                for key, spec in signature.specs.items()
+            },
+            "outputs": {key: _tensor_type(value) for key, value in outputs[name].items()},
+        }
+        for name, signature in signatures.items()
     }
+    write_atomic_bytes(folder / EXTRA / CALLS, calls_text(described_functions, snapshot.schema).encode())
+    metadata = {**described, "signatures": described_functions, "files": hash_files(folder)}
     write_atomic_bytes(folder / EXTRA / FILE, (json.dumps(metadata, indent=1) + "\n").encode())
     return metadata
+
+
+def _read_by(functions: Iterable[Any]) -> list[tf.Variable]:
+    """The variables that functions read, in the order in which they first do: a graph's own order is that of a set."""
+    used: dict[int, tf.Variable] = {}
+    for function in functions:
+        by_handle = {id(variable.handle): variable for variable in function.graph.variables}
+        for captured in function.captured_inputs:
+            if id(captured) in by_handle:
+                used.setdefault(id(captured), by_handle[id(captured)])
+    return list(used.values())
 
 
 def _tensor_type(spec: Any) -> dict[str, Any]:

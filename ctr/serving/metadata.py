@@ -4,6 +4,7 @@
 
     DIR/<version>/saved_model.pb, variables/     TensorFlow's
     DIR/<version>/assets.extra/ctr.json          features, configuration, position, signatures, hashes of the files
+    DIR/<version>/assets.extra/CALLS.md          calls of the model that can be run as they are
     DIR/<version>/assets.extra/tf_serving_warmup_requests
 
 The version is the run's position in the log, a number of examples.

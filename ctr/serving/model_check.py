@@ -1,7 +1,7 @@
 """Whether an exported model may be loaded at all: a SavedModel is a program, and this says what it may do.
 
 TensorFlow's operations read and write files, call back into Python and run code of other libraries. A model of ours
-needs none of this: everything else than the operations below is refused before anything of the model runs.
+needs none of this: every operation but those below is refused before anything of the model runs.
 """
 
 import math
@@ -142,7 +142,7 @@ def check_model(model: Path) -> None:
         raise InputError(f"{path}: not a SavedModel: {one_line(error)[:300]}") from None
     # Of several graphs, or of one without objects, TensorFlow would run the whole and not just functions.
     if len(saved.meta_graphs) != 1 or not saved.meta_graphs[0].object_graph_def.nodes:
-        raise InputError(f"{path}: one graph with objects is needed, there are {len(saved.meta_graphs)}")
+        raise InputError(f"{path}: one graph with objects is required, there are {len(saved.meta_graphs)}")
     _check_graph(path, saved.meta_graphs[0])
     _check_variables(model / "variables" / "variables")
 
@@ -201,6 +201,6 @@ def _check_variables(prefix: Path) -> None:
     except Exception as error:
         raise InputError(f"{prefix}: not the variables of a model: {one_line(error)[:300]}") from None
     held = sum(path.stat().st_size for path in prefix.parent.glob(f"{prefix.name}.data-*"))
-    needed = sum(size for name, size in sizes.items() if name != _OBJECT_GRAPH)
-    if needed > held or any(types[name] == tf.string for name in sizes if name != _OBJECT_GRAPH):
-        raise InputError(f"{prefix}: says that it has {needed} bytes of numbers, its files have {held}")
+    required = sum(size for name, size in sizes.items() if name != _OBJECT_GRAPH)
+    if required > held or any(types[name] == tf.string for name in sizes if name != _OBJECT_GRAPH):
+        raise InputError(f"{prefix}: says that it has {required} bytes of numbers, its files have {held}")

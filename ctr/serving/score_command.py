@@ -1,4 +1,4 @@
-"""What ``ctr score`` is given and what it tells; loads no TensorFlow."""
+"""What ``ctr score`` is given and what it prints; loads no TensorFlow."""
 
 import json
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def refuse_scores_at(out: Path, inputs: Sequence[Path]) -> None:
     for given in inputs:
         inside = given.is_dir() and given.resolve() in out.resolve().parents
         if out.is_file() and (inside or (given.exists() and out.samefile(given))):
-            raise InputError(f"--out {out}: this is a file of the input {given}: another name is required")
+            raise InputError(f"--out {out}: this is a file of the input {given}: choose another name")
     check_scores(out)
 
 

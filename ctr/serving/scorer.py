@@ -77,7 +77,7 @@ class Scorer:
         return self.score(features)["p"]
 
     def score(self, features: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """``p`` and ``logit``, float32 [N], arguments as of ``predict``."""
+        """``p`` and ``logit``, float32 [N], arguments as for ``predict``."""
         return self._functions["predict"](self._tensors("predict", features))
 
     def score_ids(self, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -91,12 +91,12 @@ class Scorer:
         return function({name: tf.constant(packed[column]) for name, column in function.columns.items()})
 
     def quality(self, features: Mapping[str, Any]) -> np.ndarray:
-        """Q of a factorized model, float32 [N, n, K], of the Quality tower's columns; arguments as of ``predict``."""
+        """Q of a factorized model, float32 [N, n, K], of the Quality tower's columns; arguments as for ``predict``."""
         self._require_factors()
         return self._functions["quality"](self._tensors("quality", features))["Q"]
 
     def ui(self, features: Mapping[str, Any]) -> np.ndarray:
-        """U of a factorized model, float32 [N, n, K], of the UI tower's columns; arguments as of ``predict``.
+        """U of a factorized model, float32 [N, n, K], of the UI tower's columns; arguments as for ``predict``.
 
         Rows that were asked for before come from the cache.
         """
@@ -122,7 +122,7 @@ class Scorer:
 
         Args:
             quality: of ``quality``, float32 [N, n, K] or [1, n, K].
-            ui: of ``ui``, likewise.
+            ui: of ``ui``, float32 [N, n, K] or [1, n, K].
         """
         self._require_factors()
         return probabilities((quality * ui).sum(axis=2).T, self._transfers)
@@ -152,7 +152,7 @@ class Scorer:
         absent = [source for source in function.columns.values() if source not in features]
         if absent:
             raise InputError(
-                f"{signature}: the column {absent[0]} is absent; required are {', '.join(function.columns.values())}"
+                f"{signature}: the column {absent[0]} is absent; required: {', '.join(function.columns.values())}"
             )
         rows = row_count({source: features[source] for source in function.columns.values()})
         columns: dict[str, Any] = {}
@@ -219,8 +219,8 @@ class _Function:
         self.times = {name: self.columns[name] for name in inputs if inputs[name]["dtype"] == "int64"}
         self._signature = signature
         specs = signature.structured_input_signature[1]
-        told = {name: described["dtype"] for name, described in inputs.items()}
-        if {name: spec.dtype.name for name, spec in specs.items()} != told:
+        recorded = {name: described["dtype"] for name, described in inputs.items()}
+        if {name: spec.dtype.name for name, spec in specs.items()} != recorded:
             raise ValueError("the inputs of a function are not those that its description names")
         order = tuple(getattr(signature, "_arg_keywords", None) or ())
         # Keyword arguments are matched and checked one by one, which takes as long as scoring a row does.

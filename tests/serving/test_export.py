@@ -313,7 +313,7 @@ class TestPublishing:
     def test_another_models_version_is_not_replaced(self, case, exported, tmp_path):
         shutil.copytree(exported("logistic"), tmp_path / "123")
         with pytest.raises(
-            InputError, match=r"123: this version is there already, of another model \(config"
+            InputError, match=r"123: this version exists already and is of another model \(config"
         ):
             export.publish(case().snapshot, tmp_path)
 

@@ -122,7 +122,7 @@ def test_a_program_that_writes_files_never_runs(model, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda saved: saved.meta_graphs.add(), "one graph with objects is needed, there are 2"),
+        (lambda saved: saved.meta_graphs.add(), "one graph with objects is required, there are 2"),
         (lambda saved: saved.meta_graphs[0].ClearField("object_graph_def"), "one graph with objects"),
         (lambda saved: saved.meta_graphs[0].asset_file_def.add(filename="../../x"), "refers to asset files"),
         (lambda saved: saved.meta_graphs[0].graph_def.library.gradient.add(function_name="x"), "gradient"),

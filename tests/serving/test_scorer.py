@@ -108,7 +108,7 @@ def test_wrong_values(plain, changes, words):
 
 def test_an_absent_column(plain, factorized):
     with pytest.raises(
-        InputError, match="predict: the column price is absent; needed are user:id, class, price"
+        InputError, match="predict: the column price is absent; required: user:id, class, price"
     ):
         plain.predict({name: values for name, values in ROWS.items() if name != "price"})
     ui = {name: ROWS[name] for name in ("position", "size", "user:id")}

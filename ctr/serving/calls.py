@@ -1,0 +1,165 @@
+"""Calls of an exported model that can be run as they are: ``curl``, gRPC, and ``Scorer``, with its own inputs.
+
+They are made from the exported functions' own description, so that they name every input and nothing else.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from ctr.data.schema import Category, Number, Schema, Text
+
+FILE = "CALLS.md"
+_ROWS = 2
+_TIME = 1_700_000_000_000_000
+
+_PAGE = """# Calls of this model
+
+`predict` takes {count} inputs: {described}. The rows below are made up; `p` is the probability of a click.
+In JSON a missing number is `NaN`, a missing text the empty string.
+
+TensorFlow Serving, with REST on port 8501 and gRPC on port 8500:
+
+```sh
+tensorflow_model_server --port=8500 --rest_api_port=8501 --model_name={name} \\
+    --model_base_path="$(realpath {shell_folder})"
+```
+
+## curl
+
+```sh
+curl -s http://localhost:8501/v1/models/{name}:predict -d {body}
+```
+
+## gRPC, with the package tensorflow-serving-api
+
+```python
+import grpc
+import tensorflow as tf
+from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
+
+inputs = {{
+{tensors}
+}}
+request = predict_pb2.PredictRequest()
+request.model_spec.name = {quoted_name}
+request.model_spec.signature_name = "predict"
+for name, (values, dtype) in inputs.items():
+    request.inputs[name].CopyFrom(tf.make_tensor_proto(values, dtype))
+with grpc.insecure_channel("localhost:8500") as channel:
+    response = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict(request, timeout=10)
+p = tf.make_ndarray(response.outputs["p"])
+print(p)
+```
+
+## Scorer, in a Python process
+
+```python
+from ctr.serving.scorer import Scorer
+
+scorer = Scorer({quoted_folder})
+p = scorer.predict(
+    {{
+{columns}
+    }}
+)
+print(p)
+```
+"""
+
+_FACTORS = """
+Q once for each ad, U once for each treatment, then any pair of them:
+
+```python
+Q = scorer.quality(
+    {{
+{quality}
+    }}
+)
+U = scorer.ui(
+    {{
+{ui}
+    }}
+)
+p = scorer.combine_pairs(Q, U)
+print(p)
+```
+"""
+
+
+def calls_text(
+    signatures: Mapping[str, Any], schema: Schema, name: str = "model", folder: str = "models/model"
+) -> str:
+    """A page in Markdown with the calls.
+
+    Args:
+        signatures: the functions as ``ctr.json`` describes them: inputs by name, each with its column and dtype.
+        schema: the model's features, of which the example values are.
+        name: of the model in TensorFlow Serving.
+        folder: of the model's versions.
+    """
+    inputs = signatures["predict"]["inputs"]
+    examples = {key: _examples(inputs[key], schema) for key in inputs}
+    instances = [{key: values[row] for key, values in examples.items()} for row in range(_ROWS)]
+    body = json.dumps({"signature_name": "predict", "instances": instances}, ensure_ascii=False)
+    page = _PAGE.format(
+        count=len(inputs),
+        described=", ".join(f"`{key}` ({described['dtype']})" for key, described in inputs.items()),
+        name=name,
+        quoted_name=_quoted(name),
+        shell_folder=shlex.quote(folder),
+        quoted_folder=_quoted(folder),
+        body=shlex.quote(body),
+        tensors="\n".join(
+            f"    {_quoted(key)}: ({_list(values)}, tf.{inputs[key]['dtype']}),"
+            for key, values in examples.items()
+        ),
+        columns=_columns(inputs, schema),
+    )
+    if "ui" in signatures:
+        towers = {tower: _columns(signatures[tower]["inputs"], schema) for tower in ("quality", "ui")}
+        page += _FACTORS.format(**towers)
+    return page
+
+
+def _columns(inputs: Mapping[str, Any], schema: Schema) -> str:
+    return "\n".join(
+        f"        {_quoted(described['column'])}: {_list(_examples(described, schema))},"
+        for described in inputs.values()
+    )
+
+
+def _examples(described: Mapping[str, Any], schema: Schema) -> list[str | int | float]:
+    """A value for each row of an input, such as its feature reads."""
+    features = [f for f in schema.features if getattr(f, "source", None) == described["column"]]
+    if described["dtype"] == "string":
+        for feature in features:
+            if isinstance(feature, Text):
+                return ["red shoes", "garden chair"]
+            if isinstance(feature, Category):
+                known = feature.vocabulary or ("value-1", "value-2")
+                first, second = known[0], known[-1]
+                if feature.multivalent and feature.separator not in first + second:
+                    return [feature.separator.join((first, second)), second]
+                return [first, second]
+        return ["value-1", "value-2"]
+    if described["dtype"].startswith("int"):
+        # The time of a row, in microseconds.
+        return [_TIME + row * 1_000_000 for row in range(_ROWS)]
+    for feature in features:
+        if isinstance(feature, Number):
+            edges = feature.edges()
+            return [float(edges[len(edges) // 2]), float(edges[-1])]
+    return [0.5, 1.5]
+
+
+def _list(values: list[str | int | float]) -> str:
+    return (
+        "[" + ", ".join(_quoted(value) if isinstance(value, str) else repr(value) for value in values) + "]"
+    )
+
+
+def _quoted(text: str) -> str:
+    # What JSON writes is a literal of Python, too, in double quotes and in one line.
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,90 @@
+"""Gives a SavedModel the same bytes whichever process wrote it.
+
+TensorFlow names functions by a counter of the process, stores them in the order of a hash table, and draws a random
+number for each model. Here functions are numbered in the order in which the signatures reach them, and the random
+number is replaced by a hash of the content. What is computed stays the same, operation by operation.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tensorflow.core.protobuf import fingerprint_pb2, saved_model_pb2
+from tensorflow.python.saved_model.pywrap_saved_model import fingerprinting
+
+_COUNTED = re.compile(r"[-_]\d+$")
+_GRADIENT = "_gradient_op_type"
+_ARGUMENT = "_user_specified_name"
+
+
+def make_canonical(model: Path) -> None:
+    """Rewrites ``saved_model.pb`` and ``fingerprint.pb`` of a model of one graph, which TensorFlow has just saved."""
+    path = model / "saved_model.pb"
+    saved = saved_model_pb2.SavedModel.FromString(path.read_bytes())
+    (graph,) = saved.meta_graphs
+    _rename_functions(graph)
+    path.write_bytes(saved.SerializeToString(deterministic=True))
+    # Hashes of the files as they now are, and a new random number.
+    fingerprint = fingerprint_pb2.FingerprintDef.FromString(fingerprinting.CreateFingerprintDef(str(model)))
+    fingerprint.ClearField("uuid")
+    digest = hashlib.sha256(fingerprint.SerializeToString(deterministic=True)).digest()
+    # As TensorFlow writes it: 64 bits in decimal.
+    fingerprint.uuid = str(int.from_bytes(digest[:8], "little"))
+    (model / "fingerprint.pb").write_bytes(fingerprint.SerializeToString(deterministic=True))
+
+
+def _rename_functions(graph: Any) -> None:
+    library, objects = graph.graph_def.library, graph.object_graph_def
+    by_name = {function.signature.name: function for function in library.function}
+    names = _numbered(_reached(graph.graph_def.node, by_name), "_")
+    bodies = [graph.graph_def.node, *(by_name[name].node_def for name in names)]
+    gradients = _numbered(
+        (node.attr[_GRADIENT].s.decode() for body in bodies for node in body if _GRADIENT in node.attr), "-"
+    )
+    for node in (node for body in bodies for node in body):
+        for reference in _references(node):
+            reference.name = names[reference.name]
+        if _GRADIENT in node.attr:
+            node.attr[_GRADIENT].s = gradients[node.attr[_GRADIENT].s.decode()].encode()
+    for number, argument in ((n, a) for name in names for n, a in by_name[name].arg_attr.items()):
+        # What a function captures, a variable for instance, has its address in the counter for a name.
+        if argument.attr[_ARGUMENT].s.isdigit():
+            argument.attr[_ARGUMENT].s = str(number).encode()
+    ordered = [by_name[name].SerializeToString() for name in names]
+    del library.function[:]
+    for name, content in zip(names.values(), ordered, strict=True):
+        library.function.add().ParseFromString(content)
+        library.function[-1].signature.name = name
+    for name in list(objects.concrete_functions):
+        objects.concrete_functions[names[name]].CopyFrom(objects.concrete_functions[name])
+        del objects.concrete_functions[name]
+    for node in objects.nodes:
+        if node.WhichOneof("kind") == "bare_concrete_function":
+            bare = node.bare_concrete_function
+            bare.concrete_function_name = names[bare.concrete_function_name]
+
+
+def _numbered(names: Iterable[str], mark: str) -> dict[str, str]:
+    """New names for each of them, with their own number for the counter's at the end."""
+    return {
+        name: f"{_COUNTED.sub('', name)}{mark}{number}" for number, name in enumerate(dict.fromkeys(names))
+    }
+
+
+def _reached(nodes: Iterable[Any], functions: Mapping[str, Any]) -> Iterator[str]:
+    """The functions that operations call, each followed by those that it calls itself."""
+    for node in nodes:
+        for reference in _references(node):
+            yield reference.name
+            yield from _reached(functions[reference.name].node_def, functions)
+
+
+def _references(node: Any) -> Iterator[Any]:
+    """The functions that an operation names, attribute by attribute."""
+    for key in sorted(node.attr):
+        value = node.attr[key]
+        if value.HasField("func"):
+            yield value.func
+        yield from value.list.func
