@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ctr.eval import display
 from ctr.eval.experiment_results import ArmResult
@@ -32,8 +32,8 @@ class ArmTable:
 
     Attributes:
         name: in links.
-        title: what it tells.
-        columns: heads of the cells; ``FF`` are those of a paper.
+        title: what it says.
+        columns: heads of the cells; `PAPER` is that of what a publication reports.
         rows: names of the arms, and their cells.
         notes: how to read it.
     """
@@ -46,12 +46,34 @@ class ArmTable:
 
 
 NOTHING = Cell(display.ABSENT)
+PAPER = "paper"
+_PAPER_NOTE = (
+    "paper: what the technique's publication reports, on its own data, as the experiment's file quotes it."
+)
+
+
+def without_empty_columns(table: ArmTable) -> ArmTable:
+    """The table without the columns that say nothing of any arm; with a note on `PAPER` where that one stays."""
+    kept = [
+        place
+        for place in range(len(table.columns))
+        if any(
+            cells[place].text not in ("", display.ABSENT) or cells[place].detail for _, cells in table.rows
+        )
+    ]
+    columns = tuple(table.columns[place] for place in kept)
+    return replace(
+        table,
+        columns=columns,
+        rows=[(name, [cells[place] for place in kept]) for name, cells in table.rows],
+        notes=(*table.notes, _PAPER_NOTE) if PAPER in columns else table.notes,
+    )
 
 
 def paper_cell(result: ArmResult, key: str) -> Cell:
-    """What a paper says of an arm under a column's name."""
-    told = result.arm.plan.paper.get(key)
-    return Cell("" if told is None else str(told))
+    """What a publication reports of an arm's technique under a column's name."""
+    reported = result.arm.plan.paper.get(key)
+    return NOTHING if reported is None else Cell(str(reported))
 
 
 def bounds(estimate: Estimate, decimals: int) -> str:

@@ -14,10 +14,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ctr.eval import display
 from ctr.eval.plot_labels import name_points
-from ctr.eval.plot_style import COLORS, MARKERS, QUIET, STYLE, new_figure, to_svg
+from ctr.eval.plot_style import COLORS, MARKERS, QUIET, STYLE, Hover, new_figure, of_run, to_svg
 
-_PANEL = (6.0, 4.4)
+_PANEL = (5.2, 4.0)
 _DECILES = 10
 _ARROW: dict[str, Any] = {"arrowstyle": "-|>", "color": QUIET, "linewidth": 0.8, "shrinkA": 5, "shrinkB": 5}
 
@@ -64,36 +65,33 @@ def accuracy_against_cost(panels: Sequence[Panel]) -> str:
     """Change of accuracy against that of cost, both in percent of the baseline's, as in FF figure 1."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(_PANEL[0] * len(panels), _PANEL[1]), layout="constrained")
+        hover = Hover(near=True)
         all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, panel in zip(all_axes, panels, strict=True):
             _lines_of_none(axes)
             for curve in panel.curves:
                 color = _color(curve[0].index)
-                axes.plot(
-                    [spot.x for spot in curve],
-                    [spot.y for spot in curve],
-                    color=color,
-                    linewidth=1,
-                    alpha=0.7,
-                )
+                x, y = [spot.x for spot in curve], [spot.y for spot in curve]
+                of_run(curve[0].index, axes.plot(x, y, color=color, linewidth=1, alpha=0.7))
             for begin, end in panel.steps:
                 axes.annotate("", (end.x, end.y), (begin.x, begin.y), arrowprops=_ARROW)
-            _draw_spots(axes, panel.spots)
+            _draw_spots(axes, panel.spots, hover)
             axes.set_xlabel(panel.label)
         all_axes[0].set_ylabel("change of PerQueryAUC, %")
         _write_names(figure, [(axes, panel.spots) for axes, panel in zip(all_axes, panels, strict=True)])
-        return to_svg(figure)
+        return to_svg(figure, hover)
 
 
 def difference_against_accuracy(spots: Sequence[Spot]) -> str:
     """PD over the last half of the pass, in percent, against PerQueryAUC."""
     with matplotlib.rc_context(STYLE):
-        figure, axes = new_figure((7.2, 4.6))
-        _draw_spots(axes, spots)
+        figure, axes = new_figure((6.4, 4.2))
+        hover = Hover(near=True)
+        _draw_spots(axes, spots, hover)
         axes.set_xlabel("prediction difference of two runs, last half, %")
         axes.set_ylabel("PerQueryAUC")
         _write_names(figure, [(axes, spots)])
-        return to_svg(figure)
+        return to_svg(figure, hover)
 
 
 def bias_by_decile(tables: Sequence[tuple[int, pd.DataFrame]]) -> str:
@@ -103,12 +101,12 @@ def bias_by_decile(tables: Sequence[tuple[int, pd.DataFrame]]) -> str:
         tables: place of the arm among the arms, and the table of `ctr.eval.calibration.calibration_buckets`.
     """
     with matplotlib.rc_context(STYLE):
-        figure, axes = new_figure((5.4, 3.4))
+        figure, axes = new_figure((4.9, 3.2))
         axes.axhline(0, color=QUIET, linestyle=(0, (4, 3)), linewidth=1)
         for place, (index, table) in enumerate(tables):
             bias = table["bias"].to_numpy()
             margins = np.stack([bias - table["ci95_low"].to_numpy(), table["ci95_high"].to_numpy() - bias])
-            axes.errorbar(
+            container = axes.errorbar(
                 np.arange(1, _DECILES + 1) + 0.12 * (place - (len(tables) - 1) / 2),
                 bias,
                 yerr=np.maximum(np.nan_to_num(margins), 0.0),
@@ -119,10 +117,11 @@ def bias_by_decile(tables: Sequence[tuple[int, pd.DataFrame]]) -> str:
                 elinewidth=1,
                 capsize=2,
             )
+            of_run(index, container.lines)
         axes.set_xticks(range(1, _DECILES + 1))
         axes.grid(False, axis="x")
-        axes.set_xlabel("decile of estimated click-through rate")
-        axes.set_ylabel("share of clicks − mean prediction")
+        axes.set_xlabel("decile of predicted CTR")
+        axes.set_ylabel("observed − predicted CTR")
         return to_svg(figure)
 
 
@@ -131,9 +130,12 @@ def _lines_of_none(axes: Axes) -> None:
     axes.axvline(0, color=QUIET, linestyle=(0, (4, 3)), linewidth=1)
 
 
-def _draw_spots(axes: Axes, spots: Sequence[Spot]) -> None:
+def _draw_spots(axes: Axes, spots: Sequence[Spot], hover: Hover) -> None:
     for spot in spots:
-        axes.errorbar(
+        height = display.with_margin(spot.y, *(spot.y_span or (None, None)))
+        place = f"{display.fixed(spot.x, 2)}%, {height}"
+        hover.add(spot.index, axes, [spot.x], [spot.y], [spot.name or "sweep"], [place])
+        container = axes.errorbar(
             spot.x,
             spot.y,
             xerr=_margins(spot.x, spot.x_span),
@@ -146,6 +148,7 @@ def _draw_spots(axes: Axes, spots: Sequence[Spot]) -> None:
             elinewidth=0.9,
             alpha=0.8 if spot.curve else 1.0,
         )
+        of_run(spot.index, container.lines)
 
 
 def _margins(value: float, span: tuple[float, float] | None) -> list[list[float]] | None:
@@ -153,6 +156,7 @@ def _margins(value: float, span: tuple[float, float] | None) -> list[list[float]
 
 
 def _write_names(figure: Figure, drawn: Sequence[tuple[Axes, Sequence[Spot]]]) -> None:
+    figure.set_dpi(72)
     # Once laid out, the axes stay where the names were fitted.
     figure.draw_without_rendering()
     for axes, spots in drawn:
@@ -161,6 +165,7 @@ def _write_names(figure: Figure, drawn: Sequence[tuple[Axes, Sequence[Spot]]]) -
             [(spot.x, spot.y) for spot in spots],
             [spot.name for spot in spots],
             [_color(spot.index) for spot in spots],
+            [spot.index for spot in spots],
         )
 
 

@@ -30,7 +30,7 @@ def render_experiment(experiment: Experiment) -> str:
     arms = {
         result.arm.plan.name: _ShownArm(
             name=result.arm.plan.name,
-            color=COLORS[places[result.arm.plan.name] % len(COLORS)],
+            color=f"var(--run-{places[result.arm.plan.name] % len(COLORS)})",
             sign=SIGNS[places[result.arm.plan.name] % len(SIGNS)],
             result=result,
             settings=[(key, _text(value)) for key, value in result.arm.plan.changes.items()],

@@ -6,7 +6,7 @@ import numpy as np
 
 from ctr.eval import display
 from ctr.eval.experiment_arms import PairChange
-from ctr.eval.experiment_cells import NOTHING, ArmTable, Cell, bounds, paper_cell, span
+from ctr.eval.experiment_cells import NOTHING, PAPER, ArmTable, Cell, bounds, paper_cell, span
 from ctr.eval.experiment_loops import SHOWN
 from ctr.eval.experiment_results import ArmResult
 from ctr.eval.experiment_slices import SliceChange
@@ -27,7 +27,7 @@ def loop_table(arms: Sequence[ArmResult], days: int | None) -> ArmTable | None:
     return ArmTable(
         name="serving",
         title=f"Serving{_length(days)}: ads shown, and how runs differ in them, in percent",
-        columns=("ads/query", "revenue", "churn", "pairs", "change, % [95%]", "by query", "change, %", "FF"),
+        columns=("ads/query", "revenue", "churn", "pairs", "change, % [95%]", "by query", "change, %", PAPER),
         rows=rows,
         notes=(
             "revenue: of 1000 queries. churn: difference of two runs' ads per query over their mean, averaged over",
@@ -38,7 +38,7 @@ def loop_table(arms: Sequence[ArmResult], days: int | None) -> ArmTable | None:
 
 def slice_table(arms: Sequence[ArmResult], *, every: bool = False) -> ArmTable | None:
     """Bias of the slices that the experiment shows, or of `every` other; None without any."""
-    columns = (*_SLICE_COLUMNS, "constraint log") if every else (*_SLICE_COLUMNS, "FF")
+    columns = (*_SLICE_COLUMNS, "constraint log") if every else (*_SLICE_COLUMNS, PAPER)
     rows = [
         (result.arm.plan.name, _slice_cells(result, change, every))
         for result in arms

@@ -6,12 +6,14 @@ from ctr.eval import display
 from ctr.eval.experiment_arms import MetricChange, PairChange, prediction_difference_of
 from ctr.eval.experiment_cells import (
     NOTHING,
+    PAPER,
     ArmTable,
     Cell,
     bounds,
     decimals_within,
     paper_cell,
     span,
+    without_empty_columns,
 )
 from ctr.eval.experiment_costs import Multiple
 from ctr.eval.experiment_json import spread
@@ -24,7 +26,7 @@ TABLE_WIDTH = 120
 """Of a terminal, in characters."""
 
 _FIRST_WIDTH, _FIRST_LEAST = 30, 12
-_WIDTHS = {"FF": 14, "slice": 36}
+_WIDTHS = {PAPER: 14, "slice": 36}
 """Of columns of words."""
 _COSTS = {"flops": "FLOPs", "time": "time"}
 
@@ -40,13 +42,14 @@ def experiment_tables(experiment: Experiment) -> list[ArmTable]:
     if any(result.tuning for result in arms):
         tables.append(_tuning_table(arms))
     system = loop_table(arms, experiment.plan.loop_days), slice_table(arms)
-    return tables + [table for table in system if table is not None]
+    tables += [table for table in system if table is not None]
+    return [without_empty_columns(table) for table in tables]
 
 
 def page_tables(experiment: Experiment) -> list[ArmTable]:
     """`experiment_tables`, and those that would be too long for a terminal."""
     every = slice_table(experiment.arms, every=True)
-    return experiment_tables(experiment) + ([] if every is None else [every])
+    return experiment_tables(experiment) + ([] if every is None else [without_empty_columns(every)])
 
 
 def missing_lines(experiment: Experiment) -> list[str]:
@@ -137,7 +140,7 @@ def _accuracy_table(arms: Sequence[ArmResult]) -> ArmTable:
     return ArmTable(
         name="accuracy",
         title="Accuracy: changes in percent of the reference's",
-        columns=("PerQueryAUC", "change, % [95%]", "by seed ± sd", "FF", "AUC, %", "logloss, %"),
+        columns=("PerQueryAUC", "change, % [95%]", "by seed ± sd", PAPER, "AUC, %", "logloss, %"),
         rows=rows,
         notes=(
             "[95%] over queries, paired. * the interval excludes 0 and the changes of all seeds have one sign;",
@@ -167,7 +170,7 @@ def _cost_table(arms: Sequence[ArmResult], rounds: int | None) -> ArmTable:
     return ArmTable(
         name="costs",
         title="Costs: changes in percent of the reference's",
-        columns=("training, %", "FLOPs, %", "FF", "inference, %", "FLOPs, %", "FF", "rows, %"),
+        columns=("training, %", "FLOPs, %", PAPER, "inference, %", "FLOPs, %", PAPER, "rows, %"),
         rows=rows,
         notes=(
             "training: time of a step a row, times the rows learned from (rows, % of the log); FLOPs likewise.",
@@ -196,7 +199,7 @@ def _prediction_table(arms: Sequence[ArmResult]) -> ArmTable:
     return ArmTable(
         name="prediction-difference",
         title="Prediction difference of an arm's runs, in percent: mean over pairs of seeds",
-        columns=("last half, % [95%]", "pairs", "of reference's [95%]", "pairs", "whole, %", "FF"),
+        columns=("last half, % [95%]", "pairs", "of reference's [95%]", "pairs", "whole, %", PAPER),
         rows=rows,
         notes=(
             "last half: of the queries' span of time. [95%] over queries; pairs: smallest to largest over the pairs.",
@@ -220,12 +223,13 @@ def _tuning_table(arms: Sequence[ArmResult]) -> ArmTable:
     ]
     return ArmTable(
         name="tuning",
-        title="Tuning points (FF section 3), read off the sweep's curve of accuracy over cost",
+        title="Tuning points, read off the sweep's curve of accuracy over cost",
         columns=("cost by", "accuracy at neutral cost, %", "cost at neutral accuracy, %", "points"),
         rows=rows,
         notes=(
-            "Between points linear in the logarithm of cost, at the sweep's seeds; < and > are bounds where the answer",
-            "lies beyond the sweep, if accuracy does not fall as cost grows. [95%] over queries.",
+            "What an arm gains at the reference's cost, and saves at the reference's accuracy. Between points linear",
+            "in the logarithm of cost, at the sweep's seeds; < and > are bounds where the answer lies beyond the",
+            "sweep, if accuracy does not fall as cost grows. [95%] over queries.",
         ),
     )
 

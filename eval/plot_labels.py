@@ -6,11 +6,15 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from ctr.eval.arrays import FloatArray
-from ctr.eval.plot_style import QUIET
+from ctr.eval.plot_style import QUIET, of_run
 
 
 def name_points(
-    axes: Axes, places: Sequence[tuple[float, float]], labels: Sequence[str], colors: Sequence[str]
+    axes: Axes,
+    places: Sequence[tuple[float, float]],
+    labels: Sequence[str],
+    colors: Sequence[str],
+    runs: Sequence[int],
 ) -> None:
     """Write a label beside each point, where it hides the fewest other labels and points.
 
@@ -19,6 +23,7 @@ def name_points(
         places: the points, in the units of the data.
         labels: their texts; an empty one is not written.
         colors: of the texts.
+        runs: the number of each point's run or arm.
     """
     if not places:
         return
@@ -27,10 +32,10 @@ def name_points(
     # In pixels, from the font's usual proportions: the text is laid out by whoever shows the picture.
     pixel = axes.figure.dpi / 72
     boxes = np.column_stack([points - 3 * pixel, points + 3 * pixel])
-    for place, label, color, (x, y) in zip(places, labels, colors, points, strict=True):
+    for place, label, color, run, (x, y) in zip(places, labels, colors, runs, points, strict=True):
         if not label:
             continue
-        size = np.array([3.6 * len(label), 7.5]) * pixel
+        size = np.array([4.1 * len(label), 8.5]) * pixel
         tries = []
         for distance in (5, 10, 17, 26):
             for across, up in ((0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1), (1, 0), (-1, 0)):
@@ -42,17 +47,18 @@ def name_points(
                 tries.append((cost, distance, across, up, box))
         _, distance, across, up, box = min(tries, key=lambda found: found[0])
         boxes = np.vstack([boxes, box])
-        axes.annotate(
+        text = axes.annotate(
             label,
             place,
             (across * distance, up * distance),
             textcoords="offset points",
             ha={1: "left", 0: "center", -1: "right"}[across],
             va="center",
-            fontsize=6.5,
+            fontsize=7.5,
             color=color,
             arrowprops={"arrowstyle": "-", "color": QUIET, "linewidth": 0.4} if distance > 10 else None,
         )
+        of_run(run, text)
 
 
 def _hidden(box: FloatArray, others: FloatArray) -> float:

@@ -402,8 +402,11 @@ def by_group(
             y, low, high = (table[name].to_numpy(np.float64) for name in columns)
             _with_bars(axes, x, y, low, high, index)
             hover.add(index, axes, x, y, [f"{labels[0]} {group}" for group in groups], _values(y, low, high))
-            # The ends of long intervals may lie outside the frame.
-            shown += [y, (y + low) / 2, (y + high) / 2]
+            # The ends of unusually long intervals may lie outside the frame.
+            usual = (
+                high - low <= 3 * np.nanmedian(high - low) if np.isfinite(high - low).any() else low > high
+            )
+            shown += [y, np.where(usual, low, y), np.where(usual, high, y)]
         _frame(axes, np.concatenate(shown), None)
         _name_groups(axes, groups, labels[0])
         axes.set_ylabel(labels[1])
@@ -652,7 +655,7 @@ def _frame_pass(axes: Axes, windows: Sequence[pd.DataFrame], by_time: bool) -> N
 
 
 def _name_groups(axes: Axes, groups: Sequence[str], label: str) -> None:
-    crowded = sum(map(len, groups)) > 70
+    crowded = sum(map(len, groups)) > 32
     turned: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
     axes.set_xticks(np.arange(len(groups)), list(groups), **turned)
     axes.set_xlim(-0.6, max(len(groups), 1) - 0.4)

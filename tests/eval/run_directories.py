@@ -10,6 +10,7 @@ import pandas as pd
 import yaml
 
 from ctr.eval.progressive import ProgressiveMetrics
+from ctr.eval.timeline import Timeline
 
 DAY = 86_400_000_000
 CONFIG = {
@@ -64,12 +65,19 @@ def write_run(
     config: dict[str, Any] | None = None,
     log_sha256: str = "a" * 64,
     rejects: tuple[str, ...] = (),
+    earlier: bool = False,
+    terms: tuple[str, ...] = ("logistic",),
     **summary: Any,
 ) -> Path:
-    """Write a finished run. `parts` counts the files of predictions; `summary` replaces entries of summary.json."""
+    """Write a finished run.
+
+    `parts` counts the files of predictions; `earlier`: as a version did that kept nothing over time; `terms` are those
+    of the loss; `summary` replaces entries of summary.json.
+    """
     folder.mkdir(parents=True)
     total = ProgressiveMetrics(slices)
     lines = []
+    timeline, met = Timeline(["position"]), set()
     for part in _cut_between_queries(rows, windows):
         window = ProgressiveMetrics(slices)
         ids = {name: part[name].to_numpy() for name in slices}
@@ -86,6 +94,13 @@ def write_run(
             **content,
             "examples_per_second": 5000.0 + len(lines),
         }
+        if not earlier:
+            line |= {f"loss_{term}": 0.1 * place for place, term in enumerate(terms, 1)}
+        positions = part.get("position", part["label"])
+        new = int((~positions.isin(met)).sum())
+        met |= set(positions)
+        times = line["window_begin"], line["window_end"]
+        timeline.add(window, line["examples"], times, {"position": [len(part), 1, len(part) - 1, new]})
         lines.append(line)
         total.merge(window)
     # The last window, cut short, has no rate.
@@ -95,11 +110,23 @@ def write_run(
     (folder / "environment.json").write_text(json.dumps(ENVIRONMENT))
     (folder / "rejects.jsonl").write_text("".join(json.dumps({"reason": why}) + "\n" for why in rejects))
     np.savez_compressed(folder / "metric_states.npz", **total.to_arrays())
+    if not earlier:
+        np.savez_compressed(folder / "timeline.npz", **timeline.to_arrays())
+        (folder / "data_health.json").write_text(json.dumps(_health(timeline, len(met))))
     hashes = {"config_sha256": "c" * 64, "log_sha256": log_sha256}
     content = {**total.summary(), "log_rows": len(rows), **COST, **hashes, **summary}
     (folder / "summary.json").write_text(json.dumps(content))
     write_predictions(folder, rows.drop(columns="position").assign(logit=logit), parts)
     return folder
+
+
+def _health(timeline: Timeline, met: int) -> dict[str, Any]:
+    top = [{"id": 1, "value": None, "count": 30}, {"id": 2, "value": None, "count": 20}]
+    feature = {"name": "position", "kind": "category", "hashed": True, "buckets": 100, "distinct_ids": met}
+    return {
+        "features": [{**feature, **timeline.total("position"), "counted": 100, "top": top}],
+        "slice_values": {"position": {"0": None, "3": "third"}},
+    }
 
 
 def write_predictions(folder: Path, table: pd.DataFrame, parts: int) -> Path:

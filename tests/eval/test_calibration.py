@@ -166,7 +166,7 @@ def test_slices_merge_and_round_trip(make_log: Callable[..., Any]) -> None:
     pd.testing.assert_frame_equal(backward.result(), whole.result(), rtol=1e-12)
 
     arrays = whole.to_arrays()
-    assert arrays["key"].shape == (len(arrays["key"]),) and arrays["sums"].shape == (3, len(arrays["key"]))
+    assert arrays["key"].shape == (len(arrays["key"]),) and arrays["sums"].shape == (4, len(arrays["key"]))
     again = SliceCalibration.from_arrays(arrays)
     for state in (whole, again):
         state.update(scored_rows(*log.columns()), ids)
@@ -196,6 +196,7 @@ def test_slice_ids_reach_their_limits() -> None:
         {"key": np.zeros(2, np.int64)},
         {"key": np.zeros(2, np.int64), "sums": np.zeros((2, 3))},
         {"key": np.zeros(2), "sums": np.zeros((3, 2))},
+        {"key": np.zeros(2, np.int64), "sums": np.zeros((4, 2)), "bin_key": np.zeros(2, np.int64)},
     ],
 )
 def test_foreign_arrays_are_refused(arrays: Any) -> None:

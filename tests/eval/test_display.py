@@ -2,7 +2,17 @@ import math
 
 import pytest
 
-from ctr.eval.display import aligned, amount, decimals_for, fixed, interval, percent, times, verdict
+from ctr.eval.display import (
+    aligned,
+    amount,
+    decimals_for,
+    fixed,
+    interval,
+    percent,
+    times,
+    verdict,
+    with_margin,
+)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +54,9 @@ def test_numbers(shown, text):
         (None, 1.0, 5),
         (math.nan, math.nan, 5),
         (0.5, 0.5, 5),
-        (0.1, 0.2, 5),
+        (0.1, 0.2, 3),
+        (0.613, 0.637, 3),
+        (-1.0, 1.0, 1),
         (0.0, 2e-5, 6),
         (0.0, 1e-30, 9),
         (0.0, 5e-324, 5),
@@ -77,3 +89,11 @@ def test_columns_stand_under_one_another():
         "           a     b",
         "long name  1  22.5",
     ]
+
+
+def test_a_value_has_the_digits_of_its_margin():
+    assert with_margin(0.625512, 0.613512, 0.637512) == "0.626 ± 0.012"
+    assert with_margin(0.001, -0.001, 0.003, signed=True) == "+0.0010 ± 0.0020"
+    assert with_margin(0.5, None, None) == "0.50000"
+    assert with_margin(None, None, None) == "–"
+    assert with_margin(0.5, math.nan, math.nan) == "0.50000"

@@ -1,4 +1,5 @@
 import json
+import math
 import re
 import runpy
 import shutil
@@ -7,37 +8,64 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from ctr.cli import main
 from ctr.eval import plots
+from ctr.eval.data_health import read_data_health
+from ctr.eval.display import with_margin
 from ctr.eval.report import render_report, write_report
 from ctr.eval.report_page import check_page
 from ctr.eval.run_files import RunError, read_windows
+from ctr.eval.shown_run import show_runs
 
 make = runpy.run_path(str(Path(__file__).with_name("run_directories.py")))
 make_rows, predict, write_run = make["make_rows"], make["predict"], make["write_run"]
 Page = runpy.run_path(str(Path(__file__).with_name("report_pages.py")))["Page"]
 
-SECTIONS = ["results", "pass", "calibration", "query-size", "predictions", "weights", "configuration"]
+SECTIONS = ["results", "time", "calibration", "query-size", "predictions", "weights", "configuration"]
+SOMETIMES = ("comparison", "faults", "gain", "slices", "data")
+NAMESPACES = ("http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink")
+
+
+OF_RUNS = 8 + 2 + 1 + 1 + 1 + 2
+"""Plots of a report about runs over one log, without the predictions of each run and paired differences."""
+PAIRED = 3
 
 
 def read_page(html: str):
     """Parses a report, and checks what holds of every report."""
     page = Page(html)
     sections = [section["id"] for section in page.all("section")]
-    assert [name for name in sections if name not in ("comparison", "faults")] == SECTIONS
+    assert [name for name in sections if name not in SOMETIMES] == SECTIONS
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
-    assert {link["href"] for link in page.all("a")} == {f"#{name}" for name in ids}
-    assert all(len(image["alt"]) > 20 for image in page.all("img"))
-    assert not page.all("script")
-    assert not re.search(r"https?://|@import|url\(", html)
+    assert {link["href"] for link in page.all("a")} == {f"#{name}" for name in sections}
+    assert all(len(str(svg["aria-label"])) > 20 and svg["role"] == "img" for svg in page.plots())
+    page.check_policy()
+    for namespace in NAMESPACES:
+        html = html.replace(namespace, "")
+    assert not re.search(r"https?://", html)
     for svg in page.images():
         ElementTree.fromstring(svg)
         assert "<dc:date>" not in svg
+    for svg in page.plots():
+        if "data-hover" in svg:
+            check_hover(svg)
     assert not re.search(r"\bnan\b|\bNone\b|\binf\b", page.words)
     return page
+
+
+def check_hover(svg):
+    """What is known of the points of a plot lies within it, and says something."""
+    _, _, width, height = map(float, str(svg["viewbox"]).split())
+    for run, points in json.loads(str(svg["data-hover"]))["series"]:
+        assert run >= 0
+        for x, y, head, text in points:
+            assert -1 <= x <= width + 1
+            assert isinstance(y, float) and abs(y) < 100 * height
+            assert head and text and "nan" not in text
 
 
 @pytest.fixture(scope="module")
@@ -71,16 +99,16 @@ def html(runs):
 def test_one_run(runs):
     page = read_page(render_report(runs[:1]))
     assert "comparison" not in {section["id"] for section in page.all("section")}
-    # Five metrics and the throughput; two of calibration, one of its slices; query size; predictions.
-    assert len(page.images()) == 6 + 3 + 1 + 1
+    # Five metrics, traffic, click rates and throughput; two of calibration; gain; slices; query size; ids.
+    assert len(page.images()) == OF_RUNS + 1
 
 
 def test_several_runs_are_compared_with_the_first(html):
     page = read_page(html)
-    assert len(page.images()) == 6 + 3 + 1 + 3
+    assert len(page.images()) == OF_RUNS + PAIRED + 3
     assert len(html) < 2_000_000
     assert page.words.count("Prediction difference") == 2
-    comparison = page.words[page.words.index("Comparison with") : page.words.index("Over the pass", 2000)]
+    comparison = page.words[page.words.index("Comparison with") : page.words.index("Metrics over time")]
     assert "▲ better" in comparison
     assert "model.deep.units" in comparison
 
@@ -88,18 +116,139 @@ def test_several_runs_are_compared_with_the_first(html):
 def test_the_numbers_are_those_of_the_summary(runs, html):
     summary = json.loads((runs[0] / "summary.json").read_text())
     words = read_page(html).words
-    for metric in ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias"):
+    metrics = (
+        "per_query_auc",
+        "auc",
+        "logloss",
+        "normalized_entropy",
+        "calibration_bias",
+        "calibration_ratio",
+    )
+    for metric in metrics:
         low, high = summary[f"{metric}_ci95"]
-        assert f"{summary[metric]:.5f}[{low:.5f}, {high:.5f}]" in words
+        digits = math.ceil(-math.log10((high - low) / 2)) + 1
+        assert f"{summary[metric]:.{digits}f}[{low:.{digits}f}, {high:.{digits}f}]" in words
     for row in summary["per_query_auc_by_size"]:
-        assert f"{row['auc']:.4f}" in words
+        low, high = row["auc_ci95"]
+        if low is not None:
+            digits = math.ceil(-math.log10((high - low) / 2)) + 1
+            assert f"{row['auc']:.{digits}f}[{low:.{digits}f}, " in words
     for row in summary["calibration_slices"]["position"]["heaviest"]:
-        assert f"{row['bias']:+.5f}" in words
+        assert ("third" if row["id"] == 3 else f"id {row['id']}") in words
+        assert row["auc"] is None or f"{row['auc']:.3f}" in words
     assert summary["config_sha256"] in words
     assert summary["log_sha256"] in words
     assert "label: 2" in words
     assert "ids: 1" in words
     assert "rows [512, 1024]" in words
+
+
+def test_headline_cards(runs, html):
+    words = read_page(html).words
+    for run in runs:
+        summary = json.loads((run / "summary.json").read_text())
+        for metric in ("per_query_auc", "auc", "logloss", "calibration_ratio"):
+            assert with_margin(summary[metric], *summary[f"{metric}_ci95"]) in words
+    assert "under-predicts by" in words or "over-predicts by" in words
+
+
+@pytest.mark.parametrize(
+    ("shift", "expected", "says"),
+    [
+        (-3.0, "wrong", "under-predicts by 9"),
+        (3.0, "wrong", "over-predicts by"),
+        (None, "good", "calibrated"),
+    ],
+)
+def test_the_card_of_calibration_is_colored_by_what_it_says(rows, tmp_path, shift, expected, says):
+    # The log of a known rate, predicted as it is or far from it.
+    rate = rows["label"].mean()
+    logit = np.full(len(rows), np.log(rate / (1 - rate)) + (shift or 0.0), np.float32)
+    html = render_report([write_run(tmp_path / "run", rows.assign(metric_weight=1.0), logit)])
+    page = read_page(html)
+    assert says in page.words
+    assert [card for card in page.all("div") if card.get("class") == f"card {expected}"]
+
+
+def test_what_an_earlier_version_did_not_record_is_left_out(rows, tmp_path):
+    run = write_run(tmp_path / "run", rows, predict(rows, 1, 1.0), earlier=True)
+    page = read_page(render_report([run]))
+    assert "data" not in {section["id"] for section in page.all("section")}
+    assert not {"Data health", "Loss by term"} & set(page.words.splitlines())
+    # Nor are click rates and the two plots of ids drawn.
+    assert len(page.images()) == OF_RUNS - 1 - 2 - 1 + 1
+
+
+def test_the_terms_of_a_loss_of_several(rows, tmp_path):
+    logit = predict(rows, 1, 1.0)
+    run = write_run(tmp_path / "run", rows, logit, terms=("logistic", "ranking"))
+    page = read_page(render_report([run]))
+    [plot] = [plot for plot in page.plots() if "Terms of the loss" in str(plot["aria-label"])]
+    assert "In the last window: logistic 0.1000, ranking 0.2000." in str(plot["aria-label"])
+
+
+def test_paired_differences_end_at_that_of_the_whole_runs(runs, html):
+    page = read_page(html)
+    first, second = (json.loads((run / "summary.json").read_text()) for run in runs[:2])
+    for metric, title in (("per_query_auc", "PerQueryAUC"), ("logloss", "logloss")):
+        [plot] = [plot for plot in page.plots() if f"Paired difference in {title}" in str(plot["aria-label"])]
+        told = re.search(r"dcn: ([+-][0-9.]+) ± ([0-9.]+) over all windows", str(plot["aria-label"]))
+        wanted = second[metric] - first[metric]
+        assert float(told[1]) == pytest.approx(wanted, abs=10 ** -len(told[1].split(".")[1]))
+
+
+def test_the_gain_is_that_of_the_sorted_predictions(runs):
+    [shown] = show_runs(runs[:1])
+    table = pd.concat(map(pd.read_parquet, sorted(runs[0].glob("predictions/*"))))
+    table = table.sort_values("logit", ascending=False)
+    weight, clicks = table["metric_weight"].to_numpy(), table["metric_weight"] * table["label"]
+    examples = np.cumsum(weight) / weight.sum()
+    wanted = np.interp([0.1, 0.5], examples, np.cumsum(clicks) / clicks.sum())
+    found = plots.gain(shown.run.metrics.auc.fine, [0.1, 0.5])
+    np.testing.assert_allclose(found, wanted, atol=0.01)
+
+
+def test_data_health_says_how_many_values_share_an_id(tmp_path):
+    # 3,000 values hashed to 999 ids leave about exp(-3) of them unused.
+    rng = np.random.default_rng(1)
+    used = len(np.unique(rng.integers(1, 1000, 3000)))
+    entry = {"name": "ad", "kind": "category", "hashed": True, "buckets": 1000, "distinct_ids": used}
+    counts = {
+        "rows": 10,
+        "missing": 1,
+        "values": 9,
+        "new": 3,
+        "counted": 4,
+        "top": [{"id": 7, "value": "x", "count": 1}],
+    }
+    (tmp_path / "data_health.json").write_text(json.dumps({"features": [entry | counts], "slice_values": {}}))
+    [feature] = read_data_health(tmp_path).features
+    assert feature.distinct_values == pytest.approx(3000, rel=0.1)
+    assert feature.shared_share == pytest.approx(1 - np.exp(-3), abs=0.02)
+    assert (feature.missing_share, feature.new_share, feature.top[0].share) == (0.1, 3 / 9, 0.25)
+
+
+def test_no_two_plots_share_an_id_and_series_carry_their_run(html):
+    page = read_page(html)
+    for svg in page.images():
+        own = set(re.findall(r'\sid="([^"]+)"', svg))
+        assert set(re.findall(r'(?:url\(|href=")#([^")]+)', svg)) <= own
+    assert {attributes["data-run"] for _, attributes in page.elements if "data-run" in attributes} == {
+        "0",
+        "1",
+        "2",
+    }
+    assert [one["data-legend"] for one in page.all("span") if "data-legend" in one] == ["0", "1", "2"]
+
+
+def test_colors_are_variables_of_the_page(html):
+    page = read_page(html)
+    left = {color for svg in page.images() for color in re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svg)}
+    assert not left
+    used = {name for svg in page.images() for name in re.findall(r"var\((--[a-z0-9-]+)\)", svg)}
+    style = re.search(r"<style>(.*?)</style>", html, flags=re.DOTALL)[1]
+    # In the light page, in the dark one of the system's choice, and in that of the button.
+    assert all(style.count(f"{name}: ") == 3 for name in used)
 
 
 def test_the_same_runs_give_the_same_bytes(runs, html, tmp_path):
@@ -118,12 +267,13 @@ def test_hostile_text_is_escaped(rows, tmp_path):
     (runs[1] / "rejects.jsonl").write_text(json.dumps({"reason": hostile}) + "\n")
     html = render_report(runs)
     page = read_page(html)
-    assert "<script" not in html
+    assert html.count("<script") == 1
     assert "<b>" not in html
-    assert all("onerror" not in attributes for _, attributes in page.elements)
     assert page.words.count(hostile) >= 6
     assert all(name in page.words for name in names)
-    assert not any("script" in svg for svg in page.images())
+    # Names are in the words beside a plot, never in it.
+    texts = [text for svg in page.images() for text in ElementTree.fromstring(svg).itertext()]
+    assert not any("script" in text or "img" in text for text in texts)
 
 
 SPECTRA = {
@@ -157,12 +307,12 @@ def test_the_weights_of_each_run(runs, tmp_path):
     assert words.count("broken") == 2
     assert words.count("the run has no weight_spectra.json") == 1
     assert words.count("no weight matrix with both sides above 1") == 1
-    [image] = [image for image in page.all("img") if "deep_0" in str(image["alt"])]
-    assert "spectra. deep_0: 90% of the norm at rank 2 of 3, of the sum at 3." in str(image["alt"])
-    assert "zero" not in str(image["alt"])
-    # One plot, of two lines; the others have none to draw.
-    assert len(page.images()) == 6 + 3 + 1 + 4 + 1
-    assert len([svg for svg in page.all("svg") if svg.get("class") == "key"]) == 2
+    [alt] = [str(plot["aria-label"]) for plot in page.plots() if "deep_0" in str(plot["aria-label"])]
+    assert "spectra. deep_0: 90% of the norm at rank 2 of 3, of the sum at 3." in alt
+    assert "zero" not in alt
+    # One plot, of two lines; the others have none to draw. And the line of the one feature.
+    assert len(page.images()) == OF_RUNS + PAIRED + 4 + 1
+    assert len([svg for svg in page.all("svg") if svg.get("class") == "key"]) == 2 + 1
 
 
 def test_the_names_of_weights_are_escaped_and_their_lines_differ(runs, tmp_path):
@@ -171,7 +321,7 @@ def test_the_names_of_weights_are_escaped_and_their_lines_differ(runs, tmp_path)
     weights = [{"name": f"{hostile}{index}", **entry} for index in range(28)]
     run = with_spectra(runs[0], tmp_path / "run", {"weights": weights})
     html = render_report([run])
-    assert "<script" not in html
+    assert html.count("<script") == 1
     assert read_page(html).words.count(hostile) == 28
     assert len(set(map(plots.line_look, range(28)))) == 28
 
@@ -179,7 +329,7 @@ def test_the_names_of_weights_are_escaped_and_their_lines_differ(runs, tmp_path)
 def test_spectra_are_drawn_from_0_to_the_whole():
     svg = plots.cumulative_spectra([np.array([3.0, 1.0]), None, np.zeros(2)])
     ElementTree.fromstring(svg)
-    assert svg.count("stroke: #0072b2") == 2
+    assert svg.count("stroke: var(--run-0)") == 2
     assert svg == plots.cumulative_spectra([np.array([3.0, 1.0]), None, np.zeros(2)])
 
 
@@ -203,12 +353,12 @@ def test_runs_unlike_the_first(rows, runs, tmp_path):
     assert words.count("Prediction difference") == 2
 
 
-def test_more_runs_than_colours(tmp_path):
+def test_more_runs_than_colors(tmp_path):
     rows = make_rows(2, queries=30)
     run = write_run(tmp_path / "0", rows, predict(rows, 1, 1.0), windows=1)
     runs = [run, *(shutil.copytree(run, tmp_path / str(index)) for index in range(1, 8))]
     page = read_page(render_report(runs))
-    assert len(page.images()) == 6 + 2 + 1 + 8
+    assert len(page.images()) == OF_RUNS - 1 + PAIRED + 8
 
 
 def test_times_that_tell_nothing_give_way_to_examples(runs):
@@ -344,6 +494,25 @@ FAULTS = {
     "spectrum endless": (_spoil_spectra(singular_values=[float("inf"), 1]), "Infinity is no number of JSON"),
     "spectrum below 0": (_spoil_spectra(singular_values=[2, -1]), "must be finite, descending"),
     "spectrum ascending": (_spoil_spectra(singular_values=[1, 2]), "must be finite, descending"),
+    "timeline cut": (
+        lambda run: (run / "timeline.npz").write_bytes((run / "timeline.npz").read_bytes()[:300]),
+        r"timeline\.npz: damaged",
+    ),
+    "timeline of other arrays": (
+        lambda run: np.savez(run / "timeline.npz", windows=np.zeros(3)),
+        r"timeline\.npz: damaged, or of another version: Timeline has arrays",
+    ),
+    "health torn": (lambda run: _append(run / "data_health.json", "{"), r"data_health\.json: damaged"),
+    "health without features": (
+        lambda run: (run / "data_health.json").write_text('{"slice_values": {}}'),
+        r"data_health\.json: damaged, or of another version: no features",
+    ),
+    "health of text": (
+        lambda run: (run / "data_health.json").write_text(
+            (run / "data_health.json").read_text().replace('"missing": ', '"missing": -')
+        ),
+        "missing must be a whole number",
+    ),
     "predictions cut": (
         lambda run: sorted(run.glob("predictions/*"))[0].write_bytes(b"PAR1"),
         "not readable as predictions",

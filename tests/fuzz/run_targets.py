@@ -170,6 +170,7 @@ def _run_file(name: str) -> tuple[Prepare, Parse]:
         return [_file_of(run_folder(folder), name).read_bytes()]
 
     def parse(folder: Path, content: bytes) -> None:
+        from ctr.eval.data_health import read_data_health
         from ctr.eval.paired_predictions import pair_predictions
         from ctr.eval.run_comparison import compare_runs
         from ctr.eval.run_faults import faults_of
@@ -178,6 +179,7 @@ def _run_file(name: str) -> tuple[Prepare, Parse]:
             count_rejects,
             read_environment,
             read_run,
+            read_timeline,
             read_weight_spectra,
             read_windows,
         )
@@ -192,6 +194,8 @@ def _run_file(name: str) -> tuple[Prepare, Parse]:
             read_environment(run)
             read_windows(run)
             read_weight_spectra(run)
+            read_timeline(run)
+            read_data_health(run)
             faults_of(found, count_rejects(run))
             if name in ("summary.json", "config.yaml", "metric_states.npz"):
                 show_runs([run])
@@ -219,6 +223,7 @@ _REPORTED = (
     "environment.json",
     "metrics.jsonl",
     "weight_spectra.json",
+    "data_health.json",
     "rejects.jsonl",
     "config.yaml",
 )
@@ -240,7 +245,7 @@ def _parse_report(folder: Path, content: bytes) -> None:
             (run / name).write_bytes(text)
         page = render_report([run])
         page.encode()
-        assert "<script" not in page
+        assert page.count("<script") == 1
     finally:
         for name, text in before.items():
             (run / name).write_bytes(text)

@@ -97,6 +97,8 @@ def _make_targets() -> dict[str, Target]:
         "run config": Target("yaml", *_run_file("config.yaml")),
         "run rejects": Target("jsonl", *_run_file("rejects.jsonl")),
         "run spectra": Target("json", *_run_file("weight_spectra.json")),
+        "run data health": Target("json", *_run_file("data_health.json")),
+        "run timeline": Target("npz", *_run_file("timeline.npz")),
         "run metrics": Target("npz", *_run_file("metric_states.npz")),
         "run predictions": Target("parquet", *_run_file("predictions/*.parquet")),
         "report": Target("text", _report_seeds, _parse_report, slow=True),

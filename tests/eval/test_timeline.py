@@ -1,0 +1,125 @@
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ctr.eval.intervals import difference
+from ctr.eval.progressive import ProgressiveMetrics
+from ctr.eval.timeline import GROUPS, MAX_WINDOWS, SERIES, Timeline
+
+make = runpy.run_path(str(Path(__file__).with_name("run_directories.py")))
+
+
+def windows_of(rows, logit, count):
+    """Metrics of the log's parts, cut between queries, with the rows that each ends at."""
+    starts = np.flatnonzero(rows["query_id"].diff() != 0)
+    ends = [*(part[0] for part in np.array_split(starts, count)[1:]), len(rows)]
+    begin = 0
+    for end in ends:
+        part, metrics = rows.iloc[begin:end], ProgressiveMetrics()
+        metrics.update(part["label"], logit[begin:end], part["metric_weight"], part["query_id"])
+        yield metrics, end
+        begin = end
+
+
+def timeline_of(rows, logit, count):
+    timeline, total = Timeline(["ad"]), ProgressiveMetrics()
+    for place, (metrics, end) in enumerate(windows_of(rows, logit, count)):
+        timeline.add(metrics, end, (10 * place, 10 * place + 9), {"ad": [end, 1, end - 1, place]})
+        total.merge(metrics)
+    return timeline, total
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return make["make_rows"](3, queries=300)
+
+
+def test_windows_add_up_to_the_metrics_of_the_pass(rows):
+    timeline, total = timeline_of(rows, make["predict"](rows, 1, 1.0), 12)
+    assert len(timeline) == 12
+    headline = total.headline()
+    for metric in ("per_query_auc", "logloss", "calibration_ratio"):
+        assert timeline.estimate(metric, cumulative=True).point[-1] == pytest.approx(
+            headline[metric], rel=1e-12
+        )
+    observed = timeline.estimate("click_rate", cumulative=True).point[-1]
+    predicted = timeline.estimate("predicted_click_rate", cumulative=True).point[-1]
+    assert observed - predicted == pytest.approx(headline["calibration_bias"], rel=1e-9)
+    # Fewer groups than buckets: another jackknife of the same queries.
+    low, high = timeline.estimate("logloss", cumulative=True).interval()
+    whole_low, whole_high = total.estimates()["logloss"].interval()
+    assert high[-1] - low[-1] == pytest.approx(whole_high - whole_low, rel=0.5)
+
+
+def test_a_replicate_is_the_metric_without_a_group_of_queries(rows):
+    timeline, _ = timeline_of(rows, make["predict"](rows, 1, 1.0), 3)
+    estimate = timeline.estimate("logloss")
+    assert estimate.replicates.shape == (GROUPS, 3)
+    without = timeline.sums[1, 1:].sum(axis=0)
+    assert estimate.replicates[0, 1] == pytest.approx(without[3] / without[0], rel=1e-12)
+
+
+def test_the_paired_interval_is_narrower_than_that_of_either(rows):
+    first = make["predict"](rows, 1, 1.0)
+    one, _ = timeline_of(rows, first, 6)
+    other, _ = timeline_of(rows, first + np.float32(0.05), 6)
+    assert one.matches(other)
+    paired = difference(one.estimate("logloss"), other.estimate("logloss")).interval()
+    own = one.estimate("logloss").interval()
+    assert ((paired[1] - paired[0]) < (own[1] - own[0]) / 3).all()
+    assert not one.matches(timeline_of(rows, first, 5)[0])
+
+
+def test_a_long_pass_keeps_few_entries_and_loses_nothing(rows):
+    metrics, _ = next(windows_of(rows, make["predict"](rows, 1, 1.0), 1))
+    timeline = Timeline(["ad"])
+    count = 2 * MAX_WINDOWS + 77
+    for place in range(count):
+        timeline.add(metrics, place + 1, (place, place + 1), {"ad": [4, 1, 3, 2]})
+    assert MAX_WINDOWS // 2 <= len(timeline) <= MAX_WINDOWS
+    assert timeline.windows[:, -1].sum() == count and (timeline.windows[:-1, -1] == 4).all()
+    assert timeline.windows[0].tolist()[:3] == [4, 0, 4] and timeline.windows[-1, 0] == count
+    assert timeline.total("ad") == {
+        "rows": 4 * count,
+        "missing": count,
+        "values": 3 * count,
+        "new": 2 * count,
+    }
+    assert timeline.new_share("ad")[-1] == 2 / 3 and timeline.missing_share("ad")[0] == 1 / 4
+    coarse = timeline.coarsened(50)
+    assert len(coarse) <= 50 and coarse.total("ad") == timeline.total("ad")
+    assert coarse.windows[0, 1] == 0 and coarse.windows[-1, 0] == count
+    for metric in SERIES:
+        wanted = timeline.estimate(metric, cumulative=True).point[-1]
+        assert coarse.estimate(metric, cumulative=True).point[-1] == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("cut", [0, 3, MAX_WINDOWS, MAX_WINDOWS + 9])
+def test_an_interruption_changes_no_bit(rows, cut):
+    metrics, _ = next(windows_of(rows, make["predict"](rows, 1, 1.0), 1))
+    whole, resumed = Timeline(["ad"]), Timeline(["ad"])
+    for place in range(MAX_WINDOWS + 20):
+        if place == cut:
+            resumed = Timeline.from_arrays(resumed.to_arrays())
+        for timeline in (whole, resumed):
+            timeline.add(metrics, place + 1, (place, place + 1), {"ad": [place, 1, 3, 2]})
+    arrays = resumed.to_arrays()
+    for name, array in whole.to_arrays().items():
+        np.testing.assert_array_equal(arrays[name], array)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"windows": np.zeros((2, 5))}, "windows must be int64"),
+        ({"sums": np.full((1, GROUPS, 6), np.nan)}, "finite"),
+        ({"ids/ad": np.zeros((3, 4), np.int64)}, "ids/ad must be int64"),
+        ({"more": np.zeros(1)}, "has arrays"),
+    ],
+)
+def test_other_arrays_are_refused(rows, change, message):
+    timeline, _ = timeline_of(rows, make["predict"](rows, 1, 1.0), 1)
+    with pytest.raises(ValueError, match=message):
+        Timeline.from_arrays({**timeline.to_arrays(), **change})
