@@ -17,6 +17,7 @@ from ctr import __version__
 from ctr.errors import InputError
 from ctr.files import make_folder, sync_folder, write_atomic_bytes
 from ctr.serving.metadata import EXTRA, FILE, FORMAT, hash_files, read_metadata, versions
+from ctr.serving.requests import describe_requests
 from ctr.serving.signatures import serving_signatures
 from ctr.serving.warmup import FILE as WARMUP
 from ctr.serving.warmup import write_warmup
@@ -197,6 +198,7 @@ def _write(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> di
         write_warmup(folder / EXTRA / WARMUP, requests)
     metadata = {
         **described,
+        "requests": describe_requests(snapshot.schema),
         "signatures": {
             name: {
                 "inputs": {
