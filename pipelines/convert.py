@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from ctr.data.mapping import Label, Time
 from ctr.data.reader import LARGEST_WEIGHT
+from ctr.data.spelling import spell_array
 from ctr.data.transform import string_ids
 from ctr.errors import InputError
 
@@ -279,7 +280,7 @@ def parse_weights(column: pa.Array) -> tuple[np.ndarray, Bad]:
 
 
 def parse_ids(column: pa.Array) -> tuple[np.ndarray, Bad]:
-    """[N] int64 ids (0 where missing): whole numbers and their plain decimal text as they are, else a hash.
+    """[N] int64 ids (0 where missing): whole numbers and their decimal text (12.0 too) as they are, else a hash.
 
     Raises:
         InputError: a column of a type that holds neither whole numbers nor text.
@@ -293,6 +294,7 @@ def parse_ids(column: pa.Array) -> tuple[np.ndarray, Bad]:
     elif not is_text(kind):
         raise InputError(f"of type {kind}; ids are whole numbers or text")
     missing |= pc.fill_null(pc.equal(column, ""), False).to_numpy(zero_copy_only=False)
+    column = spell_array(column)
     plain = pc.fill_null(pc.match_substring_regex(column, r"^(0|-?[1-9][0-9]{0,18})$"), False)
     whole, beyond = convert_checked(pc.if_else(plain, column, None), lambda values: values.cast(pa.int64()))
     ids = pc.fill_null(whole.cast(pa.int64()), 0).to_numpy().copy()

@@ -8,12 +8,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctr.data.mapping import Join
+from ctr.data.spelling import spell_array, text_array
 from ctr.errors import InputError
 
 
 @dataclass(frozen=True)
 class SideTable:
-    """A side table: distinct keys [K] as text, and K rows of columns under their prefixed names."""
+    """A side table: distinct keys [K] as text (as categories spell it), and K rows under their prefixed names."""
 
     key: str
     keys: pa.Array
@@ -21,10 +22,15 @@ class SideTable:
 
     def attach(self, table: pa.Table) -> pa.Table:
         """A left join: appends the side columns of each row's key; null where the key is not there."""
-        places = pc.index_in(table.column(self.key).combine_chunks().cast(pa.string()), self.keys)
+        places = pc.index_in(_key_texts(table.column(self.key)), self.keys)
         for name in self.columns.column_names:
             table = table.append_column(name, self.columns.column(name).take(places))
         return table
+
+
+def _key_texts(column: pa.ChunkedArray) -> pa.Array:
+    """Keys as categories spell them, so that 12.0 in one file finds 12 in the other."""
+    return spell_array(text_array(column.combine_chunks()).cast(pa.string()))
 
 
 def find_side_file(join: Join, folder: Path) -> Path:
@@ -46,7 +52,7 @@ def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]
     Raises:
         InputError: a missing or repeated key.
     """
-    keys = table.column(join.key).combine_chunks().cast(pa.string())
+    keys = _key_texts(table.column(join.key))
     if keys.null_count:
         row = rows[keys.is_null().index(True).as_py()]
         raise InputError(

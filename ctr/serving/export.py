@@ -21,6 +21,7 @@ from ctr.serving.calls import FILE as CALLS
 from ctr.serving.calls import calls_text
 from ctr.serving.canonical import make_canonical
 from ctr.serving.metadata import EXTRA, FILE, FORMAT, hash_files, model_schema, read_metadata, versions
+from ctr.serving.requests import describe_requests
 from ctr.serving.signatures import serving_signatures
 from ctr.serving.warmup import FILE as WARMUP
 from ctr.serving.warmup import write_warmup
@@ -219,7 +220,12 @@ def _write(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> di
         for name, signature in signatures.items()
     }
     write_atomic_bytes(folder / EXTRA / CALLS, calls_text(described_functions, snapshot.schema).encode())
-    metadata = {**described, "signatures": described_functions, "files": hash_files(folder)}
+    metadata = {
+        **described,
+        "requests": describe_requests(snapshot.schema),
+        "signatures": described_functions,
+        "files": hash_files(folder),
+    }
     write_atomic_bytes(folder / EXTRA / FILE, (json.dumps(metadata, indent=1) + "\n").encode())
     return metadata
 

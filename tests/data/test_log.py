@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +30,7 @@ from ctr.data.log import (
 )
 from ctr.data.row_order import sort_rows
 from ctr.data.schema import Schema
+from ctr.data.transform import transform_table, transform_tensors
 from ctr.errors import InputError
 
 SCHEMA = parse_model(
@@ -385,3 +387,54 @@ def test_ids_are_packed_and_unpacked_with_slices(rows: int, features: int, offse
     assert np.array_equal(unpack_ids(packed.slice(offset, length)), ids[offset : offset + length])
     columns_first = np.asfortranarray(ids)
     assert pack_ids(columns_first).equals(packed)
+
+
+class TestLogsOfTheFirstFormat:
+    """They had no rules of derived columns, and categories were spelled as written."""
+
+    @pytest.fixture
+    def first(self, tmp_path: Path) -> Path:
+        feature = {
+            **{
+                "buckets": 100_000,
+                "keep": "first",
+                "kind": "category",
+                "max_values": 100,
+                "multivalent": False,
+            },
+            **{
+                "name": "a",
+                "separator": " ",
+                "source": "a",
+                "tower": "quality",
+                "vocabulary": None,
+                "width": 16,
+            },
+        }
+        content = {"features": [feature], "format": 1, "version": "e7c7f0d91ef1cfd5"}
+        (tmp_path / "schema.json").write_bytes(
+            (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+        )
+        return tmp_path
+
+    def test_are_read_and_copied_as_they_are(self, first: Path, tmp_path: Path) -> None:
+        schema = read_schema(first)
+        assert schema.version == "e7c7f0d91ef1cfd5"
+        create_log(tmp_path / "copy", schema)
+        assert (tmp_path / "copy" / "schema.json").read_bytes() == (first / "schema.json").read_bytes()
+        assert not schema.spells_numbers("a") and OTHER.spells_numbers("a")
+        assert schema.version != OTHER.version
+
+    def test_their_models_spell_as_they_did(self, first: Path) -> None:
+        texts = ["12", "12.0", "x", ""]
+        old, new = read_schema(first), OTHER
+        made = [transform_table(schema, pa.table({"a": texts}))[0][:, 0].tolist() for schema in (old, new)]
+        assert made[0][0] != made[0][1] and made[1][0] == made[1][1]
+        assert [made[0][row] for row in (0, 2, 3)] == [made[1][row] for row in (0, 2, 3)]
+        for schema, ids in zip((old, new), made, strict=True):
+            assert transform_tensors(schema, {"a": tf.constant(texts)})["a"].numpy().tolist() == ids
+
+    def test_are_not_extended_by_other_rules(self, first: Path) -> None:
+        words = "categories were spelled as text, are as number.*features cannot change inside a log"
+        with pytest.raises(InputError, match=words):
+            check_log(first, OTHER)

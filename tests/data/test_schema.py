@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr.config import parse_model
-from ctr.data.schema import LogBuckets, Number, Schema, bucket_counts
+from ctr.data.schema import LogBuckets, Number, Schema, bucket_counts, differing_features, feature_meanings
 from ctr.errors import InputError
 
 CATEGORY = {"kind": "category", "name": "a", "source": "s"}
@@ -161,3 +161,63 @@ def test_step_edges_reach_high() -> None:
         {"kind": "number", "name": "n", "source": "x", "step": {"low": 0, "high": 0.3, "size": 0.1}}
     )
     assert schema.by_name["n"].buckets == 4 + 2
+
+
+DERIVE = {
+    "hour": {"from": "time", "part": "hour"},
+    "zip3": {"from": "zip", "prefix": 3},
+    "copy": {"from": "s"},
+    "unread": {"from": "time", "every": "1d"},
+}
+
+
+def with_rules(*features: dict[str, Any], **derive: dict[str, Any]) -> Schema:
+    rules = {name: DERIVE[name] for name in ("hour", "zip3", "copy")}
+    return parse_model(Schema, {"features": list(features), "derive": derive or rules}, "schema.yaml")
+
+
+def test_inputs_are_what_columns_are_derived_from() -> None:
+    schema = with_rules(
+        CATEGORY,
+        {**CATEGORY, "name": "h", "source": "hour"},
+        {**CATEGORY, "name": "z", "source": "zip3"},
+        {"kind": "number", "name": "n", "source": "copy", "boundaries": [1]},
+        {"kind": "number", "name": "m", "source": "m", "boundaries": [1]},
+    )
+    # The column s is read as a category and, by way of a copy, as a number.
+    assert schema.inputs == {"s": "text", "time_us": "time", "zip": "text", "m": "number"}
+    alone = schema.only(["n"])
+    assert alone.inputs == {"s": "number"}
+    assert set(alone.derive) == {"copy"}
+
+
+def test_rules_are_part_of_the_version_and_of_what_a_feature_means() -> None:
+    hour = {**CATEGORY, "source": "hour"}
+    by_part, by_period = with_rules(hour, hour=DERIVE["hour"]), with_rules(hour, hour=DERIVE["unread"])
+    assert by_part.version != by_period.version
+    assert feature_meanings(by_part) != feature_meanings(by_period)
+    (difference, *_) = differing_features(by_part, by_period)
+    assert difference.startswith("derived column hour.every was None, is '1d'")
+
+
+@pytest.mark.parametrize(
+    ("features", "derive", "message"),
+    [
+        ([CATEGORY], {"hour": DERIVE["hour"]}, "derive.hour: no feature reads it"),
+        (
+            [{**CATEGORY, "source": "hour"}, {**OTHER, "source": "time_us"}],
+            {"hour": DERIVE["hour"]},
+            "time_us: the exported model takes the row's time under this name",
+        ),
+    ],
+)
+def test_rules_that_do_not_fit(features: list[Any], derive: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        with_rules(*features, **derive)
+
+
+def test_rules_survive_their_own_json() -> None:
+    schema = with_rules({**CATEGORY, "source": "hour"}, hour=DERIVE["hour"])
+    content = schema.model_dump(mode="json")
+    assert content["derive"]["hour"]["from"] == "time"
+    assert parse_model(Schema, content, "again").version == schema.version

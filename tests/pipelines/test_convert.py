@@ -275,6 +275,7 @@ def test_ids():
 
 def test_ids_of_other_types_agree_with_their_text():
     assert checked(parse_ids(pa.array([5, None], pa.int32()))) == [(5, False), (0, True)]
+    assert checked(parse_ids(pa.array(["5.0", "-5.00", "-0.0"]))) == [(5, False), (-5, False), (0, False)]
     big = 2**63 + 5
     assert (
         parse_ids(pa.array([5, big], pa.uint64()))[0].tolist()

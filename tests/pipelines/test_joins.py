@@ -26,6 +26,17 @@ def test_every_row_gets_the_side_columns_of_its_key(tmp_path):
     }
 
 
+@pytest.mark.parametrize("kind", [pa.int64(), pa.float64(), pa.string()])
+def test_numbers_of_any_form_find_their_key(tmp_path, kind):
+    side = make_side_table(
+        join(), tmp_path, pa.table({"k": ["1", "2.0", "03"], "x": ["a", "b", "c"]}), [2, 3, 4]
+    )
+    table = side.attach(pa.table({"k": pa.array([2, 1, None, 3]).cast(kind)}))
+    assert table.column("x").to_pylist() == ["b", "a", None, None]
+    with pytest.raises(InputError, match="the key k '2' stands more than once"):
+        make_side_table(join(), tmp_path, pa.table({"k": ["2", "2.0"], "x": ["a", "b"]}), [2, 3])
+
+
 def test_the_prefix_names_the_columns(tmp_path):
     side = make_side_table(join(prefix="p_"), tmp_path, pa.table({"k": ["a"], "x": ["b"]}), [2])
     assert side.columns.column_names == ["p_x"]

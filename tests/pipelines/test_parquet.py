@@ -45,7 +45,7 @@ def test_types_of_parquet_are_understood(tmp_path, helpers):
     [
         ("rating", [[1]] * 5, "the column rating is of type list<.*>, where numbers are needed"),
         ("id", [0.5] * 5, "the column id is of type double; ids are whole numbers or text"),
-        ("color", [0.5] * 5, "feature color: its source column color is of type double"),
+        ("color", [{"x": 1}] * 5, "feature color: its source column color is of type struct"),
     ],
 )
 def test_a_type_that_cannot_be_read_is_named(tmp_path, helpers, column, values, message):

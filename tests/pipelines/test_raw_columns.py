@@ -186,9 +186,9 @@ NUMBER_TEXTS = (
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
-    st.lists(st.tuples(TIMES, TEXTS, TEXTS, NUMBER_TEXTS, st.none() | FLOATS, TEXTS), min_size=1, max_size=8)
+    st.lists(st.tuples(TIMES, TEXTS, TEXTS, NUMBER_TEXTS, st.none() | FLOATS, TEXTS), min_size=1, max_size=40)
 )
 def test_text_columns(rows):
     """As CSV and TSV have them."""
@@ -214,8 +214,8 @@ TYPES = {
 }
 
 
-@settings(max_examples=80, deadline=None)
-@given(st.data(), st.sampled_from(sorted(TYPES)), st.lists(TIMES, min_size=1, max_size=6))
+@settings(max_examples=15, deadline=None)
+@given(st.data(), st.sampled_from(sorted(TYPES)), st.lists(TIMES, min_size=1, max_size=25))
 def test_typed_columns(data, kind, times):
     """As Parquet and JSON have them."""
     arrow, strategy = TYPES[kind]

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from ctr.data.mapping import JsonlInput
+from ctr.data.schema import Schema
 from ctr.data.transform import transform_table, transform_tensors
 from ctr.errors import InputError
 from ctr.pipelines.raw_rows import key_schema, plain_mapping, read_raw_rows
@@ -21,7 +22,7 @@ def ids_of(schema, raw: pa.Table) -> dict[str, list]:
     """The ids that an exported model would make."""
     columns = {
         name: tf.constant(raw.column(name).to_numpy())
-        if pa.types.is_floating(raw.column(name).type)
+        if not pa.types.is_large_binary(raw.column(name).type)
         else tf.constant(raw.column(name).to_pylist(), tf.string, shape=(raw.num_rows,))
         for name in raw.column_names
     }
@@ -65,7 +66,8 @@ def test_neither_labels_nor_weights_nor_queries_are_needed(tmp_path, helpers):
     path = helpers.write_rows(tmp_path, rows)
     keys, raw, rejects = read(helpers.make_mapping(), [path])
     assert (keys.num_rows, rejects) == (5, [])
-    assert set(raw.column_names) == {"color", "price", "tags", "shop_kind", "hour", "zone"}
+    # What the model derives itself is not there, but what it derives it from.
+    assert set(raw.column_names) == {"color", "price", "tags", "shop_kind", "time_us", "code"}
 
 
 def test_a_time_is_needed_only_for_what_is_derived_of_it(tmp_path, helpers):
@@ -85,12 +87,13 @@ def test_times_of_row_order_go_on_from_file_to_file(tmp_path, helpers):
     mapping = helpers.make_mapping(time={"row_order": order}, input={"type": "jsonl"})
     paths = [helpers.write_rows(tmp_path, helpers.make_rows(5), "jsonl", name) for name in "ab"]
     _, raw, _ = read(mapping, paths)
-    assert raw.column("hour").to_pylist() == list(range(10))
+    start = 1_577_836_800_000_000
+    assert raw.column("time_us").to_pylist() == [start + helpers.HOUR_US * row for row in range(10)]
 
 
 def test_no_text_is_null(tmp_path, helpers):
     _, raw, _ = read(helpers.make_mapping(), [helpers.write_rows(tmp_path, helpers.make_rows(40))])
-    for name in ("color", "tags", "shop_kind", "zone"):
+    for name in ("color", "tags", "shop_kind", "code"):
         assert raw.schema.field(name).type == pa.large_binary()
         assert raw.column(name).null_count == 0
         assert b"" in raw.column(name).to_pylist()
@@ -140,13 +143,13 @@ def test_other_types_of_lists(tmp_path, helpers, kind):
     assert [(reject["row"], reject["reason"]) for reject in rejects] == [(4, "a value holds the separator")]
 
 
-@pytest.mark.parametrize("values", [[[0.5], [1.0]], [[{"x": 1}], []], [[b"a"], None]])
+@pytest.mark.parametrize("values", [[[{"x": 1}], []], [[b"a"], None]])
 def test_lists_that_an_ingest_refuses(tmp_path, helpers, values):
     pq.write_table(pa.table({"tags": values}), tmp_path / "rows.parquet")
     mapping = tags_mapping(helpers)
     with pytest.raises(InputError, match=r"the column tags holds lists of type .*; categories and texts are"):
         read(mapping, [tmp_path / "rows.parquet"])
-    with pytest.raises(InputError, match="reads strings, integers and booleans"):
+    with pytest.raises(InputError, match="reads strings, numbers and booleans"):
         transform_table(mapping.feature_schema, pq.read_table(tmp_path / "rows.parquet"))
 
 
@@ -169,3 +172,36 @@ def test_files_that_are_tables_of_the_sources(tmp_path, helpers):
             InputError, match=rf"input {name}: its name does not tell what it is; allowed: \.csv"
         ):
             plain_mapping(schema, [type(tmp_path)(name)])
+
+
+def test_a_time_of_plain_files_is_in_microseconds(tmp_path, helpers):
+    hour = next(feature for feature in helpers.FEATURES if feature["name"] == "hour")
+    schema = helpers.make_mapping(features=[hour], joins=None).feature_schema
+    times = [0, helpers.HOUR_US * 7, helpers.HOUR_US * 24 - 1]
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"time_us": times}), path)
+    _, raw, _ = next(read_raw_rows(schema, plain_mapping(schema, [path]), [path]))
+    assert raw.column("time_us").to_pylist() == times
+    assert ids_of(schema, raw) == {"hour": [1, 2, 4]}
+
+
+def test_rows_that_an_ingest_would_reject_for_a_derived_column(tmp_path, helpers):
+    features = [{"name": "f", "kind": "category", "source": "whole", "buckets": 1000}]
+    derive = {"whole": {"from": "c", "cast": "integer"}}
+    mapping = helpers.make_mapping(features=features, derive=derive, joins=None, example_id=None)
+    (tmp_path / "rows.csv").write_text('c\n7.0\nseven\n""\n')
+    _, raw, rejects = read(mapping, [tmp_path / "rows.csv"])
+    assert raw.column("c").to_pylist() == [b"7.0", b""]
+    assert [(r["row"], r["key"], r["reason"]) for r in rejects] == [(3, "whole", "not a whole number")]
+
+
+def test_a_model_without_rules_takes_what_the_mapping_derives(tmp_path, helpers):
+    """As logs of the first format have none."""
+    mapping = helpers.make_mapping()
+    schema = Schema(features=mapping.features, spelling="text")
+    path = helpers.write_rows(tmp_path, helpers.make_rows(20))
+    raw = pa.concat_tables([part[1] for part in read_raw_rows(schema, mapping, [path])])
+    assert set(raw.column_names) == set(schema.sources)
+    assert {name: ids_of(schema, raw)[name] for name in SINGLE} == {
+        name: ids_of(mapping.feature_schema, read(mapping, [path])[1])[name] for name in SINGLE
+    }

@@ -12,11 +12,14 @@ import pytest
 
 from ctr.config import parse_model
 from ctr.data.batches import set_rejects_apart
+from ctr.data.derived import TIME_COLUMN
 from ctr.data.log import create_log, publish_interval
 from ctr.data.reader import rows_of_table
 from ctr.data.row_order import sort_rows
 from ctr.data.schema import Schema
 from ctr.data.transform import pack_table
+from ctr.pipelines.chunks import Chunk
+from ctr.pipelines.raw_columns import Verdict, add_derived
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
 from ctr.training.snapshot import Snapshot, take_snapshot
@@ -118,7 +121,11 @@ def packed_table(raw: dict[str, list[Any]], schema: Schema = SCHEMA) -> pa.Table
             "metric_weight": np.ones(count, np.float32),
         }
     )
-    return pack_table(schema, keys, raw_table(raw))
+    table = raw_table(raw)
+    columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+    times = np.array(raw[TIME_COLUMN]) if TIME_COLUMN in raw else None
+    add_derived(schema.derive, columns, times, Verdict(Chunk(0, table, row, [])))
+    return pack_table(schema, keys, pa.table(columns))
 
 
 def randomize(state: TrainState, seed: int) -> None:
@@ -145,20 +152,26 @@ def make_snapshot(
 
 
 def make_case(
-    model: dict[str, Any], compute_dtype: str, folder: Path, examples: int = 123, rows: int = 90
+    model: dict[str, Any],
+    compute_dtype: str,
+    folder: Path,
+    examples: int = 123,
+    rows: int = 90,
+    schema: Schema = SCHEMA,
+    raw: dict[str, list[Any]] | None = None,
 ) -> Case:
     # A second head, which ranks: no part of what is served.
     ranking = {"setup": "multi_task"} if model["deep"]["units"] else {}
     content = {"model": model, "compute_dtype": compute_dtype, "objective": {"ranking": ranking}}
     config = parse_model(TrainConfig, {**content, "batch": {"rows": 64}}, "test")
-    raw = draw_raw(rows)
-    table = packed_table(raw)
-    state = TrainState(config.model.table_layouts(SCHEMA), config, compute_dtype)
+    raw = draw_raw(rows) if raw is None else raw
+    table = packed_table(raw, schema)
+    state = TrainState(config.model.table_layouts(schema), config, compute_dtype)
     randomize(state, examples)
-    feed = make_feed(set_rejects_apart(rows_of_table(table, SCHEMA, 0)), state.layouts, 64)
+    feed = make_feed(set_rejects_apart(rows_of_table(table, schema, 0)), state.layouts, 64)
     steps = make_steps(state, config, jit=False)
     logit = steps.score(feed, config.ramps_at(TRAINED_EXAMPLES))[0].numpy()[:rows]
-    return Case(raw, logit, make_snapshot(state, config, SCHEMA, folder, examples), state, table)
+    return Case(raw, logit, make_snapshot(state, config, schema, folder, examples), state, table)
 
 
 @pytest.fixture(scope="session")
@@ -212,3 +225,9 @@ def make_rows_log(publish_rows) -> Callable[..., Path]:
         return publish_rows(folder, packed_table(draw_raw(count), schema), schema)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def make_model_case() -> Callable[..., Case]:
+    """``make_case``, for models of other features."""
+    return make_case

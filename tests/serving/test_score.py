@@ -205,7 +205,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("column", "values", "words"),
         [
-            ("class", [0.5] * 90, "the column class is of type double; categories and texts are"),
+            ("class", [{"x": 1}] * 90, "the column class is of type struct"),
             ("class", [["a"]] * 90, "the column class holds lists"),
             ("price", [["a"]] * 90, "the column price is of type list"),
         ],

@@ -1,0 +1,98 @@
+"""Numbers in categories have one spelling, and it is the same in Python, in Arrow and in the graph."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctr.config import parse_model
+from ctr.data.feature_ops import spell_numbers
+from ctr.data.schema import Schema
+from ctr.data.spelling import float_text, spell, spell_array, text_array
+from ctr.errors import InputError
+
+CHANGED = {
+    "12.0": "12",
+    "12.00": "12",
+    "-12.0": "-12",
+    "0.0": "0",
+    "-0.0": "0",
+    "9007199254740993.0": "9007199254740993",
+    "123456789012345678901234567890.0": "123456789012345678901234567890",
+}
+UNCHANGED = [
+    "",
+    "12",
+    "-0",
+    "01234",
+    "01234.0",
+    "00.0",
+    "12.5",
+    "12.50",
+    "1.10",
+    "12.",
+    ".0",
+    "+12.0",
+    "--1.0",
+    "1e3",
+]
+UNCHANGED += [
+    "1e3.0",
+    "12.0a",
+    "a12.0",
+    "12.0.0",
+    "10.0.0.1",
+    " 12.0",
+    "12.0\n",
+    "12.0\x00",
+    "0x0c",
+    "ab.0",
+    "1,2.0",
+    "\N{ARABIC-INDIC DIGIT ONE}.0",
+]
+
+
+@pytest.mark.parametrize(("text", "spelled"), [*CHANGED.items(), *((text, text) for text in UNCHANGED)])
+def test_what_changes(text, spelled):
+    assert spell(text) == spelled
+
+
+@given(st.lists(st.from_regex(r"[-+]?[0-9]{0,3}\.?0{0,3}[0-9a]?\n?", fullmatch=True) | st.text(max_size=6)))
+def test_every_way_spells_alike(texts):
+    expected = [spell(text) for text in texts]
+    assert spell_array(pa.array(texts, pa.string())).to_pylist() == expected
+    made = spell_numbers(tf.constant(texts, tf.string, shape=(len(texts),))).numpy()
+    assert [text.decode() for text in made] == expected
+    assert [spell(text) for text in expected] == expected
+
+
+@given(st.floats() | st.integers(-(2**53), 2**53).map(float))
+def test_floats_are_what_python_writes(value):
+    text = float_text(value)
+    assert (text == "") if value != value else float(text) == value
+    assert spell(text) == (text if not value.is_integer() or abs(value) >= 1e16 else str(int(value)))
+
+
+@given(st.floats(width=32, allow_nan=False))
+def test_narrow_floats_have_their_own_digits(value):
+    text = float_text(np.float32(value))
+    assert np.float32(text) == np.float32(value)
+    assert len(text) <= len(repr(value))
+    assert text_array(pa.array([value, None], pa.float32())).to_pylist() == [text, None]
+
+
+def test_missing_floats():
+    column = text_array(pa.array([float("nan"), None, 1.5]))
+    assert column.to_pylist() == [None, None, "1.5"]
+
+
+def test_a_vocabulary_is_spelled_as_its_categories():
+    feature = {"kind": "category", "name": "size", "source": "s", "vocabulary": ["1", "2.0"]}
+    with pytest.raises(
+        InputError, match=r"feature size: the vocabulary has '2\.0', which categories spell '2'"
+    ):
+        parse_model(Schema, {"features": [feature]}, "test")
+    as_written = {"t": {"from": "s", "cast": "text"}}
+    parse_model(Schema, {"features": [{**feature, "source": "t"}], "derive": as_written}, "test")

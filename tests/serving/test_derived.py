@@ -1,0 +1,225 @@
+"""Models of derived features: the server gives the time and raw columns, and gets what the trainer predicts."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+from tensorflow_serving.apis import prediction_log_pb2
+
+from ctr.cli import main
+from ctr.config import parse_model
+from ctr.data.derived import TIME_COLUMN
+from ctr.data.schema import Schema
+from ctr.errors import InputError
+from ctr.serving.export import publish
+from ctr.serving.metadata import read_metadata
+from ctr.serving.model_check import check_model
+from ctr.serving.scorer import Scorer
+
+FEATURES = [
+    {"name": "item", "kind": "category", "source": "item", "buckets": 50, "width": 4},
+    {"name": "block", "kind": "category", "source": "block", "buckets": 40, "width": 4},
+    {"name": "area", "kind": "category", "source": "area", "buckets": 60, "width": 4},
+    {"name": "age", "kind": "number", "source": "age", "boundaries": [20, 40], "width": 2},
+    {"name": "age_copy", "kind": "category", "source": "age_text", "buckets": 30, "width": 2},
+    {"name": "item_x_block", "kind": "cross", "of": ["item", "block"], "buckets": 200, "width": 4},
+    {
+        "name": "hour",
+        "kind": "number",
+        "source": "hour",
+        "boundaries": [6, 12, 18],
+        "width": 2,
+        "tower": "ui",
+    },
+    {"name": "size", "kind": "category", "source": "whole_size", "buckets": 30, "width": 2, "tower": "ui"},
+]
+DERIVE = {
+    "block": {"from": "time", "every": "12h"},
+    "hour": {"from": "time", "part": "hour"},
+    "area": {"from": "zip", "prefix": 2},
+    "age_text": {"from": "age"},
+    "whole_size": {"from": "size", "cast": "integer"},
+}
+SCHEMA = parse_model(Schema, {"features": FEATURES, "derive": DERIVE}, "test")
+INPUTS = {"item", TIME_COLUMN, "zip", "age", "size"}
+MODEL = {
+    "crosses": {"layers": 1, "rank": 3, "ramp": {"start": 10, "length": 100}},
+    "deep": {"units": [8]},
+    "prior": 0.2,
+    "factorised": {"width": 4, "ui_units": [8]},
+}
+START = datetime(2024, 2, 28, 23, 59, 59, tzinfo=UTC)
+
+
+def draw(count=90):
+    rng = np.random.default_rng(5)
+
+    def some(values):
+        return [values[n] for n in rng.integers(0, len(values), count)]
+
+    steps = [timedelta(microseconds=m) for m in (0, 999_999, 1_000_000)] + [
+        timedelta(hours=h) for h in range(40)
+    ]
+    times = [START + step for step in some(steps)]
+    return {
+        "item": some(["a", "12", "12.0", 12, "b", ""]),
+        "zip": some(["日本語", "日本", "é1", "90210", "", "9.0"]),
+        "age": some([None, 25.0, 40.0, 12.5]),
+        "size": some(["7", "7.0", "07", "", "12"]),
+        TIME_COLUMN: [round(time.timestamp() * 1e6) for time in times],
+    }
+
+
+def texts(raw):
+    """As a request or a CSV file has the values."""
+    return {
+        name: values if name == TIME_COLUMN else ["" if value is None else str(value) for value in values]
+        for name, values in raw.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, request):
+    helpers = request.getfixturevalue("make_model_case")
+    raw = draw()
+    # Ingestion has the column as text.
+    table = {**raw, "item": [str(value) for value in raw["item"]]}
+    case = helpers(MODEL, "float32", tmp_path_factory.mktemp("run"), schema=SCHEMA, raw=table)
+    return raw, case, publish(case.snapshot, tmp_path_factory.mktemp("models")).path
+
+
+def test_predictions_are_the_trainers(made):
+    raw, case, path = made
+    scorer = Scorer(path)
+    assert np.ptp(case.logit) > 1
+    for given in (raw, texts(raw)):
+        np.testing.assert_allclose(scorer.score(given)["logit"], case.logit, rtol=0, atol=1e-5)
+    found = scorer.combine(scorer.quality(raw), scorer.ui(raw))
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-case.logit)), rtol=0, atol=1e-5)
+
+
+def test_nothing_derived_is_asked_of_the_caller(made):
+    *_, path = made
+    signatures = read_metadata(path)["signatures"]
+    columns = {
+        name: {i["column"] for i in signatures[name]["inputs"].values()}
+        for name in ("predict", "quality", "ui")
+    }
+    assert columns == {
+        "predict": INPUTS,
+        "quality": {"item", TIME_COLUMN, "zip", "age"},
+        "ui": {TIME_COLUMN, "size"},
+    }
+    assert signatures["predict"]["inputs"][TIME_COLUMN]["dtype"] == "int64"
+    check_model(path)
+
+
+def test_what_a_server_has_to_bring_is_written_with_the_model(made):
+    *_, path = made
+    requests = read_metadata(path)["requests"]
+    assert set(requests["inputs"]) == INPUTS
+    time = requests["inputs"][TIME_COLUMN]
+    assert time["unit"] == "microseconds since 1970-01-01 00:00 UTC"
+    assert time["features"] == ["block", "hour"]
+    assert set(requests["derived"]) == set(DERIVE)
+    assert requests["derived"]["block"] == "whole periods of 12h between 1970-01-01 00:00 UTC and time_us"
+    assert [text.partition(":")[0] for text in requests["not_in_the_model"]][:2] == ["joins", "readers"]
+
+
+def test_a_plain_client(made):
+    """Without the Scorer: strings and int64 as TensorFlow Serving gets them."""
+    raw, case, path = made
+    predict = tf.saved_model.load(str(path)).signatures["predict"]
+    given = {name: tf.constant(values) for name, values in texts(raw).items()}
+    np.testing.assert_allclose(predict(**given)["logit"], case.logit, rtol=0, atol=1e-5)
+    for name in ("predict", "quality", "ui"):
+        loaded = tf.saved_model.load(str(path)).signatures[name]
+        assert TIME_COLUMN in loaded.structured_input_signature[1]
+
+
+def test_warm_up_requests_run(made):
+    *_, path = made
+    loaded = tf.saved_model.load(str(path))
+    names = set()
+    requests = tf.data.TFRecordDataset(str(path / "assets.extra" / "tf_serving_warmup_requests"))
+    for record in requests.as_numpy_iterator():
+        request = prediction_log_pb2.PredictionLog.FromString(record).predict_log.request
+        inputs = {name: tf.constant(tf.make_ndarray(proto)) for name, proto in request.inputs.items()}
+        loaded.signatures[request.model_spec.signature_name](**inputs)
+        names.add(request.model_spec.signature_name)
+    assert names == {"predict", "quality", "ui", "combine"}
+
+
+def test_other_ways_to_say_a_time(made):
+    raw, _, path = made
+    scorer = Scorer(path)
+    expected = scorer.predict(raw)
+    times = [
+        START.replace(microsecond=0) + timedelta(microseconds=us - round(START.timestamp() * 1e6))
+        for us in raw[TIME_COLUMN]
+    ]
+    plain = [time.replace(tzinfo=None) for time in times]
+    for given in (
+        times,
+        plain,
+        np.array(plain, "datetime64[us]"),
+        pd.Series(times),
+        np.array(raw[TIME_COLUMN]),
+    ):
+        np.testing.assert_array_equal(scorer.predict({**raw, TIME_COLUMN: given}), expected)
+    one = scorer.predict({**raw, TIME_COLUMN: START})
+    np.testing.assert_array_equal(one, scorer.predict({**raw, TIME_COLUMN: [START] * len(expected)}))
+
+
+def test_a_missing_time(made):
+    raw, _, path = made
+    missing = [None] * 90
+    scorer = Scorer(path)
+    np.testing.assert_array_equal(
+        scorer.predict({**raw, TIME_COLUMN: missing}), scorer.predict({**raw, TIME_COLUMN: [pd.NaT] * 90})
+    )
+    assert not np.array_equal(
+        scorer.predict({**raw, TIME_COLUMN: missing}), scorer.predict({**raw, TIME_COLUMN: [0] * 90})
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (["2024"] * 90, "column time_us, row 0: '2024' is not allowed: microseconds since 1970-01-01 UTC"),
+        ([1.5] * 90, "column time_us, row 0: 1.5 is not allowed"),
+        ([0, -5] * 45, "column time_us, row 1: -5 is not allowed: a time from 1970 on"),
+    ],
+)
+def test_what_is_no_time(made, values, words):
+    raw, _, path = made
+    with pytest.raises(InputError, match=words):
+        Scorer(path).predict({**raw, TIME_COLUMN: values})
+
+
+def test_tables_and_mappings_are_scored(made, tmp_path, monkeypatch):
+    raw, case, path = made
+    monkeypatch.chdir(tmp_path)
+    columns = texts(raw)
+    columns["age"] = raw["age"]
+    pq.write_table(pa.table(columns), "rows.parquet")
+    pd.DataFrame(columns).rename(columns={TIME_COLUMN: "shown"}).to_csv("rows.csv", index=False)
+    mapping = {
+        "input": {"type": "csv"},
+        "time": {"column": "shown", "unit": "us"},
+        "label": "clicked",
+        "interval": "1d",
+        "derive": {"block": {"from": "time", "every": "1h"}},
+        "features": [{"name": "item", "kind": "category", "source": "item"}],
+    }
+    (tmp_path / "mapping.yaml").write_text(json.dumps(mapping))
+    for arguments in (["rows.parquet"], ["rows.csv", "--mapping", "mapping.yaml"]):
+        assert main(["score", str(path), *arguments, "--out", "scores.parquet"]) == 0
+        scores = pd.read_parquet("scores.parquet")
+        # The model's own rules count, not those of another mapping.
+        np.testing.assert_allclose(scores["logit"], case.logit, rtol=0, atol=1e-5)
