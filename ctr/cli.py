@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import importlib
 import json
 import os
 import shlex
@@ -10,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ctr.cli_parser import EVENTS, make_parser
+from ctr.cli_parser import CONFIGS, EVENTS, make_parser
 from ctr.errors import InputError, one_line, printable
 
 
@@ -351,6 +352,16 @@ def _report(arguments: argparse.Namespace) -> None:
     _print_result(arguments, {"report": str(path)}, str(path))
 
 
+def _config(arguments: argparse.Namespace) -> None:
+    from ctr.config.reference import as_yaml, describe, key_rows, select
+
+    module, name = CONFIGS[arguments.kind]
+    group = describe(getattr(importlib.import_module(module), name))
+    if arguments.key is not None:
+        group = select(group, arguments.key, f"ctr config --kind {arguments.kind}")
+    _print_result(arguments, {"kind": arguments.kind, "keys": key_rows(group)}, as_yaml(group).rstrip("\n"))
+
+
 def _demo(arguments: argparse.Namespace) -> None:
     _load_tensorflow()
     from ctr.demo import run_demo
@@ -375,6 +386,7 @@ def _commands() -> dict[str, Callable[[argparse.Namespace], None]]:
         "compare": _compare,
         "evaluate": _evaluate,
         "report": _report,
+        "config": _config,
     }
 
 

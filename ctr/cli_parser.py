@@ -11,6 +11,16 @@ FORMATS = ("table", "mind", "criteo", "avazu", "movielens", "open_bandit")
 
 EVENTS = "events"
 
+CONFIGS = {
+    "train": ("ctr.training.config", "TrainConfig"),
+    "mapping": ("ctr.data.mapping", "Mapping"),
+    "events": ("ctr.data.event_mapping", "EventMapping"),
+    "sampling": ("ctr.data.sampling", "SamplingConfig"),
+    "simulator": ("ctr.simulator.config", "SimulatorConfig"),
+    "experiment": ("ctr.pipelines.replay_config", "ExperimentConfig"),
+}
+"""The files that ``ctr config`` describes, with the module and the name of each one's model."""
+
 
 def make_parser() -> argparse.ArgumentParser:
     """What ``ctr`` takes; ``command`` of what is parsed names the command."""
@@ -195,4 +205,12 @@ def make_parser() -> argparse.ArgumentParser:
     report = command("report", "write one HTML file with the plots of one or more runs")
     report.add_argument("run", type=Path, nargs="+", help="run directories")
     report.add_argument("--out", type=Path, help="the file to write (report.html in the first run directory)")
+
+    config = command("config", "print every key of a configuration file with its default, bounds and meaning")
+    config.add_argument(
+        "key", nargs="?", metavar="KEY", help="print this key and those below it alone, e.g. model.crosses"
+    )
+    config.add_argument(
+        "--kind", choices=tuple(CONFIGS), default="train", help="which file the keys are of (train)"
+    )
     return parser

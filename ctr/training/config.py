@@ -17,10 +17,14 @@ from ctr.training.model_config import ModelConfig
 
 
 class BatchConfig(StrictModel):
-    """Whole queries up to ``rows`` rows; a query of up to ``largest_query`` rows is a batch of its own.
+    """How rows are packed into batches: whole queries, up to a number of rows.
 
-    With ``within_intervals`` no batch has rows of two of the log's intervals, so that none of them waits for the
-    next one to be published.
+    Attributes:
+        rows: rows of a batch at most; whole queries are packed until the next one no longer fits.
+        largest_query: rows of a query at most. A query with more rows than ``rows`` is a batch of its own; one with
+            more than this is refused by name.
+        within_intervals: end a batch where a partition of the log ends, so that no partition waits for the next one
+            to be published.
     """
 
     rows: int = Field(default=4096, ge=1, le=2**20)
@@ -35,12 +39,18 @@ class BatchConfig(StrictModel):
 
 
 class RowOptimizerConfig(StrictModel):
-    """Element-wise AdaGrad for embedding rows and linear weights.
+    """Element-wise AdaGrad for embeddings and linear weights.
 
-    ``gradient: sum`` takes the gradient of the loss summed over the batch, ``mean`` that of its mean;
-    the initial accumulators are on that scale. ``tower_rates`` multiply both rates. With ``update_limit_absolute``
-    a above 0 no step moves a touched weight w of a table by more than r |w| + a, r being ``update_limit_relative``:
-    all of its step is scaled down by one factor.
+    Attributes:
+        learning_rate: the learning rate of embeddings.
+        initial_accumulator: where AdaGrad's sums of squares of embeddings start, on the scale of ``gradient``.
+        linear_learning_rate: the learning rate of linear weights.
+        linear_initial_accumulator: where AdaGrad's sums of squares of linear weights start.
+        gradient: learn from the gradient of the loss summed over the batch, or of its mean.
+        tower_rates: factors of both learning rates, by tower.
+        update_limit_relative: ``r`` of ``update_limit_absolute``.
+        update_limit_absolute: ``a``; no step moves a weight w by more than r |w| + a. A step that would is scaled
+            down as a whole, for each table. 0: no limit.
     """
 
     learning_rate: float = Field(default=0.1, ge=0)
@@ -88,9 +98,12 @@ def _read_shampoo(content: Any) -> Any:
 class DenseOptimizerConfig(StrictModel):
     """Shampoo with AdaGrad's step sizes for dense weights, on the gradient of the mean loss.
 
-    ``shampoo.start_preconditioning_step: null`` leaves AdaGrad with momentum. ``shampoo.weight_decay`` is for
-    matrices, not for biases. ``clip_norm`` bounds the norm of the gradient of all dense weights together, of
-    each component of an ensemble by itself.
+    Attributes:
+        learning_rate: the learning rate of dense weights.
+        clip_norm: bound of the norm of the gradient of all dense weights together, for each component of an ensemble
+            by itself. Null: no bound.
+        shampoo: options of Shampoo. ``start_preconditioning_step: null`` leaves AdaGrad with momentum; ``weight_decay``
+            applies to matrices, not to biases; ``sparse`` stays as it is.
     """
 
     learning_rate: float = Field(default=0.02, ge=0)
@@ -99,23 +112,32 @@ class DenseOptimizerConfig(StrictModel):
 
 
 class OptimizerConfig(StrictModel):
-    """How weights learn: the rows of embedding tables, and everything else."""
+    """How weights learn: embeddings and linear weights, and everything else."""
 
     rows: RowOptimizerConfig = RowOptimizerConfig()
     dense: DenseOptimizerConfig = DenseOptimizerConfig()
 
 
 class MetricsConfig(StrictModel):
-    """A line of metrics.jsonl every ``window_examples``; calibration by id of the features ``slices``."""
+    """Metrics while training.
+
+    Attributes:
+        window_examples: examples of a window; each window is a line of ``metrics.jsonl``.
+        slices: single-valued features of the log; calibration is reported for each of their ids.
+    """
 
     window_examples: int = Field(default=50_000, ge=1)
     slices: tuple[str, ...] = ()
 
 
 class CheckpointConfig(StrictModel):
-    """A checkpoint every ``every_examples``, the newest ``keep`` of them on disk.
+    """Checkpoints in the run directory.
 
-    ``disk_limit_gb``, in units of 10^9 bytes: fewer are kept where they would take more, but always the newest one.
+    Attributes:
+        every_examples: examples between two checkpoints.
+        keep: how many checkpoints stay on disk, the newest ones.
+        disk_limit_gb: limit of all checkpoints together, in units of 10^9 bytes; fewer than ``keep`` stay where they
+            would take more, but always the newest one. Null: no limit.
     """
 
     every_examples: int = Field(default=1_000_000, ge=1)
@@ -129,28 +151,36 @@ class CheckpointConfig(StrictModel):
 
 
 class RollbackConfig(StrictModel):
-    """So many steps in a row that are skipped, as loss or gradients are not finite, and the run goes back.
+    """When a run goes back to its last checkpoint and goes on without some of the rows.
 
-    To its last checkpoint, from where it goes on without some of the rows (``ctr.training.rollback``). ``null``: it
-    skips such steps, however many there are, and never goes back.
+    Attributes:
+        after_skipped_steps: how many steps in a row must be skipped, because loss or gradient is not finite, before the
+            run goes back. Null: it never goes back.
     """
 
     after_skipped_steps: int | None = Field(default=10, ge=1, le=10_000)
 
 
 class ExportConfig(StrictModel):
-    """A servable model in the run directory every ``every_examples``, the newest ``keep`` of them on disk."""
+    """Servable models in the run directory while training. Null: none.
 
-    every_examples: int = Field(ge=1)
+    Attributes:
+        every_examples: examples between two exports.
+        keep: how many exports stay on disk, the newest ones.
+    """
+
+    every_examples: int = Field(ge=1, examples=[1_000_000])
     keep: int = Field(default=2, ge=1)
 
 
 class SampleConfig(StrictModel):
-    """A sample of the log, as ``ctr sample`` wrote it beside the log under ``name``.
+    """A sample of the log, as ``ctr sample`` wrote it beside the log. Null: every row is learned from.
 
-    ``score: all`` scores every row and learns from those that were kept: the metrics are those of full traffic.
-    ``kept`` reads the kept rows alone: faster, with importance-weighted metrics of examples, while PerQueryAUC
-    is that of the queries as the sample left them.
+    Attributes:
+        name: the name of the sampling.
+        score: ``all`` scores every row and learns from those that were kept: the metrics are those of full traffic.
+            ``kept`` reads the kept rows alone: faster, with importance-weighted metrics of examples, while PerQueryAUC
+            is that of the queries as the sample left them.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
@@ -160,8 +190,16 @@ class SampleConfig(StrictModel):
 class TrainConfig(StrictModel):
     """Everything that decides what a run computes.
 
-    ``label_delay`` is a number of seconds: an example is scored at its query's time, and learned from once a
-    query that is so much later is to be scored.
+    Attributes:
+        seed: the seed of all random starts.
+        time_range: the query times to train on.
+        label_delay: seconds after which the label of an example is known: it is scored at its query's time, and
+            learned from once a query that is so much later is to be scored.
+        compute_dtype: the type of matrix products; weights are always float32. ``auto``: bfloat16 where the processor
+            multiplies in it.
+        jit: compile the step with XLA. ``auto``: not on a CPU.
+        record_predictions: write the prediction of every example to the run directory.
+        max_rejected_share: stop when more than this share of the rows is faulty.
     """
 
     seed: int = Field(default=1, ge=0, lt=2**31)

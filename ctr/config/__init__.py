@@ -134,11 +134,11 @@ def parse_model(model: type[ModelT], content: object, where: str, prefix: str = 
         raise InputError(describe_validation_error(error, model, where, prefix)) from None
 
 
-class _Dumper(yaml.SafeDumper):
+class Dumper(yaml.SafeDumper):
     """Writes what ``parse_yaml`` reads: the text 1e-6 in quotes."""
 
 
-read_short_floats(_Dumper)
+read_short_floats(Dumper)
 
 
 def read_yaml(path: Path, what: str) -> Any:
@@ -192,7 +192,7 @@ def load_model(model: type[ModelT], path: Path, what: str, settings: Sequence[st
 
 def dump_yaml(model: BaseModel) -> str:
     """The whole model as YAML, defaults included, in the order of its fields."""
-    return yaml.dump(model.model_dump(mode="json", by_alias=True), Dumper=_Dumper, sort_keys=False)
+    return yaml.dump(model.model_dump(mode="json", by_alias=True), Dumper=Dumper, sort_keys=False)
 
 
 def differing_keys(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
