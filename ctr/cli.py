@@ -352,6 +352,20 @@ def _report(arguments: argparse.Namespace) -> None:
     _print_result(arguments, {"report": str(path)}, str(path))
 
 
+def _inspect(arguments: argparse.Namespace) -> None:
+    from ctr.data.inspection import inspect_log
+    from ctr.data.inspection_text import inspection_text, log_warnings
+    from ctr.data.log import read_manifests
+
+    bar = _Bar(sum(manifest.rows for manifest in read_manifests(arguments.log)), "rows")
+    try:
+        summary = inspect_log(arguments.log, bar.advance)
+    finally:
+        bar.close()
+    result = {**summary.as_dict(), "warnings": log_warnings(summary)}
+    _print_result(arguments, result, inspection_text(summary))
+
+
 def _config(arguments: argparse.Namespace) -> None:
     from ctr.config.reference import as_yaml, describe, key_rows, select
 
@@ -386,6 +400,7 @@ def _commands() -> dict[str, Callable[[argparse.Namespace], None]]:
         "compare": _compare,
         "evaluate": _evaluate,
         "report": _report,
+        "inspect": _inspect,
         "config": _config,
     }
 

@@ -206,6 +206,11 @@ def make_parser() -> argparse.ArgumentParser:
     report.add_argument("run", type=Path, nargs="+", help="run directories")
     report.add_argument("--out", type=Path, help="the file to write (report.html in the first run directory)")
 
+    inspect = command(
+        "inspect", "describe a log: rows, clicks, times, gaps, partitions, features and their ids"
+    )
+    inspect.add_argument("log", type=Path, help="folder of the log")
+
     config = command("config", "print every key of a configuration file with its default, bounds and meaning")
     config.add_argument(
         "key", nargs="?", metavar="KEY", help="print this key and those below it alone, e.g. model.crosses"

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -60,6 +61,31 @@ def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
         with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
             _check_size(path, file.metadata)
             return file.read()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise InputError(f"{path}: not a Parquet file that can be read: {one_line(error)[:300]}") from None
+
+
+def read_columns(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Reads some columns of a Parquet file in batches, with its page checksums verified and nothing else.
+
+    Raises:
+        InputError: it is missing, cannot be read, is damaged, lacks a column, or a column has more than
+            ``MOST_VALUES`` values or nulls.
+    """
+    # A pipe or a device would never end.
+    if not path.is_file():
+        raise InputError(f"{path}: the file is missing, though a manifest names it")
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            _check_size(path, file.metadata)
+            lacking = [name for name in columns if name not in file.schema_arrow.names]
+            if lacking:
+                raise InputError(f"{path}: has no column {lacking[0]}")
+            for batch in file.iter_batches(columns=list(columns)):
+                for name in columns:
+                    if batch.column(name).null_count:
+                        raise InputError(f"{path}: the column {name} has nulls")
+                yield batch.select(list(columns))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InputError(f"{path}: not a Parquet file that can be read: {one_line(error)[:300]}") from None
 
