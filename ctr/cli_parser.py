@@ -22,18 +22,34 @@ CONFIGS = {
 """The files that ``ctr config`` describes, with the module and the name of each one's model."""
 
 
+def _add_verbosity(parser: argparse.ArgumentParser) -> None:
+    """Adds ``-v`` and ``-q``, which may stand before a command and behind it."""
+    choice = parser.add_mutually_exclusive_group()
+    for flags, value, text in (
+        (("-v", "--verbose"), 1, "report files, devices, compilations and times on standard error"),
+        (("-q", "--quiet"), -1, "print the result and errors only: no progress, no warnings"),
+    ):
+        # Where a command has no such flag, what stands before the command holds.
+        choice.add_argument(
+            *flags, dest="verbosity", action="store_const", const=value, default=argparse.SUPPRESS, help=text
+        )
+
+
 def make_parser() -> argparse.ArgumentParser:
     """What ``ctr`` takes; ``command`` of what is parsed names the command."""
     parser = argparse.ArgumentParser(
         prog="ctr", description="Trains click-through-rate models in a single pass over time-ordered logs."
     )
     parser.add_argument("--version", action="version", version=f"ctr {__version__}")
+    _add_verbosity(parser)
+    parser.set_defaults(verbosity=0)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def command(name: str, help_text: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=help_text, description=help_text)
         added.set_defaults(command=name)
         added.add_argument("--json", action="store_true", help="print the result as JSON")
+        _add_verbosity(added)
         return added
 
     demo = command("demo", "simulate a log, train two models on it, compare them and write a report")

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ctr.errors import InputError
+
+log = logging.getLogger(__name__)
 
 _TEMPORARY_MARK = ".partial-"
 
@@ -73,6 +76,7 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+    log.info("wrote %s", path)
 
 
 def write_atomic_bytes(path: Path, content: bytes) -> None:
@@ -97,6 +101,7 @@ def create_exclusively(path: Path, content: bytes) -> bool:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+    log.info("wrote %s", path)
     return True
 
 

@@ -3,6 +3,7 @@
 Each part of the system keeps its own model beside itself; this module only holds what they share.
 """
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -14,6 +15,8 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from ctr.errors import InputError
 from ctr.eval.documents import parse_yaml, read_short_floats
 from ctr.files import require_file
+
+log = logging.getLogger(__name__)
 
 
 class StrictModel(BaseModel):
@@ -147,6 +150,7 @@ def read_yaml(path: Path, what: str) -> Any:
         content = parse_yaml(require_file(path, what).read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"{what} {path}: not YAML: {error}") from None
+    log.info("read %s %s", what, path)
     return {} if content is None else content
 
 

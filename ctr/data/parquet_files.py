@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ctr.errors import InputError, one_line
+
+log = logging.getLogger(__name__)
 
 IDS_COLUMN = "ids"
 MOST_VALUES = 2**28
@@ -52,6 +55,7 @@ def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
     except OSError as error:
         # The error of a disk does not name the file.
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    log.info("read %s, %d bytes", path, found)
     if found != size or hashlib.sha256(content).hexdigest() != sha256:
         raise InputError(
             f"{path}: damaged: its {found} bytes do not have the SHA-256 that the manifest records "
@@ -78,6 +82,7 @@ def read_columns(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             _check_size(path, file.metadata)
+            log.info("reading %s of %s", ", ".join(columns), path)
             lacking = [name for name in columns if name not in file.schema_arrow.names]
             if lacking:
                 raise InputError(f"{path}: has no column {lacking[0]}")
