@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ctr.cli_parser import CONFIGS, EVENTS, make_parser
+from ctr.cli_parser import CONFIGS, EVENTS, completion_script, make_parser
 from ctr.errors import InputError, one_line, printable
 
 
@@ -418,6 +418,11 @@ def _config(arguments: argparse.Namespace) -> None:
     _print_result(arguments, {"kind": arguments.kind, "keys": key_rows(group)}, as_yaml(group).rstrip("\n"))
 
 
+def _completion(arguments: argparse.Namespace) -> None:
+    script = completion_script(arguments.shell)
+    _print_result(arguments, {"shell": arguments.shell, "script": script}, script.rstrip("\n"))
+
+
 def _demo(arguments: argparse.Namespace) -> None:
     _load_tensorflow()
     from ctr.demo import run_demo
@@ -445,6 +450,7 @@ def _commands() -> dict[str, Callable[[argparse.Namespace], None]]:
         "report": _report,
         "inspect": _inspect,
         "config": _config,
+        "completion": _completion,
     }
 
 

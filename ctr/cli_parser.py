@@ -1,7 +1,10 @@
 """The arguments of the command line. Whatever is read here loads no TensorFlow."""
 
 import argparse
+import importlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ctr import __version__
 
@@ -10,6 +13,8 @@ FORMATS = ("table", "mind", "criteo", "avazu", "movielens", "open_bandit")
 
 
 EVENTS = "events"
+
+SHELLS = ("bash", "zsh", "fish")
 
 CONFIGS = {
     "train": ("ctr.training.config", "TrainConfig"),
@@ -234,4 +239,59 @@ def make_parser() -> argparse.ArgumentParser:
     config.add_argument(
         "--kind", choices=tuple(CONFIGS), default="train", help="which file the keys are of (train)"
     )
+
+    completion = command("completion", "print a script with which a shell completes commands, flags and keys")
+    completion.add_argument("shell", choices=SHELLS, help="for instance: source <(ctr completion bash)")
     return parser
+
+
+def completion_script(shell: str) -> str:
+    """What a shell has to read to complete ``ctr``: commands, flags, files, choices and the keys after ``--set``."""
+    import shtab
+
+    parser = make_parser()
+    _complete_arguments(parser, shtab.FILE)
+    script: str = shtab.complete(parser, shell)
+    return script + _NO_SPACE_BEHIND_KEYS if shell == "bash" else script
+
+
+# The function of shtab calls others in processes of their own, which cannot change how words are completed.
+_NO_SPACE_BEHIND_KEYS = """
+_ctr() {
+  _shtab_ctr
+  if [[ ${COMPREPLY[0]-} == *= ]]; then compopt -o nospace 2>/dev/null || :; fi
+}
+complete -o bashdefault -F _ctr ctr
+"""
+
+_SET_KINDS = {"train": "train", "sample": "sampling", "simulate": "simulator"}
+
+
+def _complete_arguments(parser: argparse.ArgumentParser, files: object, command: str = "") -> None:
+    """Says for each argument of a parser, and of those below it, what shtab shall complete it with."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, below in action.choices.items():
+                _complete_arguments(below, files, command or name)
+        elif "--set" in action.option_strings:
+            keys = config_keys(_SET_KINDS[command])
+            action.complete = _words(f"_ctr_{command}_keys", [f"{key}=" for key in keys])  # type: ignore[attr-defined]
+        elif (command, action.dest) == ("config", "key"):
+            action.complete = _words("_ctr_config_keys", config_keys("train"))  # type: ignore[attr-defined]
+        elif action.type is Path:
+            action.complete = files  # type: ignore[attr-defined]
+
+
+def config_keys(kind: str) -> list[str]:
+    """The dotted keys of a configuration that ``--set`` takes."""
+    from ctr.config.reference import describe, settable_keys
+
+    module, name = CONFIGS[kind]
+    return settable_keys(describe(getattr(importlib.import_module(module), name)))
+
+
+def _words(function: str, words: Sequence[str]) -> dict[str, Any]:
+    """Completes with one of some words; the name of a function for bash."""
+    text = " ".join(words)
+    bash = f"{function}() {{ compgen -W '{text}' -- \"$1\"; }}"
+    return {"bash": function, "zsh": f"({text})", "fish": text, "preamble": {"bash": bash}}

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from ctr.config import Dumper
+from ctr.config import Dumper, StrictModel
 from ctr.errors import InputError
 
 _WIDTH = 100
@@ -134,7 +134,7 @@ def field_meanings(model: type) -> dict[str, str]:
     """What the docstrings of a model and its bases say of each field under ``Attributes:``, each on one line."""
     meanings: dict[str, str] = {}
     for base in reversed(model.__mro__):
-        if base is BaseModel:
+        if base in (BaseModel, StrictModel):
             continue
         section = inspect.cleandoc(vars(base).get("__doc__") or "").partition("\nAttributes:\n")[2]
         names: list[str] = []
