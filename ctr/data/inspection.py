@@ -22,6 +22,7 @@ from ctr.data.parquet_files import IDS_COLUMN, read_columns
 from ctr.data.sample_log import RECORD, applied_samplings
 from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text
 from ctr.data.sidecar import list_sidecars, read_sidecar_manifest, sidecar_folder
+from ctr.errors import InputError
 
 TOP_IDS = 5
 _MOST_PERIODS = 48
@@ -181,6 +182,9 @@ def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) 
         InputError: there is no log, or it is damaged.
     """
     schema, manifests = read_schema(log), read_manifests(log)
+    # The run directory of a training has a schema too.
+    if not manifests and (log / "checkpoints").exists():
+        raise InputError(f"{log} is a run directory: give the log that it was trained on")
     shards = [entry for manifest in manifests for entry in manifest.shards]
     first = min((entry.first_query_time for entry in shards), default=None)
     last = max((entry.last_query_time for entry in shards), default=None)

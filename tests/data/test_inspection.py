@@ -295,6 +295,13 @@ def test_the_command(log, capsys):
     assert "is not an example log" in capsys.readouterr().err
 
 
+def test_a_run_directory_is_no_log(log, tmp_path):
+    shutil.copy(log / "schema.json", tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(InputError, match="is a run directory: give the log that it was trained on"):
+        inspect_log(tmp_path)
+
+
 def test_it_loads_no_tensorflow(log, fresh_python, root):
     script = f"""
 import sys
