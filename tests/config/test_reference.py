@@ -67,7 +67,7 @@ def test_what_is_printed_of_a_training_configuration_are_its_defaults():
         ("objective.ranking", {}),
         ("objective.distillation", {}),
         ("objective.bias_constraints.families", {}),
-        ("model.factorised", {}),
+        ("objective.anti_distillation", {}),
         ("export", {}),
         ("sampling", {}),
         ("optimizer.dense.shampoo.momentum", {"nesterov": False}),
