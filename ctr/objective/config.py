@@ -86,7 +86,7 @@ class AntiDistillationConfig(StrictModel):
 
 
 class ConstraintLog(StrictModel):
-    """A labelled log of its own, such as one of randomised exposure, taken in between in order of time (FF 7.1).
+    """A labeled log of its own, such as one of randomised exposure, taken in between in order of time (FF 7.1).
 
     Attributes:
         name: the name by which families of slices refer to the log.
