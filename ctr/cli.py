@@ -1,8 +1,11 @@
 """The command line. Each command imports what it needs when it runs: ``--help`` loads no TensorFlow."""
 
 import argparse
+import contextlib
 import dataclasses
+import importlib
 import json
+import logging
 import os
 import shlex
 import sys
@@ -10,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ctr.cli_parser import EVENTS, TABLE, make_parser
+from ctr.cli_parser import CONFIGS, EVENTS, TABLE, completion_script, make_parser
 from ctr.errors import InputError, one_line, printable
 
 
@@ -23,7 +26,7 @@ def _load_tensorflow() -> None:
         standard_error = os.dup(2)
         os.dup2(notices.fileno(), 2)
         try:
-            import tensorflow  # noqa: F401
+            import tensorflow
         except BaseException:
             notices.seek(0)
             os.write(standard_error, notices.read())
@@ -31,6 +34,42 @@ def _load_tensorflow() -> None:
         finally:
             os.dup2(standard_error, 2)
             os.close(standard_error)
+    _log.info("loaded TensorFlow %s", tensorflow.__version__)
+
+
+_log = logging.getLogger("ctr")
+
+
+class _Messages(logging.Handler):
+    """Prints messages to what is standard error at the time, above a progress bar that may be there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = printable(" ".join(record.getMessage().split()))
+        if record.levelno >= logging.WARNING:
+            text = f"{record.levelname.lower()}: {text}"
+        else:
+            text = f"[{record.relativeCreated / 1000:6.1f} s] {text}"
+        bars = sys.modules.get("tqdm")
+        above = bars.tqdm.external_write_mode(file=sys.stderr) if bars else contextlib.nullcontext()
+        with above:
+            print(text, file=sys.stderr, flush=True)
+
+
+def _set_verbosity(verbosity: int) -> None:
+    """What is logged is printed: errors (-1), warnings too (0), or also what is read, written and compiled (1)."""
+    _log.setLevel({-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}[verbosity])
+    if not any(isinstance(handler, _Messages) for handler in _log.handlers):
+        _log.addHandler(_Messages())
+
+
+def _is_quiet() -> bool:
+    return not _log.isEnabledFor(logging.WARNING)
+
+
+def _note(text: str) -> None:
+    """Prints what is no result: to standard error, unless it is to be quiet."""
+    if not _is_quiet():
+        print(text, file=sys.stderr, flush=True)
 
 
 _RUNNING_METRICS = {
@@ -48,7 +87,11 @@ class _Bar:
         from tqdm import tqdm
 
         self._bar = tqdm(
-            total=total, unit=unit, unit_scale=True, dynamic_ncols=True, disable=not sys.stderr.isatty()
+            total=total,
+            unit=unit,
+            unit_scale=True,
+            dynamic_ncols=True,
+            disable=_is_quiet() or not sys.stderr.isatty(),
         )
         self._times_anew = False
 
@@ -286,7 +329,7 @@ def _follow(arguments: argparse.Namespace, config: Any) -> None:
 def _init_from(arguments: argparse.Namespace) -> Any:
     from ctr.training.launch import InitFrom
 
-    return arguments.init_from and InitFrom(arguments.init_from, lambda text: print(text, file=sys.stderr))
+    return arguments.init_from and InitFrom(arguments.init_from, _note)
 
 
 def _export(arguments: argparse.Namespace) -> None:
@@ -357,7 +400,7 @@ def _replay(arguments: argparse.Namespace) -> None:
 
         def tell(text: str) -> None:
             if sys.stderr.isatty():
-                print(text, file=sys.stderr, flush=True)
+                _note(text)
 
         failures = replay(
             arguments.experiment,
@@ -413,6 +456,35 @@ def _report(arguments: argparse.Namespace) -> None:
     _print_result(arguments, {"report": str(path)}, str(path))
 
 
+def _inspect(arguments: argparse.Namespace) -> None:
+    from ctr.data.inspection import inspect_log
+    from ctr.data.inspection_text import inspection_text, log_warnings
+    from ctr.data.log import read_manifests
+
+    bar = _Bar(sum(manifest.rows for manifest in read_manifests(arguments.log)), "rows")
+    try:
+        summary = inspect_log(arguments.log, bar.advance)
+    finally:
+        bar.close()
+    result = {**summary.as_dict(), "warnings": log_warnings(summary)}
+    _print_result(arguments, result, inspection_text(summary))
+
+
+def _config(arguments: argparse.Namespace) -> None:
+    from ctr.config.reference import as_yaml, describe, key_rows, select
+
+    module, name = CONFIGS[arguments.kind]
+    group = describe(getattr(importlib.import_module(module), name))
+    if arguments.key is not None:
+        group = select(group, arguments.key, f"ctr config --kind {arguments.kind}")
+    _print_result(arguments, {"kind": arguments.kind, "keys": key_rows(group)}, as_yaml(group).rstrip("\n"))
+
+
+def _completion(arguments: argparse.Namespace) -> None:
+    script = completion_script(arguments.shell)
+    _print_result(arguments, {"shell": arguments.shell, "script": script}, script.rstrip("\n"))
+
+
 def _demo(arguments: argparse.Namespace) -> None:
     from ctr.demo import check_demo_folder, run_demo
 
@@ -420,7 +492,8 @@ def _demo(arguments: argparse.Namespace) -> None:
     _load_tensorflow()
 
     def say(text: str) -> None:
-        print(text, file=sys.stderr if arguments.json else sys.stdout, flush=True)
+        if not _is_quiet():
+            print(text, file=sys.stderr if arguments.json else sys.stdout, flush=True)
 
     report = run_demo(arguments.out, arguments.examples, say, _Bar)
     _print_result(arguments, {"report": str(report)}, f"The report: {report}")
@@ -439,6 +512,9 @@ def _commands() -> dict[str, Callable[[argparse.Namespace], None]]:
         "compare": _compare,
         "evaluate": _evaluate,
         "report": _report,
+        "inspect": _inspect,
+        "config": _config,
+        "completion": _completion,
     }
 
 
@@ -447,9 +523,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
     arguments = make_parser().parse_args(given)
     arguments.given = shlex.join(["ctr", *given])
+    _set_verbosity(arguments.verbosity)
     try:
         _commands()[arguments.command](arguments)
         sys.stdout.flush()
+        _log.info("done")
     except BrokenPipeError:
         # Whoever read the output is gone; Python would complain about what is left of it when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,6 +1,7 @@
 """The arguments of the command line. Nothing that is imported here loads TensorFlow."""
 
 import argparse
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,6 +18,18 @@ FORMATS = {
 """The mappings that the package ships, each with the files that it reads."""
 
 TABLE, EVENTS = "table", "events"
+
+SHELLS = ("bash", "zsh", "fish")
+
+CONFIGS = {
+    "train": ("ctr.training.config", "TrainConfig"),
+    "mapping": ("ctr.data.mapping", "Mapping"),
+    "events": ("ctr.data.event_mapping", "EventMapping"),
+    "sampling": ("ctr.data.sampling", "SamplingConfig"),
+    "simulator": ("ctr.simulator.config", "SimulatorConfig"),
+    "experiment": ("ctr.pipelines.replay_config", "ExperimentConfig"),
+}
+"""The files that ``ctr config`` describes, with the module and the name of each one's model."""
 
 _Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 
@@ -57,6 +70,19 @@ class _Renamed(argparse.Action):
         parser.error(f"{self.option_strings[0]} was renamed: use {self.const}")
 
 
+def _add_verbosity(parser: argparse.ArgumentParser) -> None:
+    """Adds ``-v`` and ``-q``, which may stand before a command and behind it."""
+    choice = parser.add_mutually_exclusive_group()
+    for flags, value, text in (
+        (("-v", "--verbose"), 1, "report files, devices, compilations and times on standard error"),
+        (("-q", "--quiet"), -1, "print the result and errors only: no progress, no warnings"),
+    ):
+        # Where a command has no such flag, what stands before the command holds.
+        choice.add_argument(
+            *flags, dest="verbosity", action="store_const", const=value, default=argparse.SUPPRESS, help=text
+        )
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of ``ctr``. ``command`` of the parsed arguments names the command.
 
@@ -66,6 +92,8 @@ def make_parser() -> argparse.ArgumentParser:
         prog="ctr", description="Train click-through-rate models in a single pass over time-ordered logs."
     )
     parser.add_argument("--version", action="version", version=f"ctr {__version__}")
+    _add_verbosity(parser)
+    parser.set_defaults(verbosity=0)
     commands = parser.add_subparsers(
         title="commands", required=True, metavar="COMMAND", parser_class=_CommandParser
     )
@@ -80,6 +108,9 @@ def make_parser() -> argparse.ArgumentParser:
     _compare(commands)
     _evaluate(commands)
     _report(commands)
+    _inspect(commands)
+    _config(commands)
+    _completion(commands)
     return parser
 
 
@@ -88,6 +119,7 @@ def _command(commands: _Commands, name: str, does: str, command: str = "") -> ar
     added = _add_parser(commands, name, does)
     added.set_defaults(command=command or name)
     added.add_argument("--json", action="store_true", help="print the result as JSON")
+    _add_verbosity(added)
     return added
 
 
@@ -390,3 +422,81 @@ def _report(commands: _Commands) -> None:
     report.add_argument(
         "--out", type=Path, metavar="FILE", help="HTML file to write (report.html in the first run directory)"
     )
+
+
+def _inspect(commands: _Commands) -> None:
+    inspect = _command(
+        commands, "inspect", "describe a log: rows, clicks, times, gaps, partitions, features and their ids"
+    )
+    inspect.add_argument("log", type=Path, metavar="LOG", help="directory of the log")
+
+
+def _config(commands: _Commands) -> None:
+    config = _command(
+        commands, "config", "print every key of a configuration file with its default, bounds and meaning"
+    )
+    config.add_argument(
+        "key", nargs="?", metavar="KEY", help="print this key and those below it only, e.g. model.crosses"
+    )
+    config.add_argument(
+        "--kind", choices=tuple(CONFIGS), default="train", help="which file the keys are of (train)"
+    )
+
+
+def _completion(commands: _Commands) -> None:
+    completion = _command(
+        commands, "completion", "print a script with which a shell completes commands, flags and keys"
+    )
+    completion.add_argument("shell", choices=SHELLS, help="for instance: source <(ctr completion bash)")
+
+
+def completion_script(shell: str) -> str:
+    """What a shell has to read to complete ``ctr``: commands, flags, files, choices and the keys after ``--set``."""
+    import shtab
+
+    parser = make_parser()
+    _complete_arguments(parser, shtab.FILE)
+    script: str = shtab.complete(parser, shell)
+    return script + _NO_SPACE_BEHIND_KEYS if shell == "bash" else script
+
+
+# The function of shtab calls others in processes of their own, which cannot change how words are completed.
+_NO_SPACE_BEHIND_KEYS = """
+_ctr() {
+  _shtab_ctr
+  if [[ ${COMPREPLY[0]-} == *= ]]; then compopt -o nospace 2>/dev/null || :; fi
+}
+complete -o bashdefault -F _ctr ctr
+"""
+
+_SET_KINDS = {"train": "train", "sample": "sampling", "simulate": "simulator"}
+
+
+def _complete_arguments(parser: argparse.ArgumentParser, files: object, command: str = "") -> None:
+    """Says for each argument of a parser, and of those below it, what shtab shall complete it with."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, below in action.choices.items():
+                _complete_arguments(below, files, command or name)
+        elif "--set" in action.option_strings:
+            keys = config_keys(_SET_KINDS[command])
+            action.complete = _words(f"_ctr_{command}_keys", [f"{key}=" for key in keys])  # type: ignore[attr-defined]
+        elif (command, action.dest) == ("config", "key"):
+            action.complete = _words("_ctr_config_keys", config_keys("train"))  # type: ignore[attr-defined]
+        elif action.type is Path:
+            action.complete = files  # type: ignore[attr-defined]
+
+
+def config_keys(kind: str) -> list[str]:
+    """The dotted keys of a configuration that ``--set`` takes."""
+    from ctr.config.reference import describe, settable_keys
+
+    module, name = CONFIGS[kind]
+    return settable_keys(describe(getattr(importlib.import_module(module), name)))
+
+
+def _words(function: str, words: Sequence[str]) -> dict[str, Any]:
+    """Completes with one of some words; the name of a function for bash."""
+    text = " ".join(words)
+    bash = f"{function}() {{ compgen -W '{text}' -- \"$1\"; }}"
+    return {"bash": function, "zsh": f"({text})", "fish": text, "preamble": {"bash": bash}}

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ from typing import BinaryIO
 
 from ctr.errors import InputError
 from ctr.eval.output_files import directory_fault, file_fault, irregular
+
+log = logging.getLogger(__name__)
 
 _TEMPORARY_MARK = ".partial-"
 
@@ -86,6 +89,7 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+    log.info("wrote %s", path)
 
 
 def write_atomic_bytes(path: Path, content: bytes) -> None:
@@ -110,6 +114,7 @@ def create_exclusively(path: Path, content: bytes) -> bool:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+    log.info("wrote %s", path)
     return True
 
 

@@ -2,13 +2,61 @@
 
 import math
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import numpy as np
 
 Grafting = Literal["adagrad", "sgd", "rmsprop", "adam"]
 Solver = Literal["auto", "eigh", "coupled"]
 Sparse = Literal["adagrad", "adagrad_row", "one_sided"]
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """Whole numbers from ``low`` to ``high``."""
+
+    low: int
+    high: int
+
+    @property
+    def allowed(self) -> str:
+        return f"a whole number in {self.low}..{self.high}"
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
+
+
+@dataclass(frozen=True)
+class _Real:
+    """Numbers from ``low`` to ``high``, without an end that is open."""
+
+    low: float
+    high: float
+    low_open: bool = False
+    high_open: bool = False
+
+    @property
+    def allowed(self) -> str:
+        return f"{'(' if self.low_open else '['}{self.low}, {self.high}{')' if self.high_open else ']'}"
+
+    def holds(self, value: Any) -> bool:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return False
+        inside = self.low <= value <= self.high
+        return (
+            inside
+            and not (self.low_open and value == self.low)
+            and not (self.high_open and value == self.high)
+        )
+
+
+_Share = Annotated[float, _Real(0.0, 1.0)]
+_Decay = Annotated[float, _Real(0.0, 1.0, high_open=True)]
+_NotNegative = Annotated[float, _Real(0.0, math.inf, high_open=True)]
+_Steps = Annotated[int, _Whole(0, 2**62)]
+# float32 sums collect for so many steps before they go into float64 (see state.py).
+_Frequency = Annotated[int, _Whole(1, 100_000)]
+_Size = Annotated[int, _Whole(1, 65536)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,63 +67,65 @@ class ShampooOptions:
         block_size: tensors are split into blocks of at most this size in every dimension (PSO 3.1).
         max_dimension: a longer dimension gets no preconditioner, and the others of its tensor stronger
             exponents (PSO lemma 1); where no dimension is left, the tensor takes the grafted step.
-        merge_dimensions: neighbouring dimensions are merged while their product is at most this; None: never.
+        merge_dimensions: neighboring dimensions are merged while their product is at most this; None: never.
         beta1: decay of a moving average of the gradient, the one that is preconditioned (PT 3.1.1); 0: none.
         beta2: decay of the statistics per collection, bias-corrected; 1: they are summed.
         epsilon: damping, relative to the largest eigenvalue of each statistics matrix.
-        exponent_override: p of the inverse root A^(-1/p); None: twice the number of preconditioned dimensions.
-        exponent_multiplier: eta of A^(-eta/p) (PT 3.1.4).
+        exponent_override: ``p`` of the inverse root A^(-1/p); None: twice the number of preconditioned
+            dimensions.
+        exponent_multiplier: ``eta`` of A^(-eta/p) (PT 3.1.4).
         start_preconditioning_step: the first step that is preconditioned, its roots waited for; None: never,
             which leaves the grafted optimizer.
         blend_steps: over so many steps from there on, the direction goes linearly from graft to Shampoo.
-        statistics_frequency: tau2, statistics are collected every so many steps.
-        precondition_frequency: tau1, every so many steps roots are taken in and new statistics sent.
+        statistics_frequency: ``tau2``; statistics are collected every so many steps.
+        precondition_frequency: ``tau1``; every so many steps roots are taken in and new statistics sent.
         early_growth: while this share of the steps so far is less than ``precondition_frequency``, exchanges
             are that far apart, and waited for: young statistics change fast. 0: none of this.
         asynchronous: roots are taken in ``precondition_frequency`` steps after their statistics were sent, and
             computed meanwhile; False: training waits for them at once.
         drift_bound: a root is kept while its statistics changed by at most this (Frobenius norm of the
             changes over that of the statistics); 0: only while they did not change.
-        solver: of the roots; ``auto`` chooses by size.
+        solver: how roots are computed; ``auto`` chooses by size.
         grafting: whose step size each layer takes (PSO App. G), and which tensors without preconditioner follow.
         grafting_beta2: decay of the second moment in ``rmsprop`` and ``adam``.
         grafting_epsilon: added to the root of the second moment in ``rmsprop`` and ``adam``.
         initial_accumulator: where AdaGrad's sums of squares start (FF 4.2).
-        momentum: mu of M = mu M + (1 - mu) P on the preconditioned direction; 0: none.
+        momentum: ``mu`` of M = mu M + (1 - mu) P on the preconditioned direction; 0: none.
         nesterov: step along mu M + (1 - mu) P instead of M.
-        weight_decay: lambda, decoupled (PT 3.1.2): P + lambda W, before momentum.
-        update_limit_relative: r, no step moves any weight W of a tensor by more than r |W| + a, or the tensor's whole
-            step is scaled down by one factor (FF 4.1.3, update_limit.py). Not for tables.
-        update_limit_absolute: a; 0: no limit at all.
+        weight_decay: ``lambda``, decoupled (PT 3.1.2): P + lambda W, before momentum.
+        update_limit_relative: ``r``; no step moves any weight W of a tensor by more than r |W| + a, or the whole step
+            of the tensor is scaled down by one factor (FF 4.1.3, update_limit.py). Not for tables.
+        update_limit_absolute: ``a`` of ``update_limit_relative``; 0: no limit at all.
         sparse: how tables learn from the rows that a batch touches: element-wise AdaGrad, AdaGrad with one
             sum a row, or Shampoo from the right side only.
     """
 
-    block_size: int = 256
-    max_dimension: int = 8192
-    merge_dimensions: int | None = None
-    beta1: float = 0.0
-    beta2: float = 1.0
-    epsilon: float = 1e-6
-    exponent_override: int | None = None
-    exponent_multiplier: float = 1.0
-    start_preconditioning_step: int | None = 1
-    blend_steps: int = 0
-    statistics_frequency: int = 10
-    precondition_frequency: int = 50
-    early_growth: float = 0.25
+    block_size: _Size = 256
+    max_dimension: _Size = 8192
+    merge_dimensions: Annotated[int, _Whole(1, 2**31)] | None = None
+    beta1: _Decay = 0.0
+    beta2: Annotated[float, _Real(0.0, 1.0, low_open=True)] = 1.0
+    # Below, the damping would drown in the rounding of float64.
+    epsilon: Annotated[float, _Real(1e-14, 1.0)] = 1e-6
+    exponent_override: Annotated[int, _Whole(1, 64)] | None = None
+    exponent_multiplier: Annotated[float, _Real(0.0, 4.0, low_open=True)] = 1.0
+    start_preconditioning_step: _Steps | None = 1
+    blend_steps: _Steps = 0
+    statistics_frequency: _Frequency = 10
+    precondition_frequency: _Frequency = 50
+    early_growth: _Share = 0.25
     asynchronous: bool = True
-    drift_bound: float = 0.02
+    drift_bound: _Share = 0.02
     solver: Solver = "auto"
     grafting: Grafting = "adagrad"
-    grafting_beta2: float = 0.999
-    grafting_epsilon: float = 1e-8
-    initial_accumulator: float = 1e-6
-    momentum: float = 0.0
+    grafting_beta2: _Decay = 0.999
+    grafting_epsilon: _NotNegative = 1e-8
+    initial_accumulator: _NotNegative = 1e-6
+    momentum: _Decay = 0.0
     nesterov: bool = False
-    weight_decay: float = 0.0
-    update_limit_relative: float = 0.0
-    update_limit_absolute: float = 0.0
+    weight_decay: _NotNegative = 0.0
+    update_limit_relative: _NotNegative = 0.0
+    update_limit_absolute: _NotNegative = 0.0
     sparse: Sparse = "adagrad"
 
     def __post_init__(self) -> None:
@@ -83,46 +133,8 @@ class ShampooOptions:
             if isinstance(value, np.integer | np.floating):
                 # As sweeps over NumPy ranges give them; JSON would not take them.
                 object.__setattr__(self, name, value.item())
-        for name, low, high in (
-            ("block_size", 1, 65536),
-            ("max_dimension", 1, 65536),
-            ("merge_dimensions", 1, 2**31),
-            ("exponent_override", 1, 64),
-            ("start_preconditioning_step", 0, 2**62),
-            ("blend_steps", 0, 2**62),
-            ("statistics_frequency", 1, 100_000),
-            # float32 sums collect for so many steps before they go into float64 (see state.py).
-            ("precondition_frequency", 1, 100_000),
-        ):
-            value = getattr(self, name)
-            optional = name in ("merge_dimensions", "exponent_override", "start_preconditioning_step")
-            if value is None and optional:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                allowed = f"a whole number in {low}..{high}" + (" or None" if optional else "")
-                raise ValueError(f"{name} is {value!r}; allowed: {allowed}")
-        self._check_real("beta1", 0.0, 1.0, high_open=True)
-        self._check_real("beta2", 0.0, 1.0, low_open=True)
-        # Below, the damping would drown in the rounding of float64.
-        self._check_real("epsilon", 1e-14, 1.0)
-        self._check_real("exponent_multiplier", 0.0, 4.0, low_open=True)
-        self._check_real("drift_bound", 0.0, 1.0)
-        self._check_real("early_growth", 0.0, 1.0)
-        self._check_real("grafting_beta2", 0.0, 1.0, high_open=True)
-        self._check_real("grafting_epsilon", 0.0, math.inf, high_open=True)
-        self._check_real("initial_accumulator", 0.0, math.inf, high_open=True)
-        self._check_real("momentum", 0.0, 1.0, high_open=True)
-        self._check_real("weight_decay", 0.0, math.inf, high_open=True)
-        self._check_real("update_limit_relative", 0.0, math.inf, high_open=True)
-        self._check_real("update_limit_absolute", 0.0, math.inf, high_open=True)
-        for name, choices in (("solver", Solver), ("grafting", Grafting), ("sparse", Sparse)):
-            if getattr(self, name) not in get_args(choices):
-                raise ValueError(
-                    f"{name} is {getattr(self, name)!r}; allowed: {', '.join(get_args(choices))}"
-                )
-        for name in ("asynchronous", "nesterov"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} is {getattr(self, name)!r}; allowed: True, False")
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            _check(name, getattr(self, name), hint)
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs a momentum above 0")
         if self.update_limit_relative and not self.update_limit_absolute:
@@ -137,15 +149,6 @@ class ShampooOptions:
                 f"solver coupled computes roots of whole order, which exponent_multiplier "
                 f"{self.exponent_multiplier} does not give; allowed: solver auto or eigh"
             )
-
-    def _check_real(
-        self, name: str, low: float, high: float, *, low_open: bool = False, high_open: bool = False
-    ) -> None:
-        value = getattr(self, name)
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-        if not fits or (low_open and value == low) or (high_open and value == high):
-            brackets = ("(" if low_open else "[") + "{}, {}" + (")" if high_open else "]")
-            raise ValueError(f"{name} is {value!r}; allowed: {brackets.format(low, high)}")
 
     @property
     def has_integer_root(self) -> bool:
@@ -167,3 +170,27 @@ class ShampooOptions:
     def names(cls) -> tuple[str, ...]:
         """The names of all options."""
         return tuple(field.name for field in fields(cls))
+
+
+def _check(name: str, value: Any, hint: Any) -> None:
+    """Raises ValueError where a value is not what the annotation of its option allows."""
+    ranges = [part for part in _parts(hint) if isinstance(part, _Whole | _Real)]
+    if ranges:
+        optional = type(None) in get_args(hint)
+        fits = (value is None and optional) or ranges[0].holds(value)
+        allowed = ranges[0].allowed + (" or None" if optional else "")
+    elif hint is bool:
+        fits, allowed = isinstance(value, bool), "True, False"
+    else:
+        fits, allowed = value in get_args(hint), ", ".join(get_args(hint))
+    if not fits:
+        raise ValueError(f"{name} is {value!r}; allowed: {allowed}")
+
+
+def _parts(hint: Any) -> list[Any]:
+    """What an annotation is made of, however it is nested."""
+    return [
+        hint,
+        *(inner for part in getattr(hint, "__metadata__", ()) for inner in _parts(part)),
+        *(inner for part in get_args(hint) for inner in _parts(part)),
+    ]

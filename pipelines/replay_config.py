@@ -25,14 +25,25 @@ BASELINE = "baseline"
 
 
 class TeacherConfig(StrictModel):
-    """The baseline with ``set``, trained once; its progressive predictions are kept for arms and samplings."""
+    """The baseline with changes, trained once; its progressive predictions are kept for arms and samplings.
+
+    Attributes:
+        set: values by dotted keys of the training configuration.
+        seed: the seed of the teacher.
+    """
 
     set: Changes = {}
     seed: Seed = 1
 
 
 class BaselineConfig(StrictModel):
-    """What the other arms are compared with: the training configuration with ``set``."""
+    """What the other arms are compared with: the training configuration with changes.
+
+    Attributes:
+        title: what tables and plots call it.
+        note: what is to be known of it.
+        set: values by dotted keys of the training configuration.
+    """
 
     title: str = "Baseline"
     note: str = ""
@@ -45,9 +56,9 @@ class ArmConfig(StrictModel):
     Attributes:
         title: what tables and plots call it; empty: its name.
         note: what is to be known of it.
-        set: its changes.
-        teacher: one of the teachers, whose predictions it distils (FF 4.1.2).
-        sampling: one of the samplings, whose kept rows it learns from (FF 3.3).
+        set: its changes: values by dotted keys of the training configuration.
+        teacher: one of the teachers, whose predictions it distills (FF 4.1.2). Null: none.
+        sampling: one of the samplings, whose kept rows it learns from (FF 3.3). Null: none.
         score: which rows are scored under a sampling, as ``sampling.score`` of a training configuration.
         against: the arm that it is compared with.
         paper: what a paper says of it, short texts by name of the column: accuracy, training_cost, ...
@@ -64,7 +75,13 @@ class ArmConfig(StrictModel):
 
 
 class SweepConfig(StrictModel):
-    """The cost curve of arms (FF 3): each of ``arms`` also with the changes of each point, for these seeds."""
+    """The cost curve of arms (FF 3): each arm also with the changes of each point. Null: none.
+
+    Attributes:
+        points: by name the changes of a point: values by dotted keys of the training configuration.
+        arms: the arms of the sweep.
+        seeds: the seeds of these runs, each one of the experiment's.
+    """
 
     points: dict[Name, Changes] = Field(min_length=1)
     arms: tuple[str, ...] = Field(min_length=1)
@@ -75,8 +92,8 @@ class LoopConfig(StrictModel):
     """Runs that serve the days after the log and learn on (FF 7.3, table 3), in the simulated world of the log.
 
     Attributes:
-        days: to serve.
-        arms: whose runs do; null: those of all.
+        days: days to serve.
+        arms: the arms whose runs do. Null: all of them.
     """
 
     days: int = Field(ge=1, le=10_000)
@@ -88,8 +105,8 @@ class ShownSliceConfig(StrictModel):
 
     Attributes:
         title: what the tables call it; empty: what it holds.
-        family: its family's name.
-        index: its number in the family, as of ``ctr.objective.bias_constraints``.
+        family: the name of its family.
+        index: its number in the family, see ``ctr.objective.bias_constraints``.
     """
 
     title: str = ""
@@ -101,17 +118,19 @@ class ExperimentConfig(StrictModel):
     """What is tried on a log.
 
     Attributes:
-        title: of the report.
-        note: below it.
-        base: a training configuration, relative to the experiment's file.
-        config: changes of it as nested keys; without ``base`` the whole of it.
-        seeds: each arm is trained with each of them.
-        teachers, samplings: by name, for the arms that name them.
+        title: the title of the report.
+        note: the text below the title.
+        base: the file of a training configuration, relative to the experiment's file. Null: ``config`` is the whole of
+            it.
+        config: changes of the training configuration as nested keys; without ``base`` the whole of it.
+        seeds: each arm is trained with each of these seeds.
+        teachers: teachers by name, for the arms that name them.
+        samplings: samplings by name, for the arms that name them.
         baseline: what the arms change.
-        arms: by name.
-        sweep: some of them at several sizes.
-        loop: what their runs do after the log.
-        slices: those that the tables show, by a short name.
+        arms: arms by name.
+        sweep: some of the arms at several sizes.
+        loop: what their runs do after the log. Null: nothing.
+        slices: slices that the tables show, by a short name.
     """
 
     title: str = "Experiment"

@@ -23,16 +23,16 @@ class EventSource(StrictModel):
     """How the events of one kind are read.
 
     Attributes:
-        input: the form of the files.
-        topic: of Kafka, whose records are JSON objects of the same columns.
-        time: of the event: when the query came, or when the click happened.
+        input: how the files are read.
+        topic: the topic of Kafka, whose records are JSON objects of the same columns. Null: files.
+        time: the time of the event: when the query came, or when the click happened.
         arrival: when the collector got the event. Null: unknown, and the event's own time stands for it.
         impression_id: the column that impressions and clicks have in common.
     """
 
     input: Annotated[DelimitedInput | JsonlInput | ParquetInput, Field(discriminator="type")]
     topic: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,249}$")
-    time: Time
+    time: Time = Field(examples=[{"column": "time", "unit": "ms"}])
     arrival: Time | None = None
     impression_id: Column
 
@@ -61,7 +61,7 @@ class ImpressionSource(EventSource):
         query_id: the column whose value the impressions of one query share, as they share ``time``.
         timestamp: when the impression itself was shown. Null: at the query's time.
         weight: a column of weights. Null: each weighs 1.
-        derive: new columns, as in the mapping of a table.
+        derive: new columns by name, as in the mapping of a table.
         hashed: whether the columns are those of a log's shards (``ids`` and the multivalent features), whose
             values are ids already, instead of the raw sources of the features.
     """
@@ -84,18 +84,23 @@ class ImpressionSource(EventSource):
 
 
 class EventSampling(StrictModel):
-    """Which examples are published: as ``ctr sample --out`` would keep them, under this name."""
+    """Which examples are published: as ``ctr sample --out`` would keep them. Null: all of them.
+
+    Attributes:
+        name: the name of the sampling.
+        rule: what to keep.
+    """
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
     rule: SamplingConfig
 
 
 class EventTeacher(StrictModel):
-    """Whose predictions are recorded beside the log.
+    """Whose predictions are recorded beside the log. Null: nobody's.
 
     Attributes:
-        name: of the sidecar.
-        model: folder of an exported model, or of its versions, of which the newest one is taken once and for all.
+        name: the name of the sidecar.
+        model: the folder of an exported model, or of its versions, of which the newest one is taken once and for all.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
@@ -103,19 +108,23 @@ class EventTeacher(StrictModel):
 
 
 class EventMapping(StrictModel):
-    """The whole mapping file of events.
+    """The mapping file of events: how raw impressions and clicks become a log.
 
     Attributes:
-        interval: the publishing unit, of query time.
+        impressions: how impressions are read.
+        clicks: how clicks are read.
+        interval: the unit in which the log is published, in query time.
         click_window: how long after its impression a click counts.
         late_window: for how long after that an unmatched click is called late; later it is an orphan. Also for how
             long ids are known again. Null: as long as the window.
-        delay: how long after its time an event may arrive. An interval is closed when everything has arrived that
+        delay: how long after its time an event may arrive. A partition is closed when everything has arrived that
             happened before its end plus the window.
         overlap: by how much an arrival can lie before those in the files before its own, where files are followed.
             Null: not at all.
         future: how far an event's time may lie beyond its arrival, and an arrival beyond now. Null: anywhere.
         largest_value: bytes that a value of a column may have.
+        shard_rows: a new file begins at the first query after this many rows of a partition.
+        features: the features, in the order in which they are stored.
     """
 
     impressions: ImpressionSource

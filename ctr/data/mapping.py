@@ -21,13 +21,25 @@ FORMATS_FOLDER = Path(__file__).parent / "formats"
 
 
 class DelimitedInput(StrictModel):
-    """Lines of fields: ``csv`` (comma, quoted values allowed) or ``tsv`` (tab, quotes are plain characters)."""
+    """Lines of fields: ``csv`` (comma, quoted values allowed) or ``tsv`` (tab, quotes are plain characters).
+
+    Attributes:
+        type: the form of the files.
+        pattern: a glob for the files of an input folder. Null: ``*.csv`` or ``*.tsv``, also
+            with ``.gz`` and ``.zst``.
+        header: whether the first line names the columns.
+        columns: the names of the columns, where ``header`` is false.
+        delimiter: the character between fields. Null: comma for csv, tab for tsv.
+        quoting: whether values may stand in double quotes, and then hold delimiters, line ends and doubled quotes.
+            Null: true for csv, false for tsv.
+        nulls: texts that mean a missing value.
+    """
 
     type: Literal["csv", "tsv"]
     pattern: str | None = None
     header: bool = True
     columns: tuple[Column, ...] | None = None
-    delimiter: str | None = Field(default=None, pattern=r"^[\x00-\x7f]$")
+    delimiter: str | None = Field(default=None, pattern=r"^[\x00-\x7f]$", title="ASCII character")
     quoting: bool | None = None
     nulls: tuple[str, ...] = ("",)
 
@@ -51,21 +63,36 @@ class DelimitedInput(StrictModel):
 
 
 class JsonlInput(StrictModel):
-    """One JSON object a line."""
+    """One JSON object a line.
+
+    Attributes:
+        type: the form of the files.
+        pattern: a glob for the files of an input folder. Null: ``*.jsonl``, also with ``.gz`` and ``.zst``.
+    """
 
     type: Literal["jsonl"]
     pattern: str | None = None
 
 
 class ParquetInput(StrictModel):
-    """Parquet files."""
+    """Parquet files.
+
+    Attributes:
+        type: the form of the files.
+        pattern: a glob for the files of an input folder. Null: ``*.parquet``.
+    """
 
     type: Literal["parquet"]
     pattern: str | None = None
 
 
 class MindInput(StrictModel):
-    """Behaviors of the MIND news data set; ``news.tsv`` lies beside each file."""
+    """Behaviors of the MIND news data set; ``news.tsv`` lies beside each file.
+
+    Attributes:
+        type: the form of the files.
+        pattern: a glob for the files of an input folder. Null: ``behaviors.tsv``, also with ``.gz`` and ``.zst``.
+    """
 
     type: Literal["mind"]
     pattern: str | None = None
@@ -87,10 +114,13 @@ def input_patterns(form: DelimitedInput | JsonlInput | ParquetInput | MindInput)
 
 
 class Join(StrictModel):
-    """A side table, looked up by the column ``key`` that both have; its columns are named ``prefix`` + name.
+    """A side table, looked up by a column that the rows have too.
 
-    ``file`` is a name or a glob, seen from the folder of the input file. ``input`` says how the side table
-    is read; by default as the input.
+    Attributes:
+        file: a name or a glob, relative to the folder of the input file.
+        key: the column that both have.
+        prefix: put before the names of the other columns of the table.
+        input: how the side table is read. Null: as the input.
     """
 
     file: str = Field(min_length=1)
@@ -100,7 +130,12 @@ class Join(StrictModel):
 
 
 class RowOrder(StrictModel):
-    """Times for logs that have none: ``start`` plus ``step_us`` microseconds for each row before."""
+    """Times for logs that have none: by the number of the row.
+
+    Attributes:
+        start: the time of the first row; UTC unless it names an offset.
+        step_us: microseconds from a row to the next.
+    """
 
     start: datetime
     step_us: int = Field(ge=1, le=86_400_000_000)
@@ -114,7 +149,14 @@ class RowOrder(StrictModel):
 
 
 class Time(StrictModel):
-    """When an impression was shown: a ``column`` with ``unit`` or ``format``, or ``row_order``."""
+    """When an impression was shown: a column with ``unit`` or ``format``, or ``row_order``.
+
+    Attributes:
+        column: the column with the time.
+        unit: the unit of numbers since 1970.
+        format: ``iso8601``, or a format of Python's ``strptime`` such as ``%y%m%d%H``.
+        row_order: times by the number of the row, for logs without a time.
+    """
 
     column: Column | None = None
     unit: Literal["s", "ms", "us", "ns"] | None = None
@@ -132,7 +174,12 @@ class Time(StrictModel):
 
 
 class Session(StrictModel):
-    """Rows of one ``by`` value without a gap longer than ``gap`` between neighbours in time."""
+    """Rows of one value of a column without a long gap between neighbors in time.
+
+    Attributes:
+        by: the column, such as the user.
+        gap: the longest gap inside a session.
+    """
 
     by: Column
     gap: Duration
@@ -144,7 +191,12 @@ class Session(StrictModel):
 
 
 class Query(StrictModel):
-    """Which rows belong together: those with the same value of ``column``, or those of one ``session``."""
+    """Which rows belong together: those with the same value of ``column``, or those of one ``session``.
+
+    Attributes:
+        column: rows with the same value of this column are one query.
+        session: rows of one session are one query.
+    """
 
     column: Column | None = None
     session: Session | None = None
@@ -169,7 +221,13 @@ _LABEL_RULE = re.compile(r"^(?P<column>.+?)\s*(?P<op>>=|<=|==|!=|>|<)\s*(?P<valu
 
 
 class Label(StrictModel):
-    """A column of 0/1/true/false, or a rule on a column, also written as ``rating >= 4``."""
+    """A column of 0, 1, true or false; or a rule on a column, also written as ``rating >= 4``.
+
+    Attributes:
+        column: the column with the label, or that the rule is about.
+        op: the comparison of a rule; texts only have ``==`` and ``!=``.
+        value: what the column is compared with.
+    """
 
     column: Column
     op: LabelOp | None = None
@@ -199,14 +257,29 @@ class Label(StrictModel):
 
 
 class Mapping(StrictModel):
-    """The whole mapping file."""
+    """The mapping file: how raw files become examples.
+
+    Attributes:
+        input: how the files are read.
+        joins: side tables.
+        time: when the impression was shown.
+        query: which rows belong together. Null or ``none``: each row is a query of its own.
+        example_id: a column that tells examples apart; whole numbers are used as they are, other text is hashed.
+            Null: a hash of the name of the file, the number of the row and the time.
+        label: a column of 0, 1, true or false; or a rule such as ``rating >= 4``.
+        weight: a column of numbers from 0 to 1e9: the weight in the loss and in the metrics. Null: 1.
+        derive: new columns by name.
+        interval: the unit in which the log is published, in query time. Such a partition has to fit in memory.
+        shard_rows: a new file begins at the first query after this many rows of a partition.
+        features: the features, in the order in which they are stored.
+    """
 
     input: Input
     joins: tuple[Join, ...] = ()
-    time: Time
+    time: Time = Field(examples=[{"column": "shown_at", "format": "iso8601"}])
     query: Query | None = None
     example_id: Column | None = None
-    label: Label
+    label: Label = Field(title="column or rule", examples=["clicked"])
     weight: Column | None = None
     derive: dict[Column, Derived] = {}
     interval: Duration

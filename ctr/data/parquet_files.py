@@ -2,12 +2,16 @@
 
 import hashlib
 import io
+import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ctr.errors import InputError, one_line
+
+log = logging.getLogger(__name__)
 
 IDS_COLUMN = "ids"
 MOST_VALUES = 2**28
@@ -51,6 +55,7 @@ def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
     except OSError as error:
         # The error of a disk does not name the file.
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    log.info("read %s, %d bytes", path, found)
     if found != size or hashlib.sha256(content).hexdigest() != sha256:
         raise InputError(
             f"{path}: damaged: its {found} bytes do not have the SHA-256 that the manifest records "
@@ -60,6 +65,32 @@ def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
         with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
             _check_size(path, file.metadata)
             return file.read()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise InputError(f"{path}: not a Parquet file that can be read: {one_line(error)[:300]}") from None
+
+
+def read_columns(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Reads some columns of a Parquet file in batches, with its page checksums verified and nothing else.
+
+    Raises:
+        InputError: it is missing, cannot be read, is damaged, lacks a column, or a column has more than
+            ``MOST_VALUES`` values or nulls.
+    """
+    # A pipe or a device would never end.
+    if not path.is_file():
+        raise InputError(f"{path}: the file is missing, though a manifest names it")
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            _check_size(path, file.metadata)
+            log.info("reading %s of %s", ", ".join(columns), path)
+            lacking = [name for name in columns if name not in file.schema_arrow.names]
+            if lacking:
+                raise InputError(f"{path}: has no column {lacking[0]}")
+            for batch in file.iter_batches(columns=list(columns)):
+                for name in columns:
+                    if batch.column(name).null_count:
+                        raise InputError(f"{path}: the column {name} has nulls")
+                yield batch.select(list(columns))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InputError(f"{path}: not a Parquet file that can be read: {one_line(error)[:300]}") from None
 

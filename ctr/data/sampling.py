@@ -36,7 +36,7 @@ class LowLoss(StrictModel):
     Attributes:
         teacher: the sidecar with the teacher's recorded ``logit``.
         max_loss: the loss below which an example counts as low-loss, in nats.
-        log: the log beside which that sidecar lies; null: the log that is sampled.
+        log: the log beside which that sidecar lies. Null: the log that is sampled.
     """
 
     renamed_keys: ClassVar[Mapping[str, str]] = {"below": "max_loss"}
@@ -71,7 +71,7 @@ class LowLoss(StrictModel):
 
 
 class LowVisibility(StrictModel):
-    """Examples that the user is unlikely to have seen, by the value of a feature such as the position.
+    """Examples that the user is unlikely to have seen, by a feature such as the position.
 
     Attributes:
         feature: a single-valued category or number of the log's schema.
@@ -80,11 +80,19 @@ class LowVisibility(StrictModel):
     """
 
     feature: str
-    values: tuple[bool | int | float | str | None, ...] = Field(min_length=1)
+    values: tuple[bool | int | float | str | None, ...] = Field(
+        min_length=1, title="list of texts, numbers and null"
+    )
 
 
 class Uninformative(StrictModel):
-    """One rate for every example that meets any of the conditions; at least one is needed."""
+    """One rate for every example that meets any of the conditions, at least one of which is required.
+
+    Attributes:
+        rate: the share of these examples that is kept.
+        low_loss: examples on which a teacher's loss was small. Null: no such condition.
+        low_visibility: examples that the user is unlikely to have seen. Null: no such condition.
+    """
 
     rate: Rate
     low_loss: LowLoss | None = None
@@ -105,7 +113,7 @@ class SamplingConfig(StrictModel):
     Attributes:
         salt: names the random draw; another salt keeps other examples, independently.
         non_click_rate: the share of non-clicks that is kept.
-        uninformative: the share of low-loss and low-visibility examples that is kept; null: no such rule.
+        uninformative: the share of low-loss and low-visibility examples that is kept. Null: no such rule.
         min_rate: rates and products of rates below this are refused: the large weights that they lead to
             make training unstable.
         time_range: examples outside it are dropped, and the others not weighted for it.

@@ -20,7 +20,10 @@ from ctr.data.spelling import spell
 
 Tower = Literal["quality", "ui"]
 InputKind = Literal["text", "number", "time"]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.\-]*$", max_length=100)]
+Name = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.\-]*$", max_length=100, title="name of letters, digits, _ . -"),
+]
 Buckets = Annotated[int, Field(ge=2, le=2**31 - 1)]
 
 MISSING_ID = 0
@@ -32,7 +35,13 @@ RESERVED_NAMES = frozenset(
 
 
 class FeatureBase(StrictModel):
-    """What all features share: a name, an embedding width (0: only a linear weight) and a tower."""
+    """What all features share.
+
+    Attributes:
+        name: the name of the feature.
+        width: the width of its embedding; 0: a linear weight only.
+        tower: the tower that it belongs to.
+    """
 
     name: Name
     width: int = Field(default=16, ge=0, le=4096)
@@ -40,12 +49,21 @@ class FeatureBase(StrictModel):
 
 
 class Category(FeatureBase):
-    """A string or number, hashed to ``buckets`` ids or looked up in a ``vocabulary``.
+    """A string or number, hashed to ids or looked up in a vocabulary.
 
-    Numbers are spelled as ``ctr.data.spelling`` says: 12.0 is 12.
+    Numbers are spelled in one way (``ctr.data.spelling``): 12.0 is 12.
 
-    ``multivalent`` reads lists, or strings cut at ``separator``; of more than ``max_values`` values the
-    last ones are kept (``keep: last``, for histories that grow at their end) or the first ones.
+    Attributes:
+        kind: the kind of the feature.
+        source: the column that is read.
+        buckets: the number of ids that values are hashed to. Id 0 is "missing". With a vocabulary it follows from that
+            and must not be set.
+        vocabulary: the values that have an id of their own: ids 1 to n in this order, n + 1 for all other values.
+            Null: values are hashed.
+        multivalent: whether a row has any number of values: a list, or text cut at ``separator``.
+        separator: what stands between the values of a multivalent feature that is given as text.
+        max_values: values of a row at most.
+        keep: which values of a row with more are kept; ``last`` for histories that grow at their end.
     """
 
     kind: Literal["category"] = "category"
@@ -79,7 +97,13 @@ class Category(FeatureBase):
 
 
 class LogBuckets(StrictModel):
-    """Boundaries that grow geometrically from 1 to ``maximum``, mirrored below 0 when ``signed``."""
+    """Boundaries that grow geometrically, from 1 on.
+
+    Attributes:
+        per_octave: boundaries from a number to its double.
+        maximum: the largest boundary is at most this.
+        signed: mirror the boundaries below 0.
+    """
 
     per_octave: int = Field(default=2, ge=1, le=64)
     maximum: float = Field(default=1e6, gt=1)
@@ -87,7 +111,13 @@ class LogBuckets(StrictModel):
 
 
 class StepBuckets(StrictModel):
-    """Boundaries ``low, low + size, ...`` up to ``high``."""
+    """Boundaries ``low, low + size, ...`` up to ``high``.
+
+    Attributes:
+        low: the first boundary.
+        high: the last boundary is at most this.
+        size: the distance between two boundaries.
+    """
 
     low: float
     high: float
@@ -103,10 +133,17 @@ class StepBuckets(StrictModel):
 
 
 class Number(FeatureBase):
-    """A number put into buckets: ``boundaries`` given, or made from ``log`` or ``step`` (exactly one).
+    """A number put into buckets, by exactly one of ``boundaries``, ``log`` and ``step``.
 
     Id 0 is missing (empty, null or NaN); id ``1 + k`` is a number with ``k`` boundaries at or below it.
     Boundaries and values are compared as float32.
+
+    Attributes:
+        kind: the kind of the feature.
+        source: the column that is read.
+        boundaries: rising boundaries between buckets.
+        log: boundaries that grow geometrically, from 1 on.
+        step: boundaries at even distances.
     """
 
     kind: Literal["number"] = "number"
@@ -154,10 +191,15 @@ class Number(FeatureBase):
 
 
 class Text(FeatureBase):
-    """Words (lower-cased runs of letters and digits), word n-grams, and n-grams inside words; hashed.
+    """Words (lower-cased runs of letters and digits), word n-grams, and n-grams inside words (FF 2); hashed.
 
-    FF section 2: bi-grams and n-grams on sub-word units. ``subwords: [3, 4]`` adds the character
-    n-grams of ``<word>``. Of more than ``max_values`` tokens the first ones are kept.
+    Attributes:
+        kind: the kind of the feature.
+        source: the column that is read.
+        buckets: the number of ids that tokens are hashed to.
+        words: sizes of word n-grams: 1 for single words, 2 for pairs of neighbors.
+        subwords: sizes of character n-grams inside ``<word>``, such as 3 and 4; empty: none.
+        max_values: tokens of a row at most; of more the first ones are kept.
     """
 
     kind: Literal["text"] = "text"
@@ -182,7 +224,13 @@ class Text(FeatureBase):
 
 
 class Cross(FeatureBase):
-    """The product of two or more features, hashed; at most one of them multivalent."""
+    """The product of two or more features, hashed; at most one of them multivalent.
+
+    Attributes:
+        kind: the kind of the feature.
+        of: names of features that stand before this one and are no crosses themselves.
+        buckets: the number of ids that products are hashed to.
+    """
 
     kind: Literal["cross"] = "cross"
     of: tuple[Name, ...] = Field(min_length=2)

@@ -13,10 +13,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TimeRange(StrictModel):
-    """The query times from ``start`` up to, but not including, ``end``.
+    """The query times from ``start`` up to, but not including, ``end``; UTC unless they name an offset.
 
-    Each is a date (its first moment) or a date with a time, in ISO form; UTC unless it names an offset. Null
-    leaves that side open. A query has one query time, so a range never splits a query.
+    A query has one query time, so a range never splits a query.
+
+    Attributes:
+        start: the first query time, as a date (its first moment) or a date with a time. Null: open.
+        end: the first query time that is not included. Null: open.
     """
 
     start: datetime | None = None

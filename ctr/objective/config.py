@@ -24,21 +24,25 @@ def _one_kind(values: object) -> object:
     return values
 
 
-AxisValues = Annotated[tuple[RawValue, ...] | Literal["all"], BeforeValidator(_one_kind)]
+AxisValues = Annotated[
+    tuple[RawValue, ...] | Literal["all"],
+    BeforeValidator(_one_kind),
+    Field(title="list of texts, numbers and null, or all"),
+]
 
 
 class RankingConfig(StrictModel):
-    """RankNet over the (clicked, not clicked) pairs of each query (FF 4.1.1).
+    """RankNet over the (clicked, not clicked) pairs of each query (FF 4.1.1). Null: no ranking loss.
 
     Attributes:
-        weight: alpha1 of alpha1 * L_rank + (1 - alpha1) * L_logistic. FF names no value. The default does little
+        weight: ``alpha1`` of alpha1 * L_rank + (1 - alpha1) * L_logistic. FF names no value. The default does little
             harm anywhere it was tried; 0.03 was best on simulated queries of 3 to 8 rows, 0.5 on news of 2 to 283.
-        setup: ``multi_objective`` puts both losses on one logit, ``multi_task`` the rank loss on one of its own.
-        max_pairs: of a query with more pairs so many are drawn, and weighted so that their sum stays right on
-            average. The default is every pair of up to 128 impressions.
-        query_exponent: a query's pairs are divided by their number (their weights' sum) to this power. 0 is FF's sum,
-            in which long queries decide; with 1 every query counts alike, as in PerQueryAUC. On news 0 lost
-            PerQueryAUC at every weight, 1 kept it and 0.5 gained.
+        setup: ``multi_objective`` puts both losses on one logit, ``multi_task`` puts the ranking loss on its own.
+        max_pairs: maximum pairs of a query; of a query with more, so many are drawn and weighted so that their sum
+            stays right on average. The default is every pair of up to 128 impressions.
+        query_exponent: the pairs of a query are divided by their number (the sum of their weights) to this power. 0 is
+            the sum of FF, in which long queries decide; with 1 every query counts alike, as in PerQueryAUC. On news 0
+            lost PerQueryAUC at every weight, 1 kept it and 0.5 gained.
         ramp: multiplies alpha1, so that training begins with the logistic loss alone (FF 4.1.3).
     """
 
@@ -52,15 +56,15 @@ class RankingConfig(StrictModel):
 
 
 class DistillationConfig(StrictModel):
-    """A teacher's recorded progressive predictions as soft labels (FF 4.1.2).
+    """A teacher's recorded progressive predictions as soft labels (FF 4.1.2). Null: no teacher.
 
     Attributes:
         teacher: the sidecar with the teacher's logits.
-        log: the log beside which the sidecar lies; null: the training log.
-        weight: of the distillation loss, beside a weight of 1 for the rest. FF names no value; with 1 labels and
-            teacher count alike.
+        log: the log beside which the sidecar lies. Null: the training log.
+        weight: the weight of the distillation loss, beside a weight of 1 for the rest. FF names no value; with 1 labels
+            and teacher count alike.
         missing: what happens where the sidecar has no row for an example: ``refuse`` stops with its name,
-            ``train_without`` leaves out the example's distillation loss.
+            ``train_without`` leaves out the distillation loss of the example.
         ramp: multiplies ``weight``.
     """
 
@@ -72,10 +76,11 @@ class DistillationConfig(StrictModel):
 
 
 class AntiDistillationConfig(StrictModel):
-    """Pushes the components of an ensemble apart (FF 5): their predictions are to be correlated less.
+    """Push the components of an ensemble apart (FF 5), to correlate their predictions less.
 
     Attributes:
-        weight: of the mean squared correlation of their logits, beside a weight of 1 for the rest. FF names no value.
+        weight: the weight of the mean squared correlation of their logits, beside a weight of 1 for the rest. FF names
+            no value.
         ramp: multiplies ``weight``.
     """
 
@@ -84,11 +89,11 @@ class AntiDistillationConfig(StrictModel):
 
 
 class ConstraintLog(StrictModel):
-    """A labelled log of its own, of randomized exposure for instance, taken in between in order of time (FF 7.1).
+    """A labeled log of its own, such as one of randomized exposure, taken in between in order of time (FF 7.1).
 
     Attributes:
-        name: by which families of slices refer to it.
-        path: its folder.
+        name: the name by which families of slices refer to the log.
+        path: the folder of the log.
         own_loss: whether its examples train the weights by their logistic loss too, or by constraints alone.
     """
 
@@ -101,14 +106,14 @@ class SliceConfig(StrictModel):
     """A family of slices S_k: the product of its axes (FF 7.2, 7.3). Without any axis one slice, the whole log.
 
     Attributes:
-        name: of the family.
+        name: the name of the family.
         estimated_ctr: rising boundaries within (0, 1); n of them make n + 1 buckets of the predicted probability. A
-            prediction equal to a boundary is in the bucket above it.
-        features: for a single-valued feature the raw values that have a slice each, rows with any other value being
-            in none; or ``all``: a slice for each id of the feature.
-        log: the constraint log whose rows it is about; null: the training log.
-        learning_rate: eta of this family; null: that of all. The fewer of its rows a batch has, the noisier their
-            mean, and the lower a rate it wants.
+            prediction equal to a boundary is in the bucket above it. Null: no such axis.
+        features: by single-valued feature its raw values that have a slice each, rows with any other value being in
+            none; or ``all``: a slice for each id of the feature.
+        log: the constraint log whose rows the family is about. Null: the training log.
+        learning_rate: the learning rate (eta) of this family. Null: that of all families. The fewer rows of the family
+            a batch has, the noisier their mean, and the lower a rate it wants.
     """
 
     name: Name
@@ -130,17 +135,17 @@ class SliceConfig(StrictModel):
 
 
 class BiasConstraintsConfig(StrictModel):
-    """Slices to be calibrated, each with a dual variable lambda_k (FF 7).
+    """Slices to be calibrated, each with a dual variable lambda_k (FF 7). Null: no constraints.
 
     Attributes:
-        learning_rate: eta of lambda_k += eta * (mean of (y - p) in the batch's part of S_k - alpha3 * lambda_k).
+        learning_rate: ``eta`` of lambda_k += eta * (mean of (y - p) in the batch's part of S_k - alpha3 * lambda_k).
             0.01 was good for the buckets of the estimated CTR, at batches of 64 and of 512; 0.05 for slices that a
             batch has one or two rows of; at 0.3 lambda_k swung. FF advises to lower it first where training is
             unstable. 0 measures the slices and leaves the model as it is.
-        regularization: alpha3. At rest a slice keeps a bias of alpha3 * lambda_k; 0 takes away all of it, and lets
+        regularization: ``alpha3``. At rest a slice keeps a bias of alpha3 * lambda_k; 0 takes away all of it, and lets
             lambda_k grow without end where the weights cannot follow. FF tunes it by grid search.
         ramp: multiplies both the term and eta: lambda_k does not wind up before it acts.
-        families: of slices; an example may be in a slice of each.
+        families: families of slices; an example may be in a slice of each.
         logs: constraint logs.
     """
 
@@ -185,7 +190,11 @@ class BiasConstraintsConfig(StrictModel):
 
 
 class ObjectiveConfig(StrictModel):
-    """What is minimised besides the logistic loss; null: not used."""
+    """What is minimized besides the logistic loss.
+
+    Attributes:
+        anti_distillation: pushes the components of an ensemble apart (FF 5). Null: not used.
+    """
 
     ranking: RankingConfig | None = None
     distillation: DistillationConfig | None = None

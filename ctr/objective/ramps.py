@@ -6,7 +6,12 @@ from ctr.config import StrictModel
 
 
 class Ramp(StrictModel):
-    """0 up to ``start`` examples, then linear to 1 over ``length`` examples; no length: a step at ``start``."""
+    """A weight that is 0 up to an example, and then grows linearly to 1.
+
+    Attributes:
+        start: examples before the weight begins to grow.
+        length: examples over which it grows from 0 to 1; 0: a step at ``start``.
+    """
 
     start: int = Field(default=0, ge=0)
     length: int = Field(default=0, ge=0)

@@ -16,20 +16,24 @@ class WorldConfig(StrictModel):
     """The world, its traffic and its auction. A day's queries depend on nothing but these.
 
     Attributes:
+        seed: the seed of the world and of its traffic.
         start: the first day (UTC).
-        queries_per_day: on a working day; there are fewer at the weekend. A day is one interval of the log
+        queries_per_day: queries on a working day; there are fewer at the weekend. A day is one partition of the log
             and is held in memory.
         candidates: ads that are retrieved for a query and bid for its places.
         slots: places on a page; as many ads are shown as are worth it, none on some pages.
         reserve: the least expected value, bid times predicted click probability, for which an ad is shown.
-        randomized_share: of the queries, whose ads, order and number are drawn at random.
+        randomized_share: the share of the queries whose ads, order and number are drawn at random.
         randomized_in_log: whether the log has them too; without, only a log of their own has.
         base_ctr: the mean click probability of what the crude policy shows on the first day.
         intent: standard deviation of what users want, in the logit of a query; the log does not show it.
         drift: standard deviation, per day, of the steps of the coefficients that walk; 0 keeps all constant.
+        users: the number of users.
+        ads: the number of ads at a time.
+        ad_lifetime_days: the mean lifetime of an ad; new ads take the places of those that are gone.
+        advertisers: the number of advertisers.
+        words: the number of words of queries and ads.
         topics: hidden subjects of queries, words and ads.
-        ads: how many there are at a time.
-        ad_lifetime_days: the mean; new ads take the places of those that are gone.
     """
 
     renamed_keys: ClassVar[Mapping[str, str]] = {
@@ -89,15 +93,15 @@ class EventsConfig(StrictModel):
     """How raw impressions and clicks come in. Delays are exponential, each with a share of longer ones.
 
     Attributes:
-        format: of the files.
-        delivery_seconds: the mean from an event to its arrival.
-        straggler_share: of the deliveries, that take longer.
-        straggler_seconds: the mean of these.
-        duplicate_share: of the events, that are delivered again after they arrived.
-        click_seconds: the mean from an impression to its click.
-        late_click_share: of the clicks, that come later.
-        late_click_seconds: the mean of these.
-        lost_share: of the impressions, that never arrive; their clicks do.
+        format: the format of the files.
+        delivery_seconds: the mean time from an event to its arrival.
+        straggler_share: the share of the deliveries that take longer.
+        straggler_seconds: the mean time of these.
+        duplicate_share: the share of the events that are delivered again after they arrived.
+        click_seconds: the mean time from an impression to its click.
+        late_click_share: the share of the clicks that come later.
+        late_click_seconds: the mean time of these.
+        lost_share: the share of the impressions that never arrive; their clicks do.
     """
 
     format: EventsFormat = "parquet"
@@ -117,11 +121,11 @@ class SimulatorConfig(WorldConfig):
     Attributes:
         events: how raw events come in, where they are written.
         examples: impressions in the log; the last query is cut where they end. Null: whole days.
-        days: of the log. Null: as many as the examples need.
+        days: days of the log. Null: as many as the examples need.
     """
 
     events: EventsConfig = EventsConfig()
-    examples: int | None = Field(default=None, ge=1, le=10**12)
+    examples: int | None = Field(default=None, ge=1, le=10**12, examples=[300_000])
     days: int | None = Field(default=None, ge=1, le=100_000)
 
     @model_validator(mode="after")

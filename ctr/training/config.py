@@ -17,10 +17,14 @@ from ctr.training.model_config import ModelConfig
 
 
 class BatchConfig(StrictModel):
-    """Whole queries up to ``rows`` rows; a query of up to ``max_query_rows`` rows is a batch of its own.
+    """How rows are packed into batches: whole queries, up to a number of rows.
 
-    With ``within_partitions`` no batch has rows of two partitions of the log, so that none of them waits for the
-    next one to be published.
+    Attributes:
+        rows: maximum rows of a batch; whole queries are packed until the next one no longer fits.
+        max_query_rows: maximum rows of a query. A query with more rows than ``rows`` is a batch of its own; one with
+            more than this is refused by name.
+        within_partitions: end a batch where a partition of the log ends, so that no partition waits for the next one
+            to be published.
     """
 
     renamed_keys: ClassVar[Mapping[str, str]] = {
@@ -40,12 +44,18 @@ class BatchConfig(StrictModel):
 
 
 class EmbeddingOptimizerConfig(StrictModel):
-    """Element-wise AdaGrad for embedding rows and linear weights.
+    """Element-wise AdaGrad for embeddings and linear weights.
 
-    ``gradient: sum`` takes the gradient of the loss summed over the batch, ``mean`` that of its mean;
-    the initial accumulators are on that scale. ``tower_rates`` multiply both rates. With ``update_limit_absolute``
-    a above 0 no step moves a touched weight w of a table by more than r |w| + a, r being ``update_limit_relative``:
-    all of its step is scaled down by one factor.
+    Attributes:
+        learning_rate: the learning rate of embeddings.
+        initial_accumulator: where AdaGrad's sums of squares of embeddings start, on the scale of ``gradient``.
+        linear_learning_rate: the learning rate of linear weights.
+        linear_initial_accumulator: where AdaGrad's sums of squares of linear weights start.
+        gradient: learn from the gradient of the loss summed over the batch, or of its mean.
+        tower_rates: factors of both learning rates, by tower.
+        update_limit_relative: ``r`` of ``update_limit_absolute``.
+        update_limit_absolute: ``a``; no step moves a weight w by more than r |w| + a. A step that would is scaled
+            down as a whole, for each table. 0: no limit.
     """
 
     learning_rate: float = Field(default=0.1, ge=0)
@@ -93,9 +103,12 @@ def _read_shampoo(content: Any) -> Any:
 class DenseOptimizerConfig(StrictModel):
     """Shampoo with AdaGrad's step sizes for dense weights, on the gradient of the mean loss.
 
-    ``shampoo.start_preconditioning_step: null`` leaves AdaGrad with momentum. ``shampoo.weight_decay`` is for
-    matrices, not for biases. ``clip_norm`` bounds the norm of the gradient of all dense weights together, of
-    each component of an ensemble by itself.
+    Attributes:
+        learning_rate: the learning rate of dense weights.
+        clip_norm: bound of the norm of the gradient of all dense weights together, for each component of an ensemble
+            by itself. Null: no bound.
+        shampoo: options of Shampoo. ``start_preconditioning_step: null`` leaves AdaGrad with momentum; ``weight_decay``
+            applies to matrices, not to biases; ``sparse`` stays as it is.
     """
 
     learning_rate: float = Field(default=0.02, ge=0)
@@ -104,7 +117,7 @@ class DenseOptimizerConfig(StrictModel):
 
 
 class OptimizerConfig(StrictModel):
-    """How weights learn: the rows of embedding tables, and everything else."""
+    """How weights learn: embeddings and linear weights, and everything else."""
 
     renamed_keys: ClassVar[Mapping[str, str]] = {"rows": "embeddings"}
 
@@ -113,7 +126,12 @@ class OptimizerConfig(StrictModel):
 
 
 class MetricsConfig(StrictModel):
-    """A line of metrics.jsonl every ``window_examples``; calibration by id of the features ``slices``."""
+    """Metrics while training.
+
+    Attributes:
+        window_examples: examples of a window; each window is a line of ``metrics.jsonl``.
+        slices: single-valued features of the log; calibration is reported for each of their ids.
+    """
 
     window_examples: int = Field(default=50_000, ge=1)
     slices: tuple[str, ...] = ()
@@ -122,17 +140,22 @@ class MetricsConfig(StrictModel):
 class TensorBoardConfig(StrictModel):
     """What RUN/tensorboard has beside metrics, configuration and hyperparameters.
 
-    ``histograms``: of all dense weights, of the embeddings of each window's last batch, and of their gradients on it.
-    They cost a forward and a backward pass a window, and change no result.
+    Attributes:
+        histograms: write histograms of all dense weights, of the embeddings of each window's last batch, and of their
+            gradients on it. They cost a forward and a backward pass a window, and change no result.
     """
 
     histograms: bool = False
 
 
 class CheckpointConfig(StrictModel):
-    """A checkpoint every ``every_examples``, the newest ``keep`` of them on disk.
+    """Checkpoints in the run directory.
 
-    ``disk_limit_gb``, in units of 10^9 bytes: fewer are kept where they would take more, but always the newest one.
+    Attributes:
+        every_examples: examples between two checkpoints.
+        keep: how many checkpoints stay on disk, the newest ones.
+        disk_limit_gb: limit of all checkpoints together, in units of 10^9 bytes; fewer than ``keep`` stay where they
+            would take more, but always the newest one. Null: no limit.
     """
 
     every_examples: int = Field(default=1_000_000, ge=1)
@@ -146,28 +169,36 @@ class CheckpointConfig(StrictModel):
 
 
 class RollbackConfig(StrictModel):
-    """So many steps in a row that are skipped, as loss or gradients are not finite, and the run goes back.
+    """When a run goes back to its last checkpoint and goes on without some of the rows.
 
-    To its last checkpoint, from where it goes on without some of the rows (``ctr.training.rollback``). ``null``: it
-    skips such steps, however many there are, and never goes back.
+    Attributes:
+        after_skipped_steps: how many steps in a row must be skipped, because loss or gradient is not finite, before the
+            run goes back. Null: it never goes back.
     """
 
     after_skipped_steps: int | None = Field(default=10, ge=1, le=10_000)
 
 
 class ExportConfig(StrictModel):
-    """A servable model in the run directory every ``every_examples``, the newest ``keep`` of them on disk."""
+    """Servable models in the run directory while training. Null: none.
 
-    every_examples: int = Field(ge=1)
+    Attributes:
+        every_examples: examples between two exports.
+        keep: how many exports stay on disk, the newest ones.
+    """
+
+    every_examples: int = Field(ge=1, examples=[1_000_000])
     keep: int = Field(default=2, ge=1)
 
 
 class SampleConfig(StrictModel):
-    """A sample of the log, as ``ctr sample`` wrote it beside the log under ``name``.
+    """A sample of the log, as ``ctr sample`` wrote it beside the log. Null: every row is learned from.
 
-    ``score: all`` scores every row and learns from those that were kept: the metrics are those of full traffic.
-    ``kept`` reads the kept rows alone: faster, with importance-weighted metrics of examples, while PerQueryAUC
-    is that of the queries as the sample left them.
+    Attributes:
+        name: the name of the sampling.
+        score: ``all`` scores every row and learns from those that were kept: the metrics are those of full traffic.
+            ``kept`` reads the kept rows alone: faster, with importance-weighted metrics of examples, while PerQueryAUC
+            is that of the queries as the sample left them.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
@@ -177,8 +208,16 @@ class SampleConfig(StrictModel):
 class TrainConfig(StrictModel):
     """Everything that decides what a run computes.
 
-    ``label_delay`` is a number of seconds: an example is scored at its query's time, and learned from once a
-    query that is so much later is to be scored.
+    Attributes:
+        seed: the seed of all random starts.
+        time_range: the query times to train on.
+        label_delay: seconds after which the label of an example is known: it is scored at its query's time, and
+            learned from once a query that is so much later is to be scored.
+        compute_dtype: the type of matrix products; weights are always float32. ``auto``: bfloat16 where the processor
+            multiplies in it.
+        jit: compile the step with XLA. ``auto``: not on a CPU.
+        record_predictions: write the prediction of every example to the run directory.
+        max_rejected_share: stop when more than this share of the rows is faulty.
     """
 
     seed: int = Field(default=1, ge=0, lt=2**31)

@@ -1,5 +1,6 @@
 """What this machine computes best in, and the settings that make a run repeatable on it."""
 
+import logging
 import os
 import platform
 import sys
@@ -11,6 +12,8 @@ import tensorflow as tf
 
 from ctr import __version__
 from ctr.training.config import TrainConfig
+
+log = logging.getLogger(__name__)
 
 _BFLOAT16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
 
@@ -78,7 +81,7 @@ def describe_environment(config: TrainConfig) -> dict[str, Any]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = "not installed"
-    return {
+    environment: dict[str, Any] = {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "versions": versions,
@@ -96,3 +99,11 @@ def describe_environment(config: TrainConfig) -> dict[str, Any]:
         ),
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
+    log.info(
+        "devices: %s; matrix products in %s, XLA %s, %s threads",
+        ", ".join(environment["devices"]),
+        environment["compute_dtype"],
+        "on" if environment["jit"] else "off",
+        environment["intra_op_threads"],
+    )
+    return environment

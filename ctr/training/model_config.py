@@ -17,7 +17,13 @@ _MOST_WEIGHTS = 2**36
 
 
 class CrossConfig(StrictModel):
-    """FF 4.3: ``layers`` low-rank crosses, switched on by ``ramp`` (alpha2); rank 0 is a full matrix."""
+    """The crosses of DCNv2 (FF 4.3).
+
+    Attributes:
+        layers: the number of crosses; 0: none.
+        rank: the rank of their matrices; 0: full matrices.
+        ramp: multiplies what the crosses add (alpha2), so that training begins without them.
+    """
 
     layers: int = Field(default=3, ge=0, le=32)
     rank: int = Field(default=64, ge=0, le=65536)
@@ -28,10 +34,11 @@ class DeepConfig(StrictModel):
     """The fully-connected layers after the crosses.
 
     Attributes:
-        units: their widths.
-        ranks: for each layer the rank of a bottleneck U V in place of its matrix (FF 3.1), 0 for none; empty: none.
-        activation: SmeLU (FF eq. 1), or what Keras calls so.
-        smelu_beta: half the width of SmeLU's smooth part.
+        units: the width of each layer; empty: no layers.
+        ranks: for each layer the rank of a bottleneck U V in place of its matrix (FF 3.1), 0 for none; empty: no
+            bottlenecks.
+        activation: the activation: SmeLU (FF eq. 1), or one of Keras.
+        smelu_beta: half the width of the smooth part of SmeLU.
     """
 
     units: tuple[int, ...] = Field(default=(1024, 512, 256), max_length=_MOST_LAYERS)
@@ -56,10 +63,12 @@ class DeepConfig(StrictModel):
 
 
 class EnsembleConfig(StrictModel):
-    """A self-ensemble (FF 5): ``components`` networks with different starts, whose probabilities are averaged.
+    """A self-ensemble (FF 5): networks with different starts, whose probabilities are averaged.
 
-    Each learns from its own loss. ``embeddings: shared`` has them all read the same rows, which learn from the mean of
-    their gradients; with ``separate`` each has rows and linear weights of its own.
+    Attributes:
+        components: the number of networks; each learns from its own loss.
+        embeddings: ``shared``: all networks read the same embeddings, which learn from the mean of their gradients;
+            ``separate``: each has embeddings and linear weights of its own.
     """
 
     components: int = Field(default=1, ge=1, le=64)
@@ -67,16 +76,16 @@ class EnsembleConfig(StrictModel):
 
 
 class FactorizedConfig(StrictModel):
-    """p = tau(Q . U) (FF 6): the Quality tower is the DCN, the UI tower a small network.
+    """p = tau(Q . U) (FF 6): the Quality tower is the DCN, the UI tower a small network. Null: one tower.
 
     Attributes:
-        width: of the learned vectors; Q and U have two more numbers, for the linear weights.
-        ui_units: widths of the UI tower's hidden layers.
-        transfer: tau: ``sigmoid`` with a learned scale and bias, or the sigmoid of a learned ``piecewise_linear``
+        width: the width of the learned vectors; Q and U have two more numbers, for the linear weights.
+        ui_units: the widths of the hidden layers of the UI tower.
+        transfer: ``tau``: ``sigmoid`` with a learned scale and bias, or the sigmoid of a learned ``piecewise_linear``
             function that rises everywhere.
-        pieces: of that function.
-        knot_range: its inner knots are evenly spaced over [-knot_range, knot_range].
-        ui_features: those of the UI tower; null: what the log's schema says.
+        pieces: the number of pieces of the piecewise linear function.
+        knot_range: the inner knots of that function are evenly spaced over [-knot_range, knot_range].
+        ui_features: the features of the UI tower. Null: those whose tower is ``ui`` in the schema of the log.
     """
 
     renamed_keys: ClassVar[Mapping[str, str]] = {"reach": "knot_range"}
@@ -98,9 +107,11 @@ class FactorizedConfig(StrictModel):
 class ModelConfig(StrictModel):
     """DCNv2; without crosses and deep layers a logistic regression.
 
-    ``prior`` is the click probability at which the output starts. ``init_scale`` is the standard
-    deviation of fresh embeddings, ``embedding_seed`` their seed where it is not that of the run. ``widths`` replaces
-    the schema's width of some features.
+    Attributes:
+        prior: the click probability at which the output starts.
+        init_scale: the standard deviation of fresh embeddings.
+        embedding_seed: the seed of fresh embeddings. Null: the seed of the run.
+        widths: embedding widths by feature, in place of those of the schema of the log; 0: a linear weight only.
     """
 
     renamed_keys: ClassVar[Mapping[str, str]] = {"factorised": "factorized"}

@@ -1,5 +1,7 @@
 """The training step: one compiled function that scores a batch and then learns from it."""
 
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +18,8 @@ from ctr.optim.shampoo import all_finite
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed
 from ctr.training.state import TrainState
+
+log = logging.getLogger(__name__)
 
 
 class StepResult(NamedTuple):
@@ -54,6 +58,32 @@ class Steps(NamedTuple):
 def scored_part(objective: ObjectiveConfig) -> ObjectiveConfig:
     """What of the objective a batch needs to be scored only: which slices its rows are in."""
     return ObjectiveConfig(bias_constraints=objective.bias_constraints)
+
+
+def _timed(what: str, function: Callable[..., Any], jit: bool) -> Callable[..., Any]:
+    """The function; its first call, under ``jit`` also each first one with new shapes, is reported with its time."""
+    seen: set[tuple[Any, ...]] = set()
+
+    def call(*arguments: Any) -> Any:
+        if not log.isEnabledFor(logging.INFO):
+            return function(*arguments)
+        shapes = tuple(tuple(tensor.shape) for tensor in tf.nest.flatten(arguments)) if jit else ()
+        if shapes in seen:
+            return function(*arguments)
+        begin = time.perf_counter()
+        result = function(*arguments)
+        seen.add(shapes)
+        plans = arguments[1]
+        log.info(
+            "the step that %s: first run for %d rows and %d distinct ids, compilation included, %.1f s",
+            what,
+            plans[0]["single"].shape[0],
+            sum(plan["distinct"].shape[0] for plan in plans),
+            time.perf_counter() - begin,
+        )
+        return result
+
+    return call
 
 
 def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
@@ -223,14 +253,16 @@ def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
         reached = {name: tf.constant(ramp, tf.float32) for name, ramp in ramps.items()}
         return {name: targets[name] for name in needed}, plans, reached
 
+    learn_timed, score_timed = _timed("learns", compiled_step, jit), _timed("scores", compiled_score, jit)
+
     def run_step(feed: Feed, ramps: Mapping[str, float]) -> StepResult:
-        result = compiled_step(*tensors(feed, ramps, learned_targets))
+        result = learn_timed(*tensors(feed, ramps, learned_targets))
         if jit:
             state.shampoo.exchange()
         return StepResult(*result)
 
     def run_score(feed: Feed, ramps: Mapping[str, float]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        logit, slices = compiled_score(*tensors(feed, ramps, scored_targets))
+        logit, slices = score_timed(*tensors(feed, ramps, scored_targets))
         return logit, slices
 
     def run_gradients(feed: Feed, ramps: Mapping[str, float]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -133,7 +134,7 @@ def _stream(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[dict[
 
 
 def _tell(progress: "Progress", published: list[Manifest]) -> None:
-    if published and sys.stderr.isatty():
+    if published and sys.stderr.isatty() and logging.getLogger("ctr").isEnabledFor(logging.WARNING):
         print(_progress_text(progress), file=sys.stderr, flush=True)
 
 

@@ -18,7 +18,7 @@ from ctr.serving.export import Exported, example_calls
 from ctr.serving.metadata import read_metadata
 from ctr.serving.scorer import Scorer
 
-MODELS = ("plain", "factorised")
+MODELS = ("plain", "factorized")
 
 
 @pytest.fixture(params=MODELS)
@@ -94,8 +94,8 @@ def test_grpc_and_the_scorer_predict_the_same_as_curl(model, page, capsys):
     np.testing.assert_array_equal(function(**columns)["p"], scored)
 
 
-def test_the_calls_of_a_factorised_model_have_its_factors(exported):
-    model = exported("factorised")
+def test_the_calls_of_a_factorized_model_have_its_factors(exported):
+    model = exported("factorized")
     page = example_calls(Exported(model, True, read_metadata(model)))
     *_, scorer_call, factor_call = blocks(page, "python")
     names = run(scorer_call + factor_call)

@@ -26,7 +26,7 @@ def packed(case):
 
 @pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated")
 def test_tensorflow_lite_computes_predict_ids_without_operations_of_tensorflow(case, exported, packed):
-    model = "factorised ensemble"
+    model = "factorized ensemble"
     converter = tf.lite.TFLiteConverter.from_saved_model(str(exported(model)), signature_keys=["predict_ids"])
     converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
     assert not converter.allow_custom_ops
@@ -47,7 +47,7 @@ def test_tensorflow_lite_computes_predict_ids_without_operations_of_tensorflow(c
         np.testing.assert_allclose(made["p"], 1 / (1 + np.exp(-case(model).logit[:count])), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("model", ["plain", "factorised ensemble"])
+@pytest.mark.parametrize("model", ["plain", "factorized ensemble"])
 def test_no_model_searches_among_ids(exported, model):
     """Converters to other formats have no search."""
     assert "predict_ids" in read_metadata(exported(model))["signatures"]

@@ -3,6 +3,7 @@
 Each part of the system keeps its own model beside itself; this module only holds what they share.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import UnionType
@@ -16,6 +17,8 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from ctr.errors import InputError
 from ctr.eval.documents import parse_yaml, read_short_floats
 from ctr.files import not_text, require_file
+
+log = logging.getLogger(__name__)
 
 
 class StrictModel(BaseModel):
@@ -202,11 +205,11 @@ def parse_model(
         raise InputError(describe_validation_error(error, model, where, prefix)) from None
 
 
-class _Dumper(yaml.SafeDumper):
+class Dumper(yaml.SafeDumper):
     """Writes what ``parse_yaml`` reads: the text 1e-6 in quotes."""
 
 
-read_short_floats(_Dumper)
+read_short_floats(Dumper)
 
 
 def read_yaml(path: Path, what: str) -> Any:
@@ -217,6 +220,7 @@ def read_yaml(path: Path, what: str) -> Any:
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"{what} {path}: not YAML: {error}") from None
+    log.info("read %s %s", what, path)
     return {} if content is None else content
 
 
@@ -272,7 +276,7 @@ def load_record(model: type[ModelT], path: Path, what: str) -> ModelT:
 
 def dump_yaml(model: BaseModel) -> str:
     """The whole model as YAML, defaults included, in the order of its fields."""
-    return yaml.dump(model.model_dump(mode="json", by_alias=True), Dumper=_Dumper, sort_keys=False)
+    return yaml.dump(model.model_dump(mode="json", by_alias=True), Dumper=Dumper, sort_keys=False)
 
 
 def differing_keys(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:

@@ -1,0 +1,163 @@
+"""How often each id of a feature occurs, in bounded memory: exact as long as that fits, an estimate beyond."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+DENSE_IDS = 2**24
+"""For so many ids of all features together every id has a counter: 256 MiB."""
+
+KEPT_IDS = 2**18
+"""Of a feature with more ids than that so many stay in memory, those that occur most often."""
+
+_PENDING = 2**20
+_SMALLEST_HASHES = 2**14
+
+
+class IdCounts(Protocol):
+    """Occurrences by id, and how many of them are in clicked rows."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether no id was dropped; else ``distinct`` is an estimate."""
+
+    @property
+    def shortfall(self) -> int:
+        """By how much the count of an id may be too small."""
+
+    def add(self, ids: np.ndarray, clicked: np.ndarray) -> None:
+        """Counts ids (int32 [N], from 0 on) and whether each one's row was clicked (bool [N])."""
+
+    def distinct(self) -> int:
+        """The number of different ids so far."""
+
+    def top(self, count: int) -> list[tuple[int, int, int]]:
+        """The most frequent ids as (id, occurrences, occurrences in clicked rows), ties by the smaller id."""
+
+
+def make_counts(
+    buckets: Sequence[int], dense_ids: int = DENSE_IDS, kept_ids: int = KEPT_IDS
+) -> list[IdCounts]:
+    """Counters for features with so many ids each; those with few ids get one for each id, while there is room."""
+    counts: list[IdCounts] = [BoundedCounts(kept_ids) for _ in buckets]
+    for index in sorted(range(len(buckets)), key=lambda index: buckets[index]):
+        if buckets[index] > dense_ids:
+            break
+        dense_ids -= buckets[index]
+        counts[index] = DenseCounts(buckets[index])
+    return counts
+
+
+class DenseCounts:
+    """A counter for every id in ``[0, buckets)``."""
+
+    def __init__(self, buckets: int) -> None:
+        self.exact = True
+        self.shortfall = 0
+        self._all = np.zeros(buckets, np.int64)
+        self._clicked = np.zeros(buckets, np.int64)
+
+    def add(self, ids: np.ndarray, clicked: np.ndarray) -> None:
+        for counts, counted in ((self._all, ids), (self._clicked, ids[clicked])):
+            if not len(counted):
+                continue
+            if len(counts) <= 4 * len(counted):
+                counts += np.bincount(counted, minlength=len(counts))
+            else:
+                # A sum over all of the table would cost more than the few ids do.
+                np.add.at(counts, counted, 1)
+
+    def distinct(self) -> int:
+        return int(np.count_nonzero(self._all))
+
+    def top(self, count: int) -> list[tuple[int, int, int]]:
+        seen = np.flatnonzero(self._all)
+        return _top(seen, self._all[seen], self._clicked[seen], count)
+
+
+class BoundedCounts:
+    """Counters for the most frequent ids, and the smallest hashes of all of them.
+
+    Whenever there are more than ``kept`` ids the rarest ones are dropped. An id then lacks at most what it had each
+    time, which is no more than the most frequent of those dropped with it had: ``shortfall`` is the sum of these.
+    The number of different ids follows from the k-th smallest of their hashes (k - 1 of them lie below it, so that
+    it is about k / distinct of the range); its standard error is 1 / sqrt(k), 0.8%.
+    """
+
+    def __init__(self, kept: int = KEPT_IDS) -> None:
+        self._kept = kept
+        self._pending: list[tuple[np.ndarray, np.ndarray]] = []
+        self._waiting = 0
+        self._ids = np.zeros(0, np.int64)
+        self._all = np.zeros(0, np.int64)
+        self._clicked = np.zeros(0, np.int64)
+        self._hashes = np.zeros(0, np.uint64)
+        self._exact = True
+        self._shortfall = 0
+
+    @property
+    def exact(self) -> bool:
+        self._flush()
+        return self._exact
+
+    @property
+    def shortfall(self) -> int:
+        self._flush()
+        return self._shortfall
+
+    def add(self, ids: np.ndarray, clicked: np.ndarray) -> None:
+        self._pending.append((ids.astype(np.int64), clicked))
+        self._waiting += len(ids)
+        if self._waiting >= _PENDING:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        fresh = np.concatenate([ids for ids, _ in self._pending])
+        clicked = np.concatenate([clicked for _, clicked in self._pending])
+        self._pending, self._waiting = [], 0
+        ids, place = np.unique(np.concatenate([self._ids, fresh]), return_inverse=True)
+        old, new = place[: len(self._ids)], place[len(self._ids) :]
+        sums = []
+        for before, counted in ((self._all, new), (self._clicked, new[clicked])):
+            total = np.bincount(counted, minlength=len(ids)).astype(np.int64)
+            total[old] += before
+            sums.append(total)
+        # Hashes of ids that were dropped are here already.
+        hashes = np.union1d(self._hashes, _hash(ids))
+        self._hashes = hashes[:_SMALLEST_HASHES]
+        occurrences, in_clicks = sums
+        if len(ids) > self._kept:
+            order = np.lexsort((ids, -occurrences))
+            self._shortfall += int(occurrences[order[self._kept]])
+            self._exact = False
+            stay = np.sort(order[: self._kept])
+            ids, occurrences, in_clicks = ids[stay], occurrences[stay], in_clicks[stay]
+        self._ids, self._all, self._clicked = ids, occurrences, in_clicks
+
+    def distinct(self) -> int:
+        self._flush()
+        if self._exact or len(self._hashes) < _SMALLEST_HASHES:
+            return len(self._ids) if self._exact else len(self._hashes)
+        return round((_SMALLEST_HASHES - 1) / (float(self._hashes[-1]) / 2.0**64))
+
+    def top(self, count: int) -> list[tuple[int, int, int]]:
+        self._flush()
+        return _top(self._ids, self._all, self._clicked, count)
+
+
+def _top(
+    ids: np.ndarray, occurrences: np.ndarray, clicked: np.ndarray, count: int
+) -> list[tuple[int, int, int]]:
+    order = np.lexsort((ids, -occurrences))[:count]
+    return [(int(ids[at]), int(occurrences[at]), int(clicked[at])) for at in order]
+
+
+def _hash(ids: np.ndarray) -> np.ndarray:
+    """64 bits of each id (int64) that look random: the finalizer of SplitMix64."""
+    state = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))

@@ -1,0 +1,444 @@
+"""What a log holds: rows, clicks and times, features with their ids, gaps, and what lies beside it.
+
+Counts of rows, queries and clicks by partition come from the manifests; everything else from one pass over the
+shards, of which only some columns are read (their page checksums are verified, the SHA-256 of whole files is not).
+Memory does not grow with the log: see ``ctr.data.id_counts`` for what is exact.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ctr.data.id_counts import IdCounts, make_counts
+from ctr.data.log import Manifest, read_manifests, read_schema, unpack_ids
+from ctr.data.lost_intervals import intervals_in
+from ctr.data.parquet_files import IDS_COLUMN, read_columns
+from ctr.data.sample_log import RECORD, applied_samplings
+from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text
+from ctr.data.sidecar import list_sidecars, read_sidecar_manifest, sidecar_folder
+from ctr.errors import InputError
+
+TOP_IDS = 5
+_MOST_PERIODS = 48
+_PAUSES = 3
+_SECOND = 1_000_000
+_PERIODS = [seconds * _SECOND for seconds in (1, 60, 300, 900, 3600, 6 * 3600, 86400, 7 * 86400, 28 * 86400)]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of query time [start, end), in microseconds."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One partition of a log. Times are query times in microseconds."""
+
+    start: int
+    end: int
+    rows: int
+    queries: int
+    clicks: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Period:
+    """Rows and clicks from a query time on (microseconds)."""
+
+    start: int
+    rows: int
+    clicks: int
+
+
+@dataclass(frozen=True)
+class TopId:
+    """A frequent id.
+
+    Attributes:
+        id: its number.
+        value: what it stands for, where the schema says so; else None.
+        share: of all values of the feature.
+        click_rate: share of its occurrences that are in clicked rows.
+    """
+
+    id: int
+    value: str | None
+    share: float
+    click_rate: float
+
+
+@dataclass(frozen=True)
+class FeatureSummary:
+    """One feature of a log.
+
+    Attributes:
+        buckets: the number of ids that it may have.
+        ids: different ids that occur, but for the one of a missing value.
+        exact: whether ``ids`` and the shares of top ids are exact; else ``ids`` is estimated (standard error 0.8%), and
+            the counts of top ids may lack up to ``shortfall``.
+        missing: share of the rows without a value.
+        values_per_row: their mean; None for a single-valued feature.
+        full_rows: share of the rows with ``max_values`` values, some of which may have been cut; None for others.
+        values: estimated number of different values behind the ids; None where each id is one value.
+        shared: estimated share of these values that share their id with another one.
+        top: the most frequent ids.
+    """
+
+    name: str
+    kind: str
+    tower: str
+    width: int
+    buckets: int
+    ids: int
+    exact: bool
+    shortfall: int
+    missing: float
+    values_per_row: float | None
+    full_rows: float | None
+    values: int | None
+    shared: float | None
+    top: tuple[TopId, ...]
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """Columns beside the log; ``sample`` where they are decisions of ``ctr sample``."""
+
+    name: str
+    columns: tuple[str, ...]
+    partitions: int
+    rows: int
+    sample: bool
+
+
+@dataclass(frozen=True)
+class LogSummary:
+    """What a log holds. Times are query times in microseconds, UTC.
+
+    Attributes:
+        rows, queries, clicks: of the whole log, from its manifests.
+        bytes, shards: of its files.
+        faulty_rows: rows with a label that is neither 0 nor 1, or with an id outside the feature's buckets. They are
+            not in what follows.
+        first, last: query times of the first and of the last row; None without any.
+        largest_query: rows of the longest query.
+        ranked_queries: queries with both a click and a non-click, which PerQueryAUC is about.
+        metric_weight: mean of the rows' weights; 1 where they have none.
+        weighted_click_rate: with these weights.
+        period: length of the entries of ``over_time``, in microseconds.
+        over_time: rows and clicks by period; periods without rows are there too.
+        pauses: the longest stretches between two queries, the longest first.
+        partitions: in order of time.
+        holes: stretches between two partitions.
+        counters: what became of the input, added up over the partitions.
+        samplings: names of the samplings that made this log from another one.
+    """
+
+    log: str
+    rows: int
+    queries: int
+    clicks: int
+    bytes: int
+    shards: int
+    faulty_rows: int
+    first: int | None
+    last: int | None
+    largest_query: int
+    ranked_queries: int
+    metric_weight: float
+    weighted_click_rate: float | None
+    period: int
+    over_time: tuple[Period, ...]
+    pauses: tuple[Span, ...]
+    partitions: tuple[Partition, ...]
+    holes: tuple[Span, ...]
+    features: tuple[FeatureSummary, ...]
+    sidecars: tuple[Sidecar, ...]
+    samplings: tuple[str, ...]
+    counters: dict[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return asdict(self)
+
+
+def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) -> LogSummary:
+    """Goes over a log once.
+
+    Args:
+        progress: called with the number of rows read since its last call.
+
+    Raises:
+        InputError: there is no log, or it is damaged.
+    """
+    schema, manifests = read_schema(log), read_manifests(log)
+    # The run directory of a training has a schema too.
+    if not manifests and (log / "checkpoints").exists():
+        raise InputError(f"{log} is a run directory: give the log that it was trained on")
+    shards = [entry for manifest in manifests for entry in manifest.shards]
+    first = min((entry.first_query_time for entry in shards), default=None)
+    last = max((entry.last_query_time for entry in shards), default=None)
+    found = _Pass(schema, first or 0, last or 0)
+    for entry in shards:
+        for batch in read_columns(log / "shards" / entry.file, found.columns):
+            found.add(batch)
+            progress(batch.num_rows)
+    found.end_query()
+    partitions = tuple(_partition(manifest) for manifest in manifests)
+    counters: dict[str, int] = {}
+    for manifest in manifests:
+        for name, count in manifest.counters.items():
+            counters[name] = counters.get(name, 0) + count
+    return LogSummary(
+        log=str(log),
+        rows=sum(part.rows for part in partitions),
+        queries=sum(part.queries for part in partitions),
+        clicks=sum(part.clicks for part in partitions),
+        bytes=sum(part.bytes for part in partitions),
+        shards=len(shards),
+        faulty_rows=found.faulty,
+        first=first,
+        last=last,
+        largest_query=found.largest_query,
+        ranked_queries=found.ranked_queries,
+        metric_weight=found.weight / max(found.rows, 1),
+        weighted_click_rate=found.clicked_weight / found.weight if found.weight else None,
+        period=found.period,
+        over_time=found.over_time() if shards else (),
+        pauses=found.pauses(),
+        partitions=partitions,
+        holes=tuple(
+            Span(before.end, after.start)
+            for before, after in pairwise(partitions)
+            if after.start > before.end
+        ),
+        features=tuple(found.summaries()),
+        sidecars=tuple(_sidecars(log, manifests)),
+        samplings=tuple(applied.name for applied in applied_samplings(log)),
+        counters=counters,
+    )
+
+
+def _partition(manifest: Manifest) -> Partition:
+    size = sum(entry.bytes for entry in manifest.shards)
+    return Partition(manifest.start, manifest.end, manifest.rows, manifest.queries, manifest.clicks, size)
+
+
+def _sidecars(log: Path, manifests: Sequence[Manifest]) -> Iterator[Sidecar]:
+    for name in list_sidecars(log):
+        folder = sidecar_folder(log, name)
+        published = set(intervals_in(folder))
+        found = [
+            read_sidecar_manifest(log, name, manifest)
+            for manifest in manifests
+            if (manifest.start, manifest.end) in published
+        ]
+        columns = tuple(dict.fromkeys(column for part in found for column in part.columns))
+        yield Sidecar(name, columns, len(found), sum(part.rows for part in found), (folder / RECORD).exists())
+
+
+class _Pass:
+    """What is counted while the rows go by."""
+
+    def __init__(self, schema: Schema, first: int, last: int) -> None:
+        self._schema = schema
+        self._names = (*schema.single_valued, *schema.multivalent)
+        packed = (IDS_COLUMN,) if schema.single_valued else ()
+        self.columns = ("query_time", "query_id", "label", "metric_weight", *packed, *schema.multivalent)
+        self._counts = dict(
+            zip(self._names, make_counts([self._buckets(n) for n in self._names]), strict=True)
+        )
+        self._missing = dict.fromkeys(self._names, 0)
+        self._values = dict.fromkeys(self._names, 0)
+        self._full = dict.fromkeys(schema.multivalent, 0)
+        self.period = next((p for p in _PERIODS if (last - first) // p < _MOST_PERIODS), 0)
+        self.period = self.period or -(-(last - first + 1) // _MOST_PERIODS)
+        self._start = first // self.period * self.period
+        periods = (last - self._start) // self.period + 1
+        self._period_rows = np.zeros(periods, np.int64)
+        self._period_clicks = np.zeros(periods, np.int64)
+        self.rows = self.faulty = self.largest_query = self.ranked_queries = 0
+        self.weight = self.clicked_weight = 0.0
+        self._pauses: list[tuple[int, int]] = []  # (start, end)
+        self._query: tuple[int, int, int, int] | None = None  # time, id, rows, clicks of the last query
+
+    def _buckets(self, name: str) -> int:
+        return self._schema.by_name[name].buckets
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Counts N rows."""
+        label = batch.column("label").to_numpy()
+        matrix = (
+            unpack_ids(batch.column(IDS_COLUMN))
+            if self._schema.single_valued
+            else np.zeros((len(label), 0), np.int32)
+        )
+        lists = {name: _lists(batch.column(name)) for name in self._schema.multivalent}
+        good = (label == 0) | (label == 1)
+        for column, name in enumerate(self._schema.single_valued):
+            good &= (matrix[:, column] >= 0) & (matrix[:, column] < self._buckets(name))
+        for name, (values, lengths) in lists.items():
+            wrong = (values < 0) | (values >= self._buckets(name))
+            if wrong.any():
+                good[np.repeat(np.arange(len(label)), lengths)[wrong]] = False
+        time = batch.column("query_time").to_numpy()
+        query = batch.column("query_id").to_numpy()
+        weight = batch.column("metric_weight").to_numpy().astype(np.float64)
+        if not good.all():
+            self.faulty += int(np.count_nonzero(~good))
+            lists = {
+                name: (values[np.repeat(good, lengths)], lengths[good])
+                for name, (values, lengths) in lists.items()
+            }
+            label, matrix, time, query, weight = (x[good] for x in (label, matrix, time, query, weight))
+        if not len(label):
+            return
+        clicked = label == 1
+        self.rows += len(label)
+        self.weight += float(weight.sum())
+        self.clicked_weight += float(weight[clicked].sum())
+        places = np.clip((time - self._start) // self.period, 0, len(self._period_rows) - 1)
+        self._period_rows += np.bincount(places, minlength=len(self._period_rows))
+        self._period_clicks += np.bincount(places[clicked], minlength=len(self._period_rows))
+        self._add_queries(time, query, clicked)
+        for column, name in enumerate(self._schema.single_valued):
+            self._add_ids(name, matrix[:, column], clicked)
+        for name, (values, lengths) in lists.items():
+            self._missing[name] += int(np.count_nonzero(lengths == 0))
+            most = getattr(self._schema.by_name[name], "max_values", None)
+            if most is not None:
+                self._full[name] += int(np.count_nonzero(lengths >= most))
+            self._add_ids(name, values, np.repeat(clicked, lengths))
+
+    def _add_ids(self, name: str, ids: np.ndarray, clicked: np.ndarray) -> None:
+        there = ids != MISSING_ID
+        if not there.all():
+            if name not in self._full:
+                self._missing[name] += int(np.count_nonzero(~there))
+            ids, clicked = ids[there], clicked[there]
+        self._values[name] += len(ids)
+        self._counts[name].add(ids, clicked)
+
+    def _add_queries(self, time: np.ndarray, query: np.ndarray, clicked: np.ndarray) -> None:
+        new = (time[1:] != time[:-1]) | (query[1:] != query[:-1])
+        begins = np.concatenate([[0], np.flatnonzero(new) + 1])
+        sizes = np.diff(np.append(begins, len(time)))
+        clicks = np.add.reduceat(clicked.astype(np.int64), begins)
+        times = time[begins]
+        if self._query is not None:
+            before = self._query
+            if (before[0], before[1]) == (int(time[0]), int(query[0])):
+                sizes[0] += before[2]
+                clicks[0] += before[3]
+            else:
+                self.end_query()
+                times = np.concatenate([[before[0]], times])
+        ended = slice(0, len(sizes) - 1)
+        self.largest_query = max(self.largest_query, int(sizes.max()))
+        self.ranked_queries += int(np.count_nonzero((clicks[ended] > 0) & (clicks[ended] < sizes[ended])))
+        self._query = int(time[-1]), int(query[-1]), int(sizes[-1]), int(clicks[-1])
+        steps = np.diff(times)
+        shortest = self._pauses[-1][1] - self._pauses[-1][0] if len(self._pauses) == _PAUSES else 0
+        longer = np.flatnonzero(steps > shortest)
+        for at in longer[np.argsort(-steps[longer], kind="stable")[:_PAUSES]]:
+            self._pauses.append((int(times[at]), int(times[at + 1])))
+        self._pauses = sorted(self._pauses, key=lambda pause: (pause[0] - pause[1], pause[0]))[:_PAUSES]
+
+    def end_query(self) -> None:
+        """Counts the last query, of which no more rows come."""
+        if self._query is not None:
+            _, _, size, clicks = self._query
+            self.ranked_queries += 0 < clicks < size
+            self._query = None
+
+    def pauses(self) -> tuple[Span, ...]:
+        """The longest ones."""
+        return tuple(Span(*pause) for pause in self._pauses)
+
+    def over_time(self) -> tuple[Period, ...]:
+        """Rows and clicks of each period."""
+        return tuple(
+            Period(self._start + number * self.period, int(rows), int(clicks))
+            for number, (rows, clicks) in enumerate(zip(self._period_rows, self._period_clicks, strict=True))
+        )
+
+    def summaries(self) -> Iterator[FeatureSummary]:
+        """Of each feature, in the order of the schema."""
+        for feature in self._schema.features:
+            name = feature.name
+            counts, rows = self._counts[name], max(self.rows, 1)
+            multivalent = name in self._full
+            hashed = isinstance(feature, Text | Cross) or (
+                isinstance(feature, Category) and feature.vocabulary is None
+            )
+            ids = counts.distinct()
+            values, shared = shared_buckets(ids, feature.buckets - 1) if hashed else (None, None)
+            limited = multivalent and hasattr(feature, "max_values")
+            yield FeatureSummary(
+                name=name,
+                kind=feature.kind,
+                tower=feature.tower,
+                width=feature.width,
+                buckets=feature.buckets,
+                ids=ids,
+                exact=counts.exact,
+                shortfall=counts.shortfall,
+                missing=self._missing[name] / rows,
+                values_per_row=self._values[name] / rows if multivalent else None,
+                full_rows=self._full[name] / rows if limited else None,
+                values=values,
+                shared=shared,
+                top=tuple(self._top_ids(feature, counts)),
+            )
+
+    def _top_ids(self, feature: Category | Number | Text | Cross, counts: IdCounts) -> Iterator[TopId]:
+        total = max(self._values[feature.name], 1)
+        for number, occurrences, clicks in counts.top(TOP_IDS):
+            yield TopId(number, _value_of(feature, number), occurrences / total, clicks / occurrences)
+
+
+def _lists(column: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
+    """The values of all rows, and how many each row has."""
+    offsets = column.offsets.to_numpy()
+    return column.flatten().to_numpy(), np.diff(offsets)
+
+
+def _value_of(feature: Category | Number | Text | Cross, number: int) -> str | None:
+    if isinstance(feature, Number):
+        edges = feature.edges()
+        low = f"{edges[number - 2]:g}" if number >= 2 else "-inf"
+        high = f"{edges[number - 1]:g}" if number <= len(edges) else "inf"
+        return f"{low} to {high}"
+    if isinstance(feature, Category) and feature.vocabulary is not None:
+        return feature.vocabulary[number - 1] if number <= len(feature.vocabulary) else "(other values)"
+    return None
+
+
+def shared_buckets(ids: int, buckets: int) -> tuple[int, float]:
+    """How many values lie behind the ids that they were hashed to, and which share of them shares its id.
+
+    n values thrown into m buckets are expected to fill m (1 - (1 - 1/m)^n) of them, and each shares its bucket with
+    another one with probability 1 - (1 - 1/m)^(n - 1).
+
+    Args:
+        ids: how many of the buckets are filled.
+        buckets: m.
+
+    Returns:
+        The estimated n, rounded, and the share. Where every bucket is filled n is at least what is returned.
+    """
+    if buckets < 2:
+        return ids, 0.0
+    empty = max(buckets - ids, 0.5) / buckets
+    values = max(math.log(empty) / math.log1p(-1 / buckets), ids)
+    return round(values), -math.expm1(max(values - 1, 0) * math.log1p(-1 / buckets))

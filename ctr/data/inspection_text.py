@@ -1,0 +1,273 @@
+"""What ``ctr inspect`` prints of a log, and what in it an engineer should look at."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+
+from ctr.data.inspection import FeatureSummary, LogSummary, Period, Span
+
+# From here on a warning is worth a line.
+SHARED = 0.1
+MISSING = 0.5
+JUMP = 2.0
+LONG_PAUSE = 0.05
+_EXPECTED_CLICKS = 100
+_MOST_JUMPS = 3
+_TOP_SHOWN = 3
+_MOST_NAMED = 5
+_YEAR_1980_US = 315_532_800_000_000
+
+
+def log_warnings(summary: LogSummary) -> list[str]:
+    """What is unusual in a log, a line for each."""
+    if not summary.rows:
+        return ["the log has no rows"]
+    return [*_row_warnings(summary), *_time_warnings(summary), *_feature_warnings(summary.features)]
+
+
+def _row_warnings(summary: LogSummary) -> Iterator[str]:
+    if summary.faulty_rows:
+        yield (
+            f"{_share(summary.faulty_rows / summary.rows)} of the rows ({summary.faulty_rows:,}) are faulty: the label "
+            "is neither 0 nor 1, or an id lies outside its feature's buckets"
+        )
+    if summary.clicks in (0, summary.rows):
+        yield f"all labels are {int(bool(summary.clicks))}: there is nothing to learn"
+    elif not summary.ranked_queries:
+        yield "no query has both a click and a non-click: PerQueryAUC will be empty"
+
+
+def _time_warnings(summary: LogSummary) -> Iterator[str]:
+    if summary.first is None or summary.last is None:
+        return
+    if summary.first < _YEAR_1980_US:
+        yield (
+            f"the first row is of {_time(summary.first)}: seconds read as milliseconds, for instance, give 1970"
+        )
+    if summary.holes:
+        longest = max(summary.holes, key=lambda hole: (hole.end - hole.start, -hole.start))
+        yield (
+            f"{_count(len(summary.holes), 'hole')} between partitions, together "
+            f"{_duration(sum(hole.end - hole.start for hole in summary.holes))}; the longest: {_span(longest)}"
+        )
+    empty = [part for part in summary.partitions if not part.rows]
+    if empty:
+        yield f"{_count(len(empty), 'partition')} without rows, the first one from {_time(empty[0].start)}"
+    if summary.pauses:
+        pause = summary.pauses[0]
+        share = (pause.end - pause.start) / max(summary.last - summary.first, 1)
+        if share > LONG_PAUSE and summary.queries > 1 / LONG_PAUSE:
+            yield f"no query for {_share(share)} of the time, {_span(pause)}"
+    yield from _jumps(summary.over_time)
+
+
+def _jumps(periods: Sequence[Period]) -> Iterator[str]:
+    rate = sum(period.clicks for period in periods) / max(sum(period.rows for period in periods), 1)
+    # Periods together until they have so many expected clicks that chance does not double their rate.
+    parts: list[Period] = []
+    rows = clicks = 0
+    start: int | None = None
+    for period in periods:
+        start = period.start if start is None and period.rows else start
+        rows, clicks = rows + period.rows, clicks + period.clicks
+        if start is not None and rows * rate >= _EXPECTED_CLICKS:
+            parts.append(Period(start, rows, clicks))
+            rows, clicks, start = 0, 0, None
+    jumps = []
+    for before, after in pairwise(parts):
+        old, new = before.clicks / before.rows, after.clicks / after.rows
+        if max(old, new) > JUMP * min(old, new):
+            jumps.append((after.start, old, new))
+    for start, old, new in jumps[:_MOST_JUMPS]:
+        yield f"the click rate goes from {_share(old)} to {_share(new)} at {_time(start)}"
+    if len(jumps) > _MOST_JUMPS:
+        yield f"{len(jumps) - _MOST_JUMPS} more such jumps of the click rate"
+
+
+def _feature_warnings(features: Sequence[FeatureSummary]) -> Iterator[str]:
+    for feature in features:
+        if feature.ids == 0:
+            yield f"feature {feature.name} has no value in any row"
+            continue
+        if feature.ids == 1 and feature.missing == 0:
+            yield f"feature {feature.name} has one value only: nothing can be learned from it"
+        if feature.missing > MISSING:
+            yield f"feature {feature.name} is missing in {_share(feature.missing)} of the rows"
+    yield from _collisions(features)
+
+
+def _collisions(features: Sequence[FeatureSummary]) -> Iterator[str]:
+    found = [
+        (feature.shared, feature.name, feature.values)
+        for feature in features
+        if feature.shared is not None and feature.values is not None and feature.shared > SHARED
+    ]
+    if not found:
+        return
+    found.sort(key=lambda item: (-item[0], item[1]))
+    # 1 - (1 - 1/m)^n is about n / m.
+    worst = [
+        f"{name} {_share(shared)} (about 10% with {_rounded_up(10 * values):,} buckets)"
+        for shared, name, values in found[:_MOST_NAMED]
+    ]
+    more = f", and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    yield (
+        f"in {_count(len(found), 'feature')} more than 10% of the values share a bucket with another one: "
+        f"{', '.join(worst)}{more}"
+    )
+
+
+def _rounded_up(number: int) -> int:
+    """To two digits."""
+    unit = 10 ** max(len(str(number)) - 2, 0)
+    return -(-number // unit) * unit
+
+
+def inspection_text(summary: LogSummary) -> str:
+    """A log on a few lines, its click rate over time, its features, and the warnings."""
+    lines = [
+        f"{summary.log}: {_count(summary.rows, 'row')}, {_count(summary.queries, 'query')}, "
+        f"{_count(summary.clicks, 'click')} ({_share(summary.clicks / max(summary.rows, 1))})",
+        *(f"  {name:<12} {text}" for name, text in _facts(summary)),
+    ]
+    if len(summary.over_time) > 1:
+        rows = [
+            (_time(p.start), f"{p.rows:,}", f"{p.clicks:,}", _share(p.clicks / p.rows) if p.rows else "-")
+            for p in summary.over_time
+        ]
+        lines += [
+            "",
+            f"every {_duration(summary.period)}",
+            *_table([("from", "rows", "clicks", "rate"), *rows], 1),
+        ]
+    lines += ["", *_table([_FEATURE_HEAD, *map(_feature_cells, summary.features)], 3)]
+    if any(not feature.exact for feature in summary.features):
+        lines.append("  ~ estimated: more ids than stay in memory; the number of ids to about 1%")
+    lines += ["", "top ids: share of all values (click rate)"]
+    lines += _table([(feature.name, _top(feature)) for feature in summary.features], 2)
+    warnings = log_warnings(summary)
+    if warnings:
+        lines += ["", *(f"warning: {warning}" for warning in warnings)]
+    return "\n".join(lines)
+
+
+def _facts(summary: LogSummary) -> Iterator[tuple[str, str]]:
+    if summary.first is not None and summary.last is not None:
+        span = _duration(summary.last - summary.first)
+        yield "times", f"{_time(summary.first)} to {_time(summary.last)} UTC, {span}"
+    if summary.queries:
+        yield (
+            "queries",
+            f"{summary.rows / summary.queries:.1f} rows on average, {summary.largest_query:,} at most; "
+            f"{_share(summary.ranked_queries / summary.queries)} have both a click and a non-click",
+        )
+    if summary.weighted_click_rate is not None and summary.metric_weight != 1:
+        rate = _share(summary.weighted_click_rate)
+        yield "weights", f"{summary.metric_weight:.4g} on average; with them the click rate is {rate}"
+    parts = summary.partitions
+    if parts:
+        lengths = sorted({part.end - part.start for part in parts})
+        length = " to ".join(dict.fromkeys((_duration(lengths[0]), _duration(lengths[-1]))))
+        rows = sorted(part.rows for part in parts)
+        yield (
+            "partitions",
+            f"{len(parts):,} of {length}, {rows[0]:,} to {rows[-1]:,} rows each; "
+            f"{_count(len(summary.holes), 'hole')} between them",
+        )
+    yield "files", f"{_count(summary.shards, 'shard')}, {summary.bytes / 1e6:,.1f} MB"
+    if summary.pauses:
+        pause = summary.pauses[0]
+        yield "pauses", f"the longest one {_duration(pause.end - pause.start)}, {_span(pause)}"
+    for sidecar in summary.sidecars:
+        kind = "a sample" if sidecar.sample else f"columns {', '.join(sidecar.columns)}"
+        covered = f"{sidecar.partitions} of {_count(len(parts), 'partition')}"
+        yield "sidecar", f"{sidecar.name}: {kind}; {_count(sidecar.rows, 'row')}, {covered}"
+    if summary.samplings:
+        yield "sampled by", ", ".join(summary.samplings)
+    if any(summary.counters.values()):
+        counters = (f"{name} {count:,}" for name, count in sorted(summary.counters.items()) if count)
+        yield "counters", ", ".join(counters)
+
+
+_FEATURE_HEAD = (
+    "feature",
+    "kind",
+    "tower",
+    "width",
+    "buckets",
+    "ids",
+    "missing",
+    "values/row",
+    "shared buckets",
+)
+
+
+def _feature_cells(feature: FeatureSummary) -> tuple[str, ...]:
+    return (
+        feature.name,
+        feature.kind,
+        feature.tower,
+        str(feature.width),
+        f"{feature.buckets:,}",
+        f"{'' if feature.exact else '~'}{feature.ids:,}",
+        _share(feature.missing),
+        "" if feature.values_per_row is None else f"{feature.values_per_row:.1f}",
+        "" if feature.shared is None else _share(feature.shared),
+    )
+
+
+def _top(feature: FeatureSummary) -> str:
+    return ", ".join(
+        f"{top.id if top.value is None else top.value}: {_share(top.share)} ({_share(top.click_rate)})"
+        for top in feature.top[:_TOP_SHOWN]
+    )
+
+
+def _table(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Aligned columns, the first ``left`` of them to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return lines
+
+
+def _count(count: int, word: str) -> str:
+    if count == 1:
+        return f"1 {word}"
+    return f"{count:,} {word.removesuffix('y')}{'ies' if word.endswith('y') else 's'}"
+
+
+def _share(share: float) -> str:
+    """In percent, with three digits."""
+    percent = 100 * share
+    return f"{percent:.0f}%" if percent in (0, 100) else f"{percent:.{2 if percent < 10 else 1}f}%"
+
+
+def _time(time_us: int) -> str:
+    return datetime.fromtimestamp(time_us // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _span(span: Span) -> str:
+    return f"{_time(span.start)} to {_time(span.end)}"
+
+
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def _duration(length_us: int) -> str:
+    """In its two largest units, such as ``2 d 5 h``."""
+    seconds = round(length_us / 1_000_000)
+    if not seconds:
+        return f"{length_us / 1_000_000:g} s"
+    first = next(index for index, (unit, _) in enumerate(_UNITS) if seconds >= unit)
+    parts = []
+    for unit, name in _UNITS[first : first + 2]:
+        if seconds >= unit:
+            parts.append(f"{seconds // unit} {name}")
+        seconds %= unit
+    return " ".join(parts)

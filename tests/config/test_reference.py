@@ -1,0 +1,230 @@
+"""What `ctr config` says of the keys: all of them, from the models alone, and a file that is valid as it stands."""
+
+import dataclasses
+import importlib
+import json
+from typing import Annotated, Literal, get_args
+
+import pytest
+import yaml
+from pydantic import BaseModel, Field
+
+from ctr.cli import main
+from ctr.cli_parser import CONFIGS
+from ctr.config import StrictModel, parse_model
+from ctr.config.reference import as_yaml, describe, field_meanings, key_rows, select, settable_keys
+from ctr.errors import InputError
+from ctr.optim.options import ShampooOptions
+from ctr.training.config import TrainConfig
+
+
+def model_of(kind: str) -> type[StrictModel]:
+    module, name = CONFIGS[kind]
+    return getattr(importlib.import_module(module), name)
+
+
+def models_in(annotation: object) -> set[type]:
+    """The models that an annotation holds, and those in their fields."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        inner = [models_in(field.annotation) for field in annotation.model_fields.values()]
+        return {annotation}.union(*inner)
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        return {annotation}
+    return set().union(*(models_in(part) for part in get_args(annotation)))
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_every_key_has_a_meaning_and_says_what_is_allowed(kind):
+    rows = key_rows(describe(model_of(kind)))
+    assert [row["key"] for row in rows if not row["meaning"] or not row["allowed"]] == []
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_no_meaning_is_of_a_key_that_is_gone(kind):
+    for model in models_in(model_of(kind)):
+        fields = (
+            set(model.model_fields)
+            if issubclass(model, BaseModel)
+            else {field.name for field in dataclasses.fields(model)}
+        )
+        assert set(field_meanings(model)) <= fields, model
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_what_is_printed_is_a_valid_file(kind):
+    model = model_of(kind)
+    parse_model(model, yaml.safe_load(as_yaml(describe(model))), kind)
+
+
+def test_what_is_printed_of_a_training_configuration_are_its_defaults():
+    printed = yaml.safe_load(as_yaml(describe(TrainConfig)))
+    assert parse_model(TrainConfig, printed, "printed") == TrainConfig()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "objective.ranking",
+        "objective.distillation",
+        "objective.bias_constraints.families",
+        "model.deep",
+        "export",
+        "sampling",
+        "optimizer.dense.shampoo.momentum",
+    ],
+)
+def test_a_part_that_is_asked_for_is_in_use(path):
+    printed = yaml.safe_load(as_yaml(select(describe(TrainConfig), path, "x")))
+    node = parse_model(TrainConfig, printed, "printed").model_dump(mode="json")
+    for key in path.split("."):
+        printed, node = printed[key], node[key]
+    assert printed is not None and node is not None
+
+
+def test_every_option_of_shampoo_is_there_with_the_trainers_default():
+    rows = {row["key"]: row for row in key_rows(describe(TrainConfig))}
+    names = [key.rpartition(".")[2] for key in rows if key.startswith("optimizer.dense.shampoo.")]
+    assert names == list(ShampooOptions.names())
+    momentum = rows["optimizer.dense.shampoo.momentum"]
+    assert momentum["default"] == TrainConfig().optimizer.dense.shampoo.momentum == 0.9
+    assert momentum["allowed"] == "number, [0.0, 1.0)"
+
+
+class Part(StrictModel):
+    """A part.
+
+    Attributes:
+        size: how large it is, as
+            many words as it takes.
+    """
+
+    size: int = Field(default=1, ge=0, le=9)
+
+
+class Other(StrictModel):
+    """Another part.
+
+    Attributes:
+        kind: which part it is.
+        first, second: ``x`` of both; None: neither.
+    """
+
+    kind: Literal["other"] = "other"
+    first: float | None = Field(default=None, gt=0, le=2.5)
+    second: Annotated[str, Field(title="name of letters")]
+
+
+class Whole(StrictModel):
+    """All of it.
+
+    Attributes:
+        parts: several of them.
+        by_name: some by name.
+        mode: how.
+        on: whether.
+        sizes: the sizes.
+    """
+
+    part: Part = Part(size=3)
+    parts: tuple[Part | Other, ...] = ()
+    by_name: dict[str, Part] = {}
+    mode: Literal["auto", True, False] = "auto"
+    on: bool = False
+    sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(default=None, min_length=2)
+
+
+def test_how_keys_are_shown():
+    assert as_yaml(describe(Whole)) == (
+        """\
+# A part.
+part:
+  # How large it is, as many words as it takes.
+  size: 3  # whole number, 0 to 9
+
+# Several of them.
+parts: []  # list of groups
+# parts:
+#   # A part.
+#   # How large it is, as many words as it takes.
+#   - size: 1  # whole number, 0 to 9
+#   # # Or: Another part.
+#   # # Which part it is.
+#   # - kind: other  # other
+#   #   # `x` of both; null: neither.
+#   #   first: null  # number, above 0, at most 2.5, or null
+#   #   # `x` of both; null: neither.
+#   #   second: SECOND  # required, name of letters
+
+# Some by name.
+by_name: {}  # by name: groups
+# by_name:
+#   NAME:
+#     # How large it is, as many words as it takes.
+#     size: 1  # whole number, 0 to 9
+
+# How.
+mode: auto  # auto, true or false
+# Whether.
+on: false  # true or false
+# The sizes.
+sizes: null  # list of whole numbers, at least 1, at least 2 items, or null
+"""
+    )
+
+
+def test_paths():
+    group = describe(Whole)
+    assert [row["key"] for row in key_rows(group)] == [
+        *("part", "part.size", "parts", "parts[].size", "parts[].kind", "parts[].first", "parts[].second"),
+        *("by_name", "by_name.NAME.size", "mode", "on", "sizes"),
+    ]
+    assert settable_keys(group) == ["part", "part.size", "parts", "by_name", "mode", "on", "sizes"]
+    for path in ("parts.second", "parts.0.second", "parts[].second"):
+        assert yaml.safe_load(as_yaml(select(group, path, "x"))) == {"parts": [{"second": "SECOND"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("prat.size", "x: no key prat.size; did you mean part.size, parts.size or by_name.size?"),
+        ("second", "x: no key second; did you mean parts.second?"),
+        ("part.size.more", "x: no key part.size.more; did you mean part.size, parts.size or parts.second?"),
+        ("qqq", "x: no key qqq; allowed: part, parts, by_name, mode, on, sizes"),
+        ("", "x: no key ; allowed: part, parts, by_name, mode, on, sizes"),
+        (".", "x: no key .; allowed: part, parts, by_name, mode, on, sizes"),
+    ],
+)
+def test_a_key_that_is_not_there_is_refused_with_those_that_are_alike(path, line):
+    with pytest.raises(InputError) as caught:
+        select(describe(Whole), path, "x")
+    assert str(caught.value) == line
+
+
+def test_the_command(capsys):
+    assert main(["config", "model.crosses"]) == 0
+    assert set(yaml.safe_load(capsys.readouterr().out)["model"]["crosses"]) == {"layers", "rank", "ramp"}
+    assert main(["config", "joins", "--kind", "mapping", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["kind"] == "mapping"
+    assert printed["keys"][1] == {
+        "key": "joins[].file",
+        "default": "FILE",
+        "required": True,
+        "allowed": "text, not empty",
+        "meaning": "A name or a glob, relative to the folder of the input file.",
+    }
+    assert main(["config", "modle.crosses"]) == 1
+    assert capsys.readouterr().err.startswith(
+        "error: ctr config --kind train: no key modle.crosses; did you mean model.crosses"
+    )
+
+
+def test_no_kind_loads_tensorflow(fresh_python, root):
+    script = f"""
+import sys
+from ctr.cli import main
+for kind in {list(CONFIGS)}:
+    main(["config", "--kind", kind])
+print(sorted({{"tensorflow", "tf_keras", "keras", "apache_beam"}} & set(sys.modules)))
+"""
+    assert fresh_python("-c", script, cwd=root).stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,93 @@
+"""`ctr completion`: what a shell completes with the script."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ctr.cli import main
+from ctr.cli_parser import CONFIGS, SHELLS, completion_script, config_keys
+
+TRY = """
+source "$1"; shift
+COMP_WORDS=("$@")
+COMP_CWORD=$(( $# - 1 ))
+_ctr
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory):
+    """What bash makes of words, the last of which is being typed."""
+    folder = tmp_path_factory.mktemp("completion")
+    script = folder / "ctr.bash"
+    script.write_text(completion_script("bash"))
+    (folder / "logs").mkdir()
+    (folder / "logs.yaml").touch()
+
+    def run(*words: str) -> list[str]:
+        done = subprocess.run(
+            ["bash", "--norc", "-c", TRY, "bash", str(script), "ctr", *words],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stderr == ""
+        return done.stdout.split()
+
+    return run
+
+
+def test_commands_and_flags(complete):
+    assert complete("in") == ["ingest", "inspect"]
+    assert {"train", "config", "completion"} < set(complete(""))
+    assert complete("train", "--in") == ["--init-from"]
+    assert complete("-q", "train", "log", "--fol") == ["--follow"]
+
+
+def test_choices_and_files(complete):
+    assert complete("config", "--kind", "e") == ["events", "experiment"]
+    assert complete("completion", "") == list(SHELLS)
+    assert sorted(complete("inspect", "log")) == ["logs", "logs.yaml"]
+    assert sorted(complete("train", "logs", "--config", "log")) == ["logs", "logs.yaml"]
+
+
+def test_keys(complete):
+    assert complete("train", "log", "--set", "model.crosses.r") == [
+        f"model.crosses.{key}=" for key in ("rank", "ramp", "ramp.start", "ramp.length")
+    ]
+    assert complete("sample", "--set", "non") == ["non_click_rate="]
+    assert complete("config", "optimizer.dense.shampoo.mom") == ["optimizer.dense.shampoo.momentum"]
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_keys_are_those_that_a_setting_takes(kind):
+    keys = config_keys(kind)
+    assert keys and not any("[" in key or "NAME" in key for key in keys)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_each_shell_has_a_script(shell, capsys, tmp_path: Path):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "model.crosses.ramp.length=" in script and "inspect" in script
+    assert main(["completion", shell, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["shell"] == shell
+    path = tmp_path / "script"
+    path.write_text(script)
+    if shutil.which(shell):
+        subprocess.run([shell, "-n", str(path)], check=True)
+
+
+def test_it_loads_no_tensorflow(fresh_python, root):
+    script = """
+import sys
+from ctr.cli import main
+main(["completion", "zsh"])
+print(sorted({"tensorflow", "tf_keras", "keras"} & set(sys.modules)))
+"""
+    assert fresh_python("-c", script, cwd=root).stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,129 @@
+"""`-v` and `-q`: what goes to standard error beside a result, and that the result stays the same."""
+
+import io
+import logging
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ctr.cli import main
+from ctr.data.log import create_log, pack_ids, publish_interval
+from ctr.data.schema import Category, Schema
+
+SCHEMA = Schema(features=(Category(name="a", source="a", buckets=9, width=2),))
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("verbosity") / "log"
+    create_log(folder, SCHEMA)
+    row = np.arange(60)
+    table = pa.table(
+        {
+            "query_time": row // 3 * 1_000_000,
+            "timestamp": row,
+            "query_id": row // 3,
+            "example_id": row,
+            "label": (row % 2).astype(np.int8),
+            "train_weight": np.ones(60, np.float32),
+            "metric_weight": np.ones(60, np.float32),
+            "ids": pack_ids((row % 9).astype(np.int32).reshape(-1, 1)),
+        }
+    )
+    publish_interval(folder, SCHEMA, 0, 10**9, table)
+    return folder
+
+
+@pytest.fixture
+def sample(log, tmp_path):
+    """Runs `ctr sample` of the log into a new folder; flags before and behind the command."""
+
+    def run(before: tuple[str, ...] = (), after: tuple[str, ...] = ()) -> int:
+        config = tmp_path / "sample.yaml"
+        config.write_text("non_click_rate: 0.5\n")
+        out = tmp_path / f"out{len(list(tmp_path.iterdir()))}"
+        rest = (str(log), "--name", "half", "--config", str(config), "--out", str(out), "--json")
+        return main((*before, "sample", *rest, *after))
+
+    return run
+
+
+def test_nothing_but_the_result_without_a_terminal(sample, capfd):
+    assert sample() == 0
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize("flag", ["-v", "--verbose"])
+def test_verbose_reports_files_and_times(sample, log, capfd, place, flag):
+    assert sample() == 0
+    plain = capfd.readouterr().out
+    assert sample(**{place: (flag,)}) == 0
+    out, err = capfd.readouterr()
+    assert out.replace("out2", "out1") == plain.replace("out2", "out1")
+    lines = err.splitlines()
+    assert all(line.startswith("[") and " s] " in line for line in lines)
+    messages = [line.partition(" s] ")[2] for line in lines]
+    assert any(text.startswith("read config ") and text.endswith("sample.yaml") for text in messages)
+    assert any(text.startswith(f"read {log / 'shards'}") and text.endswith(" bytes") for text in messages)
+    assert any(text.startswith("wrote ") and "/manifests/" in text for text in messages)
+    assert messages[-1] == "done"
+
+
+def test_the_command_goes_before_what_stands_in_front_of_it(sample, capfd):
+    assert sample(("-v",), ("-q",)) == 0
+    assert capfd.readouterr().err == ""
+
+
+def test_warnings_are_printed_unless_it_is_to_be_quiet(monkeypatch, capfd):
+    def warn(arguments):
+        logging.getLogger("ctr.training.run").warning("one\n  line \x1b[1m")
+        print("the result")
+
+    monkeypatch.setattr(sys.modules["ctr.cli"], "_report", warn)
+    assert main(["report", "run"]) == 0
+    assert capfd.readouterr() == ("the result\n", "warning: one line \\x1b[1m\n")
+    assert main(["report", "run", "-q"]) == 0
+    assert capfd.readouterr() == ("the result\n", "")
+
+
+def test_errors_are_printed_however_quiet(capfd):
+    assert main(["-q", "inspect", "nowhere"]) == 1
+    assert capfd.readouterr().err.startswith("error: nowhere is not an example log")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("flags", "shown"), [((), True), (("-v",), True), (("-q",), False)])
+def test_the_progress_bar(log, monkeypatch, flags, shown):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert main(["inspect", str(log), *flags]) == 0
+    assert ("60.0/60.0" in terminal.getvalue()) == shown
+    # A message stands on a line of its own.
+    assert all("rows/s]" not in line for line in terminal.getvalue().splitlines() if " s] reading" in line)
+
+
+def test_both_at_once_are_refused(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["inspect", "log", "-v", "-q"])
+    assert end.value.code == 2
+    assert "not allowed with" in capsys.readouterr().err
+
+
+def test_a_training_reports_device_and_compilation(log, tmp_path, capfd):
+    config = tmp_path / "run.yaml"
+    config.write_text("batch: {rows: 16}\nmodel: {crosses: {layers: 0}, deep: {units: [4]}}\n")
+    train = ("train", str(log), "--config", str(config), "--out", str(tmp_path / "run"), "--json")
+    assert main((*train, "-v")) == 0
+    messages = [line.partition(" s] ")[2] for line in capfd.readouterr().err.splitlines()]
+    assert any(text.startswith("devices: ") and "matrix products in " in text for text in messages)
+    compilations = [text for text in messages if text.startswith("the step that learns: first run for ")]
+    assert compilations and all("rows and " in text for text in compilations)
+    assert f"wrote {tmp_path / 'run' / 'summary.json'}" in messages
