@@ -18,16 +18,21 @@ TIME_SOURCE = "time"
 TIME_COLUMN = "time_us"
 """The raw column of that time: int64 microseconds since 1970-01-01 UTC. Before 1970 it is missing."""
 
-Column = Annotated[str, Field(min_length=1)]
+Column = Annotated[str, Field(min_length=1, title="name of a column")]
 
 
 class Derived(StrictModel):
-    """A new raw column, made of the row's time or of another column.
+    """A new raw column, made of the time of the row or of another column.
 
-    ``part``: the hour of the day or the day of the week (Monday is 0) of the time, in UTC. ``every``: the number of
-    whole periods of that length between 1970 and the time, so that what happens in one period has a value
-    of its own. ``prefix``: the first so many characters of a column, as a category spells it. ``cast``: how the column
-    is spelled (``ctr.data.spelling``). None of them: a copy.
+    Without ``part``, ``every``, ``prefix`` and ``cast`` it is a copy.
+
+    Attributes:
+        source: the column that it is made of; ``time`` for the parsed time of the row.
+        part: the hour of the day (0 to 23) or the day of the week (Monday is 0) of the time, in UTC.
+        every: the number of whole periods of this length between 1970 and the time, so that what happens in one period
+            has a value of its own.
+        prefix: the first so many characters of the column, as a category spells it.
+        cast: how the values of the column are spelled: as whole numbers, as numbers, or as they are written.
     """
 
     model_config = ConfigDict(serialize_by_alias=True)

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 LONGEST = "36500d"
 """No duration of a mapping is longer: sums of times and durations must fit into 64 bits."""
@@ -33,4 +33,6 @@ def _check_duration(text: str) -> str:
     return text
 
 
-Duration = Annotated[str, AfterValidator(_check_duration)]
+Duration = Annotated[
+    str, AfterValidator(_check_duration), Field(title="duration such as 30m", examples=["1d"])
+]
