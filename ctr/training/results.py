@@ -45,8 +45,14 @@ def learning_failure(current: Run, broken: str | None = None) -> str | None:
     Returns:
         One line: the share of the rows, the cause, and the likely remedy.
     """
-    position, rate = current.position, current.config.optimizer.dense.learning_rate
-    remedy = f"lower the learning rates (optimizer.dense.learning_rate is {rate:g})"
+    position = current.position
+    rates = ", ".join(
+        f"optimizer.{part}.{name} is {value:g}"
+        for part, options in current.config.optimizer.model_dump().items()
+        for name, value in options.items()
+        if name.endswith("learning_rate")
+    )
+    remedy = f"lower the learning rates ({rates})"
     if broken is not None:
         return f"the weights at the end of the log are of no use ({broken}); {remedy}"
     if position.trained_rows or not lost_rows(position):

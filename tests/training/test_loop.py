@@ -14,7 +14,7 @@ from ctr.data.log import create_log, read_manifests
 from ctr.data.reader import FAULTS
 from ctr.errors import InputError
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
+from ctr.training.loop import LearningError, train
 
 PRIOR = 0.3
 RATE, START = 0.1, 0.02  # linear weights
@@ -453,7 +453,9 @@ def test_predictions_that_are_not_finite_are_counted_and_the_run_ends(
     }
     config = make_config(changes, logistic=True)
     exports: list[object] = []
-    summary = train(log, config, tmp_path / "run", exporter=exports.append)
+    with pytest.raises(LearningError, match=r"of no use .*_learning_rate is 3e\+38") as caught:
+        train(log, config, tmp_path / "run", exporter=exports.append)
+    summary = caught.value.summary
     # Of what it has become there is no export.
     assert not exports
     assert summary["nonfinite_predictions"] > 10
