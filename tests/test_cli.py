@@ -435,7 +435,7 @@ def test_samplings_that_are_refused(place, capfd):
     assert "config no.yaml: no such file" in error_line(capfd, (*SAMPLE, "--config", "no.yaml"))
     assert "nowhere is not an example log" in error_line(capfd, ("sample", "nowhere", "--name", "half"))
     assert "a name is made of letters" in error_line(capfd, ("sample", "log", "--name", "a b"))
-    assert "no sampling made" in error_line(capfd, (*SAMPLE, "--out", "log"))
+    assert "not made by sampling" in error_line(capfd, (*SAMPLE, "--out", "log"))
     rule = "uninformative={rate: 0.5, low_loss: {teacher: t, max_loss: 0.1}}"
     assert "log has no sidecar t; the sidecars beside it: none" in error_line(capfd, (*SAMPLE, "--set", rule))
     assert not (place / "log" / "sidecars").exists()
@@ -465,7 +465,7 @@ def test_a_teacher_is_recorded_and_a_student_reads_it(place, capfd):
     assert "objective.ranking.weight: 2 is not allowed" in error_line(
         capfd, (*TRAIN[:-1], "other", "--set", "objective.ranking.weight=2")
     )
-    assert "teacher is there already" in error_line(capfd, (*TRAIN[:-1], "other", "--record", "teacher"))
+    assert "teacher already exists" in error_line(capfd, (*TRAIN[:-1], "other", "--record", "teacher"))
 
 
 def test_kept_rows_alone_say_whose_per_query_auc_it_is(place, capfd):

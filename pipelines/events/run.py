@@ -11,7 +11,7 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
-from ctr.config import load_model
+from ctr.config import load_record
 from ctr.data.event_mapping import EventMapping, EventTeacher
 from ctr.data.log import Manifest, parse_manifest, publish_manifest
 from ctr.errors import InputError
@@ -154,7 +154,7 @@ def with_pinned_teacher(mapping: EventMapping, log: Path) -> EventMapping:
     from ctr.serving.metadata import find_model, model_schema, read_metadata
 
     model, record = mapping.teacher.model.resolve(), log / MAPPING_FILE
-    before = load_model(EventMapping, record, "record of events") if record.exists() else None
+    before = load_record(EventMapping, record, "record of events") if record.exists() else None
     pinned = find_model(model)
     if (
         before is not None

@@ -281,7 +281,7 @@ def test_one_name_is_one_configuration(log):
     late = {"end": "1970-01-01T00:00:03.5"}
     with pytest.raises(InputError, match=r"time_range\.end was None, is '1970-01-01T00:00:03\.500000Z'"):
         write_decisions(log, "half", make_config(non_click_rate=0.5, time_range=late))
-    with pytest.raises(InputError, match="holds something else than sampling decisions"):
+    with pytest.raises(InputError, match="holds something other than sampling decisions"):
         write_decisions(log, "teacher", make_config(non_click_rate=0.5))
     with pytest.raises(InputError, match=r"non_click_rate was 0\.5, is 0\.4"):
         write_sampled_log(log, "half", make_config(non_click_rate=0.4), log.parent / "small")

@@ -107,7 +107,7 @@ def test_what_is_dumped_is_read_again_with_the_values_as_they_were():
             constraints(family(log="r"), logs=[{"name": "r", "path": "a"}, {"name": "r", "path": "b"}]),
             "logs: r is named twice",
         ),
-        (constraints(family(), logs=[{"name": "r", "path": "a"}]), "logs.0: no family is about the log r"),
+        (constraints(family(), logs=[{"name": "r", "path": "a"}]), "logs.0: no family uses the log r"),
         (constraints(family(log="r"), logs=[{"name": "r", "path": ""}]), "logs.0.path: '' is not allowed"),
         (
             constraints(

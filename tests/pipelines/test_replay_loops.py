@@ -124,7 +124,7 @@ def test_a_loop_goes_on_with_the_threads_of_its_run(stand_in):
         (
             {"samplings": {"half": {"non_click_rate": 0.5}}, "arms": {"half": {"sampling": "half"}}},
             "log",
-            r"loop: half: sampling: nothing decides of the days to come",
+            r"loop: half: sampling: the sample has no decisions for the days to come",
         ),
         ({"loop": {"days": 0}}, "log", r"loop\.days: 0 is not allowed"),
         ({"loop": {"days": 1, "arms": ["none"]}}, "log", r"loop\.arms: there is no none; allowed: baseline, smelu"),

@@ -329,9 +329,12 @@ def constrained_to(path: str) -> Callable[[dict[str, Any]], object]:
     [
         (
             lambda place: (place / "run" / "summary.json").unlink(),
-            "run: no summary.json: a run that ctr train",
+            "run: no summary.json: a finished run of ctr train",
         ),
-        (lambda place: (place / "run" / "config.yaml").unlink(), "run: no config.yaml: a run that ctr train"),
+        (
+            lambda place: (place / "run" / "config.yaml").unlink(),
+            "run: no config.yaml: a finished run of ctr train",
+        ),
         (lambda place: (place / "log" / "world.yaml").unlink(), "log: no world.yaml: not a simulated log"),
         (
             lambda place: simulate(world(days=4), place / "log"),
@@ -340,7 +343,7 @@ def constrained_to(path: str) -> Callable[[dict[str, Any]], object]:
         (lambda place: (place / "out" / "mine").mkdir(parents=True), "out is neither empty nor a loop"),
         (lambda place: (place / "out").write_text(""), "out is neither empty nor a loop"),
         (lambda place: create_log(place / "out" / "log", SCHEMA), "out is neither empty nor a loop"),
-        (lambda place: edited(place / "run", sampled), "config: sampling: nothing decides"),
+        (lambda place: edited(place / "run", sampled), "config: sampling: the sample has no decisions"),
         (lambda place: edited(place / "run", ended), "config: time_range.end: 2026-01-08"),
         (lambda place: edited(place / "run", taught), "config: objective.distillation.missing: refuse"),
         (

@@ -521,7 +521,7 @@ def test_a_checkpoint_without_the_last_queries_serves_in_its_own_log(
     checkpoint.save(source / "checkpoints", known["examples"], arrays, {**state, "position": known}, 1)
     launch(whole, config, tmp_path / "run", InitFrom(source))
     assert read_launch(tmp_path / "run")["begins_at"]["log"] == logs.rows_before(HALF)
-    with pytest.raises(InputError, match="does not tell up to which row of another log than its own"):
+    with pytest.raises(InputError, match="does not record how far the run got in any log but its own"):
         launch(logs.publish("cut", schema, (0, 30_000, END)), config, tmp_path / "other", InitFrom(source))
 
 
@@ -665,7 +665,7 @@ def test_begun_once_it_is_resumed_from_then_on(old, unkilled, whole, change, cop
     with pytest.raises(InputError, match="neither empty nor a run directory"):
         train(whole, change(), tmp_path / "mine", init_from=InitFrom(old))
     shutil.rmtree(run / "checkpoints")
-    with pytest.raises(InputError, match="has no checkpoint left, so that it would start from nothing"):
+    with pytest.raises(InputError, match="has no checkpoint left, so it would start from scratch"):
         train(whole, change(HARMLESS), run)
 
 
@@ -677,7 +677,7 @@ def test_a_run_that_gives_nothing_is_refused(old, logs, schema, whole, config, c
         assert not (tmp_path / "run").exists()
 
     refused(tmp_path / "nothing", "not a run directory: it has no config.yaml")
-    refused(whole, "this is no run directory")
+    refused(whole, "not a run directory")
     damaged = copy_run(old)
     for path in damaged.glob("checkpoints/*/arrays.npz"):
         path.write_bytes(path.read_bytes()[:-9] + b"123456789")
@@ -698,7 +698,11 @@ def test_a_run_that_gives_nothing_is_refused(old, logs, schema, whole, config, c
     with pytest.raises(InputError, match=r"not one of its config.yaml: .*tensor0/gradient_average"):
         launch(whole, TrainConfig.model_validate(same), tmp_path / "run", InitFrom(edited))
     others = tuple(feature.model_copy(update={"source": f"{feature.source}2"}) for feature in schema.features)
-    refused(old, "no feature of the log is what it was", logs.publish("nothing", Schema(features=others)))
+    refused(
+        old,
+        "no feature of the log is the same as in this run",
+        logs.publish("nothing", Schema(features=others)),
+    )
     assert [path.name for path in tmp_path.iterdir()] == []
 
 
@@ -723,9 +727,7 @@ def test_the_command_line(old, whole, change, tmp_path, capsys):
     (tmp_path / "config.yaml").write_text(dump_yaml(plain))
     command = ["train", str(whole), "--config", str(tmp_path / "config.yaml"), "--out", str(tmp_path / "run")]
     assert main([*command, "--init-from", str(tmp_path / "none"), "--json"]) == 1
-    assert capsys.readouterr().err.startswith(
-        f"error: --init-from {tmp_path / 'none'}: this is no run directory"
-    )
+    assert capsys.readouterr().err.startswith(f"error: --init-from {tmp_path / 'none'}: not a run directory")
     assert main([*command, "--init-from", str(old), "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["init_from"] == read_launch(tmp_path / "run")

@@ -261,7 +261,7 @@ def test_recording_needs_predictions_and_a_name_of_its_own(log, make_config, tmp
     with pytest.raises(InputError, match="letters, digits"):
         train(log, make_config(), tmp_path / "run", record="a/b")
     train(log, make_config(), tmp_path / "run", record="teacher")
-    with pytest.raises(InputError, match="is there already, from another run"):
+    with pytest.raises(InputError, match="already exists, from another run"):
         train(log, make_config({"seed": 2}), tmp_path / "other", record="teacher")
     assert not (tmp_path / "other").exists()
 

@@ -284,7 +284,7 @@ def test_a_log_of_another_mapping_or_of_no_events_is_refused(
     made: Any, folder: Path, log: Path, tmp_path: Path
 ) -> None:
     before = made.published(log, ())
-    with pytest.raises(InputError, match=r"begun under another configuration.*click_window"):
+    with pytest.raises(InputError, match=r"started with another configuration.*click_window"):
         ingest(made.mapping(click_window="9s"), folder, log)
     with pytest.raises(InputError, match="features cannot change"):
         ingest(made.mapping(features=made.FEATURES[:1]), folder, log)

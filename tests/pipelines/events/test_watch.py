@@ -522,7 +522,7 @@ def test_a_second_process_is_refused(made: Any, files: list[File], tmp_path: Pat
 def test_a_log_of_another_mapping_is_refused(made: Any, files: list[File], tmp_path: Path) -> None:
     folder = made.write_files(tmp_path / "events", files)
     drain(made.mapping(), folder, tmp_path / "log")
-    with pytest.raises(InputError, match="begun under another configuration"):
+    with pytest.raises(InputError, match="started with another configuration"):
         drain(made.mapping(interval="40s"), folder, tmp_path / "log")
 
 
