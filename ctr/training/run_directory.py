@@ -14,6 +14,8 @@
     RUN/rejects.jsonl          rows that could not be used, with reason and position
     RUN/metric_states.npz      the metrics' states by query bucket, for intervals and paired comparisons
     RUN/constraint_states/     likewise of each constraint log, NAME.npz
+    RUN/timeline.npz           sums over time by group of queries, and of each feature missing and new ids
+    RUN/data_health.json       of each feature the ids that the pass met (id_counts.py)
     RUN/summary.json           the results
     RUN/init_from.json         of a run that was begun from another one: which, where, and what it took (launch.py)
     RUN/follow.jsonl           how far a run that follows a live log was behind it (lag_report.py)

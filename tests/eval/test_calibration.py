@@ -5,10 +5,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ctr.eval.auc import StreamingAUC
+from ctr.eval.auc import StreamingAUC, roc_auc
 from ctr.eval.buckets import BUCKETS, query_bucket
 from ctr.eval.calibration import Calibration, SliceCalibration, calibration_buckets
 from ctr.eval.logistic import sigmoid
+from ctr.eval.logloss import Logloss
 from ctr.eval.rows import scored_rows
 
 
@@ -129,6 +130,40 @@ def test_each_slice_agrees_with_calibration_of_its_rows(make_log: Callable[..., 
             rtol=1e-9,
             atol=1e-12,
         )
+
+
+def test_each_slice_has_the_logloss_and_the_auc_of_its_rows(make_log: Callable[..., Any]) -> None:
+    log = make_log(6, queries=400)
+    ids = make_slices(log, 6)
+    state = SliceCalibration()
+    for batch in range(8):
+        part = log.query_id % 8 == batch
+        state.update(scored_rows(*log[part].columns()), ids[part])
+    for _, row in state.result().iterrows():
+        rows = log[ids == row["id"]]
+        logloss, calibration = Logloss(), stream(rows.columns())
+        logloss.update(scored_rows(*rows.columns()))
+        low, high = logloss.estimate().interval()
+        found = row[["logloss", "logloss_low", "logloss_high"]].to_numpy(float)
+        np.testing.assert_allclose(found, [logloss.result(), low, high], rtol=1e-9)
+        assert row["calibration_ratio"] == pytest.approx(calibration.prediction_ratio(), rel=1e-9)
+        low, high = calibration.ratio_estimate().interval()
+        assert row["calibration_ratio_low"] == pytest.approx(float(low), rel=1e-9)
+        assert row["calibration_ratio_high"] == pytest.approx(float(high), rel=1e-9)
+        # From bins of 1/16 logit.
+        wanted = roc_auc(rows.label, rows.logit, rows.weight)
+        assert row["auc"] == pytest.approx(wanted, abs=0.01, nan_ok=True)
+
+
+def test_slices_of_an_earlier_version_have_neither(make_log: Callable[..., Any]) -> None:
+    log = make_log(6, queries=50)
+    state = SliceCalibration()
+    state.update(scored_rows(*log.columns()), make_slices(log, 6))
+    arrays = state.to_arrays()
+    earlier = SliceCalibration.from_arrays({"key": arrays["key"], "sums": arrays["sums"][:3]}).result()
+    kept = ["id", "weight", "bias", "ci95_low", "calibration_ratio"]
+    pd.testing.assert_frame_equal(earlier[kept], state.result()[kept])
+    assert earlier[["logloss", "auc"]].isna().all(axis=None)
 
 
 def test_more_slices_than_are_evaluated_at_once(make_log: Callable[..., Any]) -> None:

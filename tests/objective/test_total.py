@@ -14,7 +14,7 @@ from ctr.data.stream import TEACHER_LOGIT
 from ctr.objective.bias_constraints import resolve_families
 from ctr.objective.config import AntiDistillationConfig, ObjectiveConfig
 from ctr.objective.targets import make_targets, target_signature
-from ctr.objective.total import next_duals, slices_of, total_loss
+from ctr.objective.total import loss_and_terms, loss_terms, next_duals, slices_of, total_loss
 
 SCHEMA = Schema(
     features=(
@@ -281,3 +281,27 @@ def test_of_an_ensemble_the_losses_are_means_and_the_constraints_are_about_the_p
     squared = (covariance / np.outer(spread, spread)) ** 2
     expected += 0.25 * 0.4 * (squared[0, 1] + squared[0, 2] + squared[1, 2]) / 3
     assert loss.numpy() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("components", [1, 2])
+def test_the_terms_add_up_to_the_loss(components):
+    more = {"anti_distillation": AntiDistillationConfig(weight=0.5)} if components > 1 else {}
+    config = CONFIG.model_copy(update=more)
+    rows, source, logits = draw(3)
+    given = {
+        name: tf.constant(array) for name, array in make_targets(config, FAMILIES, rows, source, 16).items()
+    }
+    each = tf.constant(np.pad(logits, ((0, 0), (0, 16 - logits.shape[1])))[:components], tf.float32)
+    duals = [tf.constant(dual, tf.float32) for dual in DUALS]
+    index = slices_of(FAMILIES, given, each[0])
+    ramps = {name: tf.constant(ramp) for name, ramp in RAMPS.items()}
+    loss, terms = loss_and_terms(config, given, each[0], each, each, ramps, duals, index)
+    names = ["logistic", "ranking", "distillation", *more, "bias_constraints"]
+    assert list(loss_terms(config)) == names
+    assert terms.shape == (len(names),)
+    assert float(loss) == pytest.approx(float(tf.reduce_sum(terms)), rel=1e-6)
+    assert loss == total_loss(config, given, each[0], each, each, ramps, duals, index)
+    # Without its ramp a term contributes nothing.
+    off = ramps | {"distillation": tf.constant(0.0)}
+    without = loss_and_terms(config, given, each[0], each, each, off, duals, index)[1]
+    assert float(without[2]) == 0 and np.all(np.delete(without, 2) == np.delete(terms, 2))

@@ -65,6 +65,8 @@ def outcome(run: Path) -> dict:
         "metrics": [without_timings(json.loads(line)) for line in lines],
         "rejects": (run / "rejects.jsonl").read_text(),
         "metric states": metric_states,
+        "timeline": (run / "timeline.npz").read_bytes(),
+        "data health": (run / "data_health.json").read_bytes(),
         "predictions": {path.name: path.read_bytes() for path in run.glob("predictions/*")},
     }
 

@@ -36,6 +36,8 @@ def outcome(run: Path) -> dict:
         ],
         "rejects": (run / "rejects.jsonl").read_text(),
         "metric states": metric_states,
+        "timeline": (run / "timeline.npz").read_bytes(),
+        "data health": (run / "data_health.json").read_bytes(),
         "predictions": {path.name: path.read_bytes() for path in sorted(run.glob("predictions/*"))},
         "config": (run / "config.yaml").read_bytes(),
         "environment": (run / "environment.json").read_bytes(),

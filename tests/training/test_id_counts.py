@@ -1,0 +1,107 @@
+"""What a run says of the ids that it met, against the rows of its log."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ctr.data.batches import whole_query_batches
+from ctr.data.log import read_manifests
+from ctr.data.reader import read_rows
+from ctr.data.schema import Category, Number, Schema
+from ctr.eval.run_files import read_timeline, read_windows
+from ctr.training.feed import make_feed
+from ctr.training.id_counts import IdCounts, value_of_id
+from ctr.training.loop import train
+
+
+@pytest.fixture(scope="module")
+def batches(log, schema):
+    return list(whole_query_batches(read_rows(log, schema, read_manifests(log)), 50, 64))
+
+
+def values_of(batch, schema, name):
+    """A feature's ids in a batch, that of a missing value left out; rows without a value."""
+    if name in schema.multivalent:
+        values, offsets = batch.rows.multivalent[name]
+        return values, int((np.diff(offsets) == 0).sum())
+    ids = batch.rows.ids[:, schema.single_valued.index(name)]
+    return ids[ids != 0], int((ids == 0).sum())
+
+
+def test_counts_are_those_of_the_rows(batches, schema, make_config):
+    layouts = make_config().model.table_layouts(schema)
+    counts = IdCounts(layouts, schema)
+    met = {name: set() for name in counts.features}
+    sums = {name: np.zeros(4, np.int64) for name in counts.features}
+    counted = {name: np.zeros(schema.by_name[name].buckets, np.int64) for name in counts.features}
+    for number, batch in enumerate(batches):
+        counts.update(make_feed(batch, layouts, 50))
+        for name in counts.features:
+            values, missing = values_of(batch, schema, name)
+            new = sum(int(one) not in met[name] for one in values)
+            sums[name] += (len(batch.rows), missing, len(values), new)
+            met[name] |= set(map(int, values))
+            if number % 8 == 0:
+                np.add.at(counted[name], values, 1)
+    window = counts.close_window()
+    for name in counts.features:
+        assert window[name] == sums[name].tolist(), name
+        seen, found = counts.of(name)
+        assert set(np.flatnonzero(seen[1:]) + 1) == met[name]
+        assert found[1:].tolist() == counted[name][1:].tolist()
+    assert any(sums[name][1] for name in counts.features)
+    assert not counts.window.any()
+
+
+def test_a_state_goes_on_where_it_was(batches, schema, make_config):
+    layouts = make_config().model.table_layouts(schema)
+    whole, part, resumed = (IdCounts(layouts, schema) for _ in range(3))
+    for batch in batches[:5]:
+        whole.update(make_feed(batch, layouts, 50))
+        part.update(make_feed(batch, layouts, 50))
+    resumed.restore({name: array.copy() for name, array in part.to_arrays().items()})
+    for batch in batches[5:]:
+        whole.update(make_feed(batch, layouts, 50))
+        resumed.update(make_feed(batch, layouts, 50))
+    for name, array in whole.to_arrays().items():
+        np.testing.assert_array_equal(resumed.to_arrays()[name], array)
+
+
+def test_what_ids_stand_for():
+    words = Category(name="w", source="w", vocabulary=("tea", "coffee"))
+    assert [value_of_id(words, one) for one in range(4)] == ["missing", "tea", "coffee", "other"]
+    number = Number(name="n", source="n", boundaries=(0.5, 2, 10))
+    assert [value_of_id(number, one) for one in range(5)] == [
+        "missing", "below 0.5", "0.5 to 2", "2 to 10", "10 and more",
+    ]  # fmt: skip
+    assert value_of_id(Category(name="h", source="h", buckets=10), 3) is None
+
+
+def test_a_run_writes_what_it_met_and_the_terms_of_its_loss(log, schema: Schema, make_config, tmp_path):
+    config = make_config(
+        {
+            "metrics": {"window_examples": 300, "slices": ["position"]},
+            "objective": {"ranking": {"weight": 0.4}},
+        }
+    )
+    summary = train(log, config, tmp_path / "run")
+    windows, timeline = read_windows(tmp_path / "run"), read_timeline(tmp_path / "run")
+    assert timeline.windows[:, 0].tolist() == windows["examples"].tolist()
+    for metric in ("per_query_auc", "logloss"):
+        np.testing.assert_allclose(timeline.estimate(metric).point, windows[metric], rtol=1e-9)
+        cumulative = timeline.estimate(metric, cumulative=True).point
+        assert cumulative[-1] == pytest.approx(summary[metric], rel=1e-9)
+    health = json.loads((tmp_path / "run" / "data_health.json").read_text())
+    assert [feature["name"] for feature in health["features"]] == [
+        feature.name for feature in schema.features
+    ]
+    for feature in health["features"]:
+        assert feature["rows"] == summary["examples"]
+        assert feature["distinct_ids"] < feature["buckets"]
+        shares = [one["count"] for one in feature["top"]]
+        assert shares == sorted(shares, reverse=True) and sum(shares) <= feature["counted"]
+    assert set(health["slice_values"]) == {"position"}
+    # Both terms are there in every window; nothing else is.
+    assert windows["loss_logistic"].gt(0).all() and windows["loss_ranking"].gt(0).all()
+    assert windows["loss_distillation"].isna().all()
