@@ -259,7 +259,7 @@ def _export(arguments: argparse.Namespace) -> None:
 
     exported = export_run(arguments.run, arguments.out, arguments.checkpoint)
     result = {"model": str(exported.path), "made": exported.made, "position": exported.metadata["position"]}
-    _print_result(arguments, result, f"{exported.path}" + ("" if exported.made else ": was there already"))
+    _print_result(arguments, result, f"{exported.path}" + ("" if exported.made else ": exists already"))
 
 
 def _score(arguments: argparse.Namespace) -> None:
@@ -335,7 +335,7 @@ def _replay(arguments: argparse.Namespace) -> None:
     _print_result(arguments, result, f"{text}\n{arguments.out / 'report.html'}")
     if failures:
         told = "; ".join(f"{name}: {error}" for name, error in failures.items())
-        raise InputError(f"{len(failures)} failed, the same command tries them again: {told}")
+        raise InputError(f"{len(failures)} failed; rerun the same command to try again: {told}")
 
 
 def _compare(arguments: argparse.Namespace) -> None:
