@@ -420,7 +420,7 @@ def _replay(arguments: argparse.Namespace) -> None:
     _print_result(arguments, result, f"{text}\n{arguments.out / 'report.html'}")
     if failures:
         told = "; ".join(f"{name}: {error}" for name, error in failures.items())
-        raise InputError(f"{len(failures)} failed, the same command tries them again: {told}")
+        raise InputError(f"{len(failures)} failed; rerun the same command to try again: {told}")
 
 
 def _compare(arguments: argparse.Namespace) -> None:
