@@ -77,10 +77,18 @@ def _ingest(arguments: argparse.Namespace) -> None:
 
         _print_result(arguments, *run_events(arguments))
         return
-    if not arguments.input:
-        raise InputError("no input is given: files or folders are needed")
+    from ctr.data.mapping import load_format, load_mapping, read_duration
+    from ctr.pipelines.ingest_state import read_state
+
+    if arguments.allowed_lateness is not None and not arguments.append:
+        raise InputError("--allowed-lateness goes with --append")
+    lateness_us = read_duration("--allowed-lateness", arguments.allowed_lateness or "0s")
+    if not arguments.input and (arguments.append or read_state(arguments.out).held is None):
+        raise InputError(
+            f"no input is given, files or folders are required: {arguments.out} holds no rows back that could be "
+            "published without"
+        )
     _load_tensorflow()
-    from ctr.data.mapping import load_format, load_mapping
     from ctr.pipelines.ingest import ingest
 
     if (arguments.format == "table") != (arguments.mapping is not None):
@@ -94,6 +102,8 @@ def _ingest(arguments: argparse.Namespace) -> None:
             mapping,
             arguments.input,
             arguments.out,
+            append=arguments.append,
+            allowed_lateness_us=lateness_us,
             max_reject_share=arguments.max_reject_share,
             progress=bar.advance,
         )

@@ -64,7 +64,19 @@ def make_parser() -> argparse.ArgumentParser:
     )
     ingest.add_argument("--out", type=Path, required=True, help="folder of the log")
     ingest.add_argument(
-        "--follow", action="store_true", help="events: go on as files come, and publish each interval in time"
+        "--append",
+        action="store_true",
+        help="more files will follow: hold the rows of the last partition back until later rows come",
+    )
+    ingest.add_argument(
+        "--allowed-lateness",
+        metavar="DURATION",
+        help="with --append: hold partitions open until a row is this much later than their end, such as 2h (0s)",
+    )
+    ingest.add_argument(
+        "--follow",
+        action="store_true",
+        help="events: go on as files come, and publish each partition in time",
     )
     ingest.add_argument(
         "--stream", action="store_true", help="events: the same as a pipeline of a Beam runner such as Flink"

@@ -73,7 +73,7 @@ def plain_mapping(schema: Schema, inputs: Sequence[Path]) -> Mapping:
     order = RowOrder(start=datetime(1970, 1, 1, tzinfo=UTC), step_us=1)
     label = Label(column="label")
     return Mapping(
-        input=form, time=Time(row_order=order), label=label, interval="1d", features=schema.features
+        input=form, time=Time(row_order=order), label=label, partition="1d", features=schema.features
     )
 
 

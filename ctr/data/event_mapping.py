@@ -1,7 +1,7 @@
 """How raw impressions and clicks become a log: the mapping file of events, described in docs/events.md.
 
 It says how both kinds of events are read, how long a click may come after its impression and an event after its
-time, how the log is cut into intervals, what is sampled, whose predictions are recorded, and which features there are.
+time, how the log is cut into partitions, what is sampled, whose predictions are recorded, and which features there are.
 """
 
 from pathlib import Path
@@ -19,6 +19,7 @@ from ctr.data.mapping import (
     ParquetInput,
     Time,
     duration_us,
+    refuse_interval,
 )
 from ctr.data.sampling import SamplingConfig
 from ctr.data.schema import Feature, Number, Schema, list_separators
@@ -113,11 +114,11 @@ class EventMapping(StrictModel):
     """The whole mapping file of events.
 
     Attributes:
-        interval: the publishing unit, of query time.
+        partition: the publishing unit, of query time.
         click_window: how long after its impression a click counts.
         late_window: for how long after that an unmatched click is called late; later it is an orphan. Also for how
             long ids are known again. Null: as long as the window.
-        delay: how long after its time an event may arrive. An interval is closed when everything has arrived that
+        delay: how long after its time an event may arrive. A partition is closed when everything has arrived that
             happened before its end plus the window.
         overlap: by how much an arrival can lie before those in the files before its own, where files are followed.
             Null: not at all.
@@ -127,7 +128,7 @@ class EventMapping(StrictModel):
 
     impressions: ImpressionSource
     clicks: EventSource
-    interval: Duration
+    partition: Duration
     click_window: Duration
     late_window: Duration | None = None
     delay: Duration
@@ -139,6 +140,8 @@ class EventMapping(StrictModel):
     teacher: EventTeacher | None = None
     features: tuple[Feature, ...] = Field(min_length=1)
 
+    _renamed = model_validator(mode="before")(refuse_interval)
+
     @field_validator("features")
     @classmethod
     def _schema(cls, features: tuple[Feature, ...]) -> tuple[Feature, ...]:
@@ -147,9 +150,10 @@ class EventMapping(StrictModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if sum(self.windows_us) > _MOST_INTERVALS * duration_us(self.interval):
+        if sum(self.windows_us) > _MOST_INTERVALS * duration_us(self.partition):
             raise ValueError(
-                f"interval: {self.interval} is less than a thousandth of both windows: a click would belong to as many"
+                f"partition: {self.partition} is less than a thousandth of both windows: "
+                "a click would belong to as many"
             )
         impressions = self.impressions
         if impressions.hashed and impressions.input.type != "parquet":

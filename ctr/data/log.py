@@ -209,6 +209,7 @@ def stage_interval(
     rows: pa.Table,
     counters: dict[str, int] | None = None,
     shard_rows: int = 1_000_000,
+    write: bool = True,
 ) -> Manifest:
     """Writes the shards of the interval [start, end) of query time (microseconds), which no reader sees yet.
 
@@ -217,6 +218,7 @@ def stage_interval(
             (query, example_id) twice.
         counters: what became of the interval's input, kept in the manifest.
         shard_rows: a new shard starts at the first query boundary after this many rows.
+        write: False only makes the manifest.
 
     Returns:
         The manifest that publishes it.
@@ -248,7 +250,7 @@ def stage_interval(
         digest = hashlib.sha256(content).hexdigest()
         file = _shard_file(stem, index, digest)
         path = folder / "shards" / file
-        if not path.exists() or file_sha256(path) != digest:
+        if write and (not path.exists() or file_sha256(path) != digest):
             write_atomic_bytes(path, content)
         shards.append(
             ShardEntry(
@@ -273,23 +275,35 @@ def stage_interval(
     )
 
 
+def check_no_overlap(folder: Path, start: int, end: int) -> None:
+    """Raises InputError when a published partition overlaps [start, end) without being the same."""
+    for other in list_intervals(folder):
+        if other != (start, end) and other[0] < end and start < other[1]:
+            raise InputError(
+                f"{folder}: the partition [{start}, {end}) overlaps the published [{other[0]}, {other[1]})"
+            )
+
+
 def publish_manifest(folder: Path, manifest: Manifest) -> None:
-    """Publishes an interval whose shards are there.
+    """Publishes a partition whose shards are there.
 
     Raises:
         InputError: it overlaps a published one, or was published before with other content.
     """
-    for other in list_intervals(folder):
-        if other != (manifest.start, manifest.end) and other[0] < manifest.end and manifest.start < other[1]:
-            raise InputError(
-                f"{folder}: the interval [{manifest.start}, {manifest.end}) overlaps the published "
-                f"[{other[0]}, {other[1]})"
-            )
+    check_no_overlap(folder, manifest.start, manifest.end)
     path, content = manifest_path(folder, manifest), manifest_bytes(manifest)
     if not create_exclusively(path, content) and path.read_bytes() != content:
         raise InputError(
-            f"{path}: this interval was published before with other content; the first one stays"
+            f"{path}: this partition was published before with other content; the first one stays"
         )
+
+
+def is_published(folder: Path, manifest: Manifest) -> bool:
+    """Whether the partition is published with exactly this content. Its shards are not looked at."""
+    try:
+        return manifest_path(folder, manifest).read_bytes() == manifest_bytes(manifest)
+    except FileNotFoundError:
+        return False
 
 
 def manifest_path(folder: Path, manifest: Manifest) -> Path:

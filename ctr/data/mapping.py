@@ -1,7 +1,7 @@
 """How raw files become examples: the mapping file, described key by key in docs/mapping.md.
 
 A mapping says how the input is read, which columns hold time, query, label and weight, which columns are
-joined or derived, how the log is cut into intervals, and which features it has.
+joined or derived, how the log is cut into partitions, and which features it has.
 """
 
 import re
@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ctr.config import StrictModel, parse_model, read_yaml
 from ctr.data.schema import Category, Feature, Number, Schema, Text, list_separators
@@ -42,10 +43,27 @@ def duration_us(text: str) -> int:
     return int(match[1]) * _UNIT_US[match[2]]
 
 
+def read_duration(key: str, text: str) -> int:
+    """Microseconds of a duration that an option holds, 0 of ``0s``. Raises InputError, which names the option."""
+    try:
+        return 0 if text == "0s" else duration_us(_check_duration(text))
+    except ValueError as error:
+        raise InputError(f"{key} {text}: {error}") from None
+
+
 def _check_duration(text: str) -> str:
     if duration_us(text) > duration_us(LONGEST):
         raise ValueError(f"{text} is longer than {LONGEST}")
     return text
+
+
+def refuse_interval(content: Any) -> Any:
+    """Refuses the former name of ``partition`` with its new one, in the content of a mapping file."""
+    if isinstance(content, dict) and "interval" in content:
+        error = PydanticCustomError("renamed", "this key is called partition now")
+        fault: InitErrorDetails = {"type": error, "loc": ("interval",), "input": content["interval"]}
+        raise ValidationError.from_exception_data("Mapping", [fault])
+    return content
 
 
 Duration = Annotated[str, AfterValidator(_check_duration)]
@@ -268,9 +286,11 @@ class Mapping(StrictModel):
     label: Label
     weight: Column | None = None
     derive: dict[Column, Derived] = {}
-    interval: Duration
+    partition: Duration
     shard_rows: int = Field(default=1_000_000, ge=1)
     features: tuple[Feature, ...] = Field(min_length=1)
+
+    _renamed = model_validator(mode="before")(refuse_interval)
 
     @field_validator("query", mode="before")
     @classmethod
@@ -299,9 +319,9 @@ class Mapping(StrictModel):
         return Schema(features=self.features)
 
     @property
-    def interval_us(self) -> int:
+    def partition_us(self) -> int:
         """The publishing unit, in microseconds of query time."""
-        return duration_us(self.interval)
+        return duration_us(self.partition)
 
     @property
     def key_columns(self) -> tuple[str, ...]:

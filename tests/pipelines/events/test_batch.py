@@ -117,7 +117,7 @@ def test_every_form_of_the_simulated_events_becomes_the_same_log(
     logs = {}
     for form in ("parquet", "jsonl", "csv", "csv.gz"):
         log = tmp_path / f"{form} log"
-        result = ingest(shipped(form.partition(".")[0], interval="6h"), tmp_path / form, log)
+        result = ingest(shipped(form.partition(".")[0], partition="6h"), tmp_path / form, log)
         assert result.counts.impressions.late > 0
         assert result.counters["duplicate_impressions"] > 0
         logs[form] = made.published(log)
@@ -130,7 +130,7 @@ def test_simulated_events_of_which_nothing_is_late_become_the_simulated_log(
     simulated: Any, shipped: Any, tmp_path: Path
 ) -> None:
     folder = simulated(**NOTHING_LATE, duplicate_share=0.2)
-    mapping = shipped("parquet", interval="1d", click_window="1h", delay="1d")
+    mapping = shipped("parquet", partition="1d", click_window="1h", delay="1d")
     result = ingest(mapping, merged(folder / "events", tmp_path / "events"), tmp_path / "log")
     assert result.counters["duplicate_impressions"] > 0
     shards = [
