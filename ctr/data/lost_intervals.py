@@ -52,8 +52,8 @@ def published_intervals(
         # Unless it was published while names were listed, of which those that come meanwhile may be left out.
         if not (manifests / f"{lost}.json").exists():
             raise InputError(
-                f"{manifests / lost}.json: missing, though {shards} holds files of this interval and later ones are "
-                "published: it was lost, or its publisher did not finish; restore it or publish the interval again, "
+                f"{manifests / lost}.json: missing, though {shards} holds files of this partition and later ones are "
+                "published: it was lost, or its publisher did not finish; restore it or publish the partition again, "
                 "or delete those files if they are not to be read"
             )
 

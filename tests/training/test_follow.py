@@ -205,7 +205,7 @@ def test_what_vanished_or_changed_is_refused(short, make_config, tmp_path):
     run = tmp_path / "run"
     first = short.folder / "manifests" / f"{0:019d}-{10_000:019d}.json"
     script = Script(short.grow, short.grow, short.grow, *[lambda: None] * 9, first.unlink, every=4)
-    with pytest.raises(InputError, match=rf"{first.name}: missing, though .* holds files of this interval"):
+    with pytest.raises(InputError, match=rf"{first.name}: missing, though .* holds files of this partition"):
         followed(short.folder, config, run, script)
     # Of nothing that was refused a checkpoint was written.
     short.intervals = 0
