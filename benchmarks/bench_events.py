@@ -53,7 +53,7 @@ def mapping() -> EventMapping:
         {
             "impressions": {**keys, "query_id": "query_id", "hashed": True},
             "clicks": keys,
-            "interval": "1h",
+            "partition": "1h",
             "click_window": "30m",
             "delay": "10m",
             "sampling": {"name": "quarter", "rule": {"non_click_rate": KEPT}},

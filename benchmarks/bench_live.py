@@ -42,7 +42,7 @@ def mapping() -> dict[str, Any]:
     return {
         "impressions": {**keys, "query_id": "query_id", "hashed": True},
         "clicks": keys,
-        "interval": f"{INTERVAL}s",
+        "partition": f"{INTERVAL}s",
         "click_window": f"{WINDOW}s",
         "delay": f"{DELAY}s",
         "features": [

@@ -146,16 +146,27 @@ def _ingest(arguments: argparse.Namespace) -> None:
         _load_tensorflow()
         _print_result(arguments, *run_events(arguments, events))
         return
+    from ctr.data.durations import read_duration
     from ctr.data.log import check_log
     from ctr.data.mapping import load_format, load_mapping
+    from ctr.pipelines.ingest_state import read_state
     from ctr.pipelines.rejects import check_reject_share
     from ctr.pipelines.sources import mapped_files
 
+    if arguments.allowed_lateness is not None and not arguments.append:
+        raise InputError("--allowed-lateness goes with --append")
+    lateness_us = read_duration("--allowed-lateness", arguments.allowed_lateness or "0s")
     is_table = arguments.format == TABLE
     mapping = load_mapping(arguments.mapping) if is_table else load_format(arguments.format)
     check_reject_share(arguments.max_reject_share)
     check_log(arguments.out, mapping.feature_schema)
-    mapped_files(mapping, arguments.input)
+    if arguments.input:
+        mapped_files(mapping, arguments.input)
+    elif arguments.append or read_state(arguments.out).held is None:
+        raise InputError(
+            f"no input is given, files or directories are required: {arguments.out} holds no rows back that could be "
+            "published without"
+        )
     _load_tensorflow()
     from ctr.pipelines.ingest import ingest
 
@@ -165,6 +176,8 @@ def _ingest(arguments: argparse.Namespace) -> None:
             mapping,
             arguments.input,
             arguments.out,
+            append=arguments.append,
+            allowed_lateness_us=lateness_us,
             max_reject_share=arguments.max_reject_share,
             progress=bar.advance,
         )

@@ -198,10 +198,11 @@ def _ingest(commands: _Commands) -> None:
     ingest.epilog = "ctr ingest FORMAT --help lists the options of a format."
     formats = ingest.add_subparsers(title="formats", required=True, dest="format", metavar="FORMAT")
     for name, files in FORMATS.items():
-        _add_ingest_format(formats, name, f"ingest {files}")
+        _add_append(_add_ingest_format(formats, name, f"ingest {files}"))
     table = _add_ingest_format(
         formats, TABLE, "ingest CSV, TSV, JSON lines or Parquet files with your own mapping"
     )
+    _add_append(table)
     table.add_argument(
         "--mapping",
         type=Path,
@@ -216,9 +217,8 @@ def _ingest(commands: _Commands) -> None:
 
 def _add_ingest_format(formats: _Commands, name: str, does: str) -> argparse.ArgumentParser:
     added = _command(formats, name, does, command="ingest")
-    # Events may come from Kafka instead.
-    many = "*" if name == EVENTS else "+"
-    added.add_argument("input", type=Path, nargs=many, metavar="INPUT", help="files or directories")
+    # Events may come from Kafka instead, and rows that are held back may be published without others.
+    added.add_argument("input", type=Path, nargs="*", metavar="INPUT", help="files or directories")
     _add_log_out(added)
     added.add_argument(
         "--max-reject-share",
@@ -228,6 +228,20 @@ def _add_ingest_format(formats: _Commands, name: str, does: str) -> argparse.Arg
         help="stop when more than this share of the rows is malformed (0.01)",
     )
     return added
+
+
+def _add_append(table: argparse.ArgumentParser) -> None:
+    growing = table.add_argument_group("logs that grow")
+    growing.add_argument(
+        "--append",
+        action="store_true",
+        help="more files will follow: hold the rows of the last partition back until later rows come",
+    )
+    growing.add_argument(
+        "--allowed-lateness",
+        metavar="DURATION",
+        help="with --append: hold a partition back until a row is this much later than its end, e.g. 2h (0s)",
+    )
 
 
 def _add_events(events: argparse.ArgumentParser) -> None:

@@ -1,9 +1,9 @@
-"""Reads csv and tsv files in chunks; every column as bytes, lines with a wrong number of fields set aside."""
+"""Reads csv and tsv files in chunks; every column as bytes, lines with malformed quotes or fields set aside."""
 
 import csv
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pyarrow.csv as pa_csv
 from ctr.data.mapping import DelimitedInput
 from ctr.errors import InputError
 from ctr.pipelines.chunks import Chunk
+from ctr.pipelines.quotes import ALLOWED, StrictQuotes
 from ctr.pipelines.rejects import Reject, make_reject
 from ctr.pipelines.sources import SourceFile, faults_named, open_bytes, require_columns
 
@@ -37,7 +38,7 @@ def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
     if not form.quotes:
         return tuple(line.split(form.field_delimiter))
     try:
-        return tuple(next(csv.reader([line], delimiter=form.field_delimiter)))
+        return tuple(next(csv.reader([line], delimiter=form.field_delimiter, strict=True)))
     except csv.Error as error:
         raise InputError(f"{path}: the first line does not hold column names: {error}") from None
 
@@ -63,10 +64,16 @@ def read_delimited(
     # Columns that nobody asks for get names of their own, since a header may repeat them.
     given = [name if name in wanted else f"\0{place}" for place, name in enumerate(names)]
     first = 2 if form.header else 1
+    faults: dict[str, tuple[str, bytes]] = {}
     with faults_named(source.path), _quiet_about_text(), open_bytes(source.path) as stream:
+        quotes = (
+            StrictQuotes(stream, form.field_delimiter, len(names), block_bytes, faults)
+            if form.quotes
+            else None
+        )
         try:
             reader = pa_csv.open_csv(
-                stream,
+                stream if quotes is None else pa.PythonFile(quotes, mode="r"),
                 # One thread: only then does Arrow number the refused rows. The reader is not the bottleneck.
                 pa_csv.ReadOptions(
                     use_threads=False, block_size=block_bytes, column_names=given, skip_rows=first - 1
@@ -98,10 +105,10 @@ def read_delimited(
             row = int(rows[-1]) + 1 if len(rows) else row
             rejects = []
             while refused and refused[0].number < row:
-                rejects += _field_rejects(source, refused.popleft())
+                rejects += _field_rejects(source, refused.popleft(), faults)
             yield Chunk(source.number, pa.Table.from_batches([batch]), rows, rejects)
         nothing = pa.table({name: pa.array([], pa.binary()) for name in wanted})
-        rejects = [reject for bad in refused for reject in _field_rejects(source, bad)]
+        rejects = [reject for bad in refused for reject in _field_rejects(source, bad, faults)]
         yield Chunk(source.number, nothing, np.zeros(0, np.int64), rejects)
 
 
@@ -121,7 +128,10 @@ def _quiet_about_text() -> Iterator[None]:
         sys.unraisablehook = before
 
 
-def _field_rejects(source: SourceFile, bad: Any) -> list[Reject]:
+def _field_rejects(source: SourceFile, bad: Any, faults: Mapping[str, tuple[str, bytes]]) -> list[Reject]:
+    if bad.text in faults:
+        reason, line = faults[bad.text]
+        return [make_reject(source.number, bad.number, "line", reason, line, ALLOWED)]
     lines = bad.text.count("\n") + 1
     reason = "wrong number of fields" if lines == 1 else "wrong number of fields in a quoted run of lines"
     text = bad.text.replace("\n", " ")

@@ -1,46 +1,81 @@
-"""Raw files to an example log: read, check, transform, set down by interval, sort, publish.
+"""Raw files to an example log: read, check, transform, set down by partition, sort, publish.
 
-One mechanism for any order of the input. Rows are spilled by the interval of their query time, and when
-the input has ended every interval is loaded, sorted and published, in order of time. So memory is bounded
-by the largest interval, disk by the log, and the log does not depend on the order of the input or on how
+One mechanism for any order of the input. Rows are spilled by the partition of their query time, and when
+the input has ended every partition is loaded, sorted and published, in order of time. So memory is bounded
+by the largest partition, disk by the log, and the log does not depend on the order of the input or on how
 it was cut into chunks. Where rows are grouped (a query column, sessions) query times are known only at
 the end: rows are first set down in order of arrival, and the group and time of each stay in memory.
 
-Nothing but published intervals outlives the run, and publishing one again gives the same bytes: a run
-that was killed is simply run again.
+A partition that is published is closed. For files that come one after another the rows of the partitions that
+may still get some are held back inside the log's folder (``ctr.pipelines.ingest_state``) and taken together with
+the next files' rows, so that the log is that of one ingest of all files.
+
+An ingest happens at one moment: one that was killed before is simply run again, one that was killed after is
+completed by the next, and a file that is in the log is not added again.
 """
 
 import hashlib
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import Manifest, check_log, create_log, publish_interval
+from ctr.data.log import (
+    Manifest,
+    check_log,
+    check_no_overlap,
+    create_log,
+    list_intervals,
+    parse_manifest,
+)
 from ctr.data.mapping import Mapping
-from ctr.data.row_order import KEY_COLUMNS, sort_rows
-from ctr.files import is_temporary
-from ctr.pipelines.chunks import Chunk
-from ctr.pipelines.examples import FILE_COLUMN, ROW_COLUMN, ExampleMaker, Examples, spill_schema
-from ctr.pipelines.joins import SideTable
-from ctr.pipelines.reader import RawReader
-from ctr.pipelines.rejects import EARLY_ROWS, Reject, RejectLog, check_reject_share, make_reject
-from ctr.pipelines.sessions import assign_queries
+from ctr.errors import InputError
+from ctr.files import file_sha256, is_temporary
+from ctr.pipelines.example_reader import ExampleReader, TimesFound, timed
+from ctr.pipelines.examples import FILE_COLUMN, spill_schema
+from ctr.pipelines.ingest_state import (
+    Commit,
+    HeldRows,
+    IngestState,
+    InputFile,
+    commit,
+    digest_of,
+    finish_publishing,
+    manifest_sha256,
+    only_ingest,
+    read_blocks,
+    read_held,
+    read_state,
+    write_blocks,
+    write_held,
+)
+from ctr.pipelines.partitions import (
+    ClosedRows,
+    as_read,
+    iso,
+    published_again,
+    sorted_partitions,
+    spill_rows,
+    stage,
+)
+from ctr.pipelines.rejects import RejectLog, check_reject_share
+from ctr.pipelines.repeats import Repeats
 from ctr.pipelines.sources import SourceFile, mapped_files
-from ctr.pipelines.spill import Arrival, IntervalSpill, spill_folder
+from ctr.pipelines.spill import IntervalSpill, spill_folder
 
 BLOCK_BYTES = 16 << 20
 """Bytes of an input file that are read, checked and transformed at a time."""
 
-_WORKERS = 2
-_AHEAD = 2
+EARLY_US = 946_684_800_000_000
+"""2000-01-01: what lies before it is more often a wrong unit of time than a log."""
+
 _STAGES = ("read", "transform", "spill", "sort", "publish")
+_WARNED_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -48,16 +83,24 @@ class IngestResult:
     """What an ingest did.
 
     Attributes:
-        rows: rows of the input: ``examples`` plus ``rejected``.
-        examples: rows that are in the log.
+        rows: rows of the input that were read.
+        examples: rows in the partitions that it published, those that were held back before among them.
         queries: groups of rows that share a query.
         clicks: examples with label 1.
         rejected: rows set aside.
         reject_reasons: their number by ``key: reason``, the most frequent first.
         rejects_file: where each of them is described; None when there are none.
-        intervals: the published intervals (start, end) of query time, in microseconds.
-        first_time_us: the earliest query time, None of an empty log.
+        partitions: the published partitions (start, end) of query time, in microseconds.
+        first_time_us: the earliest query time, None where nothing was published.
         last_time_us: the latest query time.
+        held_rows: rows that are held back until later ones come.
+        held_partitions: their partitions (start, end).
+        closed_until_us: before this query time the log takes no more rows, but in partitions without any.
+        known_files: files of the input that were in the log before; they were not added again.
+        known_rows: rows of theirs that were read, and are in partitions with rows of other files.
+        repeated_rows: rows whose content was read before, in another file or earlier in the same one.
+        repeated_share: of the rows that were read.
+        warnings: what may be wrong, a line each.
         seconds: how long each stage was busy; stages overlap.
     """
 
@@ -68,19 +111,43 @@ class IngestResult:
     rejected: int
     reject_reasons: dict[str, int]
     rejects_file: Path | None
-    intervals: list[tuple[int, int]]
+    partitions: list[tuple[int, int]]
     first_time_us: int | None
     last_time_us: int | None
+    held_rows: int
+    held_partitions: list[tuple[int, int]]
+    closed_until_us: int | None
+    known_files: list[str]
+    known_rows: int
+    repeated_rows: int
+    repeated_share: float
+    warnings: list[str]
     seconds: dict[str, float]
 
     def as_text(self) -> str:
-        """In a line, followed by the reasons of rejects."""
+        """In a line, followed by what is held back, the reasons of rejects, and warnings."""
         text = f"{self.examples} examples, {self.queries} queries, {self.clicks} clicks"
-        text += f", {len(self.intervals)} intervals, {self.seconds['total']:.1f} s"
+        text += f", {len(self.partitions)} partitions, {self.seconds['total']:.1f} s"
+        if self.known_files:
+            shown = ", ".join(self.known_files[:3]) + (", ..." if len(self.known_files) > 3 else "")
+            text += (
+                f"\n{len(self.known_files)} files are in the log already and were not added again: {shown}"
+            )
+        if self.held_rows:
+            start, end = self.held_partitions[0][0], self.held_partitions[-1][1]
+            text += (
+                f"\n{self.held_rows} rows of [{iso(start)}, {iso(end)}) are held back, as --append asks, until later "
+                "rows come; ctr ingest without files and without --append publishes them"
+            )
+        elif self.closed_until_us is not None:
+            text += (
+                f"\nclosed until {iso(self.closed_until_us)}: rows before that time are not taken any more; "
+                "--append keeps the last partition open for files to come"
+            )
         if self.rejected:
             text += f"\n{self.rejected} of {self.rows} rows rejected, see {self.rejects_file}:"
             text += "".join(f"\n  {count} x {reason}" for reason, count in self.reject_reasons.items())
-        return text
+        return text + "".join(f"\nwarning: {warning}" for warning in self.warnings)
 
 
 def ingest(
@@ -88,62 +155,46 @@ def ingest(
     inputs: Sequence[Path],
     out: Path,
     *,
+    append: bool = False,
+    allowed_lateness_us: int = 0,
     max_reject_share: float = 0.01,
     progress: Callable[[int], None] | None = None,
     block_bytes: int = BLOCK_BYTES,
+    now_us: int | None = None,
 ) -> IngestResult:
-    """Publishes the examples of the input files as the log ``out``, which may hold other intervals.
+    """Publishes the examples of the input files as the log ``out``, which may hold other partitions.
 
     Args:
         mapping: how the files become examples.
-        inputs: files and folders, in the order in which their rows count as arriving.
+        inputs: files and folders, in the order in which their rows count as arriving. None, and not ``append``:
+            what is held back is published.
         out: the log's folder.
+        append: more files will come: the rows of partitions that may still get some are held back.
+        allowed_lateness_us: a partition may get rows until one comes that is later than its end by this much (and by
+            the gap of sessions), in microseconds.
         max_reject_share: the job stops when a larger share of rows, in [0, 1], is rejected.
         progress: called with the number of rows read since its last call.
         block_bytes: how much of a file is handled at a time; it changes nothing in the log.
+        now_us: query times from here on are warned of, in microseconds; None: the time of the machine's clock.
 
     Raises:
-        InputError: no input, a missing column, a damaged file, too many rejects, a log of another schema, or
-            an interval published before with other content.
+        InputError: no input or no example in it, a missing column, a damaged file, too many rejects, a log of another
+            schema, or rows of partitions that are closed.
     """
     started = time.perf_counter()
     check_reject_share(max_reject_share)
-    sources = mapped_files(mapping, inputs)
-    schema = mapping.feature_schema
-    check_log(out, schema)
-    rejects = RejectLog([source.name for source in sources], max_reject_share)
-    rejects_path = out / "rejects" / f"{_names_digest(sources)}.jsonl"
-    seconds = {stage: 0.0 for stage in _STAGES}
-    try:
-        with spill_folder(out) as folder:
-            spill = IntervalSpill(folder, mapping.interval_us)
-            reading = _Reading(mapping, sources, rejects, progress, block_bytes, seconds)
-            rows = _spill_rows(mapping, reading, spill, folder)
-            rejects.check(rows)
-            create_log(out, schema)
-            published = _publish_all(mapping, out, spill, rejects, rows, seconds)
-    finally:
-        rejects.write(rejects_path)
-    _remove_leftovers(out, {rejects_path.name, *(manifest.name for manifest in published)})
-    seconds["total"] = time.perf_counter() - started
-    examples = sum(manifest.rows for manifest in published)
-    rejected = len(rejects.rejects)
-    if rows != examples + rejected:
-        raise RuntimeError(f"{rows} rows were read, but {examples} published and {rejected} rejected")
-    shards = [shard for manifest in published for shard in manifest.shards]
-    return IngestResult(
-        rows=rows,
-        examples=examples,
-        queries=sum(manifest.queries for manifest in published),
-        clicks=sum(manifest.clicks for manifest in published),
-        rejected=rejected,
-        reject_reasons=rejects.counts(),
-        rejects_file=rejects_path if rejected else None,
-        intervals=[(manifest.start, manifest.end) for manifest in published],
-        first_time_us=shards[0].first_query_time if shards else None,
-        last_time_us=shards[-1].last_query_time if shards else None,
-        seconds=seconds,
-    )
+    sources = mapped_files(mapping, inputs) if inputs else []
+    check_log(out, mapping.feature_schema)
+    if not sources and (append or read_state(out).held is None):
+        raise InputError(f"no input is given, and {out} holds no rows back that could be published")
+    with spill_folder(out) as folder:
+        work = _Ingest(mapping, sources, out, append, allowed_lateness_us, max_reject_share, now_us)
+        try:
+            work.run(folder, progress, block_bytes)
+        finally:
+            work.write_rejects()
+    work.seconds["total"] = time.perf_counter() - started
+    return work.result()
 
 
 def _names_digest(sources: Sequence[SourceFile]) -> str:
@@ -151,170 +202,376 @@ def _names_digest(sources: Sequence[SourceFile]) -> str:
     return hashlib.sha256("\n".join(source.name for source in sources).encode()).hexdigest()[:16]
 
 
-def _remove_leftovers(out: Path, names: set[str]) -> None:
-    """Deletes half-written files of a killed run: those of the files and intervals that this run has written.
-
-    Of no others, since another publisher may be writing them right now.
-    """
-    for folder in (out / "shards", out / "manifests", out / "rejects"):
-        for path in folder.glob("*"):
-            if is_temporary(path) and any(path.name.startswith(name) for name in names):
-                path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
-    started = time.perf_counter()
-    try:
-        yield
-    finally:
-        seconds[stage] += time.perf_counter() - started
-
-
-class _Reading:
-    """Iterates over the examples of all input files, in order; threads work ahead."""
+class _Ingest:
+    """One ingest, from the files that it is given to what it has done."""
 
     def __init__(
         self,
         mapping: Mapping,
-        sources: Sequence[SourceFile],
-        rejects: RejectLog,
-        progress: Callable[[int], None] | None,
-        block_bytes: int,
-        seconds: dict[str, float],
+        given: Sequence[SourceFile],
+        out: Path,
+        append: bool,
+        lateness_us: int,
+        max_reject_share: float,
+        now_us: int | None,
     ) -> None:
-        self._reader = RawReader(mapping, block_bytes)
-        self._maker = ExampleMaker(mapping, sources)
-        self._sources = sources
-        self._rejects = rejects
-        self._progress = progress
-        self.seconds = seconds
-        self.rows = 0
+        self._mapping, self._out, self._append = mapping, out, append
+        session = None if mapping.query is None else mapping.query.session
+        self._open_us = lateness_us + (0 if session is None else session.gap_us)
+        with only_ingest(out):
+            self._state = finish_publishing(out, read_state(out))
+        known = {source.number: file for source in given if (file := _known(self._state, source)) is not None}
+        self._known_files = [file.name for file in known.values()]
+        # Files that are all in the log are read to see that it has them; beside new ones they are left out.
+        self._again = bool(known) and len(known) == len(given)
+        new = [source for source in given if source.number not in known]
+        self._sources = list(given) if self._again else [replace(s, number=n) for n, s in enumerate(new)]
+        self._first_lines = [known[source.number].first_line for source in given] if self._again else None
+        self._held = None if self._again and append else self._state.held
+        self._refuse_changed_files()
+        # The files of rows that were held back have numbers behind those of the input's.
+        held_files = {} if self._held is None else self._held.inputs
+        self._held_numbers = np.array(sorted(int(number) for number in held_files), np.int64)
+        names = [source.name for source in self._sources]
+        names += [held_files[str(number)] for number in self._held_numbers.tolist()]
+        self._rejects = RejectLog(names, max_reject_share)
+        self._rejects_path = out / "rejects" / f"{_names_digest(self._sources)}.jsonl"
+        now = time.time_ns() // 1000 if now_us is None else now_us
+        self._times = TimesFound(EARLY_US, now)
+        self._last_before = self._last_time()
+        self._inputs_before = len(self._state.inputs)
+        self.seconds = dict.fromkeys(_STAGES, 0.0)
+        self._repeats: Repeats | None = None
+        self._manifests: list[Manifest] = []
+        self._warnings: list[str] = []
+        self._known_rows = self._rows = 0
 
-    def __iter__(self) -> Iterator[pa.Table]:
-        """Yields tables under ``spill_schema``; their rejects are noted and counted on the way."""
-        with ThreadPoolExecutor(_WORKERS, "ingest") as pool:
-            waiting: deque[Future[Examples]] = deque()
-            try:
-                for job in self._jobs():
-                    waiting.append(pool.submit(self._make, *job))
-                    if len(waiting) > _AHEAD + 1:
-                        yield self._note(waiting.popleft().result())
-                while waiting:
-                    yield self._note(waiting.popleft().result())
-            finally:
-                for future in waiting:
-                    future.cancel()
-
-    def _jobs(self) -> Iterator[tuple[Chunk, tuple[SideTable, ...], int]]:
-        lines = 0
-        for source in self._sources:
-            chunks = self._reader.read(source)
-            last = 0
-            while True:
-                with _timed(self.seconds, "read"):
-                    found = next(chunks, None)
-                if found is None:
-                    break
-                chunk, sides = found
-                last = max([last, *chunk.rows[-1:].tolist(), *(reject.row for reject in chunk.rejects)])
-                yield chunk, sides, lines
-            lines += last
-
-    def _make(self, chunk: Chunk, sides: tuple[SideTable, ...], lines: int) -> Examples:
-        with _timed(self.seconds, "transform"):
-            return self._maker.make(chunk, sides, lines)
-
-    def _note(self, examples: Examples) -> pa.Table:
-        self.rows += examples.count
-        self._rejects.add(examples.rejects)
-        if self.rows >= EARLY_ROWS:
-            self._rejects.check(self.rows)
-        if self._progress is not None:
-            self._progress(examples.count)
-        return examples.table
-
-
-def _spill_rows(mapping: Mapping, reading: _Reading, spill: IntervalSpill, folder: Path) -> int:
-    """Sets all rows down by interval, with their query ids and times; returns the rows of the input."""
-    if mapping.query is None:
-        for table in reading:
-            with _timed(reading.seconds, "spill"):
-                spill.append(table)
-        return reading.rows
-    arrival = Arrival(folder, spill_schema(mapping.feature_schema))
-    groups, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    with closing(arrival):
-        for table in reading:
-            with _timed(reading.seconds, "spill"):
-                arrival.append(table)
-                groups.append(table.column("query_id").to_numpy())
-                times.append(table.column("query_time").to_numpy())
-    with _timed(reading.seconds, "spill"):
-        session = mapping.query.session
-        query_ids, query_times = assign_queries(
-            np.concatenate(groups), np.concatenate(times), None if session is None else session.gap_us
-        )
-        first = 0
-        for table in arrival.read_back():
-            last = first + table.num_rows
-            spill.append(_with_queries(table, query_ids[first:last], query_times[first:last]))
-            first = last
-    return reading.rows
-
-
-def _with_queries(table: pa.Table, query_ids: np.ndarray, query_times: np.ndarray) -> pa.Table:
-    for name, values in (("query_id", query_ids), ("query_time", query_times)):
-        place = table.schema.get_field_index(name)
-        table = table.set_column(place, table.schema.field(place), pa.array(values))
-    return table
-
-
-def _publish_all(
-    mapping: Mapping,
-    out: Path,
-    spill: IntervalSpill,
-    rejects: RejectLog,
-    rows: int,
-    seconds: dict[str, float],
-) -> list[Manifest]:
-    """Publishes all intervals in order of time; the next one is sorted while one is written."""
-    schema = mapping.feature_schema
-    published = []
-
-    def load(start: int) -> tuple[pa.Table, list[Reject]]:
-        with _timed(seconds, "sort"):
-            return _sorted_interval(spill.take(start))
-
-    with ThreadPoolExecutor(1, "ingest-sort") as pool:
-        intervals = spill.intervals()
-        ahead = [pool.submit(load, start) for start, _ in intervals[:1]]
-        for number, (start, end) in enumerate(intervals):
-            table, duplicates = ahead.pop().result()
-            ahead += [pool.submit(load, later) for later, _ in intervals[number + 1 : number + 2]]
-            rejects.add(duplicates)
-            rejects.check(rows)
-            with _timed(seconds, "publish"):
-                published.append(
-                    publish_interval(out, schema, start, end, table, shard_rows=mapping.shard_rows)
-                )
-    return published
-
-
-def _sorted_interval(table: pa.Table) -> tuple[pa.Table, list[Reject]]:
-    """Sorts an interval; of the rows with one example id in one query the first to arrive stays."""
-    table = sort_rows(table)
-    keys = [table.column(name).to_numpy() for name in KEY_COLUMNS]
-    repeated = np.zeros(table.num_rows, bool)
-    repeated[1:] = np.logical_and.reduce([key[1:] == key[:-1] for key in keys])
-    rejects = []
-    if repeated.any():
-        again = table.filter(pa.array(repeated)).select([FILE_COLUMN, ROW_COLUMN, "example_id"]).to_pylist()
-        for row in again:
-            place = (row[FILE_COLUMN], row[ROW_COLUMN])
-            allowed = "each example once in a query"
-            rejects.append(
-                make_reject(*place, "example_id", "duplicate in its query", row["example_id"], allowed)
+    def _refuse_changed_files(self) -> None:
+        """Under ``row_order`` a file that changed would be added behind itself, with other times."""
+        if self._mapping.time.row_order is None or not self._continues or self._again:
+            return
+        for name in self._changed:
+            raise InputError(
+                f"input {name}: a file of this name with other content is in {self._out} already, and rows without a "
+                "time are told apart by their files' names: rename it, or use another folder"
             )
-        table = table.filter(pa.array(~repeated))
-    return table.drop_columns([FILE_COLUMN, ROW_COLUMN]), rejects
+
+    @property
+    def _changed(self) -> list[str]:
+        """The names of files that were added before with other content."""
+        names = set() if self._again else {file.name for file in self._state.inputs}
+        return [source.name for source in self._sources if source.name in names]
+
+    @property
+    def _continues(self) -> bool:
+        """Whether the lines of new files count from the end of those before."""
+        return self._append or self._state.held is not None
+
+    def _last_time(self) -> int | None:
+        """The latest time of the log before this ingest."""
+        if self._state.held is not None:
+            return self._state.held.last_time
+        intervals = list_intervals(self._out)
+        if not intervals:
+            return None
+        path = self._out / "manifests" / f"{intervals[-1][0]:019d}-{intervals[-1][1]:019d}.json"
+        shards = parse_manifest(path.read_bytes(), str(path)).shards
+        return shards[-1].last_query_time if shards else None
+
+    def run(self, folder: Path, progress: Callable[[int], None] | None, block_bytes: int) -> None:
+        """Reads, sorts and publishes."""
+        mapping, new = self._mapping, not self._again
+        if new:
+            self._repeats = Repeats(read_blocks(self._out, self._state), len(self._state.inputs))
+        reading = ExampleReader(
+            mapping,
+            self._sources,
+            self._rejects,
+            self._times,
+            self._repeats,
+            progress,
+            block_bytes,
+            self.seconds,
+            self._state.lines if self._continues else 0,
+            self._first_lines,
+        )
+        with ExitStack() as stack:
+            hashing = ThreadPoolExecutor(1, "ingest-hash")
+            stack.callback(hashing.shutdown, cancel_futures=True)
+            hashes = [hashing.submit(file_sha256, source.path) for source in self._sources if new]
+            held = self._held_tables()
+            read = spill_rows(
+                mapping, reading if self._again else _chain(held, reading), folder / "rows", self.seconds
+            )
+            merged = spill_rows(mapping, held, folder / "held", self.seconds) if self._again else read
+            self._rows = reading.rows
+            self._rejects.check(self._rows)
+            if self._sources and len(self._rejects.rejects) == self._rows:
+                raise InputError(self._no_example())
+            inputs = [
+                InputFile(
+                    name=source.name,
+                    bytes=source.path.stat().st_size,
+                    sha256=sha256.result(),
+                    rows=reading.rows_of[source.number],
+                    first_line=reading.lines_of[source.number][0],
+                    lines=reading.lines_of[source.number][1],
+                )
+                for source, sha256 in zip(self._sources, hashes, strict=False)
+            ]
+        create_log(self._out, mapping.feature_schema)
+        with only_ingest(self._out):
+            self._refresh(inputs)
+            restored = self._compare(read) if self._again else []
+            self._publish(merged, inputs, restored)
+
+    def _held_tables(self) -> Iterator[pa.Table]:
+        for table in read_held(self._out, self._held):
+            place = table.schema.get_field_index(FILE_COLUMN)
+            numbers = np.searchsorted(self._held_numbers, table.column(FILE_COLUMN).to_numpy())
+            column = pa.array((numbers + len(self._sources)).astype(np.int32))
+            yield table.set_column(place, table.schema.field(place), column)
+
+    def _no_example(self) -> str:
+        names = ", ".join(source.name for source in self._sources[:3])
+        names += ", ..." if len(self._sources) > 3 else ""
+        if not self._rows:
+            return f"{self._out}: nothing was added: no row in {names}"
+        reason, count = next(iter(self._rejects.counts().items()))
+        return (
+            f"{self._out}: nothing was added: all {self._rows} rows of {names} were rejected, most often {reason} "
+            f"({count} rows); see {self._rejects_path}"
+        )
+
+    def _refresh(self, inputs: Sequence[InputFile]) -> None:
+        """Looks again at what other ingests have done meanwhile."""
+        state = finish_publishing(self._out, read_state(self._out))
+        added = state.inputs[len(self._state.inputs) :]
+        names = {(file.name, file.sha256) for file in inputs}
+        if state.held != self._state.held or (added and self._continues):
+            raise InputError(f"{self._out}: another ingest has added files meanwhile; run this one again")
+        for file in added:
+            if (file.name, file.sha256) in names:
+                raise InputError(f"{self._out}: another ingest has added {file.name} meanwhile")
+        self._state = state
+
+    def _compare(self, read: IntervalSpill) -> list[Manifest]:
+        """Compares rows of files that are in the log with what is published; returns what has to be published again."""
+        published = set(list_intervals(self._out))
+        restored = []
+        for start, table, duplicates in sorted_partitions(read, _starts(read), self.seconds):
+            interval = (start, start + self._mapping.partition_us)
+            with timed(self.seconds, "publish"):
+                manifest = None
+                if interval in published:
+                    manifest = published_again(self._out, self._mapping, start, table)
+                elif recorded := self._state.published.get(f"{start:019d}-{interval[1]:019d}"):
+                    planned = stage(self._out, self._mapping, start, table, write=False)
+                    if manifest_sha256(planned) == recorded:
+                        manifest = stage(self._out, self._mapping, start, table)
+                        restored.append(manifest)
+                if manifest is None:
+                    self._known_rows += table.num_rows + len(duplicates)
+                    continue
+                self._rejects.add(duplicates)
+                if interval in published:
+                    self._manifests.append(manifest)
+        return restored
+
+    def _publish(
+        self, merged: IntervalSpill, inputs: Sequence[InputFile], restored: Sequence[Manifest]
+    ) -> None:
+        """Publishes all partitions of new and held rows but those that stay open, whose rows it holds back."""
+        mapping, out = self._mapping, self._out
+        starts, published = _starts(merged), {start for start, _ in list_intervals(out)}
+        length = mapping.partition_us
+        for start in starts:
+            check_no_overlap(out, start, start + length)
+        latest: list[int] = [] if self._held is None else [self._held.last_time]
+        latest += [] if self._times.last is None else [self._times.last]
+        open_from = max(latest, default=0) - self._open_us
+        held = [s for s in starts if self._append and s not in published and s + length > open_from]
+        closed = ClosedRows(self._rejects.names, length)
+        there = [start for start in starts if start in published]
+        for start, table, duplicates in sorted_partitions(merged, there, self.seconds):
+            with timed(self.seconds, "publish"):
+                self._rejects.add(duplicates)
+                manifest = published_again(out, mapping, start, table)
+                if manifest is None:
+                    closed.add(table)
+                else:
+                    self._manifests.append(manifest)
+        if closed.count:
+            closed.reject(self._rejects, self._rows, out, self._changed)
+            self._warnings.append(
+                f"{closed.describe(self._rows)}; they were rejected. --append holds partitions open"
+            )
+            self._rejects.check(self._rows)
+            if self._sources and not self._again and len(self._rejects.rejects) == self._rows:
+                raise InputError(self._no_example())
+        staged = list(restored)
+        due = [start for start in starts if start not in published and start not in held]
+        for start, table, duplicates in sorted_partitions(merged, due, self.seconds):
+            with timed(self.seconds, "publish"):
+                self._rejects.add(duplicates)
+                self._rejects.check(self._rows)
+                staged.append(stage(out, mapping, start, table))
+        self._warn_of_order(staged, published)
+        with timed(self.seconds, "publish"):
+            self._commit(merged, inputs, staged, held, max(latest, default=0))
+
+    def _commit(
+        self,
+        merged: IntervalSpill,
+        inputs: Sequence[InputFile],
+        staged: Sequence[Manifest],
+        open_starts: Sequence[int],
+        last_time: int,
+    ) -> None:
+        """Sets down what is held back and remembered; then all is published."""
+        out, state = self._out, self._state
+        held = state.held if self._again and self._append else None
+        if open_starts:
+            parts = [state.held.file if state.held else "", *(file.sha256 for file in inputs)]
+            held = self._hold(merged, open_starts, f"held-{digest_of(*parts)}.arrow", last_time)
+        blocks = None
+        if self._repeats is not None and self._repeats.new:
+            # Where files were added meanwhile those of this ingest have later numbers.
+            later = len(state.inputs) - self._inputs_before
+            blocks = f"blocks-{digest_of(*(file.sha256 for file in inputs), str(len(state.inputs)))}.npy"
+            write_blocks(out, blocks, [(value, number + later) for value, number in self._repeats.new])
+        self._state = commit(out, state, Commit(inputs, staged, held, blocks))
+        self._manifests = sorted([*self._manifests, *staged], key=lambda manifest: manifest.start)
+        self._remove_leftovers()
+
+    def _hold(self, merged: IntervalSpill, starts: Sequence[int], file: str, last_time: int) -> HeldRows:
+        numbers: set[int] = set()
+
+        def tables() -> Iterator[pa.Table]:
+            for start in starts:
+                table = as_read(self._mapping, merged.take(start))
+                numbers.update(np.unique(table.column(FILE_COLUMN).to_numpy()).tolist())
+                yield table
+
+        rows = write_held(self._out, file, spill_schema(self._mapping.feature_schema), tables())
+        names = {str(number): self._rejects.names[number] for number in sorted(numbers)}
+        return HeldRows(file=file, rows=rows, inputs=names, last_time=last_time, partitions=tuple(starts))
+
+    def _remove_leftovers(self) -> None:
+        """Deletes what killed runs have left of the files and partitions that this run has written.
+
+        Of no others, since another publisher may be writing them right now.
+        """
+        shards = {shard.file for manifest in self._manifests for shard in manifest.shards}
+        names = {manifest.name for manifest in self._manifests}
+        for path in (self._out / "shards").glob("*"):
+            if path.name not in shards and path.name[: len(next(iter(names), ""))] in names:
+                path.unlink(missing_ok=True)
+        for folder in (self._out / "manifests", self._out / "rejects"):
+            for path in folder.glob("*"):
+                if is_temporary(path) and any(
+                    path.name.startswith(n) for n in {*names, self._rejects_path.name}
+                ):
+                    path.unlink(missing_ok=True)
+
+    def _warn_of_order(self, staged: Sequence[Manifest], published: set[int]) -> None:
+        """Warns of a hole before the new rows, and of partitions that come after later ones."""
+        before, first = self._last_before, self._times.first
+        gap = None if before is None or first is None or self._again else first - before
+        if before is not None and first is not None and gap is not None and gap > self._mapping.partition_us:
+            self._warnings.append(
+                f"no row between {iso(before)}, where the log ended, and {iso(first)}: if a file is missing, its rows "
+                "may fall into partitions that are closed now"
+            )
+        early = [manifest for manifest in staged if published and manifest.start < max(published)]
+        if early:
+            self._warnings.append(
+                f"{len(early)} partitions, from {iso(early[0].start)} on, came after later ones: a run that has read "
+                "those refuses to go on with this log"
+            )
+
+    def write_rejects(self) -> None:
+        """Describes what was rejected, unless the same files were described when they were added."""
+        if not (self._again and self._rejects_path.exists()):
+            self._rejects.write(self._rejects_path)
+
+    def result(self) -> IngestResult:
+        """What was done; raises RuntimeError when rows were lost on the way."""
+        manifests, rejected = self._manifests, len(self._rejects.rejects)
+        examples = sum(manifest.rows for manifest in manifests)
+        held_before = 0 if self._held is None else self._held.rows
+        held = self._state.held
+        held_now = 0 if held is None or (self._again and self._append) else held.rows
+        if self._rows + held_before != examples + rejected + self._known_rows + held_now:
+            raise RuntimeError(
+                f"{self._rows} rows were read and {held_before} were held back before, but {examples} published, "
+                f"{rejected} rejected, {held_now} held back and {self._known_rows} known"
+            )
+        shards = [shard for manifest in manifests for shard in manifest.shards]
+        repeated = sum(self._repeats.repeated.values()) if self._repeats is not None else 0
+        published = list_intervals(self._out)
+        length = self._mapping.partition_us
+        return IngestResult(
+            rows=self._rows,
+            examples=examples,
+            queries=sum(manifest.queries for manifest in manifests),
+            clicks=sum(manifest.clicks for manifest in manifests),
+            rejected=rejected,
+            reject_reasons=self._rejects.counts(),
+            rejects_file=self._rejects_path if rejected else None,
+            partitions=[(manifest.start, manifest.end) for manifest in manifests],
+            first_time_us=shards[0].first_query_time if shards else None,
+            last_time_us=shards[-1].last_query_time if shards else None,
+            held_rows=0 if held is None else held.rows,
+            held_partitions=[] if held is None else [(start, start + length) for start in held.partitions],
+            closed_until_us=published[-1][1] if published else None,
+            known_files=self._known_files,
+            known_rows=self._known_rows,
+            repeated_rows=repeated,
+            repeated_share=repeated / self._rows if self._rows else 0.0,
+            warnings=[*self._warnings, *self._warnings_of_content(repeated)],
+            seconds=self.seconds,
+        )
+
+    def _warnings_of_content(self, repeated: int) -> Iterator[str]:
+        """Warns of rows that were seen before and of times that are unlikely."""
+        if self._repeats is not None and repeated > _WARNED_SHARE * self._rows:
+            names = [file.name for file in self._state.inputs[: self._inputs_before]]
+            names += [source.name for source in self._sources]
+            pairs = [
+                f"{names[file]} repeats {count} rows of {names[other] if other != file else 'itself'}"
+                for (file, other), count in self._repeats.repeated.most_common(3)
+            ]
+            yield (
+                f"{repeated} of {self._rows} rows ({repeated / self._rows:.0%}) were seen before: {', '.join(pairs)}. "
+                "They count again: leave copies out and use a new folder, unless the repetition is meant"
+            )
+        times = self._times
+        good = self._rows - len(self._rejects.rejects)
+        if times.before and times.first is not None:
+            yield (
+                f"{times.before} of {good} times lie before the year 2000, the earliest at {iso(times.first)}: check "
+                "time.unit or time.format of the mapping"
+            )
+        if times.after and times.last is not None:
+            yield (
+                f"{times.after} of {good} times lie in the future, the latest at {iso(times.last)}: check time.unit or "
+                "time.format of the mapping"
+            )
+
+
+def _known(state: IngestState, source: SourceFile) -> InputFile | None:
+    """The file as it was added to the log before; None: it was not, or it has changed."""
+    size = source.path.stat().st_size
+    alike = [file for file in state.inputs if (file.name, file.bytes) == (source.name, size)]
+    sha256 = file_sha256(source.path) if alike else ""
+    return next((file for file in alike if file.sha256 == sha256), None)
+
+
+def _starts(spill: IntervalSpill) -> list[int]:
+    return [start for start, _ in spill.intervals()]
+
+
+def _chain(held: Iterator[pa.Table], reading: ExampleReader) -> Iterator[pa.Table]:
+    yield from held
+    yield from reading

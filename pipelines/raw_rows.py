@@ -81,7 +81,7 @@ def plain_mapping(schema: Schema, inputs: Sequence[Path]) -> Mapping:
     else:
         time = Time(row_order=RowOrder(start=datetime(1970, 1, 1, tzinfo=UTC), step_us=1))
     label = Label(column="label")
-    return Mapping(input=form, time=time, label=label, interval="1d", features=schema.features)
+    return Mapping(input=form, time=time, label=label, partition="1d", features=schema.features)
 
 
 def _table_type(path: Path) -> str:

@@ -5,6 +5,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from ctr.errors import InputError
+
 LONGEST = "36500d"
 """No duration of a mapping is longer: sums of times and durations must fit into 64 bits."""
 
@@ -31,6 +33,14 @@ def _check_duration(text: str) -> str:
     if duration_us(text) > duration_us(LONGEST):
         raise ValueError(f"{text} is longer than {LONGEST}")
     return text
+
+
+def read_duration(key: str, text: str) -> int:
+    """Microseconds of a duration that an option holds, 0 of ``0s``. Raises InputError, which names the option."""
+    try:
+        return 0 if text == "0s" else duration_us(_check_duration(text))
+    except ValueError as error:
+        raise InputError(f"{key} {text}: {error}") from None
 
 
 Duration = Annotated[

@@ -1,11 +1,11 @@
 """How raw impressions and clicks become a log: the mapping file of events, described in docs/events.md.
 
 It says how both kinds of events are read, how long a click may come after its impression and an event after its
-time, how the log is cut into intervals, what is sampled, whose predictions are recorded, and which features there are.
+time, how the log is cut into partitions, what is sampled, whose predictions are recorded, and which features there are.
 """
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -113,7 +113,7 @@ class EventMapping(StrictModel):
     Attributes:
         impressions: how impressions are read.
         clicks: how clicks are read.
-        interval: the unit in which the log is published, in query time.
+        partition: the unit in which the log is published, in query time.
         click_window: how long after its impression a click counts.
         late_window: for how long after that an unmatched click is called late; later it is an orphan. Also for how
             long ids are known again. Null: as long as the window.
@@ -127,9 +127,11 @@ class EventMapping(StrictModel):
         features: the features, in the order in which they are stored.
     """
 
+    renamed_keys: ClassVar[dict[str, str]] = {"interval": "partition"}
+
     impressions: ImpressionSource
     clicks: EventSource
-    interval: Duration
+    partition: Duration
     click_window: Duration
     late_window: Duration | None = None
     delay: Duration
@@ -144,9 +146,10 @@ class EventMapping(StrictModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         make_schema(self.features, self.impressions.derive)
-        if sum(self.windows_us) > _MOST_INTERVALS * duration_us(self.interval):
+        if sum(self.windows_us) > _MOST_INTERVALS * duration_us(self.partition):
             raise ValueError(
-                f"interval: {self.interval} is less than a thousandth of both windows: a click would belong to as many"
+                f"partition: {self.partition} is less than a thousandth of both windows: "
+                "a click would belong to as many"
             )
         impressions = self.impressions
         if impressions.hashed and impressions.input.type != "parquet":

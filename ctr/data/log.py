@@ -1,14 +1,14 @@
-"""The example log on disk: immutable shards, and one manifest per published interval.
+"""The example log on disk: immutable shards, and one manifest per published partition.
 
 ::
 
     LOG/schema.json                      the features (schema.py)
-    LOG/manifests/START-END.json         one interval [START, END) of query time, in microseconds, and its own hash
+    LOG/manifests/START-END.json         one partition [START, END) of query time, in microseconds, and its own hash
     LOG/shards/START-END-N-HASH.parquet  rows sorted by (query_time, query_id, example_id)
     LOG/sidecars/NAME/                   columns written later, keyed by example_id (sidecar.py)
 
 A shard is complete before its name appears, and counts only once a manifest names it; a manifest is
-created exclusively. So an interval is there whole or not at all, also with several publishers, and
+created exclusively. So a partition is there whole or not at all, also with several publishers, and
 publishing it again gives the same bytes.
 
 Columns of a shard: ``query_time, timestamp, query_id, example_id`` (int64; times in microseconds, UTC),
@@ -83,7 +83,7 @@ class ShardEntry(StrictModel):
 
 
 class Manifest(StrictModel):
-    """One published interval [start, end) of query time, in microseconds."""
+    """One published partition [start, end) of query time, in microseconds."""
 
     format: int = Field(default=_FORMAT, ge=_FORMAT, le=_FORMAT)
     start: int = Field(ge=0, lt=MAX_TIME_US)
@@ -108,10 +108,10 @@ class Manifest(StrictModel):
         earliest = self.start
         for index, shard in enumerate(self.shards):
             if not self.start <= shard.first_query_time <= shard.last_query_time < self.end:
-                raise ValueError(f"the times of shard {shard.file} lie outside the interval")
+                raise ValueError(f"the times of shard {shard.file} lie outside the partition")
             if shard.file != _shard_file(self.name, index, shard.sha256):
                 raise ValueError(
-                    f"shard {index} is {shard.file}: not the name of that shard of this interval"
+                    f"shard {index} is {shard.file}: not the name of that shard of this partition"
                 )
             if shard.first_query_time < earliest:
                 raise ValueError(f"shard {shard.file} begins before the end of the shard before it")
@@ -206,7 +206,7 @@ def publish_interval(
     counters: dict[str, int] | None = None,
     shard_rows: int = 1_000_000,
 ) -> Manifest:
-    """Publishes the interval [start, end) of query time (microseconds) whole: ``stage_interval``, then the manifest.
+    """Publishes the partition [start, end) of query time (microseconds) whole: ``stage_interval``, then the manifest.
 
     Raises:
         InputError: as of ``stage_interval`` and ``publish_manifest``.
@@ -224,22 +224,24 @@ def stage_interval(
     rows: pa.Table,
     counters: dict[str, int] | None = None,
     shard_rows: int = 1_000_000,
+    write: bool = True,
 ) -> Manifest:
-    """Writes the shards of the interval [start, end) of query time (microseconds), which no reader sees yet.
+    """Writes the shards of the partition [start, end) of query time (microseconds), which no reader sees yet.
 
     Args:
-        rows: the interval's examples under ``shard_schema(schema)``, sorted as ``sort_rows`` does, no
+        rows: the partition's examples under ``shard_schema(schema)``, sorted as ``sort_rows`` does, no
             (query, example_id) twice.
-        counters: what became of the interval's input, kept in the manifest.
+        counters: what became of the partition's input, kept in the manifest.
         shard_rows: a new shard starts at the first query boundary after this many rows.
+        write: False only makes the manifest.
 
     Returns:
         The manifest that publishes it.
 
     Raises:
-        InputError: rows out of order or outside the interval, or not under the log's schema.
+        InputError: rows out of order or outside the partition, or not under the log's schema.
     """
-    name = f"interval [{start}, {end}) of {folder}"
+    name = f"partition [{start}, {end}) of {folder}"
     if not 0 <= start < end <= MAX_TIME_US:
         raise InputError(f"{name}: start must be below end, both from 0 to {MAX_TIME_US} microseconds")
     found = read_schema(folder).version
@@ -263,7 +265,7 @@ def stage_interval(
         digest = hashlib.sha256(content).hexdigest()
         file = _shard_file(stem, index, digest)
         path = folder / "shards" / file
-        if not path.exists() or file_sha256(path) != digest:
+        if write and (not path.exists() or file_sha256(path) != digest):
             write_atomic_bytes(path, content)
         shards.append(
             ShardEntry(
@@ -288,23 +290,35 @@ def stage_interval(
     )
 
 
+def check_no_overlap(folder: Path, start: int, end: int) -> None:
+    """Raises InputError when a published partition overlaps [start, end) without being the same."""
+    for other in list_intervals(folder):
+        if other != (start, end) and other[0] < end and start < other[1]:
+            raise InputError(
+                f"{folder}: the partition [{start}, {end}) overlaps the published [{other[0]}, {other[1]})"
+            )
+
+
 def publish_manifest(folder: Path, manifest: Manifest) -> None:
-    """Publishes an interval whose shards are there.
+    """Publishes a partition whose shards are there.
 
     Raises:
         InputError: it overlaps a published one, or was published before with other content.
     """
-    for other in list_intervals(folder):
-        if other != (manifest.start, manifest.end) and other[0] < manifest.end and manifest.start < other[1]:
-            raise InputError(
-                f"{folder}: the interval [{manifest.start}, {manifest.end}) overlaps the published "
-                f"[{other[0]}, {other[1]})"
-            )
+    check_no_overlap(folder, manifest.start, manifest.end)
     path, content = manifest_path(folder, manifest), manifest_bytes(manifest)
     if not create_exclusively(path, content) and path.read_bytes() != content:
         raise InputError(
-            f"{path}: this interval was published before with other content; the first one stays"
+            f"{path}: this partition was published before with other content; the first one stays"
         )
+
+
+def is_published(folder: Path, manifest: Manifest) -> bool:
+    """Whether the partition is published with exactly this content. Its shards are not looked at."""
+    try:
+        return manifest_path(folder, manifest).read_bytes() == manifest_bytes(manifest)
+    except FileNotFoundError:
+        return False
 
 
 def manifest_path(folder: Path, manifest: Manifest) -> Path:
@@ -332,12 +346,12 @@ def _shard_ranges(begins: np.ndarray, rows: int, shard_rows: int) -> Iterator[tu
 
 
 def list_intervals(folder: Path) -> list[tuple[int, int]]:
-    """The published intervals (start, end) in order of time, from the names of the manifests."""
+    """The published partitions (start, end) in order of time, from the names of the manifests."""
     return intervals_in(folder / "manifests")
 
 
 def read_manifests(folder: Path, known: Mapping[tuple[int, int], Manifest] | None = None) -> list[Manifest]:
-    """All published intervals in order of time, checked for overlaps and schema; ``known`` ones are not read.
+    """All published partitions in order of time, checked for overlaps and schema; ``known`` ones are not read.
 
     Raises:
         InputError: a manifest is damaged, overlaps another, or was lost while its shards are still there.
@@ -350,13 +364,13 @@ def read_manifests(folder: Path, known: Mapping[tuple[int, int], Manifest] | Non
             Manifest, read_sealed(Path(path), f"{path}: no such manifest"), path
         )
         if (manifest.start, manifest.end) != (start, end):
-            raise InputError(f"{path}: names another interval, [{manifest.start}, {manifest.end})")
+            raise InputError(f"{path}: names another partition, [{manifest.start}, {manifest.end})")
         if manifest.schema_version != version:
             raise InputError(
                 f"{path}: written under schema {manifest.schema_version}, but the log's schema is {version}"
             )
         if manifests and manifests[-1].end > manifest.start:
-            raise InputError(f"{path}: overlaps the interval before it, {manifests[-1].name}")
+            raise InputError(f"{path}: overlaps the partition before it, {manifests[-1].name}")
         manifests.append(manifest)
     return manifests
 

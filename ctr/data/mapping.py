@@ -1,13 +1,13 @@
 """How raw files become examples: the mapping file, described key by key in docs/mapping.md.
 
 A mapping says how the input is read, which columns hold time, query, label and weight, which columns are
-joined or derived, how the log is cut into intervals, and which features it has.
+joined or derived, how the log is cut into partitions, and which features it has.
 """
 
 import re
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -269,10 +269,12 @@ class Mapping(StrictModel):
         label: a column of 0, 1, true or false; or a rule such as ``rating >= 4``.
         weight: a column of numbers from 0 to 1e9: the weight in the loss and in the metrics. Null: 1.
         derive: new columns by name.
-        interval: the unit in which the log is published, in query time. Such a partition has to fit in memory.
+        partition: the unit in which the log is published, in query time. A partition has to fit in memory.
         shard_rows: a new file begins at the first query after this many rows of a partition.
         features: the features, in the order in which they are stored.
     """
+
+    renamed_keys: ClassVar[dict[str, str]] = {"interval": "partition"}
 
     input: Input
     joins: tuple[Join, ...] = ()
@@ -282,7 +284,7 @@ class Mapping(StrictModel):
     label: Label = Field(title="column or rule", examples=["clicked"])
     weight: Column | None = None
     derive: dict[Column, Derived] = {}
-    interval: Duration
+    partition: Duration
     shard_rows: int = Field(default=1_000_000, ge=1)
     features: tuple[Feature, ...] = Field(min_length=1)
 
@@ -313,9 +315,9 @@ class Mapping(StrictModel):
         return make_schema(self.features, self.derive)
 
     @property
-    def interval_us(self) -> int:
+    def partition_us(self) -> int:
         """The publishing unit, in microseconds of query time."""
-        return duration_us(self.interval)
+        return duration_us(self.partition)
 
     @property
     def key_columns(self) -> tuple[str, ...]:

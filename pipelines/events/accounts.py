@@ -126,7 +126,7 @@ def describe_rejects(report: UnitReport) -> bytes:
 
 
 def sum_counters(manifests: Sequence[Manifest]) -> dict[str, int]:
-    """The counters of intervals, added up."""
+    """The counters of partitions, added up."""
     total: dict[str, int] = {}
     for manifest in manifests:
         for name, count in manifest.counters.items():
@@ -135,11 +135,11 @@ def sum_counters(manifests: Sequence[Manifest]) -> dict[str, int]:
 
 
 def check_conservation(counts: EventCounts, counters: dict[str, int], pending: int) -> None:
-    """Raises RuntimeError when impressions that were read are neither in an interval, nor late, rejected or pending."""
+    """Raises RuntimeError when impressions that were read are neither in a partition, nor late, rejected or pending."""
     inside = counters.get("impressions", 0)
     found = counts.impressions
     if found.read != inside + found.late + found.rejected + pending:
         raise RuntimeError(
-            f"{found.read} impressions were read, but {inside} are in intervals, {found.late} late, {found.rejected} "
+            f"{found.read} impressions were read, but {inside} are in partitions, {found.late} late, {found.rejected} "
             f"rejected and {pending} pending"
         )

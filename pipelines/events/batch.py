@@ -19,7 +19,7 @@ from ctr.pipelines.events.accounts import (
     sum_counters,
     write_rejects,
 )
-from ctr.pipelines.events.publish import begin_log
+from ctr.pipelines.events.publish import LATE_EVENTS, begin_log
 from ctr.pipelines.events.read import find_events, split_units
 from ctr.pipelines.events.run import (
     beam_options,
@@ -40,14 +40,14 @@ class EventsResult:
 
     Attributes:
         counts: of the events that were read.
-        intervals: published.
+        partitions: published.
         examples, clicks: in the log; clicks are examples with label 1.
-        counters: the sums of the intervals' counters.
+        counters: the sums of the partitions' counters.
         seconds: for each stage.
     """
 
     counts: EventCounts
-    intervals: int
+    partitions: int
     examples: int
     clicks: int
     counters: dict[str, int]
@@ -67,12 +67,13 @@ def ingest_events(
     Args:
         mapping: how events become examples.
         folders: with impressions and clicks (``ctr.pipelines.events.read.find_events``).
-        log: the log's folder. Every interval that the events reach is closed: what is published of it stays.
+        log: the log's folder. Every partition that the events reach is closed: what is published of it stays.
         max_reject_share: the job stops when a larger share of events, in [0, 1], is rejected.
         options: Beam's. The workers of another runner must see the same folders under the same paths.
 
     Raises:
-        InputError: no events, a damaged file, a missing column, too many rejects, or a log of something else.
+        InputError: no events, a damaged file, a missing column, too many rejects, or a log of something else,
+            or not a single example.
     """
     begun = time.perf_counter()
     mapping = with_pinned_teacher(mapping, log)
@@ -101,6 +102,12 @@ def ingest_events(
     seconds["total"] = time.perf_counter() - begun
     counters = sum_counters(published)
     check_conservation(counts, counters, 0)
+    if not any(manifest.rows for manifest in published):
+        shown = counts.impressions
+        raise InputError(
+            f"{log}: no example came of {shown.read} impressions, of which {shown.rejected} were rejected and "
+            f"{shown.late} came too late; see {log / 'rejects'} and {log / LATE_EVENTS}"
+        )
     return EventsResult(
         counts,
         len(published),

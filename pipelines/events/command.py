@@ -129,8 +129,8 @@ def _stream(arguments: argparse.Namespace, mapping: EventMapping) -> tuple[dict[
         stream_events(mapping, log, source, options, arguments.max_reject_share, stop)
     manifests = read_manifests(log)
     rows = sum(manifest.rows for manifest in manifests)
-    result = {"intervals": len(manifests), "rows": rows, "last_published": last_published(log)}
-    return result, f"{arguments.out}: {len(manifests)} intervals, {rows} examples"
+    result = {"partitions": len(manifests), "rows": rows, "last_published": last_published(log)}
+    return result, f"{arguments.out}: {len(manifests)} partitions, {rows} examples"
 
 
 def _tell(progress: "Progress", published: list[Manifest]) -> None:
@@ -140,7 +140,7 @@ def _tell(progress: "Progress", published: list[Manifest]) -> None:
 
 def _progress_text(progress: "Progress") -> str:
     return (
-        f"{progress.published} intervals, {progress.rows} examples published; {_counts_text(progress.counts)}; "
+        f"{progress.published} partitions, {progress.rows} examples published; {_counts_text(progress.counts)}; "
         f"{progress.pending} impressions pending"
     )
 
@@ -151,8 +151,8 @@ def _result_text(result: "EventsResult") -> str:
         f"{counters[name]} {name.replace('_', ' ')}" for name in sorted(counters) if counters[name]
     )
     return (
-        f"{result.examples} examples, {result.clicks} clicks, {result.intervals} intervals, "
-        f"{result.seconds['total']:.1f} s\n{_counts_text(result.counts)}\nin the intervals: {told}"
+        f"{result.examples} examples, {result.clicks} clicks, {result.partitions} partitions, "
+        f"{result.seconds['total']:.1f} s\n{_counts_text(result.counts)}\nin the partitions: {told}"
     )
 
 

@@ -135,7 +135,7 @@ def _check_conservation(rules: IntervalRules, start: int, joined: Joined) -> Non
     clicks = sum(counters[name] for name in TOLD_CLICKS)
     if joined.examples.num_rows + dropped != counters["impressions"] or clicks != counters["clicks"]:
         raise RuntimeError(
-            f"interval [{start}, {start + rules.length}): the counts do not add up: "
+            f"partition [{start}, {start + rules.length}): the counts do not add up: "
             f"{joined.examples.num_rows} examples, {counters}"
         )
 

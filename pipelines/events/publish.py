@@ -103,7 +103,7 @@ def _check_unpublished(log: Path, manifest: Manifest) -> None:
     path = manifest_path(log, manifest)
     if path.exists() and path.read_bytes() != manifest_bytes(manifest):
         raise InputError(
-            f"{log}: the interval [{manifest.start}, {manifest.end}) was published before with other content, which "
+            f"{log}: the partition [{manifest.start}, {manifest.end}) was published before with other content, which "
             "stays: events that came since belong to another log"
         )
 

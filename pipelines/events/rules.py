@@ -57,7 +57,7 @@ def interval_rules(mapping: EventMapping) -> IntervalRules:
     window, late_window = mapping.windows_us
     overlap = 0 if mapping.overlap is None else duration_us(mapping.overlap)
     return IntervalRules(
-        duration_us(mapping.interval), window, late_window, duration_us(mapping.delay), overlap
+        duration_us(mapping.partition), window, late_window, duration_us(mapping.delay), overlap
     )
 
 

@@ -192,7 +192,7 @@ class _Teacher(ModelHandler[JoinedAt, PredictionResult, Any]):
             if len(rows) and rows.query_time[0] <= learned:
                 raise InputError(
                     f"teacher {self._model}: it has learned from queries until {learned} us since 1970, and the "
-                    f"interval of {element.start} has some from {rows.query_time[0]}: a teacher scores what came later"
+                    f"partition of {element.start} has some from {rows.query_time[0]}: a teacher scores what came later"
                 )
             yield PredictionResult(element, score_rows(model, rows))
 

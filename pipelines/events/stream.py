@@ -138,7 +138,7 @@ def _keyed(staged: tuple[int, bytes]) -> tuple[bytes, tuple[int, bytes]]:
 def _publish(element: tuple[bytes, Iterable[tuple[int, bytes]]], log: Path) -> Iterator[int]:
     for start, content in sorted(element[1]):
         if content:
-            publish_manifest(log, parse_manifest(content, f"the staged interval from {start} on"))
+            publish_manifest(log, parse_manifest(content, f"the staged partition from {start} on"))
             yield start
 
 

@@ -20,7 +20,7 @@ KEYS = {
 CONTENT: dict[str, Any] = {
     "impressions": {**KEYS, "query_id": "query"},
     "clicks": KEYS,
-    "interval": "1h",
+    "partition": "1h",
     "click_window": "30m",
     "delay": "10m",
     "features": [{"name": "user", "kind": "category", "source": "user"}],
@@ -68,7 +68,8 @@ def test_hashed_impressions_have_the_columns_of_a_shard():
     ("path", "value", "message"),
     [
         ("delays", "1m", "delays"),
-        ("interval", "1 hour", "interval"),
+        ("partition", "1 hour", "partition"),
+        ("interval", "1h", "interval was renamed: use partition"),
         ("click_window", "0m", "click_window"),
         (
             "impressions.time",
@@ -93,7 +94,7 @@ def test_hashed_impressions_have_the_columns_of_a_shard():
         ("teacher", {"name": "a/b", "model": "models"}, "teacher.name"),
         ("largest_value", 0, "largest_value"),
         ("shard_rows", 0, "shard_rows"),
-        ("interval", "0s", "a duration is a whole number and a unit"),
+        ("partition", "0s", "a duration is a whole number and a unit"),
         ("click_window", "36501d", "36501d is longer than 36500d"),
         ("delay", "99999999999999d", "99999999999999d is longer than 36500d"),
         ("late_window", "60d", "less than a thousandth of both windows"),

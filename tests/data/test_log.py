@@ -181,7 +181,7 @@ def test_an_overlap_that_two_publishers_made_is_not_read(log: Path, tmp_path: Pa
     publish_interval(tmp_path / "other", SCHEMA, 500, 1500, make_rows(0))
     (path,) = (tmp_path / "other" / "manifests").iterdir()
     shutil.copy(path, log / "manifests")
-    with pytest.raises(InputError, match="overlaps the interval before it"):
+    with pytest.raises(InputError, match="overlaps the partition before it"):
         read_manifests(log)
 
 
@@ -195,7 +195,7 @@ def test_an_overlap_that_two_publishers_made_is_not_read(log: Path, tmp_path: Pa
             lambda t: pa.concat_tables([t.slice(0, 1), t]),
             "row 1 (example_id 0) repeats an example_id",
         ),
-        (1, 1000, lambda t: t, "interval [1, 1000) of "),
+        (1, 1000, lambda t: t, "partition [1, 1000) of "),
         (0, 900, lambda t: t, "holds query times from 0 to"),
         (1000, 1000, lambda t: t, "start must be below end"),
         (-1000, 1000, lambda t: t, "start must be below end, both from 0"),
@@ -326,12 +326,12 @@ def test_a_schema_whose_features_were_changed(log: Path) -> None:
     [
         ({"rows": 51}, "rows is not the sum over the shards"),
         ({"queries": 1}, "queries is not the sum over the shards"),
-        ({"end": 10}, "lie outside the interval"),
-        ({"start": 1}, "lie outside the interval"),
+        ({"end": 10}, "lie outside the partition"),
+        ({"start": 1}, "lie outside the partition"),
         ({"schema_version": "x"}, "written under schema x, but the log's schema is"),
         ({"format": 2}, "format: 2 is not allowed"),
         ({"shards": [{"file": "../../etc/passwd"}]}, "'../../etc/passwd' is not allowed"),
-        ({"end": 2000, "rows": 0, "queries": 0, "shards": []}, "names another interval"),
+        ({"end": 2000, "rows": 0, "queries": 0, "shards": []}, "names another partition"),
     ],
 )
 def test_a_changed_manifest_is_refused(log: Path, values: dict[str, Any], message: str) -> None:

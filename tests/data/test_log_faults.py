@@ -296,7 +296,7 @@ SAME_TIME = [with_times(part, 3000) for part in ROWS]
 @pytest.mark.parametrize(
     ("parts", "change", "rows", "message"),
     [
-        (ROWS, lambda shards: shards.append(shards[2]), 0, "not the name of that shard of this interval"),
+        (ROWS, lambda shards: shards.append(shards[2]), 0, "not the name of that shard of this partition"),
         (ROWS, lambda shards: shards.reverse(), 0, "shard 0 is .*: not the name of that shard"),
         (ROWS, lambda shards: shards.pop(1), 0, "shard 1 is .*: not the name of that shard"),
         (ROWS, set_of(1, file="a.parquet"), 0, r"shard 1 is a\.parquet: not the name"),

@@ -32,7 +32,7 @@ CONTENT = {
         "zip3": {"from": "zip", "prefix": 3},
         "copy": {"from": "z"},
     },
-    "interval": "1d",
+    "partition": "1d",
     "features": [
         {"name": "user", "kind": "category", "source": "user"},
         {"name": "hour", "kind": "category", "source": "hour"},
@@ -75,13 +75,13 @@ def test_columns():
     assert mapping.number_sources == ("item_price",)
     assert mapping.text_sources == ("user", "hour", "zip3", "copy", "tags", "item_title")
     assert mapping.list_sources == {"tags": "|"}
-    assert mapping.interval_us == 86_400_000_000
+    assert mapping.partition_us == 86_400_000_000
     assert mapping.query.session.gap_us == 1_800_000_000
     assert [feature.name for feature in mapping.feature_schema.features][-1] == "user_x_price"
 
 
 def test_what_may_be_left_out():
-    content = {key: CONTENT[key] for key in ("input", "time", "label", "interval")}
+    content = {key: CONTENT[key] for key in ("input", "time", "label", "partition")}
     mapping = parse({**content, "features": CONTENT["features"][:1]})
     assert (mapping.joins, mapping.query, mapping.example_id, mapping.weight, mapping.derive) == (
         (),
@@ -126,8 +126,9 @@ def test_what_may_be_left_out():
         ("label", {"column": "r", "op": ">="}, "both op and value"),
         ("label", "event >= buy", ">= compares numbers"),
         ("label", 1, "label: 1"),
-        ("interval", "0h", "a duration is a whole number and a unit"),
-        ("interval", ..., "interval: missing"),
+        ("partition", "0h", "a duration is a whole number and a unit"),
+        ("partition", ..., "partition: missing"),
+        ("interval", "1h", "interval was renamed: use partition"),
         ("shard_rows", 0, "shard_rows: 0"),
         ("derive.hour.from", "at", "part and every are taken of the row's time: from: time"),
         ("derive.hour.prefix", 2, "part, every, prefix and cast exclude each other"),
@@ -150,9 +151,11 @@ def test_faults_are_named_by_their_path(path, value, message):
 
 
 def test_all_faults_are_told_together():
-    content = changed("interval", "soon")
+    content = changed("partition", "soon")
     content["shard_rows"] = 0
-    with pytest.raises(InputError, match=r"interval: 'soon'.*shard_rows: 0|shard_rows: 0.*interval: 'soon'"):
+    with pytest.raises(
+        InputError, match=r"partition: 'soon'.*shard_rows: 0|shard_rows: 0.*partition: 'soon'"
+    ):
         parse(content)
 
 

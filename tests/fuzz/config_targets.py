@@ -184,7 +184,7 @@ def _parse_mapping(folder: Path, content: bytes) -> None:
     mapping = load_mapping(put(folder / "mapping.yaml", content))
     _require_stable(mapping)
     require_usable(mapping.feature_schema)
-    assert 0 < mapping.interval_us < 2**62
+    assert 0 < mapping.partition_us < 2**62
     assert mapping.raw_columns and mapping.list_sources is not None
 
 

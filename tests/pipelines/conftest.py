@@ -54,7 +54,7 @@ def base_content(**changes: Any) -> dict[str, Any]:
         "label": "rating >= 4",
         "weight": "weight",
         "derive": {"hour": {"from": "time", "part": "hour"}, "zone": {"from": "code", "prefix": 2}},
-        "interval": "1h",
+        "partition": "1h",
         "features": FEATURES,
     }
     return {key: value for key, value in {**content, **changes}.items() if value is not None}
@@ -252,8 +252,10 @@ def read_rejects(folder: Path) -> list[dict[str, Any]]:
 
 
 def log_bytes(folder: Path) -> dict[str, bytes]:
-    """Every file of a log by its name."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    """Every file of a log by its name, but what ingests remember of the files that they were given."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    named = ((path.relative_to(folder), path) for path in files)
+    return {str(name): path.read_bytes() for name, path in named if name.parts[0] != ".ingest"}
 
 
 @pytest.fixture(scope="session")

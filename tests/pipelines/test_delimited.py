@@ -8,6 +8,7 @@ from ctr.config import parse_model
 from ctr.data.mapping import DelimitedInput
 from ctr.errors import InputError
 from ctr.pipelines.delimited import delimited_columns, read_delimited
+from ctr.pipelines.quotes import TEXT_AFTER, UNCLOSED
 from ctr.pipelines.sources import SourceFile
 
 
@@ -100,3 +101,111 @@ def test_rows_are_numbered_past_bad_ones(tmp_path, good, block_bytes):
     )
     assert rows == [(2 + place, (b"%d" % place,)) for place, ok in enumerate(good) if ok]
     assert rejects == [(2 + place, "wrong number of fields") for place, ok in enumerate(good) if not ok]
+
+
+@pytest.mark.parametrize("block_bytes", [64, 100, 1 << 20])
+def test_a_quote_that_is_never_closed_costs_its_own_line(tmp_path, block_bytes):
+    lines = [b"%d,x" % place for place in range(1000)]
+    lines[10] = b'10,"x'
+    rows, rejects = read(write(tmp_path, b"\n".join([b"a,b", *lines]) + b"\n"), ["a"], block_bytes)
+    assert rows == [(2 + place, (b"%d" % place,)) for place in range(1000) if place != 10]
+    assert rejects == [(12, "a quote is never closed")]
+    # Quoted values after it stand as they are.
+    lines[500] = b'500,"y, ""z"""'
+    rows, rejects = read(write(tmp_path, b"\n".join([b"a,b", *lines]) + b"\n"), ["a", "b"], block_bytes)
+    assert rejects == [(12, "a quote is never closed")]
+    assert (502, (b"500", b'y, "z"')) in rows
+    assert len(rows) == 999
+
+
+@pytest.mark.parametrize("block_bytes", [64, 1 << 20])
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'"3"x,y', "text after a closing quote"),
+        (b'3,"y"z', "text after a closing quote"),
+        (b'3,"y" ', "text after a closing quote"),
+        (b'3,"y""', "a quote is never closed"),
+        (b'"3,y', "a quote is never closed"),
+        (b'3,"', "a quote is never closed"),
+    ],
+)
+def test_malformed_quotes(tmp_path, line, reason, block_bytes):
+    for end in (b"\n", b"\r\n"):
+        for after in (end + b'4,"y"' + end + b"5,y", b""):
+            path = write(tmp_path, end.join([b"a,b", b'1,"two' + end + b'lines"', b"", b"2,y", line]) + after)
+            rows, rejects = read(path, ["a"], block_bytes)
+            assert rejects == [(4, reason)]
+            numbered = [(2, (b"1",)), (3, (b"2",)), (5, (b"4",)), (6, (b"5",))]
+            assert rows == (numbered if after else numbered[:2])
+
+
+def test_the_line_and_what_is_allowed_are_shown(tmp_path):
+    path = write(tmp_path, b'\xef\xbb\xbf"a","b"\n1,"caf\xe9"x\n')
+    form = parse_model(DelimitedInput, {"type": "csv"}, "test")
+    (chunk,) = [c for c in read_delimited(SourceFile(0, path, "x.csv"), form, ["a"], 1 << 20) if c.rejects]
+    (reject,) = chunk.rejects
+    assert (reject.row, reject.key, reject.value) == (2, "line", '1,"caf\\xe9"x')
+    assert reject.allowed.startswith("a quoted value ends with a quote")
+
+
+def test_quotes_within_a_field_are_plain_and_one_column_has_its_faults_too(tmp_path):
+    path = write(tmp_path, b'a,b\n5" disk,x"y"\n"5"" disk",""\n')
+    assert read(path, ["a", "b"]) == ([(2, (b'5" disk', b'x"y"')), (3, (b'5" disk', None))], [])
+    path = write(tmp_path, b'a\n"1"\n"2"x\n3\n')
+    assert read(path, ["a"]) == ([(2, (b"1",)), (4, (b"3",))], [(3, "text after a closing quote")])
+
+
+def plain_records(text):
+    """The rules in plain Python: each record's first line at fault, or its fields; none of empty lines."""
+    found = []
+    place = 0
+    while place < len(text):
+        fields, at, fault = [], place, False
+        while True:
+            if text[at : at + 1] == '"':
+                value, at = "", at + 1
+                while text[at : at + 2] == '""' or text[at : at + 1] not in ("", '"'):
+                    pair = text[at : at + 2] == '""'
+                    value, at = value + text[at], at + (2 if pair else 1)
+                fault = at >= len(text) or text[at + 1 : at + 2] not in ("", ",", "\n")
+                at += 1
+            else:
+                end = min(spot for spot in (text.find(",", at), text.find("\n", at), len(text)) if spot >= 0)
+                value, at = text[at:end], end
+            fields.append(value)
+            if fault or text[at : at + 1] != ",":
+                break
+            at += 1
+        end = text.find("\n", place) + 1 or len(text)
+        if fault:
+            found.append(None)
+            place = end
+            continue
+        if text[place:at]:
+            found.append(fields)
+        place = at + 1
+    return found
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    pieces=st.lists(st.sampled_from(['"', '"', ",", "\n", "x", "x", '"x"', '""', "x,y\n"]), max_size=40),
+    block_bytes=st.integers(60, 90),
+)
+def test_any_text_with_quotes_is_read_by_the_rules(tmp_path, pieces, block_bytes):
+    text = "".join(pieces)
+    rows, rejects = read(
+        write(tmp_path, text.encode()), ["a", "b"], block_bytes, header=False, columns=["a", "b"]
+    )
+    records = plain_records(text)
+    expected = [
+        (number, tuple(value.encode() or None for value in fields))
+        for number, fields in enumerate(records, 1)
+        if fields is not None and len(fields) == 2
+    ]
+    assert rows == expected
+    quotes = [row for row, reason in rejects if reason in (UNCLOSED, TEXT_AFTER)]
+    assert quotes == [number for number, fields in enumerate(records, 1) if fields is None]
+    others = {row for row, reason in rejects} - set(quotes)
+    assert others == {number for number, fields in enumerate(records, 1) if fields and len(fields) != 2}

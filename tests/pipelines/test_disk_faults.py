@@ -17,14 +17,14 @@ TABLE = """\
 input: {type: csv}
 time: {column: t, unit: s}
 label: {column: click}
-interval: 1h
+partition: 1h
 features:
   - {name: user, kind: category, source: user, buckets: 50}
 """
 EVENTS = """\
 impressions: {input: {type: jsonl}, time: {column: t, unit: s}, impression_id: i, query_id: q}
 clicks: {input: {type: jsonl}, time: {column: t, unit: s}, impression_id: i}
-interval: 10s
+partition: 10s
 click_window: 5s
 delay: 1s
 features:

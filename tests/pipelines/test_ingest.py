@@ -12,7 +12,9 @@ import pytest
 
 from ctr.data.log import list_intervals
 from ctr.errors import InputError
-from ctr.pipelines import ingest as ingest_module
+from ctr.pipelines import ingest_state as state_module
+from ctr.pipelines import partitions as partitions_module
+from ctr.pipelines.examples import ExampleMaker
 from ctr.pipelines.ingest import ingest
 from ctr.pipelines.spill import IntervalSpill
 
@@ -44,9 +46,9 @@ def test_the_log_is_that_of_a_plain_ingestion(tmp_path, helpers, suffix, query):
         expected[0]["query_time"],
         expected[-1]["query_time"],
     )
-    assert result.intervals == list_intervals(tmp_path / "log")
+    assert result.partitions == list_intervals(tmp_path / "log")
     hours = {e["query_time"] // helpers.HOUR_US for e in expected}
-    assert [start for start, _ in result.intervals] == [hour * helpers.HOUR_US for hour in sorted(hours)]
+    assert [start for start, _ in result.partitions] == [hour * helpers.HOUR_US for hour in sorted(hours)]
     assert result.rejects_file is None
 
 
@@ -158,25 +160,26 @@ def test_ingesting_again_changes_nothing(tmp_path, helpers):
         results.append(ingest(mapping, [path], tmp_path / "log", max_reject_share=0.02))
         logs.append(helpers.log_bytes(tmp_path / "log"))
     assert logs[0] == logs[1]
-    assert results[0].intervals == results[1].intervals
+    assert results[0].partitions == results[1].partitions
     # A later run without rejects does not leave the old ones standing.
     rows[5]["rating"] = "1"
     helpers.write_rows(tmp_path / "in", rows)
-    with pytest.raises(InputError, match="published before with other content"):
+    with pytest.raises(InputError, match=r"fall into 1 closed partition.*rows.csv was added before"):
         ingest(mapping, [path], tmp_path / "log")
     assert helpers.read_rejects(tmp_path / "log") == []
 
 
-@pytest.mark.parametrize("stage", ["transform", "spill", "load", "publish"])
+@pytest.mark.parametrize("stage", ["transform", "spill", "load", "stage", "publish"])
 def test_a_failure_anywhere_is_made_good_by_the_next_run(tmp_path, helpers, monkeypatch, stage):
     path = helpers.write_rows(tmp_path / "in", helpers.make_rows(200, seed=9))
     mapping = helpers.make_mapping()
     ingest(mapping, [path], tmp_path / "whole", block_bytes=5000)
     target, name = {
-        "transform": (ingest_module.ExampleMaker, "make"),
+        "transform": (ExampleMaker, "make"),
         "spill": (IntervalSpill, "append"),
         "load": (IntervalSpill, "take"),
-        "publish": (ingest_module, "publish_interval"),
+        "stage": (partitions_module, "stage_interval"),
+        "publish": (state_module, "publish_manifest"),
     }[stage]
     original = getattr(target, name)
     calls = []
@@ -200,15 +203,15 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from ctr.data.mapping import load_mapping
-from ctr.pipelines import ingest as module
-original = module.publish_interval
-def slow(*arguments, **options):
-    manifest = original(*arguments, **options)
+from ctr.pipelines import ingest_state as module
+from ctr.pipelines.ingest import ingest
+original = module.publish_manifest
+def slow(*arguments):
+    original(*arguments)
     print("published", flush=True)
     time.sleep(0.5)
-    return manifest
-module.publish_interval = slow
-module.ingest(load_mapping(Path(sys.argv[1])), [Path(sys.argv[2])], Path(sys.argv[3]))
+module.publish_manifest = slow
+ingest(load_mapping(Path(sys.argv[1])), [Path(sys.argv[2])], Path(sys.argv[3]))
 """
 
 
@@ -249,15 +252,27 @@ def test_half_written_files_of_a_killed_run_go_and_those_of_others_stay(tmp_path
 
 def test_shards_follow_the_mapping(tmp_path, helpers):
     path = helpers.write_rows(tmp_path / "in", helpers.make_rows(200, seed=11))
-    ingest(helpers.make_mapping(query=None, interval="1d", shard_rows=50), [path], tmp_path / "log")
+    ingest(helpers.make_mapping(query=None, partition="1d", shard_rows=50), [path], tmp_path / "log")
     assert len(list((tmp_path / "log" / "shards").iterdir())) == 4
 
 
-def test_a_file_with_only_a_header_gives_an_empty_log(tmp_path, helpers):
+def test_a_file_with_only_a_header_is_an_error_and_makes_no_log(tmp_path, helpers):
     path = helpers.write_rows(tmp_path / "in", [])
-    result = ingest(helpers.make_mapping(), [path], tmp_path / "log")
-    assert (result.rows, result.intervals, result.first_time_us, result.last_time_us) == (0, [], None, None)
-    assert helpers.read_log(tmp_path / "log") == []
+    with pytest.raises(InputError, match=r"nothing was added: no row in rows\.csv"):
+        ingest(helpers.make_mapping(), [path], tmp_path / "log")
+    assert helpers.log_bytes(tmp_path / "log") == {}
+
+
+def test_an_input_of_which_every_row_is_rejected_is_an_error(tmp_path, helpers):
+    rows = helpers.make_rows(20)
+    for row in rows:
+        row["rating"] = "bad"
+    path = helpers.write_rows(tmp_path / "in", rows)
+    with pytest.raises(
+        InputError, match=r"all 20 rows of rows\.csv were rejected, most often label: not a label"
+    ):
+        ingest(helpers.make_mapping(), [path], tmp_path / "log", max_reject_share=1)
+    assert len(helpers.read_rejects(tmp_path / "log")) == 20
 
 
 def test_a_log_of_other_features_is_refused_before_reading(tmp_path, helpers):
@@ -298,7 +313,7 @@ def test_a_share_outside_0_to_1_is_refused(tmp_path, helpers, share):
 def test_a_lost_row_ends_the_run(tmp_path, helpers, monkeypatch):
     path = helpers.write_rows(tmp_path / "in", helpers.make_rows(50))
     monkeypatch.setattr(IntervalSpill, "append", lambda self, table: None)
-    with pytest.raises(RuntimeError, match="50 rows were read, but 0 published and 0 rejected"):
+    with pytest.raises(RuntimeError, match="50 rows were read and 0 were held back before, but 0 published"):
         ingest(helpers.make_mapping(), [path], tmp_path / "log")
 
 

@@ -40,6 +40,6 @@ def test_rows_of_an_hour_that_is_published_are_refused(tmp_path, helpers):
     path = helpers.write_rows(tmp_path / "in", kept, name="kept")
     ingest(mapping, [path], tmp_path / "log")
     before = helpers.read_log(tmp_path / "log")
-    with pytest.raises(InputError, match=r"published before with other content; the first one stays"):
+    with pytest.raises(InputError, match=r"1 of 1 rows fall into 1 closed partition: late\.csv \(1\)"):
         ingest(mapping, [helpers.write_rows(tmp_path / "in", late, name="late")], tmp_path / "log")
     assert helpers.read_log(tmp_path / "log") == before

@@ -125,7 +125,7 @@ def mapping():
         "example_id": "example_id",
         "label": "clicked",
         "derive": {"hour": {"from": "time", "part": "hour"}},
-        "interval": "1d",
+        "partition": "1d",
         "features": FEATURES,
     }
     return parse_model(Mapping, content, "test")

@@ -188,10 +188,10 @@ def test_intervals(interval):
         "input": {"type": "csv"},
         "time": {"column": "t", "unit": "s"},
         "label": "l",
-        "interval": interval,
+        "partition": interval,
         "features": [{"name": "a", "kind": "category", "source": "a"}],
     }
-    with pytest.raises(InputError, match="interval"):
+    with pytest.raises(InputError, match="partition"):
         parse_model(Mapping, json.loads(json.dumps(content)), "test")
 
 

@@ -164,7 +164,7 @@ def test_a_mapping(case, place):
         "label": "clicked",
         "example_id": "impression",
         "derive": {"title": {"from": "headline"}, "hour": {"from": "time", "part": "hour"}},
-        "interval": "1d",
+        "partition": "1d",
         "features": [{"name": "user", "kind": "category", "source": "user:id", "buckets": 9}],
     }
     (place / "mapping.yaml").write_text(json.dumps(mapping))

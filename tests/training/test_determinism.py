@@ -100,7 +100,7 @@ def test_an_ingest_gives_the_bytes_of_any_other(root: Path, tmp_path: Path) -> N
         "time": {"column": "time", "unit": "s"},
         "query": {"session": {"by": "user", "gap": "600s"}},
         "label": "click == 1",
-        "interval": "1h",
+        "partition": "1h",
         "features": [
             {"name": "user", "kind": "category", "source": "user", "buckets": 50},
             {"name": "item", "kind": "category", "source": "item", "buckets": 60},

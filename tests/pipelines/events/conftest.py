@@ -56,7 +56,7 @@ def content(form: str = "jsonl", **changes: Any) -> dict[str, Any]:
     made: dict[str, Any] = {
         "impressions": {**times, "query_id": "query_id", "weight": "weight"},
         "clicks": dict(times),
-        "interval": "20s",
+        "partition": "20s",
         "click_window": "10s",
         "delay": "5s",
         "features": [

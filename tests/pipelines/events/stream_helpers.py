@@ -46,7 +46,7 @@ def mapping(**changes: Any) -> EventMapping:
     content = {
         "impressions": {**times, "query_id": "query"},
         "clicks": times,
-        "interval": f"{LENGTH}s",
+        "partition": f"{LENGTH}s",
         "click_window": f"{WINDOW}s",
         "delay": f"{DELAY}s",
         "features": [{"name": "color", "kind": "category", "source": "color", "vocabulary": ["red", "blue"]}],

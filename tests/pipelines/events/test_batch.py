@@ -117,7 +117,7 @@ def test_every_form_of_the_simulated_events_becomes_the_same_log(
     logs = {}
     for form in ("parquet", "jsonl", "csv", "csv.gz"):
         log = tmp_path / f"{form} log"
-        result = ingest(shipped(form.partition(".")[0], interval="6h"), tmp_path / form, log)
+        result = ingest(shipped(form.partition(".")[0], partition="6h"), tmp_path / form, log)
         assert result.counts.impressions.late > 0
         assert result.counters["duplicate_impressions"] > 0
         logs[form] = made.published(log)
@@ -130,7 +130,7 @@ def test_simulated_events_of_which_nothing_is_late_become_the_simulated_log(
     simulated: Any, shipped: Any, tmp_path: Path
 ) -> None:
     folder = simulated(**NOTHING_LATE, duplicate_share=0.2)
-    mapping = shipped("parquet", interval="1d", click_window="1h", delay="1d")
+    mapping = shipped("parquet", partition="1d", click_window="1h", delay="1d")
     result = ingest(mapping, merged(folder / "events", tmp_path / "events"), tmp_path / "log")
     assert result.counters["duplicate_impressions"] > 0
     shards = [
@@ -237,7 +237,7 @@ def test_all_events_are_accounted_for(
     assert result.examples == counters["impressions"] - sum(counters[name] for name in NOT_PUBLISHED)
     assert counters["clicks"] == sum(counters[name] for name in TOLD_CLICKS)
     assert all(counters[name] > 0 for name in (*TOLD_CLICKS, *NOT_PUBLISHED) if name != "sampled_out")
-    assert result.intervals == len(manifests) > 3
+    assert result.partitions == len(manifests) > 3
     assert result.examples == sum(manifest.rows for manifest in manifests)
     unmatched = made.read_side(log, "unmatched")
     assert len(unmatched) == counters["late_clicks"] + counters["orphan_clicks"]
@@ -318,11 +318,16 @@ def test_one_kind_alone_and_empty_files_are_events(kind: str, made: Any, events:
     made.write_files(tmp_path / "events", [(f"{kind}/0.jsonl", made.encode(events[kind], "jsonl"))])
     other = "clicks" if kind == "impressions" else "impressions"
     made.write_files(tmp_path / "events", [(f"{other}/0.jsonl", b"")])
-    result = ingest(made.mapping(), tmp_path / "events", tmp_path / "log")
-    assert (result.examples > 0) == (kind == "impressions")
-    assert result.clicks == 0
-    if kind == "clicks":
-        assert result.counters["orphan_clicks"] == len(made.read_side(tmp_path / "log", "unmatched")) > 0
+    if kind == "impressions":
+        result = ingest(made.mapping(), tmp_path / "events", tmp_path / "log")
+        assert result.examples > 0
+        assert result.clicks == 0
+        return
+    # Clicks alone are accounted for, but make no example: that is an error.
+    with pytest.raises(InputError, match="no example came of 0 impressions"):
+        ingest(made.mapping(), tmp_path / "events", tmp_path / "log")
+    counters = [manifest.counters["orphan_clicks"] for manifest in read_manifests(tmp_path / "log")]
+    assert sum(counters) == len(made.read_side(tmp_path / "log", "unmatched")) > 0
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv.gz"])

@@ -45,7 +45,7 @@ def test_a_drained_job_is_the_batch_job_and_ends_by_itself(jobs, traffic, tmp_pa
     ):
         status, said, complaints = jobs.ended(process)
     assert (status, complaints) == (0, "")
-    assert said.startswith(f"{log}: {traffic.intervals} intervals, ")
+    assert said.startswith(f"{log}: {traffic.intervals} partitions, ")
     assert jobs.published(log) == traffic.whole
     assert len(traffic.whole) > 50
 
@@ -102,7 +102,7 @@ def test_a_killed_job_goes_on_from_its_checkpoint_without_what_it_has_read(jobs,
         jobs.wait(lambda: jobs.manifests(log) >= traffic.intervals, process)
         status, said, complaints = jobs.told_to_stop(process, signal.SIGTERM)
     assert (status, complaints) == (0, "")
-    assert said.startswith(f"{log}: {traffic.intervals} intervals, ")
+    assert said.startswith(f"{log}: {traffic.intervals} partitions, ")
     assert jobs.published(log) == traffic.whole
 
 

@@ -91,7 +91,7 @@ def test_hashed_impressions_are_no_records():
     content = {
         "impressions": {**source, "query_id": "q", "hashed": True},
         "clicks": source,
-        "interval": "1h",
+        "partition": "1h",
         "click_window": "1h",
         "delay": "1s",
         "features": [{"name": "a", "kind": "category", "source": "a", "buckets": 2}],

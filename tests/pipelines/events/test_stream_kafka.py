@@ -117,7 +117,7 @@ def test_topics_become_the_log_of_the_batch_job_and_bad_records_are_set_aside(
         jobs.wait(lambda: jobs.manifests(log) >= traffic.intervals, process)
         status, said, complaints = jobs.told_to_stop(process, signal.SIGINT)
     assert (status, complaints) == (0, "")
-    assert said.startswith(f"{log}: {traffic.intervals} intervals, ")
+    assert said.startswith(f"{log}: {traffic.intervals} partitions, ")
     assert jobs.published(log) == traffic.whole
     found = [json.loads(line) for path in (log / "rejects").iterdir() for line in path.open()]
     assert {reject["file"] for reject in found} == {"impressions/0"}

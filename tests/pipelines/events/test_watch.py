@@ -215,7 +215,7 @@ def test_a_kind_that_is_silent_for_long_holds_nothing_back(
 
 
 def test_when_all_are_silent_time_goes_on(made: Any, tmp_path: Path) -> None:
-    mapping = made.mapping(interval="100ms", click_window="50ms", delay="50ms")
+    mapping = made.mapping(partition="100ms", click_window="50ms", delay="50ms")
     event = made.draw_events(3)["impressions"][0]
     settings = WatchSettings(poll_seconds=0.02, settle_seconds=0, idle_seconds=0.1)
     published: list[Manifest] = []
@@ -523,7 +523,7 @@ def test_a_log_of_another_mapping_is_refused(made: Any, files: list[File], tmp_p
     folder = made.write_files(tmp_path / "events", files)
     drain(made.mapping(), folder, tmp_path / "log")
     with pytest.raises(InputError, match="started with another configuration"):
-        drain(made.mapping(interval="40s"), folder, tmp_path / "log")
+        drain(made.mapping(partition="40s"), folder, tmp_path / "log")
 
 
 def test_a_log_that_was_made_at_once_is_not_followed(
