@@ -245,7 +245,7 @@ print(sorted({{"tensorflow", "tf_keras", "apache_beam"}} & set(sys.modules)))
 def test_what_is_wrong_at_once_is_told_at_once(place, root, fresh_python):
     (place / "bad.yaml").write_text("seed: x\n")
     (place / "table.yaml").write_text(
-        "{input: {type: csv}, time: {column: t, unit: s}, label: y, interval: 1d, "
+        "{input: {type: csv}, time: {column: t, unit: s}, label: y, partition: 1d, "
         "features: [{name: a, kind: category, source: a, buckets: 9}]}"
     )
     faults = {
@@ -255,7 +255,7 @@ def test_what_is_wrong_at_once_is_told_at_once(place, root, fresh_python):
         "train log --config bad.yaml --out run": "seed: 'x' is not allowed",
         "train log --config run.yaml --out log": "log is neither empty nor a run directory",
         "train log --config run.yaml --out run --set metrics.slices=[b]": "metrics.slices names b",
-        "train log --config run.yaml --out run --init-from none": "--init-from none: this is no run directory",
+        "train log --config run.yaml --out run --init-from none": "--init-from none: not a run directory",
         "train log --follow --config bad.yaml --out run": "seed: 'x' is not allowed",
         "ingest mind nowhere --out new": "input nowhere: no such file",
         "ingest table nowhere --mapping no.yaml --out new": "mapping no.yaml: no such file",
@@ -349,7 +349,7 @@ def test_train_without_a_configuration_takes_the_defaults(place, capfd):
     assert (place / "other" / "config.yaml").read_text() == (place / "run" / "config.yaml").read_text()
     capfd.readouterr()
     wrong = ("train", "log", "--out", "wrong", "--set", "seed=x")
-    assert error_line(capfd, wrong) == "settings: seed: 'x' is not allowed: a number is needed"
+    assert error_line(capfd, wrong) == "settings: seed: 'x' is not allowed: a number is required"
 
 
 def test_runs_that_cannot_be_compared_or_reported(place, capfd):
@@ -431,7 +431,7 @@ def test_a_sampled_log_is_a_log_to_train_on(place, capfd):
 def test_samplings_that_are_refused(place, capfd):
     line = error_line(capfd, (*SAMPLE[:-1], "non_click_rate=0.001"))
     assert line.startswith("settings: ") and "non_click_rate is 0.001, below min_rate 0.01" in line
-    assert "rate: unknown key; allowed: non_click_rate" in error_line(capfd, (*SAMPLE, "--set", "rate=1"))
+    assert "rate: unknown key; allowed: min_rate, non_click_rate" in error_line(capfd, (*SAMPLE, "--set", "rate=1"))
     assert "config no.yaml: no such file" in error_line(capfd, (*SAMPLE, "--config", "no.yaml"))
     assert "nowhere is not an example log" in error_line(capfd, ("sample", "nowhere", "--name", "half"))
     assert "a name is made of letters" in error_line(capfd, ("sample", "log", "--name", "a b"))

@@ -41,7 +41,7 @@ MAPPING = """
 input: {type: csv}
 time: {column: t, unit: s}
 label: y
-interval: 1d
+partition: 1d
 features: [{name: a, kind: category, source: a, buckets: 9}]
 """
 

@@ -50,7 +50,7 @@ def test_a_mapping_reads_back_what_it_was_written_as():
 
 
 def test_a_teacher_scores_this_log_alone():
-    low_loss = {"teacher": "t", "below": 0.1, "log": "elsewhere"}
+    low_loss = {"teacher": "t", "max_loss": 0.1, "log": "elsewhere"}
     sampling = {"name": "s", "rule": {"uninformative": {"rate": 0.5, "low_loss": low_loss}}}
     content = {**CONTENT, "sampling": sampling, "teacher": {"name": "t", "model": "models"}}
     with pytest.raises(InputError, match="the teacher scores this log"):
@@ -86,7 +86,7 @@ def test_hashed_impressions_have_the_columns_of_a_shard():
             "sampling",
             {
                 "name": "s",
-                "rule": {"uninformative": {"rate": 0.1, "low_loss": {"teacher": "t", "below": 0.1}}},
+                "rule": {"uninformative": {"rate": 0.1, "low_loss": {"teacher": "t", "max_loss": 0.1}}},
             },
             "t is not the teacher here",
         ),
@@ -100,7 +100,7 @@ def test_hashed_impressions_have_the_columns_of_a_shard():
         ("late_window", "60d", "less than a thousandth of both windows"),
         ("clicks.topic", "a b", "topic"),
         ("clicks.query_id", "q", "query_id"),
-        ("features", [{"name": "a", "kind": "category", "source": "a"}] * 2, "features"),
+        ("features", [{"name": "a", "kind": "category", "source": "a"}] * 2, "feature a is named twice"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(path, value, message):
