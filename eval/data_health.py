@@ -128,9 +128,9 @@ def read_data_health(folder: Path) -> DataHealth | None:
 
 def _feature(entry: dict[str, Any]) -> FeatureHealth:
     counts = {name: _count(name, entry[name]) for name in _COUNTS}
-    if counts["buckets"] < 2 or counts["distinct_ids"] >= counts["buckets"]:
+    if counts["buckets"] < 2 or counts["distinct_ids"] > counts["buckets"]:
         raise ValueError(
-            f"distinct_ids must be below buckets, got {counts['distinct_ids']} and {counts['buckets']}"
+            f"distinct_ids must be at most buckets, got {counts['distinct_ids']} and {counts['buckets']}"
         )
     counted = counts.pop("counted")
     top = []

@@ -47,6 +47,12 @@ class IdCounts:
         self._places = [
             np.array([self.features.index(f.name) for f in layout.features]) for layout in self.layouts
         ]
+        # Where a missing value of each single-valued feature is counted, and which features these are.
+        is_single = [np.array([f.single is not None for f in layout.features]) for layout in self.layouts]
+        self._zeros = [
+            (bounds[:-1][single] + MISSING_ID, places[single])
+            for bounds, places, single in zip(self._bounds, self._places, is_single, strict=True)
+        ]
         self._single = np.array([self.features.index(name) for name in schema.single_valued], np.int64)
         self._multivalent = [(self.features.index(name), name) for name in schema.multivalent]
 
@@ -60,18 +66,21 @@ class IdCounts:
         self.batches += 1
         self.window[:, _ROWS] += rows
         self.window[self._single, _VALUES] += rows
-        for layout, bounds, places, plan in zip(
-            self.layouts, self._bounds, self._places, feed.plans, strict=True
+        for layout, bounds, places, zeros, plan in zip(
+            self.layouts, self._bounds, self._places, self._zeros, feed.plans, strict=True
         ):
             ids, counts, seen = plan.distinct[: plan.distinct_count], plan.counts, self.seen[layout.name]
-            # Id 0 of a feature, a missing value, is in no way new.
-            missing = np.searchsorted(ids, bounds[:-1] + MISSING_ID)
-            is_there = ids[np.minimum(missing, len(ids) - 1)] == bounds[:-1] + MISSING_ID
+            if not len(ids):
+                continue
+            # A missing value is in no way new. Features with several values a row have none in its place.
+            ids_missing, features = zeros
+            at = np.minimum(np.searchsorted(ids, ids_missing), len(ids) - 1)
+            is_there = ids[at] == ids_missing
             if is_there.any():
-                without = np.where(is_there, counts[np.minimum(missing, len(ids) - 1)], 0)
-                self.window[places, _MISSING] += without
-                self.window[places, _VALUES] -= without
-                seen[ids[missing[is_there]]] = True
+                without = np.where(is_there, counts[at], 0)
+                self.window[features, _MISSING] += without
+                self.window[features, _VALUES] -= without
+                seen[ids[at[is_there]]] = True
             new = np.flatnonzero(~seen[ids])
             if len(new):
                 seen[ids[new]] = True
@@ -132,7 +141,8 @@ def write_data_health(
     features = []
     for feature in schema.features:
         seen, counted = (array.copy() for array in counts.of(feature.name))
-        seen[MISSING_ID], counted[MISSING_ID] = False, 0
+        if feature.name in schema.single_valued:
+            seen[MISSING_ID], counted[MISSING_ID] = False, 0
         top = np.lexsort((np.arange(len(counted)), -counted.astype(np.int64)))[:TOP_IDS]
         features.append(
             {
