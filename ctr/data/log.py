@@ -185,7 +185,7 @@ def read_schema_file(path: Path, absent: str) -> Schema:
     content = read_json_object(path, absent)
     form = content.pop("format", None)
     if form not in (_FIRST_SCHEMA_FORMAT, _SCHEMA_FORMAT):
-        raise InputError(f"{path}: this is not a log of format {_SCHEMA_FORMAT}")
+        raise InputError(f"{path}: this is not a log of format {_FIRST_SCHEMA_FORMAT} or {_SCHEMA_FORMAT}")
     version = content.pop("version", None)
     if form == _FIRST_SCHEMA_FORMAT:
         content["spelling"] = "text"

@@ -298,8 +298,8 @@ def change_manifest(path: Path, **values: Any) -> None:
     [
         ({"features": []}, "features"),
         ({"version": "0" * 16}, "do not match the recorded version 0000000000000000: the file was changed"),
-        ({"format": 2}, "this is not a log of format 1"),
-        ({"more": 1}, "more: unknown key; allowed: features"),
+        ({"format": 3}, "this is not a log of format 1 or 2"),
+        ({"more": 1}, "more: unknown key; allowed: derive, features, spelling"),
     ],
 )
 def test_a_changed_schema_is_refused(log: Path, values: dict[str, Any], message: str) -> None:
