@@ -141,7 +141,7 @@ class IngestResult:
             )
         elif self.closed_until_us is not None:
             text += (
-                f"\nclosed until {iso(self.closed_until_us)}: rows before that time are not taken any more; "
+                f"\nclosed until {iso(self.closed_until_us)}: rows before that time are no longer accepted; "
                 "--append keeps the last partition open for files to come"
             )
         if self.rejected:
@@ -550,13 +550,13 @@ class _Ingest:
         good = self._rows - len(self._rejects.rejects)
         if times.before and times.first is not None:
             yield (
-                f"{times.before} of {good} times lie before the year 2000, the earliest at {iso(times.first)}: check "
-                "time.unit or time.format of the mapping"
+                f"{times.before} of {good} times lie before the year 2000, the earliest at {iso(times.first)}: "
+                "if that is wrong, check time.unit or time.format of the mapping"
             )
         if times.after and times.last is not None:
             yield (
-                f"{times.after} of {good} times lie in the future, the latest at {iso(times.last)}: check time.unit or "
-                "time.format of the mapping"
+                f"{times.after} of {good} times lie in the future, the latest at {iso(times.last)}: "
+                "if that is wrong, check time.unit or time.format of the mapping"
             )
 
 

@@ -278,3 +278,15 @@ def test_the_command_line(tmp_path, capsys):
     assert "--allowed-lateness goes with --append" in capsys.readouterr().err
     assert run("1.csv", more=["--append", "--allowed-lateness", "soon"]) == 1
     assert "--allowed-lateness soon: a duration is a whole number" in capsys.readouterr().err
+
+
+def test_a_known_file_without_append_publishes_what_is_held_back(tmp_path, helpers):
+    mapping = helpers.make_mapping(query=None, partition="1d")
+    paths = write_days(helpers, tmp_path / "in", make_days(helpers, days=2))
+    ingest(mapping, paths, tmp_path / "whole", now_us=NOW)
+    for path in paths:
+        ingest(mapping, [path], tmp_path / "log", append=True, now_us=NOW)
+    result = ingest(mapping, [paths[1]], tmp_path / "log", now_us=NOW)
+    assert (result.known_files, result.held_rows) == (["day1.csv"], 0)
+    assert result.known_rows == result.rows > 0
+    assert_same_log(helpers, tmp_path / "log", tmp_path / "whole")
