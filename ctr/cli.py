@@ -548,6 +548,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (InputError, OSError, MemoryError) as error:
         print("error:", one_line(error), file=sys.stderr)
         return 1
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] == __package__:
+            raise
+        print(
+            f"error: the package {error.name} is not installed: the command line requires the extra train, "
+            "pip install 'clicktrain[train]'",
+            file=sys.stderr,
+        )
+        return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -426,7 +426,7 @@ def test_a_number_without_a_bound_is_told_what_fits():
     assert refusal({"maybe": 10**400}).endswith("less than 1e308")
 
 
-MAPPING = {"input": {"type": "csv"}, "time": {"column": "t", "unit": "s"}, "label": "y", "interval": "1d"}
+MAPPING = {"input": {"type": "csv"}, "time": {"column": "t", "unit": "s"}, "label": "y", "partition": "1d"}
 FEATURE = {"name": "a", "kind": "category", "source": "a", "buckets": 9}
 
 

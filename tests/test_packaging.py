@@ -165,6 +165,21 @@ def test_the_optimizer_runs_without_the_extra(fresh_python, tmp_path, root):
     fresh_python("-c", OPTIMIZER_ALONE, root / "pyproject.toml", cwd=tmp_path, path=root)
 
 
+def test_a_command_without_the_extra_names_it(fresh_python, tmp_path, root):
+    code = (
+        "import sys\n"
+        "sys.modules['pydantic'] = None\n"
+        "from ctr.cli import main\n"
+        "sys.exit(main(['train', 'log', '--out', 'run']))"
+    )
+    done = fresh_python("-c", code, cwd=tmp_path, path=root, check=False)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: the package pydantic is not installed: the command line requires the extra train, "
+        "pip install 'clicktrain[train]'\n"
+    )
+
+
 def test_the_newest_version_of_the_changelog_is_that_of_the_package(root):
     headings = re.findall(r"^## \[(.+)\] - (\S+)$", (root / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[0][0] == ctr.__version__

@@ -28,7 +28,7 @@ CONTENT = {
     "input": {"type": "csv"},
     "time": {"column": "shown", "unit": "us"},
     "label": "click",
-    "interval": "1d",
+    "partition": "1d",
     "derive": {
         "hour": {"from": "time", "part": "hour"},
         "weekday": {"from": "time", "part": "weekday"},

@@ -213,7 +213,7 @@ def test_tables_and_mappings_are_scored(made, tmp_path, monkeypatch):
         "input": {"type": "csv"},
         "time": {"column": "shown", "unit": "us"},
         "label": "clicked",
-        "interval": "1d",
+        "partition": "1d",
         "derive": {"block": {"from": "time", "every": "1h"}},
         "features": [{"name": "item", "kind": "category", "source": "item"}],
     }
