@@ -35,14 +35,25 @@ _Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """The parser of a command; one with commands below it takes their options before the name too.
+    """The parser of a command, which takes options and words in any order.
 
-    ``ctr ingest --out LOG mind FILE`` is ``ctr ingest mind --out LOG FILE``.
+    ``ctr ingest --out LOG mind FILE`` is ``ctr ingest mind FILE --out LOG``.
     """
+
+    _splits = True
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         below = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
-        return super().parse_known_args(_name_first(args, below[0]) if below else args, namespace)
+        if below:
+            return super().parse_known_args(_name_first(args, below[0]), namespace)
+        # argparse gives an argument that may be absent nothing at all when an option stands before its words.
+        if self._splits and any(action.nargs == "*" for action in self._actions):
+            self._splits = False
+            try:
+                return self.parse_known_intermixed_args(args, namespace)
+            finally:
+                self._splits = True
+        return super().parse_known_args(args, namespace)
 
 
 def _name_first(given: Sequence[str], below: _Commands) -> Sequence[str]:

@@ -80,11 +80,19 @@ def test_options_may_stand_before_the_format(order):
 
 
 @pytest.mark.parametrize(
+    "given",
+    ["--mapping m.yaml a b --out log", "a --mapping m.yaml --out log b", "--out log --mapping m.yaml a b"],
+)
+def test_inputs_may_stand_before_and_behind_options(given):
+    parsed = make_parser().parse_args(["ingest", "table", *given.split()])
+    assert (parsed.input, parsed.out) == ([Path("a"), Path("b")], Path("log"))
+
+
+@pytest.mark.parametrize(
     ("given", "words"),
     [
         (("ingest", "--out", "mind", "files"), "invalid choice: 'files'"),
         (("ingest", "mind", "files"), "the following arguments are required: --out"),
-        (("ingest", "mind", "--out", "log"), "the following arguments are required: INPUT"),
         (
             ("ingest", "mind", "files", "--out", "log", "--kafka", "h:1"),
             "unrecognized arguments: --kafka h:1",
