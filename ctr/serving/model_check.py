@@ -89,7 +89,6 @@ OPERATIONS = frozenset(
         "StatefulPartitionedCall",
         "StaticRegexFullMatch",
         "StaticRegexReplace",
-        "StatelessIf",
         "StopGradient",
         "StridedSlice",
         "StringJoin",
