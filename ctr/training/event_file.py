@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.histogram.summary_v2 import histogram_pb
@@ -179,7 +180,7 @@ def _read(path: Path) -> Iterator[Event]:
             event = Event.FromString(record)
             if event.HasField("summary"):
                 yield event
-    except (tf.errors.DataLossError, ValueError):
+    except (tf.errors.DataLossError, DecodeError):
         # What a kill or a power cut left of it; the rest is written anew.
         return
 

@@ -20,6 +20,7 @@ from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 
 from ctr.data.log import publish_interval
+from ctr.training.event_file import EventFiles
 from ctr.training.loop import train
 
 outcome = runpy.run_path(str(Path(__file__).with_name("growing_logs.py")))["outcome"]
@@ -75,8 +76,6 @@ def test_metrics_of_the_pass_and_of_each_window_share_their_tags(made):
 
 
 def test_no_number_is_shown_that_float32_cannot_hold(made, tmp_path, make_config):
-    from ctr.training.event_file import EventFiles
-
     line = {
         **lines_of(made / "plain")[0],
         "examples": 2**40, "window_examples": 2**24 + 1, "queries": 2**24, "dual_a_0": 1e300, "loss_ranking": 0.25,
@@ -188,3 +187,14 @@ def test_a_resumed_run_shows_each_step_once_at_its_time(resumed):
     assert len(after.Tensors("config")) == 1
     content = after.SummaryMetadata(hparams_metadata.SESSION_END_INFO_TAG).plugin_data.content
     assert hparams_metadata.parse_session_end_info_plugin_data(content).status == api_pb2.STATUS_SUCCESS
+
+
+def test_a_file_that_holds_no_events_is_written_anew(made, make_config, tmp_path):
+    folder = tmp_path / "tensorboard"
+    folder.mkdir()
+    with tf.io.TFRecordWriter(str(folder / "events.out.tfevents.0000000001.a.1.0")) as file:
+        file.write(b"\xff\xff no event")
+    EventFiles(folder, made / "plain/metrics.jsonl", make_config()).close()
+    lines = lines_of(made / "plain")
+    assert list(values_of(events_of(tmp_path), "metrics/auc")) == [line["examples"] for line in lines]
+    assert len(list(folder.glob("events*"))) == 1
