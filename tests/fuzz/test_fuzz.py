@@ -23,6 +23,7 @@ WITHOUT_TENSORFLOW = (
         "run windows",
     ),
     *("run environment", "run rejects", "run spectra", "run metrics", "run predictions", "loop"),
+    *("run data health", "run timeline"),
 )
 """Those that need no libraries which take seconds to load."""
 
