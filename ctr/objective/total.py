@@ -44,20 +44,6 @@ def loss_terms(config: ObjectiveConfig) -> tuple[str, ...]:
     return "logistic", *(name for name in added if getattr(config, name) is not None)
 
 
-def total_loss(
-    config: ObjectiveConfig,
-    targets: Mapping[str, tf.Tensor],
-    logit: tf.Tensor,
-    logits: tf.Tensor,
-    rank_scores: tf.Tensor,
-    ramps: Mapping[str, tf.Tensor],
-    duals: Sequence[tf.Tensor],
-    slices: Sequence[tf.Tensor],
-) -> tf.Tensor:
-    """The loss that the weights minimize, float32 scalar; arguments of ``loss_and_terms``."""
-    return loss_and_terms(config, targets, logit, logits, rank_scores, ramps, duals, slices)[0]
-
-
 def loss_and_terms(
     config: ObjectiveConfig,
     targets: Mapping[str, tf.Tensor],

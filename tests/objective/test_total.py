@@ -14,7 +14,7 @@ from ctr.data.stream import TEACHER_LOGIT
 from ctr.objective.bias_constraints import resolve_families
 from ctr.objective.config import AntiDistillationConfig, ObjectiveConfig
 from ctr.objective.targets import make_targets, target_signature
-from ctr.objective.total import loss_and_terms, loss_terms, next_duals, slices_of, total_loss
+from ctr.objective.total import loss_and_terms, loss_terms, next_duals, slices_of
 
 SCHEMA = Schema(
     features=(
@@ -135,7 +135,9 @@ def in_graph(rows: Rows, source: np.ndarray, logits: np.ndarray, capacity: int =
     with tf.GradientTape() as tape:
         tape.watch([logit, score])
         index = slices_of(FAMILIES, given, logit)
-        loss = total_loss(CONFIG, given, logit, logit[tf.newaxis], score[tf.newaxis], ramps, duals, index)
+        loss, _ = loss_and_terms(
+            CONFIG, given, logit, logit[tf.newaxis], score[tf.newaxis], ramps, duals, index
+        )
     gradients = tape.gradient(loss, [logit, score])
     seen = [tf.zeros([2, len(dual)]) for dual in DUALS]
     moved = next_duals(CONFIG, FAMILIES, given, logit, ramps["bias_constraints"], duals, seen, index)
@@ -175,7 +177,7 @@ def gradient_of(content: dict[str, Any], rows: Rows, source: np.ndarray, logit: 
     with tf.GradientTape() as tape:
         tape.watch(at)
         index = slices_of(families, targets, at)
-        loss = total_loss(config, targets, at, at[tf.newaxis], at[tf.newaxis], ramps, duals, index)
+        loss, _ = loss_and_terms(config, targets, at, at[tf.newaxis], at[tf.newaxis], ramps, duals, index)
     return tf.convert_to_tensor(tape.gradient(loss, at)).numpy()
 
 
@@ -246,7 +248,7 @@ def test_with_all_ramps_at_zero_it_is_the_logistic_loss():
     zero = dict.fromkeys(RAMPS, tf.constant(0.0))
     duals = [tf.constant(dual, tf.float32) for dual in DUALS]
     index = slices_of(FAMILIES, targets, logit)
-    loss = total_loss(CONFIG, targets, logit, logit[tf.newaxis], logit[tf.newaxis], zero, duals, index)
+    loss, _ = loss_and_terms(CONFIG, targets, logit, logit[tf.newaxis], logit[tf.newaxis], zero, duals, index)
     own = np.where(source == 0, rows.train_weight, 0)
     losses = np.logaddexp(0, np.where(rows.label == 1, -logits[0], logits[0]))
     assert loss.numpy() == pytest.approx((own * losses).sum() / own.sum(), rel=1e-6)
@@ -272,7 +274,7 @@ def test_of_an_ensemble_the_losses_are_means_and_the_constraints_are_about_the_p
     logit = tf.constant(prediction, tf.float32)
     index = slices_of(FAMILIES, targets, logit)
     each = tf.constant(components, tf.float32)
-    loss = total_loss(config, targets, logit, each, each, ramps, duals, index)
+    loss, _ = loss_and_terms(config, targets, logit, each, each, ramps, duals, index)
     # With one slice for each row, the reference's constraint is linear in p: its mean is that of the mean.
     expected = np.mean([reference(rows, source, own, own, prediction) for own in components])
     own = np.where(source == 0, rows.train_weight, 0.0)
@@ -300,7 +302,6 @@ def test_the_terms_add_up_to_the_loss(components):
     assert list(loss_terms(config)) == names
     assert terms.shape == (len(names),)
     assert float(loss) == pytest.approx(float(tf.reduce_sum(terms)), rel=1e-6)
-    assert loss == total_loss(config, given, each[0], each, each, ramps, duals, index)
     # Without its ramp a term contributes nothing.
     off = ramps | {"distillation": tf.constant(0.0)}
     without = loss_and_terms(config, given, each[0], each, each, off, duals, index)[1]
