@@ -131,7 +131,7 @@ class LogSummary:
         faulty_rows: rows with a label that is neither 0 nor 1, or with an id outside the feature's buckets. They are
             not in what follows.
         first, last: query times of the first and of the last row; None without any.
-        largest_query: rows of the longest query.
+        max_query_rows: rows of the longest query.
         ranked_queries: queries with both a click and a non-click, which PerQueryAUC is about.
         metric_weight: mean of the rows' weights; 1 where they have none.
         weighted_click_rate: with these weights.
@@ -153,7 +153,7 @@ class LogSummary:
     faulty_rows: int
     first: int | None
     last: int | None
-    largest_query: int
+    max_query_rows: int
     ranked_queries: int
     metric_weight: float
     weighted_click_rate: float | None
@@ -209,7 +209,7 @@ def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) 
         faulty_rows=found.faulty,
         first=first,
         last=last,
-        largest_query=found.largest_query,
+        max_query_rows=found.max_query_rows,
         ranked_queries=found.ranked_queries,
         metric_weight=found.weight / max(found.rows, 1),
         weighted_click_rate=found.clicked_weight / found.weight if found.weight else None,
@@ -267,7 +267,7 @@ class _Pass:
         periods = (last - self._start) // self.period + 1
         self._period_rows = np.zeros(periods, np.int64)
         self._period_clicks = np.zeros(periods, np.int64)
-        self.rows = self.faulty = self.largest_query = self.ranked_queries = 0
+        self.rows = self.faulty = self.max_query_rows = self.ranked_queries = 0
         self.weight = self.clicked_weight = 0.0
         self._pauses: list[tuple[int, int]] = []  # (start, end)
         self._query: tuple[int, int, int, int] | None = None  # time, id, rows, clicks of the last query
@@ -344,7 +344,7 @@ class _Pass:
                 self.end_query()
                 times = np.concatenate([[before[0]], times])
         ended = slice(0, len(sizes) - 1)
-        self.largest_query = max(self.largest_query, int(sizes.max()))
+        self.max_query_rows = max(self.max_query_rows, int(sizes.max()))
         self.ranked_queries += int(np.count_nonzero((clicks[ended] > 0) & (clicks[ended] < sizes[ended])))
         self._query = int(time[-1]), int(query[-1]), int(sizes[-1]), int(clicks[-1])
         steps = np.diff(times)

@@ -158,7 +158,7 @@ def _facts(summary: LogSummary) -> Iterator[tuple[str, str]]:
     if summary.queries:
         yield (
             "queries",
-            f"{summary.rows / summary.queries:.1f} rows on average, {summary.largest_query:,} at most; "
+            f"{summary.rows / summary.queries:.1f} rows on average, {summary.max_query_rows:,} at most; "
             f"{_share(summary.ranked_queries / summary.queries)} have both a click and a non-click",
         )
     if summary.weighted_click_rate is not None and summary.metric_weight != 1:

@@ -93,7 +93,7 @@ def test_rows_clicks_queries_and_times(log, rows):
     clicks = np.array([label[rows["query_id"].to_numpy() == query].sum() for query in range(180)])
     assert (summary.rows, summary.queries, summary.clicks) == (540, 180, label.sum())
     assert (summary.first, summary.last) == (time[0], time[-1])
-    assert (summary.largest_query, summary.faulty_rows, summary.shards) == (3, 0, 6)
+    assert (summary.max_query_rows, summary.faulty_rows, summary.shards) == (3, 0, 6)
     assert summary.ranked_queries == np.count_nonzero((clicks > 0) & (clicks < 3))
     assert summary.metric_weight == pytest.approx(weight.mean())
     assert summary.weighted_click_rate == pytest.approx(np.average(label, weights=weight))

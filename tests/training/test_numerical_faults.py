@@ -463,7 +463,7 @@ def test_without_rollbacks_steps_are_skipped_for_ever(long_log, make_config, tmp
 def test_a_run_that_learned_nothing_writes_its_files_and_fails(log, make_config, copy_run, tmp_path):
     """The first step breaks the weights, so that all rows end up quarantined."""
     config = make_config(
-        {"optimizer": {"dense": {"learning_rate": 1e30}}, "batch": {"rows": 2000, "largest_query": 2000}},
+        {"optimizer": {"dense": {"learning_rate": 1e30}}, "batch": {"rows": 2000, "max_query_rows": 2000}},
         logistic=True,
     )
     log, run, exported = copy_run(log), tmp_path / "run", []
