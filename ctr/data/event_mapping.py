@@ -97,7 +97,7 @@ class EventSampling(StrictModel):
 
 
 class EventTeacher(StrictModel):
-    """Whose predictions are recorded beside the log. Null: nobody's.
+    """The model whose predictions are recorded beside the log. Null: none.
 
     Attributes:
         name: the name of the sidecar.
@@ -115,7 +115,7 @@ class EventMapping(StrictModel):
     Attributes:
         impressions: how impressions are read.
         clicks: how clicks are read.
-        partition: the unit in which the log is published, in query time.
+        partition: a duration of query time: the log is published in units of this length.
         click_window: how long after its impression a click counts.
         late_window: for how long after the click window an unmatched click is called late; after that, it is
             an orphan. Ids are remembered for both windows together. Null: as long as the click window.

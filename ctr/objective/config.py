@@ -91,7 +91,7 @@ class AntiDistillationConfig(StrictModel):
 
 
 class ConstraintLog(StrictModel):
-    """A labeled log of its own, such as one of randomized exposure, taken in between in order of time (FF 7.1).
+    """A second labeled log, such as one of randomized exposure, read together with the training log (FF 7.1).
 
     Attributes:
         name: the name by which families of slices refer to the log.
