@@ -65,39 +65,43 @@ class ShampooOptions:
 
     Attributes:
         block_size: tensors are split into blocks of at most this size in every dimension (PSO 3.1).
-        max_dimension: a longer dimension gets no preconditioner, and the others of its tensor stronger
-            exponents (PSO lemma 1); where no dimension is left, the tensor takes the grafted step.
+        max_dimension: a longer dimension gets no preconditioner, and the other dimensions of its tensor get
+            stronger exponents (PSO lemma 1). If no dimension is left, the tensor takes the grafted step.
         merge_dimensions: neighboring dimensions are merged while their product is at most this; None: never.
-        beta1: decay of a moving average of the gradient, the one that is preconditioned (PT 3.1.1); 0: none.
+        beta1: decay of the moving average of the gradient that is preconditioned (PT 3.1.1); 0: no average.
         beta2: decay of the statistics per collection, bias-corrected; 1: they are summed.
         epsilon: damping, relative to the largest eigenvalue of each statistics matrix.
         exponent_override: ``p`` of the inverse root A^(-1/p); None: twice the number of preconditioned
             dimensions.
         exponent_multiplier: ``eta`` of A^(-eta/p) (PT 3.1.4).
-        start_preconditioning_step: the first step that is preconditioned, its roots waited for; None: never,
-            which leaves the grafted optimizer.
-        blend_steps: over so many steps from there on, the direction goes linearly from graft to Shampoo.
-        statistics_frequency: ``tau2``; statistics are collected every so many steps.
-        precondition_frequency: ``tau1``; every so many steps roots are taken in and new statistics sent.
-        early_growth: while this share of the steps so far is less than ``precondition_frequency``, exchanges
-            are that far apart, and waited for: young statistics change fast. 0: none of this.
-        asynchronous: roots are taken in ``precondition_frequency`` steps after their statistics were sent, and
-            computed meanwhile; False: training waits for them at once.
-        drift_bound: a root is kept while its statistics changed by at most this (Frobenius norm of the
-            changes over that of the statistics); 0: only while they did not change.
+        start_preconditioning_step: the first step that is preconditioned; training waits for its roots. None:
+            never, only the grafted optimizer is used.
+        blend_steps: number of steps from there on over which the direction changes linearly from the grafted
+            one to Shampoo's.
+        statistics_frequency: ``tau2``: statistics are collected every this many steps.
+        precondition_frequency: ``tau1``: every this many steps, roots are taken into use and new statistics
+            are sent.
+        early_growth: while this share of the steps so far is less than ``precondition_frequency``, it is the
+            number of steps between exchanges, and training waits for the roots, because early statistics
+            change fast. 0: off.
+        asynchronous: roots are taken into use ``precondition_frequency`` steps after their statistics were
+            sent, and are computed in between; False: training waits for them.
+        drift_bound: a root is kept if its statistics changed by at most this share (Frobenius norm of the
+            change over that of the statistics); 0: only if they did not change.
         solver: how roots are computed; ``auto`` chooses by size.
-        grafting: whose step size each layer takes (PSO App. G), and which tensors without preconditioner follow.
+        grafting: the optimizer whose step size each layer takes (PSO App. G), and which trains tensors
+            without a preconditioner.
         grafting_beta2: decay of the second moment in ``rmsprop`` and ``adam``.
-        grafting_epsilon: added to the root of the second moment in ``rmsprop`` and ``adam``.
-        initial_accumulator: where AdaGrad's sums of squares start (FF 4.2).
+        grafting_epsilon: added to the square root of the second moment in ``rmsprop`` and ``adam``.
+        initial_accumulator: initial value of AdaGrad's sums of squares (FF 4.2).
         momentum: ``mu`` of M = mu M + (1 - mu) P on the preconditioned direction; 0: none.
         nesterov: step along mu M + (1 - mu) P instead of M.
         weight_decay: ``lambda``, decoupled (PT 3.1.2): P + lambda W, before momentum.
-        update_limit_relative: ``r``; no step moves any weight W of a tensor by more than r |W| + a, or the whole step
-            of the tensor is scaled down by one factor (FF 4.1.3, update_limit.py). Not for tables.
-        update_limit_absolute: ``a`` of ``update_limit_relative``; 0: no limit at all.
+        update_limit_relative: ``r``: no step moves any weight W of a tensor by more than r |W| + a. If one
+            would, the whole step of the tensor is scaled down (FF 4.1.3, update_limit.py). Not for tables.
+        update_limit_absolute: ``a`` in the rule of ``update_limit_relative``; 0: no limit.
         sparse: how tables learn from the rows that a batch touches: element-wise AdaGrad, AdaGrad with one
-            sum a row, or Shampoo from the right side only.
+            sum per row, or Shampoo with the right side only.
     """
 
     block_size: _Size = 256

@@ -40,8 +40,8 @@ class BaselineConfig(StrictModel):
     """What the other arms are compared with: the training configuration with changes.
 
     Attributes:
-        title: what tables and plots call it.
-        note: what is to be known of it.
+        title: its name in tables and plots.
+        note: a remark for the report.
         set: values by dotted keys of the training configuration.
     """
 
@@ -54,14 +54,15 @@ class ArmConfig(StrictModel):
     """The baseline with one change or several.
 
     Attributes:
-        title: what tables and plots call it; empty: its name.
-        note: what is to be known of it.
+        title: its name in tables and plots; empty: its key.
+        note: a remark for the report.
         set: its changes: values by dotted keys of the training configuration.
-        teacher: one of the teachers, whose predictions it distills (FF 4.1.2). Null: none.
-        sampling: one of the samplings, whose kept rows it learns from (FF 3.3). Null: none.
-        score: which rows are scored under a sampling, as ``sampling.score`` of a training configuration.
+        teacher: the teacher whose predictions it distills (FF 4.1.2), one of ``teachers``. Null: none.
+        sampling: the sampling whose kept rows it learns from (FF 3.3), one of ``samplings``. Null: none.
+        score: which rows are scored with a sampling, as ``sampling.score`` of a training configuration.
         against: the arm that it is compared with.
-        paper: what a paper says of it, short texts by name of the column: accuracy, training_cost, ...
+        paper: what a paper reports about it: short texts by name of the column (accuracy, training_cost,
+            ...).
     """
 
     title: str = ""
@@ -78,9 +79,9 @@ class SweepConfig(StrictModel):
     """The cost curve of arms (FF 3): each arm also with the changes of each point. Null: none.
 
     Attributes:
-        points: by name the changes of a point: values by dotted keys of the training configuration.
+        points: for each point its changes: values by dotted keys of the training configuration.
         arms: the arms of the sweep.
-        seeds: the seeds of these runs, each one of the experiment's.
+        seeds: the seeds of these runs; each must be one of the experiment's.
     """
 
     points: dict[Name, Changes] = Field(min_length=1)
@@ -92,8 +93,8 @@ class LoopConfig(StrictModel):
     """Runs that serve the days after the log and learn on (FF 7.3, table 3), in the simulated world of the log.
 
     Attributes:
-        days: days to serve.
-        arms: the arms whose runs do. Null: all of them.
+        days: the number of days to serve.
+        arms: the arms whose runs serve. Null: all of them.
     """
 
     days: int = Field(ge=1, le=10_000)
@@ -104,7 +105,7 @@ class ShownSliceConfig(StrictModel):
     """A slice of ``objective.bias_constraints`` that the tables show (FF table 3, S_1 bias).
 
     Attributes:
-        title: what the tables call it; empty: what it holds.
+        title: its name in the tables; empty: a description of the slice.
         family: the name of its family.
         index: its number in the family, see ``ctr.objective.bias_constraints``.
     """
@@ -120,17 +121,18 @@ class ExperimentConfig(StrictModel):
     Attributes:
         title: the title of the report.
         note: the text below the title.
-        base: the file of a training configuration, relative to the experiment's file. Null: ``config`` is the whole of
-            it.
-        config: changes of the training configuration as nested keys; without ``base`` the whole of it.
+        base: the file of a training configuration, relative to the experiment's file. Null: ``config`` is the
+            complete configuration.
+        config: changes of the training configuration as nested keys; without ``base``, the complete
+            configuration.
         seeds: each arm is trained with each of these seeds.
-        teachers: teachers by name, for the arms that name them.
-        samplings: samplings by name, for the arms that name them.
-        baseline: what the arms change.
+        teachers: teachers that arms refer to, by name.
+        samplings: samplings that arms refer to, by name.
+        baseline: the arm that the others change.
         arms: arms by name.
         sweep: some of the arms at several sizes.
-        loop: what their runs do after the log. Null: nothing.
-        slices: slices that the tables show, by a short name.
+        loop: runs also serve the days after the log. Null: they do not.
+        slices: slices that the tables show, each by a short name.
     """
 
     title: str = "Experiment"

@@ -27,12 +27,13 @@ class Derived(StrictModel):
     Without ``part``, ``every``, ``prefix`` and ``cast`` it is a copy.
 
     Attributes:
-        source: the column that it is made of; ``time`` for the parsed time of the row.
+        source: the column that it is derived from; ``time`` for the parsed time of the row.
         part: the hour of the day (0 to 23) or the day of the week (Monday is 0) of the time, in UTC.
-        every: the number of whole periods of this length between 1970 and the time, so that what happens in one period
-            has a value of its own.
-        prefix: the first so many characters of the column, as a category spells it.
-        cast: how the values of the column are spelled: as whole numbers, as numbers, or as they are written.
+        every: the number of whole periods of this length between 1970 and the time; each period has its own
+            value.
+        prefix: the number of characters to keep from the start of the value, as a category spells it.
+        cast: how values are spelled: ``text`` as written, ``integer`` as whole numbers, ``number`` as
+            numbers.
     """
 
     model_config = ConfigDict(serialize_by_alias=True)

@@ -24,9 +24,9 @@ class EventSource(StrictModel):
 
     Attributes:
         input: how the files are read.
-        topic: the topic of Kafka, whose records are JSON objects of the same columns. Null: files.
-        time: the time of the event: when the query came, or when the click happened.
-        arrival: when the collector got the event. Null: unknown, and the event's own time stands for it.
+        topic: the topic of Kafka; its records are JSON objects with the same columns. Null: files.
+        time: the time of the event: when the query was made, or when the click happened.
+        arrival: when the collector received the event. Null: unknown; the event's own time is used.
         impression_id: the column that impressions and clicks have in common.
     """
 
@@ -58,12 +58,13 @@ class ImpressionSource(EventSource):
     """How impressions are read.
 
     Attributes:
-        query_id: the column whose value the impressions of one query share, as they share ``time``.
+        query_id: the column with the id of the query; the impressions of one query have the same value, and
+            the same ``time``.
         timestamp: when the impression itself was shown. Null: at the query's time.
-        weight: a column of weights. Null: each weighs 1.
+        weight: a column of weights. Null: every weight is 1.
         derive: new columns by name, as in the mapping of a table.
         hashed: whether the columns are those of a log's shards (``ids`` and the multivalent features), whose
-            values are ids already, instead of the raw sources of the features.
+            values are already ids, instead of the raw sources of the features.
     """
 
     query_id: Column
@@ -96,11 +97,12 @@ class EventSampling(StrictModel):
 
 
 class EventTeacher(StrictModel):
-    """Whose predictions are recorded beside the log. Null: nobody's.
+    """The model whose predictions are recorded beside the log. Null: none.
 
     Attributes:
         name: the name of the sidecar.
-        model: the folder of an exported model, or of its versions, of which the newest one is taken once and for all.
+        model: the directory of an exported model, or of its versions; the newest one is used for the whole
+            log.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
@@ -113,17 +115,17 @@ class EventMapping(StrictModel):
     Attributes:
         impressions: how impressions are read.
         clicks: how clicks are read.
-        partition: the unit in which the log is published, in query time.
+        partition: a duration of query time: the log is published in units of this length.
         click_window: how long after its impression a click counts.
-        late_window: for how long after that an unmatched click is called late; later it is an orphan. Also for how
-            long ids are known again. Null: as long as the window.
-        delay: how long after its time an event may arrive. A partition is closed when everything has arrived that
-            happened before its end plus the window.
-        overlap: by how much an arrival can lie before those in the files before its own, where files are followed.
-            Null: not at all.
-        future: how far an event's time may lie beyond its arrival, and an arrival beyond now. Null: anywhere.
-        largest_value: bytes that a value of a column may have.
-        shard_rows: a new file begins at the first query after this many rows of a partition.
+        late_window: for how long after the click window an unmatched click is called late; after that, it is
+            an orphan. Ids are remembered for both windows together. Null: as long as the click window.
+        delay: how long after its time an event may arrive. A partition closes when everything has arrived
+            that happened before its end plus the click window.
+        overlap: where files are followed: how much earlier an arrival in a file may be than the arrivals in
+            the files before it. Null: not at all.
+        future: how far an event's time may lie after its arrival, and an arrival after now. Null: unlimited.
+        largest_value: maximum size of a value, in bytes.
+        shard_rows: after this many rows of a partition, the next query begins a new file.
         features: the features, in the order in which they are stored.
     """
 

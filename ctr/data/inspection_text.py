@@ -47,7 +47,7 @@ def _time_warnings(summary: LogSummary) -> Iterator[str]:
     if summary.holes:
         longest = max(summary.holes, key=lambda hole: (hole.end - hole.start, -hole.start))
         yield (
-            f"{_count(len(summary.holes), 'hole')} between partitions, together "
+            f"{_count(len(summary.holes), 'gap')} between partitions, together "
             f"{_duration(sum(hole.end - hole.start for hole in summary.holes))}; the longest: {_span(longest)}"
         )
     empty = [part for part in summary.partitions if not part.rows]
@@ -172,7 +172,7 @@ def _facts(summary: LogSummary) -> Iterator[tuple[str, str]]:
         yield (
             "partitions",
             f"{len(parts):,} of {length}, {rows[0]:,} to {rows[-1]:,} rows each; "
-            f"{_count(len(summary.holes), 'hole')} between them",
+            f"{_count(len(summary.holes), 'gap')} between them",
         )
     yield "files", f"{_count(summary.shards, 'shard')}, {summary.bytes / 1e6:,.1f} MB"
     if summary.pauses:

@@ -24,13 +24,13 @@ class DelimitedInput(StrictModel):
     """Lines of fields: ``csv`` (comma, quoted values allowed) or ``tsv`` (tab, quotes are plain characters).
 
     Attributes:
-        type: the form of the files.
-        pattern: a glob for the files of an input folder. Null: ``*.csv`` or ``*.tsv``, also
+        type: the format of the files.
+        pattern: a glob for the files of an input directory. Null: ``*.csv`` or ``*.tsv``, also
             with ``.gz`` and ``.zst``.
         header: whether the first line names the columns.
-        columns: the names of the columns, where ``header`` is false.
+        columns: the names of the columns, if ``header`` is false.
         delimiter: the character between fields. Null: comma for csv, tab for tsv.
-        quoting: whether values may stand in double quotes, and then hold delimiters, line ends and doubled quotes.
+        quoting: whether values may be in double quotes, and may then contain delimiters, line ends and doubled quotes.
             Null: true for csv, false for tsv.
         nulls: texts that mean a missing value.
     """
@@ -66,8 +66,8 @@ class JsonlInput(StrictModel):
     """One JSON object a line.
 
     Attributes:
-        type: the form of the files.
-        pattern: a glob for the files of an input folder. Null: ``*.jsonl``, also with ``.gz`` and ``.zst``.
+        type: the format of the files.
+        pattern: a glob for the files of an input directory. Null: ``*.jsonl``, also with ``.gz`` and ``.zst``.
     """
 
     type: Literal["jsonl"]
@@ -78,8 +78,8 @@ class ParquetInput(StrictModel):
     """Parquet files.
 
     Attributes:
-        type: the form of the files.
-        pattern: a glob for the files of an input folder. Null: ``*.parquet``.
+        type: the format of the files.
+        pattern: a glob for the files of an input directory. Null: ``*.parquet``.
     """
 
     type: Literal["parquet"]
@@ -90,8 +90,8 @@ class MindInput(StrictModel):
     """Behaviors of the MIND news data set; ``news.tsv`` lies beside each file.
 
     Attributes:
-        type: the form of the files.
-        pattern: a glob for the files of an input folder. Null: ``behaviors.tsv``, also with ``.gz`` and ``.zst``.
+        type: the format of the files.
+        pattern: a glob for the files of an input directory. Null: ``behaviors.tsv``, also with ``.gz`` and ``.zst``.
     """
 
     type: Literal["mind"]
@@ -117,10 +117,10 @@ class Join(StrictModel):
     """A side table, looked up by a column that the rows have too.
 
     Attributes:
-        file: a name or a glob, relative to the folder of the input file.
-        key: the column that both have.
-        prefix: put before the names of the other columns of the table.
-        input: how the side table is read. Null: as the input.
+        file: a name or a glob, relative to the directory of the input file.
+        key: the column that both tables have.
+        prefix: text put before the names of the other columns of the table.
+        input: how the side table is read. Null: like the input.
     """
 
     file: str = Field(min_length=1)
@@ -134,7 +134,7 @@ class RowOrder(StrictModel):
 
     Attributes:
         start: the time of the first row; UTC unless it names an offset.
-        step_us: microseconds from a row to the next.
+        step_us: microseconds from one row to the next.
     """
 
     start: datetime
@@ -191,7 +191,7 @@ class Session(StrictModel):
 
 
 class Query(StrictModel):
-    """Which rows belong together: those with the same value of ``column``, or those of one ``session``.
+    """Which rows form a query: those with the same value of ``column``, or those of one ``session``.
 
     Attributes:
         column: rows with the same value of this column are one query.
@@ -224,9 +224,9 @@ class Label(StrictModel):
     """A column of 0, 1, true or false; or a rule on a column, also written as ``rating >= 4``.
 
     Attributes:
-        column: the column with the label, or that the rule is about.
-        op: the comparison of a rule; texts only have ``==`` and ``!=``.
-        value: what the column is compared with.
+        column: the column with the label, or the column that the rule compares.
+        op: the comparison of a rule; for texts only ``==`` and ``!=``.
+        value: the value that the column is compared with.
     """
 
     column: Column
@@ -263,14 +263,15 @@ class Mapping(StrictModel):
         input: how the files are read.
         joins: side tables.
         time: when the impression was shown.
-        query: which rows belong together. Null or ``none``: each row is a query of its own.
-        example_id: a column that tells examples apart; whole numbers are used as they are, other text is hashed.
+        query: which rows form a query. Null or ``none``: each row is its own query.
+        example_id: a column that identifies examples; whole numbers are used unchanged, other text is hashed.
             Null: a hash of the name of the file, the number of the row and the time.
         label: a column of 0, 1, true or false; or a rule such as ``rating >= 4``.
         weight: a column of numbers from 0 to 1e9: the weight in the loss and in the metrics. Null: 1.
         derive: new columns by name.
-        partition: the unit in which the log is published, in query time. A partition has to fit in memory.
-        shard_rows: a new file begins at the first query after this many rows of a partition.
+        partition: a duration of query time: the log is published in units of this length. A partition must
+            fit in memory.
+        shard_rows: after this many rows of a partition, the next query begins a new file.
         features: the features, in the order in which they are stored.
     """
 

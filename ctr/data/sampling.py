@@ -36,7 +36,7 @@ class LowLoss(StrictModel):
     Attributes:
         teacher: the sidecar with the teacher's recorded ``logit``.
         max_loss: the loss below which an example counts as low-loss, in nats.
-        log: the log beside which that sidecar lies. Null: the log that is sampled.
+        log: the log that this sidecar belongs to. Null: the log that is sampled.
     """
 
     renamed_keys: ClassVar[Mapping[str, str]] = {"below": "max_loss"}
@@ -75,8 +75,8 @@ class LowVisibility(StrictModel):
 
     Attributes:
         feature: a single-valued category or number of the log's schema.
-        values: its raw values, null for missing. They are transformed as those of the log were: a number stands
-            for all of its bucket, a hashed value for all that share its id.
+        values: its raw values, null for missing. A number stands for its whole bucket, a hashed value for all
+            values with the same id.
     """
 
     feature: str
@@ -111,12 +111,12 @@ class SamplingConfig(StrictModel):
     """What to keep of a log.
 
     Attributes:
-        salt: names the random draw; another salt keeps other examples, independently.
+        salt: names the random draw; another salt is an independent draw.
         non_click_rate: the share of non-clicks that is kept.
         uninformative: the share of low-loss and low-visibility examples that is kept. Null: no such rule.
-        min_rate: rates and products of rates below this are refused: the large weights that they lead to
-            make training unstable.
-        time_range: examples outside it are dropped, and the others not weighted for it.
+        min_rate: rates and products of rates below this are refused: they lead to large weights, which make
+            training unstable.
+        time_range: examples outside it are dropped; the weights of the others do not change.
     """
 
     renamed_keys: ClassVar[Mapping[str, str]] = {"smallest_rate": "min_rate"}

@@ -56,14 +56,14 @@ class Category(FeatureBase):
     Attributes:
         kind: the kind of the feature.
         source: the column that is read.
-        buckets: the number of ids that values are hashed to. Id 0 is "missing". With a vocabulary it follows from that
-            and must not be set.
-        vocabulary: the values that have an id of their own: ids 1 to n in this order, n + 1 for all other values.
+        buckets: the number of ids that values are hashed to. Id 0 is "missing". With a vocabulary it follows
+            from the list and must not be set.
+        vocabulary: the values that have their own id: ids 1 to n in this order, n + 1 for all other values.
             Null: values are hashed.
-        multivalent: whether a row has any number of values: a list, or text cut at ``separator``.
-        separator: what stands between the values of a multivalent feature that is given as text.
-        max_values: values of a row at most.
-        keep: which values of a row with more are kept; ``last`` for histories that grow at their end.
+        multivalent: whether a row has any number of values: a list, or text split at ``separator``.
+        separator: the text between the values of a multivalent feature that is given as text.
+        max_values: maximum number of values per row.
+        keep: which values of a longer row are kept; ``last`` suits histories that grow at their end.
     """
 
     kind: Literal["category"] = "category"
@@ -100,7 +100,7 @@ class LogBuckets(StrictModel):
     """Boundaries that grow geometrically, from 1 on.
 
     Attributes:
-        per_octave: boundaries from a number to its double.
+        per_octave: number of boundaries from a number to its double.
         maximum: the largest boundary is at most this.
         signed: mirror the boundaries below 0.
     """
@@ -141,9 +141,9 @@ class Number(FeatureBase):
     Attributes:
         kind: the kind of the feature.
         source: the column that is read.
-        boundaries: rising boundaries between buckets.
+        boundaries: increasing boundaries between buckets.
         log: boundaries that grow geometrically, from 1 on.
-        step: boundaries at even distances.
+        step: evenly spaced boundaries.
     """
 
     kind: Literal["number"] = "number"
@@ -199,7 +199,7 @@ class Text(FeatureBase):
         buckets: the number of ids that tokens are hashed to.
         words: sizes of word n-grams: 1 for single words, 2 for pairs of neighbors.
         subwords: sizes of character n-grams inside ``<word>``, such as 3 and 4; empty: none.
-        max_values: tokens of a row at most; of more the first ones are kept.
+        max_values: maximum number of tokens per row; of a longer text, the first ones are kept.
     """
 
     kind: Literal["text"] = "text"
@@ -228,7 +228,7 @@ class Cross(FeatureBase):
 
     Attributes:
         kind: the kind of the feature.
-        of: names of features that stand before this one and are no crosses themselves.
+        of: names of features that are listed before this one and are not crosses themselves.
         buckets: the number of ids that products are hashed to.
     """
 

@@ -18,8 +18,8 @@ class TimeRange(StrictModel):
     A query has one query time, so a range never splits a query.
 
     Attributes:
-        start: the first query time, as a date (its first moment) or a date with a time. Null: open.
-        end: the first query time that is not included. Null: open.
+        start: the first query time, as a date (its first moment) or a date with a time. Null: unlimited.
+        end: the first query time that is not included. Null: unlimited.
     """
 
     start: datetime | None = None

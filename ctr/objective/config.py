@@ -35,14 +35,16 @@ class RankingConfig(StrictModel):
     """RankNet over the (clicked, not clicked) pairs of each query (FF 4.1.1). Null: no ranking loss.
 
     Attributes:
-        weight: ``alpha1`` of alpha1 * L_rank + (1 - alpha1) * L_logistic. FF names no value. The default does little
-            harm anywhere it was tried; 0.03 was best on simulated queries of 3 to 8 rows, 0.5 on news of 2 to 283.
-        setup: ``multi_objective`` puts both losses on one logit, ``multi_task`` puts the ranking loss on its own.
-        max_pairs: maximum pairs of a query; of a query with more, so many are drawn and weighted so that their sum
-            stays right on average. The default is every pair of up to 128 impressions.
-        query_exponent: the pairs of a query are divided by their number (the sum of their weights) to this power. 0 is
-            the sum of FF, in which long queries decide; with 1 every query counts alike, as in PerQueryAUC. On news 0
-            lost PerQueryAUC at every weight, 1 kept it and 0.5 gained.
+        weight: ``alpha1`` of alpha1 * L_rank + (1 - alpha1) * L_logistic. FF gives no value. The default did
+            little harm in all trials; 0.03 was best on simulated queries of 3 to 8 rows, 0.5 on news queries
+            of 2 to 283 rows.
+        setup: ``multi_objective``: both losses use one logit. ``multi_task``: the ranking loss has its own
+            logit.
+        max_pairs: maximum pairs of a query. From a query with more, this many are drawn and weighted so that
+            the expected sum is unchanged. The default covers every pair of up to 128 impressions.
+        query_exponent: the pairs of a query are divided by their number (the sum of their weights) to this
+            power. 0: the sum of FF, in which long queries dominate. 1: every query counts the same, as in
+            PerQueryAUC. On news, 0 lowered PerQueryAUC at every weight, 1 kept it, and 0.5 raised it.
         ramp: multiplies alpha1, so that training begins with the logistic loss alone (FF 4.1.3).
     """
 
@@ -60,11 +62,11 @@ class DistillationConfig(StrictModel):
 
     Attributes:
         teacher: the sidecar with the teacher's logits.
-        log: the log beside which the sidecar lies. Null: the training log.
-        weight: the weight of the distillation loss, beside a weight of 1 for the rest. FF names no value; with 1 labels
-            and teacher count alike.
-        missing: what happens where the sidecar has no row for an example: ``refuse`` stops with its name,
-            ``train_without`` leaves out the distillation loss of the example.
+        log: the log that the sidecar belongs to. Null: the training log.
+        weight: the weight of the distillation loss; the rest has weight 1. FF gives no value; with 1, labels
+            and teacher count the same.
+        missing: what happens if the sidecar has no row for an example. ``refuse``: stop and name the example.
+            ``train_without``: train it without the distillation loss.
         ramp: multiplies ``weight``.
     """
 
@@ -76,11 +78,11 @@ class DistillationConfig(StrictModel):
 
 
 class AntiDistillationConfig(StrictModel):
-    """Push the components of an ensemble apart (FF 5), to correlate their predictions less.
+    """Push the components of an ensemble apart (FF 5), so that their predictions are less correlated.
 
     Attributes:
-        weight: the weight of the mean squared correlation of their logits, beside a weight of 1 for the rest. FF names
-            no value.
+        weight: the weight of the mean squared correlation of their logits; the rest has weight 1. FF gives no
+            value.
         ramp: multiplies ``weight``.
     """
 
@@ -89,12 +91,13 @@ class AntiDistillationConfig(StrictModel):
 
 
 class ConstraintLog(StrictModel):
-    """A labeled log of its own, such as one of randomized exposure, taken in between in order of time (FF 7.1).
+    """A second labeled log, such as one of randomized exposure, read together with the training log (FF 7.1).
 
     Attributes:
         name: the name by which families of slices refer to the log.
-        path: the folder of the log.
-        own_loss: whether its examples train the weights by their logistic loss too, or by constraints alone.
+        path: the directory of the log.
+        own_loss: whether its examples also train the weights by their logistic loss; if not, only by
+            constraints.
     """
 
     name: Name
@@ -107,13 +110,13 @@ class SliceConfig(StrictModel):
 
     Attributes:
         name: the name of the family.
-        estimated_ctr: rising boundaries within (0, 1); n of them make n + 1 buckets of the predicted probability. A
-            prediction equal to a boundary is in the bucket above it. Null: no such axis.
-        features: by single-valued feature its raw values that have a slice each, rows with any other value being in
-            none; or ``all``: a slice for each id of the feature.
-        log: the constraint log whose rows the family is about. Null: the training log.
-        learning_rate: the learning rate (eta) of this family. Null: that of all families. The fewer rows of the family
-            a batch has, the noisier their mean, and the lower a rate it wants.
+        estimated_ctr: increasing boundaries within (0, 1); n of them make n + 1 buckets of the predicted
+            probability. A prediction equal to a boundary is in the bucket above it. Null: no such axis.
+        features: for each single-valued feature, the raw values that get a slice each; rows with another
+            value are in no slice. ``all``: a slice for each id of the feature.
+        log: the constraint log whose rows the family constrains. Null: the training log.
+        learning_rate: the learning rate (eta) of this family. Null: that of all families. The fewer rows of
+            the family a batch has, the noisier their mean, and the lower the rate should be.
     """
 
     name: Name
@@ -138,13 +141,15 @@ class BiasConstraintsConfig(StrictModel):
     """Slices to be calibrated, each with a dual variable lambda_k (FF 7). Null: no constraints.
 
     Attributes:
-        learning_rate: ``eta`` of lambda_k += eta * (mean of (y - p) in the batch's part of S_k - alpha3 * lambda_k).
-            0.01 was good for the buckets of the estimated CTR, at batches of 64 and of 512; 0.05 for slices that a
-            batch has one or two rows of; at 0.3 lambda_k swung. FF advises to lower it first where training is
-            unstable. 0 measures the slices and leaves the model as it is.
-        regularization: ``alpha3``. At rest a slice keeps a bias of alpha3 * lambda_k; 0 takes away all of it, and lets
-            lambda_k grow without end where the weights cannot follow. FF tunes it by grid search.
-        ramp: multiplies both the term and eta: lambda_k does not wind up before it acts.
+        learning_rate: ``eta`` of lambda_k += eta * c_k * (mean of (y - p) over the batch's rows of S_k -
+            alpha3 * lambda_k), where c_k is the weight of S_k in the batch relative to its running mean. 0.01
+            was good for buckets of the estimated CTR, at batches of 64 and of 512, and 0.05 for slices with
+            one or two rows per batch; at 0.3, lambda_k oscillated. FF advises lowering it first if training
+            is unstable. 0 measures the slices and does not change the model.
+        regularization: ``alpha3``. At equilibrium a slice keeps a bias of alpha3 * lambda_k. 0 removes all of
+            the bias, but lambda_k then grows without limit if the weights cannot follow. FF tunes it by grid
+            search.
+        ramp: multiplies both the term and eta, so that lambda_k does not build up before it has an effect.
         families: families of slices; an example may be in a slice of each.
         logs: constraint logs.
     """

@@ -18,22 +18,23 @@ class WorldConfig(StrictModel):
     Attributes:
         seed: the seed of the world and of its traffic.
         start: the first day (UTC).
-        queries_per_day: queries on a working day; there are fewer at the weekend. A day is one partition of the log
-            and is held in memory.
-        candidates: ads that are retrieved for a query and bid for its places.
-        slots: places on a page; as many ads are shown as are worth it, none on some pages.
-        reserve: the least expected value, bid times predicted click probability, for which an ad is shown.
+        queries_per_day: queries on a working day; there are fewer at the weekend. A day is one partition of
+            the log and is held in memory.
+        candidates: ads that are retrieved for a query and compete for its slots.
+        slots: positions on a page. Only ads that are worth it are shown, so some pages show none.
+        reserve: minimum expected value (bid times predicted click probability) of an ad that is shown.
         randomized_share: the share of the queries whose ads, order and number are drawn at random.
-        randomized_in_log: whether the log has them too; without, only a log of their own has.
+        randomized_in_log: whether the log contains the randomized queries; if not, only the separate log of
+            ``--randomized`` has them.
         base_ctr: the mean click probability of what the crude policy shows on the first day.
-        intent: standard deviation of what users want, in the logit of a query; the log does not show it.
-        drift: standard deviation, per day, of the steps of the coefficients that walk; 0 keeps all constant.
+        intent: standard deviation of the hidden part of a query's logit: how interested the user is.
+        drift: standard deviation of the daily step of the coefficients that drift; 0: all are constant.
         users: the number of users.
-        ads: the number of ads at a time.
-        ad_lifetime_days: the mean lifetime of an ad; new ads take the places of those that are gone.
+        ads: the number of ads at any time.
+        ad_lifetime_days: the mean lifetime of an ad; new ads replace those that expire.
         advertisers: the number of advertisers.
-        words: the number of words of queries and ads.
-        topics: hidden subjects of queries, words and ads.
+        words: the number of words that queries and ads use.
+        topics: the number of hidden topics of queries, words and ads.
     """
 
     renamed_keys: ClassVar[Mapping[str, str]] = {
@@ -94,14 +95,14 @@ class EventsConfig(StrictModel):
 
     Attributes:
         format: the format of the files.
-        delivery_seconds: the mean time from an event to its arrival.
+        delivery_seconds: the mean delay from an event to its arrival.
         straggler_share: the share of the deliveries that take longer.
-        straggler_seconds: the mean time of these.
-        duplicate_share: the share of the events that are delivered again after they arrived.
-        click_seconds: the mean time from an impression to its click.
+        straggler_seconds: the mean delay of these deliveries.
+        duplicate_share: the share of the events that are delivered a second time.
+        click_seconds: the mean delay from an impression to its click.
         late_click_share: the share of the clicks that come later.
-        late_click_seconds: the mean time of these.
-        lost_share: the share of the impressions that never arrive; their clicks do.
+        late_click_seconds: the mean delay of these clicks.
+        lost_share: the share of the impressions that never arrive, although their clicks do.
     """
 
     format: EventsFormat = "parquet"
@@ -119,9 +120,10 @@ class SimulatorConfig(WorldConfig):
     """The world, and how long its log is: a longer one begins with the same days.
 
     Attributes:
-        events: how raw events come in, where they are written.
-        examples: impressions in the log; the last query is cut where they end. Null: whole days.
-        days: days of the log. Null: as many as the examples need.
+        events: how raw events arrive, if they are written.
+        examples: impressions in the log; the last query may be cut to reach this number exactly. Null: whole
+            days.
+        days: days of the log. Null: as many as the examples require.
     """
 
     events: EventsConfig = EventsConfig()

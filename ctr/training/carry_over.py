@@ -383,7 +383,7 @@ def take_ramps(
     for name, (is_on, goes_on) in ramps.items():
         if is_on and goes_on:
             offsets[name] = trained + before.get(name, 0)
-            lines.append(Entry("ramp", name, "taken", None, f"goes on at {offsets[name]} examples"))
+            lines.append(Entry("ramp", name, "taken", None, f"continues at {offsets[name]} examples"))
         elif is_on:
             lines.append(Entry("ramp", name, "fresh", None, "begins here"))
     return lines, offsets

@@ -23,8 +23,8 @@ class BatchConfig(StrictModel):
         rows: maximum rows of a batch; whole queries are packed until the next one no longer fits.
         max_query_rows: maximum rows of a query. A query with more rows than ``rows`` is a batch of its own; one with
             more than this is refused by name.
-        within_partitions: end a batch where a partition of the log ends, so that no partition waits for the next one
-            to be published.
+        within_partitions: end a batch where a partition of the log ends, so that a partition is trained on
+            without waiting for the next one.
     """
 
     renamed_keys: ClassVar[Mapping[str, str]] = {
@@ -48,14 +48,15 @@ class EmbeddingOptimizerConfig(StrictModel):
 
     Attributes:
         learning_rate: the learning rate of embeddings.
-        initial_accumulator: where AdaGrad's sums of squares of embeddings start, on the scale of ``gradient``.
+        initial_accumulator: initial value of AdaGrad's sums of squares of embeddings, on the scale of
+            ``gradient``.
         linear_learning_rate: the learning rate of linear weights.
-        linear_initial_accumulator: where AdaGrad's sums of squares of linear weights start.
+        linear_initial_accumulator: initial value of AdaGrad's sums of squares of linear weights.
         gradient: learn from the gradient of the loss summed over the batch, or of its mean.
         tower_rates: factors of both learning rates, by tower.
-        update_limit_relative: ``r`` of ``update_limit_absolute``.
-        update_limit_absolute: ``a``; no step moves a weight w by more than r |w| + a. A step that would is scaled
-            down as a whole, for each table. 0: no limit.
+        update_limit_relative: ``r`` in the rule of ``update_limit_absolute``.
+        update_limit_absolute: ``a``: no step moves a weight w by more than r |w| + a. If one would, the whole
+            step of its table is scaled down. 0: no limit.
     """
 
     learning_rate: float = Field(default=0.1, ge=0)
@@ -105,10 +106,10 @@ class DenseOptimizerConfig(StrictModel):
 
     Attributes:
         learning_rate: the learning rate of dense weights.
-        clip_norm: bound of the norm of the gradient of all dense weights together, for each component of an ensemble
-            by itself. Null: no bound.
-        shampoo: options of Shampoo. ``start_preconditioning_step: null`` leaves AdaGrad with momentum; ``weight_decay``
-            applies to matrices, not to biases; ``sparse`` stays as it is.
+        clip_norm: maximum norm of the gradient of all dense weights together, for each component of an
+            ensemble separately. Null: no limit.
+        shampoo: options of Shampoo. ``start_preconditioning_step: null`` leaves AdaGrad with momentum;
+            ``weight_decay`` applies to matrices, not to biases; ``sparse`` cannot be changed.
     """
 
     learning_rate: float = Field(default=0.02, ge=0)
@@ -129,7 +130,7 @@ class MetricsConfig(StrictModel):
     """Metrics while training.
 
     Attributes:
-        window_examples: examples of a window; each window is a line of ``metrics.jsonl``.
+        window_examples: examples per window; each window is a line of ``metrics.jsonl``.
         slices: single-valued features of the log; calibration is reported for each of their ids.
     """
 
@@ -141,8 +142,9 @@ class TensorBoardConfig(StrictModel):
     """What RUN/tensorboard has beside metrics, configuration and hyperparameters.
 
     Attributes:
-        histograms: write histograms of all dense weights, of the embeddings of each window's last batch, and of their
-            gradients on it. They cost a forward and a backward pass a window, and change no result.
+        histograms: write histograms of all dense weights, of the embeddings of each window's last batch, and
+            of the gradients on that batch. They cost one more forward and backward pass per window, and
+            change no result.
     """
 
     histograms: bool = False
@@ -153,9 +155,9 @@ class CheckpointConfig(StrictModel):
 
     Attributes:
         every_examples: examples between two checkpoints.
-        keep: how many checkpoints stay on disk, the newest ones.
-        disk_limit_gb: limit of all checkpoints together, in units of 10^9 bytes; fewer than ``keep`` stay where they
-            would take more, but always the newest one. Null: no limit.
+        keep: number of checkpoints to keep on disk, the newest ones.
+        disk_limit_gb: maximum size of all checkpoints together, in 10^9 bytes. Fewer than ``keep`` are kept
+            if they would exceed it, but always the newest one. Null: no limit.
     """
 
     every_examples: int = Field(default=1_000_000, ge=1)
@@ -169,11 +171,11 @@ class CheckpointConfig(StrictModel):
 
 
 class RollbackConfig(StrictModel):
-    """When a run goes back to its last checkpoint and goes on without some of the rows.
+    """When a run returns to its last checkpoint and continues without some of the rows.
 
     Attributes:
-        after_skipped_steps: how many steps in a row must be skipped, because loss or gradient is not finite, before the
-            run goes back. Null: it never goes back.
+        after_skipped_steps: the number of steps in a row that must be skipped, because loss or gradient is
+            not finite, before the run returns to its last checkpoint. Null: it never returns.
     """
 
     after_skipped_steps: int | None = Field(default=10, ge=1, le=10_000)
@@ -184,7 +186,7 @@ class ExportConfig(StrictModel):
 
     Attributes:
         every_examples: examples between two exports.
-        keep: how many exports stay on disk, the newest ones.
+        keep: number of exports to keep on disk, the newest ones.
     """
 
     every_examples: int = Field(ge=1, examples=[1_000_000])
@@ -196,9 +198,9 @@ class SampleConfig(StrictModel):
 
     Attributes:
         name: the name of the sampling.
-        score: ``all`` scores every row and learns from those that were kept: the metrics are those of full traffic.
-            ``kept`` reads the kept rows alone: faster, with importance-weighted metrics of examples, while PerQueryAUC
-            is that of the queries as the sample left them.
+        score: ``all``: score every row and learn from those that were kept; the metrics are those of full
+            traffic. ``kept``: read only the kept rows; faster, and the metrics of examples are
+            importance-weighted, but PerQueryAUC is that of the queries after sampling.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
@@ -209,12 +211,12 @@ class TrainConfig(StrictModel):
     """Everything that decides what a run computes.
 
     Attributes:
-        seed: the seed of all random starts.
+        seed: the seed of all random initial values.
         time_range: the query times to train on.
-        label_delay: seconds after which the label of an example is known: it is scored at its query's time, and
-            learned from once a query that is so much later is to be scored.
-        compute_dtype: the type of matrix products; weights are always float32. ``auto``: bfloat16 where the processor
-            multiplies in it.
+        label_delay: seconds until the label of an example is known. The example is scored at the time of its
+            query, and learned from when the next query to be scored is at least this much later.
+        compute_dtype: the type of matrix products; weights are always float32. ``auto``: bfloat16 if the
+            processor has instructions for it.
         jit: compile the step with XLA. ``auto``: not on a CPU.
         record_predictions: write the prediction of every example to the run directory.
         max_rejected_share: stop when more than this share of the rows is faulty.

@@ -35,9 +35,9 @@ class DeepConfig(StrictModel):
 
     Attributes:
         units: the width of each layer; empty: no layers.
-        ranks: for each layer the rank of a bottleneck U V in place of its matrix (FF 3.1), 0 for none; empty: no
-            bottlenecks.
-        activation: the activation: SmeLU (FF eq. 1), or one of Keras.
+        ranks: for each layer, the rank of a bottleneck U V that replaces its matrix (FF 3.1), or 0 for none;
+            empty: no bottlenecks.
+        activation: the activation: SmeLU (FF eq. 1), or one that Keras has.
         smelu_beta: half the width of the smooth part of SmeLU.
     """
 
@@ -67,8 +67,8 @@ class EnsembleConfig(StrictModel):
 
     Attributes:
         components: the number of networks; each learns from its own loss.
-        embeddings: ``shared``: all networks read the same embeddings, which learn from the mean of their gradients;
-            ``separate``: each has embeddings and linear weights of its own.
+        embeddings: ``shared``: all networks read the same embeddings, which learn from the mean of their
+            gradients; ``separate``: each has its own embeddings and linear weights.
     """
 
     components: int = Field(default=1, ge=1, le=64)
@@ -81,11 +81,11 @@ class FactorizedConfig(StrictModel):
     Attributes:
         width: the width of the learned vectors; Q and U have two more numbers, for the linear weights.
         ui_units: the widths of the hidden layers of the UI tower.
-        transfer: ``tau``: ``sigmoid`` with a learned scale and bias, or the sigmoid of a learned ``piecewise_linear``
-            function that rises everywhere.
+        transfer: ``tau``: ``sigmoid`` with a learned scale and bias, or the sigmoid of a learned, increasing
+            ``piecewise_linear`` function.
         pieces: the number of pieces of the piecewise linear function.
         knot_range: the inner knots of that function are evenly spaced over [-knot_range, knot_range].
-        ui_features: the features of the UI tower. Null: those whose tower is ``ui`` in the schema of the log.
+        ui_features: the features of the UI tower. Null: those with tower ``ui`` in the log's schema.
     """
 
     renamed_keys: ClassVar[Mapping[str, str]] = {"reach": "knot_range"}
@@ -108,10 +108,10 @@ class ModelConfig(StrictModel):
     """DCNv2; without crosses and deep layers a logistic regression.
 
     Attributes:
-        prior: the click probability at which the output starts.
-        init_scale: the standard deviation of fresh embeddings.
-        embedding_seed: the seed of fresh embeddings. Null: the seed of the run.
-        widths: embedding widths by feature, in place of those of the schema of the log; 0: a linear weight only.
+        prior: the initial predicted click probability.
+        init_scale: the standard deviation of new embeddings.
+        embedding_seed: the seed of new embeddings. Null: the seed of the run.
+        widths: embedding widths by feature, in place of those in the log's schema; 0: a linear weight only.
     """
 
     renamed_keys: ClassVar[Mapping[str, str]] = {"factorised": "factorized"}

@@ -211,7 +211,7 @@ def test_the_command(capsys):
         "default": "FILE",
         "required": True,
         "allowed": "text, not empty",
-        "meaning": "A name or a glob, relative to the folder of the input file.",
+        "meaning": "A name or a glob, relative to the directory of the input file.",
     }
     assert main(["config", "modle.crosses"]) == 1
     assert capsys.readouterr().err.startswith(

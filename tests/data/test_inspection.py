@@ -125,7 +125,7 @@ def test_partitions_and_holes(log):
     assert summary.holes == (Span(START + 2 * HOUR, START + 4 * HOUR),)
     lines = log_warnings(summary)
     assert (
-        "1 hole between partitions, together 2 h; the longest: 2023-11-15 02:00:00 to 2023-11-15 04:00:00"
+        "1 gap between partitions, together 2 h; the longest: 2023-11-15 02:00:00 to 2023-11-15 04:00:00"
         in lines
     )
     assert "1 partition without rows, the first one from 2023-11-15 05:00:00" in lines
@@ -285,7 +285,7 @@ def test_the_command(log, capsys):
     out, err = capsys.readouterr()
     assert err == ""
     assert out.startswith(f"{log}: 540 rows, 180 queries, ")
-    assert "\nwarning: 1 hole between partitions" in out
+    assert "\nwarning: 1 gap between partitions" in out
     assert main(["inspect", str(log), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["rows"] == 540

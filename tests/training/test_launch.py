@@ -237,8 +237,8 @@ def test_a_run_begun_so_is_begun_from_again(old, whole, change, tmp_path):
     launch(whole, again, tmp_path / "again", InitFrom(tmp_path / "ranked"), waits=True)
     ramps = {name: line[2] for (part, name), line in table_of(tmp_path / "again").items() if part == "ramp"}
     assert ramps == {
-        "alpha2": f"goes on at {trained + own} examples",
-        "ranking": f"goes on at {own} examples",
+        "alpha2": f"continues at {trained + own} examples",
+        "ranking": f"continues at {own} examples",
     }
 
 
