@@ -226,8 +226,9 @@ def _serve(arguments: argparse.Namespace) -> None:
             raise InputError(
                 f"--{name} does not go with --policy: the world and the logs are those of the run"
             )
-    from ctr.simulator.folders import check_loop_folders
+    from ctr.simulator.folders import check_days, check_loop_folders
 
+    check_days(arguments.days)
     check_loop_folders(arguments.policy, arguments.log, arguments.out)
     _load_tensorflow()
     from ctr.simulator.closed_loop import run_closed_loop

@@ -36,7 +36,7 @@ from ctr.simulator.clicks import Placed, logistic
 from ctr.simulator.config import DAY_US, WorldConfig
 from ctr.simulator.day import QUERIES_PER_DAY_LIMIT, days, make_world
 from ctr.simulator.features import SCHEMA, FeatureIds
-from ctr.simulator.folders import ORIGIN_FILE, check_loop_folders
+from ctr.simulator.folders import ORIGIN_FILE, check_days, check_loop_folders
 from ctr.simulator.inventory import Ads
 from ctr.simulator.simulate import AUCTION, Counts, logged_queries, publish_day, read_world
 from ctr.simulator.traffic import Queries, draw_queries
@@ -75,8 +75,7 @@ def run_closed_loop(
         InputError: the log was not simulated, the run is not finished, of another log or needs more than the
             simulator gives, or the folder holds something else.
     """
-    if day_count < 1:
-        raise InputError(f"days: {day_count} is not allowed; allowed: at least 1")
+    check_days(day_count)
     # The configuration of the run names the constraint logs, wherever the loop is continued from.
     out = out.resolve()
     first = _begin(policy, log, out)

@@ -38,6 +38,12 @@ def check_events_folder(folder: Path) -> None:
     check_output_folder(folder, "events of ctr simulate", lambda found: (found / EVENTS_FILE).is_file())
 
 
+def check_days(count: int) -> None:
+    """Raises InputError for a number of days that a closed loop cannot last."""
+    if count < 1:
+        raise InputError(f"days: {count} is not allowed; allowed: at least 1")
+
+
 def check_loop_folders(policy: Path, log: Path, out: Path) -> None:
     """Refuses what a closed loop cannot begin with.
 
@@ -52,7 +58,7 @@ def check_loop_folders(policy: Path, log: Path, out: Path) -> None:
     check_output_folder(out, "a loop", lambda found: (found / ORIGIN_FILE).is_file())
     for path in (policy / "summary.json", policy / "config.yaml"):
         if not path.is_file():
-            raise InputError(f"{policy}: no {path.name}: a run that ctr train finished is required")
+            raise InputError(f"{policy}: no {path.name}: a finished run of ctr train is required")
     check_world(log)
     read_schema(log)
 

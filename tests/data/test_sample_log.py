@@ -442,7 +442,7 @@ def test_low_visibility_by_raw_values(log, feature, values, holds):
         ("words", ["w1"], "words is a text"),
         ("place_device", [1], "place_device is a cross"),
         ("place", [3, 5], "'5' is not in its vocabulary; allowed: 1, 2, 3, 4"),
-        ("place", [1.5], "1.5 is not a text or a whole number"),
+        ("place", [1.5], "feature place: .1.5. is not in its vocabulary"),
         ("height", ["tall"], "'tall' is not a number"),
     ],
 )
