@@ -426,7 +426,7 @@ def test_a_number_without_a_bound_is_told_what_fits():
     assert refusal({"maybe": 10**400}).endswith("less than 1e308")
 
 
-MAPPING = {"input": {"type": "csv"}, "time": {"column": "t", "unit": "s"}, "label": "y", "interval": "1d"}
+MAPPING = {"input": {"type": "csv"}, "time": {"column": "t", "unit": "s"}, "label": "y", "partition": "1d"}
 FEATURE = {"name": "a", "kind": "category", "source": "a", "buckets": 9}
 
 
@@ -457,7 +457,7 @@ def test_an_unknown_key_of_a_feature_is_told_those_of_its_kind():
 
 
 def test_a_fault_of_the_whole_shows_no_insides():
-    with pytest.raises(InputError, match=r"^mapping m: feature a is named twice$"):
+    with pytest.raises(InputError, match=r"^mapping m: feature a is defined twice$"):
         parse_model(Mapping, {**MAPPING, "features": [FEATURE, FEATURE]}, "mapping m")
 
 

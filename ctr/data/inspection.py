@@ -131,7 +131,7 @@ class LogSummary:
         faulty_rows: rows with a label that is neither 0 nor 1, or with an id outside the feature's buckets. They are
             not in what follows.
         first, last: query times of the first and of the last row; None without any.
-        largest_query: rows of the longest query.
+        max_query_rows: rows of the longest query.
         ranked_queries: queries with both a click and a non-click, which PerQueryAUC is about.
         metric_weight: mean of the rows' weights; 1 where they have none.
         weighted_click_rate: with these weights.
@@ -139,7 +139,7 @@ class LogSummary:
         over_time: rows and clicks by period; periods without rows are there too.
         pauses: the longest stretches between two queries, the longest first.
         partitions: in order of time.
-        holes: stretches between two partitions.
+        gaps: spans between two partitions that none covers.
         counters: what became of the input, added up over the partitions.
         samplings: names of the samplings that made this log from another one.
     """
@@ -153,7 +153,7 @@ class LogSummary:
     faulty_rows: int
     first: int | None
     last: int | None
-    largest_query: int
+    max_query_rows: int
     ranked_queries: int
     metric_weight: float
     weighted_click_rate: float | None
@@ -161,7 +161,7 @@ class LogSummary:
     over_time: tuple[Period, ...]
     pauses: tuple[Span, ...]
     partitions: tuple[Partition, ...]
-    holes: tuple[Span, ...]
+    gaps: tuple[Span, ...]
     features: tuple[FeatureSummary, ...]
     sidecars: tuple[Sidecar, ...]
     samplings: tuple[str, ...]
@@ -184,7 +184,7 @@ def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) 
     schema, manifests = read_schema(log), read_manifests(log)
     # The run directory of a training has a schema too.
     if not manifests and (log / "checkpoints").exists():
-        raise InputError(f"{log} is a run directory: give the log that it was trained on")
+        raise InputError(f"{log} is a run directory: name the log that it was trained on")
     shards = [entry for manifest in manifests for entry in manifest.shards]
     first = min((entry.first_query_time for entry in shards), default=None)
     last = max((entry.last_query_time for entry in shards), default=None)
@@ -209,7 +209,7 @@ def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) 
         faulty_rows=found.faulty,
         first=first,
         last=last,
-        largest_query=found.largest_query,
+        max_query_rows=found.max_query_rows,
         ranked_queries=found.ranked_queries,
         metric_weight=found.weight / max(found.rows, 1),
         weighted_click_rate=found.clicked_weight / found.weight if found.weight else None,
@@ -217,7 +217,7 @@ def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) 
         over_time=found.over_time() if shards else (),
         pauses=found.pauses(),
         partitions=partitions,
-        holes=tuple(
+        gaps=tuple(
             Span(before.end, after.start)
             for before, after in pairwise(partitions)
             if after.start > before.end
@@ -267,7 +267,7 @@ class _Pass:
         periods = (last - self._start) // self.period + 1
         self._period_rows = np.zeros(periods, np.int64)
         self._period_clicks = np.zeros(periods, np.int64)
-        self.rows = self.faulty = self.largest_query = self.ranked_queries = 0
+        self.rows = self.faulty = self.max_query_rows = self.ranked_queries = 0
         self.weight = self.clicked_weight = 0.0
         self._pauses: list[tuple[int, int]] = []  # (start, end)
         self._query: tuple[int, int, int, int] | None = None  # time, id, rows, clicks of the last query
@@ -344,7 +344,7 @@ class _Pass:
                 self.end_query()
                 times = np.concatenate([[before[0]], times])
         ended = slice(0, len(sizes) - 1)
-        self.largest_query = max(self.largest_query, int(sizes.max()))
+        self.max_query_rows = max(self.max_query_rows, int(sizes.max()))
         self.ranked_queries += int(np.count_nonzero((clicks[ended] > 0) & (clicks[ended] < sizes[ended])))
         self._query = int(time[-1]), int(query[-1]), int(sizes[-1]), int(clicks[-1])
         steps = np.diff(times)

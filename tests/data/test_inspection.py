@@ -93,7 +93,7 @@ def test_rows_clicks_queries_and_times(log, rows):
     clicks = np.array([label[rows["query_id"].to_numpy() == query].sum() for query in range(180)])
     assert (summary.rows, summary.queries, summary.clicks) == (540, 180, label.sum())
     assert (summary.first, summary.last) == (time[0], time[-1])
-    assert (summary.largest_query, summary.faulty_rows, summary.shards) == (3, 0, 6)
+    assert (summary.max_query_rows, summary.faulty_rows, summary.shards) == (3, 0, 6)
     assert summary.ranked_queries == np.count_nonzero((clicks > 0) & (clicks < 3))
     assert summary.metric_weight == pytest.approx(weight.mean())
     assert summary.weighted_click_rate == pytest.approx(np.average(label, weights=weight))
@@ -116,16 +116,16 @@ def test_the_click_rate_over_time(log, rows):
     assert begin > time[-1] >= begin - summary.period
 
 
-def test_partitions_and_holes(log):
+def test_partitions_and_gaps(log):
     summary = inspect_log(log)
     assert [(part.start, part.end, part.rows) for part in summary.partitions] == [
         (START + hour * HOUR, START + (hour + 1) * HOUR, count)
         for hour, count in ((0, 180), (1, 180), (4, 180), (5, 0))
     ]
-    assert summary.holes == (Span(START + 2 * HOUR, START + 4 * HOUR),)
+    assert summary.gaps == (Span(START + 2 * HOUR, START + 4 * HOUR),)
     lines = log_warnings(summary)
     assert (
-        "1 hole between partitions, together 2 h; the longest: 2023-11-15 02:00:00 to 2023-11-15 04:00:00"
+        "1 gap between partitions, together 2 h; the longest: 2023-11-15 02:00:00 to 2023-11-15 04:00:00"
         in lines
     )
     assert "1 partition without rows, the first one from 2023-11-15 05:00:00" in lines
@@ -222,7 +222,7 @@ def set_column(name: str, make):
                     "label", lambda n: (np.arange(n) % np.where(np.arange(n) < n // 2, 10, 4) == 0).astype(np.int8)
                 ),
             },
-            "the click rate goes from 10.0% to 22.5% at 2023-11-15 00:16:00",
+            "the click rate changes from 10.0% to 22.5% at 2023-11-15 00:16:00",
         ),
     ],
 )  # fmt: skip
@@ -285,7 +285,7 @@ def test_the_command(log, capsys):
     out, err = capsys.readouterr()
     assert err == ""
     assert out.startswith(f"{log}: 540 rows, 180 queries, ")
-    assert "\nwarning: 1 hole between partitions" in out
+    assert "\nwarning: 1 gap between partitions" in out
     assert main(["inspect", str(log), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["rows"] == 540
@@ -298,7 +298,7 @@ def test_the_command(log, capsys):
 def test_a_run_directory_is_no_log(log, tmp_path):
     shutil.copy(log / "schema.json", tmp_path)
     (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(InputError, match="is a run directory: give the log that it was trained on"):
+    with pytest.raises(InputError, match="is a run directory: name the log that it was trained on"):
         inspect_log(tmp_path)
 
 

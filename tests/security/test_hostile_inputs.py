@@ -178,7 +178,7 @@ def test_tables_that_no_machine_holds():
     ],
 )
 def test_boundaries_beyond_float32(feature):
-    with pytest.raises(InputError, match="boundaries lie in"):
+    with pytest.raises(InputError, match="boundaries must fit float32"):
         parse_model(Schema, {"features": [{"name": "a", "kind": "number", "source": "a", **feature}]}, "test")
 
 
