@@ -57,7 +57,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "factorized": {**NETWORK, "factorized": FACTORS},
     "factorized ensemble": {
         **NETWORK,
-        "factorized": {**FACTORS, "transfer": "piecewise_linear", "pieces": 5, "reach": 2.0},
+        "factorized": {**FACTORS, "transfer": "piecewise_linear", "pieces": 5, "knot_range": 2.0},
         "ensemble": {"components": 2, "embeddings": "separate"},
     },
 }
