@@ -100,7 +100,7 @@ def _require_labels(groups: Sequence[RowGroup]) -> None:
     for group in groups:
         if not group.labelled:
             raise InputError(
-                f"{group.path}: no column label and metric_weight, so there is nothing to measure by; allowed: the "
+                f"{group.path}: no columns label and metric_weight, which the metrics require; allowed: the "
                 "predictions of `ctr train`; those of `ctr score` can be compared with others"
             )
 

@@ -233,7 +233,7 @@ def gather(pieces: Iterable[Piece]) -> Rows:
             source for source, part in held for _ in range(int((part["example_id"] == example_id).sum()))
         ]
         raise InputError(
-            f"{min(places)}: example_id {example_id} stands in the predictions {len(places)} times"
+            f"{min(places)}: example_id {example_id} appears in the predictions {len(places)} times"
             + (f", also in {max(places)}" if max(places) != min(places) else "")
             + "; allowed: each example once"
         )

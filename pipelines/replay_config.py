@@ -150,7 +150,7 @@ class ExperimentConfig(StrictModel):
     def _consistent(self) -> Self:
         if BASELINE in self.arms:
             raise ValueError(
-                f"arms.{BASELINE}: this name is that of the arm that the others are compared with"
+                f"arms.{BASELINE}: this name is reserved for the arm that the others are compared with"
             )
         arms = (BASELINE, *self.arms)
         for name, arm in self.arms.items():
@@ -167,7 +167,7 @@ class ExperimentConfig(StrictModel):
             if beyond:
                 # A curve goes through the arm itself, which has to be there with the same seeds.
                 raise ValueError(
-                    f"sweep.seeds: {beyond[0]} is not allowed: it is none of seeds {[*self.seeds]}"
+                    f"sweep.seeds: {beyond[0]} is not allowed: it is not one of seeds {[*self.seeds]}"
                 )
         for name in (self.loop.arms or ()) if self.loop is not None else ():
             _check_name("loop.arms", name, arms)
@@ -182,7 +182,7 @@ def _check_name(key: str, name: str | None, known: Iterable[str]) -> None:
 def _check_once(key: str, values: tuple[Any, ...]) -> None:
     repeated = [value for value in values if values.count(value) > 1]
     if repeated:
-        raise ValueError(f"{key}: {repeated[0]} stands there twice")
+        raise ValueError(f"{key}: {repeated[0]} appears twice")
 
 
 def read_experiment(path: Path) -> tuple[ExperimentConfig, dict[str, Any]]:

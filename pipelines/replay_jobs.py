@@ -138,7 +138,7 @@ def run_job(job: Job) -> Outcome | None:
     outcome = Outcome(status == 0, round(time.perf_counter() - begun, 1))
     if status:
         told = [line.strip() for line in lines if line.strip()]
-        error = told[-1].removeprefix("error: ") if told else f"exit status {status} without a word"
+        error = told[-1].removeprefix("error: ") if told else f"exit status {status} without a message"
         if status < 0:
             error = f"ended by signal {-status} ({signal.Signals(-status).name})"
         outcome = Outcome(False, outcome.seconds, error, "".join(lines))
