@@ -164,7 +164,7 @@ def compare_loops(loop_a: Path, loop_b: Path) -> LoopComparison:
     worlds = [path.read_bytes() for loop in (loop_a, loop_b) if (path := loop / WORLD_FILE).is_file()]
     if len(set(worlds)) > 1:
         raise RunError(
-            f"{loop_a} and {loop_b}: are of different worlds, as {WORLD_FILE} of each tells; "
+            f"{loop_a} and {loop_b}: are of different worlds, see {WORLD_FILE} of each; "
             "allowed: loops over the same days of one world"
         )
     for column in ("day", "query_id", "randomized"):
@@ -189,7 +189,9 @@ def _read_shown(loop: Path) -> dict[str, npt.NDArray[Any]]:
     """The columns of `SHOWN_FILE`, each [N]; every query once."""
     path = loop / SHOWN_FILE
     if not path.is_file():
-        raise RunError(f"{path}: no such file; allowed: a folder that `ctr simulate --policy` finished")
+        raise RunError(
+            f"{path}: no such file; allowed: a finished output directory of `ctr simulate --policy`"
+        )
     table = read_columns(path, list(_COLUMNS), "the queries of a loop")
     columns = {name: table[name].to_numpy() for name in _COLUMNS}
     for name, kind in _COLUMNS.items():
@@ -199,7 +201,7 @@ def _read_shown(loop: Path) -> dict[str, npt.NDArray[Any]]:
     if (columns["ads"] < 0).any():
         raise RunError(f"{path}: ads must be at least 0, got {columns['ads'].min()}")
     if len(np.unique(columns["query_id"])) < len(table):
-        raise RunError(f"{path}: a query stands there twice; allowed: each once")
+        raise RunError(f"{path}: a query appears twice; allowed: each once")
     return columns
 
 

@@ -111,7 +111,7 @@ def _measure(folder: Path, arm: PlannedArm, days: int | None) -> MeasuredLoops:
             folders[planned.seed] = folder / planned.loop
     churn: dict[str, dict[tuple[int, int], Estimate]] = {measure: {} for measure in MEASURES}
     signed: dict[tuple[int, int], float] = {}
-    unavailable = "" if len(folders) > 1 else "it takes two finished loops"
+    unavailable = "" if len(folders) > 1 else "two finished loops are required"
     for one, other in combinations(sorted(folders), 2):
         try:
             whole = compare_loops(folders[one], folders[other]).whole

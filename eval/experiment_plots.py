@@ -77,7 +77,7 @@ def accuracy_against_cost(panels: Sequence[Panel]) -> str:
                 axes.annotate("", (end.x, end.y), (begin.x, begin.y), arrowprops=_ARROW)
             _draw_spots(axes, panel.spots, hover)
             axes.set_xlabel(panel.label)
-        all_axes[0].set_ylabel("change of PerQueryAUC, %")
+        all_axes[0].set_ylabel("change in PerQueryAUC, %")
         _write_names(figure, [(axes, panel.spots) for axes, panel in zip(all_axes, panels, strict=True)])
         return to_svg(figure, hover)
 

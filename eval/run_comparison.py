@@ -174,7 +174,7 @@ class RunComparison:
         return [
             f"prediction difference: {fixed(float(paired.difference.point), decimals)}  "
             f"{interval(float(low), float(high), decimals)}",
-            f"  {paired.examples:,} examples of both, {paired.only_a:,} of a only, {paired.only_b:,} of b only",
+            f"  {paired.examples:,} examples in both, {paired.only_a:,} only in a, {paired.only_b:,} only in b",
         ]
 
 

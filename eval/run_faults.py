@@ -10,7 +10,10 @@ from ctr.eval import display
 from ctr.eval.run_files import Run, RunError
 
 _SHOWN = 5
-_ROOTS = {"failed": "roots that failed, or were refused by their certificate", "lost": "roots that were lost"}
+_ROOTS = {
+    "failed": "roots that failed, or whose result was refused by its check",
+    "lost": "roots that were lost",
+}
 
 
 @dataclass(frozen=True)
