@@ -64,7 +64,7 @@ class AdsChurn(SumState):
 
         Args:
             first: int64 [N], how many ads each showed by the first model.
-            second: int64 [N], likewise by the second model.
+            second: int64 [N], the same by the second model.
             query_id: int64 [N].
 
         Raises:

@@ -20,9 +20,9 @@ from ctr.eval.run_comparison import NotComparableError
 from ctr.eval.run_files import Run, RunError, config_text, prediction_parts, read_environment
 
 CHANGED = ("per_query_auc", "auc", "logloss")
-"""The metrics whose change is told."""
+"""The metrics whose change is reported."""
 PARTS = ("late", "whole")
-"""Parts of the pass over which PD is told: the last half of its time, and all of it."""
+"""Parts of the pass over which PD is reported: the last half of its time, and all of it."""
 
 
 @dataclass(frozen=True)

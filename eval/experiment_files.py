@@ -71,7 +71,7 @@ class PlannedArm(BaseModel):
     """An arm, or a point of an arm's sweep.
 
     Attributes:
-        name: tells it from the others.
+        name: distinguishes it from the others.
         title: for people; the name when empty.
         note: what it is about.
         against: name of the arm to compare with; None for the experiment's baseline.

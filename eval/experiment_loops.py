@@ -15,7 +15,7 @@ from ctr.eval.intervals import Estimate, mean
 from ctr.eval.run_files import RunError
 
 SHOWN = ("ads_per_query", "clicks_per_1000_queries", "revenue_per_1000_queries")
-"""What is told of each loop; all queries of its days count."""
+"""What is reported of each loop; all queries of its days count."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The plots of an experiment, as SVG.
 
-Arms have the colour and the marker of their place among the arms, points of a sweep those of their arm. The same data
+Arms have the color and the marker of their place among the arms, points of a sweep those of their arm. The same data
 give the same bytes.
 """
 

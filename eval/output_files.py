@@ -48,7 +48,7 @@ def file_fault(path: Path, kind: str, is_kind: Callable[[Path], bool]) -> str:
     Args:
         path: where. A new name, an empty file and a file of the same kind are allowed.
         kind: of the file, with its article, for the message.
-        is_kind: tells whether a regular file is of that kind.
+        is_kind: returns whether a regular file is of that kind.
     """
     allowed = f"allowed: a new file, or {kind} to replace"
     if what := irregular(path):

@@ -67,7 +67,7 @@ def plain_mapping(schema: Schema, inputs: Sequence[Path]) -> Mapping:
     The time, where the model takes one, is the column ``time_us`` of microseconds since 1970-01-01 UTC.
 
     Raises:
-        InputError: a name that tells no type, or names that tell different ones.
+        InputError: a name that shows no type, or names that show different ones.
     """
     types = [_table_type(path) for path in inputs]
     for path, other in zip(inputs, types, strict=True):
@@ -95,7 +95,7 @@ def _table_type(path: Path) -> str:
 
 
 def key_schema(mapping: Mapping) -> pa.Schema:
-    """What tells rows apart: file and row, as an ingest numbers them, and the example id where the mapping has one."""
+    """What identifies rows: file and row, as an ingest numbers them, and the example id where the mapping has one."""
     fields = [pa.field("file", pa.string()), pa.field("row", pa.int64())]
     return pa.schema([*fields, *([pa.field("example_id", pa.int64())] if mapping.example_id else [])])
 

@@ -18,7 +18,7 @@ from ctr.training.config import TrainConfig
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$")]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Changes = dict[str, Any]
-"""Values by dotted keys of the training configuration, as of ``ctr train --set``: each replaces what was there."""
+"""Values by dotted keys of the training configuration, see ``ctr train --set``: each replaces what was there."""
 
 BASELINE = "baseline"
 """The name of the arm that every other one is compared with."""

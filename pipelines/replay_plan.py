@@ -125,7 +125,7 @@ class PlannedArm:
     families: tuple[SliceFamily, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """What plan.json tells of it."""
+        """What plan.json records of it."""
         return {
             "name": self.name,
             "title": self.title,
@@ -161,7 +161,7 @@ class Plan:
     loop_days: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """What plan.json tells of it."""
+        """What plan.json records of it."""
         return {
             "baseline": BASELINE,
             "arms": [arm.as_dict() for arm in self.arms],

@@ -209,7 +209,7 @@ def publish_interval(
     """Publishes the partition [start, end) of query time (microseconds) whole: ``stage_interval``, then the manifest.
 
     Raises:
-        InputError: as of ``stage_interval`` and ``publish_manifest``.
+        InputError: see ``stage_interval`` and ``publish_manifest``.
     """
     manifest = stage_interval(folder, schema, start, end, rows, counters, shard_rows)
     publish_manifest(folder, manifest)

@@ -267,7 +267,7 @@ class Mapping(StrictModel):
         joins: side tables.
         time: when the impression was shown.
         query: which rows belong together. Null or ``none``: each row is a query of its own.
-        example_id: a column that tells examples apart; whole numbers are used as they are, other text is hashed.
+        example_id: a column that distinguishes examples; whole numbers are used as they are, other text is hashed.
             Null: a hash of the name of the file, the number of the row and the time.
         label: a column of 0, 1, true or false; or a rule such as ``rating >= 4``.
         weight: a column of numbers from 0 to 1e9: the weight in the loss and in the metrics. Null: 1.

@@ -3,7 +3,7 @@
 ::
 
     OUT/log/             the run's log, going on with the days that the run served
-    OUT/constraints/     likewise each simulated constraint log, going on with their randomized traffic
+    OUT/constraints/     the same for each simulated constraint log, going on with their randomized traffic
     OUT/run/             the run, going on
     OUT/origin.json      which run and log the loop began with
     OUT/shown.parquet    each query of those days that the log could have: day, query_id, randomized, ads (it showed)

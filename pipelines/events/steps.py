@@ -168,7 +168,7 @@ class _Teacher(ModelHandler[JoinedAt, PredictionResult, Any]):
     """An exported model that scores the examples of an interval by their ids."""
 
     def __init__(self, model: Path) -> None:
-        # An interval is a batch of its own: what it is scored with must not depend on its neighbours.
+        # An interval is a batch of its own: what it is scored with must not depend on its neighbors.
         super().__init__(min_batch_size=1, max_batch_size=1)
         self._model = model
 

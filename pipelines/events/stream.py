@@ -258,7 +258,7 @@ def stream_events(
     max_reject_share: float = 0.01,
     stop: Stop = lambda: None,
 ) -> None:
-    """Runs the job on a streaming runner until its source ends, or it is told to stop and cancelled.
+    """Runs the job on a streaming runner until its source ends, or it is asked to stop and canceled.
 
     Args:
         mapping: how events become examples.

@@ -1,4 +1,4 @@
-"""Folders of events that are being filled to a log, interval by interval, until it is told to stop.
+"""Folders of events that are being filled to a log, interval by interval, until it is asked to stop.
 
 ::
 
