@@ -237,7 +237,7 @@ def _cells(name: str, state: AdsChurn) -> list[str]:
     cells = [name, amount(int(state.queries.sum())), fixed(ads_a, 4), fixed(ads_b, 4)]
     for estimate in state.estimates().values():
         low, high = (100 * float(end) for end in estimate.interval())
-        decimals = decimals_for(low, high) - 3
+        decimals = min(decimals_for(low, high), 2)
         cells += [fixed(100 * float(estimate.point), decimals), interval(low, high, decimals)]
     return cells
 
