@@ -1,4 +1,4 @@
-"""The one exception that a user is meant to read, and how errors are told."""
+"""The one exception that a user is meant to read, and how errors are described."""
 
 import unicodedata
 

@@ -151,7 +151,7 @@ def check_output_folder(folder: Path, kind: str, is_kind: Callable[[Path], bool]
     Args:
         folder: the directory; it may also be a link to one, or be absent.
         kind: what the command makes of it, with its article, for the message.
-        is_kind: tells whether a directory with something in it is of that kind.
+        is_kind: returns whether a directory with something in it is of that kind.
 
     Raises:
         InputError: what is there, and what is allowed.

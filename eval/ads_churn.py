@@ -64,7 +64,7 @@ class AdsChurn(SumState):
 
         Args:
             first: int64 [N], how many ads each showed by the first model.
-            second: int64 [N], likewise by the second model.
+            second: int64 [N], the same by the second model.
             query_id: int64 [N].
 
         Raises:
@@ -164,7 +164,7 @@ def compare_loops(loop_a: Path, loop_b: Path) -> LoopComparison:
     worlds = [path.read_bytes() for loop in (loop_a, loop_b) if (path := loop / WORLD_FILE).is_file()]
     if len(set(worlds)) > 1:
         raise RunError(
-            f"{loop_a} and {loop_b}: are of different worlds, as {WORLD_FILE} of each tells; "
+            f"{loop_a} and {loop_b}: are of different worlds, see {WORLD_FILE} of each; "
             "allowed: loops over the same days of one world"
         )
     for column in ("day", "query_id", "randomized"):
@@ -189,7 +189,9 @@ def _read_shown(loop: Path) -> dict[str, npt.NDArray[Any]]:
     """The columns of `SHOWN_FILE`, each [N]; every query once."""
     path = loop / SHOWN_FILE
     if not path.is_file():
-        raise RunError(f"{path}: no such file; allowed: a folder that `ctr simulate --policy` finished")
+        raise RunError(
+            f"{path}: no such file; allowed: a finished output directory of `ctr simulate --policy`"
+        )
     table = read_columns(path, list(_COLUMNS), "the queries of a loop")
     columns = {name: table[name].to_numpy() for name in _COLUMNS}
     for name, kind in _COLUMNS.items():
@@ -199,7 +201,7 @@ def _read_shown(loop: Path) -> dict[str, npt.NDArray[Any]]:
     if (columns["ads"] < 0).any():
         raise RunError(f"{path}: ads must be at least 0, got {columns['ads'].min()}")
     if len(np.unique(columns["query_id"])) < len(table):
-        raise RunError(f"{path}: a query stands there twice; allowed: each once")
+        raise RunError(f"{path}: a query appears twice; allowed: each once")
     return columns
 
 
@@ -235,7 +237,7 @@ def _cells(name: str, state: AdsChurn) -> list[str]:
     cells = [name, amount(int(state.queries.sum())), fixed(ads_a, 4), fixed(ads_b, 4)]
     for estimate in state.estimates().values():
         low, high = (100 * float(end) for end in estimate.interval())
-        decimals = decimals_for(low, high) - 3
+        decimals = min(decimals_for(low, high), 2)
         cells += [fixed(100 * float(estimate.point), decimals), interval(low, high, decimals)]
     return cells
 

@@ -50,17 +50,17 @@ def read_arrays(file: Path | BinaryIO, most_bytes: int = _MOST_BYTES) -> dict[st
 def _check_members(members: list[zipfile.ZipInfo], most_bytes: int, packed_bytes: int) -> None:
     names = [member.filename for member in members]
     if len(set(names)) != len(names):
-        raise ValueError("an array stands twice in it")
+        raise ValueError("an array appears twice")
     total = packed = 0
     for member in members:
         if not member.filename.endswith(".npy"):
-            raise ValueError(f"{member.filename[:80]!r} is no array (.npy)")
+            raise ValueError(f"{member.filename[:80]!r} is not an array (.npy)")
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError(f"{member.filename[:80]!r} is packed in another way than NumPy does")
+            raise ValueError(f"{member.filename[:80]!r} is compressed in a way that NumPy does not use")
         packed += member.compress_size
         if packed > packed_bytes or member.file_size > _LARGEST_RATIO * member.compress_size:
             raise ValueError(
-                f"{member.filename[:80]!r} cannot have the {member.file_size} bytes that it says"
+                f"{member.filename[:80]!r} cannot have the {member.file_size} bytes that it declares"
             )
         total += member.file_size
     if total > most_bytes:

@@ -18,7 +18,7 @@ _FACTOR_2 = np.uint64(0x94D049BB133111EB)
 def splitmix64(values: UintArray) -> UintArray:
     """The output function of splitmix64, uint64 [N], on a copy of ``values``.
 
-    Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014. Neighbouring values come out
+    Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014. Neighboring values come out
     unrelated.
     """
     mixed = values + _INCREMENT
@@ -33,7 +33,7 @@ def splitmix64(values: UintArray) -> UintArray:
 def query_bucket(query_id: IntArray) -> IntArray:
     """The bucket of each query: the same in every run, process and machine.
 
-    The upper 8 bits of `splitmix64`: neighbouring ids fall into unrelated buckets, whatever scheme numbered the
+    The upper 8 bits of `splitmix64`: neighboring ids fall into unrelated buckets, whatever scheme numbered the
     queries.
 
     Args:

@@ -62,7 +62,7 @@ def _relative_percent(change: Estimate, reference: Estimate) -> float:
 
 @dataclass(frozen=True)
 class ScoredExamples:
-    """What tells the examples of one run from those of another.
+    """What distinguishes the examples of one run from those of another.
 
     Attributes:
         examples: rows read.
@@ -90,7 +90,7 @@ def scored_examples(metrics: ProgressiveMetrics) -> ScoredExamples:
 
 
 def same_examples(a: ProgressiveMetrics, b: ProgressiveMetrics) -> bool:
-    """Whether two runs scored the same examples, as far as `ScoredExamples` tells."""
+    """Whether two runs scored the same examples, as far as `ScoredExamples` shows."""
     return scored_examples(a).same_as(scored_examples(b))
 
 

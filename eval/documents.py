@@ -44,12 +44,12 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r:.80} stands twice")
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r:.80} appears twice")
     return found
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(text: str) -> float:
@@ -98,7 +98,7 @@ class _Loader(yaml.SafeLoader):
                 ) from None
             if repeated:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {value} stands twice", key.start_mark
+                    None, None, f"the key {value} appears twice", key.start_mark
                 )
             seen.add(value)
         return super().construct_mapping(node, deep)
@@ -120,7 +120,7 @@ def _count_values(node: yaml.Node, known: dict[int, int | None], depth: int) -> 
     """How many values a node has when every alias stands for a copy."""
     size = known.get(id(node), 0)
     if size is None:
-        raise ValueError("an alias (*) refers to what it stands in")
+        raise ValueError("an alias (*) refers to a value that contains it")
     if size:
         return size
     if depth > _DEEPEST:

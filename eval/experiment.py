@@ -1,4 +1,4 @@
-"""A replayed experiment told: tables, numbers and a report from what its runs left behind."""
+"""The report of a replayed experiment: tables, numbers and a report from what its runs left behind."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from ctr.eval.report_page import write_page
 def write_experiment(folder: Path) -> str:
     """Write result.json, table.csv, table.txt and report.html of an experiment.
 
-    Each appears whole or not at all. Runs that failed or are missing are told as such; the same runs give the same
+    Each appears whole or not at all. Runs that failed or are missing are reported as such; the same runs give the same
     bytes.
 
     Args:

@@ -20,9 +20,9 @@ from ctr.eval.run_comparison import NotComparableError
 from ctr.eval.run_files import Run, RunError, config_text, prediction_parts, read_environment
 
 CHANGED = ("per_query_auc", "auc", "logloss")
-"""The metrics whose change is told."""
+"""The metrics whose change is reported."""
 PARTS = ("late", "whole")
-"""Parts of the pass over which PD is told: the last half of its time, and all of it."""
+"""Parts of the pass over which PD is reported: the last half of its time, and all of it."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def _measure(
             log = log or (run.log_sha256, str(run.folder))
             if run.log_sha256 != log[0]:
                 raise NotComparableError(
-                    f"{run.folder}: read another log (log_sha256 {run.log_sha256[:12]}) than {log[1]} tells "
+                    f"{run.folder}: read another log (log_sha256 {run.log_sha256[:12]}) than {log[1]} "
                     f"({log[0][:12]}); allowed: runs over the same log, because the comparison pairs their queries"
                 )
             finished[planned.seed] = run.folder
@@ -265,7 +265,7 @@ def _outcome(planned: PlannedRun, run: Run | None, state: str, reason: str) -> R
 def _prediction_pairs(runs: Mapping[int, Path], late_from: int | None) -> PredictionPairs:
     empty: dict[str, dict[tuple[int, int], Estimate]] = {part: {} for part in PARTS}
     if len(runs) < 2:
-        return PredictionPairs(empty, "it takes two finished seeds")
+        return PredictionPairs(empty, "two finished seeds are required")
     lacking = [folder.name for folder in runs.values() if not prediction_parts(folder)]
     if lacking or late_from is None:
         return PredictionPairs(empty, f"no predictions were recorded in {' and '.join(lacking)}")

@@ -19,8 +19,8 @@ from ctr.eval.intervals import Estimate
 from ctr.eval.report_figures import ReportFigure, figure_of
 
 _PANELS = {
-    "train_time": "change of training time, %",
-    "train_flops": "change of training FLOPs, %",
+    "train_time": "change in training time, %",
+    "train_flops": "change in training FLOPs, %",
 }
 
 
@@ -46,10 +46,10 @@ def frontier_figure(experiment: Experiment) -> ReportFigure | None:
         for spot in panels[0].spots
     )
     return figure_of(
-        "Change of PerQueryAUC against that of training cost, from the baseline's; hollow: points of a sweep, whose "
+        "Change in PerQueryAUC vs change in training cost, relative to the baseline; hollow: points of a sweep, whose "
         "line is drawn at the sweep's seeds",
         accuracy_against_cost(panels),
-        f"Accuracy against training cost. {words}",
+        f"Accuracy vs training cost. {words}",
     )
 
 
@@ -78,7 +78,7 @@ def prediction_figure(experiment: Experiment) -> ReportFigure | None:
         return None
     words = " ".join(f"{spot.name}: {display.fixed(spot.x, 2)}%, {display.fixed(spot.y)}." for spot in spots)
     return figure_of(
-        "Prediction difference against PerQueryAUC; bars: all pairs of seeds, and the interval of the difference from "
+        "Prediction difference vs PerQueryAUC; bars: all pairs of seeds, and the interval of the difference from "
         "the reference",
         difference_against_accuracy(spots),
         f"Prediction difference and accuracy of each arm. {words}",
@@ -99,7 +99,7 @@ def bias_figures(experiment: Experiment) -> list[tuple[ArmResult, ArmResult | No
         beside = ""
         if reference is not None and reference.arm.deciles is not None:
             tables.insert(0, (places[reference.arm.plan.name], reference.arm.deciles))
-            beside = f", beside {reference.arm.plan.name}"
+            beside = f", compared with {reference.arm.plan.name}"
         ends = [display.fixed(end, signed=True) for end in (deciles["bias"].min(), deciles["bias"].max())]
         figure = figure_of(
             f"bias by decile of prediction{beside}",

@@ -19,7 +19,7 @@ _ENTRY = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=Fals
 
 def _check_inside(path: str) -> str:
     if not path or "\0" in path or PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
-        raise ValueError("must be a folder below that of the experiment")
+        raise ValueError("must be a directory inside that of the experiment")
     return path
 
 
@@ -71,7 +71,7 @@ class PlannedArm(BaseModel):
     """An arm, or a point of an arm's sweep.
 
     Attributes:
-        name: tells it from the others.
+        name: distinguishes it from the others.
         title: for people; the name when empty.
         note: what it is about.
         against: name of the arm to compare with; None for the experiment's baseline.
@@ -230,7 +230,7 @@ def read_plan(folder: Path) -> Plan:
     path = folder / "plan.json"
     if not path.exists():
         raise RunError(
-            f"{folder}: no plan.json, so this is no experiment; allowed: a folder that `ctr replay` wrote"
+            f"{folder}: no plan.json, so this is not an experiment; allowed: an output directory of `ctr replay`"
         )
     plan = _parsed(path, Plan)
     names = [arm.name for arm in plan.arms]
@@ -315,7 +315,7 @@ def shared_failures(folder: Path, plan: Plan) -> dict[str, str]:
 def _last_line(path: Path) -> str:
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     return next(
-        (line.strip() for line in reversed(lines) if line.strip()), "no reason was written"
+        (line.strip() for line in reversed(lines) if line.strip()), "no reason was recorded"
     ).removeprefix("error: ")
 
 

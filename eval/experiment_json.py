@@ -1,4 +1,4 @@
-"""Everything that an experiment tells, as JSON."""
+"""Everything that an experiment reports, as JSON."""
 
 import json
 import math

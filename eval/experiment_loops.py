@@ -15,7 +15,7 @@ from ctr.eval.intervals import Estimate, mean
 from ctr.eval.run_files import RunError
 
 SHOWN = ("ads_per_query", "clicks_per_1000_queries", "revenue_per_1000_queries")
-"""What is told of each loop; all queries of its days count."""
+"""What is reported of each loop; all queries of its days count."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _measure(folder: Path, arm: PlannedArm, days: int | None) -> MeasuredLoops:
             folders[planned.seed] = folder / planned.loop
     churn: dict[str, dict[tuple[int, int], Estimate]] = {measure: {} for measure in MEASURES}
     signed: dict[tuple[int, int], float] = {}
-    unavailable = "" if len(folders) > 1 else "it takes two finished loops"
+    unavailable = "" if len(folders) > 1 else "two finished loops are required"
     for one, other in combinations(sorted(folders), 2):
         try:
             whole = compare_loops(folders[one], folders[other]).whole

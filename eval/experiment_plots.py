@@ -1,6 +1,6 @@
 """The plots of an experiment, as SVG.
 
-Arms have the colour and the marker of their place among the arms, points of a sweep those of their arm. The same data
+Arms have the color and the marker of their place among the arms, points of a sweep those of their arm. The same data
 give the same bytes.
 """
 
@@ -77,7 +77,7 @@ def accuracy_against_cost(panels: Sequence[Panel]) -> str:
                 axes.annotate("", (end.x, end.y), (begin.x, begin.y), arrowprops=_ARROW)
             _draw_spots(axes, panel.spots, hover)
             axes.set_xlabel(panel.label)
-        all_axes[0].set_ylabel("change of PerQueryAUC, %")
+        all_axes[0].set_ylabel("change in PerQueryAUC, %")
         _write_names(figure, [(axes, panel.spots) for axes, panel in zip(all_axes, panels, strict=True)])
         return to_svg(figure, hover)
 

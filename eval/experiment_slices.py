@@ -91,7 +91,7 @@ def slice_changes(
         families: of the arm.
         reference_families: of its reference.
         biases: of the arm: by seed, what `family_biases` found.
-        reference_biases: likewise of its reference.
+        reference_biases: the same of its reference.
         shown: slices that the tables show.
     """
     places = {(one.family, one.index): (place, one) for place, one in reversed([*enumerate(shown)])}

@@ -30,7 +30,7 @@ def loop_table(arms: Sequence[ArmResult], days: int | None) -> ArmTable | None:
         columns=("ads/query", "revenue", "churn", "pairs", "change, % [95%]", "by query", "change, %", PAPER),
         rows=rows,
         notes=(
-            "revenue: of 1000 queries. churn: difference of two runs' ads per query over their mean, averaged over",
+            "revenue: per 1000 queries. churn: difference of two runs' ads per query over their mean, averaged over",
             "pairs of seeds; pairs: smallest to largest; by query: each query counts. Changes: of the churn.",
         ),
     )
@@ -70,7 +70,7 @@ def _loop_cells(result: ArmResult) -> list[Cell]:
     mean_churn, query_churn = loops.mean_churn("mean_churn"), loops.mean_churn("query_churn")
     pairs = [100 * float(one.point) for one in loops.churn["mean_churn"].values()]
     return [
-        Cell(display.fixed(ads, 3), f"{display.fixed(clicks, 1)} clicks of 1000 queries"),
+        Cell(display.fixed(ads, 3), f"{display.fixed(clicks, 1)} clicks per 1000 queries"),
         Cell(display.fixed(revenue, 1)),
         _churn_cell(mean_churn, loops.unavailable),
         Cell(span(pairs, 2), _signed(loops.signed)),

@@ -173,8 +173,8 @@ def _cost_table(arms: Sequence[ArmResult], rounds: int | None) -> ArmTable:
         columns=("training, %", "FLOPs, %", PAPER, "inference, %", "FLOPs, %", PAPER, "rows, %"),
         rows=rows,
         notes=(
-            "training: time of a step a row, times the rows learned from (rows, % of the log); FLOPs likewise.",
-            f"inference: a row scored. [quartiles{timed} by turns with the baseline], absent against other arms.",
+            "training: time of a step per row, times the rows learned from (rows, % of the log); the same for FLOPs.",
+            f"inference: per row scored. [quartiles{timed}, alternating with the baseline], absent against other arms.",
         ),
     )
 
@@ -223,11 +223,11 @@ def _tuning_table(arms: Sequence[ArmResult]) -> ArmTable:
     ]
     return ArmTable(
         name="tuning",
-        title="Tuning points, read off the sweep's curve of accuracy over cost",
+        title="Tuning points, read from the sweep's curve of accuracy over cost",
         columns=("cost by", "accuracy at neutral cost, %", "cost at neutral accuracy, %", "points"),
         rows=rows,
         notes=(
-            "What an arm gains at the reference's cost, and saves at the reference's accuracy. Between points linear",
+            "What an arm gains at the reference's cost, and saves at the reference's accuracy. Linear between points",
             "in the logarithm of cost, at the sweep's seeds; < and > are bounds where the answer lies beyond the",
             "sweep, if accuracy does not fall as cost grows. [95%] over queries.",
         ),
@@ -273,11 +273,11 @@ def _multiple_cell(multiple: Multiple | None, detail: str = "") -> Cell:
 
 
 def _milliseconds(value: float | None) -> str:
-    return "" if value is None else f"{display.amount(value)} ms a batch"
+    return "" if value is None else f"{display.amount(value)} ms per batch"
 
 
 def _flops(value: float | None) -> str:
-    return "" if value is None else f"{display.amount(value)} an example"
+    return "" if value is None else f"{display.amount(value)} per example"
 
 
 def _pairs_cell(result: ArmResult, part: str) -> Cell:

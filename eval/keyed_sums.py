@@ -1,4 +1,4 @@
-"""Sums per int64 key, for keys that are not known beforehand."""
+"""Sums per int64 key, for keys that are not known in advance."""
 
 from collections.abc import Sequence
 

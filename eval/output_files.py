@@ -26,7 +26,7 @@ def irregular(path: Path) -> str:
         return ""
     if stat.S_ISLNK(mode):
         return f"a symbolic link to {os.readlink(path)}"
-    return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "no regular file")
+    return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "not a regular file")
 
 
 def directory_fault(folder: Path) -> str:
@@ -48,7 +48,7 @@ def file_fault(path: Path, kind: str, is_kind: Callable[[Path], bool]) -> str:
     Args:
         path: where. A new name, an empty file and a file of the same kind are allowed.
         kind: of the file, with its article, for the message.
-        is_kind: tells whether a regular file is of that kind.
+        is_kind: returns whether a regular file is of that kind.
     """
     allowed = f"allowed: a new file, or {kind} to replace"
     if what := irregular(path):
@@ -56,5 +56,5 @@ def file_fault(path: Path, kind: str, is_kind: Callable[[Path], bool]) -> str:
     if fault := directory_fault(path.parent):
         return fault
     if path.exists() and path.stat().st_size and not is_kind(path):
-        return f"{path}: is there already, and is not {kind}; {allowed}"
+        return f"{path}: already exists, and is not {kind}; {allowed}"
     return ""

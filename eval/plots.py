@@ -210,7 +210,7 @@ def loss_terms(table: pd.DataFrame, terms: Mapping[str, str], run: int) -> str:
             axes.plot(x, y, color=color, linestyle=style, linewidth=1.4, label=title)
             hover.add(run, axes, x, y, heads, [f"{title} {display.fixed(value, 4)}" for value in y])
         axes.legend(loc="best", fontsize=8.5)
-        axes.set_ylabel("loss, nats an example")
+        axes.set_ylabel("loss, nats per example")
         _frame_pass(axes, [table], by_time)
         return to_svg(figure, hover)
 

@@ -450,7 +450,7 @@ def _health_figures(shown: ShownRun) -> list[ReportFigure]:
             figure_of(
                 "Share of values with an id that was not seen before",
                 plots.id_shares(timeline, names, "new", shown.index),
-                f"Share of values with a new id over time, for each feature. Over the whole pass: {words}",
+                f"Share of values with a new id over time, for each feature. Overall: {words}",
             )
         )
     if any(feature.missing for feature in health.features):
@@ -461,7 +461,7 @@ def _health_figures(shown: ShownRun) -> list[ReportFigure]:
             figure_of(
                 "Share of rows without a value",
                 plots.id_shares(timeline, names, "missing", shown.index),
-                f"Share of rows without a value over time, for each feature. Over the whole pass: {words}",
+                f"Share of rows without a value over time, for each feature. Overall: {words}",
             )
         )
     return figures

@@ -63,8 +63,8 @@ class RunComparison:
         run_a: the run to compare with.
         run_b: the run under study.
         metrics: rows as `ctr.eval.compare.compare` gives them, in the order of `METRICS`.
-        predictions: how far apart the predictions lie; None when that cannot be told.
-        no_predictions: why it cannot be told.
+        predictions: how far apart the predictions lie; None when that is unknown.
+        no_predictions: why it is unknown.
         costs: for each of `COSTS` its value in run a, in run b, and b / a; None where unknown.
         configuration: where config.yaml differs.
         environment: where environment.json differs. If it does, speeds may differ by more than the
@@ -174,7 +174,7 @@ class RunComparison:
         return [
             f"prediction difference: {fixed(float(paired.difference.point), decimals)}  "
             f"{interval(float(low), float(high), decimals)}",
-            f"  {paired.examples:,} examples of both, {paired.only_a:,} of a only, {paired.only_b:,} of b only",
+            f"  {paired.examples:,} examples in both, {paired.only_a:,} only in a, {paired.only_b:,} only in b",
         ]
 
 

@@ -1,4 +1,4 @@
-"""What went wrong in a run, as its report tells it."""
+"""What went wrong in a run, for its report."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,10 @@ from ctr.eval import display
 from ctr.eval.run_files import Run, RunError
 
 _SHOWN = 5
-_ROOTS = {"failed": "roots that failed, or were refused by their certificate", "lost": "roots that were lost"}
+_ROOTS = {
+    "failed": "roots that failed, or whose result was refused by its check",
+    "lost": "roots that were lost",
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ def faults_of(run: Run, rejects: Mapping[str, int]) -> list[Fault]:
         rejects: rejected rows by reason.
 
     Raises:
-        RunError: summary.json does not tell them as described.
+        RunError: summary.json does not record them as described.
     """
     reasons = [f"{reason}: {display.amount(count)}" for reason, count in rejects.items()]
     # Earlier versions wrote the former names.

@@ -92,8 +92,8 @@ def read_run(folder: Path) -> Run:
     summary_path = folder / "summary.json"
     config_path = folder / "config.yaml"
     if not summary_path.exists():
-        hint = "the run is not finished" if config_path.exists() else "this is no run directory"
-        raise RunError(f"{folder}: no summary.json, so {hint}; allowed: a folder that `ctr train` finished")
+        hint = "the run is not finished" if config_path.exists() else "this is not a run directory"
+        raise RunError(f"{folder}: no summary.json, so {hint}; allowed: the directory of a finished run")
     summary = _json_object(summary_path, _text(summary_path))
     for key in ("log_sha256", "config_sha256"):
         if not isinstance(summary.get(key), str):
@@ -102,8 +102,8 @@ def read_run(folder: Path) -> Run:
     examples = int(metrics.traffic.examples)
     if summary.get("examples") != examples:
         raise RunError(
-            f"{folder}: summary.json tells of {summary.get('examples')} examples, metric_states.npz of "
-            f"{examples}, so the run did not end; `ctr train` with the same arguments finishes it"
+            f"{folder}: summary.json counts {summary.get('examples')} examples, metric_states.npz "
+            f"{examples}, so the run did not finish; `ctr train` with the same arguments finishes it"
         )
     return Run(folder, _read_config(config_path), summary, metrics)
 
@@ -232,7 +232,7 @@ def read_columns(path: Path, columns: Sequence[str], what: str) -> pd.DataFrame:
             names = file.schema_arrow.names
             wrong = next((name for name in columns if names.count(name) != 1), None)
             if wrong is not None:
-                raise ValueError(f"the column {wrong} stands there {names.count(wrong)} times, needed once")
+                raise ValueError(f"the column {wrong} appears {names.count(wrong)} times; required: once")
             return file.read(list(columns)).replace_schema_metadata(None).to_pandas()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise RunError(f"{path}: not readable as {what}: {_one_line(error)}") from None

@@ -1,4 +1,4 @@
-"""States that merge by addition, and their serialised form."""
+"""States that merge by addition, and their serialized form."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 Arrays = Mapping[str, npt.NDArray[Any]]
-"""A serialised state: plain arrays by name. Names may contain ``/``."""
+"""A serialized state: plain arrays by name. Names may contain ``/``."""
 
 
 class SumState:

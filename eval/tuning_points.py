@@ -1,7 +1,7 @@
 """FF section 3's two tuning points of a technique: its accuracy when cost is neutral, its cost when accuracy is.
 
 A technique trained at several sizes of the model draws a curve of accuracy over cost. It is read between its points,
-linearly in the logarithm of cost, and never beyond them: there only a bound is told, which supposes that accuracy
+linearly in the logarithm of cost, and never beyond them: there only a bound is reported, which supposes that accuracy
 does not fall as cost grows.
 """
 

@@ -228,7 +228,7 @@ class ClickModel(tf.Module):
 
         Args:
             quality: Q, float32 [B, n, K + 2].
-            ui: U, likewise.
+            ui: U, in the same form.
         """
         return _transfer(self._components, tf.transpose(tf.reduce_sum(quality * ui, axis=2)))
 

@@ -97,7 +97,7 @@ class Stack:
 
 
 def merge_dimensions(shape: Sequence[int], limit: int | None) -> Shape:
-    """Drops dimensions of 1 and merges neighbours, from the left, while their product is at most ``limit``."""
+    """Drops dimensions of 1 and merges neighbors, from the left, while their product is at most ``limit``."""
     merged: list[int] = []
     for size in shape:
         if size == 1:

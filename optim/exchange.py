@@ -81,7 +81,7 @@ def on_device(options: ShampooOptions, layout: ShampooLayout, state: ShampooStat
         # 1 / (1 / 49) is no whole number in float64.
         if abs(order - round(order)) > 1e-9:
             raise ValueError(
-                f"exponent_multiplier {options.exponent_multiplier} asks for roots of order "
+                f"exponent_multiplier {options.exponent_multiplier} requires roots of order "
                 f"{order:g}, which a step compiled by XLA cannot compute; train with "
                 "callbacks=[ShampooCallback()], which has them computed on the host, or without jit_compile"
             )

@@ -269,7 +269,7 @@ class HostPipeline:
         if future is None or (some_lost and (future.cancelled() or not future.done())):
             exchange.count("lost")
             log.warning(
-                "root of %s from step %d: no worker delivered it; the previous root stays", name, sent_at
+                "root of %s from step %d: no worker delivered it; the previous root is kept", name, sent_at
             )
             return
         try:
@@ -277,13 +277,13 @@ class HostPipeline:
         except BaseException as error:
             # Whatever ended the worker's task, training does not die of a root.
             exchange.count("failed" if isinstance(error, RootError) else "lost")
-            log.warning("root of %s from step %d: %s; the previous root stays", name, sent_at, error)
+            log.warning("root of %s from step %d: %s; the previous root is kept", name, sent_at, error)
             return
         with np.errstate(over="ignore"):
             matrix_root = root.matrix.astype(exchange.roots[f].dtype)
         if not np.isfinite(matrix_root).all():
             exchange.count("failed")
-            log.warning("root of %s from step %d is beyond float32; the previous root stays", name, sent_at)
+            log.warning("root of %s from step %d is beyond float32; the previous root is kept", name, sent_at)
             return
         exchange.roots[f][i] = matrix_root
         exchange.count("refreshed")

@@ -43,7 +43,7 @@ class Shampoo(keras.optimizers.Optimizer):
         **options: Any,
     ) -> None:
         if keras.backend.backend() != "tensorflow":
-            raise RuntimeError(f"Shampoo needs Keras' backend tensorflow, not {keras.backend.backend()}")
+            raise RuntimeError(f"Shampoo requires Keras' backend tensorflow, not {keras.backend.backend()}")
         own, of_keras = split_options(options, _OF_KERAS)
         super().__init__(learning_rate=learning_rate, name=name, **of_keras)
         self.options = own

@@ -129,7 +129,9 @@ class CallbackMixin:
         optimizer = self.model.optimizer
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         if not hasattr(optimizer, "driven"):
-            raise ValueError(f"ShampooCallback needs the optimizer Shampoo, not {type(optimizer).__name__}")
+            raise ValueError(
+                f"ShampooCallback requires the optimizer Shampoo, not {type(optimizer).__name__}"
+            )
         return optimizer
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:

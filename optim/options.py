@@ -140,11 +140,12 @@ class ShampooOptions:
         for name, hint in get_type_hints(type(self), include_extras=True).items():
             _check(name, getattr(self, name), hint)
         if self.nesterov and not self.momentum:
-            raise ValueError("nesterov needs a momentum above 0")
+            raise ValueError("nesterov requires a momentum above 0")
         if self.update_limit_relative and not self.update_limit_absolute:
             raise ValueError(
-                "update_limit_relative needs an update_limit_absolute above 0: without, a tensor with a weight of 0 "
-                "would never move"
+                "update_limit_relative requires an update_limit_absolute above 0: without it, a tensor whose "
+                "weights are 0 "
+                "would never be updated"
             )
         if self.exponent_override is not None:
             self.exponent(1)

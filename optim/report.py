@@ -88,7 +88,7 @@ def describe(
 def _treatment(options: ShampooOptions, layout: ShampooLayout, index: int) -> str:
     tensor = layout.tensors[index]
     if index in layout.tables:
-        by = "a row" if options.sparse == "adagrad_row" else "an element"
+        by = "per row" if options.sparse == "adagrad_row" else "per element"
         if index in layout.table_factors:
             return f"rows: right side, exponent -{options.exponent(1):g}; AdaGrad's step"
         return f"rows: AdaGrad, one sum {by}"

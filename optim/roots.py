@@ -9,7 +9,7 @@ term is PT 3.2's shift: float32 sums of G G^T have eigenvalues a little below 0.
 from semidefinite than rounding explains is refused. The damping is never raised to get a result.
 
 A root leaves this module only if the residual that `ctr.optim.root_certificate` measures, on the matrix
-itself, is within tolerance; else another solver is tried, and at last RootError tells what each one gave.
+itself, is within tolerance; else another solver is tried, and at last RootError reports what each one gave.
 Functions of their arguments alone, in float64: safe in threads.
 """
 

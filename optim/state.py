@@ -104,7 +104,9 @@ def lay_out(
     for index, shape in enumerate(shapes):
         plain = tuple(int(size) for size in shape)
         if index in tables and len(plain) != 2:
-            raise ValueError(f"tensor {index} of shape {list(plain)} is to learn by rows; allowed: matrices")
+            raise ValueError(
+                f"tensor {index} of shape {list(plain)} cannot be a table of rows; allowed: matrices"
+            )
         table = TensorLayout(plain, plain, **nothing)
         tensors.append(table if index in tables else lay_out_tensor(plain, options))
     stacks = make_stacks(tensors)

@@ -134,7 +134,7 @@ def parse_numbers(column: pa.Array, whole: bool = False) -> tuple[pa.Array, Bad]
         or pa.types.is_decimal(kind)
         or pa.types.is_null(kind)
     ):
-        raise InputError(f"of type {kind}, where numbers are needed")
+        raise InputError(f"of type {kind}, where numbers are required")
     if pa.types.is_integer(kind) and not whole:
         return column.cast(target, safe=False), np.zeros(len(column), bool)
     return convert_checked(column, lambda values: values.cast(target))
@@ -240,7 +240,7 @@ def parse_labels(column: pa.Array, label: Label) -> tuple[np.ndarray, Bad, str]:
         equal = pc.equal(texts, label.value)
         bad = equal.is_null().to_numpy(zero_copy_only=False)
         met = pc.fill_null(equal, False).to_numpy(zero_copy_only=False) ^ (label.op == "!=")
-        return np.where(bad, 0, met).astype(np.int8), bad, "a text"
+        return np.where(bad, 0, met).astype(np.int8), bad, "text"
     assert label.value is not None
     numbers, bad = parse_numbers(column)
     values = pc.fill_null(numbers, np.nan).to_numpy()

@@ -34,7 +34,7 @@ def delimited_columns(path: Path, form: DelimitedInput) -> tuple[str, ...]:
         start = bytes(stream.read(_HEADER_LIMIT))
         line = start.split(b"\n", 1)[0].decode("utf-8-sig").rstrip("\r")
     if not line:
-        raise InputError(f"{path}: the first line is empty, and the column names are expected there")
+        raise InputError(f"{path}: the first line is empty; it must hold the column names")
     if not form.quotes:
         return tuple(line.split(form.field_delimiter))
     try:

@@ -1,6 +1,6 @@
 """The metrics of progressive validation, and the prediction difference, over files of predictions of any size.
 
-The numbers are those of `ctr.eval` to rounding, the counts exactly. `ctr.pipelines.evaluate_transforms` tells how.
+The numbers are those of `ctr.eval` to rounding, the counts exactly. For how, see `ctr.pipelines.evaluate_transforms`.
 """
 
 # Beam types its classes, few of its functions.
@@ -84,23 +84,23 @@ def evaluate_difference(
         ``a`` and ``b``: the summaries of both, without metrics where there are no labels. ``prediction_difference``:
         ``value``, ``ci95``, ``examples`` of both, ``only_a``, ``only_b``. ``metrics``: by metric ``a``, ``b``,
         ``difference``, ``ci95`` (paired), ``relative_percent``, ``significant`` (None: no interval), ``no_interval``
-        (why; else None); None where the sets do not hold the same labelled examples.
+        (why; else None); None where the sets do not hold the same labeled examples.
 
     Raises:
         InputError: as `evaluate`, except that labels may be absent from all files of a set.
     """
     sides = {"a": find_row_groups(inputs_a), "b": find_row_groups(inputs_b)}
     for groups in sides.values():
-        if any(group.labelled for group in groups):
+        if any(group.labeled for group in groups):
             _require_labels(groups)
     return difference_of(_run(sides, beam_options, rows_per_key, rows_per_pass))
 
 
 def _require_labels(groups: Sequence[RowGroup]) -> None:
     for group in groups:
-        if not group.labelled:
+        if not group.labeled:
             raise InputError(
-                f"{group.path}: no column label and metric_weight, so there is nothing to measure by; allowed: the "
+                f"{group.path}: no columns label and metric_weight, which the metrics require; allowed: the "
                 "predictions of `ctr train`; those of `ctr score` can be compared with others"
             )
 

@@ -62,14 +62,14 @@ def evaluate_text(result: dict[str, Any]) -> str:
         f"b: {_traffic(result['b'])}",
         "",
         f"prediction difference: {fixed(difference['value'], decimals)}  {interval(low, high, decimals)}",
-        f"  {difference['examples']:,} examples of both, {difference['only_a']:,} of a only, "
-        f"{difference['only_b']:,} of b only",
+        f"  {difference['examples']:,} examples in both, {difference['only_a']:,} only in a, "
+        f"{difference['only_b']:,} only in b",
     ]
     if result["metrics"] is not None:
         metrics = result["metrics"]
         reasons = {name: row["no_interval"] or "" for name, row in metrics.items()}
         return "\n".join([*lines, "", *aligned(_paired_rows(metrics)), *no_interval_lines(reasons)])
-    lines += ["", "The metrics are not paired: the two do not hold the same labelled examples."]
+    lines += ["", "The metrics are not paired: the two do not hold the same labeled examples."]
     for side in ("a", "b"):
         if result[side]["weight_sum"]:
             lines += ["", *aligned([[side, "value", "95% interval"], *_metric_rows(result[side])])]

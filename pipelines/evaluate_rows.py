@@ -50,14 +50,14 @@ class RowGroup:
         number: of the row group, from 0.
         first_row: number of its first row in the file, from 1.
         rows: how many it has.
-        labelled: whether the file has labels and metric weights.
+        labeled: whether the file has labels and metric weights.
     """
 
     path: str
     number: int
     first_row: int
     rows: int
-    labelled: bool
+    labeled: bool
 
 
 def find_row_groups(inputs: Sequence[Path]) -> list[RowGroup]:
@@ -76,11 +76,11 @@ def find_row_groups(inputs: Sequence[Path]) -> list[RowGroup]:
             raise InputError(f"{path}: given twice; allowed: each file once")
         seen.add(path.resolve())
         with faults_named(path), pq.ParquetFile(path) as file:
-            labelled = check_columns(str(path), file.schema_arrow)
+            labeled = check_columns(str(path), file.schema_arrow)
             first_row = 1
             for number in range(file.num_row_groups):
                 rows = file.metadata.row_group(number).num_rows
-                groups.append(RowGroup(str(path), number, first_row, rows, labelled))
+                groups.append(RowGroup(str(path), number, first_row, rows, labeled))
                 first_row += rows
     return groups
 
@@ -115,14 +115,14 @@ def check_columns(where: str, schema: pa.Schema) -> bool:
     Raises:
         InputError: a column is missing or of a wrong type; it names `where`.
     """
-    labelled = any(name in schema.names for name in _LABELS)
-    wanted = [*_KEYS, *(_LABELS if labelled else ())]
+    labeled = any(name in schema.names for name in _LABELS)
+    wanted = [*_KEYS, *(_LABELS if labeled else ())]
     require_columns(Path(where), wanted, schema.names)
     for name in wanted:
         found = schema.field(name).type
         if not _ALLOWED[name][0](found):
             raise InputError(f"{where}: column {name} must be {_ALLOWED[name][1]}, got {found}")
-    return labelled
+    return labeled
 
 
 def _is_real(kind: pa.DataType) -> bool:
@@ -157,21 +157,21 @@ def read_row_group(group: RowGroup) -> Iterator[Piece]:
     Raises:
         InputError: the file is damaged, or a value is not allowed; it names file and row.
     """
-    wanted = [*_KEYS, *(_LABELS if group.labelled else ())]
+    wanted = [*_KEYS, *(_LABELS if group.labeled else ())]
     path, first_row = group.path, group.first_row
     with faults_named(Path(path)), pq.ParquetFile(path, page_checksum_verification=True) as file:
         batches = file.iter_batches(BATCH_ROWS, row_groups=[group.number], columns=wanted, use_threads=False)
         for batch in batches:
-            yield path, checked_rows(path, pa.Table.from_batches([batch]), group.labelled, first_row)
+            yield path, checked_rows(path, pa.Table.from_batches([batch]), group.labeled, first_row)
             first_row += batch.num_rows
 
 
-def checked_rows(where: str, table: pa.Table, labelled: bool, first_row: int = 1) -> Rows:
+def checked_rows(where: str, table: pa.Table, labeled: bool, first_row: int = 1) -> Rows:
     """Rows of a table whose columns `check_columns` passed, as `ROW` [N].
 
     Args:
         where: names the table in an error.
-        labelled: whether labels and weights are to be taken.
+        labeled: whether labels and weights are to be taken.
         first_row: number of the table's first row.
 
     Raises:
@@ -186,7 +186,7 @@ def checked_rows(where: str, table: pa.Table, labelled: bool, first_row: int = 1
             got = "null" if values is None else values[row]  # type: ignore[index]
             raise InputError(f"{where} row {first_row + row}: {name} must be {allowed}, got {got}")
 
-    for name in (*_KEYS, *(_LABELS if labelled else ())):
+    for name in (*_KEYS, *(_LABELS if labeled else ())):
         column = table.column(name)
         if column.null_count:
             require(name, column.is_valid().to_numpy(), None, "given in every row")
@@ -233,7 +233,7 @@ def gather(pieces: Iterable[Piece]) -> Rows:
             source for source, part in held for _ in range(int((part["example_id"] == example_id).sum()))
         ]
         raise InputError(
-            f"{min(places)}: example_id {example_id} stands in the predictions {len(places)} times"
+            f"{min(places)}: example_id {example_id} appears in the predictions {len(places)} times"
             + (f", also in {max(places)}" if max(places) != min(places) else "")
             + "; allowed: each example once"
         )

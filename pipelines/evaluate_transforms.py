@@ -33,7 +33,7 @@ from ctr.pipelines.evaluate_rows import (
 )
 
 TABLE_KEYS = 256
-"""Keys for tables whose number of rows is not known beforehand."""
+"""Keys for tables whose number of rows is not known in advance."""
 
 FAULT = "fault"
 """Where `metric_states` puts the line that says what is wrong, empty when all is well."""
@@ -69,7 +69,7 @@ class SummarizePredictions(beam.PTransform[Any, Any]):
 
     def expand(self, tables: Any) -> Any:
         """The summary of `tables`."""
-        found = metric_states({"a": tables}, _labelled_table, self._keys)
+        found = metric_states({"a": tables}, _labeled_table, self._keys)
         return found | beam.Map(lambda states: raised(states)["a"].summary())
 
 
@@ -130,7 +130,7 @@ def _json_number(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _labelled_table(table: pa.Table) -> Iterator[Piece]:
+def _labeled_table(table: pa.Table) -> Iterator[Piece]:
     name = "table of predictions"
     if not check_columns(name, table.schema):
         raise InputError(f"{name}: no column label, metric_weight; the columns are {table.column_names}")

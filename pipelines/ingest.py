@@ -253,7 +253,7 @@ class _Ingest:
         for name in self._changed:
             raise InputError(
                 f"input {name}: a file of this name with other content is in {self._out} already, and rows without a "
-                "time are told apart by their files' names: rename it, or use another folder"
+                "time are identified by the names of their files: rename it, or use another output directory"
             )
 
     @property
@@ -487,7 +487,7 @@ class _Ingest:
         if early:
             self._warnings.append(
                 f"{len(early)} partitions, from {iso(early[0].start)} on, came after later ones: a run that has read "
-                "those refuses to go on with this log"
+                "those refuses to continue with this log"
             )
 
     def write_rejects(self) -> None:
@@ -544,7 +544,7 @@ class _Ingest:
             ]
             yield (
                 f"{repeated} of {self._rows} rows ({repeated / self._rows:.0%}) were seen before: {', '.join(pairs)}. "
-                "They count again: leave copies out and use a new folder, unless the repetition is meant"
+                "They count again: leave copies out and use a new output directory, unless the repetition is intended"
             )
         times = self._times
         good = self._rows - len(self._rejects.rejects)

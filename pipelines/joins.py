@@ -38,7 +38,7 @@ def find_side_file(join: Join, folder: Path) -> Path:
     found = sorted(path for path in folder.glob(join.file) if path.is_file())
     if len(found) != 1:
         several = f"matches {', '.join(path.name for path in found)}" if found else "no such file"
-        raise InputError(f"join {join.file} in {folder}: {several}; exactly one file is needed")
+        raise InputError(f"join {join.file} in {folder}: {several}; exactly one file is required")
     return found[0]
 
 
@@ -56,14 +56,14 @@ def make_side_table(join: Join, path: Path, table: pa.Table, rows: Sequence[int]
     if keys.null_count:
         row = rows[keys.is_null().index(True).as_py()]
         raise InputError(
-            f"{path} row {row}: the key {join.key} is missing; every row of a side table needs one"
+            f"{path} row {row}: the key {join.key} is missing; every row of a side table requires one"
         )
     counts = keys.value_counts()
     repeated = counts.filter(pc.greater(counts.field("counts"), 1))
     if len(repeated):
         key = repeated.field("values")[0].as_py()
         row = rows[pc.index(keys, key).as_py()]
-        raise InputError(f"{path}: the key {join.key} {key!r} stands more than once (first in row {row})")
+        raise InputError(f"{path}: the key {join.key} {key!r} appears more than once (first in row {row})")
     columns = table.drop_columns([join.key])
     return SideTable(
         join.key, keys, columns.rename_columns([join.prefix + name for name in columns.column_names])

@@ -71,7 +71,9 @@ class News:
             path for name in ("news.tsv", "news.tsv.gz", "news.tsv.zst") if (path := folder / name).is_file()
         ]
         if not paths:
-            raise InputError(f"{folder / 'news.tsv'}: no such file; the news lie beside behaviors.tsv")
+            raise InputError(
+                f"{folder / 'news.tsv'}: no such file; it must be in the directory of behaviors.tsv"
+            )
         assert _NEWS.columns is not None
         table, rows = read_strictly(paths[0], _NEWS, _NEWS.columns, 64 << 20)
         ids = table.column("id").combine_chunks()
@@ -79,7 +81,7 @@ class News:
         for row, news in zip(rows, ids.to_pylist(), strict=True):
             if news in seen:
                 raise InputError(
-                    f"{paths[0]} row {row}: the news id {news!r} is missing or stands more than once"
+                    f"{paths[0]} row {row}: the news id {news!r} is missing or appears more than once"
                 )
             seen[news] = row
         title = _entities(paths[0], rows, table.column("title_entities"))
@@ -98,11 +100,11 @@ def _entities(path: Path, rows: Sequence[int], column: pa.ChunkedArray) -> list[
         try:
             entities = [entity["WikidataId"] for entity in parse_json(text or "[]")]
             if not all(isinstance(entity, str) for entity in entities):
-                raise ValueError("a WikidataId is a text")
+                raise ValueError("a WikidataId is not text")
             "".join(entities).encode()
         except (ValueError, TypeError, KeyError):
             raise InputError(
-                f"{path} row {row}: the entities are no JSON list with WikidataId: {text[:80]}"
+                f"{path} row {row}: the entities are not a JSON list with WikidataId: {text[:80]}"
             ) from None
         lists.append(list(dict.fromkeys(entities)))
     return lists

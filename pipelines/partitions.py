@@ -188,7 +188,8 @@ class ClosedRows:
             added = f". With other content {', '.join(changed)} was added before" if changed else ""
             raise InputError(
                 f"{out}: nothing was added: {self.describe(rows)}{added}. A partition is closed when it is published. "
-                "Ingest these files and those before them into a new folder: in one command, or file by file in order "
+                "Ingest these files and those before them into a new output directory: in one command, or file "
+                "by file in order "
                 "of time with --append, which holds the last partition back until later rows come (--allowed-lateness "
                 "DURATION holds more of them back, for rows that come late)"
             )

@@ -67,7 +67,7 @@ def plain_mapping(schema: Schema, inputs: Sequence[Path]) -> Mapping:
     The time, where the model takes one, is the column ``time_us`` of microseconds since 1970-01-01 UTC.
 
     Raises:
-        InputError: a name that tells no type, or names that tell different ones.
+        InputError: a name that shows no type, or names that show different ones.
     """
     types = [_table_type(path) for path in inputs]
     for path, other in zip(inputs, types, strict=True):
@@ -88,14 +88,14 @@ def _table_type(path: Path) -> str:
     suffixes = [suffix.removeprefix(".") for suffix in path.suffixes if suffix not in (".gz", ".zst")]
     if not suffixes or suffixes[-1] not in _TABLE_INPUTS:
         raise InputError(
-            f"input {path}: its name does not tell what it is; allowed: .csv, .tsv, .jsonl (also with .gz, .zst) and "
+            f"input {path}: its name does not show its format; allowed: .csv, .tsv, .jsonl (also with .gz, .zst) and "
             ".parquet, an example log, or --format or --mapping"
         )
     return suffixes[-1]
 
 
 def key_schema(mapping: Mapping) -> pa.Schema:
-    """What tells rows apart: file and row, as an ingest numbers them, and the example id where the mapping has one."""
+    """What identifies rows: file and row, as an ingest numbers them, and the example id where the mapping has one."""
     fields = [pa.field("file", pa.string()), pa.field("row", pa.int64())]
     return pa.schema([*fields, *([pa.field("example_id", pa.int64())] if mapping.example_id else [])])
 
@@ -181,7 +181,7 @@ def _require_texts(name: str, kind: pa.DataType, what: str = "is of type") -> No
     if not (is_text(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
             or types.is_boolean(kind) or types.is_null(kind)):  # fmt: skip
         raise InputError(
-            f"the column {name} {what} {kind}; categories and texts are strings, numbers and booleans"
+            f"the column {name} {what} {kind}; categories and text features are strings, numbers and booleans"
         )
 
 
@@ -199,7 +199,7 @@ def _joined(name: str, schema: Schema, column: pa.Array, verdict: Verdict) -> pa
     bad = np.zeros(len(column), bool)
     bad[column.value_parent_indices().to_numpy()[holding]] = True
     allowed = f"values without the separator {separator!r}, with which lists are joined"
-    verdict.refuse(bad, name, "a value holds the separator", column, allowed)
+    verdict.refuse(bad, name, "a value contains the separator", column, allowed)
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), items), separator)

@@ -119,7 +119,7 @@ def replay(
     if not sum(manifest.rows for manifest in manifests):
         raise InputError(f"{log}: the log has no rows")
     if workers is not None and workers < 1:
-        raise InputError(f"--workers {workers}: at least 1 is needed")
+        raise InputError(f"--workers {workers}: at least 1 is required")
     plan = make_plan(config, content, log, f"experiment {experiment}")
     place = _Place(log.resolve(), manifests, out.resolve())
     check_experiment_folder(place.out)
@@ -223,7 +223,7 @@ class _Stages:
         """Puts a run, a sampling or a loop into the next stage, unless something that it needs has failed."""
         for other in needed:
             if other is not None and _shown(other) in self.failures:
-                self._fail(one, f"not run, as {_shown(other)} failed")
+                self._fail(one, f"not run, because {_shown(other)} failed")
                 self._tell(one, f"failed: {self.failures[_shown(one)]}")
                 return
         self._added[one.name] = one
@@ -248,7 +248,7 @@ class _Stages:
             if not outcome.ok:
                 self._fail(one, outcome.error, outcome.end)
             elif not self._is_made(one):
-                self._fail(one, "it ended well, but its results are not in the folder of the experiment")
+                self._fail(one, "it succeeded, but its results are not in the directory of the experiment")
             else:
                 (self._place.out / one.failure).unlink(missing_ok=True)
                 if isinstance(one, PlannedLoop):

@@ -18,7 +18,7 @@ from ctr.training.config import TrainConfig
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$")]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Changes = dict[str, Any]
-"""Values by dotted keys of the training configuration, as of ``ctr train --set``: each replaces what was there."""
+"""Values by dotted keys of the training configuration, see ``ctr train --set``: each replaces what was there."""
 
 BASELINE = "baseline"
 """The name of the arm that every other one is compared with."""
@@ -152,7 +152,7 @@ class ExperimentConfig(StrictModel):
     def _consistent(self) -> Self:
         if BASELINE in self.arms:
             raise ValueError(
-                f"arms.{BASELINE}: this name is that of the arm that the others are compared with"
+                f"arms.{BASELINE}: this name is reserved for the arm that the others are compared with"
             )
         arms = (BASELINE, *self.arms)
         for name, arm in self.arms.items():
@@ -169,7 +169,7 @@ class ExperimentConfig(StrictModel):
             if beyond:
                 # A curve goes through the arm itself, which has to be there with the same seeds.
                 raise ValueError(
-                    f"sweep.seeds: {beyond[0]} is not allowed: it is none of seeds {[*self.seeds]}"
+                    f"sweep.seeds: {beyond[0]} is not allowed: it is not one of seeds {[*self.seeds]}"
                 )
         for name in (self.loop.arms or ()) if self.loop is not None else ():
             _check_name("loop.arms", name, arms)
@@ -184,7 +184,7 @@ def _check_name(key: str, name: str | None, known: Iterable[str]) -> None:
 def _check_once(key: str, values: tuple[Any, ...]) -> None:
     repeated = [value for value in values if values.count(value) > 1]
     if repeated:
-        raise ValueError(f"{key}: {repeated[0]} stands there twice")
+        raise ValueError(f"{key}: {repeated[0]} appears twice")
 
 
 def read_experiment(path: Path) -> tuple[ExperimentConfig, dict[str, Any]]:

@@ -115,7 +115,7 @@ def _measure(
         check=False,
     )
     if ended.returncode:
-        told = ended.stderr.strip().splitlines() or [f"exit status {ended.returncode} without a word"]
+        told = ended.stderr.strip().splitlines() or [f"exit status {ended.returncode} without a message"]
         raise _MeasureError(told[-1].strip().removeprefix("error: "))
     result: dict[str, dict[str, Any]] = json.loads(ended.stdout)
     return result

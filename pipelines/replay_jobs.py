@@ -36,7 +36,7 @@ _stopped = threading.Event()
 class _Slots:
     """How many jobs may run at once in this process.
 
-    Beam deals elements out to its workers beforehand, and a worker with short jobs would end early. So there are more
+    Beam deals elements out to its workers in advance, and a worker with short jobs would end early. So there are more
     workers than slots, and who has a job waits for one.
     """
 
@@ -80,7 +80,7 @@ class Job:
     """A command to run.
 
     Attributes:
-        name: what is told of it; each job's own.
+        name: by which it is reported; each job's own.
         arguments: of ``python -m ctr``.
         outcome: the file, absolute, that will say what came of it.
         environment: variables of the process beside those of the worker.
@@ -138,7 +138,7 @@ def run_job(job: Job) -> Outcome | None:
     outcome = Outcome(status == 0, round(time.perf_counter() - begun, 1))
     if status:
         told = [line.strip() for line in lines if line.strip()]
-        error = told[-1].removeprefix("error: ") if told else f"exit status {status} without a word"
+        error = told[-1].removeprefix("error: ") if told else f"exit status {status} without a message"
         if status < 0:
             error = f"ended by signal {-status} ({signal.Signals(-status).name})"
         outcome = Outcome(False, outcome.seconds, error, "".join(lines))

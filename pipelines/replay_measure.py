@@ -76,7 +76,7 @@ def _first_batches(log: Path, schema: Schema, config: TrainConfig) -> list[Batch
     batches = whole_query_batches(blocks, config.batch.rows, config.batch.max_query_rows)
     first = [batch for batch in islice(batches, BATCHES) if len(batch.rows)]
     if not first:
-        raise InputError(f"{log}: no good row to measure with in the first {BATCHES} batches")
+        raise InputError(f"{log}: no valid row to measure with in the first {BATCHES} batches")
     # A short log's are taken again.
     return [first[index % len(first)] for index in range(BATCHES)]
 

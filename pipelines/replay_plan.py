@@ -125,7 +125,7 @@ class PlannedArm:
     families: tuple[SliceFamily, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """What plan.json tells of it."""
+        """What plan.json records of it."""
         return {
             "name": self.name,
             "title": self.title,
@@ -161,7 +161,7 @@ class Plan:
     loop_days: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """What plan.json tells of it."""
+        """What plan.json records of it."""
         return {
             "baseline": BASELINE,
             "arms": [arm.as_dict() for arm in self.arms],
@@ -208,7 +208,7 @@ def make_plan(experiment: ExperimentConfig, content: Mapping[str, Any], log: Pat
 
     for key, changes in _all_changes(experiment).items():
         if "seed" in changes:
-            raise InputError(f"{where}: {key}.seed: not here: seeds decides it, or a teacher's own seed")
+            raise InputError(f"{where}: {key}.seed: not allowed here: set seeds, or the seed of a teacher")
     used = _used_samplings(experiment)
     wanted = {arm.teacher for arm in experiment.arms.values()} | {one.teacher for one in used.values()}
     teachers: dict[str, PlannedRun] = {}

@@ -28,7 +28,7 @@ class SliceFamily:
     slices: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """What plan.json tells of it."""
+        """What plan.json records of it."""
         return {"name": self.name, "log": self.log, "slices": list(self.slices)}
 
 

@@ -56,7 +56,7 @@ def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequen
         for path, name in named:
             if name in seen:
                 raise InputError(
-                    f"input {path} and {seen[name]} are both named {name}, and rows are told apart by name and "
+                    f"input {path} and {seen[name]} are both named {name}, and rows are identified by file name and "
                     "number: give each file once, or the folder above them"
                 )
             seen[name] = path
@@ -92,7 +92,7 @@ def faults_named(path: Path) -> Iterator[None]:
             raise UnreadableNowError(f"{path}: cannot be read now: {' '.join(str(error).split())}") from None
         fault = "damaged, truncated or not of this format: " + " ".join(str(error).split())
         if "straddling object" in fault:
-            fault = "a record is longer than what is read at a time; is a quote never closed?"
+            fault = "a record is longer than the read buffer; check for a quote that is never closed"
         raise InputError(f"{path}: {fault}") from None
 
 
@@ -107,7 +107,7 @@ def open_bytes(path: Path) -> Any:
     expected = f"compressed with {compression}" if compression is not None else ""
     if found != expected and path.stat().st_size:
         names = " or ".join(_COMPRESSIONS)
-        allowed = f"text in UTF-8, and text compressed by a name that ends in {names}"
+        allowed = f"text in UTF-8, and compressed text whose name ends in {names}"
         is_what = found or f"not {expected}, though its name ends in {path.suffix}"
         raise InputError(f"{path}: is {is_what}; allowed: {allowed}")
     file = pa.OSFile(str(path))
@@ -123,4 +123,4 @@ def require_columns(path: Path, wanted: Sequence[str], found: Sequence[str]) -> 
         )
     repeated = [name for name in wanted if found.count(name) > 1]
     if repeated:
-        raise InputError(f"{path}: the column {repeated[0]} stands twice in the header")
+        raise InputError(f"{path}: the column {repeated[0]} appears twice in the header")

@@ -323,7 +323,7 @@ def test_a_whole_number_may_be_written_with_an_exponent(tmp_path):
     ("content", "words"),
     [
         (b"a: [1\n", "line 2"),
-        (b"a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\n", "the key c stands twice"),
+        (b"a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\n", "the key c appears twice"),
         (b"\xff\xfe", "is UTF-16"),
         (b"a: !!python/object/apply:os.system [ls]\n", "not YAML"),
     ],
@@ -457,7 +457,7 @@ def test_an_unknown_key_of_a_feature_is_told_those_of_its_kind():
 
 
 def test_a_fault_of_the_whole_shows_no_insides():
-    with pytest.raises(InputError, match=r"^mapping m: feature a is named twice$"):
+    with pytest.raises(InputError, match=r"^mapping m: feature a is defined twice$"):
         parse_model(Mapping, {**MAPPING, "features": [FEATURE, FEATURE]}, "mapping m")
 
 

@@ -100,7 +100,7 @@ NO_FILES = {
     **ODD,
     "link to a file": (make_link, "a symbolic link to target"),
     "directory": (Path.mkdir, "a directory"),
-    "other file": (make_file, "is there already, and is not"),
+    "other file": (make_file, "already exists, and is not"),
 }
 NO_FOLDERS = {
     **ODD,
@@ -172,7 +172,7 @@ def test_a_report_over_the_configuration_of_its_run(place, capfd):
     (place / "run" / "config.yaml").write_text("seed: 1\n")
     line = refusal(capfd, "report run --out", "run/config.yaml")
     assert line == (
-        "error: run/config.yaml: is there already, and is not a report of ctr; "
+        "error: run/config.yaml: already exists, and is not a report of ctr; "
         "allowed: a new file, or a report of ctr to replace\n"
     )
     assert (place / "run" / "config.yaml").read_text() == "seed: 1\n"
@@ -185,7 +185,7 @@ def test_predictions_replace_no_other_parquet_file(place, capfd):
     assert state(place / "recorded.parquet") == before
     # The rejects beside them are written too.
     (place / "new.parquet.rejects.jsonl").write_text("mine\n")
-    assert "new.parquet.rejects.jsonl: is there already" in refusal(capfd, FILES["score"], "new.parquet")
+    assert "new.parquet.rejects.jsonl: already exists" in refusal(capfd, FILES["score"], "new.parquet")
 
 
 @pytest.mark.parametrize("what", ["pipe", "dangling link", "socket", "link to a file"])

@@ -47,9 +47,11 @@ class Derived(StrictModel):
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if sum(way is not None for way in (self.part, self.every, self.prefix, self.cast)) > 1:
-            raise ValueError("part, every, prefix and cast exclude each other")
+            raise ValueError("part, every, prefix and cast cannot be combined")
         if self.of_time and self.source != TIME_SOURCE:
-            raise ValueError(f"part and every are taken of the row's time: from: {TIME_SOURCE}")
+            raise ValueError(
+                f"part and every are computed from the row's time; required: from: {TIME_SOURCE}"
+            )
         return self
 
     @property

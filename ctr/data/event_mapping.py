@@ -40,7 +40,9 @@ class EventSource(StrictModel):
     def _times_are_columns(self) -> Self:
         for key, time in self.times.items():
             if time.column is None:
-                raise ValueError(f"{key}: events need a column: their order in a file says nothing")
+                raise ValueError(
+                    f"{key}: events require a column: their order in a file carries no information"
+                )
         return self
 
     @property
@@ -151,11 +153,11 @@ class EventMapping(StrictModel):
         if sum(self.windows_us) > _MOST_INTERVALS * duration_us(self.partition):
             raise ValueError(
                 f"partition: {self.partition} is less than a thousandth of both windows: "
-                "a click would belong to as many"
+                "a click would belong to more than a thousand partitions"
             )
         impressions = self.impressions
         if impressions.hashed and impressions.input.type != "parquet":
-            raise ValueError("impressions.hashed: ids as a log packs them need Parquet files")
+            raise ValueError("impressions.hashed: ids as a log packs them require Parquet files")
         if impressions.hashed and impressions.derive:
             raise ValueError("impressions.derive: hashed impressions have no raw columns to derive from")
         for name, derived in impressions.derive.items():
@@ -164,9 +166,9 @@ class EventMapping(StrictModel):
             if name in impressions.key_columns:
                 raise ValueError(f"impressions.derive.{name}: a column of this name is read as a key")
         if (impressions.topic is None) != (self.clicks.topic is None):
-            raise ValueError("topic: of both impressions and clicks, or of neither")
+            raise ValueError("topic: set it for both impressions and clicks, or for neither")
         if (impressions.arrival is None) != (self.clicks.arrival is None):
-            raise ValueError("arrival: of both impressions and clicks, or of neither")
+            raise ValueError("arrival: set it for both impressions and clicks, or for neither")
         self._check_sampling()
         return self
 
@@ -178,10 +180,13 @@ class EventMapping(StrictModel):
         if low_loss is not None:
             if self.teacher is None or low_loss.teacher != self.teacher.name:
                 raise ValueError(
-                    f"sampling.rule.uninformative.low_loss.teacher: {low_loss.teacher} is not the teacher here"
+                    f"sampling.rule.uninformative.low_loss.teacher: {low_loss.teacher} is not the teacher of "
+                    "this mapping"
                 )
             if low_loss.log is not None:
-                raise ValueError("sampling.rule.uninformative.low_loss.log: the teacher scores this log")
+                raise ValueError(
+                    "sampling.rule.uninformative.low_loss.log: not allowed here, the teacher scores this log"
+                )
 
     @property
     def feature_schema(self) -> Schema:

@@ -139,7 +139,7 @@ class LogSummary:
         over_time: rows and clicks by period; periods without rows are there too.
         pauses: the longest stretches between two queries, the longest first.
         partitions: in order of time.
-        holes: stretches between two partitions.
+        gaps: spans between two partitions that none covers.
         counters: what became of the input, added up over the partitions.
         samplings: names of the samplings that made this log from another one.
     """
@@ -161,7 +161,7 @@ class LogSummary:
     over_time: tuple[Period, ...]
     pauses: tuple[Span, ...]
     partitions: tuple[Partition, ...]
-    holes: tuple[Span, ...]
+    gaps: tuple[Span, ...]
     features: tuple[FeatureSummary, ...]
     sidecars: tuple[Sidecar, ...]
     samplings: tuple[str, ...]
@@ -184,7 +184,7 @@ def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) 
     schema, manifests = read_schema(log), read_manifests(log)
     # The run directory of a training has a schema too.
     if not manifests and (log / "checkpoints").exists():
-        raise InputError(f"{log} is a run directory: give the log that it was trained on")
+        raise InputError(f"{log} is a run directory: name the log that it was trained on")
     shards = [entry for manifest in manifests for entry in manifest.shards]
     first = min((entry.first_query_time for entry in shards), default=None)
     last = max((entry.last_query_time for entry in shards), default=None)
@@ -217,7 +217,7 @@ def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) 
         over_time=found.over_time() if shards else (),
         pauses=found.pauses(),
         partitions=partitions,
-        holes=tuple(
+        gaps=tuple(
             Span(before.end, after.start)
             for before, after in pairwise(partitions)
             if after.start > before.end

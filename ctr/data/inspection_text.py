@@ -42,13 +42,13 @@ def _time_warnings(summary: LogSummary) -> Iterator[str]:
         return
     if summary.first < _YEAR_1980_US:
         yield (
-            f"the first row is of {_time(summary.first)}: seconds read as milliseconds, for instance, give 1970"
+            f"the first row is from {_time(summary.first)}: seconds read as milliseconds, for example, give 1970"
         )
-    if summary.holes:
-        longest = max(summary.holes, key=lambda hole: (hole.end - hole.start, -hole.start))
+    if summary.gaps:
+        longest = max(summary.gaps, key=lambda gap: (gap.end - gap.start, -gap.start))
         yield (
-            f"{_count(len(summary.holes), 'gap')} between partitions, together "
-            f"{_duration(sum(hole.end - hole.start for hole in summary.holes))}; the longest: {_span(longest)}"
+            f"{_count(len(summary.gaps), 'gap')} between partitions, together "
+            f"{_duration(sum(gap.end - gap.start for gap in summary.gaps))}; the longest: {_span(longest)}"
         )
     empty = [part for part in summary.partitions if not part.rows]
     if empty:
@@ -79,7 +79,7 @@ def _jumps(periods: Sequence[Period]) -> Iterator[str]:
         if max(old, new) > JUMP * min(old, new):
             jumps.append((after.start, old, new))
     for start, old, new in jumps[:_MOST_JUMPS]:
-        yield f"the click rate goes from {_share(old)} to {_share(new)} at {_time(start)}"
+        yield f"the click rate changes from {_share(old)} to {_share(new)} at {_time(start)}"
     if len(jumps) > _MOST_JUMPS:
         yield f"{len(jumps) - _MOST_JUMPS} more such jumps of the click rate"
 
@@ -172,7 +172,7 @@ def _facts(summary: LogSummary) -> Iterator[tuple[str, str]]:
         yield (
             "partitions",
             f"{len(parts):,} of {length}, {rows[0]:,} to {rows[-1]:,} rows each; "
-            f"{_count(len(summary.holes), 'gap')} between them",
+            f"{_count(len(summary.gaps), 'gap')} between them",
         )
     yield "files", f"{_count(summary.shards, 'shard')}, {summary.bytes / 1e6:,.1f} MB"
     if summary.pauses:

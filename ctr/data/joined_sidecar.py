@@ -50,7 +50,7 @@ class _Interval:
             self._sorted = self.example_id[self._order]
             repeated = np.flatnonzero(self._sorted[1:] == self._sorted[:-1])
             if len(repeated):
-                raise InputError(f"{self.where}: example_id {self._sorted[repeated[0]]} occurs twice")
+                raise InputError(f"{self.where}: example_id {self._sorted[repeated[0]]} appears twice")
         places = np.searchsorted(self._sorted, example_id)
         rows = self._order[np.minimum(places, len(self._order) - 1)]
         # After a resume in the middle of an interval its rows may go on in their order.
@@ -82,7 +82,7 @@ class JoinedSidecar:
         begin: int = 0,
     ) -> None:
         if FOUND in columns or _EXAMPLE_ID in columns:
-            raise ValueError(f"{FOUND} and {_EXAMPLE_ID} cannot be asked for as columns")
+            raise ValueError(f"{FOUND} and {_EXAMPLE_ID} are reserved and cannot be requested as columns")
         self._log, self._name, self._columns = log, name, tuple(columns)
         self._manifests = read_manifests(log) if manifests is None else manifests
         self._starts = np.array([manifest.start for manifest in self._manifests], np.int64)
@@ -132,7 +132,7 @@ class JoinedSidecar:
         if not (types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind)):
             raise InputError(f"{where} is of type {kind}; numbers or booleans are required")
         if column.null_count and not types.is_floating(kind):
-            raise InputError(f"{where} has {column.null_count} nulls, for which {kind} has no value")
+            raise InputError(f"{where} has {column.null_count} nulls, which {kind} cannot represent")
         array: np.ndarray = column.to_numpy()
         expected = self._types.setdefault(name, array.dtype)
         if array.dtype != expected:

@@ -137,10 +137,10 @@ def check_log(folder: Path, schema: Schema) -> None:
     if path.exists():
         found = read_schema(folder)
         if found.version != schema.version:
-            differences = "; ".join(differing_features(found, schema)) or "written in another way"
+            differences = "; ".join(differing_features(found, schema)) or "written in a different form"
             raise InputError(
                 f"{path}: this log was written under schema {found.version}, not {schema.version} "
-                f"({differences:.300}): features cannot change inside a log; write to another folder"
+                f"({differences:.300}): features cannot change inside a log; use another output directory"
             )
 
 
@@ -209,7 +209,7 @@ def publish_interval(
     """Publishes the partition [start, end) of query time (microseconds) whole: ``stage_interval``, then the manifest.
 
     Raises:
-        InputError: as of ``stage_interval`` and ``publish_manifest``.
+        InputError: see ``stage_interval`` and ``publish_manifest``.
     """
     manifest = stage_interval(folder, schema, start, end, rows, counters, shard_rows)
     publish_manifest(folder, manifest)
@@ -309,7 +309,7 @@ def publish_manifest(folder: Path, manifest: Manifest) -> None:
     path, content = manifest_path(folder, manifest), manifest_bytes(manifest)
     if not create_exclusively(path, content) and path.read_bytes() != content:
         raise InputError(
-            f"{path}: this partition was published before with other content; the first one stays"
+            f"{path}: this partition was published before with other content; the first version is kept"
         )
 
 

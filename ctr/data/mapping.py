@@ -46,9 +46,12 @@ class DelimitedInput(StrictModel):
     @model_validator(mode="after")
     def _named_columns(self) -> Self:
         if self.header == (self.columns is not None):
-            raise ValueError("columns names the fields of files without a header: header: false needs it")
+            raise ValueError(
+                "columns names the fields of files without a header: required with header: false, and allowed "
+                "only there"
+            )
         if self.columns is not None and len(set(self.columns)) != len(self.columns):
-            raise ValueError("columns repeats a name")
+            raise ValueError("columns: a name appears twice")
         return self
 
     @property
@@ -166,10 +169,10 @@ class Time(StrictModel):
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if (self.column is None) == (self.row_order is None):
-            raise ValueError("exactly one of column and row_order is needed")
+            raise ValueError("exactly one of column and row_order is required")
         ways = sum(way is not None for way in (self.unit, self.format))
         if ways != (0 if self.column is None else 1):
-            raise ValueError("a column needs exactly one of unit and format; row_order needs neither")
+            raise ValueError("a column requires exactly one of unit and format; row_order allows neither")
         return self
 
 
@@ -204,7 +207,7 @@ class Query(StrictModel):
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if (self.column is None) == (self.session is None):
-            raise ValueError("exactly one of column and session is needed")
+            raise ValueError("exactly one of column and session is required")
         return self
 
     @property
@@ -250,9 +253,9 @@ class Label(StrictModel):
     @model_validator(mode="after")
     def _whole_rule(self) -> Self:
         if (self.op is None) != (self.value is None):
-            raise ValueError("a rule needs both op and value")
+            raise ValueError("a rule requires both op and value")
         if isinstance(self.value, str) and self.op not in ("==", "!="):
-            raise ValueError(f"{self.op} compares numbers; texts only have == and !=")
+            raise ValueError(f"{self.op} compares numbers; strings allow only == and !=")
         return self
 
 
@@ -303,10 +306,10 @@ class Mapping(StrictModel):
             if name in self.key_columns:
                 raise ValueError(f"derive.{name}: a column of this name is read as a key")
         if isinstance(self.input, MindInput) and self.joins:
-            raise ValueError("joins: the mind reader already looks up the news")
+            raise ValueError("joins: not allowed here, the mind reader already joins the news")
         if isinstance(self.input, JsonlInput) and any(join.input is None for join in self.joins):
             raise ValueError(
-                "joins: beside jsonl, input must say how the side table (csv, tsv, parquet) is read"
+                "joins: with jsonl, each join requires input: how its side table (csv, tsv, parquet) is read"
             )
         return self
 

@@ -23,7 +23,7 @@ class PublishedIntervals:
         """All of them in order of time; the same object as before when there are no others.
 
         Raises:
-            InputError: as of ``ctr.data.log.read_manifests``.
+            InputError: see ``ctr.data.log.read_manifests``.
         """
         names = frozenset(names_in(self._folder / "manifests", ".json"))
         if names != self._names:

@@ -59,7 +59,7 @@ def check_goes_on(last: Key, first: Key, where: str) -> None:
     if first[:2] > last[:2]:
         return
     problem = (
-        "belongs to the query of the last row of the shard before it; a query's rows stand in one shard"
+        "belongs to the query of the last row of the shard before it; all rows of a query belong in one shard"
         if first[:2] == last[:2]
         else f"comes before the last row of the shard before it (query_time {last[0]}, query_id {last[1]}); "
         f"rows are sorted by {', '.join(KEY_COLUMNS)}"

@@ -292,7 +292,7 @@ def write_sampled_log(
         for other in sidecars:
             if (sidecar_folder(log, other) / f"{manifest.name}.json").is_file():
                 table = read_sidecar_interval(log, other, manifest)
-                where = f"{sidecar_folder(log, other)}, interval [{manifest.start}, {manifest.end})"
+                where = f"{sidecar_folder(log, other)}, partition [{manifest.start}, {manifest.end})"
                 ids = kept.column("example_id").to_numpy()
                 write_sidecar_interval(out, other, published, align_sidecar(table, ids, where))
                 result.sidecars[other] += 1

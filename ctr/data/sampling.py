@@ -143,7 +143,7 @@ class SamplingConfig(StrictModel):
             if rate < self.min_rate * (1 - _ROUNDING):
                 raise ValueError(
                     f"{name} is {rate:g}, below min_rate {self.min_rate:g}: "
-                    f"a kept example would weigh {1 / rate:.6g}"
+                    f"a kept example would have the weight {1 / rate:.6g}"
                 )
         return self
 

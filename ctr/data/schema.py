@@ -92,7 +92,7 @@ class Category(FeatureBase):
         if vocabulary is not None and not vocabulary:
             raise ValueError("the vocabulary is empty")
         if vocabulary is not None and len(set(vocabulary)) != len(vocabulary):
-            raise ValueError("the vocabulary repeats a value")
+            raise ValueError("the vocabulary has a value twice")
         return vocabulary
 
 
@@ -155,17 +155,15 @@ class Number(FeatureBase):
     @model_validator(mode="after")
     def _one_bucketing(self) -> Self:
         if sum(way is not None for way in (self.boundaries, self.log, self.step)) != 1:
-            raise ValueError("exactly one of boundaries, log and step is needed")
+            raise ValueError("exactly one of boundaries, log and step is required")
         if self.boundaries is not None:
             if not self.boundaries:
                 raise ValueError("boundaries is empty")
             if any(a >= b for a, b in zip(self.boundaries, self.boundaries[1:], strict=False)):
-                raise ValueError("boundaries must rise")
+                raise ValueError("boundaries must be strictly increasing")
         edges = self.edges()
         if max(-edges[0], edges[-1]) > _LARGEST_FLOAT32:
-            raise ValueError(
-                f"boundaries lie in -{_LARGEST_FLOAT32:g}..{_LARGEST_FLOAT32:g}, as float32 does"
-            )
+            raise ValueError(f"boundaries must fit float32: -{_LARGEST_FLOAT32:g}..{_LARGEST_FLOAT32:g}")
         return self
 
     def edges(self) -> list[float]:
@@ -290,20 +288,20 @@ class Schema(StrictModel):
         kinds: dict[str, Category | Number | Text] = {}
         for feature in self.features:
             if feature.name in known:
-                raise ValueError(f"feature {feature.name} is named twice")
+                raise ValueError(f"feature {feature.name} is defined twice")
             if feature.name in RESERVED_NAMES:
                 raise ValueError(
-                    f"feature {feature.name} has the name of a column of the log: another one is needed"
+                    f"feature {feature.name} has the name of a column of the log: choose another name"
                 )
             if isinstance(feature, Cross):
                 for part in feature.of:
                     if part not in known:
                         raise ValueError(
-                            f"feature {feature.name} crosses {part}, which is not a feature before it"
+                            f"feature {feature.name} crosses {part}, which is not a feature defined before it"
                         )
                     if isinstance(known[part], Cross):
                         raise ValueError(
-                            f"feature {feature.name} crosses {part}, itself a cross: name its parts"
+                            f"feature {feature.name} crosses {part}, itself a cross: name its parts instead"
                         )
                 if len(set(feature.of)) != len(feature.of):
                     raise ValueError(f"feature {feature.name} crosses a feature with itself")
@@ -428,13 +426,13 @@ def differing_features(before: Schema, now: Schema) -> list[str]:
             keys = differing_keys(old[name].model_dump(mode="json"), new[name].model_dump(mode="json"))
             differences += [f"feature {name}: {key}" for key in keys]
     if [name for name in old if name in new] != [name for name in new if name in old]:
-        differences.append(f"the order was {', '.join(old)}, is {', '.join(new)}")
+        differences.append(f"the order was {', '.join(old)}, now {', '.join(new)}")
     rules = [
         {name: rule.model_dump(mode="json") for name, rule in one.derive.items()} for one in (before, now)
     ]
     differences += [f"derived column {key}" for key in differing_keys(rules[0], rules[1])]
     if before.spelling != now.spelling:
-        differences.append(f"categories were spelled as {before.spelling}, are as {now.spelling}")
+        differences.append(f"categories were spelled as {before.spelling}, now as {now.spelling}")
     return differences
 
 

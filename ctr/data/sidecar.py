@@ -81,7 +81,7 @@ def write_sidecar_interval(log: Path, name: str, interval: Manifest, table: pa.T
     if table.num_rows != interval.rows:
         raise InputError(f"{where}: {table.num_rows} rows are given, the log's partition has {interval.rows}")
     if len(np.unique(ids.to_numpy())) != table.num_rows:
-        raise InputError(f"{where}: an example_id occurs twice; it must identify a row")
+        raise InputError(f"{where}: an example_id appears twice; it must identify a row")
     content = parquet_bytes(table.combine_chunks())
     digest = hashlib.sha256(content).hexdigest()
     path = folder / f"{interval.name}-{digest[:16]}.parquet"

@@ -243,7 +243,7 @@ def _float_column(feature: Number, column: pa.ChunkedArray) -> np.ndarray:
     if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
             or types.is_decimal(kind) or types.is_null(kind)):  # fmt: skip
         raise InputError(
-            f"feature {feature.name}: its source column {feature.source} is of type {kind}; a number is needed"
+            f"feature {feature.name}: its source column {feature.source} is of type {kind}; a number is required"
         )
     if types.is_boolean(kind):
         column = column.cast(pa.uint8())
@@ -386,7 +386,7 @@ def _key_column(keys: pa.Table, field: pa.Field) -> pa.ChunkedArray:
     column = keys.column(field.name)
     if column.null_count:
         raise InputError(
-            f"the key column {field.name} has {column.null_count} nulls; every row needs a value"
+            f"the key column {field.name} has {column.null_count} nulls; every row requires a value"
         )
     try:
         column = column.cast(field.type)
@@ -417,9 +417,11 @@ def string_ids(values: pa.Array | pa.ChunkedArray | np.ndarray) -> np.ndarray:
     """
     array = pa.array(values) if isinstance(values, np.ndarray) else values
     if array.null_count:
-        raise InputError(f"{array.null_count} of the values to be made ids are null; every row needs one")
+        raise InputError(
+            f"{array.null_count} of the values to be converted to ids are null; every row requires one"
+        )
     if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
-        raise InputError(f"values of type {array.type} cannot be made ids; strings are needed")
+        raise InputError(f"values of type {array.type} cannot be converted to ids; strings are required")
     if isinstance(array, pa.ChunkedArray):
         array = array.cast(pa.large_string()).combine_chunks()
     return fingerprints(_strings_tensor(array)).numpy().view(np.int64)

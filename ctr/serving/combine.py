@@ -16,9 +16,7 @@ def make_transfer(joints: Sequence[float], slopes: Sequence[float], bias: float)
         slopes: [p].
     """
     if len(slopes) != len(joints) + 1:
-        raise ValueError(
-            f"{len(joints)} joints part {len(joints) + 1} pieces, there are {len(slopes)} slopes"
-        )
+        raise ValueError(f"{len(joints)} joints require {len(joints) + 1} slopes, got {len(slopes)}")
     if not joints:
         scale, constant = np.float32(slopes[0]), np.float32(bias)
         return lambda products: scale * products + constant

@@ -67,7 +67,7 @@ def export_from_run(snapshot: Snapshot) -> None:
     """
     export = snapshot.config.export
     if export is None:
-        raise ValueError("the configuration asks for no exports")
+        raise ValueError("the configuration has no export section")
     publish(snapshot, snapshot.folder / "exports", export.keep, wait=True)
     # Traced functions are cycles of objects, and hold tens of megabytes until Python looks for these.
     gc.collect()
@@ -115,8 +115,8 @@ def _check_same(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
     different = [key for key in _IDENTITY if metadata.get(key) != described[key]]
     if different:
         raise InputError(
-            f"{path}: this version exists already and is of another model ({', '.join(different)} differ): "
-            "choose another folder"
+            f"{path}: this version already exists and belongs to another model ({', '.join(different)} differ): "
+            "use another output directory"
         )
     return metadata
 
@@ -130,8 +130,8 @@ def _check_same_run(out: Path, described: Mapping[str, Any]) -> None:
             different.append("logs")
         if different:
             raise InputError(
-                f"{newest}: this version is of another run ({', '.join(different)} differ): "
-                "a folder holds the versions of one run; choose another folder"
+                f"{newest}: this version belongs to another run ({', '.join(different)} differ): "
+                "a directory holds the versions of one run; use another output directory"
             )
 
 

@@ -37,7 +37,7 @@ def find_model(path: Path) -> Path:
     found = versions(path)
     if not found:
         raise InputError(
-            f"{path}: neither an exported model (no saved_model.pb) nor a folder of versions of one"
+            f"{path}: neither an exported model (no saved_model.pb) nor a directory of its versions"
         )
     return found[-1]
 
@@ -74,12 +74,10 @@ def check_files(model: Path, metadata: dict[str, Any]) -> None:
     """Raises InputError when a file of the model is not what was written, or is none that was."""
     links = [path for path in sorted(model.rglob("*")) if path.is_symlink()]
     if links:
-        raise InputError(f"{links[0]}: a link to elsewhere is no part of a model")
+        raise InputError(f"{links[0]}: a model has no symbolic links: delete it")
     recorded = metadata["files"]
     if not isinstance(recorded, dict):
-        raise InputError(
-            f"{model / EXTRA / FILE}: files is no list of names and hashes: the file was changed"
-        )
+        raise InputError(f"{model / EXTRA / FILE}: files does not map names to hashes: the file was changed")
     found = hash_files(model)
     for name, digest in recorded.items():
         if found.get(name) != digest:

@@ -143,7 +143,9 @@ def check_model(model: Path) -> None:
         raise InputError(f"{path}: not a SavedModel: {one_line(error)[:300]}") from None
     # Of several graphs, or of one without objects, TensorFlow would run the whole and not just functions.
     if len(saved.meta_graphs) != 1 or not saved.meta_graphs[0].object_graph_def.nodes:
-        raise InputError(f"{path}: one graph with objects is required, there are {len(saved.meta_graphs)}")
+        raise InputError(
+            f"{path}: exactly one graph with objects is required; graphs: {len(saved.meta_graphs)}"
+        )
     _check_graph(path, saved.meta_graphs[0])
     _check_variables(model / "variables" / "variables")
 
@@ -152,9 +154,7 @@ def _check_graph(path: Path, graph: Any) -> None:
     library = graph.graph_def.library
     functions = {function.signature.name: function.node_def for function in library.function}
     if len(functions) != len(library.function) or library.gradient or library.registered_gradients:
-        raise InputError(
-            f"{path}: a function stands twice, or has a gradient of its own; exports have no such"
-        )
+        raise InputError(f"{path}: a function appears twice, or has a custom gradient; exports have neither")
     if graph.asset_file_def:
         raise InputError(f"{path}: refers to asset files; exports have none")
     callable_ones = _reached(graph.object_graph_def.concrete_functions, functions)
@@ -175,7 +175,9 @@ def _check_graph(path: Path, graph: Any) -> None:
             or node.saveable_objects
         )
         if strange:
-            raise InputError(f"{path}: object {number} is none that exports have: it is not loaded")
+            raise InputError(
+                f"{path}: object {number} is of a kind that no export of ctr has: it is not loaded"
+            )
 
 
 def _reached(names: Iterable[str], functions: dict[str, Any]) -> set[str]:
@@ -204,4 +206,4 @@ def _check_variables(prefix: Path) -> None:
     held = sum(path.stat().st_size for path in prefix.parent.glob(f"{prefix.name}.data-*"))
     required = sum(size for name, size in sizes.items() if name != _OBJECT_GRAPH)
     if required > held or any(types[name] == tf.string for name in sizes if name != _OBJECT_GRAPH):
-        raise InputError(f"{prefix}: says that it has {required} bytes of numbers, its files have {held}")
+        raise InputError(f"{prefix}: declares {required} bytes of numbers, but its files have {held}")

@@ -44,7 +44,9 @@ def row_count(features: Mapping[str, Any]) -> int:
 def _length(name: str, values: Any) -> int:
     dimensions = getattr(values, "ndim", 1)
     if dimensions != 1:
-        raise InputError(f"column {name}: an array of {dimensions} dimensions is not allowed: one is needed")
+        raise InputError(
+            f"column {name}: an array of {dimensions} dimensions is not allowed; allowed: one dimension"
+        )
     if isinstance(values, Mapping) or not hasattr(values, "__len__"):
         raise InputError(
             f"column {name}: {type(values).__name__} is not allowed: a list, an array or one value"
@@ -111,7 +113,9 @@ def _joined(items: Iterable[Any], separator: str) -> bytes:
     for part in parts:
         if mark in part:
             text = part.decode(errors="backslashreplace")
-            raise ValueError(f"{text!r:.80} holds the separator {separator!r}, with which lists are joined")
+            raise ValueError(
+                f"{text!r:.80} contains the separator {separator!r}, with which lists are joined"
+            )
     return mark.join(part for part in parts if part)
 
 
@@ -134,7 +138,9 @@ def make_numbers(name: str, values: Any, rows: int) -> np.ndarray:
         try:
             numbers.append(np.nan if value is None else float(value))
         except OverflowError:
-            raise InputError(f"column {name}, row {row}: a whole number beyond all float64") from None
+            raise InputError(
+                f"column {name}, row {row}: a whole number outside the range of float64"
+            ) from None
     with np.errstate(over="ignore"):
         return np.array(numbers, np.float64).astype(np.float32)
 

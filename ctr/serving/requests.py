@@ -21,13 +21,13 @@ _GIVEN: dict[InputKind, dict[str, str]] = {
 }
 
 NOT_IN_THE_MODEL = (
-    "joins: a column that ingestion took from a side table is an input like any other: look it up by its key",
+    "joins: a column that ingestion took from a side table is an input like any other: look it up before the call",
     "readers: a column that the reader of a format made (mind: history, category and the like) is an input: make it",
     "parsing: the mapping's time format is not in the model: give the time as the int64 above",
-    "nulls: texts that the mapping's input.nulls calls missing have to be given as missing",
+    "nulls: strings that the mapping's input.nulls lists must be given as missing",
     "lists: a multivalent category is one string, its values joined with the separator",
-    "filters: a row that ingestion rejects is scored all the same: the value that it is rejected for is missing",
-    "sessions, queries, labels, weights and sampling: they make and order the log and are no part of a prediction",
+    "filters: a row that ingestion rejects is still scored: the value that it is rejected for counts as missing",
+    "sessions, queries, labels, weights and sampling: they make and order the log and are not part of a prediction",
 )
 """What ingestion does and the graph does not."""
 

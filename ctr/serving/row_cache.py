@@ -20,7 +20,7 @@ class RowCache:
 
     def __init__(self, capacity: int, shape: Sequence[int]) -> None:
         if capacity < 1:
-            raise ValueError(f"a cache of {capacity} rows is not possible")
+            raise ValueError(f"capacity: {capacity} is not allowed; allowed: at least 1")
         self._capacity = capacity
         self._rows = np.empty((capacity, *shape), np.float32)
         self._used = np.full(capacity, -1, np.int64)

@@ -135,7 +135,7 @@ class Scorer:
     def _require_factors(self) -> None:
         if not self.factorized:
             raise InputError(
-                f"{self.path}: the model is not factorized: it has predict alone, no Quality and UI"
+                f"{self.path}: the model is not factorized: it has only predict, not quality and ui"
             )
 
     def _tensors(self, signature: str, features: Mapping[str, Any]) -> dict[str, tf.Tensor]:

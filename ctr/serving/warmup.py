@@ -1,7 +1,7 @@
 """Requests that TensorFlow Serving runs before a new model takes traffic (``assets.extra`` of a SavedModel).
 
 A TFRecord file of PredictionLog messages. Without it the first requests of clients would wait for what TensorFlow
-does once: optimising the graph, choosing kernels.
+does once: optimizing the graph, choosing kernels.
 """
 
 from collections.abc import Mapping

@@ -3,7 +3,7 @@
 ::
 
     OUT/log/             the run's log, going on with the days that the run served
-    OUT/constraints/     likewise each simulated constraint log, going on with their randomized traffic
+    OUT/constraints/     the same for each simulated constraint log, going on with their randomized traffic
     OUT/run/             the run, going on
     OUT/origin.json      which run and log the loop began with
     OUT/shown.parquet    each query of those days that the log could have: day, query_id, randomized, ads (it showed)
@@ -134,7 +134,9 @@ def _begin(policy: Path, log: Path, out: Path) -> int:
     others = _constraint_logs(config)
     read_world(log)
     if summary.get("log_sha256") != log_sha256(read_manifests(log)):
-        raise InputError(f"{log}: is not the log that the run was trained on, or not all of it is learned")
+        raise InputError(
+            f"{log}: is not the log that the run was trained on, or the run has not learned from all of it"
+        )
     check_loop(config, log)
     first = len(list_intervals(log))
     origin = {
@@ -169,14 +171,15 @@ def check_loop(config: TrainConfig, log: Path) -> None:
     check_log(log, SCHEMA)
     distillation = config.objective.distillation
     if config.sampling is not None:
-        raise InputError("config: sampling: the sample has no decisions for the days to come")
+        raise InputError("config: sampling: the sample has no decisions for the days that the loop adds")
     if config.time_range.end is not None:
         raise InputError(
-            f"config: time_range.end: {config.time_range.end}: nothing that is shown after it would be learned"
+            f"config: time_range.end: {config.time_range.end}: impressions after this time would not be learned from"
         )
     if distillation is not None and distillation.missing == "refuse":
         raise InputError(
-            "config: objective.distillation.missing: refuse: no teacher predicts the days to come: use train_without"
+            "config: objective.distillation.missing: refuse: no teacher predicts the days that the loop adds: "
+            "use train_without"
         )
     for name, path in _constraint_logs(config).items():
         where = f"constraint log {name}, {path}"
@@ -192,7 +195,7 @@ def check_loop(config: TrainConfig, log: Path) -> None:
                 )
             if not auction.column("randomized").to_numpy().all():
                 raise InputError(
-                    f"{where}: not of randomized traffic alone; ctr simulate --randomized makes one"
+                    f"{where}: not of randomized traffic only; ctr simulate --randomized makes such a log"
                 )
 
 

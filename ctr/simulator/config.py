@@ -63,7 +63,7 @@ class WorldConfig(StrictModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.words < self.topics:
-            raise ValueError(f"each of the {self.topics} topics needs a word of its own")
+            raise ValueError(f"each of the {self.topics} topics requires a word of its own")
         if self.slots > self.candidates:
             raise ValueError(
                 f"slots {self.slots} are more than candidates {self.candidates}: they cannot be filled"

@@ -66,7 +66,8 @@ def calibrate(config: WorldConfig, world: World) -> World:
     shown = run_auction(sample, crude_policy(config, world), day.queries, day.ads, candidates)
     if not len(shown):
         raise InputError(
-            f"world: reserve {config.reserve}: with base_ctr {config.base_ctr} the crude policy expects less of every "
+            f"world: reserve {config.reserve}: with base_ctr {config.base_ctr} the crude policy expects less "
+            "from every "
             "ad and shows none; use a lower reserve"
         )
     seen = visibility(world, day.queries, shown)

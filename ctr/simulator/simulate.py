@@ -100,7 +100,9 @@ def simulate(
         InputError: a folder holds something else, for example the log of another world.
     """
     if randomized is not None and randomized.resolve() == out.resolve():
-        raise InputError(f"{randomized}: is the log itself; use another folder for the randomized traffic")
+        raise InputError(
+            f"{randomized}: is the log itself; use another output directory for the randomized traffic"
+        )
     world = make_world(config.world)
     folders = [folder for folder in (out, randomized) if folder is not None]
     check_simulation(folders, events)

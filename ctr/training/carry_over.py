@@ -37,7 +37,7 @@ class Entry(NamedTuple):
         part: ``feature``, ``weight``, ``slices`` or ``ramp``.
         name: of the feature, weight, family of slices or ramp.
         status: ``left``: the old run has it and the new one has not.
-        optimizer: likewise of what the optimizer knew of it; None where there is no such thing.
+        optimizer: the same of what the optimizer knew of it; None where there is no such thing.
         why: it was not just taken; empty if it was.
     """
 
@@ -200,7 +200,7 @@ def take_weights(
     """Puts what the same dense weights of both models have in common into the new run's.
 
     Args:
-        arrays, old_arrays: as of ``take_rows``.
+        arrays, old_arrays: see ``take_rows``.
         kept: the features whose embeddings were taken.
 
     Returns:

@@ -134,7 +134,7 @@ def weight_shapes(model: Architecture, widths: Mapping[str, int]) -> list[Shape]
 
     Args:
         model: what it is.
-        widths: m of each tower's input, as of ``ClickModel``.
+        widths: m of each tower's input, see ``ClickModel``.
     """
     shapes: list[Shape] = []
     hidden = _hidden(model.deep_units, widths["quality"])

@@ -1,4 +1,4 @@
-"""Trains as the intervals of a live log appear, until it is told to stop or nothing new comes.
+"""Trains as the intervals of a live log appear, until it is asked to stop or nothing new comes.
 
 What it computes is what one pass over the log computes, whenever the intervals came, and however often it was
 stopped or killed in between.

@@ -69,7 +69,7 @@ def launch(log: Path, config: TrainConfig, run: Path, source: InitFrom, waits: b
         waits: whether the log may have nothing new yet.
 
     Raises:
-        InputError: as of ``open_inputs``; ``run`` was begun otherwise or is something else; ``source`` is no run, has
+        InputError: see ``open_inputs``; ``run`` was begun otherwise or is something else; ``source`` is no run, has
             no checkpoint, a damaged one, or nothing that the new run could take; the log does not reach so far.
     """
     if not begins_from(run, source.run):

@@ -59,7 +59,7 @@ class Learner:
         """Scores a batch and learns from it, unless it is quarantined; returns the logits and slices of its own rows.
 
         Raises:
-            RollbackNeeded: as of ``Run.learned``.
+            RollbackNeeded: see ``Run.learned``.
         """
         current = self.current
         rows = len(feed.batch.rows)

@@ -59,7 +59,7 @@ class LogsSeen:
 
         Args:
             manifests: by name, as before.
-            rows: as of ``consumed``.
+            rows: see ``consumed``.
 
         Raises:
             InputError: of those intervals some are not what they were.

@@ -64,7 +64,7 @@ class Rollback(StrictModel):
 
 
 class _Quarantine(StrictModel):
-    """The file that tells a run's rollbacks."""
+    """The file that records a run's rollbacks."""
 
     rollbacks: tuple[Rollback, ...]
 
@@ -131,7 +131,7 @@ def rows_of_broken_weights(
         predicts: whether the predictions for that batch, with the weights after it, are such as sound ones give.
 
     Raises:
-        InputError: as of ``rows_of_streak``.
+        InputError: see ``rows_of_streak``.
     """
     mark = Mark(*position.mark)
     attempts = _attempts(mark, past)
@@ -166,7 +166,7 @@ def is_checkpoint_due(
     and what comes later is another one.
 
     Args:
-        limit: as of ``rows_of_streak``.
+        limit: see ``rows_of_streak``.
         every: how many rows there are between checkpoints.
         saved_at: the position of the last one.
     """
@@ -191,7 +191,7 @@ def is_export_due(limit: int | None, every: int, behind: int, position: Position
     the next multiple. So the position alone decides, wherever a run was killed.
 
     Args:
-        limit: as of ``rows_of_streak``.
+        limit: see ``rows_of_streak``.
         every: how many rows there are between exports.
         behind: the position before the batch.
     """
@@ -247,7 +247,7 @@ def read_rollbacks(folder: Path) -> list[Rollback]:
     """The rollbacks of the run in ``folder``.
 
     Raises:
-        InputError: the file that tells them is damaged.
+        InputError: the file that records them is damaged.
     """
     path = folder / QUARANTINE_FILE
     if not path.exists():

@@ -289,7 +289,7 @@ class Run:
     def record_other(
         self, source: int, batch: Batch, logit: np.ndarray, slices: Sequence[np.ndarray]
     ) -> None:
-        """Takes in the scores of rows of a constraint log, the ``source``-th; arguments as of ``record``."""
+        """Takes in the scores of rows of a constraint log, the ``source``-th; for the arguments see ``record``."""
         name = list(self.others)[source - 1]
         rows = batch.rows
         self._reject(batch, name)
@@ -312,7 +312,7 @@ class Run:
 
         Raises:
             RollbackNeeded: with this step so many were skipped in a row that the run has to go back.
-            InputError: likewise, and rollbacks did not help.
+            InputError: the same, and rollbacks did not help.
         """
         rows, position = batch.rows, self.position
         position.learned, position.learned_until = batch.end, batch.last_query
@@ -353,7 +353,7 @@ class Run:
 
         Raises:
             RollbackNeeded: they do not, or are not such as learning leads to.
-            InputError: likewise, and rollbacks did not help.
+            InputError: the same, and rollbacks did not help.
         """
         what = self.broken_weights(predicts)
         if what is None:

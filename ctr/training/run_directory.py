@@ -13,7 +13,7 @@
     RUN/quarantine.json        rollback.py: rows that are scored, but not learned from
     RUN/rejects.jsonl          rows that could not be used, with reason and position
     RUN/metric_states.npz      the metrics' states by query bucket, for intervals and paired comparisons
-    RUN/constraint_states/     likewise of each constraint log, NAME.npz
+    RUN/constraint_states/     the same of each constraint log, NAME.npz
     RUN/timeline.npz           sums over time by group of queries, and of each feature missing and new ids
     RUN/data_health.json       of each feature the ids that the pass met (id_counts.py)
     RUN/summary.json           the results

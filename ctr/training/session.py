@@ -208,7 +208,7 @@ class Session:
             stop: asked after each batch whether to leave the rest to another ``advance``.
 
         Raises:
-            InputError: as of ``look``; a sidecar says nothing of a new row; a damaged shard; too many faulty rows.
+            InputError: see ``look``; a sidecar says nothing of a new row; a damaged shard; too many faulty rows.
         """
         self.look()
         readable, before = self.publications.readable, self.current.position.examples

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
-    """What ``ctr train`` prints of a run's summary.json; ``recorded`` as of ``ctr.training.loop.train``."""
+    """What ``ctr train`` prints of a run's summary.json; for ``recorded`` see ``ctr.training.loop.train``."""
 
     def interval(name: str) -> str:
         value, bounds = summary.get(name), summary.get(f"{name}_ci95")

@@ -1,7 +1,7 @@
 """Singular values of a run's weight matrices: how much of each a bottleneck would keep (FF 3.1).
 
 A full product ``x W`` with W [m, n] costs m n multiply-adds an example; through a bottleneck, ``(x U) V`` with
-U [m, k] and V [k, n], it costs k (m + n). The spectrum of W tells which k it bears.
+U [m, k] and V [k, n], it costs k (m + n). The spectrum of W shows which k it bears.
 """
 
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ class _Matrix:
 
 
 def write_weight_spectra(run: Path, state: TrainState) -> None:
-    """Writes weight_spectra.json: what ``weight_spectra`` tells of the dense weights."""
+    """Writes weight_spectra.json: what ``weight_spectra`` returns for the dense weights."""
     weights = ((name, weight.numpy()) for name, weight in state.network.weights().items())
     write_json(run / "weight_spectra.json", weight_spectra(weights))
 

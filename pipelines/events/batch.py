@@ -80,9 +80,9 @@ def ingest_events(
     beam = beam_options(options, _WORKERS)
     files = find_events(mapping, folders)
     if not files:
-        raise InputError(f"events {', '.join(map(str, folders))}: no file of impressions or clicks in there")
+        raise InputError(f"events {', '.join(map(str, folders))}: no files of impressions or clicks found")
     if is_followed(log):
-        raise InputError(f"{log}: this log is made by following events: --follow goes on with it")
+        raise InputError(f"{log}: this log was made by following events: continue it with --follow")
     units = split_units(files)
     begin_log(log, mapping)
     seconds = {}
@@ -105,7 +105,7 @@ def ingest_events(
     if not any(manifest.rows for manifest in published):
         shown = counts.impressions
         raise InputError(
-            f"{log}: no example came of {shown.read} impressions, of which {shown.rejected} were rejected and "
+            f"{log}: none of {shown.read} impressions became an example: {shown.rejected} were rejected and "
             f"{shown.late} came too late; see {log / 'rejects'} and {log / LATE_EVENTS}"
         )
     return EventsResult(

@@ -83,16 +83,16 @@ def _check_arguments(arguments: argparse.Namespace) -> None:
     """Refuses what does not go together."""
     lasting = arguments.follow or arguments.stream
     wrong = {
-        "--follow and --stream exclude each other": arguments.follow and arguments.stream,
-        "--drain goes with --follow or --stream": arguments.drain and not lasting,
-        "--poll goes with --follow or --stream": arguments.poll is not None and not lasting,
-        "--idle-timeout goes with --follow or --stream": arguments.idle_timeout is not None and not lasting,
-        "--drain, --poll and --idle-timeout go with folders, not with --kafka": arguments.kafka
+        "--follow and --stream cannot be combined": arguments.follow and arguments.stream,
+        "--drain requires --follow or --stream": arguments.drain and not lasting,
+        "--poll requires --follow or --stream": arguments.poll is not None and not lasting,
+        "--idle-timeout requires --follow or --stream": arguments.idle_timeout is not None and not lasting,
+        "--drain, --poll and --idle-timeout apply to folders, not to --kafka": arguments.kafka
         and (arguments.drain or arguments.poll is not None or arguments.idle_timeout is not None),
-        "--kafka goes with --stream": arguments.kafka and not arguments.stream,
-        "--kafka-option goes with --kafka": arguments.kafka_option and not arguments.kafka,
-        "--expansion-service goes with --kafka": arguments.expansion_service and not arguments.kafka,
-        "either folders or --kafka are needed": bool(arguments.kafka) == bool(arguments.input),
+        "--kafka requires --stream": arguments.kafka and not arguments.stream,
+        "--kafka-option requires --kafka": arguments.kafka_option and not arguments.kafka,
+        "--expansion-service requires --kafka": arguments.expansion_service and not arguments.kafka,
+        "either folders or --kafka are required": bool(arguments.kafka) == bool(arguments.input),
     }
     for complaint, found in wrong.items():
         if found:

@@ -1,4 +1,4 @@
-"""The join of one closed interval: impressions and clicks in, labelled examples and side tables out. Pure.
+"""The join of one closed interval: impressions and clicks in, labeled examples and side tables out. Pure.
 
 What the order of the input, its cuts or repeated deliveries do to it: nothing. Every event is counted once, and that
 the counts add up is checked before anything is returned.

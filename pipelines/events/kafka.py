@@ -34,7 +34,7 @@ def kafka_options(given: list[str]) -> dict[str, str]:
     for text in given:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise InputError(f"--kafka-option {text}: KEY=VALUE is needed, such as security.protocol=SSL")
+            raise InputError(f"--kafka-option {text}: KEY=VALUE is required, such as security.protocol=SSL")
         found[key] = value
     return found
 
@@ -63,7 +63,7 @@ class EventsInKafka(beam.PTransform[Any, Any]):
     ) -> None:
         super().__init__()
         if mapping.impressions.topic is None:
-            raise InputError("mapping: impressions.topic and clicks.topic are needed to read from Kafka")
+            raise InputError("mapping: impressions.topic and clicks.topic are required to read from Kafka")
         if mapping.impressions.hashed:
             raise InputError(
                 "mapping: impressions.hashed: records are JSON objects, hashed impressions are Parquet"

@@ -49,7 +49,7 @@ def begin_log(log: Path, mapping: EventMapping) -> None:
     schema = mapping.feature_schema
     check_log(log, schema)
     if not (log / MAPPING_FILE).exists() and list_intervals(log):
-        raise InputError(f"{log}: this log was not made of events: another folder is needed")
+        raise InputError(f"{log}: this log was not made from events: use another output directory")
     create_log(log, schema)
     adopt_record(log / MAPPING_FILE, mapping)
     if mapping.sampling is not None:
@@ -103,8 +103,9 @@ def _check_unpublished(log: Path, manifest: Manifest) -> None:
     path = manifest_path(log, manifest)
     if path.exists() and path.read_bytes() != manifest_bytes(manifest):
         raise InputError(
-            f"{log}: the partition [{manifest.start}, {manifest.end}) was published before with other content, which "
-            "stays: events that came since belong to another log"
+            f"{log}: the partition [{manifest.start}, {manifest.end}) was published before with other content; "
+            "the first "
+            "version is kept: publish later events to another log"
         )
 
 

@@ -168,7 +168,7 @@ class _Teacher(ModelHandler[JoinedAt, PredictionResult, Any]):
     """An exported model that scores the examples of an interval by their ids."""
 
     def __init__(self, model: Path) -> None:
-        # An interval is a batch of its own: what it is scored with must not depend on its neighbours.
+        # An interval is a batch of its own: what it is scored with must not depend on its neighbors.
         super().__init__(min_batch_size=1, max_batch_size=1)
         self._model = model
 
@@ -191,8 +191,9 @@ class _Teacher(ModelHandler[JoinedAt, PredictionResult, Any]):
             rows = rows_of_table(element.joined.examples, model.schema, 0)
             if len(rows) and rows.query_time[0] <= learned:
                 raise InputError(
-                    f"teacher {self._model}: it has learned from queries until {learned} us since 1970, and the "
-                    f"partition of {element.start} has some from {rows.query_time[0]}: a teacher scores what came later"
+                    f"teacher {self._model}: it has learned from queries up to {learned} us since 1970, but the "
+                    f"partition from {element.start} on has queries from {rows.query_time[0]} on: a teacher "
+                    "scores only later queries"
                 )
             yield PredictionResult(element, score_rows(model, rows))
 

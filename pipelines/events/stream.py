@@ -88,7 +88,7 @@ def check_rules(mapping: EventMapping) -> IntervalRules:
     for name in ("length", "window", "late_window", "delay"):
         if getattr(rules, name) % _MILLISECOND:
             raise InputError(
-                f"mapping: a stream needs whole milliseconds, not {getattr(rules, name)} us of {name}"
+                f"mapping: a stream requires whole milliseconds; {name} is {getattr(rules, name)} us"
             )
     return rules
 
@@ -258,7 +258,7 @@ def stream_events(
     max_reject_share: float = 0.01,
     stop: Stop = lambda: None,
 ) -> None:
-    """Runs the job on a streaming runner until its source ends, or it is told to stop and cancelled.
+    """Runs the job on a streaming runner until its source ends, or it is asked to stop and canceled.
 
     Args:
         mapping: how events become examples.
@@ -273,7 +273,7 @@ def stream_events(
     """
     if is_local(options):
         raise InputError(
-            "--stream needs a runner that waits for watermarks: --beam-options='--runner=FlinkRunner ...'; without "
+            "--stream requires a runner that waits for watermarks: --beam-options='--runner=FlinkRunner ...'; without "
             "one, --follow does the same on this machine"
         )
     check_rules(mapping)

@@ -235,7 +235,7 @@ class EventsInFolders(beam.PTransform[Any, Any]):
         if before > position.files:
             raise InputError(
                 f"events: there are {before} files up to {position.last}, of which {position.files} were read: the "
-                "names of new files must stand behind those of older ones"
+                "names of new files must sort after those of older ones"
             )
         files = [NewFile(unit, unit.path.stat().st_mtime) for unit in units[before:]]
         if self.drain:

@@ -63,7 +63,7 @@ def runner_name(options: PipelineOptions) -> str:
 
 
 def run_until_stopped(options: PipelineOptions, build: Callable[[Any], object], stop: Stop) -> None:
-    """Submits a pipeline and waits until it is done, or is told to stop and cancelled.
+    """Submits a pipeline and waits until it is done, or is asked to stop and canceled.
 
     Raises:
         InputError: of a worker, of options that fit no runner, or a runner that is not there or went away.

@@ -1,4 +1,4 @@
-"""Folders of events that are being filled to a log, interval by interval, until it is told to stop.
+"""Folders of events that are being filled to a log, interval by interval, until it is asked to stop.
 
 ::
 
@@ -90,7 +90,7 @@ class WatchSettings:
         for name in ("poll_seconds", "settle_seconds", "idle_seconds"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
-                raise InputError(f"{name}: {value:g} is not allowed: 0 or more")
+                raise InputError(f"{name}: {value:g} is not allowed; allowed: 0 or more")
 
 
 @dataclass
@@ -197,8 +197,8 @@ class _State:
         elif self._published >= 0:
             # Neither would clicks find their impressions in there, nor would the counts add up.
             raise InputError(
-                f"{log}: this log was not made by following events, and its events are not in its spool: another "
-                "folder is needed"
+                f"{log}: this log was not made by following events, and its events are not in its spool: use "
+                "another output directory"
             )
         drop_unfinished(spool)
         for folder in ("manifests", "shards", UNMATCHED, CONFLICTING, LATE_EVENTS, "rejects"):
@@ -267,7 +267,7 @@ class _State:
         """Whatever was added to a file that is read already is no event of the job, and nobody shall miss that."""
         if (unit.kind, unit.name) not in self._changed:
             self._changed.add((unit.kind, unit.name))
-            told = "changed after it was read: what was added is not read; new events need a new file"
+            told = "changed after it was read: the added part is not read; put new events into a new file"
             report = read_report(self.spool, unit)
             if report is not None:
                 write_rejects(self._log, [replace(report, damaged=told)])

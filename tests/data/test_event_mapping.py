@@ -74,11 +74,11 @@ def test_hashed_impressions_have_the_columns_of_a_shard():
         (
             "impressions.time",
             {"row_order": {"start": "2026-01-01", "step_us": 1}},
-            "time: events need a column",
+            "time: events require a column",
         ),
-        ("impressions.arrival", {"column": "got", "unit": "us"}, "arrival: of both"),
-        ("clicks.topic", "clicks", "topic: of both"),
-        ("impressions.hashed", True, "need Parquet"),
+        ("impressions.arrival", {"column": "got", "unit": "us"}, "arrival: set it for both"),
+        ("clicks.topic", "clicks", "topic: set it for both"),
+        ("impressions.hashed", True, "require Parquet"),
         ("impressions.derive", {"id": {"from": "time", "part": "hour"}}, "read as a key"),
         ("impressions.derive", {"a": {"from": "b"}, "b": {"from": "c"}}, "itself derived"),
         ("features", [], "features"),
@@ -88,7 +88,7 @@ def test_hashed_impressions_have_the_columns_of_a_shard():
                 "name": "s",
                 "rule": {"uninformative": {"rate": 0.1, "low_loss": {"teacher": "t", "max_loss": 0.1}}},
             },
-            "t is not the teacher here",
+            "t is not the teacher of this mapping",
         ),
         ("sampling", {"name": "../s", "rule": {}}, "sampling.name"),
         ("teacher", {"name": "a/b", "model": "models"}, "teacher.name"),
@@ -100,7 +100,7 @@ def test_hashed_impressions_have_the_columns_of_a_shard():
         ("late_window", "60d", "less than a thousandth of both windows"),
         ("clicks.topic", "a b", "topic"),
         ("clicks.query_id", "q", "query_id"),
-        ("features", [{"name": "a", "kind": "category", "source": "a"}] * 2, "feature a is named twice"),
+        ("features", [{"name": "a", "kind": "category", "source": "a"}] * 2, "feature a is defined twice"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(path, value, message):

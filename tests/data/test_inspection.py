@@ -116,13 +116,13 @@ def test_the_click_rate_over_time(log, rows):
     assert begin > time[-1] >= begin - summary.period
 
 
-def test_partitions_and_holes(log):
+def test_partitions_and_gaps(log):
     summary = inspect_log(log)
     assert [(part.start, part.end, part.rows) for part in summary.partitions] == [
         (START + hour * HOUR, START + (hour + 1) * HOUR, count)
         for hour, count in ((0, 180), (1, 180), (4, 180), (5, 0))
     ]
-    assert summary.holes == (Span(START + 2 * HOUR, START + 4 * HOUR),)
+    assert summary.gaps == (Span(START + 2 * HOUR, START + 4 * HOUR),)
     lines = log_warnings(summary)
     assert (
         "1 gap between partitions, together 2 h; the longest: 2023-11-15 02:00:00 to 2023-11-15 04:00:00"
@@ -222,7 +222,7 @@ def set_column(name: str, make):
                     "label", lambda n: (np.arange(n) % np.where(np.arange(n) < n // 2, 10, 4) == 0).astype(np.int8)
                 ),
             },
-            "the click rate goes from 10.0% to 22.5% at 2023-11-15 00:16:00",
+            "the click rate changes from 10.0% to 22.5% at 2023-11-15 00:16:00",
         ),
     ],
 )  # fmt: skip
@@ -298,7 +298,7 @@ def test_the_command(log, capsys):
 def test_a_run_directory_is_no_log(log, tmp_path):
     shutil.copy(log / "schema.json", tmp_path)
     (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(InputError, match="is a run directory: give the log that it was trained on"):
+    with pytest.raises(InputError, match="is a run directory: name the log that it was trained on"):
         inspect_log(tmp_path)
 
 

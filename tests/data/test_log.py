@@ -124,7 +124,7 @@ def test_publishing_again_gives_the_same_bytes(log: Path, tmp_path: Path) -> Non
 def test_other_content_for_a_published_interval_is_refused(log: Path) -> None:
     publish_interval(log, SCHEMA, 0, 1000, make_rows(50))
     before = log_sha256(read_manifests(log))
-    with pytest.raises(InputError, match="published before with other content; the first one stays"):
+    with pytest.raises(InputError, match="published before with other content; the first version is kept"):
         publish_interval(log, SCHEMA, 0, 1000, make_rows(50, seed=1))
     with pytest.raises(InputError, match="published before with other content"):
         publish_interval(log, SCHEMA, 0, 1000, make_rows(50), {"more": 1})
@@ -369,7 +369,7 @@ def test_what_an_interrupted_publisher_left_is_ignored(tmp_path: Path) -> None:
 def test_create_log_checks_the_folder(tmp_path: Path) -> None:
     create_log(tmp_path / "log", SCHEMA)
     create_log(tmp_path / "log", SCHEMA)
-    with pytest.raises(InputError, match="features cannot change inside a log; write to another folder"):
+    with pytest.raises(InputError, match="features cannot change inside a log; use another output directory"):
         create_log(tmp_path / "log", OTHER)
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "thesis.tex").write_text("")
@@ -435,6 +435,6 @@ class TestLogsOfTheFirstFormat:
             assert transform_tensors(schema, {"a": tf.constant(texts)})["a"].numpy().tolist() == ids
 
     def test_are_not_extended_by_other_rules(self, first: Path) -> None:
-        words = "categories were spelled as text, are as number.*features cannot change inside a log"
+        words = "categories were spelled as text, now as number.*features cannot change inside a log"
         with pytest.raises(InputError, match=words):
             check_log(first, OTHER)

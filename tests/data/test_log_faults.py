@@ -413,7 +413,7 @@ def test_an_example_that_a_sidecar_has_twice_is_named(tmp_path: Path) -> None:
     changes = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     path = folder / f"{manifest.name}.json"
     path.write_bytes(sealed_bytes({**written.model_dump(mode="json"), **changes}))
-    with pytest.raises(InputError, match=f"{path.name}: example_id 60 occurs twice"):
+    with pytest.raises(InputError, match=f"{path.name}: example_id 60 appears twice"):
         give_out(log, [])
 
 

@@ -87,7 +87,7 @@ def test_names_stay_inside_the_folder(log: Path, name: str) -> None:
         (columns(3).select(["example_id"]), "example_id and at least one more column are required"),
         (pa.table({"example_id": ["a", "b", "c"], "p": [1, 2, 3]}), "example_id must be int64 without nulls"),
         (pa.table({"example_id": [1, 2, None], "p": [1, 2, 3]}), "1 nulls"),
-        (pa.table({"example_id": [1, 2, 1], "p": [1, 2, 3]}), "an example_id occurs twice"),
+        (pa.table({"example_id": [1, 2, 1], "p": [1, 2, 3]}), "an example_id appears twice"),
     ],
 )
 def test_bad_tables_are_refused(log: Path, table: pa.Table, message: str) -> None:

@@ -451,8 +451,8 @@ def test_a_saved_model_gives_the_same_ids(tmp_path: Path) -> None:
             "of type binary; a category reads strings",
         ),
         ({"kind": "category"}, pa.array([b"a"]), "of type binary"),
-        ({"kind": "number", "boundaries": [1]}, pa.array(["1"]), "of type string; a number is needed"),
-        ({"kind": "number", "boundaries": [1]}, pa.array([[1]]), "a number is needed"),
+        ({"kind": "number", "boundaries": [1]}, pa.array(["1"]), "of type string; a number is required"),
+        ({"kind": "number", "boundaries": [1]}, pa.array([[1]]), "a number is required"),
     ],
 )
 def test_unreadable_columns_are_refused(feature: dict[str, Any], column: pa.Array, message: str) -> None:
@@ -545,7 +545,7 @@ def test_string_ids_are_signed_fingerprints() -> None:
         ids = string_ids(values)
         assert ids.dtype == np.int64 and ids.tolist() == expected.tolist()
     assert len(string_ids(pa.chunked_array([], pa.string()))) == 0
-    with pytest.raises(InputError, match="1 of the values to be made ids are null"):
+    with pytest.raises(InputError, match="1 of the values to be converted to ids are null"):
         string_ids(pa.array(["a", None]))
-    with pytest.raises(InputError, match="values of type int64 cannot be made ids"):
+    with pytest.raises(InputError, match="values of type int64 cannot be converted to ids"):
         string_ids(pa.array([1]))

@@ -169,9 +169,7 @@ def test_loops_in_different_worlds_are_refused(tmp_path: Path) -> None:
     none = np.zeros(600, bool)
     a = make_loop(tmp_path / "a", randomized=none)
     b = make_loop(tmp_path / "b", seed=1, world=1, randomized=none)
-    with pytest.raises(
-        RunError, match=r"a and .*b: are of different worlds, as log/world.yaml of each tells"
-    ):
+    with pytest.raises(RunError, match=r"a and .*b: are of different worlds, see log/world.yaml of each"):
         compare_loops(a, b)
     (b / "log" / "world.yaml").unlink()
     assert compare_loops(a, b).as_dict()["queries"] == 600
@@ -186,7 +184,7 @@ def test_loops_in_different_worlds_are_refused(tmp_path: Path) -> None:
             {"randomized": np.zeros(600, np.int8)},
             "randomized must hold true or false without nulls, got int8",
         ),
-        ({"query_id": np.zeros(600, np.int64)}, "a query stands there twice; allowed: each once"),
+        ({"query_id": np.zeros(600, np.int64)}, "a query appears twice; allowed: each once"),
     ],
 )
 def test_a_damaged_table_is_refused(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
@@ -198,7 +196,8 @@ def test_a_damaged_table_is_refused(tmp_path: Path, columns: dict[str, Any], mes
 def test_a_missing_or_broken_file_is_refused(tmp_path: Path) -> None:
     good, bad = make_loop(tmp_path / "good"), make_loop(tmp_path / "bad")
     with pytest.raises(
-        RunError, match=r"absent/shown.parquet: no such file; allowed: a folder that `ctr simulate"
+        RunError,
+        match=r"absent/shown.parquet: no such file; allowed: a finished output directory of `ctr simulate",
     ):
         compare_loops(tmp_path / "absent", good)
     pd.DataFrame({"day": [1]}).to_parquet(bad / "shown.parquet")

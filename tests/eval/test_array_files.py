@@ -109,8 +109,8 @@ def test_archives_that_are_refused():
     good = array("'<f8'", "(1,)", bytes(8))
     for file, words in (
         (io.BytesIO(b"no archive"), "zip"),
-        (pack({"a.txt": good}), r"no array \(.npy\)"),
-        (pack({"a.npy": good}, zipfile.ZIP_LZMA), "packed in another way"),
+        (pack({"a.txt": good}), r"not an array \(.npy\)"),
+        (pack({"a.npy": good}, zipfile.ZIP_LZMA), "compressed in a way"),
         (io.BytesIO(pack({"a.npy": good}).getvalue()[:-20]), "zip"),
     ):
         with pytest.raises(ValueError, match=words):

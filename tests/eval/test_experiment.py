@@ -187,7 +187,9 @@ def test_one_seed_says_so(rows, tmp_path):
     assert "one seed" in next(line for line in text.splitlines() if line.startswith("arm"))
     # A single run has no PD, and nothing was timed.
     assert "Prediction difference" not in text and "Costs" not in text and "Tuning" not in text
-    assert result_of(tmp_path)["arm"]["prediction_difference_unavailable"] == "it takes two finished seeds"
+    assert (
+        result_of(tmp_path)["arm"]["prediction_difference_unavailable"] == "two finished seeds are required"
+    )
 
 
 def test_an_arm_equal_to_its_reference_did_not_change(rows, tmp_path):

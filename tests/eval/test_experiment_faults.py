@@ -188,5 +188,5 @@ def test_damaged_costs_are_one_line(tmp_path, content):
 
 
 def test_a_folder_without_a_plan(tmp_path):
-    with pytest.raises(RunError, match=r"no plan\.json, so this is no experiment"):
+    with pytest.raises(RunError, match=r"no plan\.json, so this is not an experiment"):
         write_experiment(tmp_path)

@@ -186,7 +186,7 @@ def test_what_is_told(system):
     # What the experiment names comes first, in its order; the rest is in the report alone.
     assert text.index("S2: ") < text.index("S1: ") and "position 3" not in text
     page, _ = read_page(system)
-    for told in ("position 3", "S1: at the top, or just below the top", "constraint log drawn", "clicks of"):
+    for told in ("position 3", "S1: at the top, or just below the top", "constraint log drawn", "clicks per"):
         assert told in page.words
     row, arm = table_of(system)["bound"], result_of(system)["bound"]
     assert float(row["slice_S1_bias"]) == slices_of(system)["low", 1]["bias"]["value"]
@@ -241,7 +241,7 @@ def test_loops_that_are_not_there_are_told(copy):
     ):
         assert told in text
     loops = result_of(copy)["bound"]["loops"]
-    assert loops["churn_unavailable"] == "it takes two finished loops"
+    assert loops["churn_unavailable"] == "two finished loops are required"
     assert loops["churn"]["mean_churn"] == {"mean": None, "by_pair": {}, "ratio": None, "ratio_by_pair": {}}
     assert [one["state"] for one in loops["runs"]] == ["failed", "missing", "finished"]
     read_page(copy)

@@ -107,6 +107,6 @@ def test_runs_of_different_environments_are_told_apart(copy):
     edit(copy / run_folder("dcn", 1) / "environment.json", lambda content: content.update(python="3.12.1"))
     write_experiment(copy)
     page, _ = read_page(copy)
-    assert "times of different ones are not to be compared" in page.words and "3.12.1" in page.words
+    assert "times of different ones are not comparable" in page.words and "3.12.1" in page.words
     result = result_of(copy)["dcn"]["runs"]
     assert [run["environment"]["python"] for run in result] == ["3.12.1", "3.11.7", "3.11.7"]

@@ -490,8 +490,8 @@ FAULTS = {
     "spectrum cut": (_spoil_spectra(singular_values=[2.0]), "singular_values must be a list of 2 numbers"),
     "spectrum absent": (_spoil_spectra(singular_values=None), "singular_values must be a list of 2 numbers"),
     "spectrum of words": (_spoil_spectra(singular_values=[2, "1"]), "must be a list of 2 numbers"),
-    "spectrum no number": (_spoil_spectra(singular_values=[2, float("nan")]), "NaN is no number of JSON"),
-    "spectrum endless": (_spoil_spectra(singular_values=[float("inf"), 1]), "Infinity is no number of JSON"),
+    "spectrum no number": (_spoil_spectra(singular_values=[2, float("nan")]), "NaN is not a JSON number"),
+    "spectrum endless": (_spoil_spectra(singular_values=[float("inf"), 1]), "Infinity is not a JSON number"),
     "spectrum below 0": (_spoil_spectra(singular_values=[2, -1]), "must be finite, descending"),
     "spectrum ascending": (_spoil_spectra(singular_values=[1, 2]), "must be finite, descending"),
     "timeline cut": (
@@ -555,8 +555,8 @@ def test_a_report_replaces_reports_alone(runs, tmp_path):
     check_page(page)
     for other in ("<!DOCTYPE html>\n<title>mine</title>", text[1:], "seed: 1"):
         page.write_text(other)
-        with pytest.raises(RunError, match="is there already, and is not a report of ctr"):
+        with pytest.raises(RunError, match="already exists, and is not a report of ctr"):
             check_page(page)
-        with pytest.raises(RunError, match="is there already, and is not a report of ctr"):
+        with pytest.raises(RunError, match="already exists, and is not a report of ctr"):
             write_report(runs[:1], page)
         assert page.read_text() == other

@@ -351,7 +351,7 @@ FAULTS = {
     "not finished": (lambda run: (run / "summary.json").unlink(), "the run is not finished"),
     "no run": (
         lambda run: [(run / name).unlink() for name in ("summary.json", "config.yaml")],
-        "this is no run directory",
+        "this is not a run directory",
     ),
     "summary cut": (lambda run: _truncate(run / "summary.json"), "summary.json: not JSON"),
     "summary a list": (
@@ -368,7 +368,7 @@ FAULTS = {
     ),
     "summary of before": (
         lambda run: _edit(run / "summary.json", lambda content: content | {"examples": 7}),
-        "summary.json tells of 7 examples",
+        "summary.json counts 7 examples",
     ),
     "states missing": (lambda run: (run / "metric_states.npz").unlink(), "metric_states.npz: no such file"),
     "states flipped": (lambda run: _flip(run / "metric_states.npz"), "metric_states.npz: damaged"),

@@ -62,13 +62,13 @@ def test_each_fault_has_its_line(write_run):
         "10 steps <b>skipped",
         "back to row 0, nothing quarantined: dense/000 is not finite",
         "1,234",
-        "roots that failed, or were refused by their certificate",
+        "roots that failed, or whose result was refused by its check",
     ):
         assert expected in words, expected
     assert "roots that were lost" not in words
     assert "10 steps &lt;b&gt;skipped" in render_report([run])
     clean = write_run("clean", shampoo={**ROOTS, "failed": 0})
-    assert words_of_faults(clean, run).count("Without faults.") == 1
+    assert words_of_faults(clean, run).count("No faults.") == 1
 
 
 def test_a_run_of_an_earlier_version_has_the_same_lines(write_run):

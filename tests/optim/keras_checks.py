@@ -652,11 +652,11 @@ def values_that_are_not_allowed_are_refused_with_those_that_are():
     ):
         with refused(ValueError, name, repr(value), allowed):
             Shampoo(**{name: value})
-    with refused(ValueError, "nesterov needs a momentum"):
+    with refused(ValueError, "nesterov requires a momentum"):
         Shampoo(nesterov=True)
     with refused(ValueError, "every is 0"):
         ShampooCallback(every=0)
-    with refused(ValueError, "needs the optimizer Shampoo, not SGD"):
+    with refused(ValueError, "requires the optimizer Shampoo, not SGD"):
         fit(compiled("sgd"), 1, [ShampooCallback()])
     with refused(ValueError, "no variables yet"):
         Shampoo().describe()
@@ -745,7 +745,7 @@ if KERAS_3:
     @check
     def other_backends_are_refused():
         jax = unittest.mock.patch("keras.backend.backend", return_value="jax")
-        with jax, refused(RuntimeError, "needs Keras' backend tensorflow, not jax"):
+        with jax, refused(RuntimeError, "requires Keras' backend tensorflow, not jax"):
             Shampoo()
 
 

@@ -124,11 +124,11 @@ def test_training_goes_on_when_roots_fail_or_workers_end_and_says_so(compiled, c
     before = core.state.roots[0].numpy()
     with caplog.at_level(logging.WARNING):
         assert train(10, 11) == (7, 1, 0, 3)
-    assert "not today; the previous root stays" in caplog.text and "from step 7" in caplog.text
+    assert "not today; the previous root is kept" in caplog.text and "from step 7" in caplog.text
     np.testing.assert_array_equal(core.state.roots[0], before)
     assert train(11, 15) == (10, 2, 0, 3)
     assert train(15, 19) == (13, 2, 1, 3)
-    assert "gone; the previous root stays" in caplog.text
+    assert "gone; the previous root is kept" in caplog.text
     assert status(core, "root_step").tolist() == [3, 15, 15, 15]
     np.testing.assert_array_equal(core.state.roots[0], before)
     assert train(19, 23) == (17, 2, 1, 19)

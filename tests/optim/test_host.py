@@ -239,7 +239,7 @@ def test_a_root_that_does_not_come_leaves_the_previous_one_and_is_tried_again(fa
         host.collect(2, now)
     assert counts(now) == {"refreshed": 8, "eigh": 8, counter: 2}
     lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == 2 and all("previous root stays" in line and str(error) in line for line in lines)
+    assert len(lines) == 2 and all("previous root is kept" in line and str(error) in line for line in lines)
     assert "f4[0]" in lines[0] and "f4[1]" in lines[1] and "step 2" in lines[0]
     np.testing.assert_array_equal(now.roots[2], before[2])
     assert not np.array_equal(now.roots[0], before[0])

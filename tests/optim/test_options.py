@@ -94,7 +94,7 @@ def test_switches(name):
 
 
 def test_nesterov_without_momentum_is_refused():
-    with pytest.raises(ValueError, match="nesterov needs a momentum above 0"):
+    with pytest.raises(ValueError, match="nesterov requires a momentum above 0"):
         ShampooOptions(nesterov=True)
 
 

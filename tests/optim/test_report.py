@@ -142,7 +142,7 @@ def test_a_description_names_the_treatment_size_and_work_of_each_tensor():
 
 @pytest.mark.parametrize(
     ("sparse", "treatment"),
-    [("adagrad", "rows: AdaGrad, one sum an element"), ("adagrad_row", "rows: AdaGrad, one sum a row")],
+    [("adagrad", "rows: AdaGrad, one sum per element"), ("adagrad_row", "rows: AdaGrad, one sum per row")],
 )
 def test_tables_without_roots_are_described_too(sparse, treatment):
     core = reference.make_core(reference.options(sparse=sparse), [np.zeros((5, 3))], tf.float32, tables=[0])

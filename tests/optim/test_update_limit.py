@@ -171,7 +171,7 @@ def test_tables_are_not_limited():
 
 
 def test_a_relative_limit_alone_is_refused():
-    with pytest.raises(ValueError, match="update_limit_relative needs an update_limit_absolute above 0"):
+    with pytest.raises(ValueError, match="update_limit_relative requires an update_limit_absolute above 0"):
         ShampooOptions(update_limit_relative=0.1)
     assert ShampooOptions(update_limit_relative=0.1, update_limit_absolute=1e-7).update_limit_relative == 0.1
 

@@ -141,7 +141,9 @@ def test_without_append_the_next_file_is_refused_whole_and_told_what_to_do(tmp_p
     first = ingest(mapping, [paths[0]], tmp_path / "log", now_us=NOW)
     assert "--append keeps the last partition open" in first.as_text()
     before = helpers.log_bytes(tmp_path / "log")
-    with pytest.raises(InputError, match=r"closed partition: day1\.csv .*into a new folder: .*with --append"):
+    with pytest.raises(
+        InputError, match=r"closed partition: day1\.csv .*into a new output directory: .*with --append"
+    ):
         ingest(mapping, [paths[1]], tmp_path / "log", now_us=NOW)
     assert helpers.log_bytes(tmp_path / "log") == before
 

@@ -195,7 +195,7 @@ def test_times_by_format(form, text, moment):
 def test_times_of_an_unfit_type_are_refused():
     with pytest.raises(InputError, match="of type int64, which format iso8601 does not read"):
         parse_times(pa.array([1]), time_spec(format="iso8601"))
-    with pytest.raises(InputError, match="where numbers are needed"):
+    with pytest.raises(InputError, match="where numbers are required"):
         parse_times(pa.array([1], pa.timestamp("s")), time_spec(unit="s"))
 
 

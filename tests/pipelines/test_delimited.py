@@ -68,7 +68,7 @@ def test_quoted_names_in_the_header(tmp_path):
     [
         (b"", "the first line is empty"),
         (b"\n1,2\n", "the first line is empty"),
-        (b"a,a\n1,2\n", "the column a stands twice"),
+        (b"a,a\n1,2\n", "the column a appears twice"),
         (b"caf\xe9,a\n1,2\n", "damaged"),
         (b"b,c\n1,2\n", "no column a; the columns found are b, c"),
     ],
@@ -88,7 +88,7 @@ def test_an_empty_file_without_header_has_no_rows(tmp_path):
 
 
 def test_a_record_longer_than_a_block_is_refused(tmp_path):
-    with pytest.raises(InputError, match="is a quote never closed"):
+    with pytest.raises(InputError, match="a quote that is never closed"):
         read(write(tmp_path, b"a,b\n" + b"x" * 500 + b",2\n"), ["a"], block_bytes=64)
 
 

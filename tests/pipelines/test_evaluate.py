@@ -273,7 +273,7 @@ def test_scores_without_labels_have_a_difference_alone(tmp_path: Path) -> None:
     assert (found["b"]["examples"], found["b"]["auc"], found["metrics"]) == (table.num_rows, None, None)
     text = evaluate_text(found)
     assert "not paired" in text and text.count("PerQueryAUC") == 1
-    with pytest.raises(InputError, match=r"scores.parquet: no column label and metric_weight, so"):
+    with pytest.raises(InputError, match=r"scores.parquet: no columns label and metric_weight, which"):
         evaluate([scored])
 
 
@@ -370,7 +370,7 @@ def test_what_is_there_twice_is_refused(tmp_path: Path) -> None:
     table = make_table(14)
     a, b = write(tmp_path / "a.parquet", table), write(tmp_path / "b.parquet", table.slice(5, 1))
     example_id = column(table, "example_id")[5]
-    twice = f"{a}: example_id {example_id} stands in the predictions 2 times, also in {b}; allowed: each example once"
+    twice = f"{a}: example_id {example_id} appears in the predictions 2 times, also in {b}; allowed: each example once"
     for call in (lambda: evaluate([tmp_path]), lambda: evaluate_difference([a], [tmp_path])):
         with pytest.raises(InputError) as caught:
             call()
@@ -437,7 +437,7 @@ def test_the_command_shows_metrics_and_difference(tmp_path: Path) -> None:
     compared = run_evaluate([b], [a])
     assert_close(compared["a"], measured)
     text = evaluate_text(compared)
-    assert f"{table.num_rows:,} examples of both, 0 of a only, 0 of b only" in text
+    assert f"{table.num_rows:,} examples in both, 0 only in a, 0 only in b" in text
     assert f"{compared['prediction_difference']['value']:.4f}" in text
     assert "b - a" in text
     with pytest.raises(InputError, match="Beam options"):

@@ -33,7 +33,7 @@ def test_numbers_of_any_form_find_their_key(tmp_path, kind):
     )
     table = side.attach(pa.table({"k": pa.array([2, 1, None, 3]).cast(kind)}))
     assert table.column("x").to_pylist() == ["b", "a", None, None]
-    with pytest.raises(InputError, match="the key k '2' stands more than once"):
+    with pytest.raises(InputError, match="the key k '2' appears more than once"):
         make_side_table(join(), tmp_path, pa.table({"k": ["2", "2.0"], "x": ["a", "b"]}), [2, 3])
 
 
@@ -45,7 +45,7 @@ def test_the_prefix_names_the_columns(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (["a", "b", "a"], "the key k 'a' stands more than once .first in row 2"),
+        (["a", "b", "a"], "the key k 'a' appears more than once .first in row 2"),
         (["a", None], "row 3: the key k is missing"),
     ],
 )
@@ -73,7 +73,7 @@ def write(folder, shops):
     ("shops", "message"),
     [
         ("shop,kind\n1,a\n2\n", "shops.csv row 3: wrong number of fields"),
-        ("shop,kind\n1,a\n1,b\n", "the key shop '1' stands more than once"),
+        ("shop,kind\n1,a\n1,b\n", "the key shop '1' appears more than once"),
         ("name,kind\n1,a\n", "shops.csv: no column shop; the columns found are name, kind"),
         ("shop,kid\n1,a\n", "rows.csv: no column shop_kind; the columns found are id, "),
     ],

@@ -199,13 +199,13 @@ def test_bad_lines_and_candidates_are_set_aside(tmp_path, helpers):
     [
         (
             "N1\tc\ts\tt\ta\tu\t[]\t[]\n" * 2,
-            "news.tsv row 2: the news id 'N1' is missing or stands more than once",
+            "news.tsv row 2: the news id 'N1' is missing or appears more than once",
         ),
         ("\tc\ts\tt\ta\tu\t[]\t[]\n", "news.tsv row 1: the news id None is missing"),
         ("N1\tc\ts\tt\ta\tu\t[]\n", "news.tsv row 1: wrong number of fields"),
-        ("N1\tc\ts\tt\ta\tu\t[{\t[]\n", "news.tsv row 1: the entities are no JSON list"),
-        ('N1\tc\ts\tt\ta\tu\t[]\t[{"Label": 1}]\n', "news.tsv row 1: the entities are no JSON list"),
-        ("N1\tc\ts\tt\ta\tu\t3\t[]\n", "news.tsv row 1: the entities are no JSON list"),
+        ("N1\tc\ts\tt\ta\tu\t[{\t[]\n", "news.tsv row 1: the entities are not a JSON list"),
+        ('N1\tc\ts\tt\ta\tu\t[]\t[{"Label": 1}]\n', "news.tsv row 1: the entities are not a JSON list"),
+        ("N1\tc\ts\tt\ta\tu\t3\t[]\n", "news.tsv row 1: the entities are not a JSON list"),
     ],
 )
 def test_bad_news_end_the_job(tmp_path, line, message):
@@ -218,7 +218,9 @@ def test_bad_news_end_the_job(tmp_path, line, message):
 def test_the_news_must_be_there(tmp_path):
     folder = write(tmp_path / "in", make_lines(3))
     (folder / "news.tsv").unlink()
-    with pytest.raises(InputError, match=r"news.tsv: no such file; the news lie beside behaviors.tsv"):
+    with pytest.raises(
+        InputError, match=r"news.tsv: no such file; it must be in the directory of behaviors.tsv"
+    ):
         ingest(mapping(), [folder / "behaviors.tsv"], tmp_path / "log")
 
 

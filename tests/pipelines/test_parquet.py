@@ -43,7 +43,7 @@ def test_types_of_parquet_are_understood(tmp_path, helpers):
 @pytest.mark.parametrize(
     ("column", "values", "message"),
     [
-        ("rating", [[1]] * 5, "the column rating is of type list<.*>, where numbers are needed"),
+        ("rating", [[1]] * 5, "the column rating is of type list<.*>, where numbers are required"),
         ("id", [0.5] * 5, "the column id is of type double; ids are whole numbers or text"),
         ("color", [{"x": 1}] * 5, "feature color: its source column color is of type struct"),
     ],

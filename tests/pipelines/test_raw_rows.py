@@ -110,7 +110,9 @@ def test_lists_with_separators_in_values(tmp_path, helpers):
     keys, raw, rejects = read(mapping, [tmp_path / "rows.jsonl"])
     assert keys.to_pydict() == {"file": ["rows.jsonl"] * 4, "row": [1, 3, 4, 5]}
     assert ids_of(mapping.feature_schema, raw)["tags"] == [[1, 2], [], [], [3]]
-    assert [(reject["row"], reject["reason"]) for reject in rejects] == [(2, "a value holds the separator")]
+    assert [(reject["row"], reject["reason"]) for reject in rejects] == [
+        (2, "a value contains the separator")
+    ]
 
 
 def tags_mapping(helpers, **second):
@@ -140,14 +142,18 @@ def test_other_types_of_lists(tmp_path, helpers, kind):
     keys, raw, rejects = read(tags_mapping(helpers), [tmp_path / "rows.parquet"])
     assert raw.column("tags").to_pylist() == [b"a|b", b"|b", b"c|"]
     assert keys.column("row").to_pylist() == [1, 2, 3]
-    assert [(reject["row"], reject["reason"]) for reject in rejects] == [(4, "a value holds the separator")]
+    assert [(reject["row"], reject["reason"]) for reject in rejects] == [
+        (4, "a value contains the separator")
+    ]
 
 
 @pytest.mark.parametrize("values", [[[{"x": 1}], []], [[b"a"], None]])
 def test_lists_that_an_ingest_refuses(tmp_path, helpers, values):
     pq.write_table(pa.table({"tags": values}), tmp_path / "rows.parquet")
     mapping = tags_mapping(helpers)
-    with pytest.raises(InputError, match=r"the column tags holds lists of type .*; categories and texts are"):
+    with pytest.raises(
+        InputError, match=r"the column tags holds lists of type .*; categories and text features are"
+    ):
         read(mapping, [tmp_path / "rows.parquet"])
     with pytest.raises(InputError, match="reads strings, numbers and booleans"):
         transform_table(mapping.feature_schema, pq.read_table(tmp_path / "rows.parquet"))
@@ -169,7 +175,7 @@ def test_files_that_are_tables_of_the_sources(tmp_path, helpers):
     assert ids_of(schema, raw) == {"color": [1, 0], "price": [2, 0]}
     for name in ("rows", "rows.txt", "rows.gz"):
         with pytest.raises(
-            InputError, match=rf"input {name}: its name does not tell what it is; allowed: \.csv"
+            InputError, match=rf"input {name}: its name does not show its format; allowed: \.csv"
         ):
             plain_mapping(schema, [type(tmp_path)(name)])
 

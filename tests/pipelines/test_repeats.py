@@ -36,7 +36,7 @@ def test_a_copy_in_another_form_that_is_added_later(tmp_path, helpers, form):
     result = ingest(mapping, [copy], tmp_path / "log", append=True, now_us=NOW)
     # What stands in one block with new rows is not recognized.
     assert 200 <= result.repeated_rows <= 300
-    assert result.warnings[0].endswith("unless the repetition is meant")
+    assert result.warnings[0].endswith("unless the repetition is intended")
     assert "b." + form + " repeats" in result.warnings[0]
     assert result.held_rows == 700
 

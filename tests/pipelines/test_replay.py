@@ -262,8 +262,8 @@ def test_what_needs_a_failed_teacher_is_not_run(stand_in):
     teachers = {"wide": {"set": {"model.prior": 0.666}}}
     failures = run({**EXPERIMENT, "teachers": teachers}, timing=False)
     assert failures["teacher-wide seed 1"] == "it broke"
-    assert failures["sampling low"] == "not run, as teacher-wide seed 1 failed"
-    assert failures["student seed 2"] == "not run, as teacher-wide seed 1 failed"
+    assert failures["sampling low"] == "not run, because teacher-wide seed 1 failed"
+    assert failures["student seed 2"] == "not run, because teacher-wide seed 1 failed"
     assert set(failures) == {"teacher-wide seed 1", "sampling low", "student seed 1", "student seed 2"}
     calls = stand_in.read_text().splitlines()
     assert "sample" not in calls and "smelu-seed-2" in calls
@@ -273,7 +273,7 @@ def test_nothing_is_run_when_anything_is_wrong(stand_in, place):
     arms = {"bad": {"set": {"batch.rows": 0}}}
     with pytest.raises(InputError, match=r"arms\.bad\.set\.batch\.rows: 0 is not allowed"):
         run({**EXPERIMENT, "arms": arms})
-    with pytest.raises(InputError, match="--workers 0: at least 1 is needed"):
+    with pytest.raises(InputError, match="--workers 0: at least 1 is required"):
         run(workers=0)
     assert stand_in.read_text() == ""
     assert not (place / "out").exists()

@@ -90,7 +90,7 @@ def test_a_failure_is_its_own(job, tmp_path, capfd):
     assert outcomes["bad"].error == "the log has no rows"
     assert outcomes["bad"].end == "a warning\nerror: the log has no rows\n"
     assert outcomes["dead"].error == "ended by signal 9 (SIGKILL)"
-    assert outcomes["silent"].error == "exit status 3 without a word"
+    assert outcomes["silent"].error == "exit status 3 without a message"
     assert outcomes["long"].end.splitlines() == [f"line {n}" for n in range(60, 90)]
     assert capfd.readouterr() == ("", "")
 

@@ -104,7 +104,7 @@ def test_a_run_that_is_trained_again_serves_again(stand_in, place):
 def test_the_loop_of_a_failed_run_is_not_begun(stand_in):
     arms = {"bad": {"set": {"model.prior": 0.666}}}
     failures = run(looped(3, arms=arms, loop={"days": 3, "arms": ["bad"]}, seeds=[1]), timing=False)
-    assert failures == {"bad seed 1": "it broke", "bad seed 1 loop": "not run, as bad seed 1 failed"}
+    assert failures == {"bad seed 1": "it broke", "bad seed 1 loop": "not run, because bad seed 1 failed"}
     assert sorted(calls(stand_in)[:2]) == ["bad-seed-1", "baseline-seed-1"]
     (baseline,) = Path("out/runs").glob("baseline-*")
     assert not (baseline / "checkpoints").exists()
@@ -124,7 +124,7 @@ def test_a_loop_goes_on_with_the_threads_of_its_run(stand_in):
         (
             {"samplings": {"half": {"non_click_rate": 0.5}}, "arms": {"half": {"sampling": "half"}}},
             "log",
-            r"loop: half: sampling: the sample has no decisions for the days to come",
+            r"loop: half: sampling: the sample has no decisions for the days that the loop adds",
         ),
         ({"loop": {"days": 0}}, "log", r"loop\.days: 0 is not allowed"),
         ({"loop": {"days": 1, "arms": ["none"]}}, "log", r"loop\.arms: there is no none; allowed: baseline, smelu"),

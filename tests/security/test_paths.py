@@ -97,9 +97,9 @@ def test_names_of_an_experiment(name):
 @pytest.mark.parametrize("folder", ["../x", "runs/../../x", "/etc", "", "a\0b"])
 def test_folders_of_a_plan(folder):
     for model, content in ((PlannedRun, {"seed": 1}), (PlannedTeacher, {"name": "a"})):
-        with pytest.raises(ValueError, match="must be a folder below"):
+        with pytest.raises(ValueError, match="must be a directory inside"):
             model(**content, folder=folder)
-    with pytest.raises(ValueError, match="must be a folder below"):
+    with pytest.raises(ValueError, match="must be a directory inside"):
         PlannedRun(seed=1, folder="runs/a", loop=folder)
 
 

@@ -42,7 +42,7 @@ def test_one_joint_by_hand():
 
 
 def test_the_number_of_slopes_is_checked():
-    with pytest.raises(ValueError, match="1 joints part 2 pieces, there are 1 slopes"):
+    with pytest.raises(ValueError, match="1 joints require 2 slopes, got 1"):
         make_transfer([0.0], [1.0], 0.0)
     with pytest.raises(KeyError):
         transfers_of({"transfer": [{"joints": []}]})

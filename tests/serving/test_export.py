@@ -313,7 +313,7 @@ class TestPublishing:
     def test_another_models_version_is_not_replaced(self, case, exported, tmp_path):
         shutil.copytree(exported("logistic"), tmp_path / "123")
         with pytest.raises(
-            InputError, match=r"123: this version exists already and is of another model \(config"
+            InputError, match=r"123: this version already exists and belongs to another model \(config"
         ):
             export.publish(case().snapshot, tmp_path)
 
@@ -324,7 +324,7 @@ class TestPublishing:
             before = weight.numpy()
             weight.assign(before + 1)
             try:
-                with pytest.raises(InputError, match=r"123: .* of another model \(weights differ\)"):
+                with pytest.raises(InputError, match=r"123: .* belongs to another model \(weights differ\)"):
                     export.publish(snapshot, tmp_path)
             finally:
                 weight.assign(before)
@@ -432,7 +432,9 @@ class TestPublishing:
         else:
             metadata[key] = {**metadata[key], "changed": 1}
         path.write_text(json.dumps(metadata))
-        words = rf"{version}: this version is of another run \({key.split()[-1]} differ\): a folder holds"
+        words = (
+            rf"{version}: this version belongs to another run \({key.split()[-1]} differ\): a directory holds"
+        )
         with pytest.raises(InputError, match=words):
             export.publish(case("logistic").snapshot, tmp_path)
         assert versions(tmp_path) == [other]

@@ -94,13 +94,13 @@ def test_faulty_rows_are_set_aside(case, place, capfd):
     scores = score("faulty.parquet")
     counts = result(capfd)
     assert (counts["rows"], counts["scored"], counts["rejected"]) == (6, 3, 3)
-    assert counts["reject_reasons"] == {"tags: a value holds the separator": 2, "price: not a number": 1}
+    assert counts["reject_reasons"] == {"tags: a value contains the separator": 2, "price: not a number": 1}
     assert scores["row"].tolist() == [1, 4, 6]
     found = [(reject["file"], reject["row"], reject["key"], reject["reason"]) for reject in rejects()]
     assert found == [
         ("faulty.parquet", 3, "price", "not a number"),
-        ("faulty.parquet", 2, "tags", "a value holds the separator"),
-        ("faulty.parquet", 5, "tags", "a value holds the separator"),
+        ("faulty.parquet", 2, "tags", "a value contains the separator"),
+        ("faulty.parquet", 5, "tags", "a value contains the separator"),
     ]
     # Another scoring to the same file takes the old rejects away.
     score("rows.parquet")
@@ -217,7 +217,7 @@ class TestRefusals:
 
     def test_what_is_no_input(self, place, capfd):
         (place / "rows.txt").write_text("x")
-        assert "its name does not tell what it is; allowed: .csv" in error_line(capfd, "rows.txt")
+        assert "its name does not show its format; allowed: .csv" in error_line(capfd, "rows.txt")
         assert "nothing.csv: no such file or folder" in error_line(capfd, "nothing.csv")
 
     def test_a_damaged_file(self, place, capfd):

@@ -231,7 +231,7 @@ def test_the_base_rate_is_met(tmp_path: Path, base_ctr: float) -> None:
         ({"drift": -0.1}, "drift: -0.1 is not allowed"),
         ({"candidates": 5}, "slots 6 are more than candidates 5"),
         ({"slots": 33}, "slots: 33 is not allowed"),
-        ({"words": 3}, "each of the 5 topics needs a word of its own"),
+        ({"words": 3}, "each of the 5 topics requires a word of its own"),
         ({"days": 3}, "exactly one of examples and days is required"),
         ({"examples": None}, "exactly one of examples and days is required"),
         ({"randomized_share": 1, "randomized_in_log": False}, "leaves the log without a query"),
@@ -248,7 +248,7 @@ def test_impossible_worlds_are_refused(change: dict[str, Any], message: str) -> 
 
 def test_a_world_that_shows_nothing_is_refused(tmp_path: Path) -> None:
     """A log of so many examples would have no end."""
-    with pytest.raises(InputError, match=r"reserve 1000.0: .* the crude policy expects less of every ad"):
+    with pytest.raises(InputError, match=r"reserve 1000.0: .* the crude policy expects less from every ad"):
         simulate(small(reserve=1_000, randomized_share=0), tmp_path / "log")
     assert not (tmp_path / "log").exists()
 

@@ -749,7 +749,7 @@ def test_a_resume_on_other_features_names_them(old, logs, schema, config, copy_r
         "feature hour was added",
         "feature tags was removed",
         "feature item: buckets was 50, is 60",
-        "the order was user, item, tags, position, is position, user, item, hour",
+        "the order was user, item, tags, position, now position, user, item, hour",
     ):
         assert told in str(caught.value)
 

@@ -294,7 +294,7 @@ def test_a_log_of_another_mapping_or_of_no_events_is_refused(
     with pytest.raises(InputError, match="neither empty nor an example log"):
         ingest(made.mapping(), folder, tmp_path / "other")
     (log / "events.yaml").rename(tmp_path / "kept.yaml")
-    with pytest.raises(InputError, match="not made of events"):
+    with pytest.raises(InputError, match="not made from events"):
         ingest(made.mapping(), folder, log)
     (tmp_path / "kept.yaml").rename(log / "events.yaml")
 
@@ -308,7 +308,7 @@ def test_without_events_there_is_no_job(made: Any, tmp_path: Path) -> None:
     (tmp_path / "events" / "impressions").mkdir(parents=True)
     for hidden in (".0.jsonl", "0.jsonl.tmp"):
         (tmp_path / "events" / "impressions" / hidden).write_text("{}")
-    with pytest.raises(InputError, match="no file of impressions or clicks"):
+    with pytest.raises(InputError, match="no files of impressions or clicks found"):
         ingest(made.mapping(), tmp_path / "events", tmp_path / "log")
     assert not (tmp_path / "log").exists()
 
@@ -324,7 +324,7 @@ def test_one_kind_alone_and_empty_files_are_events(kind: str, made: Any, events:
         assert result.clicks == 0
         return
     # Clicks alone are accounted for, but make no example: that is an error.
-    with pytest.raises(InputError, match="no example came of 0 impressions"):
+    with pytest.raises(InputError, match="none of 0 impressions became an example"):
         ingest(made.mapping(), tmp_path / "events", tmp_path / "log")
     counters = [manifest.counters["orphan_clicks"] for manifest in read_manifests(tmp_path / "log")]
     assert sum(counters) == len(made.read_side(tmp_path / "log", "unmatched")) > 0

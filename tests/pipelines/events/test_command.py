@@ -55,9 +55,9 @@ def test_a_drain_tells_it_too(
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (("--drain",), "--drain goes with --follow"),
-        (("--poll", "1"), "--poll goes with --follow"),
-        (("--idle-timeout", "1"), "--idle-timeout goes with --follow"),
+        (("--drain",), "--drain requires --follow"),
+        (("--poll", "1"), "--poll requires --follow"),
+        (("--idle-timeout", "1"), "--idle-timeout requires --follow"),
         (("--max-reject-share", "1.5"), "--max-reject-share 1.5 is not allowed"),
         (("--beam-options=--runner=Nothing",), "--beam-options"),
         (("--mapping", "nowhere.yaml"), "nowhere.yaml: no such file"),

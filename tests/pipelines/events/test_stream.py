@@ -170,7 +170,7 @@ def test_what_is_needed_again_begins_as_far_back_as_a_click_is_told_late(made, t
 
 
 def test_durations_that_a_window_does_not_hold_are_refused(made):
-    with pytest.raises(InputError, match="whole milliseconds, not 1500 us of delay"):
+    with pytest.raises(InputError, match="whole milliseconds; delay is 1500 us"):
         check_rules(made.mapping(delay="1500us"))
 
 

@@ -56,15 +56,15 @@ def arguments(*given: str, folder: Path) -> argparse.Namespace:
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        (["--stream", "--kafka", "h:1", "--drain"], "go with folders, not with --kafka"),
-        (["--stream", "--kafka", "h:1", "--poll", "1"], "go with folders, not with --kafka"),
-        (["--stream", "--kafka", "h:1", "--idle-timeout", "1"], "go with folders, not with --kafka"),
-        (["--kafka", "h:1"], "--kafka goes with --stream"),
-        (["--stream"], "either folders or --kafka are needed"),
-        (["a", "--stream", "--kafka", "h:1"], "either folders or --kafka are needed"),
-        (["a", "--stream", "--follow"], "exclude each other"),
-        (["a", "--stream", "--kafka-option", "a=b"], "--kafka-option goes with --kafka"),
-        (["a", "--stream"], "needs a runner that waits for watermarks"),
+        (["--stream", "--kafka", "h:1", "--drain"], "apply to folders, not to --kafka"),
+        (["--stream", "--kafka", "h:1", "--poll", "1"], "apply to folders, not to --kafka"),
+        (["--stream", "--kafka", "h:1", "--idle-timeout", "1"], "apply to folders, not to --kafka"),
+        (["--kafka", "h:1"], "--kafka requires --stream"),
+        (["--stream"], "either folders or --kafka are required"),
+        (["a", "--stream", "--kafka", "h:1"], "either folders or --kafka are required"),
+        (["a", "--stream", "--follow"], "cannot be combined"),
+        (["a", "--stream", "--kafka-option", "a=b"], "--kafka-option requires --kafka"),
+        (["a", "--stream"], "requires a runner that waits for watermarks"),
         (["--stream", "--kafka", "h:1", "--beam-options=--runner=FlinkRunner"], "topic and clicks.topic"),
     ],
 )
@@ -77,7 +77,7 @@ def test_what_does_not_go_together_is_refused(tmp_path, given, complaint):
 def test_settings_of_the_consumer_are_pairs():
     assert kafka_options(["a=b", "c=d=e", "f="]) == {"a": "b", "c": "d=e", "f": ""}
     for wrong in ("a", "=b"):
-        with pytest.raises(InputError, match="KEY=VALUE is needed"):
+        with pytest.raises(InputError, match="KEY=VALUE is required"):
             kafka_options([wrong])
 
 

@@ -483,7 +483,7 @@ def test_a_batch_leaves_a_log_alone_that_is_followed_and_what_is_published(
 ) -> None:
     folder = made.write_files(tmp_path / "events", files)
     drain(made.mapping(), folder, tmp_path / "followed")
-    with pytest.raises(InputError, match="--follow goes on with it"):
+    with pytest.raises(InputError, match="continue it with --follow"):
         ingest_events(made.mapping(), [folder], tmp_path / "followed", max_reject_share=0)
     log = tmp_path / "log"
     ingest_events(made.mapping(), [folder], log, max_reject_share=0)
@@ -532,7 +532,7 @@ def test_a_log_that_was_made_at_once_is_not_followed(
     folder = made.write_files(tmp_path / "events", files)
     ingest_events(made.mapping(), [folder], tmp_path / "log")
     with pytest.raises(
-        InputError, match="its events are not in its spool: another folder is needed"
+        InputError, match="its events are not in its spool: use another output directory"
     ) as caught:
         drain(made.mapping(), folder, tmp_path / "log")
     assert len(str(caught.value).splitlines()) == 1
