@@ -159,7 +159,7 @@ def test_a_damaged_file_is_one_reject_and_the_next_is_read(made, tmp_path):
     assert reader.read() == ["impressions/1.jsonl.gz", "impressions/2.jsonl"]
     [reject] = reader.chunks[0].chunk.rejects
     assert (reject.key, reject.reason) == ("file", "damaged")
-    assert reject.value.startswith("damaged, truncated or not of this format")
+    assert reject.value.startswith("is not compressed with gzip")
     made.run_stream(tmp_path / "log", reader.chunks)
     assert len(made.labels(tmp_path / "log")) == 1
     assert [reject["reason"] for reject in made.rejects(tmp_path / "log")] == ["damaged"]
