@@ -11,7 +11,7 @@ from ctr.cli_parser import make_parser
 from ctr.config import parse_model
 from ctr.data.event_mapping import EventMapping
 from ctr.errors import InputError
-from ctr.pipelines.events.command import run_events
+from ctr.pipelines.events.command import check_events, run_events
 from ctr.pipelines.events.kafka import EventsInKafka, kafka_options
 from ctr.pipelines.events.stream_job import run_until_stopped, streaming_options
 
@@ -68,9 +68,12 @@ def arguments(*given: str, folder: Path) -> argparse.Namespace:
         (["--stream", "--kafka", "h:1", "--beam-options=--runner=FlinkRunner"], "topic and clicks.topic"),
     ],
 )
-def test_what_does_not_go_together_is_refused(tmp_path, given, complaint):
+def test_what_does_not_go_together_is_refused(tmp_path, monkeypatch, given, complaint):
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path)
+    parsed = arguments(*given, folder=tmp_path)
     with pytest.raises(InputError, match=complaint):
-        run_events(arguments(*given, folder=tmp_path))
+        run_events(parsed, check_events(parsed))
     assert not (tmp_path / "log").exists()
 
 
