@@ -307,7 +307,7 @@ def test_command_line(stand_in, table, capfd):
     assert json.loads(capfd.readouterr().out) == {"told": 1}
     assert stand_in.read_text() == calls
     assert main(["replay", "--out", "out"]) == 1
-    assert "an experiment's file and --log are needed" in capfd.readouterr().err
+    assert "EXPERIMENT and --log are required" in capfd.readouterr().err
 
 
 def test_other_commands_load_no_beam(fresh_python, root):

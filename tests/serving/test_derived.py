@@ -51,7 +51,7 @@ MODEL = {
     "crosses": {"layers": 1, "rank": 3, "ramp": {"start": 10, "length": 100}},
     "deep": {"units": [8]},
     "prior": 0.2,
-    "factorised": {"width": 4, "ui_units": [8]},
+    "factorized": {"width": 4, "ui_units": [8]},
 }
 START = datetime(2024, 2, 28, 23, 59, 59, tzinfo=UTC)
 
