@@ -42,7 +42,7 @@ class Sweep:
 
     @property
     def results(self) -> dict[Point, float]:
-        """What the search minimises."""
+        """What the search minimizes."""
         return {point: finite(record["objective"]) for point, record in self.tries.items()}
 
     @property

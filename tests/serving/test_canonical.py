@@ -32,7 +32,7 @@ def write(model, folder):
 if "before" in sys.argv:
     write("plain", tempfile.mkdtemp())
     tf.keras.Sequential([tf.keras.layers.Dense(3), tf.keras.layers.Dense(4)])(tf.zeros([2, 2]))
-write("factorised ensemble", sys.argv[2])
+write("factorized ensemble", sys.argv[2])
 """
 
 
@@ -61,7 +61,7 @@ def test_two_processes_write_the_same_bytes(root, tmp_path):
     assert first == second
 
 
-@pytest.mark.parametrize("model", ["plain", "factorised"])
+@pytest.mark.parametrize("model", ["plain", "factorized"])
 def test_what_a_process_did_before_changes_no_byte(case, exported, tmp_path, model):
     first = exported(model)
     tf.function(lambda x: tf.cond(x > 0, lambda: x, lambda: -x)).get_concrete_function(tf.TensorSpec([]))
@@ -72,7 +72,7 @@ def test_what_a_process_did_before_changes_no_byte(case, exported, tmp_path, mod
     )
 
 
-@pytest.mark.parametrize("model", ["plain", "factorised"])
+@pytest.mark.parametrize("model", ["plain", "factorized"])
 def test_variables_stand_in_the_order_in_which_they_are_read(case, exported, model):
     """A graph lists its variables by their addresses."""
     saved = saved_model_pb2.SavedModel.FromString((exported(model) / "saved_model.pb").read_bytes())
