@@ -72,7 +72,7 @@ def test_metrics_of_the_pass_and_of_each_window_share_their_tags(made):
         assert lines[-1]["cumulative"][name] == summary[name]
     assert tags_of(windows) < tags_of(so_far)
     groups = {tag.split("/")[0] for tag in tags_of(so_far)}
-    assert groups == {"metrics", "calibration", "optimizer", "ramps", "throughput", "traffic"}
+    assert groups == {"metrics", "calibration", "loss", "optimizer", "ramps", "throughput", "traffic"}
 
 
 def test_no_number_is_shown_that_float32_cannot_hold(made, tmp_path, make_config):

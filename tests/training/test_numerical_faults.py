@@ -478,7 +478,7 @@ def test_a_run_that_learned_nothing_writes_its_files_and_fails(log, make_config,
         assert message == f"{run}: {summary['learning_failure']}"
         assert f"nothing was learned: {rows} of {rows} rows (100.0%) were not learned from" in message
         assert "cause: dense/" in message and "optimizer.dense.learning_rate is 1e+30" in message
-        assert summary["trained_rows"] == 0 and summary["set_aside_rows"] == rows
+        assert summary["trained_rows"] == 0 and summary["quarantined_rows"] == rows
         assert (run / "metric_states.npz").exists()
     assert not exported and not (log / "sidecars" / "teacher").exists()
 
