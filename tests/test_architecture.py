@@ -109,6 +109,7 @@ def test_ruff_visits_every_file_once(root, fresh_python):
     assert set(visits.values()) == {1}
 
 
+@pytest.mark.slow
 def test_mypy_visits_the_rooms(tree, fresh_python, tmp_path):
     for room in ROOMS:
         (tree / room / PROBE).write_text("wrong: int = 'a string'\n")

@@ -133,6 +133,7 @@ def test_devices_are_not_replaced(place, capfd, command, device):
     assert os.lstat(device).st_ino == before.st_ino
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", NO_FOLDERS)
 @pytest.mark.parametrize("command", FOLDERS.values(), ids=FOLDERS)
 def test_what_is_no_directory_stays(place, capfd, command, what):
@@ -199,6 +200,7 @@ def test_no_file_of_any_directory_replaces_what_is_no_file(place, what):
     assert state(place / "out") == before
 
 
+@pytest.mark.slow
 def test_refusals_need_no_tensorflow(place, root, fresh_python):
     (place / "out").write_text("mine")
     commands = [[*command.split(), "out"] for command in (*FILES.values(), *FOLDERS.values())]

@@ -161,6 +161,7 @@ assert losses[-1] < losses[0], losses
 """
 
 
+@pytest.mark.slow
 def test_the_optimizer_runs_without_the_extra(fresh_python, tmp_path, root):
     fresh_python("-c", OPTIMIZER_ALONE, root / "pyproject.toml", cwd=tmp_path, path=root)
 
@@ -186,6 +187,7 @@ def test_the_newest_version_of_the_changelog_is_that_of_the_package(root):
     assert all(re.fullmatch(r"\d{4}-\d{2}-\d{2}", date) for _, date in headings[1:])
 
 
+@pytest.mark.slow
 def test_folders_of_the_user_with_the_same_names_do_no_harm(fresh_python, tmp_path, root):
     for room in ROOMS:
         (tmp_path / room).mkdir()

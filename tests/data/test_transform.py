@@ -373,6 +373,7 @@ def arrange(array: pa.Array, cuts: tuple[int, int]) -> pa.ChunkedArray:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     rows_of_columns,

@@ -44,6 +44,7 @@ def half_width(replicates: np.ndarray) -> float:
     return float(stats.t.ppf(0.975, n - 1) * np.sqrt((n - 1) * np.var(replicates)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "reference"), [("dcn", "base"), ("optimizer", "dcn")])
 def test_changes_are_those_of_the_predictions(experiment, name, reference):
     values = {

@@ -174,6 +174,7 @@ def estimates(rows: ScoredRows) -> dict[str, Estimate]:
     }
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth_and_pairing_narrows_them() -> None:
     logs, queries = 300, 300
     population = Population(seed=0, queries=400_000)

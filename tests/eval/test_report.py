@@ -96,6 +96,7 @@ def html(runs):
     return render_report(runs)
 
 
+@pytest.mark.slow
 def test_one_run(runs):
     page = read_page(render_report(runs[:1]))
     assert "comparison" not in {section["id"] for section in page.all("section")}
@@ -152,6 +153,7 @@ def test_headline_cards(runs, html):
     assert "under-predicts by" in words or "over-predicts by" in words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shift", "expected", "says"),
     [
@@ -170,6 +172,7 @@ def test_the_card_of_calibration_is_colored_by_what_it_says(rows, tmp_path, shif
     assert [card for card in page.all("div") if card.get("class") == f"card {expected}"]
 
 
+@pytest.mark.slow
 def test_what_an_earlier_version_did_not_record_is_left_out(rows, tmp_path):
     run = write_run(tmp_path / "run", rows, predict(rows, 1, 1.0), earlier=True)
     page = read_page(render_report([run]))
@@ -179,6 +182,7 @@ def test_what_an_earlier_version_did_not_record_is_left_out(rows, tmp_path):
     assert len(page.images()) == OF_RUNS - 1 - 2 - 1 + 1
 
 
+@pytest.mark.slow
 def test_the_terms_of_a_loss_of_several(rows, tmp_path):
     logit = predict(rows, 1, 1.0)
     run = write_run(tmp_path / "run", rows, logit, terms=("logistic", "ranking"))
@@ -251,12 +255,14 @@ def test_colors_are_variables_of_the_page(html):
     assert all(style.count(f"{name}: ") == 3 for name in used)
 
 
+@pytest.mark.slow
 def test_the_same_runs_give_the_same_bytes(runs, html, tmp_path):
     path = write_report(runs, tmp_path / "new" / "report.html")
     assert path.read_text() == html
     assert list(path.parent.iterdir()) == [path]
 
 
+@pytest.mark.slow
 def test_hostile_text_is_escaped(rows, tmp_path):
     hostile = "<script>alert(1)</script>"
     names = ('"><img src=x onerror=y>', "$\\frac{", "_a & <b>")
@@ -292,6 +298,7 @@ def with_spectra(run, out, content) -> Path:
     return copy
 
 
+@pytest.mark.slow
 def test_the_weights_of_each_run(runs, tmp_path):
     spectra = with_spectra(runs[1], tmp_path / "spectra", SPECTRA)
     undrawn = with_spectra(runs[1], tmp_path / "undrawn", {"weights": SPECTRA["weights"][2:]})
@@ -341,6 +348,7 @@ def test_a_run_of_one_class_and_one_time(rows, tmp_path):
     assert sum("undefined in every window" in svg for svg in page.images()) == 3
 
 
+@pytest.mark.slow
 def test_runs_unlike_the_first(rows, runs, tmp_path):
     logit = predict(rows, 1, 1.0)
     single = write_run(tmp_path / "single", rows, logit, windows=1, parts=0)
@@ -353,6 +361,7 @@ def test_runs_unlike_the_first(rows, runs, tmp_path):
     assert words.count("Prediction difference") == 2
 
 
+@pytest.mark.slow
 def test_more_runs_than_colors(tmp_path):
     rows = make_rows(2, queries=30)
     run = write_run(tmp_path / "0", rows, predict(rows, 1, 1.0), windows=1)
@@ -520,6 +529,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_bad_input_is_told_in_one_line(runs, tmp_path, fault):
     spoil, message = FAULTS[fault]

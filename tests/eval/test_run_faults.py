@@ -39,6 +39,7 @@ def words_of_faults(*runs: Path) -> str:
     return " ".join(Page(html[begin : html.index("</section>", begin)] + "</section>").words.split())
 
 
+@pytest.mark.slow
 def test_each_fault_has_its_line(write_run):
     run = write_run(
         "faulty",
@@ -71,6 +72,7 @@ def test_each_fault_has_its_line(write_run):
     assert words_of_faults(clean, run).count("No faults.") == 1
 
 
+@pytest.mark.slow
 def test_a_run_of_an_earlier_version_has_the_same_lines(write_run):
     now = write_run("now", rollbacks=2, quarantined=QUARANTINED, quarantined_rows=50)
     before = write_run("before", rollbacks=2, set_aside=QUARANTINED, set_aside_rows=50)

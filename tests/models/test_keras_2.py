@@ -32,6 +32,7 @@ def test_an_environment_that_asks_for_keras_3_is_refused(fresh_python, root, val
     assert "set TF_USE_LEGACY_KERAS=1 in the environment" in found["refused"]
 
 
+@pytest.mark.slow
 def test_keras_3_loaded_first_is_refused_with_what_to_do(fresh_python, root):
     found = import_models(
         fresh_python, root, "import tensorflow\nassert tensorflow.keras.Model.__module__[:6] == 'keras.'"

@@ -203,6 +203,7 @@ def test_drift_is_skipped_while_small_and_refreshed_once_it_has_added_up():
 # On the device.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("jit", "dtype"), [(False, tf.float64), (True, tf.float32)])
 def test_roots_of_the_device_are_those_of_the_host(jit, dtype):
     history = reference.drifting(SHAPES, 8, condition=30)

@@ -8,6 +8,7 @@ import pytest
 CHECKS = runpy.run_path(str(Path(__file__).with_name("keras_checks.py")))["CHECKS"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKS)
 def test_keras_2(name):
     CHECKS[name]()

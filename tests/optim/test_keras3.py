@@ -24,6 +24,7 @@ def outcome(fresh_python, root):
     return found["outcome"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_keras_3(outcome, name):
     assert outcome[name] == ""

@@ -96,6 +96,7 @@ def test_a_root_of_32_is_as_near_to_50_digits_as_eigh():
         assert exact_error(root.matrix, values, vectors, 0.25) <= 10 * reference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("condition", [1e2, 1e6, 1e12])
 @pytest.mark.parametrize("kind", ["even", "one huge", "clustered", "repeated", "deficient"])
 @pytest.mark.parametrize(("size", "exponents"), [(64, EXPONENTS), (256, (1 / 4, 1.82 / 4))])

@@ -34,6 +34,7 @@ def at_once(**changed):
 # The grafted optimizer.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.75, False), (0.75, True)])
 @pytest.mark.parametrize("start", [None, 41])
 def test_before_its_start_it_is_the_grafted_optimizer_to_the_last_bit(start, momentum, nesterov):
@@ -192,6 +193,7 @@ def test_transposed_gradients_give_the_transposed_step():
 # Faults and starts.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_gradient_that_is_not_finite_changes_nothing_but_its_counter(bad, compiled):

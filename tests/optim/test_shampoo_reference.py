@@ -85,6 +85,7 @@ def base(history):
     return reference.replay(reference.options(), reference.initial(SHAPES), history, RATE)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_every_step_is_that_of_the_formulas(case, history, base):
     options = reference.options(**CASES[case])
@@ -112,6 +113,7 @@ def test_order_four_with_uneven_blocks_and_one_long_dimension():
     assert reference.gaps(trajectory, expected, start).max() < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["base", "blend", "everything"])
 def test_roots_that_come_in_between_steps_serve_one_step_later(case, history):
     options = reference.options(**CASES[case])
@@ -123,6 +125,7 @@ def test_roots_that_come_in_between_steps_serve_one_step_later(case, history):
     assert reference.gaps(trajectory, expected, start).max() < 1e-6
 
 
+@pytest.mark.slow
 def test_a_compiled_step_follows_the_same_formulas_and_both_sides_may_be_uneven():
     options = reference.options(**CASES["everything"] | {"max_dimension": 11})
     history, start = reference.drifting(MORE_SHAPES, STEPS), reference.initial(MORE_SHAPES)
@@ -132,6 +135,7 @@ def test_a_compiled_step_follows_the_same_formulas_and_both_sides_may_be_uneven(
     assert reference.gaps(trajectory, expected, start).max() < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["base", "everything"])
 def test_in_float32_a_ten_thousandth_is_lost(case, history):
     # Sums of squares are right to 1e-7 of the largest eigenvalue; damping at 1e-4 of it leaves 1e-3 of error in

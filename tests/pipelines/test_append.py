@@ -57,6 +57,7 @@ def assert_same_log(helpers, log, whole):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition", ["1d", "7d"])
 @pytest.mark.parametrize("query", QUERIES)
 def test_days_cut_at_another_midnight_give_the_log_of_one_ingest(tmp_path, helpers, query, partition):
@@ -148,6 +149,7 @@ def test_without_append_the_next_file_is_refused_whole_and_told_what_to_do(tmp_p
     assert helpers.log_bytes(tmp_path / "log") == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("query", QUERIES)
 def test_the_same_command_again_adds_nothing(tmp_path, helpers, query):
     mapping = helpers.make_mapping(query=QUERIES[query], partition="1d")
@@ -192,6 +194,7 @@ def die():
     raise Killed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "point", ["write.half", "fsync.before", "rename.before", "rename.after", "link.after"]
 )

@@ -206,6 +206,7 @@ def test_files_give_the_local_metrics_on_every_runner(tmp_path: Path, runner: st
     json.dumps(found, allow_nan=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows_per_key", "rows_per_pass"), [(10**6, None), (50, 10**9), (10**6, 900)])
 def test_neither_keys_nor_passes_change_the_numbers(
     tmp_path: Path, rows_per_key: int, rows_per_pass: int | None
@@ -243,6 +244,7 @@ def test_sets_of_the_same_examples_are_compared_metric_by_metric(tmp_path: Path)
     assert not any(row["significant"] for row in same["metrics"].values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [0, 1])
 def test_no_row_and_one(tmp_path: Path, rows: int) -> None:
     table = make_table(5).slice(0, rows)
@@ -277,6 +279,7 @@ def test_scores_without_labels_have_a_difference_alone(tmp_path: Path) -> None:
         evaluate([scored])
 
 
+@pytest.mark.slow
 def test_an_example_that_changed_its_query_is_not_joined(tmp_path: Path) -> None:
     table = make_table(8)
     ids = column(table, "query_id").copy()
@@ -296,6 +299,7 @@ def spoiled(table: pa.Table, name: str, row: int, value: Any) -> pa.Table:
     return replaced(table, name, pa.array(values, pa.float64() if name != "example_id" else pa.int64()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -366,6 +370,7 @@ def test_damaged_and_absent_files_are_named(tmp_path: Path) -> None:
             evaluate(inputs)
 
 
+@pytest.mark.slow
 def test_what_is_there_twice_is_refused(tmp_path: Path) -> None:
     table = make_table(14)
     a, b = write(tmp_path / "a.parquet", table), write(tmp_path / "b.parquet", table.slice(5, 1))
@@ -391,6 +396,7 @@ def test_wrong_beam_options_are_refused(tmp_path: Path, options: list[str], mess
         evaluate([write(tmp_path / "a.parquet", make_table(15))], options)
 
 
+@pytest.mark.slow
 def test_transforms_work_on_tables_in_any_pipeline() -> None:
     a = make_table(16, queries=150)
     b = retrained(a)
@@ -421,6 +427,7 @@ def test_a_transform_fails_on_a_faulty_table() -> None:
             _ = pipeline | beam.Create([table]) | SummarizePredictions()
 
 
+@pytest.mark.slow
 def test_the_command_shows_metrics_and_difference(tmp_path: Path) -> None:
     table = make_table(18, queries=200)
     a, b = spread(tmp_path / "a", table), spread(tmp_path / "b", retrained(table))
@@ -444,6 +451,7 @@ def test_the_command_shows_metrics_and_difference(tmp_path: Path) -> None:
         run_evaluate([a], beam_options="'")
 
 
+@pytest.mark.slow
 def test_the_command_is_quiet_and_its_fault_is_one_line(
     tmp_path: Path, fresh_python: Any, root: Path
 ) -> None:

@@ -29,6 +29,7 @@ def sort_by_time(rows):
     return sorted(rows, key=lambda row: (int(row["time"]), int(row["id"])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("query", QUERIES)
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
 def test_the_log_is_that_of_a_plain_ingestion(tmp_path, helpers, suffix, query):
@@ -77,6 +78,7 @@ def test_the_order_of_the_input_does_not_matter(tmp_path, helpers, query):
     assert logs[0] == logs[1] == logs[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("query", QUERIES)
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
 def test_the_size_of_blocks_does_not_matter(tmp_path, helpers, suffix, query):
@@ -169,6 +171,7 @@ def test_ingesting_again_changes_nothing(tmp_path, helpers):
     assert helpers.read_rejects(tmp_path / "log") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["transform", "spill", "load", "stage", "publish"])
 def test_a_failure_anywhere_is_made_good_by_the_next_run(tmp_path, helpers, monkeypatch, stage):
     path = helpers.write_rows(tmp_path / "in", helpers.make_rows(200, seed=9))
@@ -215,6 +218,7 @@ ingest(load_mapping(Path(sys.argv[1])), [Path(sys.argv[2])], Path(sys.argv[3]))
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_simply_run_again(root, tmp_path, helpers):
     path = helpers.write_rows(tmp_path / "in", helpers.make_rows(200, seed=10))
     mapping = helpers.make_mapping()

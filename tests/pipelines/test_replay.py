@@ -206,6 +206,7 @@ def test_a_changed_arm_alone_is_run_again(stand_in):
     assert calls[2:] == ["measure baseline smelu student", "measure teacher wide"]
 
 
+@pytest.mark.slow
 def test_another_log_is_passed_again(stand_in, place):
     run(timing=False)
     stand_in.write_text("")
@@ -310,6 +311,7 @@ def test_command_line(stand_in, table, capfd):
     assert "EXPERIMENT and --log are required" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_other_commands_load_no_beam(fresh_python, root):
     script = "import sys, ctr.cli, ctr.pipelines.ingest; ctr.cli.make_parser().format_help()"
     fresh_python(

@@ -51,11 +51,13 @@ def checkpoints(run: Path) -> list[int]:
     return sorted(int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdigit())
 
 
+@pytest.mark.slow
 def test_they_come_after_every_so_many_examples_and_at_the_end(finished):
     # Batches have 48 rows: the first positions past 200 and 400, and the log's end.
     assert exports(finished) == [240, 432, 600]
 
 
+@pytest.mark.slow
 def test_they_change_nothing_else(log, finished, tmp_path):
     train(log, configured(), tmp_path / "run")
     for run in (finished, tmp_path / "run"):
@@ -68,6 +70,7 @@ def test_they_change_nothing_else(log, finished, tmp_path):
         np.testing.assert_array_equal(arrays[0][name], arrays[1][name])
 
 
+@pytest.mark.slow
 def test_they_are_the_models_of_their_positions(log, finished, tmp_path):
     # The run's own export at its end, and the export of its last checkpoint.
     other = export_run(finished, tmp_path / "models")
@@ -132,6 +135,7 @@ def test_one_that_fails_is_made_after_a_resume(log, finished, tmp_path):
     assert exports(run) == exports(finished)
 
 
+@pytest.mark.slow
 def test_one_that_was_lost_is_made_equal(log, finished, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished, run)

@@ -31,6 +31,7 @@ FACTORIZED = ("factorized", "factorized ensemble")
 TOLERANCE = {"float32": 1e-5, "bfloat16": 0.02}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "compute_dtype"),
     [
@@ -108,6 +109,7 @@ print(json.dumps(outputs))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["plain", "factorized ensemble"])
 def test_a_process_without_the_project(case, exported, fresh_python, tmp_path, model):
     expected = case(model)
@@ -418,6 +420,7 @@ class TestPublishing:
         ]  # fmt: skip
         assert (tmp_path / "mine.partial" / "notes").exists()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("version", [5, 1000])
     @pytest.mark.parametrize("key", ["schema", "config", "logs", "other logs"])
     def test_versions_of_two_runs_do_not_mix(self, case, exported, tmp_path, version, key):

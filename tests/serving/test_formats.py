@@ -120,6 +120,7 @@ def check_criteo(folder: Path, raw: Path, dtype: str, rows: int = 700) -> None:
     assert_equal(predictions["logit"].to_numpy(), scores["logit"].to_numpy(), begin, end, dtype)
 
 
+@pytest.mark.slow
 def test_mind(tmp_path):
     check_mind(tmp_path, write_mind(tmp_path / "raw", 600), "float32")
 
@@ -129,6 +130,7 @@ def test_criteo(tmp_path):
     check_criteo(tmp_path, write_criteo(tmp_path / "raw", 2500), "bfloat16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "factorized"), [("float32", True), ("bfloat16", False)])
 def test_simulator(tmp_path, dtype, factorized):
     log, rows = write_simulated(tmp_path, 2500)

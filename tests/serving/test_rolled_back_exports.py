@@ -60,6 +60,7 @@ def gone_back(log, tmp_path_factory) -> tuple[Path, list[dict[str, Any]], list[l
     return run, summary["quarantined"], seen
 
 
+@pytest.mark.slow
 def test_those_from_beyond_are_made_anew(gone_back, tmp_path):
     run, aside, seen = gone_back
     assert [entry["rows"] for entry in aside] == [[144, 288], [0, 384]]
@@ -74,6 +75,7 @@ def test_those_from_beyond_are_made_anew(gone_back, tmp_path):
     assert seen.count([]) == 4 * 3
 
 
+@pytest.mark.slow
 def test_none_is_made_while_steps_are_skipped(log, tmp_path):
     run = tmp_path / "run"
     with injected(dict.fromkeys(range(144, 288), math.inf)):

@@ -58,6 +58,7 @@ def test_a_table(case, place, capfd):
     np.testing.assert_allclose(scores["logit"], case("factorized").logit, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "tsv"])
 def test_other_files(case, place, suffix):
     raw = case("factorized").raw

@@ -127,6 +127,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
         assert found[name] == expected[name], name
 
 
+@pytest.mark.slow
 def test_each_day_is_served_by_the_weights_from_before_it(loop: Path) -> None:
     """The first batch of a day is scored before anything of the day is learned from: that is what was served."""
     parts = [pq.read_table(path) for path in sorted((loop / "run" / "predictions").iterdir())]
@@ -198,6 +199,7 @@ def test_what_each_query_showed(loop: Path) -> None:
     assert table["ads"] == [ads.get(query, 0) for query in table["query_id"]]
 
 
+@pytest.mark.slow
 def test_the_same_call_again_changes_nothing(place: Path, loop: Path) -> None:
     before, told = outcome(loop), json.loads((loop / "loop.json").read_text())
     for days in (2, 1):
@@ -272,6 +274,7 @@ def test_two_runs_see_the_same_queries(place: Path, loop: Path) -> None:
     assert not first["ads"][~drawn].equals(second["ads"][~drawn])
 
 
+@pytest.mark.slow
 def test_days_on_which_nothing_is_shown(tmp_path: Path) -> None:
     """A model that expects no click finds nothing worth the reserve; of such days there is nothing to learn."""
     simulate(world(days=1, randomized_share=0), tmp_path / "log")
@@ -288,6 +291,7 @@ def test_days_on_which_nothing_is_shown(tmp_path: Path) -> None:
     assert not shown["ads"].any()
 
 
+@pytest.mark.slow
 def test_randomized_queries_that_the_log_does_not_have_are_not_told(tmp_path: Path) -> None:
     """They show ads, of which the log knows nothing: they are not queries without ads."""
     simulate(world(days=1, randomized_share=0.5, randomized_in_log=False), tmp_path / "log")
@@ -324,6 +328,7 @@ def constrained_to(path: str) -> Callable[[dict[str, Any]], object]:
     return change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -95,6 +95,7 @@ def test_a_checkpoint_that_fails_ends_the_run_at_the_next_batch(log, make_config
     assert not [path for path in (run / "checkpoints").iterdir() if path.name.isdigit()]
 
 
+@pytest.mark.slow
 def test_a_last_write_that_fails_is_not_lost(log, make_config, tmp_path):
     config, run = make_config({**CHANGES, "checkpoint": {"every_examples": 10**6}}), tmp_path / "run"
     for name in ("arrays.npz", "predictions"):
@@ -145,6 +146,7 @@ def test_checkpoints_keep_to_their_limit(log, make_config, whole, tmp_path):
         limited(0.5, "none")
 
 
+@pytest.mark.slow
 def test_a_shard_that_vanishes_during_the_pass(examples, publish_log, make_config, tmp_path):
     log, run, config = tmp_path / "log", tmp_path / "run", make_config(CHANGES)
     publish_log(log, examples.table())

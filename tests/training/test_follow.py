@@ -200,6 +200,7 @@ def test_an_interval_waits_for_its_sidecars(short, make_config, read_predictions
     assert_one_pass(run, short.folder, config, read_predictions)
 
 
+@pytest.mark.slow
 def test_what_vanished_or_changed_is_refused(short, make_config, tmp_path):
     config = make_config({**ROOTS, **WITHIN})
     run = tmp_path / "run"

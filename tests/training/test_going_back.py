@@ -137,6 +137,7 @@ def test_save_says_whether_it_has_gone_back(live, make_config, tmp_path):
         assert session.current.position.examples == interval_end(live, 2)
 
 
+@pytest.mark.slow
 def test_the_export_at_the_end_of_a_pass_goes_with_the_rest(live, make_config, tmp_path):
     """The pass ends while steps are skipped, the log goes on, and so many more are skipped that the run goes back."""
     config = make_config(

@@ -48,6 +48,7 @@ def test_score_all_scores_every_row_and_learns_from_the_kept_ones(
     assert not summary["per_query_auc_of_sample"]
 
 
+@pytest.mark.slow
 def test_kept_rows_alone_are_what_a_smaller_log_of_them_is(
     own_log, examples, make_config, tmp_path, read_predictions
 ):
@@ -143,6 +144,7 @@ def exposure(make_examples, publish_log, tmp_path):
     return publish_log(tmp_path / "exposure", examples.table()), len(table)
 
 
+@pytest.mark.slow
 def test_rows_of_a_constraint_log_move_its_dual_and_the_weights_but_no_metric(
     log, exposure, make_config, tmp_path, read_predictions
 ):
@@ -181,6 +183,7 @@ def test_own_loss_decides_whether_they_teach_by_themselves(log, exposure, make_c
     assert results[True]["calibration_bias"] < plain["calibration_bias"] - 0.05
 
 
+@pytest.mark.slow
 def test_each_row_of_a_constraint_log_comes_when_its_time_has_come(
     log, examples, make_examples, publish_log, make_config, tmp_path, read_predictions
 ):
@@ -214,6 +217,7 @@ def test_another_schema_or_an_empty_constraint_log_is_refused(log, make_config, 
         train(log, make_config(constrained(tmp_path / "nothing")), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_constraint_log_of_the_same_examples_tells_no_label_before_its_prediction(
     make_examples, make_log, make_config, tmp_path, read_predictions
 ):
@@ -236,6 +240,7 @@ def test_a_constraint_log_of_the_same_examples_tells_no_label_before_its_predict
     assert not same[first + 60 :].any()
 
 
+@pytest.mark.slow
 def test_constraint_rows_teach_where_the_log_itself_has_no_weight(
     examples, make_log, exposure, make_config, tmp_path
 ):

@@ -144,6 +144,7 @@ def test_killed_anywhere_it_ends_in_the_same_bits(
         print(f"\n{died.total()} kills at {len(died)} places in {passes} passes: {dict(died)}")
 
 
+@pytest.mark.slow
 def test_what_this_relies_on_notices_a_bit_that_differs(world, tmp_path):
     world.grow_whole()
     run = tmp_path / "run"

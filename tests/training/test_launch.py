@@ -161,6 +161,7 @@ def unkilled(finished, old, whole, change, tmp_path_factory) -> Path:
     return finished["unkilled"]
 
 
+@pytest.mark.slow
 def test_a_run_that_begins_from_another_one_goes_on_bit_by_bit(
     old, whole, config, unkilled, logs, tmp_path, read_predictions
 ):

@@ -246,6 +246,7 @@ def replace(examples, **columns):
     return type(examples)(**{**vars(examples), **columns})
 
 
+@pytest.mark.slow
 def test_rows_of_train_weight_0_are_scored_but_teach_nothing(
     examples, logistic_run, make_log, tmp_path, read_predictions
 ):
@@ -284,6 +285,7 @@ def test_metric_weights_change_the_metrics_and_nothing_else(
     assert summary["logloss"] == pytest.approx((loss * weight).sum() / weight.sum(), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", [False, True])
 def test_a_log_of_only_weight_0(examples, make_log, make_config, tmp_path, read_predictions, network):
     zeros = np.zeros(len(examples))
@@ -301,6 +303,7 @@ def test_a_log_of_only_weight_0(examples, make_log, make_config, tmp_path, read_
 # Small and odd logs.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", [False, True])
 def test_a_log_of_one_row(examples, make_log, make_config, tmp_path, read_predictions, network):
     summary = train(
@@ -313,6 +316,7 @@ def test_a_log_of_one_row(examples, make_log, make_config, tmp_path, read_predic
     assert len(read_lines(tmp_path / "run" / "metrics.jsonl")) == 1
 
 
+@pytest.mark.slow
 def test_a_log_of_one_class(examples, make_log, make_config, tmp_path):
     table = replace(examples, label=np.zeros(len(examples))).table()
     summary = train(make_log(table), make_config(), tmp_path / "run")
@@ -420,6 +424,7 @@ def test_a_log_of_faulty_rows_only(examples, make_log, make_config, tmp_path):
     assert len(read_lines(tmp_path / "run" / "rejects.jsonl")) == len(examples)
 
 
+@pytest.mark.slow
 def test_nothing_of_a_damaged_shard_is_trained_on(log, logistic_run, tmp_path, copy_run, read_predictions):
     damaged = copy_run(log)
     shards = [shard for manifest in read_manifests(damaged) for shard in manifest.shards]

@@ -175,6 +175,7 @@ def test_steps_that_explode_are_skipped(long_log, clean_runs, make_config, tmp_p
     assert all(any(b <= row < e for b, e in summary["skipped_ranges"]) for row in places)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "optimizer"), each_under_one([2, 3], fast=[3]))
 def test_a_long_run_of_examples_that_cannot_be_learned_from(
     long_log, clean_runs, make_config, tmp_path, seed, optimizer
@@ -262,6 +263,7 @@ def test_rows_that_break_the_weights_are_quarantined(
     assert summary["skipped_steps"] == 0
 
 
+@pytest.mark.slow
 def test_before_the_first_checkpoint_it_begins_anew_with_the_same_bits(long_log, make_config, tmp_path):
     config = make_config({**CONTENT, **SHAMPOO, "checkpoint": {"every_examples": 10**6}})
     weights: dict[int, list[bytes]] = {}
@@ -501,6 +503,7 @@ def test_following_a_log_it_fails_as_well(log, make_config, tmp_path):
         follow(log, config, tmp_path / "run", lambda: None, Polling(0.01, 0))
 
 
+@pytest.mark.slow
 def test_rows_that_were_lost_are_named_as_a_share(examples, log, make_config, tmp_path, caplog):
     with injected(unlearnable=dict.fromkeys(range(300, 340), math.inf)):
         summary = train(log, make_config(logistic=True), tmp_path / "run")

@@ -108,6 +108,7 @@ def checkpointed(positions: list[int]) -> list[int]:
     return numbers
 
 
+@pytest.mark.slow
 def test_killed_before_the_first_checkpoint(faulty_log, uninterrupted, run_killed, tmp_path):
     assert run_killed(faulty_log, CONFIG, tmp_path / "run", kill_after=3) == KILLED
     assert list(tmp_path.glob("run/checkpoints/*")) == []
@@ -133,6 +134,7 @@ def test_killed_again_and_again(faulty_log, uninterrupted, positions, run_killed
     assert_same(run, uninterrupted[0])
 
 
+@pytest.mark.slow
 def test_killed_while_it_writes(faulty_log, uninterrupted, run_killed, tmp_path):
     run = tmp_path / "run"
     # Each process is killed at a later one of the moments at which something is made durable: within the start,
@@ -156,6 +158,7 @@ def test_killed_while_it_writes_anything(faulty_log, uninterrupted, run_killed, 
     assert_same(tmp_path / "run", uninterrupted[0])
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits_and_another_one_others(
     faulty_log, uninterrupted, run_killed, tmp_path
 ):
@@ -295,6 +298,7 @@ def test_events_of_the_lost_windows_disappear(faulty_log, uninterrupted, copy_ru
     assert (run / "tensorboard" / "notes.txt").exists()
 
 
+@pytest.mark.slow
 def test_a_log_that_grew_is_gone_on_with(examples, schema, publish_log, tmp_path, read_predictions):
     table = examples.table()
     times = table.column("query_time").to_numpy()
@@ -318,6 +322,7 @@ def test_a_log_that_grew_is_gone_on_with(examples, schema, publish_log, tmp_path
     assert sum(line["window_examples"] for line in lines) == len(examples)
 
 
+@pytest.mark.slow
 def test_a_log_that_grew_before_where_the_run_stands_is_refused(examples, schema, publish_log, tmp_path):
     table = examples.table()
     times = table.column("query_time").to_numpy()

@@ -217,6 +217,7 @@ def test_the_gradients_are_those_that_a_step_learns_by_and_change_nothing(gradie
     assert any(part.numpy().any() for part in of_dense)
 
 
+@pytest.mark.slow
 def test_a_compiled_step_agrees():
     config = make_config()
     # make_state draws from Keras' generator: the second one gets the weights of the first.
@@ -324,6 +325,7 @@ def test_a_batch_without_weight_changes_no_bit(initial):
     assert {name for name in before if after[name] != before[name]} == {"shampoo/step"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["sum", "mean"])
 def test_rows_that_are_only_constrained_leave_the_step_of_the_others_as_it_is(gradient):
     constraints = {
@@ -405,6 +407,7 @@ SHAMPOO = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shampoo", [{}, SHAMPOO, {"clip_norm": 0.05}], ids=["adagrad", "shampoo", "clipped"])
 @pytest.mark.parametrize("gradient", ["sum", "mean"])
 def test_components_with_their_own_embeddings_learn_as_if_each_were_alone(gradient, shampoo):
@@ -432,6 +435,7 @@ def test_components_with_their_own_embeddings_learn_as_if_each_were_alone(gradie
             np.testing.assert_allclose(of_component, value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["sum", "mean"])
 def test_shared_embeddings_learn_from_the_mean_of_the_components_gradients(gradient):
     config = ensemble("shared", gradient)

@@ -66,6 +66,7 @@ def copied(log, tmp_path):
     return shutil.copytree(log, tmp_path / "log")
 
 
+@pytest.mark.slow
 def test_the_sidecar_holds_the_predictions_of_record(log, make_config, tmp_path, read_predictions):
     log = copied(log, tmp_path)
     summary = train(log, make_config(), tmp_path / "run", record="teacher")
@@ -78,6 +79,7 @@ def test_the_sidecar_holds_the_predictions_of_record(log, make_config, tmp_path,
     assert sidecar(log, "again").equals(found)
 
 
+@pytest.mark.slow
 def test_no_recorded_prediction_has_seen_its_own_label_or_a_later_one(
     make_examples, make_log, make_config, tmp_path
 ):

@@ -142,6 +142,7 @@ def read_entries(run) -> list[dict]:
     return json.loads((run / "weight_spectra.json").read_text())["weights"]
 
 
+@pytest.mark.slow
 def test_a_run_writes_the_spectra_of_its_last_weights(log, make_config, tmp_path):
     for name in ("first", "second"):
         train(log, make_config(), tmp_path / name)

@@ -465,6 +465,7 @@ def recorded(log: Path, name: str) -> dict[int, float]:
     return found
 
 
+@pytest.mark.slow
 def test_a_teacher_is_recorded_as_it_scores_the_log_and_its_losses_sample_it(
     made: Any, helpers: Any, export: Any, model: Path, folder: Path, log: Path, tmp_path: Path
 ) -> None:

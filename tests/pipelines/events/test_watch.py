@@ -96,6 +96,7 @@ def assert_conserved(log: Path, progress: Progress) -> None:
     assert counts.read == inside + counts.late + counts.rejected + progress.pending
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_files_in_any_interleaving_become_the_log_of_the_batch(
     seed: int, made: Any, files: list[File], batch: dict[str, bytes], tmp_path: Path
@@ -147,6 +148,7 @@ def test_a_drain_reads_all_there_is_and_one_more_finds_nothing(
     assert again.clock_us == first.clock_us
 
 
+@pytest.mark.slow
 def test_many_files_are_read_in_the_order_of_their_names(
     made: Any, events: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +281,7 @@ def test_a_file_that_changes_while_it_is_read_is_told(
     assert "changed after it was read" in told["damaged"]
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_set_aside_and_the_job_goes_on(
     made: Any, helpers: Any, events: Any, tmp_path: Path
 ) -> None:
@@ -341,6 +344,7 @@ def test_a_file_that_is_being_written_holds_back_those_after_it(
 # ---------------------------------------------------------------- events that are not as they should be
 
 
+@pytest.mark.slow
 def test_a_clock_from_the_future_closes_nothing(
     made: Any, helpers: Any, files: list[File], batch: dict[str, bytes], tmp_path: Path
 ) -> None:
