@@ -159,5 +159,5 @@ def _without_id(match: re.Match[str], referred: set[str]) -> str:
 
 
 def thousands() -> FuncFormatter:
-    """Numbers at ticks with thousands parted."""
-    return FuncFormatter(lambda value, _: f"{value:,.0f}")
+    """Numbers at ticks with thousands parted, with as many decimals as they have up to two."""
+    return FuncFormatter(lambda value, _: f"{value:,.2f}".rstrip("0").rstrip("."))

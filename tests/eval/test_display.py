@@ -13,6 +13,7 @@ from ctr.eval.display import (
     verdict,
     with_margin,
 )
+from ctr.eval.plot_style import thousands
 
 
 @pytest.mark.parametrize(
@@ -97,3 +98,8 @@ def test_a_value_has_the_digits_of_its_margin():
     assert with_margin(0.5, None, None) == "0.50000"
     assert with_margin(None, None, None) == "–"
     assert with_margin(0.5, math.nan, math.nan) == "0.50000"
+
+
+def test_ticks_between_whole_numbers_differ():
+    shown = thousands()
+    assert [shown(value, 0) for value in (0, 0.5, 1.25, 100, 25_000)] == ["0", "0.5", "1.25", "100", "25,000"]
