@@ -26,8 +26,10 @@ def lost_rows(position: Position) -> int:
 def losses_text(current: Run) -> str:
     """How many rows were not learned from, as a share of all, and how they were lost."""
     position, lost = current.position, lost_rows(current.position)
+    # Rows outside a time range are passed over, not scored.
+    scored = int(current.total.traffic.examples + current.window.traffic.examples)
     return (
-        f"{lost} of {position.examples} rows ({lost / max(position.examples, 1):.1%}) were not learned from: "
+        f"{lost} of {scored} rows ({lost / max(scored, 1):.1%}) were not learned from: "
         f"{position.set_aside_rows} quarantined, {position.skipped_rows} in {position.skipped_steps} skipped steps"
     )
 

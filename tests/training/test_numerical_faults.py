@@ -5,6 +5,7 @@ import math
 import multiprocessing
 import runpy
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -492,6 +493,20 @@ def test_a_run_whose_steps_are_all_skipped_fails(log, make_config, tmp_path):
     assert summary["skipped_rows"] == summary["examples"] and summary["trained_rows"] == 0
     assert f"0 quarantined, {summary['examples']} in {summary['batches']} skipped steps" in str(caught.value)
     assert "cause: the loss or a gradient was not finite" in str(caught.value)
+
+
+def test_rows_outside_the_time_range_count_neither_as_lost_nor_as_read(log, make_config, tmp_path):
+    shards = [shard for manifest in read_manifests(log) for shard in manifest.shards]
+    middle = (shards[0].first_query_time + shards[-1].last_query_time) // 2
+    ends = datetime.fromtimestamp(middle // 1_000_000, UTC).isoformat()
+    config = make_config(
+        {"rollback": {"after_skipped_steps": None}, "time_range": {"end": ends}}, logistic=True
+    )
+    with injected(unlearnable=dict.fromkeys(range(2000), math.inf)), pytest.raises(LearningError) as caught:
+        train(log, config, tmp_path / "run")
+    rows = summary_of(tmp_path / "run")["examples"]
+    assert 0 < rows < sum(shard.rows for shard in shards)
+    assert f"nothing was learned: {rows} of {rows} rows (100.0%)" in str(caught.value)
 
 
 def test_following_a_log_it_fails_as_well(log, make_config, tmp_path):
