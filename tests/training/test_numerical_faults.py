@@ -5,7 +5,7 @@ import math
 import multiprocessing
 import runpy
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -498,7 +498,7 @@ def test_a_run_whose_steps_are_all_skipped_fails(log, make_config, tmp_path):
 def test_rows_outside_the_time_range_count_neither_as_lost_nor_as_read(log, make_config, tmp_path):
     shards = [shard for manifest in read_manifests(log) for shard in manifest.shards]
     middle = (shards[0].first_query_time + shards[-1].last_query_time) // 2
-    ends = datetime.fromtimestamp(middle // 1_000_000, UTC).isoformat()
+    ends = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=middle)).isoformat()
     config = make_config(
         {"rollback": {"after_skipped_steps": None}, "time_range": {"end": ends}}, logistic=True
     )
