@@ -149,7 +149,7 @@ def _ingest(arguments: argparse.Namespace) -> None:
     from ctr.data.durations import read_duration
     from ctr.data.log import check_log
     from ctr.data.mapping import load_format, load_mapping
-    from ctr.pipelines.ingest_state import read_state
+    from ctr.pipelines.ingest_state import check_anything_to_do
     from ctr.pipelines.rejects import check_reject_share
     from ctr.pipelines.sources import mapped_files
 
@@ -160,13 +160,9 @@ def _ingest(arguments: argparse.Namespace) -> None:
     mapping = load_mapping(arguments.mapping) if is_table else load_format(arguments.format)
     check_reject_share(arguments.max_reject_share)
     check_log(arguments.out, mapping.feature_schema)
+    check_anything_to_do(arguments.out, bool(arguments.input), arguments.append)
     if arguments.input:
         mapped_files(mapping, arguments.input)
-    elif arguments.append or read_state(arguments.out).held is None:
-        raise InputError(
-            f"no input is given, files or directories are required: {arguments.out} holds no rows back that could be "
-            "published without"
-        )
     _load_tensorflow()
     from ctr.pipelines.ingest import ingest
 
@@ -553,8 +549,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if str(error.name).partition(".")[0] == __package__:
             raise
         print(
-            f"error: the package {error.name} is not installed: the command line requires the extra train, "
-            "pip install 'clicktrain[train]'",
+            f"error: the package {error.name} is not installed: the command line requires clicktrain with the extra "
+            "train (in a checkout: pip install '.[train]')",
             file=sys.stderr,
         )
         return 1

@@ -18,7 +18,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,6 +43,7 @@ from ctr.pipelines.ingest_state import (
     HeldRows,
     IngestState,
     InputFile,
+    check_anything_to_do,
     commit,
     digest_of,
     finish_publishing,
@@ -145,7 +146,9 @@ class IngestResult:
                 "--append keeps the last partition open for files to come"
             )
         if self.rejected:
-            text += f"\n{self.rejected} of {self.rows} rows rejected, see {self.rejects_file}:"
+            # Without new files, duplicates among the rows that were held back.
+            share = f"{self.rejected} of {self.rows}" if self.rows else f"{self.rejected}"
+            text += f"\n{share} rows rejected, see {self.rejects_file}:"
             text += "".join(f"\n  {count} x {reason}" for reason, count in self.reject_reasons.items())
         return text + "".join(f"\nwarning: {warning}" for warning in self.warnings)
 
@@ -185,8 +188,7 @@ def ingest(
     check_reject_share(max_reject_share)
     sources = mapped_files(mapping, inputs) if inputs else []
     check_log(out, mapping.feature_schema)
-    if not sources and (append or read_state(out).held is None):
-        raise InputError(f"no input is given, and {out} holds no rows back that could be published")
+    check_anything_to_do(out, bool(sources), append)
     with spill_folder(out) as folder:
         work = _Ingest(mapping, sources, out, append, allowed_lateness_us, max_reject_share, now_us)
         try:
@@ -197,9 +199,10 @@ def ingest(
     return work.result()
 
 
-def _names_digest(sources: Sequence[SourceFile]) -> str:
-    """Names the rejects of these inputs, so that those of another day's ingest into the log stay."""
-    return hashlib.sha256("\n".join(source.name for source in sources).encode()).hexdigest()[:16]
+def _names_digest(sources: Sequence[SourceFile], held: Sequence[str]) -> str:
+    """Names the rejects of these inputs and held rows, so that those of another day's ingest into the log stay."""
+    names = [*(source.name for source in sources), *held]
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
 
 
 class _Ingest:
@@ -235,7 +238,9 @@ class _Ingest:
         names = [source.name for source in self._sources]
         names += [held_files[str(number)] for number in self._held_numbers.tolist()]
         self._rejects = RejectLog(names, max_reject_share)
-        self._rejects_path = out / "rejects" / f"{_names_digest(self._sources)}.jsonl"
+        # Where no file is new, what is rejected is among the rows that were held back.
+        alone = [] if self._held is None or (self._sources and not self._again) else [self._held.file]
+        self._rejects_path = out / "rejects" / f"{_names_digest(self._sources, alone)}.jsonl"
         now = time.time_ns() // 1000 if now_us is None else now_us
         self._times = TimesFound(EARLY_US, now)
         self._last_before = self._last_time()
@@ -265,7 +270,13 @@ class _Ingest:
     @property
     def _continues(self) -> bool:
         """Whether the lines of new files count from the end of those before."""
-        return self._append or self._state.held is not None
+        beside_known = bool(self._known_files) and not self._again
+        return self._append or self._state.held is not None or beside_known
+
+    @property
+    def _merged_rows(self) -> int:
+        """Rows of the input and rows that were held back: duplicates are found among both."""
+        return self._rows + (0 if self._held is None else self._held.rows)
 
     def _last_time(self) -> int | None:
         """The latest time of the log before this ingest."""
@@ -411,24 +422,45 @@ class _Ingest:
                 raise InputError(self._no_example())
         staged = list(restored)
         due = [start for start in starts if start not in published and start not in held]
-        for start, table, duplicates in sorted_partitions(merged, due, self.seconds):
+        with self._leaving_no_shards(due):
+            for start, table, duplicates in sorted_partitions(merged, due, self.seconds):
+                with timed(self.seconds, "publish"):
+                    self._rejects.add(duplicates)
+                    self._rejects.check(self._merged_rows)
+                    staged.append(stage(out, mapping, start, table))
+            self._warn_of_order(staged, published)
             with timed(self.seconds, "publish"):
-                self._rejects.add(duplicates)
-                self._rejects.check(self._rows)
-                staged.append(stage(out, mapping, start, table))
-        self._warn_of_order(staged, published)
+                change = self._set_down(merged, inputs, staged, held, max(latest, default=0))
         with timed(self.seconds, "publish"):
-            self._commit(merged, inputs, staged, held, max(latest, default=0))
+            self._state = commit(out, self._state, change)
+        self._manifests = sorted([*self._manifests, *staged], key=lambda manifest: manifest.start)
+        self._remove_leftovers()
 
-    def _commit(
+    @contextmanager
+    def _leaving_no_shards(self, starts: Sequence[int]) -> Iterator[None]:
+        """Deletes the new shards of these partitions where the block fails.
+
+        Without a manifest, and before partitions that are published, readers would take their manifests for lost.
+        """
+        before = {path.name for path in (self._out / "shards").glob("*")}
+        try:
+            yield
+        except BaseException:
+            stems = tuple(f"{start:019d}-{start + self._mapping.partition_us:019d}" for start in starts)
+            for path in (self._out / "shards").glob("*"):
+                if path.name not in before and path.name.startswith(stems):
+                    path.unlink(missing_ok=True)
+            raise
+
+    def _set_down(
         self,
         merged: IntervalSpill,
         inputs: Sequence[InputFile],
         staged: Sequence[Manifest],
         open_starts: Sequence[int],
         last_time: int,
-    ) -> None:
-        """Sets down what is held back and remembered; then all is published."""
+    ) -> Commit:
+        """Sets down what is held back and remembered; returns what makes it, and the staged partitions, hold."""
         out, state = self._out, self._state
         held = state.held if self._again and self._append else None
         if open_starts:
@@ -440,9 +472,7 @@ class _Ingest:
             later = len(state.inputs) - self._inputs_before
             blocks = f"blocks-{digest_of(*(file.sha256 for file in inputs), str(len(state.inputs)))}.npy"
             write_blocks(out, blocks, [(value, number + later) for value, number in self._repeats.new])
-        self._state = commit(out, state, Commit(inputs, staged, held, blocks))
-        self._manifests = sorted([*self._manifests, *staged], key=lambda manifest: manifest.start)
-        self._remove_leftovers()
+        return Commit(inputs, staged, held, blocks)
 
     def _hold(self, merged: IntervalSpill, starts: Sequence[int], file: str, last_time: int) -> HeldRows:
         numbers: set[int] = set()

@@ -129,6 +129,17 @@ def read_state(log: Path) -> IngestState:
     return parse_model(IngestState, read_sealed(path, f"{path}: no such file"), str(path))
 
 
+def check_anything_to_do(log: Path, has_input: bool, append: bool) -> None:
+    """Raises InputError for an ingest without input, unless it publishes what is held back or was left unfinished."""
+    if has_input:
+        return
+    state = read_state(log)
+    if append or (state.held is None and not state.publishing):
+        raise InputError(
+            f"no input is given, files or directories are required: {log} holds no rows back that could be published"
+        )
+
+
 def finish_publishing(log: Path, state: IngestState) -> IngestState:
     """Publishes what an ingest that was killed had decided to publish. The lock must be held.
 

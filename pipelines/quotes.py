@@ -135,6 +135,9 @@ class StrictQuotes:
             if is_unknown and not final and len(data) - record <= self.limit:
                 break
             line_end = _line_end_after(data, record)
+            is_cut = line_end == len(data) and data[-1:] not in (b"\n", b"\r")
+            if is_cut and not final and len(data) - record <= self.limit:
+                break
             crosses = not ends or places[last] >= line_end
             pieces += [
                 data[passed:record],

@@ -176,8 +176,8 @@ def test_a_command_without_the_extra_names_it(fresh_python, tmp_path, root):
     done = fresh_python("-c", code, cwd=tmp_path, path=root, check=False)
     assert done.returncode == 1
     assert done.stderr == (
-        "error: the package pydantic is not installed: the command line requires the extra train, "
-        "pip install 'clicktrain[train]'\n"
+        "error: the package pydantic is not installed: the command line requires clicktrain with the extra "
+        "train (in a checkout: pip install '.[train]')\n"
     )
 
 

@@ -57,9 +57,11 @@ def _rename_functions(graph: Any) -> None:
     for name, content in zip(names.values(), ordered, strict=True):
         library.function.add().ParseFromString(content)
         library.function[-1].signature.name = name
-    for name in list(objects.concrete_functions):
-        objects.concrete_functions[names[name]].CopyFrom(objects.concrete_functions[name])
-        del objects.concrete_functions[name]
+    # A new name may be the former name of another function.
+    described = {names[name]: one.SerializeToString() for name, one in objects.concrete_functions.items()}
+    objects.concrete_functions.clear()
+    for name, content in described.items():
+        objects.concrete_functions[name].ParseFromString(content)
     for node in objects.nodes:
         if node.WhichOneof("kind") == "bare_concrete_function":
             bare = node.bare_concrete_function

@@ -40,7 +40,7 @@ def only_publisher(out: Path, wait: bool) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            raise InputError(f"{out}: another process is exporting to this folder") from None
+            raise InputError(f"{out}: another process is exporting to this directory") from None
         for leftover in out.glob(f"*{PARTIAL}"):
             if leftover.is_dir() and leftover.stem.isdecimal():
                 shutil.rmtree(leftover)

@@ -193,8 +193,8 @@ def _finished(run: Path, logs: Logs, config: TrainConfig) -> dict[str, Any] | No
     except InputError:
         # Computed and written again.
         return None
+    # Not the hash of the configuration, which earlier versions took of other keys: ``check_config`` compared them.
     expected = {
-        "config_sha256": config.sha256(),
         "log_sha256": log_sha256(logs.log.manifests),
         "constraint_logs_sha256": {name: log_sha256(other.manifests) for name, other in logs.others.items()},
         "sidecars_sha256": {

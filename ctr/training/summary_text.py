@@ -22,7 +22,7 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
     for name in ("trained_rows", "examples_per_second", "step_ms_p50", "skipped_steps", "rejected_rows"):
         if name in summary:
             lines.append(f"  {name:<20}{summary[name]}")
-    lost = summary.get("skipped_rows", 0) + summary.get("set_aside_rows", 0)
+    lost = summary.get("skipped_rows", 0) + summary.get("quarantined_rows", 0)
     if lost:
         lines.append(f"  not learned from    {lost} rows ({lost / max(summary['examples'], 1):.1%})")
     if recorded := summary.get("recorded"):

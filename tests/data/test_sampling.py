@@ -265,7 +265,10 @@ def test_a_higher_rate_drops_nothing(seed, low, high, low_rule, high_rule):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"non_click_rate": 0.005}, "non_click_rate is 0.005, below min_rate 0.01: .* would weigh 200"),
+        (
+            {"non_click_rate": 0.005},
+            "non_click_rate is 0.005, below min_rate 0.01: a kept example would have the weight 200",
+        ),
         (
             {"uninformative": {"rate": 0.009, "low_loss": LOW_LOSS}},
             "uninformative.rate is 0.009, below min_rate 0.01",

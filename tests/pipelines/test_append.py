@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from ctr.cli import main
-from ctr.data.log import list_intervals
+from ctr.config import parse_model
+from ctr.data.log import list_intervals, read_manifests
+from ctr.data.mapping import Mapping
 from ctr.errors import InputError
 from ctr.pipelines.ingest import ingest
 from ctr.pipelines.ingest_state import read_state
@@ -295,3 +297,73 @@ def test_a_known_file_without_append_publishes_what_is_held_back(tmp_path, helpe
     assert (result.known_files, result.held_rows) == (["day1.csv"], 0)
     assert result.known_rows == result.rows > 0
     assert_same_log(helpers, tmp_path / "log", tmp_path / "whole")
+
+
+EXAMPLES = {
+    "input": {"type": "csv"},
+    "time": {"column": "t", "unit": "s"},
+    "query": None,
+    "example_id": "id",
+    "label": "y",
+    "partition": "1d",
+    "features": [{"name": "c", "kind": "category", "source": "c"}],
+}
+
+
+def write_examples(path, days, twice=()):
+    """A CSV file with 300 rows of each day; the first row of the days ``twice`` appears again at the end of its day."""
+    lines = ["t,y,id,c"]
+    for day in days:
+        rows = [
+            f"{FIRST + day * DAY + 60 * row},{row % 3 == 0:d},{day * 1000 + row},{row}" for row in range(300)
+        ]
+        lines += rows + ([rows[0]] if day in twice else [])
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_duplicates_among_held_rows_are_rejected_when_these_are_published(tmp_path):
+    mapping = parse_model(Mapping, EXAMPLES, "test")
+    first = write_examples(tmp_path / "first.csv", [0, 1], twice=[0, 1])
+    ingest(mapping, [first], tmp_path / "log", append=True, now_us=NOW)
+    closed = ingest(mapping, [], tmp_path / "log", now_us=NOW)
+    assert (closed.examples, closed.rejected, closed.held_rows) == (300, 1, 0)
+    assert len(closed.rejects_file.read_text().splitlines()) == 1
+    assert "1 rows rejected" in closed.as_text()
+
+
+def test_a_close_that_was_killed_while_it_published_is_completed_by_the_same_command(tmp_path, capsys):
+    mapping = parse_model(Mapping, EXAMPLES, "test")
+    ingest(mapping, [write_examples(tmp_path / "a.csv", [0])], tmp_path / "log", append=True, now_us=NOW)
+    with (
+        pytest.raises(Killed),
+        points["watching"](points["Counting"]("link.before", 1, die, str(tmp_path / "log")), training=False),
+    ):
+        ingest(mapping, [], tmp_path / "log", now_us=NOW)
+    assert not list_intervals(tmp_path / "log")
+    ingest(mapping, [], tmp_path / "log", now_us=NOW)
+    assert len(list_intervals(tmp_path / "log")) == 1
+    with pytest.raises(InputError, match="no input is given"):
+        ingest(mapping, [], tmp_path / "log", now_us=NOW)
+
+
+def test_a_refused_ingest_leaves_no_shard_that_readers_take_for_a_lost_partition(tmp_path):
+    mapping = parse_model(Mapping, EXAMPLES, "test")
+    ingest(mapping, [write_examples(tmp_path / "late.csv", [5])], tmp_path / "log", now_us=NOW)
+    path = write_examples(tmp_path / "early.csv", [1, 2], twice=[2])
+    with pytest.raises(InputError, match="rejected, more than the allowed share"):
+        ingest(mapping, [path], tmp_path / "log", max_reject_share=0.001, now_us=NOW)
+    assert len(read_manifests(tmp_path / "log")) == 1
+
+
+def test_lines_under_row_order_count_on_from_files_that_are_known(tmp_path):
+    order = {"row_order": {"start": "2020-01-01T00:00:00Z", "step_us": 1_000_000}}
+    content = {**EXAMPLES, "time": order, "partition": "1h"}
+    mapping = parse_model(Mapping, content, "test")
+    a, b = (write_examples(tmp_path / f"{name}.csv", [day]) for name, day in (("a", 0), ("b", 1)))
+    ingest(mapping, [a], tmp_path / "log", append=True, now_us=NOW)
+    ingest(mapping, [a, b], tmp_path / "log", now_us=NOW)
+    ingest(mapping, [a, b], tmp_path / "whole", now_us=NOW)
+    assert [m.rows for m in read_manifests(tmp_path / "log")] == [
+        m.rows for m in read_manifests(tmp_path / "whole")
+    ]

@@ -1,5 +1,7 @@
 """csv and tsv: quoting, headers, row numbers."""
 
+import io
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ from ctr.config import parse_model
 from ctr.data.mapping import DelimitedInput
 from ctr.errors import InputError
 from ctr.pipelines.delimited import delimited_columns, read_delimited
-from ctr.pipelines.quotes import TEXT_AFTER, UNCLOSED
+from ctr.pipelines.quotes import TEXT_AFTER, UNCLOSED, StrictQuotes
 from ctr.pipelines.sources import SourceFile
 
 
@@ -209,3 +211,11 @@ def test_any_text_with_quotes_is_read_by_the_rules(tmp_path, pieces, block_bytes
     assert quotes == [number for number, fields in enumerate(records, 1) if fields is None]
     others = {row for row, reason in rejects} - set(quotes)
     assert others == {number for number, fields in enumerate(records, 1) if fields and len(fields) != 2}
+
+
+@pytest.mark.parametrize("size", [1, 5, 12, 17, 1 << 20])
+def test_a_malformed_line_stays_whole_where_a_read_ends(size):
+    found = {}
+    reader = StrictQuotes(io.BytesIO(b'a,b\n1,"x"y,z,2\n4,5\n'), ",", 2, 1 << 20, found)
+    lines = b"".join(iter(lambda: reader.read(size), b"")).splitlines()
+    assert (lines[0], lines[2], len(lines), len(found)) == (b"a,b", b"4,5", 3, 1)

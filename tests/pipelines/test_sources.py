@@ -83,7 +83,7 @@ def test_bytes_are_decompressed_by_extension(tmp_path):
 )
 def test_a_file_of_another_kind_is_named(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=rf"{name}: {words}; allowed: text in UTF-8, and text compressed"):
+    with pytest.raises(InputError, match=rf"{name}: {words}; allowed: text in UTF-8, and compressed text"):
         open_bytes(tmp_path / name)
 
 

@@ -123,3 +123,12 @@ def test_other_weights_have_another_fingerprint(tmp_path):
     found = {name: contents(tmp_path / name) for name in "abc"}
     assert found["a"] == found["b"]
     assert found["a"]["fingerprint.pb"] != found["c"]["fingerprint.pb"]
+
+
+def test_what_is_canonical_already_stays(tmp_path):
+    save_scaled(tmp_path, 2.0)
+    before = contents(tmp_path)
+    make_canonical(tmp_path)
+    assert contents(tmp_path) == before
+    serve = tf.saved_model.load(str(tmp_path)).signatures["serving_default"]
+    np.testing.assert_array_equal(serve(x=tf.constant([1.0, 2.0]))["y"], [2.0, 4.0])
