@@ -71,6 +71,7 @@ def _parse_quarantine(folder: Path, content: bytes) -> None:
 
 def _launch_seeds(folder: Path) -> list[bytes]:
     (folder / "begun").mkdir(exist_ok=True)
+    (folder / "begun" / "config.yaml").write_text("seed: 1\n")
     entry = {
         "part": "feature",
         "name": "user",
