@@ -30,6 +30,7 @@ def test_keras_3(outcome, name):
     assert outcome[name] == ""
 
 
+@pytest.mark.slow
 def test_all_checks_ran(outcome):
     assert set(outcome) == set(NAMES)
     assert len(NAMES) > 30
