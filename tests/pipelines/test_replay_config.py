@@ -139,7 +139,7 @@ def test_a_baseline_alone_is_an_experiment(plan_of):
         ({"arms": {"dcn": {"set": {"model.deep.width": 3}}}}, "arms.dcn.set.model.deep.width: unknown key; allowed: a"),
         ({"arms": {"dcn": {"set": {"batch.rows": "many"}}}}, "arms.dcn.set.batch.rows: 'many' is not allowed"),
         ({"arms": {"dcn": {"set": {"metrics.slices": ["x"]}}}}, "arms.dcn.set: metrics.slices names x, which is not "),
-        ({"arms": {"dcn": {"set": {"seed": 2}}}}, "arms.dcn.set.seed: not here: seeds decides it"),
+        ({"arms": {"dcn": {"set": {"seed": 2}}}}, "arms.dcn.set.seed: not allowed here: set seeds"),
         ({"arms": {"a b": {}}}, "arms.a b: 'a b' is not allowed: String should match pattern"),
         ({"arms": {"a@b": {}}}, "arms.a@b: 'a@b' is not allowed"),
         ({"arms": {"baseline": {}}}, "arms.baseline: this name is reserved for the arm that the others"),
