@@ -84,5 +84,5 @@ def test_what_it_gives_is_not_its_own_memory():
 
 
 def test_no_cache_of_no_rows():
-    with pytest.raises(ValueError, match="0 rows"):
+    with pytest.raises(ValueError, match="capacity: 0 is not allowed"):
         RowCache(0, [2])
