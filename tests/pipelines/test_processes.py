@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import yaml
 
 from ctr.cli import main
-from ctr.pipelines import replay_costs
+from ctr.pipelines import replay_costs, replay_jobs
 from ctr.pipelines.processes import safe_environment, safe_workers
 from ctr.pipelines.replay_jobs import Job, run_job
 from ctr.simulator.config import SimulatorConfig
@@ -62,8 +63,10 @@ def test_nothing_else_starts_a_process(root):
     assert {path.relative_to(root).as_posix() for path in paths if starts_processes(path)} == STARTS
 
 
-def test_jobs(trapped, tmp_path):
+def test_jobs(trapped, tmp_path, monkeypatch):
     """What ``ctr replay`` trains, samples and serves with."""
+    # A test in this process that interrupted an experiment before leaves it set.
+    monkeypatch.setattr(replay_jobs, "_stopped", threading.Event())
     outcome = tmp_path / "outcome.json"
     done = run_job(Job("one", ("train", "nolog", "--out", "run"), str(outcome)))
     assert done is not None
