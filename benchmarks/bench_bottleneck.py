@@ -19,8 +19,8 @@ import numpy as np
 from reference import REFERENCE, reference_batches, reference_schema
 
 from ctr.config import parse_model
+from ctr.training.analysis.step_times import TimedModel, by_turns
 from ctr.training.config import TrainConfig
-from ctr.training.step_times import TimedModel, by_turns
 
 BATCHES = 10
 """Batches of a turn, as many as the steps from one collection of Shampoo's statistics to the next."""

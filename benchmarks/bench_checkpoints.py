@@ -27,7 +27,7 @@ from reference import ADAGRAD, make_log
 from ctr.config import parse_model
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
-from ctr.training.run import Run
+from ctr.training.run.run import Run
 
 CONFIG: dict[str, Any] = {**ADAGRAD, "metrics": {"window_examples": 100_000}}
 

@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    from ctr.pipelines.evaluate import evaluate
+    from ctr.pipelines.evaluate.run import evaluate
 
     with tempfile.TemporaryDirectory() as folder:
         paths = make_predictions(Path(folder), arguments.rows)

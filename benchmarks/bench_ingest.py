@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from ctr.data.mapping import Mapping, load_format
-from ctr.pipelines.ingest import BLOCK_BYTES, ingest
+from ctr.pipelines.ingest.run import BLOCK_BYTES, ingest
 
 DISTINCT = (
     *(1460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5683, 8_351_593, 3194),

@@ -24,7 +24,7 @@ import yaml
 
 from ctr.data.log import pack_ids
 from ctr.data.parquet_files import parquet_bytes
-from ctr.files import write_atomic_bytes
+from ctr.io.files import write_atomic_bytes
 
 INTERVAL, WINDOW, DELAY = 10, 5, 3
 FEATURES, BUCKETS = 26, 100_000

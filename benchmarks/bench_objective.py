@@ -30,13 +30,13 @@ from ctr.data.sidecar import read_sidecar_interval, write_sidecar_interval
 from ctr.data.stream import read_selection
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import TRUTH, simulate
+from ctr.training.analysis.step_times import by_turns
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.feed import Feed, make_feed
 from ctr.training.inputs import Inputs, open_inputs, selection_of
 from ctr.training.state import TrainState
 from ctr.training.step import make_steps
-from ctr.training.step_times import by_turns
 
 FEEDS = 12
 FAMILIES = [

@@ -27,7 +27,7 @@ from ctr.serving.export import publish
 from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
-from ctr.training.snapshot import Snapshot
+from ctr.training.run.snapshot import Snapshot
 from ctr.training.state import TrainState, create_network
 
 FEATURES = 26

@@ -26,7 +26,7 @@ from ctr.data.log import log_sha256, read_manifests
 from ctr.eval.intervals import Estimate
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.run_files import prediction_parts
-from ctr.files import write_atomic
+from ctr.io.files import write_atomic
 from ctr.training.config import TrainConfig
 
 MIND_BATCHES = (64, 512)

@@ -29,7 +29,7 @@ from ctr.data.log import log_sha256, read_manifests
 from ctr.data.sidecar import read_sidecar_interval
 from ctr.eval.buckets import BUCKETS, query_bucket
 from ctr.eval.run_files import prediction_parts
-from ctr.files import write_atomic
+from ctr.io.files import write_atomic
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import TRUTH, simulate
 from ctr.training.config import TrainConfig

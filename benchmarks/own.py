@@ -10,12 +10,12 @@ from reference import ADAGRAD, REFERENCE, Size, reference_batches, reference_sch
 
 from ctr.config import parse_model
 from ctr.data.batches import Batch
+from ctr.training.analysis.step_times import ratio_quartiles
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.feed import Feed, make_feed
 from ctr.training.state import TrainState
 from ctr.training.step import StepResult, make_steps
-from ctr.training.step_times import ratio_quartiles
 
 SETTLED = 10**9
 """Examples after which every ramp is up."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ctr.cli_parser import CONFIGS, EVENTS, TABLE, completion_script, make_parser
-from ctr.errors import InputError, one_line, printable
+from ctr.io.errors import InputError, one_line, printable
 
 
 def _load_tensorflow() -> None:
@@ -149,9 +149,9 @@ def _ingest(arguments: argparse.Namespace) -> None:
     from ctr.data.durations import read_duration
     from ctr.data.log import check_log
     from ctr.data.mapping import load_format, load_mapping
-    from ctr.pipelines.ingest_state import check_anything_to_do
-    from ctr.pipelines.rejects import check_reject_share
-    from ctr.pipelines.sources import mapped_files
+    from ctr.pipelines.ingest.state import check_anything_to_do
+    from ctr.pipelines.rows.rejects import check_reject_share
+    from ctr.pipelines.rows.sources import mapped_files
 
     if arguments.allowed_lateness is not None and not arguments.append:
         raise InputError("--allowed-lateness goes with --append")
@@ -164,7 +164,7 @@ def _ingest(arguments: argparse.Namespace) -> None:
     if arguments.input:
         mapped_files(mapping, arguments.input)
     _load_tensorflow()
-    from ctr.pipelines.ingest import ingest
+    from ctr.pipelines.ingest.run import ingest
 
     bar = _Bar(None, "rows")
     try:
@@ -269,7 +269,7 @@ def _train(arguments: argparse.Namespace) -> None:
     from ctr.data.log import read_manifests
     from ctr.training.config import TrainConfig
     from ctr.training.preflight import LearningError, check_run, train_result
-    from ctr.training.summary_text import summary_text
+    from ctr.training.run.summary_text import summary_text
 
     config = load_model(TrainConfig, arguments.config, "config", arguments.set)
     if arguments.follow:
@@ -301,8 +301,8 @@ def _train(arguments: argparse.Namespace) -> None:
 
 
 def _follow(arguments: argparse.Namespace, config: Any) -> None:
-    from ctr.training.run_directory import check_config
-    from ctr.training.stop_signals import stop_signals
+    from ctr.io.signals import stop_signals
+    from ctr.training.run.directory import check_config
 
     if arguments.record is not None:
         raise InputError(
@@ -312,7 +312,7 @@ def _follow(arguments: argparse.Namespace, config: Any) -> None:
     with stop_signals() as stop:
         _load_tensorflow()
         from ctr.serving.export import export_from_run
-        from ctr.training.follow import POLL_SECONDS, Polling, follow
+        from ctr.training.follow.watch import POLL_SECONDS, Polling, follow
 
         polling = Polling(
             POLL_SECONDS if arguments.poll is None else arguments.poll, arguments.stop_when_idle
@@ -337,14 +337,14 @@ def _follow(arguments: argparse.Namespace, config: Any) -> None:
 
 
 def _init_from(arguments: argparse.Namespace) -> Any:
-    from ctr.training.launch import InitFrom
+    from ctr.training.warm_start.start import InitFrom
 
     return arguments.init_from and InitFrom(arguments.init_from, _note)
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    from ctr.training.export_folder import check_models_folder
-    from ctr.training.run_directory import read_run_model
+    from ctr.training.run.directory import read_run_model
+    from ctr.training.run.export_folder import check_models_folder
 
     check_models_folder(arguments.out)
     read_run_model(arguments.run)
@@ -373,7 +373,7 @@ def _score(arguments: argparse.Namespace) -> None:
             raise InputError(f"input {path}: no such file or folder")
     _load_tensorflow()
     from ctr.data.log import read_manifests
-    from ctr.pipelines.raw_rows import key_schema, plain_mapping, read_raw_rows
+    from ctr.pipelines.rows.raw_rows import key_schema, plain_mapping, read_raw_rows
     from ctr.serving.score import score_log, score_tables
     from ctr.serving.scorer import Scorer
 
@@ -394,9 +394,8 @@ def _score(arguments: argparse.Namespace) -> None:
 
 def _replay(arguments: argparse.Namespace) -> None:
     from ctr.data.log import read_schema
-    from ctr.eval.experiment import write_experiment
-    from ctr.eval.run_files import RunError
-    from ctr.pipelines.replay_config import check_experiment_folder, read_experiment
+    from ctr.experiments.config import check_experiment_folder, read_experiment
+    from ctr.experiments.report.write import write_experiment
 
     failures: dict[str, str] = {}
     if not arguments.report:
@@ -406,7 +405,7 @@ def _replay(arguments: argparse.Namespace) -> None:
         read_experiment(arguments.experiment)
         read_schema(arguments.log)
         _load_tensorflow()
-        from ctr.pipelines.replay import replay
+        from ctr.experiments.run import replay
 
         def tell(text: str) -> None:
             if sys.stderr.isatty():
@@ -422,10 +421,7 @@ def _replay(arguments: argparse.Namespace) -> None:
             not arguments.no_timing,
             tell,
         )
-    try:
-        text = write_experiment(arguments.out)
-    except RunError as error:
-        raise InputError(str(error)) from None
+    text = write_experiment(arguments.out)
     result = json.loads((arguments.out / "result.json").read_bytes()) if arguments.json else {}
     _print_result(arguments, result, f"{text}\n{arguments.out / 'report.html'}")
     if failures:
@@ -436,20 +432,16 @@ def _replay(arguments: argparse.Namespace) -> None:
 def _compare(arguments: argparse.Namespace) -> None:
     from ctr.eval.ads_churn import SHOWN_FILE, LoopComparison, compare_loops
     from ctr.eval.run_comparison import RunComparison, compare_runs
-    from ctr.eval.run_files import RunError
 
     given = arguments.run_a, arguments.run_b
     comparison: LoopComparison | RunComparison
-    try:
-        is_loop = any((folder / SHOWN_FILE).is_file() for folder in given)
-        comparison = compare_loops(*given) if is_loop else compare_runs(*given)
-    except RunError as error:
-        raise InputError(str(error)) from None
+    is_loop = any((folder / SHOWN_FILE).is_file() for folder in given)
+    comparison = compare_loops(*given) if is_loop else compare_runs(*given)
     _print_result(arguments, comparison.as_dict(), comparison.as_text())
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
-    from ctr.pipelines.evaluate_command import evaluate_text, run_evaluate
+    from ctr.pipelines.evaluate.command import evaluate_text, run_evaluate
 
     result = run_evaluate(arguments.predictions, arguments.against, arguments.beam_options)
     _print_result(arguments, result, evaluate_text(result))
@@ -457,12 +449,8 @@ def _evaluate(arguments: argparse.Namespace) -> None:
 
 def _report(arguments: argparse.Namespace) -> None:
     from ctr.eval.report import write_report
-    from ctr.eval.run_files import RunError
 
-    try:
-        path = write_report(arguments.run, arguments.out)
-    except RunError as error:
-        raise InputError(str(error)) from None
+    path = write_report(arguments.run, arguments.out)
     _print_result(arguments, {"report": str(path)}, str(path))
 
 

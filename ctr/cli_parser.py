@@ -27,7 +27,7 @@ CONFIGS = {
     "events": ("ctr.data.event_mapping", "EventMapping"),
     "sampling": ("ctr.data.sampling", "SamplingConfig"),
     "simulator": ("ctr.simulator.config", "SimulatorConfig"),
-    "experiment": ("ctr.pipelines.replay_config", "ExperimentConfig"),
+    "experiment": ("ctr.experiments.config", "ExperimentConfig"),
 }
 """The files that ``ctr config`` describes, with the module and the name of each one's model."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ctr.eval.report import write_report
 from ctr.eval.run_comparison import compare_runs
-from ctr.files import check_output_folder
+from ctr.io.files import check_output_folder
 from ctr.objective.ramps import Ramp
 from ctr.simulator.config import SimulatorConfig
 from ctr.training.config import BatchConfig, CheckpointConfig, MetricsConfig, TrainConfig

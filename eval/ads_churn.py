@@ -23,8 +23,10 @@ from ctr.eval.arrays import (
 from ctr.eval.buckets import BUCKETS, query_bucket
 from ctr.eval.display import aligned, amount, decimals_for, fixed, interval
 from ctr.eval.intervals import Estimate, check_multiplicity, deletions
-from ctr.eval.run_files import RunError, read_columns
+from ctr.eval.run_files import read_columns
 from ctr.eval.states import SumState
+from ctr.io.documents import json_number
+from ctr.io.errors import InputError
 
 SHOWN_FILE = "shown.parquet"
 """In the folder of a loop: a row for each query, with the columns ``day``, ``query_id``, ``randomized``, ``ads``."""
@@ -157,19 +159,19 @@ def compare_loops(loop_a: Path, loop_b: Path) -> LoopComparison:
     """Compare how many ads two loops showed in the same queries.
 
     Raises:
-        RunError: a folder holds no loop, or a damaged one, or the loops served different queries.
+        InputError: a folder holds no loop, or a damaged one, or the loops served different queries.
     """
     a, b = _read_shown(loop_a), _read_shown(loop_b)
     # Queries are numbered alike in every world.
     worlds = [path.read_bytes() for loop in (loop_a, loop_b) if (path := loop / WORLD_FILE).is_file()]
     if len(set(worlds)) > 1:
-        raise RunError(
+        raise InputError(
             f"{loop_a} and {loop_b}: are of different worlds, see {WORLD_FILE} of each; "
             "allowed: loops over the same days of one world"
         )
     for column in ("day", "query_id", "randomized"):
         if not np.array_equal(a[column], b[column]):
-            raise RunError(
+            raise InputError(
                 f"{loop_a} and {loop_b}: served different queries, {_extent(a)} and {_extent(b)}; "
                 "allowed: loops over the same days of one world"
             )
@@ -189,7 +191,7 @@ def _read_shown(loop: Path) -> dict[str, npt.NDArray[Any]]:
     """The columns of `SHOWN_FILE`, each [N]; every query once."""
     path = loop / SHOWN_FILE
     if not path.is_file():
-        raise RunError(
+        raise InputError(
             f"{path}: no such file; allowed: a finished output directory of `ctr simulate --policy`"
         )
     table = read_columns(path, list(_COLUMNS), "the queries of a loop")
@@ -197,11 +199,11 @@ def _read_shown(loop: Path) -> dict[str, npt.NDArray[Any]]:
     for name, kind in _COLUMNS.items():
         if columns[name].dtype.kind != kind:
             wanted = "true or false" if kind == "b" else "whole numbers"
-            raise RunError(f"{path}: {name} must hold {wanted} without nulls, got {columns[name].dtype}")
+            raise InputError(f"{path}: {name} must hold {wanted} without nulls, got {columns[name].dtype}")
     if (columns["ads"] < 0).any():
-        raise RunError(f"{path}: ads must be at least 0, got {columns['ads'].min()}")
+        raise InputError(f"{path}: ads must be at least 0, got {columns['ads'].min()}")
     if len(np.unique(columns["query_id"])) < len(table):
-        raise RunError(f"{path}: a query appears twice; allowed: each once")
+        raise InputError(f"{path}: a query appears twice; allowed: each once")
     return columns
 
 
@@ -221,13 +223,13 @@ def _told(state: AdsChurn) -> dict[str, Any]:
     ads_a, ads_b = state.ads_per_query()
     told: dict[str, Any] = {
         "queries": int(state.queries.sum()),
-        "ads_per_query": {"a": _json_number(ads_a), "b": _json_number(ads_b)},
+        "ads_per_query": {"a": json_number(ads_a), "b": json_number(ads_b)},
     }
     for name, estimate in state.estimates().items():
         low, high = estimate.interval()
         told[name] = {
-            "value": _json_number(float(estimate.point)),
-            "ci95": [_json_number(float(low)), _json_number(float(high))],
+            "value": json_number(float(estimate.point)),
+            "ci95": [json_number(float(low)), json_number(float(high))],
         }
     return told
 
@@ -240,7 +242,3 @@ def _cells(name: str, state: AdsChurn) -> list[str]:
         decimals = min(decimals_for(low, high), 2)
         cells += [fixed(100 * float(estimate.point), decimals), interval(low, high, decimals)]
     return cells
-
-
-def _json_number(value: float) -> float | None:
-    return value if np.isfinite(value) else None

@@ -14,7 +14,8 @@ import pandas as pd
 
 from ctr.eval.intervals import Estimate
 from ctr.eval.prediction_difference import PredictionDifference, join_predictions
-from ctr.eval.run_files import RunError, prediction_parts, read_predictions
+from ctr.eval.run_files import prediction_parts, read_predictions
+from ctr.io.errors import InputError
 
 _COLUMNS = ("example_id", "query_id", "query_time", "logit")
 
@@ -47,7 +48,7 @@ def pair_predictions(run_a: Path, run_b: Path, late_from: float = math.inf) -> P
         late_from: query time, in microseconds, with which the late part of the pass begins.
 
     Raises:
-        RunError: a file is damaged or not in the order of the log.
+        InputError: a file is damaged or not in the order of the log.
         ValueError: the predictions cannot be joined: an example_id repeats, or has two queries.
     """
     whole, late = PredictionDifference(), PredictionDifference()
@@ -77,7 +78,7 @@ def last_half(run: Path) -> int | None:
         The middle between the first and the last query time; None when the run recorded no predictions.
 
     Raises:
-        RunError: a file is damaged.
+        InputError: a file is damaged.
     """
     times: list[int] = []
     parts = prediction_parts(run)
@@ -109,7 +110,7 @@ class _Stream:
             part = read_predictions(path, _COLUMNS)
             times = part["query_time"].to_numpy()
             if len(times) and (times[0] < self.complete_up_to or np.any(times[1:] < times[:-1])):
-                raise RunError(
+                raise InputError(
                     f"{path}: predictions must be in the order of the log, ascending by query_time"
                 )
             self._held = pd.concat([self._held, part]) if len(self._held) else part

@@ -1,6 +1,5 @@
 """The metrics of a training run, gathered as it predicts."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -16,6 +15,7 @@ from ctr.eval.logloss import Logloss
 from ctr.eval.per_query_auc import PerQueryAUC
 from ctr.eval.rows import ScoredRows, scored_rows
 from ctr.eval.states import Arrays, SumState
+from ctr.io.documents import json_number
 
 SLICES_SHOWN = 20
 """Slices of a feature that `ProgressiveMetrics.summary` lists, the heaviest first."""
@@ -163,14 +163,14 @@ class ProgressiveMetrics:
             "queries_scored": int(self.per_query_auc.scored.sum()),
             "queries_one_class": int(self.per_query_auc.one_class.sum()),
             "weight_sum": float(self.logloss.class_weight.sum()),
-            "auc": _json_number(self.auc.result()),
-            "auc_error_bound": _json_number(self.auc.error_bound()),
+            "auc": json_number(self.auc.result()),
+            "auc_error_bound": json_number(self.auc.error_bound()),
             "logits_clipped": int(self.auc.clipped.sum()),
-            "per_query_auc": _json_number(self.per_query_auc.result()),
-            "logloss": _json_number(self.logloss.result()),
-            "normalized_entropy": _json_number(self.logloss.normalized_entropy()),
-            "calibration_bias": _json_number(self.calibration.result()),
-            "calibration_ratio": _json_number(self.calibration.prediction_ratio()),
+            "per_query_auc": json_number(self.per_query_auc.result()),
+            "logloss": json_number(self.logloss.result()),
+            "normalized_entropy": json_number(self.logloss.normalized_entropy()),
+            "calibration_bias": json_number(self.calibration.result()),
+            "calibration_ratio": json_number(self.calibration.prediction_ratio()),
         }
 
     def running(self, window: Self, with_auc: bool) -> dict[str, float | int | None]:
@@ -192,13 +192,13 @@ class ProgressiveMetrics:
 
         calibration = both("calibration")
         out: dict[str, float | int | None] = {
-            "per_query_auc": _json_number(both("per_query_auc").result()),
-            "logloss": _json_number(both("logloss").result()),
-            "calibration_bias": _json_number(calibration.result()),
-            "calibration_ratio": _json_number(calibration.prediction_ratio()),
+            "per_query_auc": json_number(both("per_query_auc").result()),
+            "logloss": json_number(both("logloss").result()),
+            "calibration_bias": json_number(calibration.result()),
+            "calibration_ratio": json_number(calibration.prediction_ratio()),
         }
         if with_auc:
-            out["auc"] = _json_number(both("auc").result())
+            out["auc"] = json_number(both("auc").result())
         return out
 
     def line(self) -> dict[str, Any]:
@@ -211,7 +211,7 @@ class ProgressiveMetrics:
         out: dict[str, Any] = dict(self.headline())
         estimates = {**self.estimates(), "calibration_ratio": self.calibration.ratio_estimate()}
         for name, estimate in estimates.items():
-            out[f"{name}_ci95"] = [_json_number(float(end)) for end in estimate.interval()]
+            out[f"{name}_ci95"] = [json_number(float(end)) for end in estimate.interval()]
         return out
 
     def summary(self) -> dict[str, Any]:
@@ -263,7 +263,9 @@ def _records(table: pd.DataFrame, interval: str) -> list[dict[str, Any]]:
     """Rows of `table` as dicts, its columns ci95_low and ci95_high as the list `interval`."""
     records = []
     for row in table.to_dict("records"):
-        record = {str(key): _json_number(value) for key, value in row.items()}
+        record = {
+            str(key): json_number(value) if isinstance(value, float) else value for key, value in row.items()
+        }
         for name in [
             key.removesuffix("_low") for key in record if key.endswith("_low") and key != "ci95_low"
         ]:
@@ -271,8 +273,3 @@ def _records(table: pd.DataFrame, interval: str) -> list[dict[str, Any]]:
         record[interval] = [record.pop("ci95_low"), record.pop("ci95_high")]
         records.append(record)
     return records
-
-
-def _json_number(value: Any) -> Any:
-    """`value`, None for NaN."""
-    return None if isinstance(value, float) and math.isnan(value) else value

@@ -23,7 +23,9 @@ from ctr.eval.display import (
     verdict,
 )
 from ctr.eval.paired_predictions import PairedPredictions, pair_predictions
-from ctr.eval.run_files import METRICS, Run, RunError, prediction_parts, read_environment, read_run
+from ctr.eval.run_files import METRICS, Run, prediction_parts, read_environment, read_run
+from ctr.io.documents import json_number
+from ctr.io.errors import InputError
 
 COSTS = {
     "step_ms_p50": "step, median ms",
@@ -34,7 +36,7 @@ COSTS = {
 """Entries of summary.json that tell what a run costs, with their titles."""
 
 
-class NotComparableError(RunError):
+class NotComparableError(InputError):
     """Two runs that did not score the same examples."""
 
 
@@ -87,8 +89,8 @@ class RunComparison:
         if paired is not None:
             low, high = paired.difference.interval()
             difference = {
-                "value": _json_number(float(paired.difference.point)),
-                "ci95": [_json_number(float(low)), _json_number(float(high))],
+                "value": json_number(float(paired.difference.point)),
+                "ci95": [json_number(float(low)), json_number(float(high))],
                 "examples": paired.examples,
                 "only_a": paired.only_a,
                 "only_b": paired.only_b,
@@ -101,11 +103,11 @@ class RunComparison:
             "queries": int(self.run_a.metrics.traffic.queries),
             "metrics": {
                 str(metric): {
-                    "a": _json_number(row["a"]),
-                    "b": _json_number(row["b"]),
-                    "difference": _json_number(row["difference"]),
-                    "ci95": [_json_number(row["ci95_low"]), _json_number(row["ci95_high"])],
-                    "relative_percent": _json_number(row["relative_percent"]),
+                    "a": json_number(row["a"]),
+                    "b": json_number(row["b"]),
+                    "difference": json_number(row["difference"]),
+                    "ci95": [json_number(row["ci95_low"]), json_number(row["ci95_high"])],
+                    "relative_percent": json_number(row["relative_percent"]),
                     "significant": None if row["no_interval"] else bool(row["significant"]),
                     "no_interval": row["no_interval"] or None,
                 }
@@ -183,7 +185,7 @@ def compare_runs(run_a: Path, run_b: Path) -> RunComparison:
 
     Raises:
         NotComparableError: the two read different logs, or scored different examples of one.
-        RunError: a run cannot be read.
+        InputError: a run cannot be read.
     """
     return compare_read_runs(read_run(run_a), read_run(run_b))
 
@@ -193,7 +195,7 @@ def compare_read_runs(run_a: Run, run_b: Run) -> RunComparison:
 
     Raises:
         NotComparableError: as there.
-        RunError: as there.
+        InputError: as there.
     """
     if run_a.log_sha256 != run_b.log_sha256:
         raise NotComparableError(
@@ -240,7 +242,7 @@ def _pair_predictions(run_a: Run, run_b: Run) -> tuple[PairedPredictions | None,
         return None, f"no predictions were recorded in {' and '.join(lacking)}"
     try:
         return pair_predictions(run_a.folder, run_b.folder), ""
-    except RunError:
+    except InputError:
         raise
     except ValueError as error:
         return None, f"the predictions cannot be joined: {error}"
@@ -254,7 +256,3 @@ def _leaves(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
         else:
             leaves.append((f"{prefix}{key}", value))
     return leaves
-
-
-def _json_number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -1,6 +1,6 @@
 """Reading a run directory: the files that a training run leaves behind.
 
-Every fault of a file becomes a `RunError` that names the file.
+Every fault of a file becomes an `InputError` that names the file.
 """
 
 import json
@@ -15,11 +15,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ctr.eval.array_files import read_arrays
-from ctr.eval.documents import parse_json, parse_yaml
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.timeline import Timeline
 from ctr.eval.weight_spectra import WeightSpectrum
+from ctr.io.arrays import read_arrays
+from ctr.io.documents import parse_json, parse_yaml
+from ctr.io.errors import InputError
 
 METRICS = ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias")
 """The metrics with an interval, the most telling first."""
@@ -37,10 +38,6 @@ LOSS_TERMS = {
 
 _MOST_STATE_BYTES = 2**30
 _INTERVAL_ENDS = tuple(f"{metric}_{end}" for metric in METRICS for end in ("low", "high"))
-
-
-class RunError(ValueError):
-    """A run directory that cannot be used, in one line: what, which file, what is allowed."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +70,11 @@ class Run:
         """A number of summary.json; None where it is absent or null.
 
         Raises:
-            RunError: it is something else.
+            InputError: it is something else.
         """
         value = self.summary.get(key)
         if value is not None and not _is_number(value):
-            raise RunError(f"{self.folder / 'summary.json'}: {key} must be a number, got {value!r:.80}")
+            raise InputError(f"{self.folder / 'summary.json'}: {key} must be a number, got {value!r:.80}")
         return value
 
 
@@ -85,23 +82,23 @@ def read_run(folder: Path) -> Run:
     """Read a finished run.
 
     Raises:
-        RunError: there is no finished run in `folder`, or a file is damaged.
+        InputError: there is no finished run in `folder`, or a file is damaged.
     """
     if not folder.is_dir():
-        raise RunError(f"{folder}: no such run directory")
+        raise InputError(f"{folder}: no such run directory")
     summary_path = folder / "summary.json"
     config_path = folder / "config.yaml"
     if not summary_path.exists():
         hint = "the run is not finished" if config_path.exists() else "this is not a run directory"
-        raise RunError(f"{folder}: no summary.json, so {hint}; allowed: the directory of a finished run")
+        raise InputError(f"{folder}: no summary.json, so {hint}; allowed: the directory of a finished run")
     summary = _json_object(summary_path, _text(summary_path))
     for key in ("log_sha256", "config_sha256"):
         if not isinstance(summary.get(key), str):
-            raise RunError(f"{summary_path}: {key} must be a string, got {summary.get(key)!r:.80}")
+            raise InputError(f"{summary_path}: {key} must be a string, got {summary.get(key)!r:.80}")
     metrics = _read_metrics(folder / "metric_states.npz")
     examples = int(metrics.traffic.examples)
     if summary.get("examples") != examples:
-        raise RunError(
+        raise InputError(
             f"{folder}: summary.json counts {summary.get('examples')} examples, metric_states.npz "
             f"{examples}, so the run did not finish; `ctr train` with the same arguments finishes it"
         )
@@ -112,7 +109,7 @@ def read_constraint_metrics(folder: Path, log: str) -> ProgressiveMetrics | None
     """The metrics' states of a run over a constraint log; None where the run kept none.
 
     Raises:
-        RunError: the file is damaged.
+        InputError: the file is damaged.
     """
     path = folder / "constraint_states" / f"{log}.npz"
     return _read_metrics(path) if path.exists() else None
@@ -122,7 +119,7 @@ def read_environment(folder: Path) -> dict[str, Any]:
     """Content of environment.json.
 
     Raises:
-        RunError: it is missing or damaged.
+        InputError: it is missing or damaged.
     """
     path = folder / "environment.json"
     return _json_object(path, _text(path))
@@ -132,7 +129,7 @@ def config_text(folder: Path) -> str:
     """Config.yaml as it stands.
 
     Raises:
-        RunError: it is missing or not UTF-8.
+        InputError: it is missing or not UTF-8.
     """
     return _text(folder / "config.yaml")
 
@@ -147,7 +144,7 @@ def read_windows(folder: Path) -> pd.DataFrame:
         ``<metric>_high``, NaN where null or absent.
 
     Raises:
-        RunError: the file is missing, or a line is not as described.
+        InputError: the file is missing, or a line is not as described.
     """
     path = folder / "metrics.jsonl"
     rows = [_window(where, line) for where, line in _json_lines(path)]
@@ -163,7 +160,7 @@ def read_timeline(folder: Path) -> Timeline | None:
     """The sums of the pass over time; None without a timeline.npz, as earlier versions left none.
 
     Raises:
-        RunError: the file is damaged.
+        InputError: the file is damaged.
     """
     path = folder / "timeline.npz"
     if not path.exists():
@@ -171,14 +168,14 @@ def read_timeline(folder: Path) -> Timeline | None:
     try:
         return Timeline.from_arrays(read_arrays(path, _MOST_STATE_BYTES))
     except (OSError, KeyError, ValueError) as error:
-        raise RunError(f"{path}: damaged, or of another version: {_one_line(error)}") from None
+        raise InputError(f"{path}: damaged, or of another version: {_one_line(error)}") from None
 
 
 def count_rejects(folder: Path) -> dict[str, int]:
     """Rejected rows by reason, the most frequent first; empty without a rejects.jsonl.
 
     Raises:
-        RunError: a line is damaged.
+        InputError: a line is damaged.
     """
     path = folder / "rejects.jsonl"
     if not path.exists():
@@ -191,14 +188,14 @@ def read_weight_spectra(folder: Path) -> list[WeightSpectrum] | None:
     """The spectra of the weight matrices at the end of the pass; None without a weight_spectra.json.
 
     Raises:
-        RunError: the file is damaged.
+        InputError: the file is damaged.
     """
     path = folder / "weight_spectra.json"
     if not path.exists():
         return None
     weights = _json_object(path, _text(path)).get("weights")
     if not isinstance(weights, list):
-        raise RunError(f"{path}: weights must be a list, got {weights!r:.80}")
+        raise InputError(f"{path}: weights must be a list, got {weights!r:.80}")
     return [_weight_spectrum(f"{path} weight {number}", entry) for number, entry in enumerate(weights, 1)]
 
 
@@ -211,13 +208,13 @@ def read_predictions(path: Path, columns: Sequence[str]) -> pd.DataFrame:
     """Columns of one file of predictions, its page checksums verified; numbers without nulls.
 
     Raises:
-        RunError: the file cannot be read or lacks a column.
+        InputError: the file cannot be read or lacks a column.
     """
     table = read_columns(path, columns, "predictions")
     for name in columns:
         kind = table[name].dtype.kind
         if kind not in ("iu" if name.endswith(("_id", "_time")) else "iuf"):
-            raise RunError(f"{path}: {name} must hold numbers without nulls, got {table[name].dtype}")
+            raise InputError(f"{path}: {name} must hold numbers without nulls, got {table[name].dtype}")
     return table
 
 
@@ -225,7 +222,7 @@ def read_columns(path: Path, columns: Sequence[str], what: str) -> pd.DataFrame:
     """Columns of a Parquet file, its page checksums verified; what it says of pandas' own types counts for nothing.
 
     Raises:
-        RunError: it cannot be read, or lacks a column or has it twice.
+        InputError: it cannot be read, or lacks a column or has it twice.
     """
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -235,19 +232,19 @@ def read_columns(path: Path, columns: Sequence[str], what: str) -> pd.DataFrame:
                 raise ValueError(f"the column {wrong} appears {names.count(wrong)} times; required: once")
             return file.read(list(columns)).replace_schema_metadata(None).to_pandas()
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise RunError(f"{path}: not readable as {what}: {_one_line(error)}") from None
+        raise InputError(f"{path}: not readable as {what}: {_one_line(error)}") from None
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
     """A short name for each folder: its last part, or as many of its last parts as tell the folders apart.
 
     Raises:
-        RunError: a folder is given twice.
+        InputError: a folder is given twice.
     """
     parts = [folder.resolve().parts for folder in folders]
     for index, own in enumerate(parts):
         if own in parts[:index]:
-            raise RunError(f"{folders[index]}: given twice; allowed: each run once")
+            raise InputError(f"{folders[index]}: given twice; allowed: each run once")
     for length in range(1, max(map(len, parts), default=1) + 1):
         names = ["/".join(own[-length:]) for own in parts]
         if len(set(names)) == len(names):
@@ -259,9 +256,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = parse_yaml(_text(path))
     except ValueError as error:
-        raise RunError(f"{path}: not YAML: {_one_line(error)}") from None
+        raise InputError(f"{path}: not YAML: {_one_line(error)}") from None
     if not isinstance(config, dict):
-        raise RunError(f"{path}: must be a mapping of keys to values, got {type(config).__name__}")
+        raise InputError(f"{path}: must be a mapping of keys to values, got {type(config).__name__}")
     # Dates, keys that are no strings and numbers that are not finite become strings, as JSON has none of them.
     plain: dict[str, Any] = json.loads(json.dumps(config, default=str), parse_constant=str)
     return plain
@@ -271,27 +268,27 @@ def _read_metrics(path: Path) -> ProgressiveMetrics:
     try:
         return ProgressiveMetrics.from_arrays(read_arrays(path, _MOST_STATE_BYTES))
     except FileNotFoundError:
-        raise RunError(f"{path}: no such file; a finished run has one") from None
+        raise InputError(f"{path}: no such file; a finished run has one") from None
     except (OSError, KeyError, ValueError) as error:
-        raise RunError(f"{path}: damaged, or of another version: {_one_line(error)}") from None
+        raise InputError(f"{path}: damaged, or of another version: {_one_line(error)}") from None
 
 
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise RunError(f"{path}: no such file; a finished run has one") from None
+        raise InputError(f"{path}: no such file; a finished run has one") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"{path}: not readable: {_one_line(error)}") from None
+        raise InputError(f"{path}: not readable: {_one_line(error)}") from None
 
 
 def _json_object(where: Path | str, text: str) -> dict[str, Any]:
     try:
         content = parse_json(text)
     except ValueError as error:
-        raise RunError(f"{where}: not JSON: {_one_line(error)}") from None
+        raise InputError(f"{where}: not JSON: {_one_line(error)}") from None
     if not isinstance(content, dict):
-        raise RunError(f"{where}: must be a JSON object, got {type(content).__name__}")
+        raise InputError(f"{where}: must be a JSON object, got {type(content).__name__}")
     return content
 
 
@@ -309,35 +306,35 @@ def _window(where: str, line: dict[str, Any]) -> dict[str, float | None]:
     for metric in METRICS:
         ends = line.get(f"{metric}_ci95", [None, None])
         if not isinstance(ends, list) or len(ends) != 2:
-            raise RunError(f"{where}: {metric}_ci95 must hold two numbers, got {ends!r:.80}")
+            raise InputError(f"{where}: {metric}_ci95 must hold two numbers, got {ends!r:.80}")
         row[f"{metric}_low"], row[f"{metric}_high"] = ends
     for key, value in row.items():
         if key in _WINDOW_COUNTS and not (_is_number(value) and isinstance(value, int)):
-            raise RunError(f"{where}: {key} must be a whole number, got {value!r:.80}")
+            raise InputError(f"{where}: {key} must be a whole number, got {value!r:.80}")
         if value is not None and not _is_number(value):
-            raise RunError(f"{where}: {key} must be a number, got {value!r:.80}")
+            raise InputError(f"{where}: {key} must be a number, got {value!r:.80}")
     return row
 
 
 def _weight_spectrum(where: str, entry: object) -> WeightSpectrum:
     if not isinstance(entry, dict):
-        raise RunError(f"{where}: must be a JSON object, got {type(entry).__name__}")
+        raise InputError(f"{where}: must be a JSON object, got {type(entry).__name__}")
     name, shape, inner = entry.get("name"), entry.get("shape"), entry.get("inner_rank")
     if not isinstance(name, str):
-        raise RunError(f"{where}: name must be a string, got {name!r:.80}")
+        raise InputError(f"{where}: name must be a string, got {name!r:.80}")
     if not (isinstance(shape, list) and len(shape) == 2 and all(map(_is_size, shape))):
-        raise RunError(f"{where}: shape must hold two whole numbers above 0, got {shape!r:.80}")
+        raise InputError(f"{where}: shape must hold two whole numbers above 0, got {shape!r:.80}")
     if not (inner is None or _is_size(inner)):
-        raise RunError(f"{where}: inner_rank must be a whole number above 0, got {inner!r:.80}")
+        raise InputError(f"{where}: inner_rank must be a whole number above 0, got {inner!r:.80}")
     spectrum = WeightSpectrum(name, (shape[0], shape[1]), inner)
     if "omitted" in entry:
         return replace(spectrum, omitted=str(entry["omitted"]))
     values, count = entry.get("singular_values"), spectrum.full_rank
     if not (isinstance(values, list) and len(values) == count and all(map(_is_number, values))):
-        raise RunError(f"{where}: singular_values must be a list of {count} numbers, got {values!r:.80}")
+        raise InputError(f"{where}: singular_values must be a list of {count} numbers, got {values!r:.80}")
     array = np.array(values, np.float64)
     if not (np.isfinite(array).all() and (array >= 0).all() and (np.diff(array) <= 0).all()):
-        raise RunError(
+        raise InputError(
             f"{where}: singular_values must be finite, descending and not below 0, got {values!r:.80}"
         )
     return replace(spectrum, singular_values=array)

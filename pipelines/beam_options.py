@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 
 def read_beam_options(arguments: Sequence[str], told: str) -> PipelineOptions:

@@ -1,17 +1,17 @@
 """Rows set down on disk until all of their interval are there: temporary files inside the log's folder."""
 
-import fcntl
-import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from ctr.files import make_folder, naming
+from ctr.io.errors import InputError
+from ctr.io.files import make_folder, naming
+from ctr.io.locks import hold
 
 _PREFIX = ".spill-"
 _BUFFER_BYTES = 128 << 20
@@ -27,38 +27,20 @@ def spill_folder(log: Path) -> Iterator[Path]:
     make_folder(log)
     # The log's own lock is held only while folders are looked through and made: another process then never
     # finds a folder that is made but not yet locked.
-    with _open_folder(log) as log_lock:
-        fcntl.flock(log_lock, fcntl.LOCK_EX)
-        for left in log.glob(f"{_PREFIX}*"):
-            _remove_unless_locked(left)
-        folder = log / f"{_PREFIX}{secrets.token_hex(8)}"
-        folder.mkdir()
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    try:
-        with naming(folder):
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
-
-
-@contextmanager
-def _open_folder(folder: Path) -> Iterator[int]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _remove_unless_locked(folder: Path) -> None:
-    try:
-        with _open_folder(folder) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with ExitStack() as held:
+        with hold(log):
+            for left in log.glob(f"{_PREFIX}*"):
+                # Not one that a living process holds, nor one that its process has just removed.
+                with suppress(InputError, FileNotFoundError), hold(left, "in use"):
+                    shutil.rmtree(left, ignore_errors=True)
+            folder = log / f"{_PREFIX}{secrets.token_hex(8)}"
+            folder.mkdir()
+            held.enter_context(hold(folder))
+        try:
+            with naming(folder):
+                yield folder
+        finally:
             shutil.rmtree(folder, ignore_errors=True)
-    except (BlockingIOError, FileNotFoundError):
-        pass
 
 
 class Arrival:

@@ -23,7 +23,7 @@ from ctr.config import (
 )
 from ctr.data.mapping import Mapping
 from ctr.data.sampling import SamplingConfig
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.simulator.config import SimulatorConfig
 from ctr.training.config import TrainConfig
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ctr.errors import InputError
-from ctr.files import (
+from ctr.io.errors import InputError
+from ctr.io.files import (
     create_exclusively,
     file_sha256,
     is_temporary,
@@ -25,7 +25,7 @@ from ctr.files import (
 PUBLISHER = """
 import sys, time
 from pathlib import Path
-from ctr.files import create_exclusively
+from ctr.io.files import create_exclusively
 folder, name = Path(sys.argv[1]), sys.argv[2]
 (folder / f"ready-{name}").touch()
 while not (folder / "go").exists():
@@ -39,7 +39,7 @@ for number in range(200):
 DIES_WHILE_WRITING = """
 import os, signal, sys
 from pathlib import Path
-from ctr.files import write_atomic
+from ctr.io.files import write_atomic
 def write(file):
     file.write(b"half of ")
     file.flush()
@@ -171,3 +171,13 @@ def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(InputError, match=r"config .*nothing\.yaml: no such file"):
         require_file(tmp_path / "nothing.yaml", "config")
     assert require_file(Path(__file__), "test") == Path(__file__)
+
+
+def test_a_folder_that_another_thread_makes_meanwhile_is_no_fault(tmp_path, monkeypatch):
+    """Of threads that make one folder, each may find it absent and then there."""
+    folder = tmp_path / "a"
+    folder.mkdir()
+    answers = iter([False, False])
+    is_dir = Path.is_dir
+    monkeypatch.setattr(Path, "is_dir", lambda path: next(answers, True) if path == folder else is_dir(path))
+    make_folder(folder)

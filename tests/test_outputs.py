@@ -12,7 +12,7 @@ import pytest
 
 from ctr.cli import main
 from ctr.cli_parser import make_parser
-from ctr.files import write_atomic_bytes
+from ctr.io.files import write_atomic_bytes
 
 # Each is refused before it looks at anything else than its configuration.
 FILES = {

@@ -80,7 +80,7 @@ def test_the_command_goes_before_what_stands_in_front_of_it(sample, capfd):
 
 def test_warnings_are_printed_unless_it_is_to_be_quiet(monkeypatch, capfd):
     def warn(arguments):
-        logging.getLogger("ctr.training.run").warning("one\n  line \x1b[1m")
+        logging.getLogger("ctr.training.run.run").warning("one\n  line \x1b[1m")
         print("the result")
 
     monkeypatch.setattr(sys.modules["ctr.cli"], "_report", warn)

@@ -12,9 +12,9 @@ from reference import ADAGRAD, Size, table
 
 import tensorflow as tf  # isort: skip  (after ctr.models has chosen Keras 2)
 
+from ctr.training.analysis.step_times import take_turns
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
-from ctr.training.step_times import take_turns
 
 SQUARES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 1024, 1024))
 COPIED = 2**28

@@ -11,8 +11,8 @@ from parts.setting import Setting
 from reference import table
 
 from ctr.eval.progressive import ProgressiveMetrics
+from ctr.training.analysis.step_times import take_turns
 from ctr.training.config import TrainConfig
-from ctr.training.step_times import take_turns
 
 WINDOWS = 4
 

@@ -10,9 +10,9 @@ from parts.setting import Setting
 from reference import ADAGRAD, INITIAL_ACCUMULATOR, RATE, table
 from rivals import open_rivals
 
+from ctr.training.analysis.step_times import take_turns
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
-from ctr.training.step_times import take_turns
 
 FLOATS = ("float32", "bfloat16")
 

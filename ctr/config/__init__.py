@@ -14,9 +14,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from ctr.errors import InputError
-from ctr.eval.documents import parse_yaml, read_short_floats
-from ctr.files import not_text, require_file
+from ctr.io.documents import parse_yaml, read_short_floats
+from ctr.io.errors import InputError
+from ctr.io.files import not_text, require_file
 
 log = logging.getLogger(__name__)
 

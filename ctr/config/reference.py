@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from ctr.config import Dumper, StrictModel
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 _WIDTH = 100
 _TAGS = ("type", "kind")

@@ -11,7 +11,7 @@ from itertools import groupby
 import numpy as np
 
 from ctr.data.reader import Rows, join_rows
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 
 @dataclass(frozen=True)

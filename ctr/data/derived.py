@@ -1,7 +1,7 @@
 """Columns that are made of a row's time or of another column, by rules that a log's schema keeps.
 
-Ingestion applies a rule to its columns (``ctr.pipelines.raw_columns``), the exported model to the raw values that it is
-given (``ctr.data.feature_ops``).
+Ingestion applies a rule to its columns (``ctr.pipelines.rows.raw_columns``), the exported model to the
+raw values that it is given (``ctr.data.feature_ops``).
 """
 
 from typing import Annotated, Literal, Self

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 LONGEST = "36500d"
 """No duration of a mapping is longer: sums of times and durations must fit into 64 bits."""

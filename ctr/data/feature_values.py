@@ -8,7 +8,7 @@ import tensorflow as tf
 from ctr.data.feature_ops import category_ids, number_ids
 from ctr.data.schema import Category, Cross, Number, Schema, Text
 from ctr.data.spelling import float_text, spell
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 _SHOWN = 20
 

@@ -17,12 +17,12 @@ import pyarrow as pa
 
 from ctr.data.id_counts import IdCounts, make_counts
 from ctr.data.log import Manifest, read_manifests, read_schema, unpack_ids
-from ctr.data.lost_intervals import intervals_in
+from ctr.data.lost_partitions import intervals_in
 from ctr.data.parquet_files import IDS_COLUMN, read_columns
 from ctr.data.sample_log import RECORD, applied_samplings
 from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text
 from ctr.data.sidecar import list_sidecars, read_sidecar_manifest, sidecar_folder
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 TOP_IDS = 5
 _MOST_PERIODS = 48

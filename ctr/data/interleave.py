@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from ctr.data.reader import Rows, join_rows
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 
 class Interleaved:

@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.log import Manifest, read_manifests, read_schema, read_shard
-from ctr.data.lost_intervals import published_intervals
+from ctr.data.lost_partitions import published_intervals
 from ctr.data.reader import rows_of_table
 from ctr.data.sidecar import list_sidecars, read_sidecar_interval, read_sidecar_manifest, sidecar_folder
 from ctr.data.time_range import TimeRange
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 FOUND = "found"
 _EXAMPLE_ID = "example_id"

@@ -27,13 +27,19 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 
 from ctr.config import StrictModel, parse_model
-from ctr.data.json_files import json_bytes, parse_sealed, read_json_object, read_sealed, sealed_bytes
-from ctr.data.lost_intervals import intervals_in, published_intervals
+from ctr.data.lost_partitions import intervals_in, published_intervals
 from ctr.data.parquet_files import IDS_COLUMN, cast_table, parquet_bytes, read_verified_parquet
 from ctr.data.row_order import check_order, key_at
 from ctr.data.schema import Schema, differing_features
-from ctr.errors import InputError
-from ctr.files import check_output_folder, create_exclusively, file_sha256, is_temporary, write_atomic_bytes
+from ctr.io.documents import json_bytes, parse_sealed, read_json_object, read_sealed, sealed_bytes
+from ctr.io.errors import InputError
+from ctr.io.files import (
+    check_output_folder,
+    create_exclusively,
+    file_sha256,
+    is_temporary,
+    write_atomic_bytes,
+)
 
 MAX_TIME_US = 2**62
 _FORMAT = 1

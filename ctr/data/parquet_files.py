@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ctr.errors import InputError, one_line
+from ctr.io.errors import InputError, one_line
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ctr.data.log import Manifest, read_manifests
-from ctr.files import names_in
+from ctr.io.files import names_in
 
 
 class PublishedIntervals:

@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 KEY_COLUMNS = ("query_time", "query_id", "example_id")
 Key = tuple[int, int, int]

@@ -41,8 +41,8 @@ from ctr.data.sidecar import (
     sidecar_folder,
     write_sidecar_interval,
 )
-from ctr.errors import InputError
-from ctr.files import create_exclusively
+from ctr.io.errors import InputError
+from ctr.io.files import create_exclusively
 
 Progress = Callable[[int], None]
 

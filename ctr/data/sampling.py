@@ -20,9 +20,9 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from ctr.config import StrictModel
-from ctr.data.hashing import uniform_hash
 from ctr.data.time_range import TimeRange
-from ctr.errors import InputError
+from ctr.io.errors import InputError
+from ctr.io.hashing import uniform_hash
 
 Rate = Annotated[float, Field(gt=0, le=1)]
 

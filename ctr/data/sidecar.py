@@ -19,12 +19,12 @@ import pyarrow as pa
 from pydantic import Field
 
 from ctr.config import StrictModel, parse_model
-from ctr.data.json_files import read_bytes, read_sealed, sealed_bytes
 from ctr.data.log import MAX_TIME_US, Manifest, log_sha256
-from ctr.data.lost_intervals import intervals_in
+from ctr.data.lost_partitions import intervals_in
 from ctr.data.parquet_files import parquet_bytes, read_verified_parquet
-from ctr.errors import InputError
-from ctr.files import create_exclusively, file_sha256, write_atomic_bytes
+from ctr.io.documents import read_bytes, read_sealed, sealed_bytes
+from ctr.io.errors import InputError
+from ctr.io.files import create_exclusively, file_sha256, write_atomic_bytes
 
 _EXAMPLE_ID = "example_id"
 _FORMAT = 1

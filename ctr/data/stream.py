@@ -11,7 +11,7 @@ from ctr.data.log import Manifest
 from ctr.data.reader import Rows, read_rows
 from ctr.data.schema import Schema
 from ctr.data.time_range import TimeRange
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 TEACHER_LOGIT = "teacher_logit"
 """The column of ``Rows.joined`` with the teacher's logits, float32 [N], NaN where it has none."""

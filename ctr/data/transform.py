@@ -4,7 +4,7 @@ The exported model takes raw strings and numbers, so what ingestion did must be 
 graph. Both ways therefore run the same functions (feature_ops.py): ``transform_tensors`` on every row,
 ``transform_table`` on the distinct values of each column, whose ids are then gathered with NumPy.
 
-Derived columns are there already in ingestion (``ctr.pipelines.raw_columns``), and inside the graph by the rules
+Derived columns are there already in ingestion (``ctr.pipelines.rows.raw_columns``), and inside the graph by the rules
 of the schema. Categories spell numbers in one way (``ctr.data.spelling``).
 
 Ids. Strings are hashed with FarmHash Fingerprint64 (``tf.strings.to_hash_bucket_fast``): missing is 0,
@@ -41,7 +41,7 @@ from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.reader import LARGEST_WEIGHT
 from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text, is_multivalent
 from ctr.data.spelling import may_spell, text_array
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 Lists = tuple[np.ndarray, np.ndarray]
 """Of a multivalent feature: values int32, lengths int32 of each row."""

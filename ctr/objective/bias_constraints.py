@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from ctr.data.feature_values import feature_ids
 from ctr.data.schema import Schema
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.objective.config import BiasConstraintsConfig, SliceConfig
 
 MOST_SLICES = 1_000_000

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ctr.data.hashing import uniform_hash
+from ctr.io.hashing import uniform_hash
 from ctr.models.rows import padded_size
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from ctr import __version__
-from ctr.errors import InputError
-from ctr.files import make_folder, sync_folder, write_atomic_bytes
+from ctr.io.errors import InputError
+from ctr.io.files import make_folder, sync_folder, write_atomic_bytes
 from ctr.serving.calls import FILE as CALLS
 from ctr.serving.calls import calls_text
 from ctr.serving.canonical import make_canonical
@@ -25,10 +25,10 @@ from ctr.serving.requests import describe_requests
 from ctr.serving.signatures import serving_signatures
 from ctr.serving.warmup import FILE as WARMUP
 from ctr.serving.warmup import write_warmup
-from ctr.training.export_folder import PARTIAL, check_models_folder, delete_model, only_publisher
-from ctr.training.snapshot import Snapshot, read_snapshot
+from ctr.training.run.export_folder import PARTIAL, check_models_folder, delete_model, only_publisher
+from ctr.training.run.snapshot import Snapshot, read_snapshot
+from ctr.training.run.tensor_files import written_by_tensorflow
 from ctr.training.state import dense_weights
-from ctr.training.tensor_files import written_by_tensorflow
 
 # Of whom a model is, whatever machine and library wrote it.
 _IDENTITY = ("format", "schema", "config", "compute_dtype", "model", "position", "logs", "weights")

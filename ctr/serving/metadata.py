@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ctr.config import parse_model
-from ctr.data.json_files import read_json_object
 from ctr.data.schema import Schema
-from ctr.errors import InputError
-from ctr.files import file_sha256
+from ctr.io.documents import read_json_object
+from ctr.io.errors import InputError
+from ctr.io.files import file_sha256
 
 FORMAT = 1
 EXTRA = "assets.extra"

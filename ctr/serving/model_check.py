@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from ctr.errors import InputError, one_line
+from ctr.io.errors import InputError, one_line
 
 OPERATIONS = frozenset(
     [

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ctr.data.spelling import float_text
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 Texts = list[str | bytes]
 

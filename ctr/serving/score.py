@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.reader import FAULTS, Rows, read_rows
-from ctr.errors import InputError
-from ctr.files import write_atomic, write_atomic_bytes
+from ctr.io.errors import InputError
+from ctr.io.files import write_atomic, write_atomic_bytes
 from ctr.serving.score_command import check_scores, rejects_of
 from ctr.serving.scorer import Scorer
 

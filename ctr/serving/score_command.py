@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ctr.errors import InputError
-from ctr.files import check_output_file
+from ctr.io.errors import InputError
+from ctr.io.files import check_output_file
 
 if TYPE_CHECKING:
     from ctr.serving.score import ScoreResult

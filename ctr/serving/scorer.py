@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctr.errors import InputError, one_line
+from ctr.io.errors import InputError, one_line
 from ctr.serving.combine import probabilities, transfers_of
 from ctr.serving.metadata import check_files, find_model, model_schema, read_metadata
 from ctr.serving.model_check import check_model

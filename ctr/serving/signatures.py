@@ -26,7 +26,7 @@ from ctr.data.transform import transform_tensors
 from ctr.models.click_model import ClickModel, TowerInput, ensemble_logit
 from ctr.models.embeddings import look_up, tower_inputs
 from ctr.models.rows import TableLayout
-from ctr.training.snapshot import Snapshot
+from ctr.training.run.snapshot import Snapshot
 
 Ids = Mapping[str, tf.Tensor | tf.RaggedTensor]
 """By feature, int32 [N], or RaggedTensor [N, None] of a multivalent one."""

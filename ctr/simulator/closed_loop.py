@@ -23,13 +23,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ctr.config import differing_keys, dump_yaml, load_record, parse_model
-from ctr.data.json_files import json_bytes, read_json_object
 from ctr.data.log import check_log, list_intervals, log_sha256, read_manifests, read_shard
 from ctr.data.reader import rows_of_table
 from ctr.data.sidecar import read_sidecar_interval, sidecar_folder
-from ctr.errors import InputError
 from ctr.eval.ads_churn import SHOWN_FILE
-from ctr.files import make_folder, sync_folder, write_atomic
+from ctr.io.documents import json_bytes, read_json_object
+from ctr.io.errors import InputError
+from ctr.io.files import make_folder, sync_folder, write_atomic
 from ctr.serving.export import export_from_run
 from ctr.simulator.auction import Policy
 from ctr.simulator.clicks import Placed, logistic
@@ -42,7 +42,7 @@ from ctr.simulator.simulate import AUCTION, Counts, logged_queries, publish_day,
 from ctr.simulator.traffic import Queries, draw_queries
 from ctr.simulator.world import World
 from ctr.training.config import TrainConfig
-from ctr.training.run_directory import write_json
+from ctr.training.run.directory import write_json
 from ctr.training.session import TIMING, Session, open_session
 
 LOOP_FILE = "loop.json"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.simulator.auction import Impressions, Policy, crude_policy, run_auction
 from ctr.simulator.clicks import logistic, quality_logit, visibility
 from ctr.simulator.config import WorldConfig

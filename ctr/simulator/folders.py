@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ctr.data.log import check_log_folder, read_schema
-from ctr.errors import InputError
-from ctr.files import check_output_folder
+from ctr.io.errors import InputError
+from ctr.io.files import check_output_folder
 
 WORLD_FILE = "world.yaml"
 """In a simulated log: the settings of its world."""

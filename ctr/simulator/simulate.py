@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from ctr.config import dump_yaml, load_record
 from ctr.data.log import Manifest, create_log, publish_interval
 from ctr.data.sidecar import write_sidecar_interval
-from ctr.errors import InputError
-from ctr.files import create_exclusively
+from ctr.io.errors import InputError
+from ctr.io.files import create_exclusively
 from ctr.simulator.auction import Policy, crude_policy
 from ctr.simulator.config import DAY_US, SimulatorConfig, WorldConfig
 from ctr.simulator.day import (

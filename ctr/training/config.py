@@ -258,7 +258,7 @@ class TrainConfig(StrictModel):
         """What every ramp has reached when ``examples`` examples were trained on; 0 for what is off.
 
         Args:
-            before: by a ramp's name, how many examples were trained on before these (``ctr.training.launch``).
+            before: by a ramp's name, how many examples were trained on before these; see ``ctr.training.warm_start``.
         """
         objective, before = self.objective, before or {}
         parts: dict[str, Any] = {

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import numpy as np
 import tensorflow as tf
 
-from ctr.training.durations import Durations
+from ctr.training.analysis.durations import Durations
 from ctr.training.feed import Feed
 from ctr.training.inputs import Inputs, read_feeds
-from ctr.training.rollback import predicts_soundly
-from ctr.training.run import Run
+from ctr.training.run.rollback import predicts_soundly
+from ctr.training.run.run import Run
 from ctr.training.step import Steps
 
 Phase = Callable[[str], None]

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from ctr.training.config import TrainConfig
-from ctr.training.launch import InitFrom, launch
 from ctr.training.preflight import LearningError, train_result
-from ctr.training.record import check_record
+from ctr.training.run.record import check_record
+from ctr.training.run.snapshot import Exporter
 from ctr.training.session import TIMING, Phase, Progress, open_session
-from ctr.training.snapshot import Exporter
+from ctr.training.warm_start.start import InitFrom, launch
 
 __all__ = ["TIMING", "LearningError", "train"]
 
@@ -36,7 +36,7 @@ def train(
 
     Raises:
         LearningError: the files are complete, but nothing was learned, or the weights are of no use; nothing is
-            recorded (``ctr.training.results.learning_failure``).
+            recorded (``ctr.training.run.results.learning_failure``).
         InputError: see ``open_session``, its session's ``advance`` and ``launch``, or what could not be recorded.
     """
     if record is not None:

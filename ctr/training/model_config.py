@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from ctr.config import StrictModel
 from ctr.data.schema import Name, Schema, Tower
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.models.rows import FeatureRows, TableLayout, lay_out_tables
 from ctr.objective.ramps import Ramp
 

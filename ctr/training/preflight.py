@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctr.data.json_files import read_json_object
 from ctr.data.log import Manifest, log_sha256, read_manifests, read_schema
 from ctr.data.schema import Schema
 from ctr.data.sidecar import SidecarHash
 from ctr.data.time_range import TimeRange
-from ctr.errors import InputError
+from ctr.io.documents import read_json_object
+from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
-from ctr.training.record import check_record, record_predictions
-from ctr.training.run_directory import INIT_FROM, check_config, check_run_folder, check_schema
+from ctr.training.run.directory import INIT_FROM, check_config, check_run_folder, check_schema
+from ctr.training.run.record import check_record, record_predictions
 
 
 class LearningError(InputError):

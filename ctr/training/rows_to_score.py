@@ -6,7 +6,7 @@ import pyarrow as pa
 from ctr.data.log import shard_schema
 from ctr.data.reader import FAULTS, Rows, rows_of_table
 from ctr.data.schema import Schema
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 
 def rows_to_score(rows: Rows | pa.Table, schema: Schema) -> Rows:

@@ -12,28 +12,17 @@ import pyarrow as pa
 
 from ctr.data.batches import set_rejects_apart
 from ctr.data.reader import Rows
-from ctr.errors import InputError
+from ctr.io.errors import InputError
+from ctr.training.analysis.weight_spectra import write_weight_spectra
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment, make_deterministic, resolve_compute_dtype, resolve_jit
 from ctr.training.feed import make_feed
-from ctr.training.id_counts import write_data_health
+from ctr.training.follow.published import Publications
 from ctr.training.inputs import Inputs, check_rows, open_inputs
 from ctr.training.learner import Learner, Phase, announced, scored_feeds
-from ctr.training.position import check_rejects
 from ctr.training.preflight import LearningError
-from ctr.training.publications import Publications
-from ctr.training.results import (
-    TIMING,
-    learning_failure,
-    losses_text,
-    lost_rows,
-    results,
-    timing_before,
-)
-from ctr.training.rollback import RollbackNeeded, is_export_due, query_times
 from ctr.training.rows_to_score import rows_to_score
-from ctr.training.run import Run, finite_logits
-from ctr.training.run_directory import (
+from ctr.training.run.directory import (
     adopt_config,
     adopt_environment,
     adopt_schema,
@@ -42,10 +31,21 @@ from ctr.training.run_directory import (
     write_metric_states,
     write_timeline,
 )
-from ctr.training.snapshot import Exporter, take_snapshot
+from ctr.training.run.id_counts import write_data_health
+from ctr.training.run.position import check_rejects
+from ctr.training.run.results import (
+    TIMING,
+    learning_failure,
+    losses_text,
+    lost_rows,
+    results,
+    timing_before,
+)
+from ctr.training.run.rollback import RollbackNeeded, is_export_due, query_times
+from ctr.training.run.run import Run, finite_logits
+from ctr.training.run.snapshot import Exporter, take_snapshot
 from ctr.training.state import TrainState
 from ctr.training.step import make_steps, scored_part
-from ctr.training.weight_spectra import write_weight_spectra
 
 __all__ = ["TIMING", "Advance", "Phase", "Progress", "Session", "open_session"]
 

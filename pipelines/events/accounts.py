@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ctr.data.log import Manifest
-from ctr.errors import InputError
-from ctr.files import write_atomic_bytes
+from ctr.io.errors import InputError
+from ctr.io.files import write_atomic_bytes
 from ctr.pipelines.events.spool import UnitReport
 
 ENOUGH_EVENTS = 1_000

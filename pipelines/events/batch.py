@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctr.data.event_mapping import EventMapping
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.pipelines.events.accounts import (
     EventCounts,
     check_conservation,

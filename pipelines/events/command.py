@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from ctr.data.event_mapping import EventMapping, load_event_mapping
 from ctr.data.log import Manifest, check_log, read_manifests
-from ctr.errors import InputError
+from ctr.io.errors import InputError
+from ctr.io.signals import stop_signals
 from ctr.pipelines.processes import safe_workers
 from ctr.pipelines.quiet import quiet_beam
-from ctr.pipelines.rejects import check_reject_share
-from ctr.training.stop_signals import stop_signals
+from ctr.pipelines.rows.rejects import check_reject_share
 
 if TYPE_CHECKING:
     from ctr.pipelines.events.accounts import EventCounts

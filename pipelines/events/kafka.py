@@ -22,7 +22,7 @@ from apache_beam.utils.timestamp import Timestamp
 from apache_beam.utils.windowed_value import WindowedValue
 
 from ctr.data.event_mapping import EventMapping
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.pipelines.events.read import BLOCK_BYTES, line_reader
 from ctr.pipelines.events.stream import RawEvents
 from ctr.pipelines.events.tables import KINDS, Kind, source_of

@@ -30,8 +30,8 @@ from ctr.data.parquet_files import parquet_bytes
 from ctr.data.sample_log import RECORD, SampledLog, adopt_record, low_visibility_ids
 from ctr.data.schema import Schema
 from ctr.data.sidecar import write_sidecar_interval
-from ctr.errors import InputError
-from ctr.files import write_atomic_bytes
+from ctr.io.errors import InputError
+from ctr.io.files import write_atomic_bytes
 from ctr.pipelines.events.join import Joined, Sampling
 from ctr.pipelines.events.rules import IntervalRules
 from ctr.pipelines.events.tables import Kind

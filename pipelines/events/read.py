@@ -6,13 +6,13 @@ from pathlib import Path
 
 from ctr.data.event_mapping import EventMapping
 from ctr.data.mapping import JsonlInput, ParquetInput, input_patterns
-from ctr.errors import InputError
-from ctr.pipelines.chunks import Chunk
+from ctr.io.errors import InputError
 from ctr.pipelines.events.tables import KINDS, Kind, source_of, wanted_columns
-from ctr.pipelines.jsonl import JsonlReader
-from ctr.pipelines.parquet import read_parquet, row_group_sizes
-from ctr.pipelines.sources import SourceFile, natural_order
-from ctr.pipelines.table_files import read_table_file
+from ctr.pipelines.rows.chunks import Chunk
+from ctr.pipelines.rows.jsonl import JsonlReader
+from ctr.pipelines.rows.parquet import read_parquet, row_group_sizes
+from ctr.pipelines.rows.sources import SourceFile, natural_order
+from ctr.pipelines.rows.table_files import read_table_file
 
 BLOCK_BYTES = 16 << 20
 """Bytes of a file that are read, parsed and transformed at a time."""

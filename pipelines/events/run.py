@@ -14,7 +14,7 @@ from apache_beam.options.pipeline_options import PipelineOptions, StandardOption
 from ctr.config import load_record
 from ctr.data.event_mapping import EventMapping, EventTeacher
 from ctr.data.log import Manifest, parse_manifest, publish_manifest
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.pipelines.beam_options import in_this_process, read_beam_options, split_beam_options
 from ctr.pipelines.events.publish import MAPPING_FILE
 from ctr.pipelines.events.read import Unit
@@ -30,7 +30,7 @@ from ctr.pipelines.events.steps import (
 
 # What Beam's local runner says of an error in a worker holds its class and its message.
 _INPUT_ERROR = re.compile(
-    r"(?:ctr\.errors\.InputError: |\bOSError: |PermissionError: )(.*?)(?: \[while running|\n|$)"
+    rf"(?:{re.escape(InputError.__module__)}\.InputError: |\bOSError: |PermissionError: )(.*?)(?: \[while running|\n|$)"
 )
 
 # As the system's errors tell themselves, and not as the command line does.

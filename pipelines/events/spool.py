@@ -19,11 +19,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from ctr.data.event_mapping import EventMapping
-from ctr.files import remove_temporaries, write_atomic, write_atomic_bytes
+from ctr.io.files import remove_temporaries, write_atomic, write_atomic_bytes
 from ctr.pipelines.events.read import Unit
 from ctr.pipelines.events.rules import IntervalRules, known_from
 from ctr.pipelines.events.tables import EARLIER_SCHEMA, KINDS, Kind, empty
-from ctr.pipelines.rejects import Reject
+from ctr.pipelines.rows.rejects import Reject
 
 SPOOL = ".events"
 """Inside a log that is made by following events."""

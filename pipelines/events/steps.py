@@ -22,9 +22,8 @@ from apache_beam.ml.inference.base import ModelHandler, PredictionResult, RunInf
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import manifest_bytes
 from ctr.data.reader import rows_of_table
-from ctr.errors import InputError
-from ctr.files import write_atomic_bytes
-from ctr.pipelines.chunks import Chunk
+from ctr.io.errors import InputError
+from ctr.io.files import write_atomic_bytes
 from ctr.pipelines.events.join import Joined, Sampling, join_interval, sample_joined
 from ctr.pipelines.events.publish import make_sampling, stage_joined, write_late
 from ctr.pipelines.events.read import BLOCK_BYTES, Unit, read_unit
@@ -37,7 +36,8 @@ from ctr.pipelines.events.spool import (
     write_segment,
 )
 from ctr.pipelines.events.tables import Prepared, prepare
-from ctr.pipelines.sources import UnreadableNowError, faults_named
+from ctr.pipelines.rows.chunks import Chunk
+from ctr.pipelines.rows.sources import UnreadableNowError, faults_named
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ from apache_beam.utils.windowed_value import PaneInfoTiming
 from ctr.data.durations import duration_us
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import list_intervals, parse_manifest, publish_manifest
-from ctr.errors import InputError
-from ctr.files import write_atomic_bytes
-from ctr.pipelines.chunks import Chunk
+from ctr.io.errors import InputError
+from ctr.io.files import write_atomic_bytes
+from ctr.io.signals import Stop
 from ctr.pipelines.events.accounts import ENOUGH_EVENTS, RECENT_EVENTS, check_rejects, describe_rejects
 from ctr.pipelines.events.join import join_interval
 from ctr.pipelines.events.publish import begin_log, write_late
@@ -50,8 +50,8 @@ from ctr.pipelines.events.spool import UnitReport
 from ctr.pipelines.events.steps import JoinedAt, StageIntervals
 from ctr.pipelines.events.stream_job import run_until_stopped
 from ctr.pipelines.events.tables import EARLIER_SCHEMA, KINDS, Kind, empty, prepare
+from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.spill import split_by_interval
-from ctr.training.stop_signals import Stop
 
 _EARLIER = "earlier"
 _MILLISECOND = 1000

@@ -22,14 +22,14 @@ from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import MAX_TIMESTAMP, Duration, Timestamp
 
 from ctr.data.event_mapping import EventMapping
-from ctr.errors import InputError
-from ctr.pipelines.chunks import Chunk
+from ctr.io.errors import InputError
 from ctr.pipelines.events.read import Unit, find_events, read_unit
 from ctr.pipelines.events.rules import interval_rules
 from ctr.pipelines.events.stream import RawEvents
 from ctr.pipelines.events.tables import KINDS, Kind, arrivals, wanted_columns
-from ctr.pipelines.rejects import make_reject
-from ctr.pipelines.sources import UnreadableNowError, natural_order
+from ctr.pipelines.rows.chunks import Chunk
+from ctr.pipelines.rows.rejects import make_reject
+from ctr.pipelines.rows.sources import UnreadableNowError, natural_order
 
 _FILES_A_BUNDLE = 16
 

@@ -14,9 +14,9 @@ import apache_beam as beam
 import grpc
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, StandardOptions
 
-from ctr.errors import InputError
+from ctr.io.errors import InputError
+from ctr.io.signals import Stop
 from ctr.pipelines.events.run import beam_options, input_errors_of_workers
-from ctr.training.stop_signals import Stop
 
 _FLINK = ("FlinkRunner", "PortableRunner")
 _CHECKPOINTING = "--checkpointing_interval"

@@ -17,10 +17,10 @@ from ctr.data.event_mapping import EventMapping, EventSource
 from ctr.data.log import shard_schema
 from ctr.data.reader import FAULTS, rows_of_table
 from ctr.data.transform import pack_table
-from ctr.errors import InputError
-from ctr.pipelines.chunks import Chunk
-from ctr.pipelines.convert import WEIGHT_ALLOWED, parse_weights
-from ctr.pipelines.raw_columns import (
+from ctr.io.errors import InputError
+from ctr.pipelines.rows.chunks import Chunk
+from ctr.pipelines.rows.convert import WEIGHT_ALLOWED, parse_weights
+from ctr.pipelines.rows.raw_columns import (
     Columns,
     Verdict,
     add_derived,
@@ -30,7 +30,7 @@ from ctr.pipelines.raw_columns import (
     read_ids,
     read_time_column,
 )
-from ctr.pipelines.rejects import Reject, make_reject
+from ctr.pipelines.rows.rejects import Reject, make_reject
 
 Kind = Literal["impressions", "clicks"]
 KINDS: tuple[Kind, ...] = ("impressions", "clicks")

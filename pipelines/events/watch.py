@@ -10,10 +10,8 @@ reached, and publishes the intervals that are closed by it, in order. A round th
 result: files are read again until their report is there, intervals are staged again until their manifest is.
 """
 
-import fcntl
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,8 +20,9 @@ from pathlib import Path
 
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import Manifest, list_intervals, read_manifests
-from ctr.errors import InputError
-from ctr.files import make_folder, remove_temporaries, write_atomic_bytes
+from ctr.io.errors import InputError
+from ctr.io.files import make_folder, remove_temporaries, write_atomic_bytes
+from ctr.io.locks import hold
 from ctr.pipelines.events.accounts import (
     ENOUGH_EVENTS,
     RECENT_EVENTS,
@@ -162,15 +161,8 @@ def watch_events(
 @contextmanager
 def _only_process(spool: Path) -> Iterator[None]:
     make_folder(spool)
-    lock = os.open(spool, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{spool.parent}: another process publishes events there") from None
+    with hold(spool, f"{spool.parent}: another process publishes events there"):
         yield
-    finally:
-        os.close(lock)
 
 
 class _State:

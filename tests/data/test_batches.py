@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ctr.data.batches import Batch, batches_within, whole_query_batches
 from ctr.data.reader import Rows
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 
 def make_rows(query_sizes: list[int], faulty: set[int] = frozenset(), same_time: bool = False) -> Rows:

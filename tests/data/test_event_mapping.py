@@ -9,7 +9,7 @@ import yaml
 
 from ctr.config import dump_yaml, parse_model
 from ctr.data.event_mapping import EventMapping, load_event_mapping
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.simulator.features import SCHEMA
 
 KEYS = {

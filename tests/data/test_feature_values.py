@@ -6,7 +6,7 @@ import pytest
 from ctr.data.feature_values import feature_ids
 from ctr.data.schema import Schema
 from ctr.data.transform import transform_table
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 SCHEMA = Schema.model_validate(
     {

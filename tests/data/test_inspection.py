@@ -17,7 +17,7 @@ from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
 from ctr.data.schema import Category, Cross, LogBuckets, Number, Schema, Text
 from ctr.data.sidecar import write_sidecar_interval
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 HOUR = 3_600_000_000
 START = 1_700_006_400_000_000  # on the hour

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ctr.data.interleave import Interleaved
 from ctr.data.reader import Rows, join_rows
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 
 def make_rows(times: list[int], sizes: list[int]) -> Rows:

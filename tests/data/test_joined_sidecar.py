@@ -15,7 +15,7 @@ from ctr.data.log import Manifest, create_log, pack_ids, publish_interval, read_
 from ctr.data.schema import Category, Schema
 from ctr.data.sidecar import write_sidecar_interval
 from ctr.data.time_range import TimeRange
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 SCHEMA = Schema(features=(Category(name="a", source="a", buckets=9),))
 STEP = 100

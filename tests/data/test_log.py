@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr.config import parse_model
-from ctr.data.json_files import sealed_bytes
 from ctr.data.log import (
     check_log,
     create_log,
@@ -31,7 +30,8 @@ from ctr.data.log import (
 from ctr.data.row_order import sort_rows
 from ctr.data.schema import Schema
 from ctr.data.transform import transform_table, transform_tensors
-from ctr.errors import InputError
+from ctr.io.documents import sealed_bytes
+from ctr.io.errors import InputError
 
 SCHEMA = parse_model(
     Schema,

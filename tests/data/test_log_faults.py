@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr.data.joined_sidecar import JoinedSidecar
-from ctr.data.json_files import sealed_bytes
 from ctr.data.log import create_log, pack_ids, publish_interval, read_manifests, read_schema, shard_schema
 from ctr.data.parquet_files import parquet_bytes
 from ctr.data.reader import Rows, read_rows
 from ctr.data.schema import Category, Number, Schema, StepBuckets
 from ctr.data.sidecar import write_sidecar_interval
 from ctr.data.stream import Selection, check_selection, read_selection
-from ctr.errors import InputError
+from ctr.io.documents import sealed_bytes
+from ctr.io.errors import InputError
 
 SCHEMA = Schema(
     features=(

@@ -17,7 +17,7 @@ from ctr.data.mapping import (
     load_format,
     load_mapping,
 )
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 CONTENT = {
     "input": {"type": "csv"},

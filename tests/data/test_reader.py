@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ctr.data.log import create_log, pack_ids, publish_interval, read_manifests
 from ctr.data.reader import FAULTS, Rows, join_rows, read_rows, rows_of_table
 from ctr.data.schema import Category, Schema
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 SCHEMA = Schema(
     features=(

@@ -27,8 +27,8 @@ from ctr.data.sampling import SamplingConfig, decide
 from ctr.data.schema import Schema
 from ctr.data.sidecar import list_sidecars, read_sidecar_interval, write_sidecar_interval
 from ctr.data.transform import pack_table
-from ctr.errors import InputError
 from ctr.eval.logistic import row_logloss
+from ctr.io.errors import InputError
 
 STEP = 10**6
 SIZES = (40, 0, 60, 50)

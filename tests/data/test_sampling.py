@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr.config import apply_settings, dump_yaml, parse_model, read_yaml
-from ctr.data.hashing import uniform_hash
 from ctr.data.log import MAX_TIME_US, Manifest
 from ctr.data.sampling import Decisions, SamplingConfig, condition_names, decide
 from ctr.data.time_range import TimeRange
-from ctr.errors import InputError
 from ctr.eval.buckets import query_bucket
 from ctr.eval.logistic import row_logloss
+from ctr.io.errors import InputError
+from ctr.io.hashing import uniform_hash
 
 LOW_LOSS = {"teacher": "t", "max_loss": 0.1}
 LOW_VISIBILITY = {"feature": "position", "values": [7, 8]}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ctr.config import parse_model
 from ctr.data.schema import LogBuckets, Number, Schema, bucket_counts, differing_features, feature_meanings
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 CATEGORY = {"kind": "category", "name": "a", "source": "s"}
 OTHER = {"kind": "category", "name": "b", "source": "t"}

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from ctr.config import parse_model
-from ctr.data.json_files import sealed_bytes
 from ctr.data.log import Manifest, create_log, publish_interval
 from ctr.data.schema import Schema
 from ctr.data.sidecar import (
@@ -21,7 +20,8 @@ from ctr.data.sidecar import (
     write_sidecar_interval,
 )
 from ctr.data.transform import pack_table
-from ctr.errors import InputError
+from ctr.io.documents import sealed_bytes
+from ctr.io.errors import InputError
 
 SCHEMA = parse_model(Schema, {"features": [{"kind": "category", "name": "a", "source": "a"}]}, "test")
 

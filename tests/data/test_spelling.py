@@ -11,7 +11,7 @@ from ctr.config import parse_model
 from ctr.data.feature_ops import spell_numbers
 from ctr.data.schema import Schema
 from ctr.data.spelling import float_text, spell, spell_array, text_array
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 CHANGED = {
     "12.0": "12",

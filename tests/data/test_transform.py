@@ -17,7 +17,7 @@ from ctr.config import parse_model
 from ctr.data.log import shard_schema, unpack_ids
 from ctr.data.schema import Schema
 from ctr.data.transform import pack_table, string_ids, transform_table, transform_tensors
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 # Published values of FarmHash Fingerprint64 (its empty string is the constant k2 of the algorithm).
 FINGERPRINT_OF_EMPTY = 0x9AE16A3B2F90404F

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 import pytest
 
-from ctr.eval.experiment import write_experiment
+from ctr.experiments.report.write import write_experiment
 
 
 @dataclass(frozen=True)

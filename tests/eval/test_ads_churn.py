@@ -12,7 +12,7 @@ import pytest
 from ctr.eval.ads_churn import AdsChurn, compare_loops
 from ctr.eval.buckets import BUCKETS, query_bucket
 from ctr.eval.intervals import student_t_quantile
-from ctr.eval.run_files import RunError
+from ctr.io.errors import InputError
 
 
 def plain(first: Any, second: Any) -> dict[str, float]:
@@ -158,7 +158,7 @@ def test_loops_over_different_queries_are_refused(tmp_path: Path) -> None:
         others, ("900 on the days 5 to 7", "600 on the days 6 to 7", "600", "none"), strict=True
     ):
         with pytest.raises(
-            RunError, match=rf"served different queries, 600 on the days 5 to 6 and {extent}"
+            InputError, match=rf"served different queries, 600 on the days 5 to 6 and {extent}"
         ) as refusal:
             compare_loops(a, other)
         assert "\n" not in str(refusal.value)
@@ -169,7 +169,7 @@ def test_loops_in_different_worlds_are_refused(tmp_path: Path) -> None:
     none = np.zeros(600, bool)
     a = make_loop(tmp_path / "a", randomized=none)
     b = make_loop(tmp_path / "b", seed=1, world=1, randomized=none)
-    with pytest.raises(RunError, match=r"a and .*b: are of different worlds, see log/world.yaml of each"):
+    with pytest.raises(InputError, match=r"a and .*b: are of different worlds, see log/world.yaml of each"):
         compare_loops(a, b)
     (b / "log" / "world.yaml").unlink()
     assert compare_loops(a, b).as_dict()["queries"] == 600
@@ -189,24 +189,24 @@ def test_loops_in_different_worlds_are_refused(tmp_path: Path) -> None:
 )
 def test_a_damaged_table_is_refused(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
     good, bad = make_loop(tmp_path / "good"), make_loop(tmp_path / "bad", **columns)
-    with pytest.raises(RunError, match=f"bad/shown.parquet: {message}"):
+    with pytest.raises(InputError, match=f"bad/shown.parquet: {message}"):
         compare_loops(good, bad)
 
 
 def test_a_missing_or_broken_file_is_refused(tmp_path: Path) -> None:
     good, bad = make_loop(tmp_path / "good"), make_loop(tmp_path / "bad")
     with pytest.raises(
-        RunError,
+        InputError,
         match=r"absent/shown.parquet: no such file; allowed: a finished output directory of `ctr simulate",
     ):
         compare_loops(tmp_path / "absent", good)
     pd.DataFrame({"day": [1]}).to_parquet(bad / "shown.parquet")
-    with pytest.raises(RunError, match=r"bad/shown.parquet: not readable as the queries of a loop"):
+    with pytest.raises(InputError, match=r"bad/shown.parquet: not readable as the queries of a loop"):
         compare_loops(good, bad)
     content = (good / "shown.parquet").read_bytes()
     (bad / "shown.parquet").write_bytes(content[: len(content) // 2])
     with pytest.raises(
-        RunError, match=r"bad/shown.parquet: not readable as the queries of a loop"
+        InputError, match=r"bad/shown.parquet: not readable as the queries of a loop"
     ) as refusal:
         compare_loops(good, bad)
     assert "\n" not in str(refusal.value)

@@ -11,7 +11,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from ctr.eval.array_files import read_arrays
+from ctr.io.arrays import read_arrays
 
 
 def pack(members: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> io.BytesIO:

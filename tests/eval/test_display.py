@@ -13,7 +13,7 @@ from ctr.eval.display import (
     verdict,
     with_margin,
 )
-from ctr.eval.plot_style import thousands
+from ctr.eval.report.plot_style import thousands
 
 
 @pytest.mark.parametrize(

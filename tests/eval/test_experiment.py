@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from ctr.eval.buckets import query_bucket
-from ctr.eval.experiment import write_experiment
+from ctr.experiments.report.write import write_experiment
 
 made = runpy.run_path(str(Path(__file__).with_name("experiment_folders.py")))
 ARMS, predict, run_folder, write_plan = made["ARMS"], made["predict"], made["run_folder"], made["write_plan"]

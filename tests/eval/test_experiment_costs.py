@@ -1,7 +1,7 @@
 import pytest
 
-from ctr.eval.experiment_costs import CostChange, Multiple, cost_change, pass_flops
-from ctr.eval.experiment_files import ArmCosts
+from ctr.experiments.report.costs import CostChange, Multiple, cost_change, pass_flops
+from ctr.experiments.report.files import ArmCosts
 
 BASE = ArmCosts(
     train_flops=1000.0,

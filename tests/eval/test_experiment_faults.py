@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ctr.eval.experiment import write_experiment
 from ctr.eval.run_comparison import NotComparableError
-from ctr.eval.run_files import RunError
+from ctr.experiments.report.write import write_experiment
+from ctr.io.errors import InputError
 
 made = runpy.run_path(str(Path(__file__).with_name("experiment_folders.py")))
 ARMS, make_rows, predict, run_folder = made["ARMS"], made["make_rows"], made["predict"], made["run_folder"]
@@ -164,7 +164,7 @@ def test_predictions_that_were_not_recorded_or_are_damaged_leave_out_pd_alone(co
 def test_a_wrong_plan_is_one_line(tmp_path, change, told):
     write_plan(tmp_path, {"base": {}, "arm": {}})
     edit(tmp_path / "plan.json", change)
-    with pytest.raises(RunError, match=rf"plan\.json: {told}") as error:
+    with pytest.raises(InputError, match=rf"plan\.json: {told}") as error:
         write_experiment(tmp_path)
     assert "\n" not in str(error.value)
 
@@ -182,11 +182,11 @@ def test_a_wrong_plan_is_one_line(tmp_path, change, told):
 def test_damaged_costs_are_one_line(tmp_path, content):
     write_plan(tmp_path, {"base": {}})
     (tmp_path / "costs.json").write_text(content)
-    with pytest.raises(RunError, match=r"costs\.json: ") as error:
+    with pytest.raises(InputError, match=r"costs\.json: ") as error:
         write_experiment(tmp_path)
     assert "\n" not in str(error.value)
 
 
 def test_a_folder_without_a_plan(tmp_path):
-    with pytest.raises(RunError, match=r"no plan\.json, so this is not an experiment"):
+    with pytest.raises(InputError, match=r"no plan\.json, so this is not an experiment"):
         write_experiment(tmp_path)

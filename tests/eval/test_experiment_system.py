@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ctr.eval.experiment import write_experiment
-from ctr.eval.experiment_tables import TABLE_WIDTH
 from ctr.eval.progressive import ProgressiveMetrics
-from ctr.eval.run_files import RunError
+from ctr.experiments.report.tables import TABLE_WIDTH
+from ctr.experiments.report.write import write_experiment
+from ctr.io.errors import InputError
 
 made = runpy.run_path(str(Path(__file__).with_name("experiment_folders.py")))
 run_folder, write_plan, write_small = made["run_folder"], made["write_plan"], made["write_small"]
@@ -209,7 +209,9 @@ def test_runs_without_states_of_constraint_logs_are_told_by_their_summaries(syst
     read_page(copy)
     path = copy / run_folder("base", 2) / "summary.json"
     edit(path, lambda content: content.pop("constraint_logs"))
-    with pytest.raises(RunError, match=r"summary\.json: constraint_logs\.drawn\.calibration_slices: not as"):
+    with pytest.raises(
+        InputError, match=r"summary\.json: constraint_logs\.drawn\.calibration_slices: not as"
+    ):
         write_experiment(copy)
 
 

@@ -2,8 +2,8 @@ import json
 import runpy
 from pathlib import Path
 
-from ctr.eval.experiment import write_experiment
-from ctr.eval.experiment_tables import TABLE_WIDTH
+from ctr.experiments.report.tables import TABLE_WIDTH
+from ctr.experiments.report.write import write_experiment
 
 made = runpy.run_path(str(Path(__file__).with_name("experiment_folders.py")))
 ARMS, HOSTILE, predict, run_folder = made["ARMS"], made["HOSTILE"], made["predict"], made["run_folder"]

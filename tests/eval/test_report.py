@@ -12,13 +12,13 @@ import pandas as pd
 import pytest
 
 from ctr.cli import main
-from ctr.eval import plots
-from ctr.eval.data_health import read_data_health
 from ctr.eval.display import with_margin
-from ctr.eval.report import render_report, write_report
-from ctr.eval.report_page import check_page
-from ctr.eval.run_files import RunError, read_windows
-from ctr.eval.shown_run import show_runs
+from ctr.eval.report import plots, render_report, write_report
+from ctr.eval.report.data_health import read_data_health
+from ctr.eval.report.page import check_page
+from ctr.eval.report.shown_run import show_runs
+from ctr.eval.run_files import read_windows
+from ctr.io.errors import InputError
 
 make = runpy.run_path(str(Path(__file__).with_name("run_directories.py")))
 make_rows, predict, write_run = make["make_rows"], make["predict"], make["write_run"]
@@ -535,7 +535,7 @@ def test_bad_input_is_told_in_one_line(runs, tmp_path, fault):
     spoil, message = FAULTS[fault]
     run = shutil.copytree(runs[1], tmp_path / "run")
     spoil(run)
-    with pytest.raises(RunError, match=message) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         write_report([runs[0], run], tmp_path / "report.html")
     assert "\n" not in str(caught.value)
     assert str(run) in str(caught.value)
@@ -543,13 +543,13 @@ def test_bad_input_is_told_in_one_line(runs, tmp_path, fault):
 
 
 def test_bad_arguments(runs, tmp_path):
-    with pytest.raises(RunError, match="at least one run"):
+    with pytest.raises(InputError, match="at least one run"):
         write_report([], None)
-    with pytest.raises(RunError, match="given twice"):
+    with pytest.raises(InputError, match="given twice"):
         write_report([runs[0], runs[0]], None)
-    with pytest.raises(RunError, match=f"{tmp_path}: is a directory"):
+    with pytest.raises(InputError, match=f"{tmp_path}: is a directory"):
         write_report(runs[:1], tmp_path)
-    with pytest.raises(RunError, match=r"summary\.json: is a file; allowed: a directory"):
+    with pytest.raises(InputError, match=r"summary\.json: is a file; allowed: a directory"):
         write_report(runs[:1], runs[0] / "summary.json" / "report.html")
     assert list(tmp_path.iterdir()) == []
 
@@ -565,8 +565,8 @@ def test_a_report_replaces_reports_alone(runs, tmp_path):
     check_page(page)
     for other in ("<!DOCTYPE html>\n<title>mine</title>", text[1:], "seed: 1"):
         page.write_text(other)
-        with pytest.raises(RunError, match="already exists, and is not a report of ctr"):
+        with pytest.raises(InputError, match="already exists, and is not a report of ctr"):
             check_page(page)
-        with pytest.raises(RunError, match="already exists, and is not a report of ctr"):
+        with pytest.raises(InputError, match="already exists, and is not a report of ctr"):
             write_report(runs[:1], page)
         assert page.read_text() == other

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ctr.eval.report import render_report
-from ctr.eval.run_files import RunError
+from ctr.io.errors import InputError
 
 make = runpy.run_path(str(Path(__file__).with_name("run_directories.py")))
 Page = runpy.run_path(str(Path(__file__).with_name("report_pages.py")))["Page"]
@@ -109,6 +109,6 @@ def test_without_faults_there_is_no_section(write_run):
     ],
 )
 def test_what_is_not_told_as_it_should_be_is_refused(write_run, summary, words):
-    with pytest.raises(RunError, match=rf"summary.json: {words}") as caught:
+    with pytest.raises(InputError, match=rf"summary.json: {words}") as caught:
         render_report([write_run("run", **json.loads(json.dumps(summary)))])
     assert "\n" not in str(caught.value)

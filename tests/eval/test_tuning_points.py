@@ -6,7 +6,7 @@ from scipy import stats
 
 from ctr.eval.buckets import BUCKETS
 from ctr.eval.intervals import Estimate
-from ctr.eval.tuning_points import (
+from ctr.experiments.report.tuning_points import (
     CurvePoint,
     TuningPoint,
     accuracy_at_neutral_cost,

@@ -13,7 +13,7 @@ from ctr.config import apply_settings, dump_yaml, parse_model, read_yaml
 from ctr.data.event_mapping import load_event_mapping
 from ctr.data.mapping import FORMATS_FOLDER, load_mapping
 from ctr.data.schema import Schema
-from ctr.eval.documents import parse_yaml
+from ctr.io.documents import parse_yaml
 from ctr.simulator.config import SimulatorConfig
 
 
@@ -165,7 +165,7 @@ def _experiment_seeds(folder: Path) -> list[bytes]:
 
 
 def _parse_experiment(folder: Path, content: bytes) -> None:
-    from ctr.pipelines.replay_config import read_experiment
+    from ctr.experiments.config import read_experiment
 
     experiment, training = read_experiment(put(folder / "examples/replay/changed.yaml", content))
     _require_stable(experiment)

@@ -11,7 +11,7 @@ from log_targets import small_log
 from run_targets import run_folder
 from target import Parse, Prepare, helper
 
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 
 def _export_folder(folder: Path) -> Path:

@@ -20,8 +20,7 @@ import atheris
 with atheris.instrument_imports(include=["ctr"]):
     from worker import TARGETS
 
-    from ctr.errors import InputError
-    from ctr.eval.run_files import RunError
+    from ctr.io.errors import InputError
 
 
 def main() -> None:
@@ -40,7 +39,7 @@ def main() -> None:
         def parse(content: bytes) -> None:
             try:
                 target.parse(folder, content)
-            except (InputError, RunError) as error:
+            except InputError as error:
                 if not str(error).strip():
                     raise
             except OSError as error:

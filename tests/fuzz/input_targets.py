@@ -22,7 +22,7 @@ from ctr.data.schema import Schema
 
 
 def _ingested(folder: Path, mapping: Mapping, path: Path) -> None:
-    from ctr.pipelines.ingest import ingest
+    from ctr.pipelines.ingest.run import ingest
 
     log = folder / "out"
     shutil.rmtree(log, ignore_errors=True)
@@ -182,7 +182,7 @@ def _scored_rows(suffix: str) -> tuple[Prepare, Parse]:
         return [gzip.compress(content), gzip.compress(content * 2000)] if suffix.endswith("gz") else [content]
 
     def parse(folder: Path, content: bytes) -> None:
-        from ctr.pipelines.raw_rows import plain_mapping, read_raw_rows
+        from ctr.pipelines.rows.raw_rows import plain_mapping, read_raw_rows
 
         path = put(folder / f"rows.{suffix}", content)
         for keys, raw, rejects in read_raw_rows(schema, plain_mapping(schema, [path]), [path], 1 << 20):

@@ -10,12 +10,12 @@ import pyarrow as pa
 from target import FEATURES, Parse, Prepare, helper, put, require_usable
 
 from ctr.config import parse_model
-from ctr.data.json_files import parse_sealed, sealed_bytes
 from ctr.data.log import read_manifests, read_schema, read_shard, schema_bytes
 from ctr.data.reader import rows_of_table
 from ctr.data.schema import Schema
 from ctr.data.sidecar import SidecarHash, read_sidecar_interval, write_sidecar_interval
-from ctr.errors import InputError
+from ctr.io.documents import parse_sealed, sealed_bytes
+from ctr.io.errors import InputError
 
 
 def small_log(folder: Path) -> tuple[Path, Any]:

@@ -14,12 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from target import Parse, Prepare, helper, put, require_finite
 
-from ctr.data.json_files import sealed_bytes
-from ctr.eval.documents import parse_json
+from ctr.io.documents import parse_json, sealed_bytes
 
 
 def _checkpoint_folder(folder: Path) -> Path:
-    from ctr.training import checkpoint
+    from ctr.training.run import checkpoint
 
     target = folder / "checkpoints"
     if not target.exists():
@@ -33,7 +32,7 @@ def _checkpoint_folder(folder: Path) -> Path:
 
 
 def _quarantine_seeds(folder: Path) -> list[bytes]:
-    from ctr.training.rollback import Rollback, write_rollbacks
+    from ctr.training.run.rollback import Rollback, write_rollbacks
 
     (folder / "went_back").mkdir(exist_ok=True)
     past = [
@@ -48,7 +47,7 @@ def _quarantine_seeds(folder: Path) -> list[bytes]:
 
 
 def _parse_quarantine(folder: Path, content: bytes) -> None:
-    from ctr.training.rollback import as_json, check_kept, is_quarantined, read_rollbacks
+    from ctr.training.run.rollback import as_json, check_kept, is_quarantined, read_rollbacks
 
     path = folder / "went_back/quarantine.json"
     put(path, content)
@@ -92,8 +91,8 @@ def _launch_seeds(folder: Path) -> list[bytes]:
 def _parse_launch(folder: Path, content: bytes) -> None:
     """As of a run that is asked for again: nothing else of it is read then."""
     from ctr.training.config import TrainConfig
-    from ctr.training.launch import InitFrom, launch
     from ctr.training.preflight import read_launch
+    from ctr.training.warm_start.start import InitFrom, launch
 
     put(folder / "begun/init_from.json", content)
     begun = read_launch(folder / "begun")
@@ -108,7 +107,7 @@ def _checkpoint_file(name: str) -> tuple[Prepare, Parse]:
 
     def parse(folder: Path, content: bytes) -> None:
         """With the hashes that make a changed file valid, where it can still have them."""
-        from ctr.training import checkpoint
+        from ctr.training.run import checkpoint
 
         folder = _checkpoint_folder(folder)
         path = next(folder.glob("[0-9]*"))
@@ -171,12 +170,13 @@ def _run_file(name: str) -> tuple[Prepare, Parse]:
         return [_file_of(run_folder(folder), name).read_bytes()]
 
     def parse(folder: Path, content: bytes) -> None:
-        from ctr.eval.data_health import read_data_health
         from ctr.eval.paired_predictions import pair_predictions
+        from ctr.eval.report.data_health import read_data_health
+        from ctr.eval.report.faults import faults_of
+        from ctr.eval.report.shown_run import show_runs
         from ctr.eval.run_comparison import compare_runs
-        from ctr.eval.run_faults import faults_of
         from ctr.eval.run_files import (
-            RunError,
+            InputError,
             count_rejects,
             read_environment,
             read_run,
@@ -184,7 +184,6 @@ def _run_file(name: str) -> tuple[Prepare, Parse]:
             read_weight_spectra,
             read_windows,
         )
-        from ctr.eval.shown_run import show_runs
 
         run = run_folder(folder)
         path = _file_of(run, name)
@@ -208,7 +207,7 @@ def _run_file(name: str) -> tuple[Prepare, Parse]:
                     pair_predictions(folder / "other", run)
                 except ValueError as error:
                     # What cannot be joined; a comparison then tells why in the place of the difference.
-                    raise RunError(str(error)) from None
+                    raise InputError(str(error)) from None
         finally:
             path.write_bytes(before)
 
@@ -274,7 +273,7 @@ def _experiment_file(name: str) -> tuple[Prepare, Parse]:
         return [(_experiment_folder(folder) / name).read_bytes()]
 
     def parse(folder: Path, content: bytes) -> None:
-        from ctr.eval.experiment import write_experiment
+        from ctr.experiments.report.write import write_experiment
 
         target = _experiment_folder(folder)
         before = (target / name).read_bytes()
@@ -293,7 +292,7 @@ def _evaluate_seeds(folder: Path) -> list[bytes]:
 
 
 def _parse_evaluate(folder: Path, content: bytes) -> None:
-    from ctr.pipelines.evaluate_rows import find_row_groups, gather, read_row_group
+    from ctr.pipelines.evaluate.rows import find_row_groups, gather, read_row_group
 
     path = put(folder / "predictions.parquet", content)
     for group in find_row_groups([path]):

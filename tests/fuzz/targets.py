@@ -3,7 +3,7 @@
 
 A target's ``prepare(folder)`` writes what must lie beside the file and returns valid contents; ``parse(folder, content)``
 reads a content. It returns when that was accepted, and then has checked that it means something; it raises InputError
-or RunError when it was refused. Anything else is a fault.
+or InputError when it was refused. Anything else is a fault.
 """
 
 from config_targets import (

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ctr.data.feature_values import feature_ids
 from ctr.data.schema import Schema
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.objective.bias_constraints import (
     constraint_term,
     dual_step,

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from ctr.config import dump_yaml, parse_model
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.objective.config import ObjectiveConfig
 
 

@@ -10,9 +10,9 @@ from ctr.cli import main
 from ctr.config import parse_model
 from ctr.data.log import list_intervals, read_manifests
 from ctr.data.mapping import Mapping
-from ctr.errors import InputError
-from ctr.pipelines.ingest import ingest
-from ctr.pipelines.ingest_state import read_state
+from ctr.io.errors import InputError
+from ctr.pipelines.ingest.run import ingest
+from ctr.pipelines.ingest.state import read_state
 
 points = runpy.run_path(str(Path(__file__).resolve().parent.parent / "fault_points.py"))
 

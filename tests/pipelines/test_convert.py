@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ctr.config import parse_model
 from ctr.data.mapping import Label, Time
 from ctr.data.transform import string_ids
-from ctr.errors import InputError
-from ctr.pipelines.convert import (
+from ctr.io.errors import InputError
+from ctr.pipelines.rows.convert import (
     check_utf8,
     convert_checked,
     mix_ids,

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from ctr.config import parse_model
 from ctr.data.mapping import DelimitedInput
-from ctr.errors import InputError
-from ctr.pipelines.delimited import delimited_columns, read_delimited
-from ctr.pipelines.quotes import TEXT_AFTER, UNCLOSED, StrictQuotes
-from ctr.pipelines.sources import SourceFile
+from ctr.io.errors import InputError
+from ctr.pipelines.rows.delimited import delimited_columns, read_delimited
+from ctr.pipelines.rows.quotes import TEXT_AFTER, UNCLOSED, StrictQuotes
+from ctr.pipelines.rows.sources import SourceFile
 
 
 def read(path, wanted, block_bytes=1 << 20, **form):

@@ -14,15 +14,15 @@ from apache_beam.testing.util import assert_that
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.errors import InputError
 from ctr.eval.compare import compare
 from ctr.eval.prediction_difference import PredictionDifference, join_predictions
 from ctr.eval.progressive import ProgressiveMetrics
-from ctr.pipelines.evaluate import evaluate, evaluate_difference
-from ctr.pipelines.evaluate_combine import PredictionDifferenceFn, ProgressiveMetricsFn
-from ctr.pipelines.evaluate_command import evaluate_text, run_evaluate
-from ctr.pipelines.evaluate_rows import checked_rows, gather, join_rows, split_by_query
-from ctr.pipelines.evaluate_transforms import ComparePredictions, SummarizePredictions
+from ctr.io.errors import InputError
+from ctr.pipelines.evaluate.combine import PredictionDifferenceFn, ProgressiveMetricsFn
+from ctr.pipelines.evaluate.command import evaluate_text, run_evaluate
+from ctr.pipelines.evaluate.rows import checked_rows, gather, join_rows, split_by_query
+from ctr.pipelines.evaluate.run import evaluate, evaluate_difference
+from ctr.pipelines.evaluate.transforms import ComparePredictions, SummarizePredictions
 
 COLUMNS = ("example_id", "query_id", "query_time", "label", "train_weight", "metric_weight", "logit")
 COUNTS = ("examples", "queries", "queries_scored", "queries_one_class", "logits_clipped")
@@ -459,7 +459,7 @@ def test_the_command_is_quiet_and_its_fault_is_one_line(
     bad = write(tmp_path / "bad.parquet", spoiled(make_table(20), "logit", 0, math.nan))
     code = (
         "import sys\nfrom pathlib import Path\n"
-        "from ctr.errors import InputError\nfrom ctr.pipelines.evaluate_command import run_evaluate\n"
+        "from ctr.io.errors import InputError\nfrom ctr.pipelines.evaluate.command import run_evaluate\n"
         "assert 'apache_beam' not in sys.modules\n"
         "print(run_evaluate([Path(sys.argv[1])])['examples'])\n"
         "try:\n    run_evaluate([Path(sys.argv[2])])\nexcept InputError as error:\n    print(error)\n"

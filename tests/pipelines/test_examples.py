@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctr.pipelines.chunks import Chunk
-from ctr.pipelines.examples import ExampleMaker
-from ctr.pipelines.ingest import ingest
-from ctr.pipelines.sources import SourceFile
+from ctr.pipelines.ingest.examples import ExampleMaker
+from ctr.pipelines.ingest.run import ingest
+from ctr.pipelines.rows.chunks import Chunk
+from ctr.pipelines.rows.sources import SourceFile
 
 
 @given(st.lists(st.integers(0, 253_402_300_799), min_size=1, max_size=5))

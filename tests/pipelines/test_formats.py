@@ -8,7 +8,7 @@ import pytest
 
 from ctr.data.log import read_manifests
 from ctr.data.mapping import load_format
-from ctr.pipelines.ingest import ingest
+from ctr.pipelines.ingest.run import ingest
 
 DATA = os.environ.get("CTR_DATA")
 US = 1_000_000

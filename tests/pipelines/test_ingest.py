@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from ctr.data.log import list_intervals
-from ctr.errors import InputError
-from ctr.pipelines import ingest_state as state_module
-from ctr.pipelines import partitions as partitions_module
-from ctr.pipelines.examples import ExampleMaker
-from ctr.pipelines.ingest import ingest
+from ctr.io.errors import InputError
+from ctr.pipelines.ingest import partitions as partitions_module
+from ctr.pipelines.ingest import state as state_module
+from ctr.pipelines.ingest.examples import ExampleMaker
+from ctr.pipelines.ingest.run import ingest
 from ctr.pipelines.spill import IntervalSpill
 
 QUERIES = {
@@ -206,8 +206,8 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from ctr.data.mapping import load_mapping
-from ctr.pipelines import ingest_state as module
-from ctr.pipelines.ingest import ingest
+from ctr.pipelines.ingest import state as module
+from ctr.pipelines.ingest.run import ingest
 original = module.publish_manifest
 def slow(*arguments):
     original(*arguments)

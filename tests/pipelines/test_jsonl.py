@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ctr.data.mapping import Label
-from ctr.errors import InputError
-from ctr.pipelines.convert import parse_ids, parse_labels, parse_numbers
-from ctr.pipelines.ingest import ingest
-from ctr.pipelines.jsonl import JsonlReader
-from ctr.pipelines.sources import SourceFile
+from ctr.io.errors import InputError
+from ctr.pipelines.ingest.run import ingest
+from ctr.pipelines.rows.convert import parse_ids, parse_labels, parse_numbers
+from ctr.pipelines.rows.jsonl import JsonlReader
+from ctr.pipelines.rows.sources import SourceFile
 
 
 def read(path, lines, block_bytes=1 << 20):

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from ctr.errors import InputError
-from ctr.pipelines.ingest import ingest
+from ctr.io.errors import InputError
+from ctr.pipelines.ingest.run import ingest
 
 
 def by_hour(rows):

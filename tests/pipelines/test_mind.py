@@ -8,10 +8,10 @@ import pytest
 
 from ctr.config import parse_model
 from ctr.data.mapping import Mapping
-from ctr.errors import InputError
-from ctr.pipelines.ingest import ingest
-from ctr.pipelines.mind import MIND_COLUMNS, News, read_mind
-from ctr.pipelines.sources import SourceFile
+from ctr.io.errors import InputError
+from ctr.pipelines.ingest.run import ingest
+from ctr.pipelines.rows.mind import MIND_COLUMNS, News, read_mind
+from ctr.pipelines.rows.sources import SourceFile
 
 TIMES = ["11/9/2019 2:04:46 PM", "11/12/2019 12:00:00 AM", "11/11/2019 9:05:01 AM"]
 

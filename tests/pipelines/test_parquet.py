@@ -4,10 +4,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ctr.errors import InputError
-from ctr.pipelines.ingest import ingest
-from ctr.pipelines.parquet import read_parquet
-from ctr.pipelines.sources import SourceFile
+from ctr.io.errors import InputError
+from ctr.pipelines.ingest.run import ingest
+from ctr.pipelines.rows.parquet import read_parquet
+from ctr.pipelines.rows.sources import SourceFile
 
 
 def test_rows_are_numbered_through_row_groups_and_batches(tmp_path):

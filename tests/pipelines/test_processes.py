@@ -13,9 +13,10 @@ import pytest
 import yaml
 
 from ctr.cli import main
-from ctr.pipelines import replay_costs, replay_jobs
+from ctr.experiments import costs as replay_costs
+from ctr.experiments import jobs as replay_jobs
+from ctr.experiments.jobs import Job, run_job
 from ctr.pipelines.processes import safe_environment, safe_workers
-from ctr.pipelines.replay_jobs import Job, run_job
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
 
@@ -37,7 +38,7 @@ def trapped(tmp_path, monkeypatch):
 
 
 # Where the package starts a process; each has a test below.
-STARTS = {"pipelines/replay_jobs.py", "pipelines/replay_costs.py"}
+STARTS = {"ctr/experiments/jobs.py", "ctr/experiments/costs.py"}
 
 
 STARTING = ("subprocess", "multiprocessing", "concurrent.futures.ProcessPool", "pty")

@@ -17,11 +17,11 @@ from ctr.data.derived import TIME_COLUMN
 from ctr.data.mapping import Mapping
 from ctr.data.spelling import float_text
 from ctr.data.transform import transform_tensors
-from ctr.errors import InputError
-from ctr.pipelines.chunks import Chunk
-from ctr.pipelines.examples import ExampleMaker
-from ctr.pipelines.ingest import ingest
-from ctr.pipelines.sources import SourceFile
+from ctr.io.errors import InputError
+from ctr.pipelines.ingest.examples import ExampleMaker
+from ctr.pipelines.ingest.run import ingest
+from ctr.pipelines.rows.chunks import Chunk
+from ctr.pipelines.rows.sources import SourceFile
 from ctr.serving.raw_values import make_numbers, make_texts, make_times
 
 CONTENT = {

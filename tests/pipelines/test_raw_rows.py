@@ -11,8 +11,8 @@ import tensorflow as tf
 from ctr.data.mapping import JsonlInput
 from ctr.data.schema import Schema
 from ctr.data.transform import transform_table, transform_tensors
-from ctr.errors import InputError
-from ctr.pipelines.raw_rows import key_schema, plain_mapping, read_raw_rows
+from ctr.io.errors import InputError
+from ctr.pipelines.rows.raw_rows import key_schema, plain_mapping, read_raw_rows
 
 FORMS = ["csv", "tsv", "jsonl", "parquet", "csv.gz", "jsonl.zst"]
 SINGLE = ("color", "price", "kind", "hour", "zone")

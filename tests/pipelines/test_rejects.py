@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from ctr.errors import InputError
-from ctr.pipelines.ingest import ingest
-from ctr.pipelines.rejects import EARLY_ROWS, RejectLog, make_reject
+from ctr.io.errors import InputError
+from ctr.pipelines.ingest.run import ingest
+from ctr.pipelines.rows.rejects import EARLY_ROWS, RejectLog, make_reject
 
 ROWS = 40
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ctr.pipelines.ingest import ingest
-from ctr.pipelines.repeats import Repeats
+from ctr.pipelines.ingest.repeats import Repeats
+from ctr.pipelines.ingest.run import ingest
 
 NOW = 1_700_000_000_000_000
 

@@ -15,9 +15,9 @@ import yaml
 from ctr.cli import main
 from ctr.data.log import log_sha256, read_manifests
 from ctr.data.sidecar import list_sidecars
-from ctr.errors import InputError
-from ctr.pipelines.replay import replay
-from ctr.pipelines.replay_measure import measure
+from ctr.experiments.measure import measure
+from ctr.experiments.run import replay
+from ctr.io.errors import InputError
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
 
@@ -283,14 +283,14 @@ def test_nothing_is_run_when_anything_is_wrong(stand_in, place):
 @pytest.fixture
 def table(monkeypatch):
     """The report's text, whatever the runs are."""
-    module = ModuleType("ctr.eval.experiment")
+    module = ModuleType("ctr.experiments.report.write")
 
     def write_experiment(out: Path) -> str:
         (out / "result.json").write_text('{"told": 1}')
         return "a table"
 
     module.write_experiment = write_experiment  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "ctr.eval.experiment", module)
+    monkeypatch.setitem(sys.modules, "ctr.experiments.report.write", module)
 
 
 def test_command_line(stand_in, table, capfd):
@@ -313,7 +313,7 @@ def test_command_line(stand_in, table, capfd):
 
 @pytest.mark.slow
 def test_other_commands_load_no_beam(fresh_python, root):
-    script = "import sys, ctr.cli, ctr.pipelines.ingest; ctr.cli.make_parser().format_help()"
+    script = "import sys, ctr.cli, ctr.pipelines.ingest.run; ctr.cli.make_parser().format_help()"
     fresh_python(
         "-c", f"{script}; assert not any(name.startswith('apache_beam') for name in sys.modules)", cwd=root
     )

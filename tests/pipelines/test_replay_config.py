@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from ctr.errors import InputError
-from ctr.pipelines.replay_config import ArmConfig, changed, merged, read_experiment
-from ctr.pipelines.replay_plan import Plan, make_plan
+from ctr.experiments.config import ArmConfig, changed, merged, read_experiment
+from ctr.experiments.plan import Plan, make_plan
+from ctr.io.errors import InputError
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
 

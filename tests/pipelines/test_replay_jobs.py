@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ctr.errors import InputError
-from ctr.pipelines.replay_jobs import Job, Outcome, run_jobs
+from ctr.experiments.jobs import Job, Outcome, run_jobs
+from ctr.io.errors import InputError
 
 SCRIPT = """#!/bin/sh
 # Called as python is: -m ctr WHAT ...

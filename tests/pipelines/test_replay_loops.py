@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from ctr.errors import InputError
 from ctr.eval.ads_churn import compare_loops
-from ctr.pipelines.replay import replay
+from ctr.experiments.run import replay
+from ctr.io.errors import InputError
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
 

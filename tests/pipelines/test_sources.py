@@ -5,9 +5,9 @@ import gzip
 import pyarrow as pa
 import pytest
 
-from ctr.errors import InputError
-from ctr.pipelines.ingest import ingest
-from ctr.pipelines.sources import find_files, open_bytes, require_columns
+from ctr.io.errors import InputError
+from ctr.pipelines.ingest.run import ingest
+from ctr.pipelines.rows.sources import find_files, open_bytes, require_columns
 
 
 def touch(folder, *names):

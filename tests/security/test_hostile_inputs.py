@@ -12,21 +12,21 @@ import pytest
 from ctr.config import apply_settings, parse_model
 from ctr.data.mapping import DelimitedInput, Mapping
 from ctr.data.schema import Schema
-from ctr.errors import InputError
-from ctr.eval.run_files import RunError, read_columns, read_predictions
-from ctr.pipelines.delimited import delimited_columns, read_delimited
-from ctr.pipelines.evaluate_rows import find_row_groups
-from ctr.pipelines.jsonl import JsonlReader
-from ctr.pipelines.mind import News
-from ctr.pipelines.parquet import read_parquet
-from ctr.pipelines.sources import SourceFile
+from ctr.eval.run_files import read_columns, read_predictions
+from ctr.io.errors import InputError
+from ctr.pipelines.evaluate.rows import find_row_groups
+from ctr.pipelines.rows.delimited import delimited_columns, read_delimited
+from ctr.pipelines.rows.jsonl import JsonlReader
+from ctr.pipelines.rows.mind import News
+from ctr.pipelines.rows.parquet import read_parquet
+from ctr.pipelines.rows.sources import SourceFile
 from ctr.training.config import TrainConfig
 
 READ_LINES = """
 import sys
 from pathlib import Path
-from ctr.pipelines.jsonl import JsonlReader
-from ctr.pipelines.sources import SourceFile
+from ctr.pipelines.rows.jsonl import JsonlReader
+from ctr.pipelines.rows.sources import SourceFile
 for path in map(Path, sys.argv[1:]):
     chunks = list(JsonlReader(["t"], ["t"], {}, False).read(SourceFile(0, path, "lines"), 1 << 20))
     rows = [value for chunk in chunks for value in chunk.table.column("t").to_pylist()]
@@ -103,7 +103,7 @@ def test_columns_that_stand_twice_in_parquet(tmp_path):
     )
     with pytest.raises(InputError, match="the column query_id appears twice"):
         find_row_groups([path])
-    with pytest.raises(RunError, match="the column query_id appears 2 times"):
+    with pytest.raises(InputError, match="the column query_id appears 2 times"):
         read_columns(path, ["query_id"], "a test")
 
 
@@ -119,7 +119,7 @@ def test_what_a_parquet_file_says_of_pandas(tmp_path, metadata):
 def test_predictions_that_are_no_numbers(tmp_path, column):
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"query_id": column}), path)
-    with pytest.raises(RunError, match="query_id must hold numbers without nulls"):
+    with pytest.raises(InputError, match="query_id must hold numbers without nulls"):
         read_predictions(path, ["query_id"])
 
 

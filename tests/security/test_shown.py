@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr.cli import main
-from ctr.errors import InputError, one_line, printable
 from ctr.eval.report import render_report
-from ctr.eval.run_files import RunError
+from ctr.io.errors import InputError, one_line, printable
 
 EVAL = Path(__file__).parents[1] / "eval"
 MAKE = runpy.run_path(str(EVAL / "run_directories.py"))
@@ -72,7 +71,7 @@ def test_no_text_of_a_run_becomes_part_of_its_report(tmp_path):
 def test_text_in_the_place_of_numbers_of_faults_is_refused(tmp_path, entries):
     rows = MAKE["make_rows"](1, queries=4)
     run = MAKE["write_run"](tmp_path / "run", rows, MAKE["predict"](rows, 1, 1.0), **entries)
-    with pytest.raises(RunError, match=next(iter(entries))):
+    with pytest.raises(InputError, match=next(iter(entries))):
         render_report([run])
 
 

@@ -18,11 +18,11 @@ from ctr.data.reader import rows_of_table
 from ctr.data.row_order import sort_rows
 from ctr.data.schema import Schema
 from ctr.data.transform import pack_table
-from ctr.pipelines.chunks import Chunk
-from ctr.pipelines.raw_columns import Verdict, add_derived
+from ctr.pipelines.rows.chunks import Chunk
+from ctr.pipelines.rows.raw_columns import Verdict, add_derived
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
-from ctr.training.snapshot import Snapshot, take_snapshot
+from ctr.training.run.snapshot import Snapshot, take_snapshot
 from ctr.training.state import TrainState
 from ctr.training.step import make_steps
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from ctr.config import apply_settings, parse_model
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.serving.export import export_from_run, export_run
 from ctr.serving.metadata import read_metadata, versions
 from ctr.serving.scorer import Scorer
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
-from ctr.training.snapshot import read_snapshot
+from ctr.training.run.snapshot import read_snapshot
 
 CONFIG = {
     "batch": {"rows": 48},

@@ -15,7 +15,7 @@ from ctr.cli import main
 from ctr.config import parse_model
 from ctr.data.derived import TIME_COLUMN
 from ctr.data.schema import Schema
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.serving.export import publish
 from ctr.serving.metadata import read_metadata
 from ctr.serving.model_check import check_model

@@ -13,7 +13,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow_serving.apis import prediction_log_pb2
 
 from ctr.data.schema import Schema
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.serving import export
 from ctr.serving.metadata import find_model, read_metadata, versions
 from ctr.serving.scorer import Scorer

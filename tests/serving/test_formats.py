@@ -15,7 +15,7 @@ import pytest
 
 from ctr.cli import main
 from ctr.data.mapping import load_format
-from ctr.pipelines.ingest import ingest
+from ctr.pipelines.ingest.run import ingest
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
 

@@ -12,7 +12,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from ctr.config import parse_model
 from ctr.data.schema import Number, Schema
 from ctr.data.transform import transform_tensors
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.serving.model_check import OPERATIONS, SAVING, check_model
 from ctr.serving.scorer import Scorer
 

@@ -10,9 +10,9 @@ import pytest
 from ctr.config import parse_model
 from ctr.serving.export import export_from_run, export_run
 from ctr.serving.metadata import read_metadata, versions
-from ctr.training import export_folder, rollback
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
+from ctr.training.run import export_folder, rollback
 
 FAULTS = Path(__file__).parents[1] / "training" / "numerical_faults.py"
 injected = runpy.run_path(str(FAULTS))["injected"]

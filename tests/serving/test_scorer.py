@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.serving.scorer import Scorer
 
 TAGS = ["t1|t2", "", "t3"]

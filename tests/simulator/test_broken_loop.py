@@ -18,7 +18,7 @@ from ctr.simulator.features import SCHEMA
 from ctr.simulator.simulate import simulate
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
-from ctr.training.run import Run
+from ctr.training.run.run import Run
 from ctr.training.session import Session
 
 faults = runpy.run_path(str(Path(__file__).parents[1] / "training" / "numerical_faults.py"))

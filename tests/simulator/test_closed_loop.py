@@ -19,16 +19,16 @@ from ctr.cli import main
 from ctr.config import parse_model
 from ctr.data.log import create_log, list_intervals, read_manifests
 from ctr.data.sidecar import read_sidecar_interval
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.simulator import closed_loop
 from ctr.simulator.closed_loop import run_closed_loop
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.features import SCHEMA
 from ctr.simulator.simulate import AUCTION, TRUTH, simulate
-from ctr.training import checkpoint
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
-from ctr.training.run import Run
+from ctr.training.run import checkpoint
+from ctr.training.run.run import Run
 from ctr.training.session import TIMING
 
 made = runpy.run_path(str(Path(__file__).with_name("log_files.py")))

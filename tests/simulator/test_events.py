@@ -17,7 +17,7 @@ from ctr.cli import main
 from ctr.config import parse_model
 from ctr.data.log import read_manifests, read_shard, unpack_ids
 from ctr.data.transform import transform_table
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.features import SCHEMA
 from ctr.simulator.simulate import simulate

@@ -11,7 +11,7 @@ import pytest
 from ctr.config import parse_model
 from ctr.data.log import read_manifests, unpack_ids
 from ctr.data.sidecar import read_sidecar_interval
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.simulator.config import DAY_US, SimulatorConfig
 from ctr.simulator.day import QUERIES_PER_DAY_LIMIT, make_world
 from ctr.simulator.features import SCHEMA

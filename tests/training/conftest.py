@@ -199,7 +199,7 @@ def run_killed() -> Callable[..., int]:
     loaded TensorFlow and computed nothing.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ctr.training.loop", "ctr.training.follow"])
+    context.set_forkserver_preload(["ctr.training.loop", "ctr.training.follow.watch"])
     script = str(Path(__file__).with_name("killed_run.py"))
 
     def run(

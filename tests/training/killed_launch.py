@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ctr.config import parse_model
 from ctr.training.config import TrainConfig
-from ctr.training.launch import InitFrom
 from ctr.training.loop import train
+from ctr.training.warm_start.start import InitFrom
 
 given = globals()
 points = runpy.run_path(str(Path(__file__).resolve().parent.parent / "fault_points.py"))

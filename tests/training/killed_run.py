@@ -12,9 +12,9 @@ from pathlib import Path
 
 from ctr.config import parse_model
 from ctr.training.config import TrainConfig
-from ctr.training.follow import Polling, follow
+from ctr.training.follow.watch import Polling, follow
 from ctr.training.loop import train
-from ctr.training.run import Run
+from ctr.training.run.run import Run
 
 given = globals()
 points = runpy.run_path(str(Path(__file__).resolve().parent.parent / "fault_points.py"))

@@ -7,9 +7,9 @@ import shutil
 import numpy as np
 import pytest
 
-from ctr.errors import InputError
-from ctr.training import checkpoint
-from ctr.training.checkpoint import clean_up, drop_after, read, restore_newest, save
+from ctr.io.errors import InputError
+from ctr.training.run import checkpoint
+from ctr.training.run.checkpoint import clean_up, drop_after, read, restore_newest, save
 
 ARRAYS = {"weights|a": np.arange(6, dtype=np.float32).reshape(2, 3), "total|b/c": np.array([2**60, -1])}
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ctr.data.log import read_manifests
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.training.loop import train
 from ctr.training.session import open_session
 

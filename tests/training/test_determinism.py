@@ -42,7 +42,7 @@ from pathlib import Path
 import pyarrow as pa
 from ctr.config import parse_model
 from ctr.data.mapping import Mapping
-from ctr.pipelines.ingest import ingest
+from ctr.pipelines.ingest.run import ingest
 given = json.load(sys.stdin)
 assert pa.cpu_count() == given["threads"] and pa.io_thread_count() == given["threads"]
 ingest(

@@ -16,10 +16,10 @@ import tensorflow as tf
 from ctr.cli import main
 from ctr.config import dump_yaml
 from ctr.data.log import read_manifests
-from ctr.errors import InputError, one_line
+from ctr.io.errors import InputError, one_line
 from ctr.training.loop import train
-from ctr.training.run import Run
-from ctr.training.tensor_files import written_by_tensorflow
+from ctr.training.run.run import Run
+from ctr.training.run.tensor_files import written_by_tensorflow
 
 helpers = runpy.run_path(str(Path(__file__).with_name("growing_logs.py")))
 points = runpy.run_path(str(Path(__file__).resolve().parent.parent / "fault_points.py"))

@@ -20,8 +20,8 @@ from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 
 from ctr.data.log import publish_interval
-from ctr.training.event_file import EventFiles
 from ctr.training.loop import train
+from ctr.training.run.event_file import EventFiles
 
 outcome = runpy.run_path(str(Path(__file__).with_name("growing_logs.py")))["outcome"]
 HISTOGRAMS = {"tensorboard": {"histograms": True}}

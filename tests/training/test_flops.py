@@ -10,8 +10,8 @@ from ctr.config import parse_model
 from ctr.models.click_model import ClickModel, TowerInput, ensemble_logit
 from ctr.models.embeddings import tower_widths
 from ctr.models.rows import FeatureRows, TableLayout, lay_out_tables
+from ctr.training.analysis.flops import Touched, count_flops, dense_forward, dense_parameters, weight_shapes
 from ctr.training.config import TrainConfig
-from ctr.training.flops import Touched, count_flops, dense_forward, dense_parameters, weight_shapes
 from ctr.training.state import architecture
 
 DEEP = {"crosses": {"layers": 0}, "deep": {"units": [40, 24]}}

@@ -22,9 +22,9 @@ from ctr.data.published import PublishedIntervals
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
 from ctr.data.sidecar import write_sidecar_interval
-from ctr.errors import InputError
-from ctr.training.durations import Durations
-from ctr.training.follow import Followed, Polling, follow
+from ctr.io.errors import InputError
+from ctr.training.analysis.durations import Durations
+from ctr.training.follow.watch import Followed, Polling, follow
 from ctr.training.loop import train
 
 helpers = runpy.run_path(str(Path(__file__).with_name("growing_logs.py")))
@@ -306,7 +306,7 @@ def test_a_signal_is_noted_and_a_second_one_ends_at_once(tmp_path, number, twice
     script = """
 import signal, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-from ctr.training.stop_signals import stop_signals
+from ctr.io.signals import stop_signals
 with stop_signals() as stop:
     print("ready", flush=True)
     while stop() is None:

@@ -12,7 +12,7 @@ import pytest
 
 from ctr.serving.export import export_from_run
 from ctr.serving.metadata import versions
-from ctr.training.follow import Followed, Polling, follow
+from ctr.training.follow.watch import Followed, Polling, follow
 from ctr.training.loop import train
 from ctr.training.session import open_session
 

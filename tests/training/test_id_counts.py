@@ -11,8 +11,8 @@ from ctr.data.reader import read_rows
 from ctr.data.schema import Category, Number, Schema
 from ctr.eval.run_files import read_timeline, read_windows
 from ctr.training.feed import make_feed
-from ctr.training.id_counts import IdCounts, value_of_id
 from ctr.training.loop import train
+from ctr.training.run.id_counts import IdCounts, value_of_id
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from ctr.data.log import create_log, pack_ids, publish_interval
 from ctr.data.sample_log import write_decisions, write_sampled_log
 from ctr.data.sampling import SamplingConfig
 from ctr.data.schema import Category, Schema
-from ctr.errors import InputError
 from ctr.eval.run_files import read_constraint_metrics
+from ctr.io.errors import InputError
 from ctr.training.loop import train
 
 SAMPLING = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": "test"}, "test")

@@ -16,14 +16,14 @@ import pytest
 
 from ctr.data.log import create_log, pack_ids, publish_interval, read_schema
 from ctr.data.schema import Schema
-from ctr.errors import InputError
-from ctr.training import checkpoint
+from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
-from ctr.training.follow import Polling, follow
-from ctr.training.launch import InitFrom, launch
+from ctr.training.follow.watch import Polling, follow
 from ctr.training.loop import TIMING, train
 from ctr.training.preflight import read_launch
+from ctr.training.run import checkpoint
 from ctr.training.session import open_session
+from ctr.training.warm_start.start import InitFrom, launch
 
 KILLED = -9
 # So that roots are in flight wherever a run ends.
@@ -483,8 +483,8 @@ def test_in_another_log_it_begins_behind_what_was_learned(
 def test_rows_up_to_a_query_are_counted_in_the_order_of_the_log(examples, schema, tmp_path, shard_rows):
     from ctr.data.log import read_manifests
     from ctr.data.row_order import sort_rows
-    from ctr.training.launch_position import rows_until
     from ctr.training.preflight import Log
+    from ctr.training.warm_start.position import rows_until
 
     # Three queries at each time, whose ids are not in the order of time.
     table = examples.table().slice(0, 60)
@@ -584,7 +584,7 @@ def test_constraint_logs_go_on_where_they_stood(half, whole, exposure, change, t
 def killed_launch() -> Any:
     """Launches and trains in a process that is killed at a point of ``fault_points.py``; returns its exit status."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ctr.training.loop", "ctr.training.follow"])
+    context.set_forkserver_preload(["ctr.training.loop", "ctr.training.follow.watch"])
     script = str(Path(__file__).with_name("killed_launch.py"))
 
     def run(log: Path, config: TrainConfig, folder: Path, source: Path, kill_at: tuple[str, int, str]) -> int:

@@ -12,7 +12,7 @@ import pytest
 from ctr.config import parse_model
 from ctr.data.log import create_log, read_manifests
 from ctr.data.reader import FAULTS
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.loop import LearningError, train
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,14 @@ import pytest
 
 from ctr.data.log import read_manifests, read_shard
 from ctr.data.sidecar import write_sidecar_interval
-from ctr.errors import InputError
 from ctr.eval.report import render_report
-from ctr.training import checkpoint, rollback
+from ctr.io.errors import InputError
 from ctr.training.config import ExportConfig
-from ctr.training.follow import Polling, follow
+from ctr.training.follow.watch import Polling, follow
 from ctr.training.loop import LearningError, train
-from ctr.training.run import Run
-from ctr.training.summary_text import summary_text
+from ctr.training.run import checkpoint, rollback
+from ctr.training.run.run import Run
+from ctr.training.run.summary_text import summary_text
 
 HELPER = str(Path(__file__).with_name("numerical_faults.py"))
 faults = runpy.run_path(HELPER)
@@ -290,7 +290,7 @@ def test_before_the_first_checkpoint_it_begins_anew_with_the_same_bits(long_log,
 def run_faulty() -> Callable[..., int]:
     """Trains under faults in a process that is killed after so many batches; returns its exit status."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ctr.training.loop", "ctr.training.follow"])
+    context.set_forkserver_preload(["ctr.training.loop", "ctr.training.follow.watch"])
 
     def run(log: Path, config, folder: Path, given: dict[str, Any], kill_at: int) -> int:
         content = {

@@ -15,7 +15,7 @@ import pytest
 
 from ctr.data.log import read_manifests, read_shard
 from ctr.data.sidecar import write_sidecar_interval
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.training.feed import Feed
 from ctr.training.inputs import Inputs, open_inputs, read_feeds
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ctr.training.results import TIMING, timing_before
+from ctr.training.run.results import TIMING, timing_before
 
 
 def test_the_first_timing_stands(tmp_path):

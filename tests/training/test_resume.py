@@ -11,7 +11,7 @@ import pytest
 
 from ctr.config import parse_model
 from ctr.data.log import publish_interval
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.loop import TIMING, train
 

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ctr.data.json_files import sealed_bytes
-from ctr.errors import InputError
-from ctr.eval.documents import parse_json
-from ctr.training.position import Mark, Position, mark_here, note_step
-from ctr.training.rollback import (
+from ctr.io.documents import parse_json, sealed_bytes
+from ctr.io.errors import InputError
+from ctr.training.run.position import Mark, Position, mark_here, note_step
+from ctr.training.run.rollback import (
     Rollback,
     as_json,
     check_kept,

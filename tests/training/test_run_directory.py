@@ -10,8 +10,8 @@ import pytest
 from ctr.data.batches import Batch, whole_query_batches
 from ctr.data.log import read_manifests
 from ctr.data.reader import read_rows
-from ctr.errors import InputError
-from ctr.training.run_directory import (
+from ctr.io.errors import InputError
+from ctr.training.run.directory import (
     PREDICTION_COLUMNS,
     GrowingFile,
     PredictionWriter,

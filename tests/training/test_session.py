@@ -17,7 +17,7 @@ from ctr.data.reader import FAULTS, join_rows, read_rows
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
 from ctr.data.sidecar import write_sidecar_interval
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.models.rows import padded_size
 from ctr.training import session as module
 from ctr.training.loop import train

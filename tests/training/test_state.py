@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from ctr.data.schema import Category, Schema
-from ctr.errors import InputError
-from ctr.training.checkpoint import Copies
+from ctr.io.errors import InputError
+from ctr.training.run.checkpoint import Copies
 from ctr.training.state import TrainState
 
 

@@ -15,7 +15,7 @@ from ctr.data.log import read_manifests
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
 from ctr.data.sidecar import read_sidecar_interval, write_sidecar_interval
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 

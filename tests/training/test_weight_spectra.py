@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ctr.training import weight_spectra as module
+from ctr.training.analysis import weight_spectra as module
+from ctr.training.analysis.weight_spectra import weight_spectra, write_weight_spectra
 from ctr.training.loop import train
 from ctr.training.state import TrainState
-from ctr.training.weight_spectra import weight_spectra, write_weight_spectra
 
 
 def with_singular_values(rows, columns, values, seed=0) -> np.ndarray:

@@ -16,7 +16,7 @@ import pytest
 
 from ctr.config import parse_model
 from ctr.data.event_mapping import EventMapping
-from ctr.files import is_temporary
+from ctr.io.files import is_temporary
 
 SECOND_US = 1_000_000
 BEGIN_US = 1_767_600_000 * SECOND_US

@@ -19,7 +19,7 @@ from ctr.data.event_mapping import EventMapping
 from ctr.data.log import read_manifests
 from ctr.data.sample_log import write_sampled_log
 from ctr.data.sidecar import read_sidecar_interval
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.pipelines.events.batch import EventsResult, ingest_events
 from ctr.pipelines.events.join import NOT_PUBLISHED, TOLD_CLICKS
 from ctr.pipelines.events.rules import interval_rules
@@ -272,7 +272,7 @@ def test_a_job_that_broke_off_is_simply_run_again(
             raise Broken
 
     with monkeypatch.context() as patched:
-        patched.setattr("ctr.files.os.fsync", break_off)
+        patched.setattr("ctr.io.files.os.fsync", break_off)
         with pytest.raises((Broken, RuntimeError)):
             ingest(made.mapping(), folder, tmp_path / "log")
     assert len(read_manifests(tmp_path / "log") if syncs > 20 else []) < len(read_manifests(log))

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from ctr.data.log import list_intervals
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.pipelines.events.publish import begin_log
 from ctr.pipelines.events.stream import check_rules, first_needed, last_published
 

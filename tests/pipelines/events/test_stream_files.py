@@ -12,7 +12,7 @@ from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
 from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.pipelines.events.stream_files import EventsInFolders, FilesTracker, FollowFiles, ReadSoFar
 
 HOUR = 3600.0

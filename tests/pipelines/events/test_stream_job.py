@@ -10,7 +10,7 @@ import pytest
 from ctr.cli_parser import make_parser
 from ctr.config import parse_model
 from ctr.data.event_mapping import EventMapping
-from ctr.errors import InputError
+from ctr.io.errors import InputError
 from ctr.pipelines.events.command import check_events, run_events
 from ctr.pipelines.events.kafka import EventsInKafka, kafka_options
 from ctr.pipelines.events.stream_job import run_until_stopped, streaming_options

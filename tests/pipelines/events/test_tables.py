@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from ctr.config import parse_model
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import pack_ids
-from ctr.errors import InputError
-from ctr.pipelines.chunks import Chunk
+from ctr.io.errors import InputError
 from ctr.pipelines.events.read import Unit, line_reader, read_unit
 from ctr.pipelines.events.tables import CLICK_SCHEMA, Kind, Prepared, impression_schema, prepare
+from ctr.pipelines.rows.chunks import Chunk
 
 NOW_US = 1_767_700_000_000_000
 TIME = NOW_US - 3_600_000_000
@@ -223,7 +223,7 @@ def test_rows_are_told_by_their_lines_whatever_the_blocks(made: Any, tmp_path: P
 def test_a_line_beyond_all_limits_is_one_bad_event(
     made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ctr.pipelines.jsonl._LONGEST_LINE", 10_000)
+    monkeypatch.setattr("ctr.pipelines.rows.jsonl._LONGEST_LINE", 10_000)
     path = tmp_path / "events.jsonl"
     long = json.dumps({**GOOD, "color": "r" * 100_000})
     path.write_text(f"{json.dumps(GOOD)}\n{long}\n{json.dumps(GOOD)}\n")

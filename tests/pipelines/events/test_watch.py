@@ -11,11 +11,11 @@ import pytest
 from ctr.config import parse_model
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import Manifest, read_manifests
-from ctr.errors import InputError
-from ctr.pipelines import jsonl
+from ctr.io.errors import InputError
 from ctr.pipelines.events import steps
 from ctr.pipelines.events.batch import ingest_events
 from ctr.pipelines.events.watch import Progress, WatchSettings, watch_events
+from ctr.pipelines.rows import jsonl
 
 COUNT = 150
 FILES = 4

@@ -1,0 +1,72 @@
+"""Intervals of a log or a sidecar whose manifest is gone while what it named still lies there."""
+
+import re
+from bisect import bisect_left
+from collections.abc import Sequence, Set
+from pathlib import Path
+
+from ctr.io.errors import InputError
+from ctr.io.files import names_in
+
+_STEM = len(f"{0:019d}-{0:019d}")
+_INTERVAL = re.compile(r"([0-9]{19})-([0-9]{19})")
+_NAME = re.compile(_INTERVAL.pattern + r"\.json")
+
+
+def intervals_in(folder: Path) -> list[tuple[int, int]]:
+    """The intervals (start, end) in order of time whose manifests lie in a folder, from their names.
+
+    Raises:
+        InputError: a JSON file there has not the name of a manifest.
+    """
+    intervals = []
+    for name in names_in(folder, ".json"):
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise InputError(f"{folder / name}: not the name of a manifest (START-END.json)")
+        intervals.append((int(match[1]), int(match[2])))
+    return sorted(intervals)
+
+
+def published_intervals(
+    shards: Path, manifests: Path, among: Set[str] | None = None
+) -> list[tuple[int, int]]:
+    """``intervals_in`` the folder of manifests, of which none before the last one has shards but no manifest.
+
+    What lies behind the last interval is just being published. What overlaps a published interval never can be:
+    another publisher was first.
+
+    Args:
+        shards: the folder of the files START-END-*.parquet.
+        manifests: the folder of the manifests.
+        among: the intervals START-END to look at; None: all.
+
+    Raises:
+        InputError: there is such an interval.
+    """
+    while True:
+        intervals = intervals_in(manifests)
+        lost = _first_lost(shards, intervals, among)
+        if lost is None:
+            return intervals
+        # Unless it was published while names were listed, of which those that come meanwhile may be left out.
+        if not (manifests / f"{lost}.json").exists():
+            raise InputError(
+                f"{manifests / lost}.json: missing, though {shards} holds files of this partition and later ones are "
+                "published: it was lost, or its publisher did not finish; restore it or publish the partition again, "
+                "or delete those files if they should not be read"
+            )
+
+
+def _first_lost(shards: Path, intervals: Sequence[tuple[int, int]], among: Set[str] | None) -> str | None:
+    known = {f"{start:019d}-{end:019d}" for start, end in intervals}
+    unpublished = {name[:_STEM] for name in names_in(shards, ".parquet")} - known
+    for stem in sorted(unpublished if among is None else unpublished & among):
+        match = _INTERVAL.fullmatch(stem)
+        if match is None:
+            continue
+        start, end = int(match[1]), int(match[2])
+        later = bisect_left(intervals, end, key=lambda interval: interval[0])
+        if later < len(intervals) and not (later and intervals[later - 1][1] > start):
+            return stem
+    return None

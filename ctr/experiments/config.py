@@ -1,0 +1,239 @@
+"""The configuration of an experiment: arms that are trained on one log, and what they are compared with (FF 3).
+
+Names stand in names of files, and ``@`` joins an arm with a point of the sweep, so that it stands in none of them.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from ctr.config import StrictModel, parse_model, read_yaml
+from ctr.data.sampling import SamplingConfig
+from ctr.io.files import check_output_folder
+from ctr.training.config import TrainConfig
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$")]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Changes = dict[str, Any]
+"""Values by dotted keys of the training configuration, see ``ctr train --set``: each replaces what was there."""
+
+BASELINE = "baseline"
+"""The name of the arm that every other one is compared with."""
+
+
+class TeacherConfig(StrictModel):
+    """The baseline with changes, trained once; its progressive predictions are kept for arms and samplings.
+
+    Attributes:
+        set: values by dotted keys of the training configuration.
+        seed: the seed of the teacher.
+    """
+
+    set: Changes = {}
+    seed: Seed = 1
+
+
+class BaselineConfig(StrictModel):
+    """What the other arms are compared with: the training configuration with changes.
+
+    Attributes:
+        title: its name in tables and plots.
+        note: a remark for the report.
+        set: values by dotted keys of the training configuration.
+    """
+
+    title: str = "Baseline"
+    note: str = ""
+    set: Changes = {}
+
+
+class ArmConfig(StrictModel):
+    """The baseline with one change or several.
+
+    Attributes:
+        title: its name in tables and plots; empty: its key.
+        note: a remark for the report.
+        set: its changes: values by dotted keys of the training configuration.
+        teacher: the teacher whose predictions it distills (FF 4.1.2), one of ``teachers``. Null: none.
+        sampling: the sampling whose kept rows it learns from (FF 3.3), one of ``samplings``. Null: none.
+        score: which rows are scored with a sampling, as ``sampling.score`` of a training configuration.
+        against: the arm that it is compared with.
+        paper: what a paper reports about it: short texts by name of the column (accuracy, training_cost,
+            ...).
+    """
+
+    title: str = ""
+    note: str = ""
+    set: Changes = {}
+    teacher: str | None = None
+    sampling: str | None = None
+    score: Literal["all", "kept"] = "all"
+    against: str = BASELINE
+    paper: dict[str, str] = {}
+
+
+class SweepConfig(StrictModel):
+    """The cost curve of arms (FF 3): each arm also with the changes of each point. Null: none.
+
+    Attributes:
+        points: for each point its changes: values by dotted keys of the training configuration.
+        arms: the arms of the sweep.
+        seeds: the seeds of these runs; each must be one of the experiment's.
+    """
+
+    points: dict[Name, Changes] = Field(min_length=1)
+    arms: tuple[str, ...] = Field(min_length=1)
+    seeds: tuple[Seed, ...] = Field(default=(1,), min_length=1)
+
+
+class LoopConfig(StrictModel):
+    """Runs that serve the days after the log and learn on (FF 7.3, table 3), in the simulated world of the log.
+
+    Attributes:
+        days: the number of days to serve.
+        arms: the arms whose runs serve. Null: all of them.
+    """
+
+    days: int = Field(ge=1, le=10_000)
+    arms: tuple[str, ...] | None = Field(default=None, min_length=1)
+
+
+class ShownSliceConfig(StrictModel):
+    """A slice of ``objective.bias_constraints`` that the tables show (FF table 3, S_1 bias).
+
+    Attributes:
+        title: its name in the tables; empty: a description of the slice.
+        family: the name of its family.
+        index: its number in the family, see ``ctr.objective.bias_constraints``.
+    """
+
+    title: str = ""
+    family: str
+    index: int = Field(ge=0)
+
+
+class ExperimentConfig(StrictModel):
+    """What is tried on a log.
+
+    Attributes:
+        title: the title of the report.
+        note: the text below the title.
+        base: the file of a training configuration, relative to the experiment's file. Null: ``config`` is the
+            complete configuration.
+        config: changes of the training configuration as nested keys; without ``base``, the complete
+            configuration.
+        seeds: each arm is trained with each of these seeds.
+        teachers: teachers that arms refer to, by name.
+        samplings: samplings that arms refer to, by name.
+        baseline: the arm that the others change.
+        arms: arms by name.
+        sweep: some of the arms at several sizes.
+        loop: runs also serve the days after the log. Null: they do not.
+        slices: slices that the tables show, each by a short name.
+    """
+
+    title: str = "Experiment"
+    note: str = ""
+    base: Path | None = None
+    config: dict[str, Any] = {}
+    seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
+    teachers: dict[Name, TeacherConfig] = {}
+    samplings: dict[Name, SamplingConfig] = {}
+    baseline: BaselineConfig = BaselineConfig()
+    arms: dict[Name, ArmConfig] = {}
+    sweep: SweepConfig | None = None
+    loop: LoopConfig | None = None
+    slices: dict[Name, ShownSliceConfig] = {}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if BASELINE in self.arms:
+            raise ValueError(
+                f"arms.{BASELINE}: this name is reserved for the arm that the others are compared with"
+            )
+        arms = (BASELINE, *self.arms)
+        for name, arm in self.arms.items():
+            _check_name(f"arms.{name}.teacher", arm.teacher, self.teachers)
+            _check_name(f"arms.{name}.sampling", arm.sampling, self.samplings)
+            _check_name(f"arms.{name}.against", arm.against, [other for other in arms if other != name])
+        _check_once("seeds", self.seeds)
+        if self.sweep is not None:
+            _check_once("sweep.seeds", self.sweep.seeds)
+            _check_once("sweep.arms", self.sweep.arms)
+            for name in self.sweep.arms:
+                _check_name("sweep.arms", name, arms)
+            beyond = sorted(set(self.sweep.seeds) - set(self.seeds))
+            if beyond:
+                # A curve goes through the arm itself, which has to be there with the same seeds.
+                raise ValueError(
+                    f"sweep.seeds: {beyond[0]} is not allowed: it is not one of seeds {[*self.seeds]}"
+                )
+        for name in (self.loop.arms or ()) if self.loop is not None else ():
+            _check_name("loop.arms", name, arms)
+        return self
+
+
+def _check_name(key: str, name: str | None, known: Iterable[str]) -> None:
+    if name is not None and name not in known:
+        raise ValueError(f"{key}: there is no {name}; allowed: {', '.join(known) or 'none is defined'}")
+
+
+def _check_once(key: str, values: tuple[Any, ...]) -> None:
+    repeated = [value for value in values if values.count(value) > 1]
+    if repeated:
+        raise ValueError(f"{key}: {repeated[0]} appears twice")
+
+
+def read_experiment(path: Path) -> tuple[ExperimentConfig, dict[str, Any]]:
+    """The experiment of a YAML file, and its training configuration before any arm's changes, as nested keys.
+
+    Raises:
+        InputError: one of the files is not there or not YAML, or has a wrong key or value.
+    """
+    where = f"experiment {path}"
+    experiment = parse_model(ExperimentConfig, read_yaml(path, "experiment"), where)
+    base: dict[str, Any] = {}
+    if experiment.base is not None:
+        file = path.parent / experiment.base
+        base = read_yaml(file, f"{where}: base")
+        parse_model(TrainConfig, base, f"{where}: base {file}")
+    content = merged(base, experiment.config)
+    parse_model(TrainConfig, content, where, "config.")
+    return experiment, content
+
+
+def check_experiment_folder(out: Path) -> None:
+    """Raises InputError where a directory is neither empty nor one of an experiment."""
+    check_output_folder(out, "an experiment of ctr replay", _is_experiment)
+
+
+def _is_experiment(folder: Path) -> bool:
+    try:
+        return "arms" in json.loads((folder / "plan.json").read_bytes())
+    except (FileNotFoundError, ValueError, TypeError):
+        return False
+
+
+def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested keys with the values of others over them."""
+    result = dict(content)
+    for key, value in changes.items():
+        old = result.get(key)
+        result[key] = merged(old, value) if isinstance(value, Mapping) and isinstance(old, Mapping) else value
+    return result
+
+
+def changed(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested keys with other values under dotted ones; what was there is replaced, in the order of ``changes``."""
+    result = dict(content)
+    for path, value in changes.items():
+        key, _, rest = path.partition(".")
+        if rest:
+            group = result.get(key)
+            result[key] = changed(group if isinstance(group, Mapping) else {}, {rest: value})
+        else:
+            result[key] = value
+    return result

@@ -1,0 +1,129 @@
+"""Measures models in a process of its own: operations for an example, and times of steps by turns (FF 3).
+
+    python -m ctr.experiments.measure < WANTED > FOUND
+
+Both are JSON, WANTED as ``measure`` takes it.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ctr.config import parse_model
+from ctr.data.batches import Batch, whole_query_batches
+from ctr.data.log import read_manifests, read_schema
+from ctr.data.schema import Schema
+from ctr.data.stream import Selection, read_selection
+from ctr.experiments.config import merged
+from ctr.io.errors import InputError
+from ctr.training.analysis.flops import Touched, count_flops, dense_parameters
+from ctr.training.analysis.step_times import TimedModel, ratio_quartiles, take_turns
+from ctr.training.config import TrainConfig
+from ctr.training.feed import make_feed
+
+BATCHES = 50
+"""Of a turn: as many as the steps from one of Shampoo's roots to the next by default, so that each turn has one."""
+
+
+def measure(
+    log: Path, configs: Mapping[str, Mapping[str, Any]], base: str, rounds: int
+) -> dict[str, dict[str, Any]]:
+    """What each configuration costs on the first batches of a log.
+
+    Args:
+        log: the log.
+        configs: by name, as nested keys.
+        base: the one to which times are related.
+        rounds: of turns; 0: nothing is timed.
+
+    Returns:
+        For each ``train_flops`` and ``inference_flops`` for an example and their parts ``flops``,
+        ``dense_parameters``, ``embedding_parameters``, ``batch_rows``; where it was timed also ``step_ms`` and
+        ``inference_ms`` of a batch, ``step_ratio`` and ``inference_ratio``: quartiles of the ratio of a batch's time
+        to that of the base in the same round.
+
+    Raises:
+        InputError: the log is damaged, or its time range has no row.
+    """
+    schema = read_schema(log)
+    parsed = {name: parse_model(TrainConfig, content, f"config {name}") for name, content in configs.items()}
+    batches = {name: _first_batches(log, schema, config) for name, config in parsed.items()}
+    found = {name: _operations(config, schema, batches[name]) for name, config in parsed.items()}
+    if rounds:
+        models = {
+            name: TimedModel(_as_it_is_late(config), schema, batches[name]) for name, config in parsed.items()
+        }
+        turns: dict[str, Callable[[], float]] = {}
+        for name, model in models.items():
+            turns |= {f"step {name}": model.seconds, f"inference {name}": model.scoring_seconds}
+        seconds = take_turns(turns, rounds)
+        for turn, own in seconds.items():
+            kind, name = turn.split(" ", 1)
+            found[name] |= {
+                f"{kind}_ms": 1000 * float(np.median(own)),
+                f"{kind}_ratio": ratio_quartiles(own, seconds[f"{kind} {base}"]),
+            }
+    return found
+
+
+def _first_batches(log: Path, schema: Schema, config: TrainConfig) -> list[Batch]:
+    blocks = read_selection(log, schema, read_manifests(log), Selection(time_range=config.time_range))
+    batches = whole_query_batches(blocks, config.batch.rows, config.batch.max_query_rows)
+    first = [batch for batch in islice(batches, BATCHES) if len(batch.rows)]
+    if not first:
+        raise InputError(f"{log}: no valid row to measure with in the first {BATCHES} batches")
+    # A short log's are taken again.
+    return [first[index % len(first)] for index in range(BATCHES)]
+
+
+def _as_it_is_late(config: TrainConfig) -> TrainConfig:
+    """As it is after the first few hundred steps, in which training waits for more frequent roots."""
+    late = {"optimizer": {"dense": {"shampoo": {"early_growth": 0}}}}
+    return parse_model(TrainConfig, merged(config.model_dump(), late), "config")
+
+
+def _operations(config: TrainConfig, schema: Schema, batches: list[Batch]) -> dict[str, Any]:
+    layouts = config.model.table_layouts(schema)
+    feeds = [make_feed(batch, layouts, config.batch.rows) for batch in batches]
+    rows = sum(len(batch.rows) for batch in batches)
+    touched = {}
+    for index, layout in enumerate(layouts):
+        plans = [feed.plans[index] for feed in feeds]
+        touched[layout.name] = Touched(
+            single=len(layout.single),
+            values=sum(_values(batch, [f.name for f in layout.multivalent]) for batch in batches) / rows,
+            multivalent=len(layout.multivalent),
+            distinct=sum(plan.distinct_count for plan in plans) / rows,
+        )
+    flops = count_flops(config, layouts, touched, rows / len(batches))
+    return {
+        "train_flops": flops.train,
+        "inference_flops": flops.inference,
+        "flops": dict(vars(flops)),
+        "dense_parameters": dense_parameters(config, layouts),
+        "embedding_parameters": sum(layout.rows * layout.columns for layout in layouts),
+        "batch_rows": rows / len(batches),
+    }
+
+
+def _values(batch: Batch, names: list[str]) -> int:
+    return sum(len(batch.rows.multivalent[name][0]) for name in names)
+
+
+def main() -> None:
+    """Reads what is wanted and writes what was found."""
+    wanted = json.load(sys.stdin)
+    found = measure(Path(wanted["log"]), wanted["configs"], wanted["base"], wanted["rounds"])
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except InputError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,297 @@
+"""What the runs of each arm of an experiment measured, and each arm against its reference."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ctr.eval.auc import StreamingAUC
+from ctr.eval.calibration import calibration_buckets
+from ctr.eval.compare import ScoredExamples, is_beyond_noise, scored_examples
+from ctr.eval.intervals import Estimate, difference, mean, quotient
+from ctr.eval.paired_predictions import last_half, pair_predictions
+from ctr.eval.run_comparison import NotComparableError
+from ctr.eval.run_files import Run, config_text, prediction_parts, read_environment
+from ctr.experiments.report.files import Plan, PlannedArm, PlannedRun, open_run
+from ctr.experiments.report.slices import FamilyBias, family_biases
+from ctr.io.errors import InputError
+
+CHANGED = ("per_query_auc", "auc", "logloss")
+"""The metrics whose change is reported."""
+PARTS = ("late", "whole")
+"""Parts of the pass over which PD is reported: the last half of its time, and all of it."""
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """How a planned run ended.
+
+    Attributes:
+        seed: its own.
+        folder: relative to the experiment's.
+        state: finished, failed, missing, or unreadable.
+        reason: why it is not finished; else empty.
+        config: of a finished run: config.yaml as it stands; else empty.
+        config_sha256: of a finished run; else empty.
+        environment: of a finished run: content of environment.json; else empty.
+    """
+
+    seed: int
+    folder: str
+    state: str
+    reason: str
+    config: str
+    config_sha256: str
+    environment: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PredictionPairs:
+    """PD of the pairs of an arm's seeds (FF section 5).
+
+    Attributes:
+        pairs: for each of `PARTS`, by pair of seeds.
+        unavailable: why there are none; else empty.
+    """
+
+    pairs: Mapping[str, Mapping[tuple[int, int], Estimate]]
+    unavailable: str
+
+
+@dataclass(frozen=True)
+class MeasuredArm:
+    """What the finished runs of an arm say.
+
+    Attributes:
+        plan: the arm.
+        outcomes: of all its runs.
+        estimates: of finished runs: by seed, then by metric.
+        scored: of finished runs: by seed, which examples they scored.
+        deciles: calibration by decile of prediction, of all finished runs together; None without any.
+        prediction_pairs: PD of its runs.
+        slices: of finished runs: by seed, the bias of the slices of each family.
+    """
+
+    plan: PlannedArm
+    outcomes: list[RunOutcome]
+    estimates: Mapping[int, Mapping[str, Estimate]]
+    scored: Mapping[int, ScoredExamples]
+    deciles: pd.DataFrame | None
+    prediction_pairs: PredictionPairs
+    slices: Mapping[int, Mapping[str, FamilyBias]]
+
+    def metric(self, name: str) -> Estimate | None:
+        """The mean over finished seeds; None without any."""
+        found = [of_seed[name] for of_seed in self.estimates.values()]
+        return mean(found) if found else None
+
+
+@dataclass(frozen=True)
+class MetricChange:
+    """A metric of an arm against its reference's, at the same seeds.
+
+    Attributes:
+        difference: mean over the seeds of the differences.
+        percent: the same in percent of the reference's mean.
+        by_seed: difference of each seed.
+        percent_by_seed: the same in percent of the reference's at this seed.
+        significant: the interval over queries excludes 0, and the differences of all seeds have one sign; None where
+            there is no interval.
+    """
+
+    difference: Estimate
+    percent: Estimate
+    by_seed: Mapping[int, float]
+    percent_by_seed: Mapping[int, float]
+    significant: bool | None
+
+
+@dataclass(frozen=True)
+class PairChange:
+    """What the pairs of an arm's seeds differ by, PD for one, against its reference's, over the pairs of both.
+
+    Attributes:
+        ratio: of the means over the pairs.
+        by_pair: of each pair.
+    """
+
+    ratio: Estimate
+    by_pair: Mapping[tuple[int, int], float]
+
+
+def measure_arms(folder: Path, plan: Plan) -> tuple[list[MeasuredArm], int | None]:
+    """Read the runs of all arms, one arm at a time.
+
+    Returns:
+        The arms in the order of the plan, and the query time, in microseconds, with which the late part of the
+        pass begins; None when no run recorded predictions.
+
+    Raises:
+        InputError: a run read another log than the rest, or its calibration by slice is damaged.
+    """
+    late_from = _late_from(folder, plan)
+    arms = []
+    log = (plan.log_sha256, str(folder / "plan.json")) if plan.log_sha256 else None
+    for arm in plan.arms:
+        measured, log = _measure(folder, arm, log, late_from)
+        arms.append(measured)
+    return arms, late_from
+
+
+def metric_changes(arm: MeasuredArm, reference: MeasuredArm) -> dict[str, MetricChange]:
+    """Each of `CHANGED` of an arm against its reference's, at the seeds that both finished.
+
+    Raises:
+        NotComparableError: they have no finished seed in common, or scored different examples.
+    """
+    seeds = [seed for seed in arm.estimates if seed in reference.estimates]
+    if not seeds:
+        raise NotComparableError(f"no seed was finished by both {arm.plan.name} and {reference.plan.name}")
+    for seed in seeds:
+        ours, theirs = arm.scored[seed], reference.scored[seed]
+        if not ours.same_as(theirs):
+            raise NotComparableError(
+                f"{arm.plan.name} and {reference.plan.name} scored different examples of the log with seed {seed} "
+                f"({ours.examples} and {theirs.examples}, or with other weights); allowed: runs that scored the same"
+            )
+    return {name: _metric_change(arm, reference, seeds, name) for name in CHANGED}
+
+
+def prediction_difference_of(arm: MeasuredArm, part: str) -> Estimate | None:
+    """PD of an arm over one of `PARTS`: the mean over its pairs; None without any."""
+    pairs = arm.prediction_pairs.pairs[part]
+    return mean(list(pairs.values())) if pairs else None
+
+
+def prediction_change(arm: MeasuredArm, reference: MeasuredArm, part: str) -> PairChange | None:
+    """PD of an arm over its reference's, over one of `PARTS`; None without a common pair of seeds."""
+    return pair_change(arm.prediction_pairs.pairs[part], reference.prediction_pairs.pairs[part])
+
+
+def pair_change(
+    ours: Mapping[tuple[int, int], Estimate], theirs: Mapping[tuple[int, int], Estimate]
+) -> PairChange | None:
+    """What pairs of an arm's seeds differ by over what its reference's do; None without a common pair."""
+    common = [pair for pair in ours if pair in theirs]
+    if not common:
+        return None
+    return PairChange(
+        ratio=quotient(mean([ours[pair] for pair in common]), mean([theirs[pair] for pair in common])),
+        by_pair={pair: float(quotient(ours[pair], theirs[pair]).point) for pair in common},
+    )
+
+
+def _metric_change(arm: MeasuredArm, reference: MeasuredArm, seeds: list[int], name: str) -> MetricChange:
+    ours = {seed: arm.estimates[seed][name] for seed in seeds}
+    theirs = {seed: reference.estimates[seed][name] for seed in seeds}
+    differences = {seed: difference(theirs[seed], ours[seed]) for seed in seeds}
+    change = mean(list(differences.values()))
+    by_seed = {seed: float(one.point) for seed, one in differences.items()}
+    signs = {np.sign(value) for value in by_seed.values()}
+    return MetricChange(
+        difference=change,
+        percent=_percent(change, mean(list(theirs.values()))),
+        by_seed=by_seed,
+        percent_by_seed={seed: float(_percent(differences[seed], theirs[seed]).point) for seed in seeds},
+        significant=None if change.no_interval() else is_beyond_noise(change) and len(signs) == 1,
+    )
+
+
+def _percent(change: Estimate, of: Estimate) -> Estimate:
+    share = quotient(change, of)
+    return Estimate(100 * share.point, 100 * share.replicates, share.occupied)
+
+
+def _measure(
+    folder: Path, arm: PlannedArm, log: tuple[str, str] | None, late_from: int | None
+) -> tuple[MeasuredArm, tuple[str, str] | None]:
+    """Measure an arm; `log` is the hash of the log, and who said it, as far as that is known by then."""
+    outcomes, finished = [], {}
+    estimates, scored, slices = {}, {}, {}
+    together: StreamingAUC | None = None
+    for planned in arm.runs:
+        run, state, reason = open_run(folder, arm, planned)
+        if run is not None:
+            log = log or (run.log_sha256, str(run.folder))
+            if run.log_sha256 != log[0]:
+                raise NotComparableError(
+                    f"{run.folder}: read another log (log_sha256 {run.log_sha256[:12]}) than {log[1]} "
+                    f"({log[0][:12]}); allowed: runs over the same log, because the comparison pairs their queries"
+                )
+            finished[planned.seed] = run.folder
+            found = run.metrics.estimates()
+            estimates[planned.seed] = {name: found[name] for name in CHANGED}
+            scored[planned.seed] = scored_examples(run.metrics)
+            slices[planned.seed] = family_biases(run, arm.families)
+            if together is None:
+                together = run.metrics.auc
+            else:
+                together.merge(run.metrics.auc)
+        outcomes.append(_outcome(planned, run, state, reason))
+    measured = MeasuredArm(
+        plan=arm,
+        outcomes=outcomes,
+        estimates=estimates,
+        scored=scored,
+        deciles=None if together is None else calibration_buckets(together),
+        prediction_pairs=_prediction_pairs(finished, late_from),
+        slices=slices,
+    )
+    return measured, log
+
+
+def _outcome(planned: PlannedRun, run: Run | None, state: str, reason: str) -> RunOutcome:
+    environment: dict[str, Any] = {}
+    if run is not None:
+        try:
+            environment = read_environment(run.folder)
+        except InputError as error:
+            # The metrics are whole; only how to repeat them is not known.
+            environment = {"unreadable": str(error)}
+    return RunOutcome(
+        seed=planned.seed,
+        folder=planned.folder,
+        state=state,
+        reason=reason,
+        config="" if run is None else config_text(run.folder),
+        config_sha256="" if run is None else run.config_sha256,
+        environment=environment,
+    )
+
+
+def _prediction_pairs(runs: Mapping[int, Path], late_from: int | None) -> PredictionPairs:
+    empty: dict[str, dict[tuple[int, int], Estimate]] = {part: {} for part in PARTS}
+    if len(runs) < 2:
+        return PredictionPairs(empty, "two finished seeds are required")
+    lacking = [folder.name for folder in runs.values() if not prediction_parts(folder)]
+    if lacking or late_from is None:
+        return PredictionPairs(empty, f"no predictions were recorded in {' and '.join(lacking)}")
+    pairs: dict[str, dict[tuple[int, int], Estimate]] = {part: {} for part in PARTS}
+    for one, other in combinations(sorted(runs), 2):
+        try:
+            paired = pair_predictions(runs[one], runs[other], late_from)
+        except (InputError, ValueError) as error:
+            return PredictionPairs(empty, f"the predictions cannot be joined: {error}")
+        if not paired.examples:
+            return PredictionPairs(empty, f"the runs of seeds {one} and {other} have no example in common")
+        pairs["late"][one, other] = paired.late
+        pairs["whole"][one, other] = paired.difference
+    return PredictionPairs(pairs, "")
+
+
+def _late_from(folder: Path, plan: Plan) -> int | None:
+    """Where the late part of the pass begins, by the first run whose predictions can be read."""
+    for arm in (plan.arm(plan.baseline), *plan.arms):
+        for planned in arm.runs:
+            if (folder / planned.folder / "summary.json").exists():
+                try:
+                    found = last_half(folder / planned.folder)
+                except InputError:
+                    continue
+                if found is not None:
+                    return found
+    return None

@@ -1,0 +1,109 @@
+"""What an arm costs, as a multiple of what its reference costs.
+
+A pass costs the time, or the FLOPs, of learning from a row, times the rows learned from: one that samples its log
+takes the same steps, only fewer. Times are those of steps by turns with the baseline's: quartiles over the rounds.
+"""
+
+from dataclasses import dataclass
+
+from ctr.experiments.report.files import ArmCosts
+
+
+@dataclass(frozen=True)
+class Multiple:
+    """A cost as a multiple of another, with its quartiles where they are known."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class CostChange:
+    """Costs as multiples of the reference's; None where unknown.
+
+    Attributes:
+        train_time: of a pass.
+        train_flops: of a pass.
+        inference_time: of scoring a row.
+        inference_flops: of scoring a row.
+    """
+
+    train_time: Multiple | None
+    train_flops: Multiple | None
+    inference_time: Multiple | None
+    inference_flops: Multiple | None
+
+
+UNKNOWN = CostChange(None, None, None, None)
+
+
+def train_time(own: ArmCosts, baseline: ArmCosts) -> Multiple | None:
+    """Time of a pass as a multiple of the baseline's; of the baseline itself, 1."""
+    if own is baseline:
+        return Multiple(1.0)
+    rows = _per_row(own, baseline)
+    learned = _over(own.learned_share, baseline.learned_share)
+    return _times(own.step_ratio, None if rows is None or learned is None else rows * learned)
+
+
+def inference_time(own: ArmCosts, baseline: ArmCosts) -> Multiple | None:
+    """Time of scoring a row as a multiple of the baseline's; of the baseline itself, 1."""
+    return Multiple(1.0) if own is baseline else _times(own.inference_ratio, _per_row(own, baseline))
+
+
+def pass_flops(costs: ArmCosts) -> float | None:
+    """FLOPs of learning, for each row of the log."""
+    if costs.train_flops is None or costs.learned_share is None:
+        return None
+    return costs.train_flops * costs.learned_share
+
+
+def cost_change(own: ArmCosts | None, reference: ArmCosts | None, baseline: ArmCosts | None) -> CostChange:
+    """Costs as multiples of a reference's.
+
+    Args:
+        own: of the arm.
+        reference: of the arm to compare with.
+        baseline: of the arm that times are multiples of. Quartiles are known against it alone.
+    """
+    if own is None or reference is None:
+        return UNKNOWN
+    times: list[Multiple | None] = [None, None]
+    if baseline is not None:
+        for place, measure in enumerate((train_time, inference_time)):
+            times[place] = measure(own, baseline)
+            if reference is not baseline:
+                times[place] = _quotient(times[place], measure(reference, baseline))
+    return CostChange(
+        train_time=times[0],
+        train_flops=_multiple(_over(pass_flops(own), pass_flops(reference))),
+        inference_time=times[1],
+        inference_flops=_multiple(_over(own.inference_flops, reference.inference_flops)),
+    )
+
+
+def _per_row(own: ArmCosts, baseline: ArmCosts) -> float | None:
+    """What turns a ratio of steps into one of rows."""
+    return _over(baseline.batch_rows, own.batch_rows)
+
+
+def _times(quartiles: tuple[float, float, float] | None, factor: float | None) -> Multiple | None:
+    if quartiles is None or factor is None:
+        return None
+    low, middle, high = quartiles
+    return Multiple(middle * factor, low * factor, high * factor)
+
+
+def _quotient(part: Multiple | None, whole: Multiple | None) -> Multiple | None:
+    if part is None or whole is None:
+        return None
+    return _multiple(_over(part.value, whole.value))
+
+
+def _over(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else part / whole
+
+
+def _multiple(value: float | None) -> Multiple | None:
+    return None if value is None else Multiple(value)

@@ -1,0 +1,139 @@
+"""What the runs of an arm show when they serve, and how retrains differ in it (FF 7.3, table 3)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from ctr.eval.ads_churn import MEASURES, AdsChurn, compare_loops
+from ctr.eval.arrays import ratio
+from ctr.eval.intervals import Estimate, mean
+from ctr.experiments.report.arms import PairChange, pair_change
+from ctr.experiments.report.files import Loop, Plan, PlannedArm, open_loop
+from ctr.io.errors import InputError
+
+SHOWN = ("ads_per_query", "clicks_per_1000_queries", "revenue_per_1000_queries")
+"""What is reported of each loop; all queries of its days count."""
+
+
+@dataclass(frozen=True)
+class LoopOutcome:
+    """How a planned loop ended.
+
+    Attributes:
+        seed: of its run.
+        folder: relative to the experiment's.
+        state: finished, failed, missing, or unreadable.
+        reason: why it is not finished; else empty.
+    """
+
+    seed: int
+    folder: str
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class MeasuredLoops:
+    """What the finished loops of an arm say.
+
+    Attributes:
+        outcomes: of all its loops.
+        shown: of finished loops: by seed, each of `SHOWN`.
+        churn: for each of `ctr.eval.ads_churn.MEASURES`, by pair of seeds.
+        signed: by pair of seeds, the mean number of ads of a query by the first seed less that by the second, over
+            half of their sum.
+        unavailable: why there is no churn; else empty.
+    """
+
+    outcomes: list[LoopOutcome]
+    shown: Mapping[int, Mapping[str, float]]
+    churn: Mapping[str, Mapping[tuple[int, int], Estimate]]
+    signed: Mapping[tuple[int, int], float]
+    unavailable: str
+
+    def mean_shown(self, name: str) -> float | None:
+        """The mean of one of `SHOWN` over finished seeds; None without any."""
+        found = [of_seed[name] for of_seed in self.shown.values()]
+        return float(np.mean(found)) if found else None
+
+    def mean_churn(self, measure: str) -> Estimate | None:
+        """The mean over pairs; None without any."""
+        pairs = self.churn[measure]
+        return mean(list(pairs.values())) if pairs else None
+
+
+@dataclass(frozen=True)
+class LoopResult:
+    """The loops of an arm against its reference's.
+
+    Attributes:
+        loops: what they say.
+        changes: churn over the reference's, over the pairs of seeds of both, by measure; None where unknown.
+    """
+
+    loops: MeasuredLoops
+    changes: Mapping[str, PairChange | None]
+
+
+def loop_results(folder: Path, plan: Plan) -> dict[str, LoopResult]:
+    """The loops of each arm that has any, by its name."""
+    measured = {
+        arm.name: _measure(folder, arm, plan.loop_days)
+        for arm in plan.arms
+        if any(run.loop is not None for run in arm.runs)
+    }
+    results = {}
+    for name, loops in measured.items():
+        reference = plan.reference(plan.arm(name))
+        theirs = None if reference is None else measured.get(reference.name)
+        results[name] = LoopResult(
+            loops,
+            {
+                measure: None if theirs is None else pair_change(loops.churn[measure], theirs.churn[measure])
+                for measure in MEASURES
+            },
+        )
+    return results
+
+
+def _measure(folder: Path, arm: PlannedArm, days: int | None) -> MeasuredLoops:
+    outcomes, shown, folders = [], {}, {}
+    for planned in arm.runs:
+        if planned.loop is None:
+            continue
+        loop, state, reason = open_loop(folder, arm, planned, days)
+        outcomes.append(LoopOutcome(planned.seed, planned.loop, state, reason))
+        if loop is not None:
+            shown[planned.seed] = _shown(loop)
+            folders[planned.seed] = folder / planned.loop
+    churn: dict[str, dict[tuple[int, int], Estimate]] = {measure: {} for measure in MEASURES}
+    signed: dict[tuple[int, int], float] = {}
+    unavailable = "" if len(folders) > 1 else "two finished loops are required"
+    for one, other in combinations(sorted(folders), 2):
+        try:
+            whole = compare_loops(folders[one], folders[other]).whole
+        except InputError as error:
+            empty: dict[str, dict[tuple[int, int], Estimate]] = {measure: {} for measure in MEASURES}
+            return MeasuredLoops(outcomes, shown, empty, {}, str(error))
+        for measure, estimate in whole.estimates().items():
+            churn[measure][one, other] = estimate
+        signed[one, other] = _signed(whole)
+    return MeasuredLoops(outcomes, shown, churn, signed, unavailable)
+
+
+def _shown(loop: Loop) -> dict[str, float]:
+    queries = sum(day.queries for day in loop.days)
+    totals = (
+        sum(day.examples for day in loop.days),
+        1000 * sum(day.clicks for day in loop.days),
+        1000 * sum(day.revenue for day in loop.days),
+    )
+    return {name: float(ratio(total, queries)) for name, total in zip(SHOWN, totals, strict=True)}
+
+
+def _signed(churn: AdsChurn) -> float:
+    first, second = churn.first.sum(), churn.second.sum()
+    return float(ratio(2 * (first - second), first + second))

@@ -1,0 +1,177 @@
+"""The plots of an experiment, as SVG.
+
+Arms have the color and the marker of their place among the arms, points of a sweep those of their arm. The same data
+give the same bytes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ctr.eval import display
+from ctr.eval.report.plot_labels import name_points
+from ctr.eval.report.plot_style import COLORS, MARKERS, QUIET, STYLE, Hover, new_figure, of_run, to_svg
+
+_PANEL = (5.2, 4.0)
+_DECILES = 10
+_ARROW: dict[str, Any] = {"arrowstyle": "-|>", "color": QUIET, "linewidth": 0.8, "shrinkA": 5, "shrinkB": 5}
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A point of a plot with its spans.
+
+    Attributes:
+        name: written beside it; empty for none.
+        index: place of its arm among the arms.
+        x, y: where it lies.
+        x_span, y_span: low and high end, None where unknown.
+        curve: whether it is a point of its arm's sweep.
+    """
+
+    name: str
+    index: int
+    x: float
+    y: float
+    x_span: tuple[float, float] | None = None
+    y_span: tuple[float, float] | None = None
+    curve: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Spots over one kind of cost.
+
+    Attributes:
+        label: of the axis.
+        spots: what is drawn.
+        steps: pairs of spots that arrows join, from a reference other than the baseline to an arm.
+        curves: the spots that a line joins, by ascending x.
+    """
+
+    label: str
+    spots: Sequence[Spot]
+    steps: Sequence[tuple[Spot, Spot]]
+    curves: Sequence[Sequence[Spot]]
+
+
+def accuracy_against_cost(panels: Sequence[Panel]) -> str:
+    """Change of accuracy against that of cost, both in percent of the baseline's, as in FF figure 1."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(_PANEL[0] * len(panels), _PANEL[1]), layout="constrained")
+        hover = Hover(near=True)
+        all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, panel in zip(all_axes, panels, strict=True):
+            _lines_of_none(axes)
+            for curve in panel.curves:
+                color = _color(curve[0].index)
+                x, y = [spot.x for spot in curve], [spot.y for spot in curve]
+                of_run(curve[0].index, axes.plot(x, y, color=color, linewidth=1, alpha=0.7))
+            for begin, end in panel.steps:
+                axes.annotate("", (end.x, end.y), (begin.x, begin.y), arrowprops=_ARROW)
+            _draw_spots(axes, panel.spots, hover)
+            axes.set_xlabel(panel.label)
+        all_axes[0].set_ylabel("change in PerQueryAUC, %")
+        _write_names(figure, [(axes, panel.spots) for axes, panel in zip(all_axes, panels, strict=True)])
+        return to_svg(figure, hover)
+
+
+def difference_against_accuracy(spots: Sequence[Spot]) -> str:
+    """PD over the last half of the pass, in percent, against PerQueryAUC."""
+    with matplotlib.rc_context(STYLE):
+        figure, axes = new_figure((6.4, 4.2))
+        hover = Hover(near=True)
+        _draw_spots(axes, spots, hover)
+        axes.set_xlabel("prediction difference of two runs, last half, %")
+        axes.set_ylabel("PerQueryAUC")
+        _write_names(figure, [(axes, spots)])
+        return to_svg(figure, hover)
+
+
+def bias_by_decile(tables: Sequence[tuple[int, pd.DataFrame]]) -> str:
+    """Calibration bias across buckets of the estimated click-through rate, as in FF figure 5b.
+
+    Args:
+        tables: place of the arm among the arms, and the table of `ctr.eval.calibration.calibration_buckets`.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure, axes = new_figure((4.9, 3.2))
+        axes.axhline(0, color=QUIET, linestyle=(0, (4, 3)), linewidth=1)
+        for place, (index, table) in enumerate(tables):
+            bias = table["bias"].to_numpy()
+            margins = np.stack([bias - table["ci95_low"].to_numpy(), table["ci95_high"].to_numpy() - bias])
+            container = axes.errorbar(
+                np.arange(1, _DECILES + 1) + 0.12 * (place - (len(tables) - 1) / 2),
+                bias,
+                yerr=np.maximum(np.nan_to_num(margins), 0.0),
+                color=_color(index),
+                marker=_marker(index),
+                markersize=4,
+                linewidth=1.2,
+                elinewidth=1,
+                capsize=2,
+            )
+            of_run(index, container.lines)
+        axes.set_xticks(range(1, _DECILES + 1))
+        axes.grid(False, axis="x")
+        axes.set_xlabel("decile of predicted CTR")
+        axes.set_ylabel("observed − predicted CTR")
+        return to_svg(figure)
+
+
+def _lines_of_none(axes: Axes) -> None:
+    axes.axhline(0, color=QUIET, linestyle=(0, (4, 3)), linewidth=1)
+    axes.axvline(0, color=QUIET, linestyle=(0, (4, 3)), linewidth=1)
+
+
+def _draw_spots(axes: Axes, spots: Sequence[Spot], hover: Hover) -> None:
+    for spot in spots:
+        height = display.with_margin(spot.y, *(spot.y_span or (None, None)))
+        place = f"{display.fixed(spot.x, 2)}%, {height}"
+        hover.add(spot.index, axes, [spot.x], [spot.y], [spot.name or "sweep"], [place])
+        container = axes.errorbar(
+            spot.x,
+            spot.y,
+            xerr=_margins(spot.x, spot.x_span),
+            yerr=_margins(spot.y, spot.y_span),
+            color=_color(spot.index),
+            marker=_marker(spot.index),
+            markersize=3.5 if spot.curve else 5.5,
+            markerfacecolor="white" if spot.curve else _color(spot.index),
+            linestyle="none",
+            elinewidth=0.9,
+            alpha=0.8 if spot.curve else 1.0,
+        )
+        of_run(spot.index, container.lines)
+
+
+def _margins(value: float, span: tuple[float, float] | None) -> list[list[float]] | None:
+    return None if span is None else [[max(value - span[0], 0.0)], [max(span[1] - value, 0.0)]]
+
+
+def _write_names(figure: Figure, drawn: Sequence[tuple[Axes, Sequence[Spot]]]) -> None:
+    figure.set_dpi(72)
+    # Once laid out, the axes stay where the names were fitted.
+    figure.draw_without_rendering()
+    for axes, spots in drawn:
+        name_points(
+            axes,
+            [(spot.x, spot.y) for spot in spots],
+            [spot.name for spot in spots],
+            [_color(spot.index) for spot in spots],
+            [spot.index for spot in spots],
+        )
+
+
+def _color(index: int) -> str:
+    return COLORS[index % len(COLORS)]
+
+
+def _marker(index: int) -> str:
+    return MARKERS[index % len(MARKERS)]

@@ -1,0 +1,222 @@
+"""An experiment with everything that its table, its report and its files tell."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ctr.eval.intervals import Estimate, mean
+from ctr.eval.run_comparison import NotComparableError
+from ctr.experiments.report.arms import (
+    PARTS,
+    MeasuredArm,
+    MetricChange,
+    PairChange,
+    measure_arms,
+    metric_changes,
+    prediction_change,
+)
+from ctr.experiments.report.costs import UNKNOWN, CostChange, cost_change, pass_flops, train_time
+from ctr.experiments.report.files import ArmCosts, Costs, Plan, read_costs, read_plan, shared_failures
+from ctr.experiments.report.loops import LoopResult, loop_results
+from ctr.experiments.report.slices import SliceChange, slice_changes
+from ctr.experiments.report.tuning_points import (
+    CurvePoint,
+    TuningPoint,
+    accuracy_at_neutral_cost,
+    cost_at_neutral_accuracy,
+)
+
+ACCURACY = "per_query_auc"
+"""The metric that the tuning points and the plots call accuracy."""
+CURVE_COSTS = ("flops", "time")
+"""What a curve of accuracy over cost counts as cost: FLOPs of a pass, or its time."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """FF section 3's two tuning points of an arm, by one kind of cost.
+
+    Attributes:
+        points: names of the curve's points.
+        left_out: names of points that lack a run or a cost.
+        seeds: of the runs on both sides.
+        accuracy: change of accuracy at neutral cost, relative.
+        cost: change of cost at neutral accuracy, relative.
+        unavailable: why there are none; then the former are empty or None.
+    """
+
+    points: tuple[str, ...]
+    left_out: tuple[str, ...]
+    seeds: tuple[int, ...]
+    accuracy: TuningPoint | None
+    cost: TuningPoint | None
+    unavailable: str = ""
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """An arm, measured, against its reference.
+
+    Attributes:
+        arm: what was measured.
+        reference: name of the arm it is compared with; None for the baseline.
+        changes: of each metric against the reference; empty when there is no comparison.
+        refusal: why there is none; else empty.
+        from_baseline: change of accuracy against the experiment's baseline; None when unknown.
+        prediction_changes: PD against the reference's, by part of the pass; None where unknown.
+        costs: what it costs, None when that was not measured.
+        cost_change: costs as multiples of the reference's.
+        cost_from_baseline: costs as multiples of the baseline's.
+        tuning: for arms with a sweep, by kind of cost; else empty.
+        slices: bias of each slice that both it and its reference measured, those that the tables show first.
+        loops: what its runs showed when they served; None when they were not to.
+    """
+
+    arm: MeasuredArm
+    reference: str | None
+    changes: Mapping[str, MetricChange]
+    refusal: str
+    from_baseline: MetricChange | None
+    prediction_changes: Mapping[str, PairChange | None]
+    costs: ArmCosts | None
+    cost_change: CostChange
+    cost_from_baseline: CostChange
+    tuning: Mapping[str, Tuning]
+    slices: Sequence[SliceChange] = ()
+    loops: LoopResult | None = None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment and what came of it.
+
+    Attributes:
+        folder: where it lies.
+        plan: what was asked for.
+        arms: in the order of the plan.
+        costs: what was counted and timed.
+        late_from: query time, in microseconds, with which the last half of the pass begins; None without predictions.
+        failures: why teachers and samplings are not there, by name.
+    """
+
+    folder: Path
+    plan: Plan
+    arms: list[ArmResult]
+    costs: Costs
+    late_from: int | None
+    failures: Mapping[str, str]
+
+
+def read_experiment(folder: Path) -> Experiment:
+    """Read and compare everything that the folder of an experiment holds.
+
+    Raises:
+        InputError: the plan or the costs cannot be read, or a run read another log than the rest.
+    """
+    plan, costs = read_plan(folder), read_costs(folder)
+    measured, late_from = measure_arms(folder, plan)
+    by_name = {arm.plan.name: arm for arm in measured}
+    loops = loop_results(folder, plan)
+    results = [
+        replace(_result(plan, costs, by_name, arm), loops=loops.get(arm.plan.name)) for arm in measured
+    ]
+    return Experiment(folder, plan, results, costs, late_from, shared_failures(folder, plan))
+
+
+def _result(plan: Plan, costs: Costs, arms: Mapping[str, MeasuredArm], arm: MeasuredArm) -> ArmResult:
+    own, baseline = costs.arms.get(arm.plan.name), costs.arms.get(plan.baseline)
+    planned = plan.reference(arm.plan)
+    if planned is None:
+        return ArmResult(
+            arm, None, {}, "", None, dict.fromkeys(PARTS), own, UNKNOWN, cost_change(own, own, baseline), {}
+        )
+    reference = arms[planned.name]
+    changes, refusal = _changes(arm, reference)
+    from_baseline, _ = _changes(arm, arms[plan.baseline])
+    swept = plan.points(arm.plan)
+    return ArmResult(
+        arm=arm,
+        reference=planned.name,
+        changes=changes,
+        refusal=refusal,
+        from_baseline=from_baseline.get(ACCURACY),
+        prediction_changes={part: prediction_change(arm, reference, part) for part in PARTS},
+        costs=own,
+        cost_change=cost_change(own, costs.arms.get(planned.name), baseline),
+        cost_from_baseline=cost_change(own, baseline, baseline),
+        tuning={
+            kind: _tuning(kind, arm, [arms[point.name] for point in swept], reference, costs, plan.baseline)
+            for kind in (CURVE_COSTS if swept else ())
+        },
+        slices=slice_changes(
+            arm.plan.families, reference.plan.families, arm.slices, reference.slices, plan.slices
+        ),
+    )
+
+
+def _changes(arm: MeasuredArm, reference: MeasuredArm) -> tuple[dict[str, MetricChange], str]:
+    try:
+        return metric_changes(arm, reference), ""
+    except NotComparableError as error:
+        return {}, str(error)
+
+
+def _tuning(
+    kind: str,
+    arm: MeasuredArm,
+    swept: Sequence[MeasuredArm],
+    reference: MeasuredArm,
+    costs: Costs,
+    baseline: str,
+) -> Tuning:
+    """The tuning points of an arm: its curve goes through itself and its points, at the sweep's seeds alone."""
+    planned = dict.fromkeys(seed for point in swept for seed in point.plan.seeds)
+    seeds = tuple(seed for seed in planned if seed in reference.estimates)
+    cost = _curve_cost(kind, reference.plan.name, costs, baseline)
+    curve, left_out = [], []
+    for point in (arm, *swept):
+        own = _curve_cost(kind, point.plan.name, costs, baseline)
+        if own and seeds and _scored_alike(point, reference, seeds):
+            curve.append(CurvePoint(point.plan.name, own, _accuracy(point, seeds)))
+        else:
+            left_out.append(point.plan.name)
+    names = tuple(point.name for point in curve)
+    why = ""
+    if not seeds:
+        why = f"{reference.plan.name} has not finished a seed of the sweep"
+    elif not cost:
+        why = f"the cost of {reference.plan.name} is not known"
+    elif not curve:
+        why = "no point of the sweep has all its runs and its cost"
+    if why or not cost:
+        return Tuning(names, tuple(left_out), seeds, None, None, why)
+    target = _accuracy(reference, seeds)
+    if not math.isfinite(target.point) or not all(math.isfinite(point.accuracy.point) for point in curve):
+        return Tuning(names, tuple(left_out), seeds, None, None, "its accuracy is undefined")
+    return Tuning(
+        points=names,
+        left_out=tuple(left_out),
+        seeds=seeds,
+        accuracy=accuracy_at_neutral_cost(curve, cost, target),
+        cost=cost_at_neutral_accuracy(curve, cost, target),
+    )
+
+
+def _accuracy(arm: MeasuredArm, seeds: Sequence[int]) -> Estimate:
+    return mean([arm.estimates[seed][ACCURACY] for seed in seeds])
+
+
+def _scored_alike(arm: MeasuredArm, reference: MeasuredArm, seeds: Sequence[int]) -> bool:
+    return all(seed in arm.scored and arm.scored[seed].same_as(reference.scored[seed]) for seed in seeds)
+
+
+def _curve_cost(kind: str, name: str, costs: Costs, baseline: str) -> float | None:
+    """FLOPs for each row of the log, or the time of a pass as a multiple of the baseline's."""
+    own, base = costs.arms.get(name), costs.arms.get(baseline)
+    if own is None:
+        return None
+    if kind == "flops":
+        return pass_flops(own)
+    multiple = None if base is None else train_time(own, base)
+    return None if multiple is None else multiple.value

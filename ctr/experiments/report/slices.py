@@ -1,0 +1,176 @@
+"""Bias of constrained slices, of an arm against its reference's (FF 7, table 3)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ctr.eval.arrays import FloatArray
+from ctr.eval.buckets import BUCKETS
+from ctr.eval.intervals import Estimate, mean, quotient
+from ctr.eval.run_files import Run, read_constraint_metrics
+from ctr.experiments.report.files import PlannedFamily, ShownSlice
+from ctr.io.errors import InputError
+
+
+@dataclass(frozen=True)
+class FamilyBias:
+    """Calibration of the slices of a family in one run.
+
+    Attributes:
+        weight: float64 [S].
+        bias: mean label minus mean prediction, [S]; NaN where nothing is known.
+    """
+
+    weight: FloatArray
+    bias: Estimate
+
+
+@dataclass(frozen=True)
+class SliceChange:
+    """A slice of an arm against its reference's, at the same seeds.
+
+    Attributes:
+        family: its family's name.
+        log: the constraint log whose rows it holds; None: the training log.
+        index: its number in the family.
+        holds: what it holds, in words.
+        shown: how the tables show it; None: they do not.
+        weight: mean over seeds; a slice by estimated CTR holds other rows in each run.
+        reference_weight: the reference's.
+        bias: mean over seeds.
+        reference_bias: the reference's.
+        size_change: of the bias's absolute value, in percent of the reference's; below 0 is better.
+        size_change_by_seed: the same of each seed.
+        significant: the interval of `size_change` excludes 0, and the changes of all seeds have one sign.
+    """
+
+    family: str
+    log: str | None
+    index: int
+    holds: str
+    shown: ShownSlice | None
+    weight: float
+    reference_weight: float
+    bias: Estimate
+    reference_bias: Estimate
+    size_change: Estimate
+    size_change_by_seed: Mapping[int, float]
+    significant: bool
+
+
+def family_biases(run: Run, families: Sequence[PlannedFamily]) -> dict[str, FamilyBias]:
+    """The calibration of a run by the slices of each family that it measured, by the family's name.
+
+    Of a constraint log without states there are only the slices that summary.json lists, without replicates.
+
+    Raises:
+        InputError: a file is damaged.
+    """
+    found = {}
+    for family in families:
+        name, count = f"constraint:{family.name}", len(family.slices)
+        metrics = run.metrics if family.log is None else read_constraint_metrics(run.folder, family.log)
+        if metrics is not None and name in metrics.slices:
+            found[family.name] = FamilyBias(*metrics.slices[name].estimate(count))
+        elif metrics is None and family.log is not None:
+            found[family.name] = _listed(run, family.log, name, count)
+    return found
+
+
+def slice_changes(
+    families: Sequence[PlannedFamily],
+    reference_families: Sequence[PlannedFamily],
+    biases: Mapping[int, Mapping[str, FamilyBias]],
+    reference_biases: Mapping[int, Mapping[str, FamilyBias]],
+    shown: Sequence[ShownSlice],
+) -> list[SliceChange]:
+    """Each slice that both measured, with the same meaning; those that are shown first, in their order.
+
+    Args:
+        families: of the arm.
+        reference_families: of its reference.
+        biases: of the arm: by seed, what `family_biases` found.
+        reference_biases: the same of its reference.
+        shown: slices that the tables show.
+    """
+    places = {(one.family, one.index): (place, one) for place, one in reversed([*enumerate(shown)])}
+    changes = []
+    for family in families:
+        seeds = [
+            seed
+            for seed, found in biases.items()
+            if family.name in found and family.name in reference_biases.get(seed, {})
+        ]
+        if not seeds or family not in reference_families:
+            continue
+        ours = [biases[seed][family.name] for seed in seeds]
+        theirs = [reference_biases[seed][family.name] for seed in seeds]
+        for index in range(len(family.slices)):
+            _, one = places.get((family.name, index), (None, None))
+            change = _change(family, index, one, seeds, ours, theirs)
+            if np.isfinite(change.bias.point) and np.isfinite(change.reference_bias.point):
+                changes.append(change)
+    last = len(shown)
+    return sorted(changes, key=lambda one: places.get((one.family, one.index), (last, None))[0])
+
+
+def _change(
+    family: PlannedFamily,
+    index: int,
+    shown: ShownSlice | None,
+    seeds: Sequence[int],
+    ours: Sequence[FamilyBias],
+    theirs: Sequence[FamilyBias],
+) -> SliceChange:
+    own = [_one(found.bias, index) for found in ours]
+    reference = [_one(found.bias, index) for found in theirs]
+    bias, reference_bias = mean(own), mean(reference)
+    change = _size_change(bias, reference_bias)
+    by_seed = {
+        seed: float(_size_change(a, b).point) for seed, a, b in zip(seeds, own, reference, strict=True)
+    }
+    low, high = change.interval()
+    return SliceChange(
+        family=family.name,
+        log=family.log,
+        index=index,
+        holds=family.slices[index],
+        shown=shown,
+        weight=float(np.mean([found.weight[index] for found in ours])),
+        reference_weight=float(np.mean([found.weight[index] for found in theirs])),
+        bias=bias,
+        reference_bias=reference_bias,
+        size_change=change,
+        size_change_by_seed=by_seed,
+        significant=bool((low > 0) | (high < 0)) and len({np.sign(value) for value in by_seed.values()}) == 1,
+    )
+
+
+def _one(estimate: Estimate, index: int) -> Estimate:
+    return Estimate(estimate.point[index], estimate.replicates[:, index], estimate.occupied[:, index])
+
+
+def _size_change(bias: Estimate, reference: Estimate) -> Estimate:
+    share = quotient(_size(bias), _size(reference))
+    return Estimate(100 * (share.point - 1), 100 * (share.replicates - 1), share.occupied)
+
+
+def _size(bias: Estimate) -> Estimate:
+    return Estimate(np.abs(bias.point), np.abs(bias.replicates), bias.occupied)
+
+
+def _listed(run: Run, log: str, name: str, count: int) -> FamilyBias:
+    where = f"{run.folder / 'summary.json'}: constraint_logs.{log}.calibration_slices"
+    weight, bias = np.zeros(count), np.full(count, np.nan)
+    try:
+        tables: dict[str, Any] = run.summary["constraint_logs"][log]["calibration_slices"]
+        for row in tables[name]["heaviest"] if name in tables else ():
+            weight[int(row["id"])] = row["weight"]
+            bias[int(row["id"])] = np.nan if row["bias"] is None else row["bias"]
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise InputError(f"{where}: not as a finished run has it: {type(error).__name__} {error}") from None
+    return FamilyBias(
+        weight, Estimate(bias, np.full((BUCKETS, count), np.nan), np.zeros((BUCKETS, count), bool))
+    )

@@ -1,0 +1,222 @@
+"""Everything that an experiment reports, as JSON."""
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from ctr.eval.intervals import Estimate
+from ctr.experiments.report.arms import CHANGED, MetricChange, prediction_difference_of
+from ctr.experiments.report.costs import CostChange, Multiple
+from ctr.experiments.report.loops import SHOWN, LoopResult
+from ctr.experiments.report.results import ArmResult, Experiment, Tuning
+from ctr.experiments.report.slices import SliceChange
+from ctr.experiments.report.tuning_points import TuningPoint
+from ctr.io.documents import json_number
+
+
+def as_json(experiment: Experiment) -> str:
+    """Everything; null where undefined. Seeds and pairs of seeds are keys as text: ``1``, ``1-2``."""
+    # What plans and environments hold as NaN or infinity is no JSON: it becomes text.
+    plain = json.loads(json.dumps(_as_dict(experiment)), parse_constant=str)
+    return json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def spread(values: Collection[float]) -> tuple[float, float, float | None]:
+    """Smallest, largest, and standard deviation (of a sample; None for fewer than two) of at least one number."""
+    found = list(values)
+    return min(found), max(found), float(np.std(found, ddof=1)) if len(found) > 1 else None
+
+
+def _as_dict(experiment: Experiment) -> dict[str, Any]:
+    plan = experiment.plan
+    return {
+        "title": plan.title,
+        "note": plan.note,
+        "log": plan.log,
+        "log_sha256": plan.log_sha256,
+        "command": plan.command,
+        "created": plan.created,
+        "ctr_version": plan.ctr_version,
+        "baseline": plan.baseline,
+        "late_from": experiment.late_from,
+        "timing_rounds": experiment.costs.rounds,
+        "teachers": [teacher.model_dump() for teacher in plan.teachers],
+        "samplings": [sampling.model_dump() for sampling in plan.samplings],
+        "slices": [one.model_dump() for one in plan.slices],
+        "loop_days": plan.loop_days,
+        "failures": dict(experiment.failures),
+        "teacher_flops": experiment.costs.teacher_flops,
+        "arms": [_arm_dict(result) for result in experiment.arms],
+    }
+
+
+def _arm_dict(result: ArmResult) -> dict[str, Any]:
+    arm, plan = result.arm, result.arm.plan
+    pairs = arm.prediction_pairs
+    return {
+        "name": plan.name,
+        "title": plan.shown,
+        "note": plan.note,
+        "against": result.reference,
+        "of": plan.of,
+        "point": plan.point,
+        "teacher": plan.teacher,
+        "sampling": plan.sampling,
+        "set": plan.changes,
+        "paper": plan.paper,
+        "runs": [
+            {
+                "seed": outcome.seed,
+                "folder": outcome.folder,
+                "state": outcome.state,
+                "reason": outcome.reason or None,
+                "config_sha256": outcome.config_sha256 or None,
+                "environment": outcome.environment or None,
+            }
+            for outcome in arm.outcomes
+        ],
+        "metrics": {name: _estimate_dict(arm.metric(name)) for name in CHANGED},
+        "metrics_by_seed": {
+            str(seed): {name: json_number(one.point) for name, one in of_seed.items()}
+            for seed, of_seed in arm.estimates.items()
+        },
+        "changes": {name: _change_dict(change) for name, change in result.changes.items()},
+        "not_compared": result.refusal or None,
+        "accuracy_change_from_baseline": None
+        if result.from_baseline is None
+        else _change_dict(result.from_baseline),
+        "prediction_difference": {
+            part: {
+                "mean": _estimate_dict(prediction_difference_of(arm, part)),
+                "by_pair": {_pair(pair): json_number(one.point) for pair, one in pairs.pairs[part].items()},
+                "ratio": None if change is None else _estimate_dict(change.ratio),
+                "ratio_by_pair": {}
+                if change is None
+                else {_pair(pair): json_number(value) for pair, value in change.by_pair.items()},
+            }
+            for part, change in result.prediction_changes.items()
+        },
+        "prediction_difference_unavailable": pairs.unavailable or None,
+        "costs": None if result.costs is None else result.costs.model_dump(),
+        "cost_ratio": _costs_dict(result.cost_change),
+        "cost_ratio_to_baseline": _costs_dict(result.cost_from_baseline),
+        "loops": None if result.loops is None else _loops_dict(result.loops),
+        "slices": [_slice_dict(change) for change in result.slices],
+        "tuning": {kind: _tuning_dict(tuning) for kind, tuning in result.tuning.items()},
+        "calibration": None
+        if arm.deciles is None
+        else [
+            {str(key): json_number(value) for key, value in row.items()}
+            for row in arm.deciles.to_dict("records")
+        ],
+    }
+
+
+def _loops_dict(result: LoopResult) -> dict[str, Any]:
+    loops = result.loops
+    return {
+        "runs": [
+            {
+                **vars(outcome),
+                "reason": outcome.reason or None,
+                **{name: json_number(value) for name, value in loops.shown.get(outcome.seed, {}).items()},
+            }
+            for outcome in loops.outcomes
+        ],
+        **{name: None if (value := loops.mean_shown(name)) is None else json_number(value) for name in SHOWN},
+        "churn": {
+            measure: {
+                "mean": _estimate_dict(loops.mean_churn(measure)),
+                "by_pair": {_pair(pair): _estimate_dict(one) for pair, one in pairs.items()},
+                "ratio": None if change is None else _estimate_dict(change.ratio),
+                "ratio_by_pair": {}
+                if change is None
+                else {_pair(pair): json_number(value) for pair, value in change.by_pair.items()},
+            }
+            for measure, pairs in loops.churn.items()
+            for change in (result.changes[measure],)
+        },
+        "signed_by_pair": {_pair(pair): json_number(value) for pair, value in loops.signed.items()},
+        "churn_unavailable": loops.unavailable or None,
+    }
+
+
+def _slice_dict(change: SliceChange) -> dict[str, Any]:
+    return {
+        "name": None if change.shown is None else change.shown.name,
+        "title": None if change.shown is None else change.shown.title or None,
+        "family": change.family,
+        "index": change.index,
+        "log": change.log,
+        "holds": change.holds,
+        "weight": change.weight,
+        "reference_weight": change.reference_weight,
+        "bias": _estimate_dict(change.bias),
+        "reference_bias": _estimate_dict(change.reference_bias),
+        "size_change_percent": _estimate_dict(change.size_change),
+        "size_change_percent_by_seed": {
+            str(seed): json_number(value) for seed, value in change.size_change_by_seed.items()
+        },
+        "significant": change.significant,
+    }
+
+
+def _estimate_dict(estimate: Estimate | None) -> dict[str, Any] | None:
+    """A scalar estimate with its interval."""
+    if estimate is None:
+        return None
+    low, high = estimate.interval()
+    return {"value": json_number(estimate.point), "ci95": [json_number(low), json_number(high)]}
+
+
+def _change_dict(change: MetricChange) -> dict[str, Any]:
+    low, high, deviation = spread(change.by_seed.values())
+    return {
+        "difference": _estimate_dict(change.difference),
+        "percent": _estimate_dict(change.percent),
+        "by_seed": {str(seed): json_number(value) for seed, value in change.by_seed.items()},
+        "percent_by_seed": {str(seed): json_number(value) for seed, value in change.percent_by_seed.items()},
+        "seeds_lowest": json_number(low),
+        "seeds_highest": json_number(high),
+        "seeds_deviation": None if deviation is None else json_number(deviation),
+        "significant": change.significant,
+        "one_seed": len(change.by_seed) == 1,
+    }
+
+
+def _costs_dict(change: CostChange) -> dict[str, Any]:
+    return {
+        name: None if (one := getattr(change, name)) is None else _multiple_dict(one)
+        for name in ("train_time", "train_flops", "inference_time", "inference_flops")
+    }
+
+
+def _multiple_dict(multiple: Multiple) -> dict[str, Any]:
+    return {"value": multiple.value, "quartiles": [multiple.low, multiple.high]}
+
+
+def _tuning_dict(tuning: Tuning) -> dict[str, Any]:
+    return {
+        "points": list(tuning.points),
+        "left_out": list(tuning.left_out),
+        "seeds": list(tuning.seeds),
+        "accuracy_at_neutral_cost": _point_dict(tuning.accuracy),
+        "cost_at_neutral_accuracy": _point_dict(tuning.cost),
+        "unavailable": tuning.unavailable or None,
+    }
+
+
+def _point_dict(point: TuningPoint | None) -> dict[str, Any] | None:
+    if point is None:
+        return None
+    return {
+        "relative": json_number(point.value),
+        "bound": point.bound or None,
+        "ci95": [point.low, point.high],
+    }
+
+
+def _pair(pair: tuple[int, int]) -> str:
+    return f"{pair[0]}-{pair[1]}"

@@ -1,0 +1,212 @@
+"""JSON and YAML that may come from anyone, and sealed manifests: plain values, each key once, of bounded size."""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ctr.io.errors import InputError
+
+_SEAL = "manifest_sha256"
+_DEEPEST = 100
+_MOST_VALUES = 1_000_000
+# What PyYAML's constructors raise for values that they take for a date, a number or whatever a tag says.
+_FAULTS = (
+    yaml.YAMLError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    KeyError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Plain values of a JSON text.
+
+    Raises:
+        ValueError: not JSON; or a key that stands twice, a number that is not finite, too deep a nesting.
+    """
+    try:
+        content = json.loads(
+            text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite
+        )
+        # An escape such as backslash-ud800 is half of a pair and stands for no character.
+        json.dumps(content, ensure_ascii=False).encode()
+        return content
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON from its pairs, for ``json.loads``. Raises ValueError for a key that stands twice."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r:.80} appears twice")
+    return found
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {text[:80]} is too large")
+    return number
+
+
+def parse_yaml(text: str) -> Any:
+    """Plain values of a YAML text, None of an empty one; 1e-6 is a number, which PyYAML wants written 1.0e-6.
+
+    Raises:
+        ValueError: not YAML; or a key that stands twice, of which the last would win, or a document that refers to
+            itself or is much larger than it looks.
+    """
+    loader = None
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _count_values(node, {}, 0)
+        return loader.construct_document(node)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except _FAULTS as error:
+        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+class _Loader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping. Raises ConstructorError for a key that stands twice, however it is written."""
+        given = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        seen: set[Any] = set()
+        for key in given:
+            value = self.construct_object(key, deep=True)
+            try:
+                repeated = value in seen
+            except TypeError:
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key is a list or a mapping", key.start_mark
+                ) from None
+            if repeated:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {value} appears twice", key.start_mark
+                )
+            seen.add(value)
+        return super().construct_mapping(node, deep)
+
+
+def read_short_floats(tool: Any) -> None:
+    """Has a loader or dumper of PyYAML take 1e-6 for a number; a dumper then quotes the text 1e-6."""
+    tool.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
+        list("-+.0123456789"),
+    )
+
+
+read_short_floats(_Loader)
+
+
+def _count_values(node: yaml.Node, known: dict[int, int | None], depth: int) -> int:
+    """How many values a node has when every alias stands for a copy."""
+    size = known.get(id(node), 0)
+    if size is None:
+        raise ValueError("an alias (*) refers to a value that contains it")
+    if size:
+        return size
+    if depth > _DEEPEST:
+        raise ValueError(f"nested deeper than {_DEEPEST}")
+    known[id(node)] = None
+    parts: list[yaml.Node] = []
+    if isinstance(node, yaml.ScalarNode):
+        # Half of a pair (backslash-ud800) stands for no character.
+        node.value.encode()
+    elif isinstance(node, yaml.MappingNode):
+        parts = [part for pair in node.value for part in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        parts = node.value
+    size = 1 + sum(_count_values(part, known, depth + 1) for part in parts)
+    if size > _MOST_VALUES:
+        raise ValueError(f"more than {_MOST_VALUES:,} values, with every alias (*) written out")
+    known[id(node)] = size
+    return size
+
+
+def json_number(value: Any) -> float | None:
+    """A number as JSON can hold it: None for NaN and infinities."""
+    return float(value) if math.isfinite(value) else None
+
+
+def json_bytes(content: object) -> bytes:
+    """An object as indented text: the same bytes for the same content."""
+    return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+
+
+def sealed_bytes(content: Mapping[str, object]) -> bytes:
+    """The text of a manifest: an object, with a SHA-256 of the rest of it under ``manifest_sha256``."""
+    return json_bytes({**content, _SEAL: _sha256(content)})
+
+
+def _sha256(content: Mapping[str, object]) -> str:
+    # Without an indent the text is made ten times as fast.
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def parse_json_object(text: bytes, where: str) -> dict[str, object]:
+    """Parses a JSON object. Raises InputError, which names ``where``, when it is malformed."""
+    try:
+        content = parse_json(text)
+    except ValueError as error:
+        raise InputError(f"{where}: not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{where}: a JSON object is expected")
+    return content
+
+
+def parse_sealed(text: bytes, where: str) -> dict[str, object]:
+    """The object in ``sealed_bytes``. Raises InputError, which names ``where``, when it is not what was written."""
+    content = parse_json_object(text, where)
+    recorded = content.pop(_SEAL, None)
+    if recorded is None:
+        raise InputError(f"{where}: not a manifest of this version: it has no {_SEAL}; write it again")
+    if recorded != _sha256(content):
+        raise InputError(
+            f"{where}: damaged: its content does not have the SHA-256 that it records under {_SEAL} ({recorded})"
+        )
+    return content
+
+
+def read_json_object(path: Path, absent: str) -> dict[str, object]:
+    """Parses a file. Raises InputError: ``absent`` when there is no such file, or that it is malformed."""
+    return parse_json_object(read_bytes(path, absent), str(path))
+
+
+def read_sealed(path: Path, absent: str) -> dict[str, object]:
+    """The object in a file of ``sealed_bytes``. Raises InputError: ``absent``, or that it is not what was written."""
+    return parse_sealed(read_bytes(path, absent), str(path))
+
+
+def read_bytes(path: Path, absent: str) -> bytes:
+    """The content of a file. Raises InputError: ``absent`` when there is no such file, or that it cannot be read."""
+    if not path.is_file():
+        raise InputError(absent)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        # The error of a disk does not name the file.
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None

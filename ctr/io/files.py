@@ -1,0 +1,269 @@
+"""Files that appear whole or not at all, and hashes of files."""
+
+import contextlib
+import hashlib
+import logging
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from io import RawIOBase
+from pathlib import Path
+from typing import BinaryIO
+
+from ctr.io.errors import InputError
+
+log = logging.getLogger(__name__)
+
+_TEMPORARY_MARK = ".partial-"
+
+
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def irregular(path: Path) -> str:
+    """What ``path`` names when that is there and no regular file, in words; empty otherwise.
+
+    A symbolic link is one whatever it points to: the name would become a file of its own, and what it stood for,
+    such as a terminal (``/dev/stdout``) or a file elsewhere, would not be written.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return ""
+    if stat.S_ISLNK(mode):
+        return f"a symbolic link to {os.readlink(path)}"
+    return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "not a regular file")
+
+
+def directory_fault(folder: Path) -> str:
+    """Why there can be no directory ``folder``, in one line; empty where there is one or can be one."""
+    for place in (folder, *folder.parents):
+        # Looked at once: another thread may make it at any moment.
+        what = irregular(place)
+        if what == _KINDS[stat.S_IFDIR] or place.is_dir():
+            return ""
+        if what:
+            missing = ", which does not exist" if place.is_symlink() and not place.exists() else ""
+            return f"{place}: is {what}{missing}; allowed: a directory"
+        if place.is_file():
+            return f"{place}: is a file; allowed: a directory"
+    return ""
+
+
+def file_fault(path: Path, kind: str, is_kind: Callable[[Path], bool]) -> str:
+    """Why a file must not be written to ``path``, in one line; empty where it may.
+
+    Args:
+        path: where. A new name, an empty file and a file of the same kind are allowed.
+        kind: of the file, with its article, for the message.
+        is_kind: returns whether a regular file is of that kind.
+    """
+    allowed = f"allowed: a new file, or {kind} to replace"
+    if what := irregular(path):
+        return f"{path}: is {what}; {allowed}"
+    if fault := directory_fault(path.parent):
+        return fault
+    if path.exists() and path.stat().st_size and not is_kind(path):
+        return f"{path}: already exists, and is not {kind}; {allowed}"
+    return ""
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError of the block that does not say which file it is about says that it is about ``path``."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Flushes a folder's own entries, so that a rename in it survives a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with naming(folder):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder and those above it unless they exist; each new name survives a power cut.
+
+    Raises:
+        InputError: something else has one of the names, such as a file or a link that leads nowhere.
+    """
+    if folder.is_dir():
+        return
+    if fault := directory_fault(folder):
+        raise InputError(fault)
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def _write_temporary(path: Path, write: Callable[[BinaryIO], object]) -> Path:
+    make_folder(path.parent)
+    temporary = path.with_name(f"{path.name}{_TEMPORARY_MARK}{secrets.token_hex(8)}")
+    try:
+        with naming(path), temporary.open("xb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def write_all(file: RawIOBase, content: bytes) -> None:
+    """Writes to an unbuffered file, which may take it in pieces."""
+    while content:
+        content = content[file.write(content) or 0 :]
+
+
+def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Creates or replaces ``path``: temporary name, fsync, rename, fsync of the folder.
+
+    Raises:
+        InputError: the name is that of something else than a regular file (a link, a pipe, a device).
+    """
+    if what := irregular(path):
+        raise InputError(f"{path}: is {what}; allowed: a new name, or a regular file to replace")
+    temporary = _write_temporary(path, write)
+    try:
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+    log.info("wrote %s", path)
+
+
+def write_atomic_bytes(path: Path, content: bytes) -> None:
+    """``write_atomic`` for content that is already in memory."""
+    write_atomic(path, lambda file: file.write(content))
+
+
+def create_exclusively(path: Path, content: bytes) -> bool:
+    """Creates ``path`` with all of ``content`` unless it exists.
+
+    The name appears by a hard link, which is atomic and fails when the name is taken: of several
+    publishers exactly one wins, and no reader ever sees half a file.
+
+    Returns:
+        True when this call created the file, False when it existed before.
+    """
+    temporary = _write_temporary(path, lambda file: file.write(content))
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+    log.info("wrote %s", path)
+    return True
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether an interrupted ``write_atomic`` or ``create_exclusively`` left this file."""
+    return _TEMPORARY_MARK in path.name
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Deletes what an interrupted write left in ``folder``. Nobody else may be writing there."""
+    for path in folder.glob(f"*{_TEMPORARY_MARK}*"):
+        path.unlink(missing_ok=True)
+
+
+def check_output_file(path: Path, kind: str, is_kind: Callable[[Path], bool]) -> None:
+    """Refuses to write a file over anything but another one of its kind; for the arguments see ``file_fault``.
+
+    Raises:
+        InputError: what is there, and what is allowed.
+    """
+    if fault := file_fault(path, kind, is_kind):
+        raise InputError(fault)
+
+
+def check_output_folder(folder: Path, kind: str, is_kind: Callable[[Path], bool]) -> None:
+    """Refuses to write into a directory that has anything in it unless it is one of the kind.
+
+    Args:
+        folder: the directory; it may also be a link to one, or be absent.
+        kind: what the command makes of it, with its article, for the message.
+        is_kind: returns whether a directory with something in it is of that kind.
+
+    Raises:
+        InputError: what is there, and what is allowed.
+    """
+    if folder.is_dir():
+        names = sorted(
+            path.name for path in folder.iterdir() if path.name != ".lock" and not is_temporary(path)
+        )
+        if names and not is_kind(folder):
+            raise InputError(
+                f"{folder} is neither empty nor {kind} (it holds {names[0]}): use another output directory"
+            )
+    elif what := irregular(folder) or ("a file" if folder.exists() else ""):
+        raise InputError(f"{folder} is neither empty nor {kind}, but {what}: use another output directory")
+    elif fault := directory_fault(folder.parent):
+        raise InputError(fault)
+
+
+def require_file(path: Path, what: str) -> Path:
+    """Returns ``path``, or raises InputError naming it when there is no such file, or something else."""
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise InputError(f"{what} {path}: is a directory; allowed: a file")
+    if found := irregular(path):
+        raise InputError(f"{what} {path}: is {found}, and leads to no file; allowed: a regular file")
+    raise InputError(f"{what} {path}: no such file")
+
+
+_BEGINNINGS = {
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+    b"PK\x03\x04": "a zip archive",
+    b"\x1f\x8b": "compressed with gzip",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd",
+    b"BZh": "compressed with bzip2",
+    b"\xfd7zXZ\x00": "compressed with xz",
+    b"PAR1": "a Parquet file",
+    b"SQLite format 3\x00": "an SQLite database",
+}
+
+
+def not_text(path: Path) -> str:
+    """What a file holds by its first bytes, where that is no text in UTF-8; empty where it may be that."""
+    with path.open("rb") as file:
+        start = file.read(64)
+    found = next((what for mark, what in _BEGINNINGS.items() if start.startswith(mark)), "")
+    # ASCII in UTF-16 without a mark: every other byte is 0.
+    is_utf_16 = len(start) > 3 and 0 in (max(start[::2]), max(start[1::2]))
+    return found or ("UTF-16" if is_utf_16 else "")
+
+
+def names_in(folder: Path, suffix: str) -> list[str]:
+    """The names that end with ``suffix`` in a folder, in no order; none where there is no folder."""
+    try:
+        return [name for name in os.listdir(folder) if name.endswith(suffix)]
+    except FileNotFoundError:
+        return []

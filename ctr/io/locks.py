@@ -1,0 +1,32 @@
+"""Locks between processes: whoever holds one loses it when it dies, however it dies."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ctr.io.errors import InputError
+
+
+@contextlib.contextmanager
+def hold(path: Path, busy: str = "") -> Iterator[None]:
+    """Holds a lock for this process until the block ends.
+
+    Args:
+        path: a folder or a file that exists.
+        busy: the message when another process holds it. Empty: waits until no other process does.
+
+    Raises:
+        InputError: another process holds it, and there is a message for that.
+        FileNotFoundError: there is no such path.
+    """
+    lock = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
+        except BlockingIOError:
+            raise InputError(busy) from None
+        yield
+    finally:
+        os.close(lock)

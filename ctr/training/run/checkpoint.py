@@ -1,0 +1,278 @@
+"""Checkpoints: all arrays of a run and its position, in one folder that appears whole or not at all.
+
+::
+
+    checkpoints/00000000000000150000/arrays.npz   no pickled objects
+    checkpoints/00000000000000150000/state.json   with the SHA-256 of arrays.npz
+
+The folder gets its name, by a rename, when all in it is on the disk; so the greatest name points to the newest.
+"""
+
+import hashlib
+import io
+import json
+import logging
+import shutil
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
+
+import numpy as np
+
+from ctr.io.arrays import read_arrays
+from ctr.io.documents import parse_json
+from ctr.io.errors import InputError
+from ctr.io.files import file_sha256, make_folder, sync_folder, write_atomic
+
+_ARRAYS = "arrays.npz"
+_STATE = "state.json"
+_PARTIAL = ".partial"
+_DAMAGED = ".damaged"
+_PIECE = 1 << 22
+_FAULTS = (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile)
+
+log = logging.getLogger(__name__)
+
+
+Layout = Mapping[str, tuple[tuple[int, ...], np.dtype]]
+
+
+class Copies:
+    """Copies of arrays in memory that is kept from one checkpoint to the next: fresh pages cost more than copying."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def make_room(self, layout: Layout) -> None:
+        """Touches the memory for arrays of these shapes and dtypes, so that the first copy need not."""
+        for name, told in layout.items():
+            flat = self._room(name, *told).reshape(-1)
+            for begin in range(0, len(flat), _PIECE):
+                flat[begin : begin + _PIECE] = 0
+
+    def of(
+        self, layout: Layout, pieces: Iterable[tuple[str, int, np.ndarray]], more: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Copies of arrays, valid until the next call.
+
+        Args:
+            layout: shape and dtype of each array that comes in pieces.
+            pieces: name, first row and values of each.
+            more: arrays that come whole.
+        """
+        arrays = {name: self._room(name, *told) for name, told in layout.items()}
+        for name, begin, values in pieces:
+            if values.ndim:
+                arrays[name][begin : begin + len(values)] = values
+            else:
+                arrays[name][...] = values
+        for name, array in more.items():
+            arrays[name] = self._room(name, array.shape, array.dtype)
+            np.copyto(arrays[name], array)
+        self._arrays = arrays
+        return arrays
+
+    def _room(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        room = self._arrays.get(name)
+        if room is None or (room.shape, room.dtype) != (shape, dtype):
+            room = self._arrays[name] = np.empty(shape, dtype)
+        return room
+
+
+def save(
+    folder: Path,
+    examples: int,
+    arrays: Mapping[str, np.ndarray],
+    state: Mapping[str, Any],
+    keep: int,
+    limit: int | None = None,
+    sound: tuple[int, int] = (-1, -1),
+) -> None:
+    """Writes the checkpoint of position ``examples`` and deletes all but the newest ``keep``.
+
+    Args:
+        limit: bytes that all checkpoints may take together, the one that is being written too: older ones than the
+            newest make room for it.
+        sound: the positions of checkpoints that stay in any case: until this one is written, and from then on.
+
+    Raises:
+        InputError: there is not so much room; nothing was deleted for it.
+    """
+    make_folder(folder)
+    _remove_leftovers(folder)
+    _make_room(folder, sum(array.nbytes for array in arrays.values()), limit, sound[0])
+    final = folder / f"{examples:020d}"
+    partial = folder / f"{final.name}{_PARTIAL}"
+    partial.mkdir()
+    digest = hashlib.sha256()
+    write_atomic(
+        partial / _ARRAYS, lambda file: _write_arrays(cast(IO[bytes], _Hashing(file, digest)), arrays)
+    )
+    content = {**state, "arrays_sha256": digest.hexdigest()}
+    content["state_sha256"] = _state_hash(content)
+    write_atomic(partial / _STATE, lambda file: file.write((json.dumps(content, indent=1) + "\n").encode()))
+    partial.rename(final)
+    sync_folder(folder)
+    clean_up(folder, keep, sound[1])
+
+
+class _Hashing(io.RawIOBase):
+    """Writes to a file front to back, and hashes what it writes: the file need not be read again for that."""
+
+    def __init__(self, file: BinaryIO, digest: "hashlib._Hash") -> None:
+        self._file, self._digest = file, digest
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self._digest.update(content)
+        return self._file.write(content)
+
+
+def _write_arrays(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
+    """What ``np.savez`` writes, from the arrays' own memory instead of a second copy."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            array = np.asarray(array, order="C")
+            if array.dtype.hasobject:
+                raise ValueError(f"{name}: Python objects would have to be pickled")
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array_header_1_0(member, np.lib.format.header_data_from_array_1_0(array))
+                content = array.reshape(-1).view(np.uint8).data
+                for begin in range(0, len(content), _PIECE):
+                    member.write(content[begin : begin + _PIECE])
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for leftover in folder.glob(f"*{_PARTIAL}"):
+        shutil.rmtree(leftover)
+
+
+def clean_up(folder: Path, keep: int, sound: int = -1) -> None:
+    """Deletes what an interrupted ``save`` left, and all checkpoints but the newest ``keep`` and that of ``sound``."""
+    _remove_leftovers(folder)
+    complete = _complete(folder)
+    for old in complete[:-keep]:
+        if int(old.name) != sound:
+            _delete(old)
+    for damaged in folder.glob(f"*{_DAMAGED}"):
+        # Kept to be looked at until the run is well past it.
+        if len(complete) >= keep and damaged.name < complete[-keep].name:
+            _delete(damaged)
+
+
+def _delete(path: Path) -> None:
+    # Renamed first, so that nobody finds half of it under its own name.
+    shutil.rmtree(path.rename(path.with_name(f"{path.name}{_PARTIAL}")))
+
+
+def _make_room(folder: Path, needed: int, limit: int | None, sound: int) -> None:
+    """Deletes the oldest checkpoints, but the newest one and that of ``sound``, until another one fits."""
+    complete = _complete(folder)
+    sizes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in complete}
+    taken, free = sum(sizes.values()), shutil.disk_usage(folder).free
+    given_up = []
+    for old in [*(path for path in complete[:-1] if int(path.name) != sound), None]:
+        if needed <= free and (limit is None or taken + needed <= limit):
+            break
+        if old is None:
+            room = f"{free} are free"
+            if limit is not None and taken + needed > limit:
+                room = f"checkpoint.disk_limit_gb allows {limit}"
+            kept = f", beside the {taken} of what has to stay" if complete else ""
+            raise InputError(f"{folder}: the next checkpoint takes {needed} bytes{kept}; {room}")
+        given_up.append(old)
+        taken, free = taken - sizes[old], free + sizes[old]
+    for old in given_up:
+        _delete(old)
+
+
+def drop_after(folder: Path, examples: int) -> None:
+    """Deletes the checkpoints of positions after ``examples``, the newest first.
+
+    Raises:
+        InputError: that of ``examples``, unless it is 0, is not there; then none is deleted.
+    """
+    if examples and not (folder / f"{examples:020d}").is_dir():
+        raise InputError(
+            f"{folder}: the checkpoint {examples} is missing, but the run has to roll back to it"
+        )
+    for path in reversed(_complete(folder)):
+        if int(path.name) > examples:
+            _delete(path)
+    if folder.is_dir():
+        sync_folder(folder)
+
+
+def _state_hash(content: Mapping[str, Any]) -> str:
+    covered = {key: value for key, value in content.items() if key != "state_sha256"}
+    return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()
+
+
+def _complete(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*") if path.is_dir() and path.name.isdecimal())
+
+
+def restore_newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+    """The arrays and state of the newest checkpoint whose bytes are what was written.
+
+    A damaged one is reported and the one before it taken. Then the damaged one is quarantined under another
+    name: it must not count among those that ``save`` keeps, nor stand where the next one will be.
+
+    Returns:
+        None when there is no checkpoint.
+
+    Raises:
+        InputError: there are checkpoints, but every one of them is damaged.
+    """
+    damaged: list[Path] = []
+    for path in reversed(_complete(folder)):
+        try:
+            content = _read(path)
+        except _FAULTS as error:
+            log.warning("checkpoint %s is damaged (%s); the one before it is used", path, error)
+            damaged.append(path)
+            continue
+        for other in damaged:
+            aside = other.with_name(f"{other.name}{_DAMAGED}")
+            shutil.rmtree(aside, ignore_errors=True)
+            other.rename(aside)
+        return content
+    if damaged:
+        raise InputError(f"{folder}: every checkpoint is damaged; delete the run directory to start again")
+    return None
+
+
+def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays and state of the checkpoint of position ``examples``, or of the newest one; changes nothing.
+
+    Raises:
+        InputError: there is none, or its bytes are not what was written.
+    """
+    while True:
+        found = _complete(folder)
+        if not found:
+            raise InputError(f"{folder}: there is no checkpoint")
+        wanted = found[-1:] if examples is None else [path for path in found if int(path.name) == examples]
+        positions = ", ".join(str(int(path.name)) for path in found)
+        if not wanted:
+            raise InputError(f"{folder}: there is no checkpoint {examples}; there are {positions}")
+        try:
+            return _read(wanted[0])
+        except _FAULTS as error:
+            # Of a run that goes on it may have been deleted meanwhile; then others are there.
+            if wanted[0].exists():
+                raise InputError(
+                    f"{wanted[0]}: the checkpoint is damaged ({error}); there are {positions}"
+                ) from None
+
+
+def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    state = parse_json((path / _STATE).read_bytes())
+    if state["state_sha256"] != _state_hash(state):
+        raise ValueError(f"{_STATE} was changed")
+    if file_sha256(path / _ARRAYS) != state["arrays_sha256"]:
+        raise ValueError(f"{_ARRAYS} does not have the recorded SHA-256")
+    return read_arrays(path / _ARRAYS), state

@@ -1,0 +1,102 @@
+"""A run's progressive predictions as a sidecar of its log: what students and samples take from a teacher.
+
+Each was made before the teacher learned from its example (FF 4.1.2).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ctr.data.log import Manifest, read_manifests, read_schema, read_shard
+from ctr.data.sidecar import sidecar_folder, write_sidecar_interval
+from ctr.io.errors import InputError
+from ctr.training.config import TrainConfig
+
+
+def record_predictions(log: Path, run: Path, name: str, log_rows: int) -> dict[str, Any]:
+    """Publishes the sidecar ``name`` with the column ``logit``, float32, for the intervals that a run has passed.
+
+    A row that the run did not score has NaN: a faulty one, or one outside its time range or sample.
+
+    Args:
+        log: the log that ``run`` was trained on.
+        run: its run directory, with predictions.
+        name: of the sidecar. What was recorded under it before must be the same.
+        log_rows: how many rows of the log the run has passed.
+
+    Returns:
+        ``sidecar``, and the numbers of ``rows`` and of those ``without_prediction``.
+
+    Raises:
+        InputError: the run has no predictions, or another one was recorded under this name.
+    """
+    parts = sorted((run / "predictions").glob("*.parquet"))
+    if not parts:
+        raise InputError(f"{run}: has no predictions to record: the run scored no row")
+    schema = read_schema(log)
+    predictions = _Predictions(parts)
+    rows = missing = 0
+    for manifest in read_manifests(log):
+        if rows + manifest.rows > log_rows:
+            break
+        tables = [
+            read_shard(log, entry, schema).select(["query_time", "example_id"]) for entry in manifest.shards
+        ]
+        ids = np.concatenate(
+            [np.zeros(0, np.int64), *(table.column("example_id").to_numpy() for table in tables)]
+        )
+        logit = predictions.of(manifest, ids)
+        rows += len(ids)
+        missing += int(np.isnan(logit).sum())
+        write_sidecar_interval(log, name, manifest, pa.table({"example_id": ids, "logit": logit}))
+    return {"sidecar": name, "rows": rows, "without_prediction": missing}
+
+
+def check_record(log: Path, config: TrainConfig, run: Path, name: str) -> None:
+    """Raises InputError before the pass for what could not be published after it."""
+    folder = sidecar_folder(log, name)
+    if not config.record_predictions:
+        raise InputError(f"--record {name} needs the run's predictions: record_predictions is false")
+    distillation = config.objective.distillation
+    if distillation is not None and distillation.teacher == name:
+        teacher_log = log if distillation.log is None else Path(distillation.log)
+        if teacher_log.resolve() == log.resolve():
+            raise InputError(f"--record {name}: the run's own teacher has this name; use another one")
+    if folder.exists() and any(folder.iterdir()) and not (run / "summary.json").exists():
+        raise InputError(f"--record {name}: {folder} already exists, from another run; use another name")
+
+
+class _Predictions:
+    """A run's predictions, interval by interval."""
+
+    def __init__(self, parts: list[Path]) -> None:
+        self._blocks = self._read(parts)
+        self._block = next(self._blocks, None)
+
+    @staticmethod
+    def _read(parts: list[Path]) -> Iterator[dict[str, np.ndarray]]:
+        for part in parts:
+            table = pq.read_table(part, columns=["query_time", "example_id", "logit"])
+            yield {column: table.column(column).to_numpy() for column in table.column_names}
+
+    def of(self, interval: Manifest, example_id: np.ndarray) -> np.ndarray:
+        """Logits, float32 [N], of an interval's examples in their order; NaN for those without.
+
+        Intervals are to be asked for in order.
+        """
+        logit = np.full(len(example_id), np.nan, np.float32)
+        order = np.argsort(example_id, kind="stable")
+        known = example_id[order]
+        while self._block is not None:
+            times = self._block["query_time"]
+            begin, end = np.searchsorted(times, [interval.start, interval.end])
+            own = self._block["example_id"][begin:end]
+            logit[order[np.searchsorted(known, own)]] = self._block["logit"][begin:end]
+            if end < len(times):
+                break
+            self._block = next(self._blocks, None)
+        return logit

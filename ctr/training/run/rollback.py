@@ -1,0 +1,282 @@
+"""When a run goes back to its last checkpoint, and which rows it then quarantines: scored, but not learned from.
+
+A skipped step leaves the weights as they are; so when many are skipped in a row, what broke the weights, if anything
+did, is something finite that was learned before. The rows since the checkpoint are gone over again:
+
+    first time   without the rows from the last batch that was applied on, up to the end of the streak
+    second time  from the same checkpoint: without any row from there up to the end of the streak
+    after that   the weights are those of the checkpoint, or else the run ends with an error
+
+Weights of the checkpoint under which predictions are what they should be are sound: then it is the examples that
+cannot be learned from, however many there are, and the pass goes on behind them without going back again.
+
+What is quarantined is decided from positions alone and written, before anything else is changed, to::
+
+    RUN/quarantine.json    one entry a rollback, in their order
+
+A resume reads it, so that a run that is killed at any moment ends in the bits of one that was not.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from pydantic import model_validator
+
+from ctr.config import StrictModel, parse_model
+from ctr.data.log import Manifest
+from ctr.data.reader import read_rows
+from ctr.data.schema import Schema
+from ctr.io.documents import read_sealed, sealed_bytes
+from ctr.io.errors import InputError
+from ctr.io.files import write_atomic_bytes
+from ctr.training.run import checkpoint, export_folder
+from ctr.training.run.position import Mark, Position
+
+QUARANTINE_FILE = "quarantine.json"
+# Its name in runs of earlier versions.
+_FORMER_FILE = "set_aside.json"
+
+# Of a logit or a weight, either way. What lies beyond it has not been learned: the weights are broken, though finite.
+_LARGEST = 1e6
+
+# Of the variables by name: what predicts,
+_WEIGHTS = ("rows/", "dense/")
+# and what else a step changes by its gradient. Statistics and roots are certified instead.
+_CHECKED = (*_WEIGHTS, "rows_accumulator/", "shampoo/tensor", "duals/", "slices_seen/")
+
+
+class Rollback(StrictModel):
+    """One rollback.
+
+    Attributes:
+        checkpoint: the position that the run went back to; 0: its beginning.
+        rows: the rows [begin, end) of the log that are quarantined.
+        query_times: of the first and the last of them, in microseconds; None without rows.
+        reason: what made it necessary.
+    """
+
+    checkpoint: int
+    rows: tuple[int, int]
+    query_times: tuple[int, int] | None
+    reason: str
+
+
+class _Quarantine(StrictModel):
+    """The file that records a run's rollbacks."""
+
+    rollbacks: tuple[Rollback, ...]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for one in self.rollbacks:
+            if one.checkpoint < 0 or not 0 <= one.rows[0] <= one.rows[1]:
+                raise ValueError(
+                    f"rows [{one.rows[0]}, {one.rows[1]}) after {one.checkpoint} are not a range of rows"
+                )
+        return self
+
+
+class RollbackNeeded(Exception):  # noqa: N818  (not an error: the run goes on)
+    """Raised within a pass to leave it. ``rows``: [begin, end), to be quarantined; ``reason``: in a few words."""
+
+    def __init__(self, rows: tuple[int, int], reason: str) -> None:
+        super().__init__(reason)
+        self.rows, self.reason = rows, reason
+
+
+def predicts_soundly(logit: np.ndarray) -> bool:
+    """Whether logits (float [N]) are such as sound weights give."""
+    # False also for NaN.
+    return bool((np.abs(logit) <= _LARGEST).all())
+
+
+def rows_of_streak(
+    limit: int | None, position: Position, past: Sequence[Rollback], folder: Path
+) -> tuple[int, int] | None:
+    """The rows to quarantine because of the streak of skipped steps that a run stands in; None: it goes on.
+
+    Args:
+        limit: so many steps make a rollback; None: none do.
+        past: the run's rollbacks so far.
+        folder: the run directory, named in errors.
+
+    Raises:
+        InputError: it was rolled back twice to the same checkpoint, and that did not help.
+    """
+    if limit is None or position.skipped_in_a_row < limit:
+        return None
+    mark = Mark(*position.mark)
+    attempts = _attempts(mark, past)
+    is_checkpoint = position.applied_begin == mark.applied_begin
+    if attempts and is_checkpoint and position.streak_predicts:
+        return None
+    if attempts == 0:
+        return max(position.applied_begin, mark.learned), position.learned
+    if attempts == 1:
+        return mark.learned, position.learned
+    raise _hopeless(folder, mark, position, f"{position.skipped_in_a_row} steps in a row were skipped")
+
+
+def rows_of_broken_weights(
+    position: Position, past: Sequence[Rollback], folder: Path, predicts: bool
+) -> tuple[int, int]:
+    """The rows to quarantine because weights are broken, though steps may have been applied until now.
+
+    The first time those since the last batch that was applied, or none: then the memory may have failed. The second
+    time all since the checkpoint.
+
+    Args:
+        predicts: whether the predictions for that batch, with the weights after it, are such as sound ones give.
+
+    Raises:
+        InputError: see ``rows_of_streak``.
+    """
+    mark = Mark(*position.mark)
+    attempts = _attempts(mark, past)
+    if attempts == 0:
+        if position.skipped_in_a_row or not predicts:
+            return max(position.applied_begin, mark.learned), position.learned
+        return position.learned, position.learned
+    if attempts == 1:
+        return mark.learned, position.learned
+    raise _hopeless(folder, mark, position, "weights are broken")
+
+
+def _attempts(mark: Mark, past: Sequence[Rollback]) -> int:
+    return sum(one.checkpoint == mark.examples for one in past)
+
+
+def _hopeless(folder: Path, mark: Mark, position: Position, what: str) -> InputError:
+    return InputError(
+        f"{folder}: {what} up to row {position.learned} of the log, after two rollbacks to the checkpoint of row "
+        f"{mark.examples} that quarantined the rows from {mark.learned} on ({QUARANTINE_FILE}); look at these rows, or "
+        "start anew with lower learning rates or rollback.after_skipped_steps: null, which skips such steps only"
+    )
+
+
+def is_checkpoint_due(
+    limit: int | None, every: int, saved_at: int, position: Position, past: Sequence[Rollback]
+) -> bool:
+    """Whether the next checkpoint is to be written.
+
+    None is within a streak of skipped steps, when weights are in doubt. After a rollback one is written early, when
+    as many steps as would have made another were applied in a row behind what was quarantined: the trouble is over,
+    and what comes later is another one.
+
+    Args:
+        limit: see ``rows_of_streak``.
+        every: how many rows there are between checkpoints.
+        saved_at: the position of the last one.
+    """
+    if limit is not None and position.skipped_in_a_row:
+        return False
+    if position.examples - saved_at >= every:
+        return True
+    if limit is None or not past or past[-1].checkpoint != Mark(*position.mark).examples:
+        return False
+    return position.applied_in_a_row >= limit and position.applied_begin >= past[-1].rows[1]
+
+
+def is_quarantined(begin: int, end: int, past: Iterable[Rollback]) -> bool:
+    """Whether a batch of the rows [begin, end) is not to be learned from: whole, if only a row of it is quarantined."""
+    return any(max(begin, one.rows[0]) < min(end, one.rows[1]) for one in past)
+
+
+def is_export_due(limit: int | None, every: int, behind: int, position: Position) -> bool:
+    """Whether a model is to be exported: with the last batch the run came past a multiple of ``every`` rows.
+
+    None is within a streak of skipped steps, when weights are in doubt: it is left out, and the next one comes with
+    the next multiple. So the position alone decides, wherever a run was killed.
+
+    Args:
+        limit: see ``rows_of_streak``.
+        every: how many rows there are between exports.
+        behind: the position before the batch.
+    """
+    if limit is not None and position.skipped_in_a_row:
+        return False
+    return behind // every < position.examples // every
+
+
+def drop_after(folder: Path, examples: int) -> None:
+    """Deletes what the run in ``folder`` has published of positions after ``examples``, and goes back from.
+
+    The exports first: without them a run that is killed in between goes on; beside them it could not learn otherwise.
+    """
+    export_folder.drop_after(folder / "exports", examples)
+    checkpoint.drop_after(folder / "checkpoints", examples)
+
+
+def first_broken(arrays: Iterable[tuple[str, np.ndarray]]) -> str | None:
+    """The first of a run's variables that is not finite, or holds weights that no learning leads to; None: none.
+
+    Args:
+        arrays: names and values, or pieces of them, of all variables of ``ctr.training.state.TrainState``.
+
+    Returns:
+        Its name and what is wrong with it.
+    """
+    for name, array in arrays:
+        if not name.startswith(_CHECKED) or not array.size:
+            continue
+        # NaN is neither within nor beyond, and comes out of either.
+        low, high = float(array.min()), float(array.max())
+        if not (np.isfinite(low) and np.isfinite(high)):
+            return f"{name} is not finite"
+        if name.startswith(_WEIGHTS) and max(-low, high) > _LARGEST:
+            return f"{name} has weights beyond {_LARGEST:g}"
+    return None
+
+
+def query_times(
+    log: Path, schema: Schema, manifests: Sequence[Manifest], rows: tuple[int, int]
+) -> tuple[int, int] | None:
+    """The query times of the first and the last of the rows [begin, end) of a log; None without rows."""
+    begin, end = rows
+    if begin >= end:
+        return None
+    first, last = (
+        int(next(read_rows(log, schema, manifests, row)).query_time[0]) for row in (begin, end - 1)
+    )
+    return first, last
+
+
+def read_rollbacks(folder: Path) -> list[Rollback]:
+    """The rollbacks of the run in ``folder``.
+
+    Raises:
+        InputError: the file that records them is damaged.
+    """
+    path = folder / QUARANTINE_FILE
+    if not path.exists():
+        path = folder / _FORMER_FILE
+    if not path.exists():
+        return []
+    try:
+        return list(parse_model(_Quarantine, read_sealed(path, f"{path}: no such file"), str(path)).rollbacks)
+    except InputError as error:
+        raise InputError(
+            f"{path}: damaged ({str(error).removeprefix(f'{path}: ')[:200]}); it decides which rows are learned from: "
+            "restore it, or use another output directory to start again"
+        ) from None
+
+
+def write_rollbacks(folder: Path, rollbacks: Sequence[Rollback]) -> None:
+    """Writes all rollbacks of a run, durably."""
+    write_atomic_bytes(folder / QUARANTINE_FILE, sealed_bytes({"rollbacks": as_json(rollbacks)}))
+
+
+def as_json(rollbacks: Sequence[Rollback]) -> list[dict[str, Any]]:
+    """As plain lists and dicts."""
+    return [one.model_dump(mode="json") for one in rollbacks]
+
+
+def check_kept(folder: Path, seen: Sequence[Mapping[str, Any]], found: Sequence[Rollback]) -> None:
+    """Raises InputError unless the rollbacks that a checkpoint has seen are the first of those ``found``."""
+    if list(seen) != as_json(found)[: len(seen)]:
+        raise InputError(
+            f"{folder / QUARANTINE_FILE}: does not have the {len(seen)} rollbacks that the checkpoint was made "
+            "after; restore it, or use another output directory to start again"
+        )

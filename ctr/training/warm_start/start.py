@@ -1,0 +1,226 @@
+"""Begins a run of a new configuration with the weights and the place in the log of another run.
+
+The run directory is made beside its place, with a first checkpoint and ``init_from.json``, and appears there by one
+rename. So it is never there in part, and from then on it is a run like any other that is resumed: it needs the
+other run no more.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ctr.config import dump_yaml, load_record
+from ctr.io.errors import InputError
+from ctr.io.files import make_folder, sync_folder, write_atomic_bytes
+from ctr.training.config import TrainConfig
+from ctr.training.device import describe_environment, make_deterministic, resolve_compute_dtype
+from ctr.training.inputs import Inputs, open_inputs
+from ctr.training.preflight import begins_from
+from ctr.training.run import checkpoint
+from ctr.training.run.directory import (
+    INIT_FROM,
+    adopt_environment,
+    adopt_schema,
+    only_process,
+    read_run_schema,
+    write_json,
+)
+from ctr.training.run.position import Position
+from ctr.training.run.rollback import first_broken
+from ctr.training.run.run import Run
+from ctr.training.state import TrainState, create_network
+from ctr.training.warm_start.optimizer import take_optimizer
+from ctr.training.warm_start.position import begin_position
+from ctr.training.warm_start.table import launch_text
+from ctr.training.warm_start.weights import Entry, Side, take_ramps, take_rows, take_slices, take_weights
+
+
+class InitFrom(NamedTuple):
+    """The run to begin from.
+
+    Attributes:
+        run: its directory. It is only read, and may be training.
+        tell: is told, as text, what was taken, when the new run begins; not when it is resumed.
+    """
+
+    run: Path
+    tell: Callable[[str], object] = lambda text: None
+
+
+class _Old(NamedTuple):
+    """The run to begin from, as its newest checkpoint has it."""
+
+    side: Side
+    position: Position
+    state: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+def launch(log: Path, config: TrainConfig, run: Path, source: InitFrom, waits: bool = False) -> None:
+    """Makes ``run`` a run directory that begins where another run stands; does nothing if it was made so before.
+
+    Args:
+        log, config: of the new run.
+        run: its directory; a new or an empty one, or one that was begun from the same run.
+        source: the other run.
+        waits: whether the log may have nothing new yet.
+
+    Raises:
+        InputError: see ``open_inputs``; ``run`` was begun otherwise or is something else; ``source`` is no run, has
+            no checkpoint, a damaged one, or nothing that the new run could take; the log does not reach so far.
+    """
+    if not begins_from(run, source.run):
+        return
+    inputs = open_inputs(log, config)
+    old = _read_old(source.run)
+    position = begin_position(inputs, old.position, old.state["consumed"], source.run, waits)
+    folder = run.resolve().with_name(f".{run.resolve().name}.launching")
+    make_folder(folder)
+    with only_process(folder):
+        try:
+            _clear(folder)
+            content = _make(folder, inputs, old, position, source.run)
+            _publish(folder, run)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    source.tell(launch_text(content))
+
+
+def _read_old(folder: Path) -> _Old:
+    config = load_record(TrainConfig, folder / "config.yaml", "config")
+    schema = read_run_schema(folder)
+    layouts = config.model.table_layouts(schema)
+    network = create_network(layouts, config, "float32", compiled=False)
+    shapes = {name: tuple(weight.shape) for name, weight in network.weights().items()}
+    arrays, state = checkpoint.read(folder / "checkpoints")
+    weights = {
+        name.removeprefix("weights|"): array for name, array in arrays.items() if name.startswith("weights|")
+    }
+    try:
+        position = Position(**state["position"])
+        _check_arrays(weights, layouts, shapes)
+        broken = first_broken(weights.items())
+    except (KeyError, TypeError, ValueError) as error:
+        raise _not_its_own(folder, error) from None
+    if not position.trained_examples and position.learned_until is None:
+        raise InputError(
+            f"--init-from {folder}: the run has not learned anything yet; start without --init-from"
+        )
+    if broken is not None:
+        raise InputError(
+            f"--init-from {folder}: the newest checkpoint, of row {position.examples}, is not sound: {broken}"
+        )
+    return _Old(Side(config, schema, layouts, shapes), position, state, weights)
+
+
+def _not_its_own(folder: Path, error: Exception) -> InputError:
+    return InputError(f"--init-from {folder}: the checkpoint is not one of its config.yaml: {error}")
+
+
+def _check_arrays(arrays: Mapping[str, np.ndarray], layouts: Any, shapes: Mapping[str, Any]) -> None:
+    expected = {f"rows/{layout.name}": (layout.rows, layout.columns) for layout in layouts}
+    expected |= {f"dense/{index:03d}": shape for index, shape in enumerate(shapes.values())}
+    for name, shape in expected.items():
+        if arrays[name].shape != shape:
+            raise ValueError(f"{name} has the shape {list(arrays[name].shape)}, not {list(shape)}")
+
+
+def _clear(folder: Path) -> None:
+    """Takes away what a launch that was killed has left."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != ".lock":
+            path.unlink()
+
+
+def _make(folder: Path, inputs: Inputs, old: _Old, position: Position, source: Path) -> dict[str, Any]:
+    """Writes all files of the new run; returns the content of init_from.json."""
+    config, schema = inputs.config, inputs.schema
+    layouts = config.model.table_layouts(schema)
+    write_atomic_bytes(folder / "config.yaml", dump_yaml(config).encode())
+    adopt_schema(folder, schema)
+    adopt_environment(folder, describe_environment(config))
+    # What begins fresh begins as in a fresh run.
+    make_deterministic(config.seed)
+    state = TrainState(layouts, config, resolve_compute_dtype(config), inputs.families)
+    shapes = {name: tuple(weight.shape) for name, weight in state.network.weights().items()}
+    arrays = {name: np.array(array) for name, array in state.arrays().items()}
+    try:
+        entries, before = _take(arrays, old, Side(config, schema, layouts, shapes), source)
+    except (KeyError, ValueError) as error:
+        raise _not_its_own(source, error) from None
+    state.restore(arrays)
+    others = {name: other.manifests for name, other in inputs.others.items()}
+    current = Run(
+        folder, config, state, schema, inputs.log.manifests, others, inputs.sidecars, lambda: arrays
+    )
+    try:
+        current.position = position
+        current.position.trained_before = before
+        current.save()
+        current.background.wait()
+    finally:
+        current.close()
+    content = {
+        "run": str(source.resolve()),
+        "checkpoint": old.position.examples,
+        "checkpoint_sha256": old.state["state_sha256"],
+        "begins_at": {
+            "log": position.examples,
+            "learned": position.learned,
+            "constraint_logs": position.others,
+        },
+        "table": [entry._asdict() for entry in entries],
+    }
+    write_json(folder / INIT_FROM, content)
+    return content
+
+
+def _take(
+    arrays: dict[str, np.ndarray], old: _Old, new: Side, source: Path
+) -> tuple[list[Entry], dict[str, int]]:
+    """Puts all that matches into ``arrays``; returns the table, and what ramps have had."""
+    sides = new, old.side
+    features, kept = take_rows(arrays, old.arrays, *sides)
+    if not any(entry.status in ("taken", "partly") for entry in features):
+        raise InputError(
+            f"--init-from {source}: no feature of the log is the same as in this run ("
+            + "; ".join(f"{entry.name}: {entry.why}" for entry in features)
+            + "), so nothing could be taken over: start without --init-from"
+        )
+    weights, moves = take_weights(arrays, old.arrays, *sides, kept)
+    statuses, why = take_optimizer(arrays, old.arrays, *sides, moves)
+    numbers = {name: index for index, name in enumerate(new.shapes)}
+    told = [
+        entry
+        if entry.status == "left" or numbers[entry.name] not in statuses
+        else entry._replace(
+            optimizer=statuses[numbers[entry.name]],
+            why="; ".join(
+                text
+                for text in (entry.why, why if statuses[numbers[entry.name]] != entry.status else "")
+                if text
+            ),
+        )
+        for entry in weights
+    ]
+    slices = take_slices(arrays, old.arrays, *sides)
+    position = old.position
+    ramps, before = take_ramps(
+        *sides, position.trained_examples, position.trained_before, [*weights, *slices]
+    )
+    return [*features, *told, *slices, *ramps], before
+
+
+def _publish(folder: Path, run: Path) -> None:
+    sync_folder(folder)
+    try:
+        folder.rename(run.resolve())
+    except OSError as error:
+        raise InputError(f"{run}: cannot be created: {error}") from None
+    sync_folder(run.resolve().parent)

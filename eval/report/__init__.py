@@ -1,0 +1,182 @@
+"""One HTML file with the results of one or more runs.
+
+The file needs nothing beside it and loads nothing: plots, style and one small script are inside, and it can be read
+without the script. All text of the runs is escaped. The same run directories give the same bytes.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from ctr.eval import display
+from ctr.eval.per_query_auc import SIZE_NAMES
+from ctr.eval.report import plots
+from ctr.eval.report.figures import (
+    calibration_figures,
+    gain_figure,
+    health_tables,
+    histogram_figures,
+    lift_rows,
+    lift_shares,
+    loss_figures,
+    paired_figures,
+    progressive_figures,
+    query_size_figure,
+    slice_tables,
+    traffic_figures,
+    weight_tables,
+)
+from ctr.eval.report.page import check_page, render_page, write_page
+from ctr.eval.report.shown_run import COUNTS, ShownRun, show_runs
+from ctr.eval.run_comparison import COSTS, NotComparableError, RunComparison, compare_read_runs
+from ctr.eval.run_files import METRICS
+from ctr.io.errors import InputError
+
+_TEMPLATE = Path(__file__).with_name("report.html.j2")
+_BAR_HALF = 56.0
+_BAR_MIDDLE = 60.0
+_VERDICT_SIGNS = {"better": "▲", "worse": "▼", "differs": "◆", "not significant": "", "no interval": ""}
+
+
+@dataclass(frozen=True)
+class _ComparedMetric:
+    """A row of a comparison, as text.
+
+    Attributes:
+        bar: where the interval's low end, the difference and the interval's high end lie on a scale from 0 to
+            120 whose middle is a difference of 0; None without an interval.
+        no_interval: why there is no interval; empty where there is one.
+    """
+
+    title: str
+    first: str
+    second: str
+    difference: str
+    interval: str
+    relative: str
+    verdict: str
+    no_interval: str
+    sign: str
+    bar: tuple[float, ...] | None
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """A run against the first one; `refusal` says why there is no comparison."""
+
+    run: ShownRun
+    comparison: RunComparison | None
+    metrics: list[_ComparedMetric]
+    refusal: str
+
+
+def write_report(runs: Sequence[Path], out: Path | None) -> Path:
+    """Write the report of finished runs.
+
+    Args:
+        runs: run directories; the others are compared with the first.
+        out: the file to write, report.html in the first run directory by default. It appears whole or not at
+            all, and replaces nothing but a report.
+
+    Returns:
+        The file.
+
+    Raises:
+        InputError: a run cannot be read, or the file cannot be written, or is there and is no report.
+    """
+    if not runs:
+        raise InputError("a report needs at least one run directory, got none")
+    path = runs[0] / "report.html" if out is None else out
+    check_page(path)
+    write_page(path, render_report(runs))
+    return path
+
+
+def render_report(runs: Sequence[Path]) -> str:
+    """The report as HTML.
+
+    Raises:
+        InputError: a run cannot be read.
+    """
+    shown = show_runs(runs)
+    return render_page(
+        _TEMPLATE,
+        runs=shown,
+        metrics=METRICS,
+        titles=display.METRIC_TITLES,
+        costs=COSTS,
+        counts=COUNTS,
+        sizes=_sizes(shown),
+        environment_keys=list(dict.fromkeys(key for item in shown for key in item.environment)),
+        period=_period(shown),
+        compared=[_compare(shown[0], other) for other in shown[1:]],
+        paired=paired_figures(shown),
+        progressive=progressive_figures(shown),
+        traffic=traffic_figures(shown),
+        losses=loss_figures(shown),
+        gain=gain_figure(shown),
+        lift=lift_rows(shown),
+        lift_shares=lift_shares(),
+        health=health_tables(shown),
+        calibration=calibration_figures(shown),
+        slices=slice_tables(shown),
+        query_size=query_size_figure(shown),
+        histograms=histogram_figures(shown),
+        weights=weight_tables(shown),
+    )
+
+
+def _compare(first: ShownRun, other: ShownRun) -> _Compared:
+    try:
+        comparison = compare_read_runs(first.run, other.run)
+    except NotComparableError as error:
+        return _Compared(other, None, [], str(error))
+    return _Compared(other, comparison, _compared_metrics(comparison), "")
+
+
+def _compared_metrics(comparison: RunComparison) -> list[_ComparedMetric]:
+    rows = []
+    for name, row in comparison.metrics.to_dict("index").items():
+        metric = str(name)
+        low, high, difference = row["ci95_low"], row["ci95_high"], row["difference"]
+        decimals = display.decimals_for(low, high)
+        verdict = display.verdict(metric, difference, None if row["no_interval"] else row["significant"])
+        rows.append(
+            _ComparedMetric(
+                title=display.METRIC_TITLES[metric],
+                first=display.fixed(row["a"], decimals),
+                second=display.fixed(row["b"], decimals),
+                difference=display.fixed(difference, decimals, signed=True),
+                interval=display.interval(low, high, decimals, signed=True),
+                relative=display.fixed(row["relative_percent"], 2, signed=True),
+                verdict=verdict,
+                no_interval=row["no_interval"],
+                sign=_VERDICT_SIGNS[verdict],
+                bar=_bar(low, difference, high),
+            )
+        )
+    return rows
+
+
+def _bar(*ends: float) -> tuple[float, ...] | None:
+    longest = max(map(abs, ends))
+    if not 0 < longest < math.inf:
+        return None
+    return tuple(round(_BAR_MIDDLE + _BAR_HALF * end / longest, 1) for end in ends)
+
+
+def _sizes(runs: Sequence[ShownRun]) -> list[str]:
+    """The query sizes that occur in any run, ascending."""
+    return [size for size in SIZE_NAMES if any((shown.sizes["size"] == size).any() for shown in runs)]
+
+
+def _period(runs: Sequence[ShownRun]) -> str:
+    """From which to which event time the windows reach; empty when their times do not spread them out."""
+    windows = pd.concat([shown.windows for shown in runs])
+    if windows.empty or not plots.uses_event_time([shown.windows for shown in runs]):
+        return ""
+    times = pd.to_datetime([windows["window_begin"].min(), windows["window_end"].max()], unit="us")
+    return " to ".join(f"{time:%Y-%m-%d %H:%M}" for time in times) + " UTC"

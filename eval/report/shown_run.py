@@ -1,0 +1,197 @@
+"""A run as a report shows it."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ctr.eval import display
+from ctr.eval.arrays import ratio
+from ctr.eval.calibration import calibration_buckets
+from ctr.eval.report.data_health import DataHealth, read_data_health
+from ctr.eval.report.faults import Fault, faults_of
+from ctr.eval.report.plot_style import COLORS
+from ctr.eval.run_comparison import COSTS
+from ctr.eval.run_files import (
+    METRICS,
+    Run,
+    config_text,
+    count_rejects,
+    distinct_names,
+    read_environment,
+    read_run,
+    read_timeline,
+    read_weight_spectra,
+    read_windows,
+)
+from ctr.eval.timeline import Timeline
+from ctr.eval.weight_spectra import WeightSpectrum
+
+COUNTS = {
+    "log_rows": "rows of the log",
+    "batches": "batches",
+    "skipped_steps": "skipped steps",
+    "rollbacks": "rollbacks",
+    "nonfinite_predictions": "predictions that were not finite",
+    "rejected_rows": "rejected rows",
+}
+"""Entries of summary.json that say how the pass went, with their titles."""
+
+SIGNS = "●■▲◆▼✚"
+"""`plot_style.MARKERS` as text."""
+
+MAX_WINDOWS = 400
+"""Points of a line in a plot; the windows of a longer pass are drawn several at a time."""
+CLOSE_TO_ONE = 0.05
+"""Predicted over actual clicks may be this far from 1 without being called wrong."""
+
+
+@dataclass(frozen=True)
+class ShownRun:
+    """A run with its name, its color and its tables.
+
+    Attributes:
+        name: distinguishes the run from the others.
+        index: its place among the runs.
+        color: its color in all plots, for a style.
+        sign: its marker in all plots.
+        run: what was read.
+        summary: the metrics, with intervals and tables, as `ProgressiveMetrics.summary` gives them.
+        windows: the windows of the pass, at most `MAX_WINDOWS`.
+        windows_each: how many windows of the pass each of them stands for.
+        timeline: sums over time, at most `MAX_WINDOWS` entries; None when the run did not write them.
+        health: what the pass says of the features' ids; None when the run did not write it.
+        deciles: calibration by decile of prediction.
+        sizes: PerQueryAUC by query size.
+        config: text of config.yaml.
+        environment: keys and values of environment.json.
+        costs: what it costs, for each of `COSTS`.
+        counts: how the pass went, for each of `COUNTS`.
+        faults: what went wrong.
+        weights: spectra of the weight matrices; None when the run did not write them.
+    """
+
+    name: str
+    index: int
+    color: str
+    sign: str
+    run: Run
+    summary: dict[str, Any]
+    windows: pd.DataFrame
+    windows_each: int
+    timeline: Timeline | None
+    health: DataHealth | None
+    deciles: pd.DataFrame
+    sizes: pd.DataFrame
+    config: str
+    environment: dict[str, str]
+    costs: dict[str, float | None]
+    counts: dict[str, float | None]
+    faults: list[Fault]
+    weights: list[WeightSpectrum] | None
+
+    def value(self, metric: str) -> str:
+        """A metric, with as many digits as its interval deserves."""
+        return display.fixed(self.summary[metric], display.decimals_for(*self.summary[f"{metric}_ci95"]))
+
+    def bounds(self, metric: str) -> str:
+        """The interval of a metric."""
+        low, high = self.summary[f"{metric}_ci95"]
+        return display.interval(low, high, display.decimals_for(low, high))
+
+    def headline(self, metric: str) -> str:
+        """A metric with the half-width of its interval: ``0.625 ± 0.012``."""
+        return display.with_margin(self.summary[metric], *self.summary[f"{metric}_ci95"])
+
+    @property
+    def calibration(self) -> tuple[str, str]:
+        """How predicted and actual clicks compare: a class of the page's style (good, near, wrong) and words."""
+        value, (low, high) = self.summary["calibration_ratio"], self.summary["calibration_ratio_ci95"]
+        if value is None:
+            return "", "undefined: no clicks"
+        side = f"{'over' if value > 1 else 'under'}-predicts by {display.percent(abs(value - 1))}"
+        if low is not None and high is not None and low <= 1 <= high:
+            return "good", "calibrated: the interval contains 1"
+        return ("near", f"close to 1: {side}") if abs(value - 1) <= CLOSE_TO_ONE else ("wrong", side)
+
+    def by_size(self, size: str) -> tuple[str, str, str]:
+        """Number of queries of a size, their PerQueryAUC, and its interval."""
+        for row in self.sizes[self.sizes["size"] == size].to_dict("records"):
+            low, high = row["ci95_low"], row["ci95_high"]
+            decimals = display.decimals_for(low, high)
+            bounds = display.interval(low, high, decimals)
+            return display.amount(row["queries"]), display.fixed(row["auc"], decimals), bounds
+        return "0", display.ABSENT, display.ABSENT
+
+
+def show_runs(folders: Sequence[Path]) -> list[ShownRun]:
+    """Read finished runs.
+
+    Raises:
+        InputError: a run cannot be read, or is given twice.
+    """
+    shown = []
+    for index, (folder, name, run) in enumerate(
+        zip(folders, distinct_names(folders), map(read_run, folders), strict=True)
+    ):
+        windows, timeline = read_windows(folder), read_timeline(folder)
+        each = -(-len(windows) // MAX_WINDOWS)
+        shown.append(
+            ShownRun(
+                name=name,
+                index=index,
+                color=f"var(--run-{index % len(COLORS)})",
+                sign=SIGNS[index % len(SIGNS)],
+                run=run,
+                summary=run.metrics.summary(),
+                windows=_merged(windows, each),
+                windows_each=max(each, 1),
+                timeline=None if timeline is None else timeline.coarsened(MAX_WINDOWS),
+                health=read_data_health(folder),
+                deciles=calibration_buckets(run.metrics.auc),
+                sizes=run.metrics.per_query_auc.by_size(),
+                config=config_text(folder),
+                environment={key: _text(value) for key, value in read_environment(folder).items()},
+                costs={key: run.number(key) for key in COSTS},
+                counts={key: run.number(key) for key in COUNTS},
+                faults=faults_of(run, count_rejects(folder)),
+                weights=read_weight_spectra(folder),
+            )
+        )
+    return shown
+
+
+def _merged(windows: pd.DataFrame, each: int) -> pd.DataFrame:
+    """Windows `each` at a time: means by weight, and the intervals of such means."""
+    if each <= 1:
+        return windows
+    group = np.arange(len(windows)) // each
+    grouped = windows.groupby(group)
+    merged = pd.DataFrame(
+        {
+            "examples": grouped["examples"].last(),
+            "window_begin": grouped["window_begin"].first(),
+            "window_end": grouped["window_end"].last(),
+            **{name: grouped[name].sum() for name in ("window_examples", "queries_scored", "weight_sum")},
+        }
+    )
+    ends = [f"{metric}_{end}" for metric in METRICS for end in ("low", "high")]
+    for name in (column for column in windows if column not in merged and column not in ends):
+        weight = windows["queries_scored" if name == "per_query_auc" else "weight_sum"].fillna(0.0)
+        known = windows[name].notna()
+        weight = weight.where(known, 0.0)
+        total = weight.groupby(group).sum()
+        merged[name] = ratio((windows[name].fillna(0.0) * weight).groupby(group).sum(), total)
+        if name in METRICS:
+            margin = (windows[f"{name}_high"] - windows[f"{name}_low"]) / 2
+            spread = ratio(np.sqrt(((margin * weight) ** 2).groupby(group).sum(min_count=1)), total)
+            merged[f"{name}_low"], merged[f"{name}_high"] = merged[name] - spread, merged[name] + spread
+    return merged[list(windows)]
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

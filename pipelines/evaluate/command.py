@@ -1,0 +1,102 @@
+"""``ctr evaluate``: recorded predictions measured, or compared, and shown as text."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ctr.eval.display import (
+    METRIC_TITLES,
+    VERDICT_WIDTH,
+    aligned,
+    decimals_for,
+    fixed,
+    interval,
+    no_interval_lines,
+    paired_cells,
+    verdict,
+)
+from ctr.eval.run_files import METRICS
+from ctr.io.errors import InputError
+from ctr.pipelines.processes import safe_workers
+from ctr.pipelines.quiet import quiet_beam
+
+
+def run_evaluate(
+    predictions: Sequence[Path], against: Sequence[Path] | None = None, beam_options: str = ""
+) -> dict[str, Any]:
+    """Measure predictions, or compare them with others; Beam's own notices are kept away.
+
+    Args:
+        predictions: Parquet files, folders of them, or run directories.
+        against: the same, of the set to compare with.
+        beam_options: as on a shell's command line, ``--runner=... --temp_location=...``.
+
+    Returns:
+        What `evaluate` returns; with `against`, what `evaluate_difference` does, `against` being its a.
+
+    Raises:
+        InputError: as these raise.
+    """
+    try:
+        options = shlex.split(beam_options)
+    except ValueError as error:
+        raise InputError(f"Beam options {beam_options!r}: {error}") from None
+    with quiet_beam(), safe_workers():
+        from ctr.pipelines.evaluate.run import evaluate, evaluate_difference
+
+        if against is None:
+            return evaluate(predictions, options)
+        return evaluate_difference(against, predictions, options)
+
+
+def evaluate_text(result: dict[str, Any]) -> str:
+    """What `run_evaluate` returned, as tables for a terminal."""
+    if "prediction_difference" not in result:
+        return "\n".join([_traffic(result), *aligned([["", "value", "95% interval"], *_metric_rows(result)])])
+    difference = result["prediction_difference"]
+    low, high = difference["ci95"]
+    decimals = decimals_for(low, high)
+    lines = [
+        f"a: {_traffic(result['a'])}",
+        f"b: {_traffic(result['b'])}",
+        "",
+        f"prediction difference: {fixed(difference['value'], decimals)}  {interval(low, high, decimals)}",
+        f"  {difference['examples']:,} examples in both, {difference['only_a']:,} only in a, "
+        f"{difference['only_b']:,} only in b",
+    ]
+    if result["metrics"] is not None:
+        metrics = result["metrics"]
+        reasons = {name: row["no_interval"] or "" for name, row in metrics.items()}
+        return "\n".join([*lines, "", *aligned(_paired_rows(metrics)), *no_interval_lines(reasons)])
+    lines += ["", "The metrics are not paired: the two do not hold the same labeled examples."]
+    for side in ("a", "b"):
+        if result[side]["weight_sum"]:
+            lines += ["", *aligned([[side, "value", "95% interval"], *_metric_rows(result[side])])]
+    return "\n".join(lines)
+
+
+def _traffic(summary: dict[str, Any]) -> str:
+    return f"{summary['examples']:,} examples, {summary['queries']:,} queries"
+
+
+def _metric_rows(summary: dict[str, Any]) -> list[list[str]]:
+    rows = []
+    for name in METRICS:
+        low, high = summary[f"{name}_ci95"]
+        decimals = decimals_for(low, high)
+        rows.append([METRIC_TITLES[name], fixed(summary[name], decimals), interval(low, high, decimals)])
+    return rows
+
+
+def _paired_rows(metrics: dict[str, Any]) -> list[list[str]]:
+    rows = [["", "a", "b", "b - a", "95% interval", ""]]
+    for name, row in metrics.items():
+        low, high = row["ci95"]
+        rows.append(
+            [
+                *paired_cells(name, row["a"], row["b"], row["difference"], low, high),
+                verdict(name, row["difference"] or 0.0, row["significant"]).ljust(VERDICT_WIDTH),
+            ]
+        )
+    return rows

@@ -1,0 +1,261 @@
+"""Rows of recorded predictions: which files hold them, how they are checked, and how whole queries meet.
+
+A piece is some rows of one file as a structured array of `ROW`; the pieces of a key are together the whole
+queries that fall to it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ctr.eval.logistic import sigmoid
+from ctr.eval.prediction_difference import JoinedPredictions
+from ctr.io.errors import InputError
+from ctr.io.hashing import splitmix64
+from ctr.pipelines.rows.sources import faults_named, require_columns
+
+ROW = np.dtype(
+    [
+        ("example_id", np.int64),
+        ("query_id", np.int64),
+        ("logit", np.float64),
+        ("weight", np.float64),
+        ("label", np.bool_),
+    ]
+)
+"""A prediction; rows without labels have label False and weight 0."""
+
+BATCH_ROWS = 1 << 20
+"""Rows of a file in memory at a time."""
+
+Rows = npt.NDArray[np.void]
+Piece = tuple[str, Rows]
+"""The name of the file, and rows of it."""
+
+_KEYS = ("example_id", "query_id", "logit")
+_LABELS = ("label", "metric_weight")
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """A row group of a file of predictions.
+
+    Attributes:
+        path: the file.
+        number: of the row group, from 0.
+        first_row: number of its first row in the file, from 1.
+        rows: how many it has.
+        labeled: whether the file has labels and metric weights.
+    """
+
+    path: str
+    number: int
+    first_row: int
+    rows: int
+    labeled: bool
+
+
+def find_row_groups(inputs: Sequence[Path]) -> list[RowGroup]:
+    """The row groups of all files, from their footers.
+
+    Args:
+        inputs: Parquet files; folders of them; run directories.
+
+    Raises:
+        InputError: nothing there, a file given twice, damaged, without a column or with one of another type.
+    """
+    groups: list[RowGroup] = []
+    seen: set[Path] = set()
+    for path in _files(inputs):
+        if path.resolve() in seen:
+            raise InputError(f"{path}: given twice; allowed: each file once")
+        seen.add(path.resolve())
+        with faults_named(path), pq.ParquetFile(path) as file:
+            labeled = check_columns(str(path), file.schema_arrow)
+            first_row = 1
+            for number in range(file.num_row_groups):
+                rows = file.metadata.row_group(number).num_rows
+                groups.append(RowGroup(str(path), number, first_row, rows, labeled))
+                first_row += rows
+    return groups
+
+
+def _files(inputs: Sequence[Path]) -> list[Path]:
+    found: list[Path] = []
+    for given in inputs:
+        if given.is_file():
+            found.append(given)
+            continue
+        if not given.is_dir():
+            raise InputError(f"input {given}: no such file or folder")
+        folder = given / "predictions" if (given / "predictions").is_dir() else given
+        files = sorted(folder.glob("*.parquet"))
+        if not files:
+            raise InputError(
+                f"input {given}: no predictions in it; allowed: *.parquet files, folders of them, and run "
+                "directories with record_predictions"
+            )
+        found += files
+    if not found:
+        raise InputError("no input is given")
+    return found
+
+
+def check_columns(where: str, schema: pa.Schema) -> bool:
+    """Check the columns of predictions.
+
+    Returns:
+        Whether there are labels and metric weights; `ctr score` writes files without.
+
+    Raises:
+        InputError: a column is missing or of a wrong type; it names `where`.
+    """
+    labeled = any(name in schema.names for name in _LABELS)
+    wanted = [*_KEYS, *(_LABELS if labeled else ())]
+    require_columns(Path(where), wanted, schema.names)
+    for name in wanted:
+        found = schema.field(name).type
+        if not _ALLOWED[name][0](found):
+            raise InputError(f"{where}: column {name} must be {_ALLOWED[name][1]}, got {found}")
+    return labeled
+
+
+def _is_real(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind))
+
+
+def _is_id(kind: pa.DataType) -> bool:
+    # Unsigned numbers above 2**63 would change their value, and with it the query they belong to.
+    return bool(pa.types.is_signed_integer(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
+
+
+def _is_label(kind: pa.DataType) -> bool:
+    return _is_number(kind) or bool(pa.types.is_boolean(kind))
+
+
+_ALLOWED: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
+    "example_id": (_is_id, "int64"),
+    "query_id": (_is_id, "int64"),
+    "logit": (_is_real, "float32 or float64"),
+    "metric_weight": (_is_number, "numbers"),
+    "label": (_is_label, "0 or 1"),
+}
+
+
+def read_row_group(group: RowGroup) -> Iterator[Piece]:
+    """Yields the rows of a row group, checked, at most `BATCH_ROWS` at a time; page checksums are verified.
+
+    Raises:
+        InputError: the file is damaged, or a value is not allowed; it names file and row.
+    """
+    wanted = [*_KEYS, *(_LABELS if group.labeled else ())]
+    path, first_row = group.path, group.first_row
+    with faults_named(Path(path)), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        batches = file.iter_batches(BATCH_ROWS, row_groups=[group.number], columns=wanted, use_threads=False)
+        for batch in batches:
+            yield path, checked_rows(path, pa.Table.from_batches([batch]), group.labeled, first_row)
+            first_row += batch.num_rows
+
+
+def checked_rows(where: str, table: pa.Table, labeled: bool, first_row: int = 1) -> Rows:
+    """Rows of a table whose columns `check_columns` passed, as `ROW` [N].
+
+    Args:
+        where: names the table in an error.
+        labeled: whether labels and weights are to be taken.
+        first_row: number of the table's first row.
+
+    Raises:
+        InputError: a value is null, a logit not finite, a label neither 0 nor 1, a weight negative or not
+            finite; it names `where` and the row.
+    """
+    rows = np.zeros(table.num_rows, ROW)
+
+    def require(name: str, good: npt.NDArray[np.bool_], values: object, allowed: str) -> None:
+        if not good.all():
+            row = int(np.argmin(good))
+            got = "null" if values is None else values[row]  # type: ignore[index]
+            raise InputError(f"{where} row {first_row + row}: {name} must be {allowed}, got {got}")
+
+    for name in (*_KEYS, *(_LABELS if labeled else ())):
+        column = table.column(name)
+        if column.null_count:
+            require(name, column.is_valid().to_numpy(), None, "given in every row")
+        values = column.to_numpy()
+        if name == "logit":
+            require(name, np.isfinite(values), values, "a finite number")
+        elif name == "metric_weight":
+            require(name, (values >= 0) & (values < np.inf), values, "a finite number of at least 0")
+        elif name == "label":
+            require(name, (values == 0) | (values == 1), values, "0 or 1")
+        rows["weight" if name == "metric_weight" else name] = values
+    return rows
+
+
+def split_by_query(rows: Rows, keys: int) -> Iterator[tuple[int, Rows]]:
+    """Part rows by a hash of their query: every row of a query comes under the same of `keys` keys.
+
+    Yields:
+        Key, 0..keys-1, ascending, and its rows, in their order; keys without rows are left out.
+    """
+    # Not the upper bits: by these, queries fall into the buckets of the intervals.
+    key = splitmix64(rows["query_id"].astype(np.uint64)) % np.uint64(keys)
+    # NumPy sorts 16-bit integers by radix, eight times faster than wider ones.
+    order = np.argsort(key.astype(np.uint16 if keys <= 2**16 else np.uint64), kind="stable")
+    ends = np.cumsum(np.bincount(key.astype(np.int64), minlength=keys))
+    for number in np.flatnonzero(np.diff(ends, prepend=0)).tolist():
+        begin = ends[number - 1] if number else 0
+        yield number, rows[order[begin : ends[number]]]
+
+
+def gather(pieces: Iterable[Piece]) -> Rows:
+    """All rows of the pieces of a key, in any order.
+
+    Raises:
+        InputError: an example_id repeats; it names the files.
+    """
+    held = list(pieces)
+    rows = np.concatenate([np.empty(0, ROW), *(part for _, part in held)])
+    ids = np.sort(rows["example_id"])
+    repeats = ids[1:][ids[1:] == ids[:-1]]
+    if len(repeats):
+        example_id = repeats[0]
+        places = [
+            source for source, part in held for _ in range(int((part["example_id"] == example_id).sum()))
+        ]
+        raise InputError(
+            f"{min(places)}: example_id {example_id} appears in the predictions {len(places)} times"
+            + (f", also in {max(places)}" if max(places) != min(places) else "")
+            + "; allowed: each example once"
+        )
+    return rows
+
+
+def join_rows(first: Rows, second: Rows) -> JoinedPredictions:
+    """Align the rows of two sets under one key, each as `gather` gives them.
+
+    Examples are the same when example_id and query_id are: one that changed its query has none to be joined
+    with, whatever key the other query falls to.
+    """
+    example_id, rows_1, rows_2 = np.intersect1d(
+        first["example_id"], second["example_id"], assume_unique=True, return_indices=True
+    )
+    same = first["query_id"][rows_1] == second["query_id"][rows_2]
+    rows_1, rows_2 = rows_1[same], rows_2[same]
+    return JoinedPredictions(
+        example_id=example_id[same],
+        query_id=first["query_id"][rows_1],
+        first=sigmoid(first["logit"][rows_1]),
+        second=sigmoid(second["logit"][rows_2]),
+        only_first=len(first) - len(rows_1),
+        only_second=len(second) - len(rows_2),
+    )

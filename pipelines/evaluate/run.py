@@ -1,0 +1,197 @@
+"""The metrics of progressive validation, and the prediction difference, over files of predictions of any size.
+
+The numbers are those of `ctr.eval` to rounding, the counts exactly. For how, see `ctr.pipelines.evaluate.transforms`.
+"""
+
+# Beam types its classes, few of its functions.
+# mypy: allow-untyped-calls
+
+import contextlib
+import io
+import math
+import secrets
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+
+from ctr.io.errors import InputError
+from ctr.pipelines.beam_options import read_beam_options
+from ctr.pipelines.evaluate.rows import RowGroup, find_row_groups, read_row_group
+from ctr.pipelines.evaluate.transforms import FAULT, KINDS, difference_of, metric_states
+
+ROWS_PER_KEY = 1 << 20
+"""Rows that meet in one worker's memory, about 100 bytes each; a larger query meets whole all the same."""
+
+ROWS_PER_PASS = 1 << 23
+"""Rows that a runner inside this process groups at a time: it holds all of them in memory, about 100 bytes each."""
+
+_IN_MEMORY = ("FnApiRunner", "DirectRunner", "BundleBasedDirectRunner")
+
+
+def evaluate(
+    inputs: Sequence[Path],
+    beam_options: Sequence[str] = (),
+    *,
+    rows_per_key: int = ROWS_PER_KEY,
+    rows_per_pass: int | None = None,
+) -> dict[str, Any]:
+    """The metrics of recorded predictions.
+
+    Args:
+        inputs: Parquet files, folders of them, and run directories.
+        beam_options: as on Beam's command line, ``--runner=...``; the runner inside this process by default.
+        rows_per_key: rows that are to meet in memory.
+        rows_per_pass: rows grouped at a time, the files being read once for each pass; `ROWS_PER_PASS` by
+            default for a runner that groups in memory, all for any other.
+
+    Returns:
+        `ProgressiveMetrics.summary`; no feature is recorded, so ``calibration_slices`` is empty.
+
+    Raises:
+        InputError: no predictions, a faulty file or row, a repeated example_id, or unknown Beam options.
+    """
+    groups = find_row_groups(inputs)
+    _require_labels(groups)
+    found = _run({"a": groups}, beam_options, rows_per_key, rows_per_pass)
+    summary: dict[str, Any] = found["a"].summary()
+    return summary
+
+
+def evaluate_difference(
+    inputs_a: Sequence[Path],
+    inputs_b: Sequence[Path],
+    beam_options: Sequence[str] = (),
+    *,
+    rows_per_key: int = ROWS_PER_KEY,
+    rows_per_pass: int | None = None,
+) -> dict[str, Any]:
+    """The prediction difference of two sets of predictions, joined by query_id and example_id (FF section 5).
+
+    Args:
+        inputs_a: the set to compare with, as in `evaluate`; what `ctr score` writes for a log is allowed.
+        inputs_b: the set under study.
+        beam_options: as in `evaluate`.
+        rows_per_key: as there.
+        rows_per_pass: as there.
+
+    Returns:
+        ``a`` and ``b``: the summaries of both, without metrics where there are no labels. ``prediction_difference``:
+        ``value``, ``ci95``, ``examples`` of both, ``only_a``, ``only_b``. ``metrics``: by metric ``a``, ``b``,
+        ``difference``, ``ci95`` (paired), ``relative_percent``, ``significant`` (None: no interval), ``no_interval``
+        (why; else None); None where the sets do not hold the same labeled examples.
+
+    Raises:
+        InputError: as `evaluate`, except that labels may be absent from all files of a set.
+    """
+    sides = {"a": find_row_groups(inputs_a), "b": find_row_groups(inputs_b)}
+    for groups in sides.values():
+        if any(group.labeled for group in groups):
+            _require_labels(groups)
+    return difference_of(_run(sides, beam_options, rows_per_key, rows_per_pass))
+
+
+def _require_labels(groups: Sequence[RowGroup]) -> None:
+    for group in groups:
+        if not group.labeled:
+            raise InputError(
+                f"{group.path}: no columns label and metric_weight, which the metrics require; allowed: the "
+                "predictions of `ctr train`; those of `ctr score` can be compared with others"
+            )
+
+
+def _run(
+    sides: Mapping[str, Sequence[RowGroup]],
+    beam_options: Sequence[str],
+    rows_per_key: int,
+    rows_per_pass: int | None,
+) -> dict[str, Any]:
+    """The states over all row groups, by name."""
+    options = _options(beam_options)
+    runner = options.view_as(StandardOptions).runner
+    rows = sum(group.rows for groups in sides.values() for group in groups)
+    if rows_per_pass is None:
+        rows_per_pass = ROWS_PER_PASS if runner.rpartition(".")[2] in _IN_MEMORY else max(rows, 1)
+    passes = max(1, math.ceil(rows / rows_per_pass))
+    keys = max(passes, math.ceil(rows / rows_per_key))
+    names = list(sides) if len(sides) == 1 else list(KINDS)
+    merged: dict[str, Any] = {name: KINDS[name]() for name in names}
+    for number in range(passes):
+        for name, state in _run_pass(sides, options, keys, number, passes).items():
+            merged[name].merge(state)
+    return merged
+
+
+def _run_pass(
+    sides: Mapping[str, Sequence[RowGroup]], options: PipelineOptions, keys: int, number: int, passes: int
+) -> dict[str, Any]:
+    with contextlib.ExitStack() as stack:
+        # Runners on other machines leave the result where both can reach it.
+        folder = options.get_all_options().get("temp_location") or stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="ctr-evaluate-")
+        )
+        path = FileSystems.join(folder, f"ctr-evaluate-{secrets.token_hex(8)}.npz")
+        pipeline = _pipeline(options)
+        elements = {
+            side: pipeline
+            | f"Row groups {side}" >> beam.Create(list(groups))
+            | f"Spread {side}" >> beam.Reshuffle()
+            for side, groups in sides.items()
+        }
+        found = metric_states(elements, read_row_group, keys, number, passes)
+        _ = found | "Write" >> beam.Map(_write_states, path)
+        pipeline.run().wait_until_finish()
+        return _read_states(path)
+
+
+def _options(given: Sequence[str]) -> PipelineOptions:
+    options = read_beam_options(given, f"Beam options {' '.join(given)}")
+    standard = options.view_as(StandardOptions)
+    if standard.runner is None:
+        # Beam's own default may look for a runner on the network.
+        standard.runner = "FnApiRunner"
+    return options
+
+
+def _pipeline(options: PipelineOptions) -> beam.Pipeline:
+    try:
+        return beam.Pipeline(options=options)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise InputError(f"Beam options: {' '.join(str(error).split())}") from None
+
+
+def _write_states(states: Mapping[str, Any], path: str) -> None:
+    arrays = {FAULT: np.array(states[FAULT])}
+    for name, state in states.items():
+        if name != FAULT:
+            arrays |= {f"{name}/{key}": array for key, array in state.to_arrays().items()}
+    # Written whole in memory first: an archive needs to seek, which not every file system does.
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
+    with FileSystems.create(path) as file:
+        file.write(content.getvalue())
+
+
+def _read_states(path: str) -> dict[str, Any]:
+    if not FileSystems.exists(path):
+        raise InputError(
+            f"Beam options: the runner's workers left no result at {path}; --temp_location must be a folder that "
+            "they and this process share"
+        )
+    with FileSystems.open(path) as file:
+        content = io.BytesIO(file.read())
+    FileSystems.delete([path])
+    by_state: dict[str, dict[str, Any]] = {}
+    with np.load(content, allow_pickle=False) as arrays:
+        if fault := str(arrays[FAULT]):
+            raise InputError(fault)
+        for key in arrays.files:
+            name, _, rest = key.partition("/")
+            if rest:
+                by_state.setdefault(name, {})[rest] = arrays[key]
+    return {name: KINDS[name].from_arrays(found) for name, found in by_state.items()}

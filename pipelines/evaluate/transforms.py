@@ -1,0 +1,229 @@
+"""Beam transforms: tables of predictions to their metrics, and to those of two sets.
+
+Rows are parted by a hash of their query; grouped by that hash, whole queries meet, whatever files and row
+groups they stood in; a key's rows are one batch of the metrics' states, which merge. Elements are NumPy arrays
+of many rows, never single rows.
+
+A fault is carried through the pipeline as data and raised at its end: a runner would retry what raises, and
+wrap the one line that says what is wrong.
+"""
+
+# Beam types its classes, few of its functions.
+# mypy: allow-untyped-calls
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+
+from ctr.eval.compare import compare, same_examples
+from ctr.eval.progressive import ProgressiveMetrics
+from ctr.eval.run_files import METRICS
+from ctr.io.documents import json_number
+from ctr.io.errors import InputError
+from ctr.pipelines.evaluate.combine import JoinedDifference, PredictionDifferenceFn, ProgressiveMetricsFn
+from ctr.pipelines.evaluate.rows import (
+    Piece,
+    check_columns,
+    checked_rows,
+    gather,
+    join_rows,
+    split_by_query,
+)
+
+TABLE_KEYS = 256
+"""Keys for tables whose number of rows is not known in advance."""
+
+FAULT = "fault"
+"""Where `metric_states` puts the line that says what is wrong, empty when all is well."""
+
+KINDS: dict[str, type[Any]] = {
+    "a": ProgressiveMetrics,
+    "b": ProgressiveMetrics,
+    "difference": JoinedDifference,
+}
+"""The states of two sets; of one, only the first."""
+
+Reader = Callable[[Any], Iterable[Piece]]
+"""Gives the checked rows of an element."""
+
+
+class SummarizePredictions(beam.PTransform[Any, Any]):
+    """Tables of predictions -> one dict, `ProgressiveMetrics.summary` of all their rows.
+
+    The tables (`pa.Table`, N rows each, in any order, a query's rows in any of them; what
+    `beam.io.ReadFromParquetBatched` gives) have the columns example_id, query_id (int64), logit, metric_weight
+    and label. Bounded and in the global window.
+
+        summary = pipeline | beam.io.ReadFromParquetBatched(pattern) | SummarizePredictions()
+
+    The pipeline fails with an InputError on a missing column, a value that is not allowed, or a repeated
+    example_id.
+    """
+
+    def __init__(self, keys: int = TABLE_KEYS) -> None:
+        """Group queries by `keys` keys, of which each is to fit into a worker's memory."""
+        super().__init__()
+        self._keys = keys
+
+    def expand(self, tables: Any) -> Any:
+        """The summary of `tables`."""
+        found = metric_states({"a": tables}, _labeled_table, self._keys)
+        return found | beam.Map(lambda states: raised(states)["a"].summary())
+
+
+class ComparePredictions(beam.PTransform[Any, Any]):
+    """Two sets of tables of predictions -> one dict, as `evaluate_difference` returns it.
+
+        compared = {"a": tables_a, "b": tables_b} | ComparePredictions()
+
+    The tables are those of `SummarizePredictions`; label and metric_weight may both be absent, and then no
+    metric of that set is defined.
+    """
+
+    def __init__(self, keys: int = TABLE_KEYS) -> None:
+        """Group queries by `keys` keys, of which each is to fit into a worker's memory."""
+        super().__init__()
+        self._keys = keys
+
+    def expand(self, tables: Mapping[str, Any]) -> Any:
+        """The comparison of the sets ``a`` and ``b``."""
+        found = metric_states({side: tables[side] for side in ("a", "b")}, _table, self._keys)
+        return found | beam.Map(lambda states: difference_of(raised(states)))
+
+
+def difference_of(states: Mapping[str, Any]) -> dict[str, Any]:
+    """What `ctr.pipelines.evaluate.run.evaluate_difference` returns, from the states of `KINDS`."""
+    a, b, joined = states["a"], states["b"], states["difference"]
+    estimate = joined.estimate()
+    same = not joined.only_a and not joined.only_b and same_examples(a, b)
+    return {
+        "a": a.summary(),
+        "b": b.summary(),
+        "prediction_difference": {
+            "value": json_number(estimate.point),
+            "ci95": [json_number(end) for end in estimate.interval()],
+            "examples": int(joined.examples.sum()),
+            "only_a": int(joined.only_a),
+            "only_b": int(joined.only_b),
+        },
+        "metrics": _paired(a, b) if same and a.logloss.class_weight.any() else None,
+    }
+
+
+def _paired(a: ProgressiveMetrics, b: ProgressiveMetrics) -> dict[str, Any]:
+    table = compare(a, b).loc[list(METRICS)]
+    return {
+        str(metric): {
+            **{key: json_number(row[key]) for key in ("a", "b", "difference")},
+            "ci95": [json_number(row["ci95_low"]), json_number(row["ci95_high"])],
+            "relative_percent": json_number(row["relative_percent"]),
+            "significant": None if row["no_interval"] else bool(row["significant"]),
+            "no_interval": row["no_interval"] or None,
+        }
+        for metric, row in table.iterrows()
+    }
+
+
+def _labeled_table(table: pa.Table) -> Iterator[Piece]:
+    name = "table of predictions"
+    if not check_columns(name, table.schema):
+        raise InputError(f"{name}: no column label, metric_weight; the columns are {table.column_names}")
+    yield name, checked_rows(name, table, True)
+
+
+def _table(table: pa.Table) -> Iterator[Piece]:
+    name = "table of predictions"
+    yield name, checked_rows(name, table, check_columns(name, table.schema))
+
+
+class _Split(beam.DoFn):
+    """Elements that `read` understands -> (key, (side, piece)); of the keys, those of this pass."""
+
+    def __init__(self, side: str, read: Reader, keys: int, number: int, passes: int) -> None:
+        self._side, self._read, self._keys = side, read, keys
+        self._number, self._passes = number, passes
+
+    def process(self, element: Any) -> Iterator[Any]:
+        try:
+            for source, rows in self._read(element):
+                for key, part in split_by_query(rows, self._keys):
+                    if key % self._passes == self._number:
+                        yield key, (self._side, (source, part))
+        except InputError as error:
+            yield beam.pvalue.TaggedOutput(FAULT, str(error))
+
+
+class _Gather(beam.DoFn):
+    """(key, pieces of each side) -> the whole queries of each side; and, with two, their joined rows."""
+
+    def __init__(self, sides: Sequence[str]) -> None:
+        self._sides = tuple(sides)
+
+    def process(self, element: Any) -> Iterator[Any]:
+        held: dict[str, list[Piece]] = {side: [] for side in self._sides}
+        for side, piece in element[1]:
+            held[side].append(piece)
+        try:
+            whole = {side: gather(pieces) for side, pieces in held.items()}
+        except InputError as error:
+            yield beam.pvalue.TaggedOutput(FAULT, str(error))
+            return
+        for side, rows in whole.items():
+            yield beam.pvalue.TaggedOutput(side, rows)
+        if len(whole) > 1:
+            yield beam.pvalue.TaggedOutput("difference", join_rows(whole["a"], whole["b"]))
+
+
+def metric_states(sides: Mapping[str, Any], read: Reader, keys: int, number: int = 0, passes: int = 1) -> Any:
+    """The states of one set of predictions, or of two with their difference.
+
+    Args:
+        sides: collections of elements that `read` understands, under ``a``, or under ``a`` and ``b``.
+        read: gives an element's rows, or raises InputError.
+        keys: by how many keys queries are grouped.
+        number: of the pass, from 0: only keys that leave this remainder are taken.
+        passes: the divisor.
+
+    Returns:
+        A collection of one dict: the states by name (`KINDS`), and `FAULT`.
+    """
+    split = {
+        side: elements
+        | f"Split {side}"
+        >> beam.ParDo(_Split(side, read, keys, number, passes)).with_outputs(FAULT, main="pieces")
+        for side, elements in sides.items()
+    }
+    names = list(sides) if len(sides) == 1 else list(KINDS)
+    gathered = (
+        tuple(part["pieces"] for part in split.values())
+        | "Pieces" >> beam.Flatten()
+        | "Meet" >> beam.GroupByKey()
+        | "Gather" >> beam.ParDo(_Gather(list(sides))).with_outputs(FAULT, *names)
+    )
+    faults = (gathered[FAULT], *(part[FAULT] for part in split.values())) | "Faults" >> beam.Flatten()
+    states = {FAULT: faults | "First fault" >> beam.CombineGlobally(_first_fault)}
+    for name in names:
+        combine = PredictionDifferenceFn() if name == "difference" else ProgressiveMetricsFn()
+        states[name] = gathered[name] | f"Combine {name}" >> beam.CombineGlobally(combine)
+    return (
+        faults.pipeline
+        | "Once" >> beam.Create([None])
+        | "Join"
+        >> beam.Map(
+            lambda _, **found: found,
+            **{name: beam.pvalue.AsSingleton(state) for name, state in states.items()},
+        )
+    )
+
+
+def _first_fault(faults: Iterable[str]) -> str:
+    return min((fault for fault in faults if fault), default="")
+
+
+def raised(states: dict[str, Any]) -> dict[str, Any]:
+    """`states`; raises the fault among them as an InputError."""
+    if states[FAULT]:
+        raise InputError(states[FAULT])
+    return states

@@ -1,0 +1,167 @@
+"""The examples of all input files in their order, with threads that work ahead, and what is noticed on the way."""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ctr.data.mapping import Mapping
+from ctr.pipelines.ingest.examples import ExampleMaker, Examples
+from ctr.pipelines.ingest.repeats import Repeats, hash_rows
+from ctr.pipelines.rows.chunks import Chunk
+from ctr.pipelines.rows.joins import SideTable
+from ctr.pipelines.rows.reader import RawReader
+from ctr.pipelines.rows.rejects import EARLY_ROWS, RejectLog
+from ctr.pipelines.rows.sources import SourceFile
+
+_WORKERS = 2
+_AHEAD = 2
+
+
+@contextmanager
+def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    """Adds the time that the block takes to that of a stage."""
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - started
+
+
+@dataclass
+class TimesFound:
+    """The times of rows, in microseconds: of those before ``early`` and from ``now`` on how many there are.
+
+    Attributes:
+        early, now: times.
+        first, last: of all rows; None before the first row.
+        before, after: rows before ``early``, and from ``now`` on.
+    """
+
+    early: int
+    now: int
+    first: int | None = None
+    last: int | None = None
+    before: int = 0
+    after: int = 0
+
+    def add(self, times: np.ndarray) -> None:
+        """Takes more rows, [N] int64."""
+        if len(times):
+            low, high = int(times.min()), int(times.max())
+            self.first = low if self.first is None else min(self.first, low)
+            self.last = high if self.last is None else max(self.last, high)
+            self.before += int(np.count_nonzero(times < self.early)) if low < self.early else 0
+            self.after += int(np.count_nonzero(times >= self.now)) if high >= self.now else 0
+
+
+class ExampleReader:
+    """Iterates over the examples of input files, in order.
+
+    Args:
+        mapping: how the files become examples.
+        sources: the files.
+        first_lines: for each file the lines that are taken to stand before it (``row_order`` counts them); None: the
+            files of ``sources`` before it count, from ``line`` on.
+        line: see ``first_lines``.
+        rejects: takes the rows that are set aside.
+        times: takes the times of rows.
+        repeats: takes the hashes of rows; None: none are made.
+        progress: called with the number of rows read since its last call.
+        block_bytes: how much of a file is handled at a time.
+        seconds: how long each stage was busy.
+
+    Attributes:
+        rows: rows of the input so far.
+        rows_of: those of each file, by its number.
+        lines_of: the first line and the number of lines of each file, by its number.
+    """
+
+    def __init__(
+        self,
+        mapping: Mapping,
+        sources: Sequence[SourceFile],
+        rejects: RejectLog,
+        times: TimesFound,
+        repeats: Repeats | None,
+        progress: Callable[[int], None] | None,
+        block_bytes: int,
+        seconds: dict[str, float],
+        line: int = 0,
+        first_lines: Sequence[int] | None = None,
+    ) -> None:
+        self._mapping = mapping
+        self._reader = RawReader(mapping, block_bytes)
+        self._maker = ExampleMaker(mapping, sources)
+        self._sources = sources
+        self._rejects = rejects
+        self._times = times
+        self._repeats = repeats
+        self._progress = progress
+        self._seconds = seconds
+        self._line = line
+        self._first_lines = first_lines
+        self.rows = 0
+        self.rows_of: Counter[int] = Counter()
+        self.lines_of: dict[int, tuple[int, int]] = {}
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        """Yields tables under ``spill_schema``; their rejects are noted and counted on the way."""
+        with ThreadPoolExecutor(_WORKERS, "ingest") as pool:
+            waiting: deque[Future[tuple[int, Examples, np.ndarray | None]]] = deque()
+            try:
+                for job in self._jobs():
+                    waiting.append(pool.submit(self._make, *job))
+                    if len(waiting) > _AHEAD + 1:
+                        yield self._note(*waiting.popleft().result())
+                while waiting:
+                    yield self._note(*waiting.popleft().result())
+            finally:
+                for future in waiting:
+                    future.cancel()
+        if self._repeats is not None:
+            self._repeats.finish()
+
+    def _jobs(self) -> Iterator[tuple[Chunk, tuple[SideTable, ...], int]]:
+        line = self._line
+        for source in self._sources:
+            if self._first_lines is not None:
+                line = self._first_lines[source.number]
+            chunks = self._reader.read(source)
+            last = 0
+            while True:
+                with timed(self._seconds, "read"):
+                    found = next(chunks, None)
+                if found is None:
+                    break
+                chunk, sides = found
+                last = max([last, *chunk.rows[-1:].tolist(), *(reject.row for reject in chunk.rejects)])
+                yield chunk, sides, line
+            self.lines_of[source.number] = line, last
+            line += last
+
+    def _make(
+        self, chunk: Chunk, sides: tuple[SideTable, ...], line: int
+    ) -> tuple[int, Examples, np.ndarray | None]:
+        with timed(self._seconds, "transform"):
+            examples = self._maker.make(chunk, sides, line)
+            hashes = None if self._repeats is None else hash_rows(self._mapping, examples.table)
+            return chunk.file, examples, hashes
+
+    def _note(self, file: int, examples: Examples, hashes: np.ndarray | None) -> pa.Table:
+        self.rows += examples.count
+        self.rows_of[file] += examples.count
+        self._rejects.add(examples.rejects)
+        self._times.add(examples.table.column("query_time").to_numpy())
+        if self._repeats is not None and hashes is not None:
+            self._repeats.add(file, hashes)
+        if self.rows >= EARLY_ROWS:
+            self._rejects.check(self.rows)
+        if self._progress is not None:
+            self._progress(examples.count)
+        return examples.table

@@ -1,0 +1,135 @@
+"""From a chunk of raw rows to examples: keys parsed, bad rows set aside one by one, features transformed."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ctr.data.log import shard_schema
+from ctr.data.mapping import Mapping
+from ctr.data.schema import Schema
+from ctr.data.transform import pack_table, string_ids
+from ctr.pipelines.rows.chunks import Chunk
+from ctr.pipelines.rows.convert import WEIGHT_ALLOWED, mix_ids, parse_labels, parse_weights
+from ctr.pipelines.rows.joins import SideTable
+from ctr.pipelines.rows.raw_columns import (
+    Verdict,
+    add_derived,
+    check_numbers,
+    checked_columns,
+    parse_column,
+    read_ids,
+    read_times,
+)
+from ctr.pipelines.rows.rejects import Reject
+from ctr.pipelines.rows.sources import SourceFile
+
+FILE_COLUMN, ROW_COLUMN = "@file", "@row"
+"""Columns beside those of a shard that say where an example comes from; no feature can have such a name."""
+
+
+def spill_schema(schema: Schema) -> pa.Schema:
+    """The columns of a shard, then the number of the source file (int32) and the row in it (int64)."""
+    fields = [
+        pa.field(FILE_COLUMN, pa.int32(), nullable=False),
+        pa.field(ROW_COLUMN, pa.int64(), nullable=False),
+    ]
+    return pa.schema([*shard_schema(schema), *fields])
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What became of a chunk: a table under ``spill_schema``, and the rows set aside.
+
+    In a log that groups rows, ``query_id`` is still the group and ``query_time`` the row's own time.
+    """
+
+    table: pa.Table
+    rejects: list[Reject]
+    count: int
+
+
+class ExampleMaker:
+    """Makes examples of chunks; has no state that changes, so that threads may share it.
+
+    Args:
+        mapping: the mapping of the log.
+        sources: the input files, by their numbers.
+    """
+
+    def __init__(self, mapping: Mapping, sources: Sequence[SourceFile]) -> None:
+        self._mapping = mapping
+        self._schema = mapping.feature_schema
+        self._spill_schema = spill_schema(self._schema)
+        self._name_hashes = string_ids(pa.array([source.name for source in sources], pa.string()))
+
+    def make(self, chunk: Chunk, sides: Iterable[SideTable], first: int) -> Examples:
+        """Makes the examples of a chunk.
+
+        Args:
+            chunk: the raw rows.
+            sides: the side tables to attach.
+            first: lines of the files before this chunk's.
+
+        Raises:
+            InputError: a column of a type that its use cannot read.
+        """
+        mapping, verdict = self._mapping, Verdict(chunk)
+        columns = checked_columns(chunk, sides, verdict)
+        times = read_times(mapping, columns, chunk, first, verdict)
+        labels, bad, allowed = parse_column(mapping.label.column, columns, parse_labels, mapping.label)
+        verdict.refuse(bad, "label", "not a label", columns[mapping.label.column], allowed)
+        weights = self._weights(columns, verdict)
+        ids, groups = self._ids(columns, chunk, times, verdict)
+        add_derived(mapping.derive, columns, times, verdict)
+        check_numbers(mapping.number_sources, columns, verdict)
+        keys = {
+            "query_time": times,
+            "timestamp": times,
+            "query_id": groups,
+            "example_id": ids,
+            "label": labels,
+            "train_weight": weights,
+            "metric_weight": weights,
+        }
+        origin = {FILE_COLUMN: np.full(len(times), chunk.file, np.int32), ROW_COLUMN: chunk.rows}
+        raw = {name: columns[name] for name in self._schema.sources}
+        return Examples(self._pack(keys, raw, origin, verdict.good), verdict.rejects, chunk.count)
+
+    def _pack(
+        self,
+        keys: dict[str, np.ndarray],
+        raw: dict[str, pa.Array],
+        origin: dict[str, np.ndarray],
+        good: np.ndarray,
+    ) -> pa.Table:
+        tables = [pa.table(keys), pa.table(raw), pa.table(origin)]
+        if not good.all():
+            tables = [table.filter(pa.array(good)) for table in tables]
+        packed = pack_table(self._schema, tables[0], tables[1])
+        for name in (FILE_COLUMN, ROW_COLUMN):
+            packed = packed.append_column(self._spill_schema.field(name), tables[2].column(name))
+        return packed
+
+    def _weights(self, columns: dict[str, pa.Array], verdict: Verdict) -> np.ndarray:
+        name = self._mapping.weight
+        if name is None:
+            return np.ones(len(verdict.good), np.float32)
+        weights, bad = parse_column(name, columns, parse_weights)
+        verdict.refuse(bad, "weight", "not a weight", columns[name], WEIGHT_ALLOWED)
+        return weights
+
+    def _ids(
+        self, columns: dict[str, pa.Array], chunk: Chunk, times: np.ndarray, verdict: Verdict
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """[N] int64 example ids and [N] int64 query ids, or groups where the mapping groups rows."""
+        name = self._mapping.example_id
+        if name is None:
+            # The time keeps apart the same lines of files that have one name on different days.
+            ids = mix_ids(self._name_hashes[chunk.file], chunk.rows, times)
+        else:
+            ids = read_ids(name, "example_id", columns, verdict)
+        if self._mapping.query is None:
+            return ids, ids
+        return ids, read_ids(self._mapping.query.group_column, "query", columns, verdict)

@@ -1,0 +1,223 @@
+"""Rows into the partitions of a log: grouped, sorted, compared with what is published, refused where that is closed."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ctr.data.log import Manifest, is_published, stage_interval
+from ctr.data.mapping import Mapping
+from ctr.data.row_order import KEY_COLUMNS, sort_rows
+from ctr.io.errors import InputError
+from ctr.io.files import file_sha256
+from ctr.pipelines.ingest.example_reader import timed
+from ctr.pipelines.ingest.examples import FILE_COLUMN, ROW_COLUMN, spill_schema
+from ctr.pipelines.ingest.sessions import assign_queries
+from ctr.pipelines.rows.rejects import Reject, RejectLog, make_reject
+from ctr.pipelines.spill import Arrival, IntervalSpill
+
+GROUP_COLUMN = "@group"
+"""Beside the columns of ``spill_schema``, in logs that group rows: the group, which sessions cut into queries."""
+
+_FILES_NAMED = 3
+
+
+def iso(time_us: int) -> str:
+    """A time in microseconds as text; a fraction of a second only where there is one."""
+    return datetime.fromtimestamp(time_us // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%S") + (
+        f".{time_us % 1_000_000:06d}Z" if time_us % 1_000_000 else "Z"
+    )
+
+
+def spill_rows(
+    mapping: Mapping, tables: Iterable[pa.Table], folder: Path, seconds: dict[str, float]
+) -> IntervalSpill:
+    """Sets all rows down by partition, with their query ids and times.
+
+    Args:
+        tables: under ``spill_schema``, with groups for query ids and rows' own times for query times.
+        folder: for files.
+    """
+    folder.mkdir()
+    spill = IntervalSpill(folder, mapping.partition_us)
+    if mapping.query is None:
+        for table in tables:
+            with timed(seconds, "spill"):
+                spill.append(table)
+        return spill
+    arrival = Arrival(folder, spill_schema(mapping.feature_schema))
+    groups, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    with closing(arrival):
+        for table in tables:
+            with timed(seconds, "spill"):
+                arrival.append(table)
+                groups.append(table.column("query_id").to_numpy())
+                times.append(table.column("query_time").to_numpy())
+    with timed(seconds, "spill"):
+        session = mapping.query.session
+        query_ids, query_times = assign_queries(
+            np.concatenate(groups), np.concatenate(times), None if session is None else session.gap_us
+        )
+        first = 0
+        for table in arrival.read_back():
+            last = first + table.num_rows
+            table = table.append_column(GROUP_COLUMN, table.column("query_id"))
+            spill.append(_with_queries(table, query_ids[first:last], query_times[first:last]))
+            first = last
+    return spill
+
+
+def _with_queries(table: pa.Table, query_ids: np.ndarray, query_times: np.ndarray) -> pa.Table:
+    for name, values in (("query_id", query_ids), ("query_time", query_times)):
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, table.schema.field(place), pa.array(values))
+    return table
+
+
+def as_read(mapping: Mapping, table: pa.Table) -> pa.Table:
+    """Rows of ``spill_rows`` as they were before they were grouped: what is held back is grouped again."""
+    if mapping.query is None:
+        return table
+    groups, times = table.column(GROUP_COLUMN).to_numpy(), table.column("timestamp").to_numpy()
+    return _with_queries(table.drop_columns([GROUP_COLUMN]), groups, times)
+
+
+def sorted_partitions(
+    spill: IntervalSpill, starts: Sequence[int], seconds: dict[str, float]
+) -> Iterator[tuple[int, pa.Table, list[Reject]]]:
+    """Yields partitions in order, sorted, with the rows that stood twice; the next one is sorted meanwhile."""
+
+    def load(start: int) -> tuple[pa.Table, list[Reject]]:
+        with timed(seconds, "sort"):
+            return _sorted_once(spill.take(start))
+
+    with ThreadPoolExecutor(1, "ingest-sort") as pool:
+        ahead = [pool.submit(load, start) for start in starts[:1]]
+        for number, start in enumerate(starts):
+            table, duplicates = ahead.pop().result()
+            ahead += [pool.submit(load, later) for later in starts[number + 1 : number + 2]]
+            yield start, table, duplicates
+
+
+def _sorted_once(table: pa.Table) -> tuple[pa.Table, list[Reject]]:
+    """Sorts a partition; of the rows with one example id in one query the first to arrive stays."""
+    table = sort_rows(table)
+    keys = [table.column(name).to_numpy() for name in KEY_COLUMNS]
+    repeated = np.zeros(table.num_rows, bool)
+    repeated[1:] = np.logical_and.reduce([key[1:] == key[:-1] for key in keys])
+    if not repeated.any():
+        return table, []
+    again = table.filter(pa.array(repeated)).select([FILE_COLUMN, ROW_COLUMN, "example_id"]).to_pylist()
+    reason, allowed = "duplicate in its query", "each example once in a query"
+    rejects = [
+        make_reject(row[FILE_COLUMN], row[ROW_COLUMN], "example_id", reason, row["example_id"], allowed)
+        for row in again
+    ]
+    return table.filter(pa.array(~repeated)), rejects
+
+
+def examples_of(table: pa.Table) -> pa.Table:
+    """The columns of a log's shards alone."""
+    others = (FILE_COLUMN, ROW_COLUMN, GROUP_COLUMN)
+    return table.drop_columns([name for name in others if name in table.column_names])
+
+
+def stage(out: Path, mapping: Mapping, start: int, table: pa.Table, write: bool = True) -> Manifest:
+    """``ctr.data.log.stage_interval`` for a partition of ``sorted_partitions``."""
+    return stage_interval(
+        out,
+        mapping.feature_schema,
+        start,
+        start + mapping.partition_us,
+        examples_of(table),
+        shard_rows=mapping.shard_rows,
+        write=write,
+    )
+
+
+def published_again(out: Path, mapping: Mapping, start: int, table: pa.Table) -> Manifest | None:
+    """The manifest of a published partition that consists of just these rows; its shards are mended. Else None."""
+    planned = stage(out, mapping, start, table, write=False)
+    if not is_published(out, planned):
+        return None
+    paths = [(out / "shards" / shard.file, shard.sha256) for shard in planned.shards]
+    if not all(path.exists() and file_sha256(path) == sha256 for path, sha256 in paths):
+        stage(out, mapping, start, table)
+    return planned
+
+
+class ClosedRows:
+    """Rows whose partition is published already with other rows.
+
+    Args:
+        names: of the files, by their numbers.
+        length: of a partition, in microseconds.
+    """
+
+    def __init__(self, names: Sequence[str], length: int) -> None:
+        self._names, self._length = names, length
+        self._tables: list[pa.Table] = []
+
+    @property
+    def count(self) -> int:
+        """How many rows."""
+        return sum(table.num_rows for table in self._tables)
+
+    def add(self, table: pa.Table) -> None:
+        """Takes the rows of one partition."""
+        self._tables.append(table.select([FILE_COLUMN, ROW_COLUMN, "query_time"]))
+
+    def reject(self, rejects: RejectLog, rows: int, out: Path, changed: Sequence[str]) -> None:
+        """Rejects them one by one.
+
+        Args:
+            rejects: takes them.
+            rows: of the input, which ``rejects.max_share`` is a share of.
+            out: the log.
+            changed: files that were added to the log before with other content.
+
+        Raises:
+            InputError: there are too many of them; what they are, and what to do.
+        """
+        if self.count > rejects.max_share * rows:
+            added = f". With other content {', '.join(changed)} was added before" if changed else ""
+            raise InputError(
+                f"{out}: nothing was added: {self.describe(rows)}{added}. A partition is closed when it is published. "
+                "Ingest these files and those before them into a new output directory: in one command, or file "
+                "by file in order "
+                "of time with --append, which holds the last partition back until later rows come (--allowed-lateness "
+                "DURATION holds more of them back, for rows that come late)"
+            )
+        allowed = "times in partitions that are not published"
+        rejects.add(
+            make_reject(
+                row[FILE_COLUMN], row[ROW_COLUMN], "partition", "closed", iso(row["query_time"]), allowed
+            )
+            for table in self._tables
+            for row in table.to_pylist()
+        )
+
+    def describe(self, rows: int) -> str:
+        """How many they are, of which files, and which is the first."""
+        table = pa.concat_tables(self._tables)
+        files, lines = table.column(FILE_COLUMN).to_numpy(), table.column(ROW_COLUMN).to_numpy()
+        times = table.column("query_time").to_numpy()
+        counted = Counter(
+            dict(zip(*(part.tolist() for part in np.unique(files, return_counts=True)), strict=True))
+        )
+        named = [f"{self._names[file]} ({count})" for file, count in counted.most_common(_FILES_NAMED)]
+        if len(counted) > _FILES_NAMED:
+            named.append(f"{len(counted) - _FILES_NAMED} more files")
+        first = int(np.lexsort([lines, files])[0])
+        start = int(times[first]) // self._length * self._length
+        partitions = len(np.unique(times // self._length))
+        return (
+            f"{table.num_rows} of {rows} rows fall into {partitions} closed partition{'s' * (partitions != 1)}: "
+            f"{', '.join(named)}; the first is {self._names[files[first]]} row {lines[first]} at "
+            f"{iso(int(times[first]))}, in [{iso(start)}, {iso(start + self._length)})"
+        )

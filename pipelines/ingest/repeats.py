@@ -1,0 +1,126 @@
+"""Finds rows that were read before: blocks of rows whose content was seen in another file, or earlier in the same one.
+
+A block ends at a row whose hash says so, not at a number of rows: a copy is found wherever it begins, in a file of any
+name, compression or format. Hashed are the examples that rows become, without what their file's name gives them.
+"""
+
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+
+from ctr.data.log import unpack_ids
+from ctr.data.mapping import Mapping
+from ctr.data.parquet_files import IDS_COLUMN
+
+_SHORTEST, _LONGEST = 64, 8192
+_ENDS = np.uint64((1 << 10) - 1)
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+def _odd_numbers(count: int, seed: int, kind: type) -> np.ndarray:
+    return np.random.default_rng(seed).integers(1, np.iinfo(kind).max, count, kind) | kind(1)
+
+
+_POWERS = np.array([pow(_GOLDEN, place, 1 << 64) for place in range(_LONGEST)], np.uint64)
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def hash_rows(mapping: Mapping, table: pa.Table) -> np.ndarray:
+    """[N] uint64: a hash of the content of each row of a table under ``ctr.pipelines.ingest.examples.spill_schema``.
+
+    Of times and ids only those that the file itself holds count.
+    """
+    names = ["label", "train_weight"]
+    names += ["query_time"] if mapping.time.row_order is None else []
+    names += [] if mapping.example_id is None else ["example_id"]
+    names += [] if mapping.query is None else ["query_id"]
+    state = np.zeros(table.num_rows, np.uint64)
+    for name in names:
+        column = table.column(name).to_numpy()
+        bits = (
+            column.view(np.uint32) if column.dtype == np.float32 else column.astype(np.int64).view(np.uint64)
+        )
+        state = _mixed(state * np.uint64(_GOLDEN) + bits)
+    schema = mapping.feature_schema
+    if schema.single_valued:
+        ids = np.concatenate(
+            [unpack_ids(chunk) for chunk in table.column(IDS_COLUMN).chunks] or [np.zeros((0, 1))]
+        )
+        # Products of 32 bits, that wrap: without a copy of all ids in 64 bits.
+        factors = _odd_numbers(len(schema.single_valued), 1, np.uint32)
+        state = _mixed(state * np.uint64(_GOLDEN) + ids.view(np.uint32) @ factors) if len(ids) else state
+    for place, name in enumerate(schema.multivalent):
+        array = table.column(name).combine_chunks()
+        offsets = array.offsets.to_numpy()
+        values = array.values.to_numpy().astype(np.uint64)
+        sums = np.concatenate(
+            [np.zeros(1, np.uint64), np.cumsum(values * (values + np.uint64(2 * place + 1)))]
+        )
+        state = _mixed(state * np.uint64(_GOLDEN) + sums[offsets[1:]] - sums[offsets[:-1]])
+    return state
+
+
+class Repeats:
+    """Goes over the hashes of all rows in the order of the files.
+
+    Args:
+        seen: hashes of blocks, each with the number of the file that had it.
+        first: the number of the first file to come.
+
+    Attributes:
+        new: hashes of blocks that were never seen before, each with its file's number.
+        repeated: rows by the numbers of their file and of the one that had them before.
+    """
+
+    def __init__(self, seen: dict[int, int], first: int) -> None:
+        self._seen = seen
+        self._first = first
+        self._file = 0
+        self._rest = np.zeros(0, np.uint64)
+        self.new: list[tuple[int, int]] = []
+        self.repeated: Counter[tuple[int, int]] = Counter()
+
+    def add(self, file: int, hashes: np.ndarray) -> None:
+        """Takes the next rows: ``file`` counts from 0, ``hashes`` are those of ``hash_rows``."""
+        if file != self._file:
+            self.finish()
+            self._file = file
+        hashes = np.concatenate([self._rest, hashes])
+        start = 0
+        for end in (np.flatnonzero(hashes & _ENDS == 0) + 1).tolist():
+            start = self._cut(hashes, start, end)
+            if end - start >= _SHORTEST:
+                self._block(hashes[start:end])
+                start = end
+        start = self._cut(hashes, start, len(hashes))
+        self._rest = hashes[start:]
+
+    def _cut(self, hashes: np.ndarray, start: int, end: int) -> int:
+        while end - start > _LONGEST:
+            self._block(hashes[start : start + _LONGEST])
+            start += _LONGEST
+        return start
+
+    def _block(self, hashes: np.ndarray) -> None:
+        """Takes the hashes of a block whole."""
+        value = (int((hashes * _POWERS[: len(hashes)]).sum()) * _GOLDEN + len(hashes)) & _MASK
+        number = self._first + self._file
+        before = self._seen.get(value)
+        if before is None:
+            self._seen[value] = number
+            self.new.append((value, number))
+        else:
+            self.repeated[number, before] += len(hashes)
+
+    def finish(self) -> None:
+        """Ends a file: what is left of it is its last block."""
+        if len(self._rest):
+            self._block(self._rest)
+        self._rest = np.zeros(0, np.uint64)

@@ -1,0 +1,243 @@
+"""What an ingest remembers inside a log's folder: the files that are in the log, and the rows that are held back.
+
+::
+
+    LOG/.ingest/state.json            the files, what is held back, and what is just being published; with its own hash
+    LOG/.ingest/held-DIGEST.arrow     the rows of open partitions, as they were read: not sorted, not grouped
+    LOG/.ingest/blocks-DIGEST.npy     hashes of blocks of rows, by which rows that come again are recognized
+
+``state.json`` is replaced in one step, and that is the moment at which an ingest has happened: shards and held rows are
+complete before it, and the manifests that it names are published after it, by the next ingest if this one is killed.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field
+
+from ctr.config import StrictModel, parse_model
+from ctr.data.log import Manifest, manifest_bytes, publish_manifest
+from ctr.io.documents import read_sealed, sealed_bytes
+from ctr.io.errors import InputError
+from ctr.io.files import make_folder, write_atomic, write_atomic_bytes
+from ctr.io.locks import hold
+
+FOLDER = ".ingest"
+_STATE = "state.json"
+_BLOCKS = np.dtype([("hash", "<u8"), ("input", "<i4")])
+
+
+class InputFile(StrictModel):
+    """A file whose rows are in the log.
+
+    Attributes:
+        name, bytes, sha256: which file it was.
+        rows: how many it had, rejected ones included.
+        first_line, lines: the lines of the files before it, and its own, by which ``row_order`` tells times.
+    """
+
+    name: str
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    rows: int = Field(ge=0)
+    first_line: int = Field(ge=0)
+    lines: int = Field(ge=0)
+
+
+class HeldRows(StrictModel):
+    """Rows of partitions that are not closed.
+
+    Attributes:
+        file: where they are.
+        rows: how many.
+        inputs: the names of the files that they come from, by the numbers in the column of files.
+        last_time: the latest time of any row so far (not of a query), in microseconds.
+        partitions: the starts of their partitions.
+    """
+
+    file: str = Field(pattern=r"^held-[0-9a-f]+\.arrow$")
+    rows: int = Field(ge=1)
+    inputs: dict[str, str]
+    last_time: int
+    partitions: tuple[int, ...]
+
+
+class IngestState(StrictModel):
+    """All that is remembered.
+
+    Attributes:
+        inputs: the files that are in the log, in the order in which they came.
+        held: rows that are held back.
+        published: the SHA-256 of each manifest that was published, by its name.
+        publishing: manifests that have to be published before anything else.
+        blocks: files with hashes of blocks of rows.
+    """
+
+    format: int = Field(default=1, ge=1, le=1)
+    inputs: tuple[InputFile, ...] = ()
+    held: HeldRows | None = None
+    published: dict[str, str] = {}
+    publishing: tuple[Manifest, ...] = ()
+    blocks: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> int:
+        """Lines of all files together."""
+        return max((file.first_line + file.lines for file in self.inputs), default=0)
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What an ingest adds.
+
+    Attributes:
+        inputs: the files that it has read.
+        manifests: what it publishes, the shards being there.
+        held: what is held back from now on; None: nothing.
+        blocks: the name of a file with hashes of blocks; None: none.
+    """
+
+    inputs: Sequence[InputFile]
+    manifests: Sequence[Manifest]
+    held: HeldRows | None
+    blocks: str | None
+
+
+@contextmanager
+def only_ingest(log: Path) -> Iterator[None]:
+    """Waits until no other ingest is publishing into the log, and keeps others waiting."""
+    make_folder(log / FOLDER)
+    with hold(log / FOLDER):
+        yield
+
+
+def read_state(log: Path) -> IngestState:
+    """What is remembered, which may be nothing. Raises InputError: the record is damaged."""
+    path = log / FOLDER / _STATE
+    if not path.exists():
+        return IngestState()
+    return parse_model(IngestState, read_sealed(path, f"{path}: no such file"), str(path))
+
+
+def check_anything_to_do(log: Path, has_input: bool, append: bool) -> None:
+    """Raises InputError for an ingest without input, unless it publishes what is held back or was left unfinished."""
+    if has_input:
+        return
+    state = read_state(log)
+    if append or (state.held is None and not state.publishing):
+        raise InputError(
+            f"no input is given, files or directories are required: {log} holds no rows back that could be published"
+        )
+
+
+def finish_publishing(log: Path, state: IngestState) -> IngestState:
+    """Publishes what an ingest that was killed had decided to publish. The lock must be held.
+
+    Raises:
+        InputError: something else was published there meanwhile.
+    """
+    if not state.publishing:
+        return state
+    published = dict(state.published)
+    for manifest in state.publishing:
+        publish_manifest(log, manifest)
+        published[manifest.name] = manifest_sha256(manifest)
+    state = state.model_copy(update={"publishing": (), "published": published})
+    _write_state(log, state)
+    return state
+
+
+def commit(log: Path, state: IngestState, added: Commit) -> IngestState:
+    """Makes an ingest happen, and publishes what it adds. The lock must be held."""
+    state = state.model_copy(
+        update={
+            "inputs": (*state.inputs, *added.inputs),
+            "publishing": tuple(added.manifests),
+            "held": added.held,
+            "blocks": (*state.blocks, *([] if added.blocks is None else [added.blocks])),
+        }
+    )
+    _write_state(log, state)
+    state = finish_publishing(log, state)
+    named = {_STATE, *state.blocks, *([] if state.held is None else [state.held.file])}
+    for path in (log / FOLDER).iterdir():
+        if path.name not in named:
+            path.unlink(missing_ok=True)
+    return state
+
+
+def _write_state(log: Path, state: IngestState) -> None:
+    write_atomic_bytes(log / FOLDER / _STATE, sealed_bytes(state.model_dump(mode="json")))
+
+
+def manifest_sha256(manifest: Manifest) -> str:
+    """Tells a manifest from others of its partition."""
+    return hashlib.sha256(manifest_bytes(manifest)).hexdigest()
+
+
+def digest_of(*parts: str) -> str:
+    """Names a file after what it follows from."""
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def write_held(log: Path, file: str, schema: pa.Schema, tables: Iterator[pa.Table]) -> int:
+    """Sets rows down, which count as held once a commit names the file; returns how many."""
+    rows = 0
+
+    def write(stream: object) -> None:
+        nonlocal rows
+        with pa.ipc.new_file(stream, schema) as writer:
+            for table in tables:
+                rows += table.num_rows
+                writer.write_table(table)
+
+    write_atomic(log / FOLDER / file, write)
+    return rows
+
+
+def read_held(log: Path, held: HeldRows | None) -> Iterator[pa.Table]:
+    """The rows that are held back, in the order in which they came.
+
+    Raises:
+        InputError: they are gone or damaged.
+    """
+    if held is None:
+        return
+    path = log / FOLDER / held.file
+    rows = 0
+    try:
+        with pa.memory_map(str(path)) as file:
+            reader = pa.ipc.open_file(file)
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                rows += batch.num_rows
+                yield pa.Table.from_batches([batch])
+    except (OSError, pa.ArrowInvalid) as error:
+        raise InputError(f"{path}: rows that are held back cannot be read: {error}") from None
+    if rows != held.rows:
+        raise InputError(f"{path}: holds {rows} rows, not the {held.rows} that were held back")
+
+
+def write_blocks(log: Path, file: str, hashes: Sequence[tuple[int, int]]) -> None:
+    """Sets hashes of blocks of rows down, each with the number of its file among ``IngestState.inputs``."""
+    write_atomic(log / FOLDER / file, lambda stream: np.save(stream, np.array(list(hashes), _BLOCKS)))
+
+
+def read_blocks(log: Path, state: IngestState) -> dict[int, int]:
+    """The file, among ``IngestState.inputs``, in which each block of rows was first seen, by the block's hash."""
+    seen: dict[int, int] = {}
+    for file in state.blocks:
+        path = log / FOLDER / file
+        try:
+            found = np.load(path, allow_pickle=False)
+            pairs = zip(found["hash"].tolist(), found["input"].tolist(), strict=True)
+        except (OSError, ValueError, IndexError, EOFError) as error:
+            raise InputError(f"{path}: cannot be read: {error}") from None
+        for value, number in pairs:
+            seen.setdefault(value, number)
+    return seen

@@ -1,0 +1,30 @@
+"""A stretch of a source file: raw columns with their row numbers, and the rows already set aside."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ctr.pipelines.rows.rejects import Reject
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive rows of one source file.
+
+    Attributes:
+        file: number of the source file.
+        table: the raw columns of N rows, text as ``binary`` (not yet checked to be UTF-8) or ``string``.
+        rows: [N] int64, the 1-based line or record number of each.
+        rejects: rows of this stretch that could not be read at all.
+    """
+
+    file: int
+    table: pa.Table
+    rows: np.ndarray
+    rejects: list[Reject]
+
+    @property
+    def count(self) -> int:
+        """Rows of the input that this chunk accounts for."""
+        return self.table.num_rows + len(self.rejects)

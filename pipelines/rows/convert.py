@@ -1,0 +1,317 @@
+"""Conversions of whole columns that say of each row whether it could be converted."""
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ctr.data.mapping import Label, Time
+from ctr.data.reader import LARGEST_WEIGHT
+from ctr.data.spelling import spell_array
+from ctr.data.transform import string_ids
+from ctr.io.errors import InputError
+
+FIRST_TIME = "1970-01-01"
+LAST_TIME = "9999-12-31"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# A time in a unit too small (milliseconds declared as seconds) lands beyond this and is refused.
+TIME_LIMIT_US = 253_402_300_800_000_000
+
+_UNIT_US = {"s": 1_000_000.0, "ms": 1_000.0, "us": 1.0, "ns": 0.001}
+
+LABEL_ALLOWED = "0, 1, true, false"
+WEIGHT_ALLOWED = f"a number from 0 to {LARGEST_WEIGHT:,.0f}"
+_LABEL_TEXTS = ["0", "1", "false", "true", "False", "True", "FALSE", "TRUE", "0.0", "1.0"]
+
+_HAS_OFFSET = r"[T ].*([Zz]|[+-][0-9]{2}(:?[0-9]{2})?)$"
+
+Bad = np.ndarray
+"""[N] bool: the rows that a conversion refuses."""
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a type holds UTF-8 text."""
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def convert_checked(values: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> tuple[pa.Array, Bad]:
+    """Applies ``convert``; values that it refuses with ArrowInvalid become null and are marked.
+
+    The search for them halves the distinct values, so that a few bad ones cost a few conversions, and the
+    judgement is always that of ``convert`` itself.
+    """
+    try:
+        return convert(values), np.zeros(len(values), bool)
+    except pa.ArrowInvalid:
+        encoded = values.dictionary_encode()
+    pieces, refused = _convert_halves(encoded.dictionary, convert)
+    kind = convert(values.slice(0, 0)).type
+    distinct = pa.concat_arrays([piece.cast(kind) for piece in pieces])
+    bad = np.array(refused)[pc.fill_null(encoded.indices, 0).to_numpy()]
+    bad &= encoded.indices.is_valid().to_numpy(zero_copy_only=False)
+    return distinct.take(encoded.indices), bad
+
+
+def _convert_halves(
+    values: pa.Array, convert: Callable[[pa.Array], pa.Array]
+) -> tuple[list[pa.Array], list[bool]]:
+    try:
+        return [convert(values)], [False] * len(values)
+    except pa.ArrowInvalid:
+        if len(values) == 1:
+            return [pa.nulls(1)], [True]
+    half = len(values) // 2
+    first, first_refused = _convert_halves(values.slice(0, half), convert)
+    second, second_refused = _convert_halves(values.slice(half), convert)
+    return first + second, first_refused + second_refused
+
+
+def check_utf8(column: pa.Array) -> tuple[pa.Array, Bad]:
+    """Makes binary values strings, marking those that are not UTF-8; checks strings and lists of them too.
+
+    Other types pass as they are.
+    """
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return check_utf8(column.dictionary_decode())
+    if pa.types.is_string_view(kind):
+        column = column.cast(pa.string())
+        kind = column.type
+    if pa.types.is_fixed_size_list(kind):
+        column = column.cast(pa.list_(kind.value_type))
+        kind = column.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if is_list and (is_text(kind.value_type) or pa.types.is_binary(kind.value_type)):
+        _, bad_values = check_utf8(column.flatten())
+        bad = np.zeros(len(column), bool)
+        bad[column.value_parent_indices().to_numpy()[bad_values]] = True
+        return (column if not bad.any() else pc.if_else(pa.array(bad), None, column)), bad
+    if is_text(kind):
+        column = column.cast(pa.large_binary() if pa.types.is_large_string(kind) else pa.binary())
+    elif not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+        return column, np.zeros(len(column), bool)
+    target = pa.large_string() if pa.types.is_large_binary(column.type) else pa.string()
+    return convert_checked(column, lambda values: values.cast(target))
+
+
+def show_bytes(column: pa.Array) -> pa.Array:
+    """A column of text, or lists of it, as bytes, which Python can show where they are not UTF-8."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column.cast(pa.list_(pa.large_binary()) if pa.types.is_nested(column.type) else pa.large_binary())
+
+
+def parse_numbers(column: pa.Array, whole: bool = False) -> tuple[pa.Array, Bad]:
+    """Numbers or their text as float64 (int64 when ``whole``); null and empty text stay missing.
+
+    Raises:
+        InputError: a column of a type that holds no numbers.
+    """
+    target = pa.int64() if whole else pa.float64()
+    kind = column.type
+    if is_text(kind):
+        column = pc.if_else(pc.equal(column, ""), None, column)
+        converted, bad = convert_checked(column, lambda values: values.cast(pa.float64()))
+        if bad.any():
+            trimmed = pc.utf8_trim_whitespace(column)
+            column = pc.if_else(pc.equal(trimmed, ""), None, trimmed)
+            converted, bad = convert_checked(column, lambda values: values.cast(pa.float64()))
+        if not whole:
+            return converted, bad
+        # The detour by float64 refuses hexadecimal digits, which Arrow reads as whole numbers.
+        column = pc.if_else(pa.array(bad), None, column)
+        converted, bad_whole = convert_checked(column, lambda values: values.cast(target))
+        return converted, bad | bad_whole
+    if pa.types.is_boolean(kind):
+        return column.cast(pa.int8()).cast(target), np.zeros(len(column), bool)
+    if not (
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_decimal(kind)
+        or pa.types.is_null(kind)
+    ):
+        raise InputError(f"of type {kind}, where numbers are required")
+    if pa.types.is_integer(kind) and not whole:
+        return column.cast(target, safe=False), np.zeros(len(column), bool)
+    return convert_checked(column, lambda values: values.cast(target))
+
+
+def parse_times(column: pa.Array, time: Time) -> tuple[np.ndarray, Bad]:
+    """[N] int64 microseconds since 1970, UTC; missing, unreadable and impossible times are marked (value 0).
+
+    Raises:
+        InputError: a column of a type that the mapping's unit or format cannot read.
+    """
+    if time.unit is not None:
+        parsed, bad = _times_by_unit(column, time.unit)
+    elif pa.types.is_temporal(column.type) and time.format == "iso8601":
+        zone = getattr(column.type, "tz", None)
+        to_us = pa.timestamp("us", "UTC" if zone is not None else None)
+        parsed, bad = convert_checked(column, lambda values: values.cast(to_us, safe=False).cast(pa.int64()))
+    elif not (is_text(column.type) or pa.types.is_null(column.type)):
+        raise InputError(f"of type {column.type}, which format {time.format} does not read")
+    elif time.format == "iso8601":
+        parsed, bad = _times_by_iso(column.cast(pa.string()))
+    else:
+        assert time.format is not None
+        parsed, bad = _times_by_format(column.cast(pa.string()), time.format)
+    bad = bad | parsed.is_null().to_numpy(zero_copy_only=False)
+    times = pc.fill_null(parsed, 0).to_numpy()
+    outside = (times < 0) | (times >= TIME_LIMIT_US)
+    return np.where(outside, 0, times), bad | outside
+
+
+def _times_by_unit(column: pa.Array, unit: str) -> tuple[pa.Array, Bad]:
+    numbers, bad = parse_numbers(column)
+    seconds = pc.fill_null(numbers, np.nan).to_numpy()
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = np.rint(seconds * _UNIT_US[unit])
+    # NaN compares false; a float64 holds microseconds up to the limit only roughly, whole numbers follow.
+    inside = (scaled >= 0) & (scaled < TIME_LIMIT_US)
+    times = np.where(inside, scaled, 0).astype(np.int64)
+    whole, not_whole = parse_numbers(column, whole=True)
+    exact = inside & ~not_whole & whole.is_valid().to_numpy(zero_copy_only=False)
+    counts = pc.fill_null(whole, 0).to_numpy()
+    times[exact] = counts[exact] // 1000 if unit == "ns" else counts[exact] * int(_UNIT_US[unit])
+    return pa.array(times), bad | ~inside
+
+
+def _times_by_iso(column: pa.Array) -> tuple[pa.Array, Bad]:
+    has_offset = pc.fill_null(pc.match_substring_regex(column, _HAS_OFFSET), False)
+    times = pa.nulls(len(column), pa.int64())
+    bad = np.zeros(len(column), bool)
+    for chosen, kind in (
+        (has_offset, pa.timestamp("us", "UTC")),
+        (pc.invert(has_offset), pa.timestamp("us")),
+    ):
+        if not pc.any(chosen, min_count=0).as_py():
+            continue
+        to_us = partial(_iso_us, kind)
+        texts = pc.if_else(chosen, column, None)
+        parsed, refused = convert_checked(texts, to_us)
+        if refused.any():
+            # Digits finer than a microsecond are cut.
+            texts = pc.replace_substring_regex(texts, r"([.][0-9]{6})[0-9]+", r"\1")
+            parsed, refused = convert_checked(texts, to_us)
+        times = pc.coalesce(times, parsed.cast(pa.int64()))
+        bad |= refused
+    return times, bad
+
+
+def _iso_us(kind: pa.DataType, texts: pa.Array) -> pa.Array:
+    return texts.cast(kind).cast(pa.int64())
+
+
+def _times_by_format(column: pa.Array, form: str) -> tuple[pa.Array, Bad]:
+    # Python's strptime on the distinct values: it knows %f and %z, and refuses a 30th of February. Where
+    # numbers touch, as in %m%d, it would also read too short a text; then the text must be what it prints.
+    touching = re.search("%[a-zA-Z]%", form) is not None
+    encoded = column.dictionary_encode()
+    times: list[int | None] = []
+    for text in encoded.dictionary.to_pylist():
+        try:
+            parsed = datetime.strptime(text, form)
+        except (ValueError, re.error):
+            times.append(None)
+            continue
+        if touching and parsed.strftime(form) != text:
+            times.append(None)
+            continue
+        aware = parsed if parsed.tzinfo is not None else parsed.replace(tzinfo=UTC)
+        times.append((aware - _EPOCH) // timedelta(microseconds=1))
+    converted = pa.array(times, pa.int64()).take(encoded.indices)
+    return converted, converted.is_null().to_numpy(zero_copy_only=False)
+
+
+def parse_labels(column: pa.Array, label: Label) -> tuple[np.ndarray, Bad, str]:
+    """[N] int8 labels (0 where bad), the rows without a readable one, and what is allowed, for messages.
+
+    Raises:
+        InputError: a column of a type that the rule cannot compare.
+    """
+    if label.op is None:
+        return _plain_labels(column)
+    if isinstance(label.value, str):
+        texts = column if is_text(column.type) else column.cast(pa.string())
+        equal = pc.equal(texts, label.value)
+        bad = equal.is_null().to_numpy(zero_copy_only=False)
+        met = pc.fill_null(equal, False).to_numpy(zero_copy_only=False) ^ (label.op == "!=")
+        return np.where(bad, 0, met).astype(np.int8), bad, "text"
+    assert label.value is not None
+    numbers, bad = parse_numbers(column)
+    values = pc.fill_null(numbers, np.nan).to_numpy()
+    bad = bad | np.isnan(values)
+    compare = {
+        ">=": np.greater_equal,
+        ">": np.greater,
+        "<=": np.less_equal,
+        "<": np.less,
+        "==": np.equal,
+        "!=": np.not_equal,
+    }[label.op]
+    return np.where(bad, 0, compare(values, label.value)).astype(np.int8), bad, "a number"
+
+
+def _plain_labels(column: pa.Array) -> tuple[np.ndarray, Bad, str]:
+    if is_text(column.type):
+        places = pc.fill_null(pc.index_in(column, pa.array(_LABEL_TEXTS, column.type)), -1).to_numpy()
+        return np.where(places < 0, 0, places % 2).astype(np.int8), places < 0, LABEL_ALLOWED
+    numbers, bad = parse_numbers(column)
+    values = pc.fill_null(numbers, np.nan).to_numpy()
+    bad = bad | ~((values == 0) | (values == 1))
+    return np.where(bad, 0, values).astype(np.int8), bad, LABEL_ALLOWED
+
+
+def parse_weights(column: pa.Array) -> tuple[np.ndarray, Bad]:
+    """[N] float32 weights (0 where bad); missing and negative ones and those above ``LARGEST_WEIGHT`` are marked.
+
+    Raises:
+        InputError: a column of a type that holds no numbers.
+    """
+    numbers, bad = parse_numbers(column)
+    with np.errstate(over="ignore"):
+        weights = pc.fill_null(numbers, np.nan).to_numpy().astype(np.float32)
+    bad = bad | ~((weights >= 0) & (weights <= LARGEST_WEIGHT))
+    return np.where(bad, np.float32(0), weights), bad
+
+
+def parse_ids(column: pa.Array) -> tuple[np.ndarray, Bad]:
+    """[N] int64 ids (0 where missing): whole numbers and their decimal text (12.0 too) as they are, else a hash.
+
+    Raises:
+        InputError: a column of a type that holds neither whole numbers nor text.
+    """
+    kind = column.type
+    missing = column.is_null().to_numpy(zero_copy_only=False)
+    if pa.types.is_integer(kind) and kind != pa.uint64():
+        return pc.fill_null(column.cast(pa.int64()), 0).to_numpy(), missing
+    if kind == pa.uint64() or pa.types.is_null(kind) or pa.types.is_boolean(kind):
+        column = column.cast(pa.string())
+    elif not is_text(kind):
+        raise InputError(f"of type {kind}; ids are whole numbers or text")
+    missing |= pc.fill_null(pc.equal(column, ""), False).to_numpy(zero_copy_only=False)
+    column = spell_array(column)
+    plain = pc.fill_null(pc.match_substring_regex(column, r"^(0|-?[1-9][0-9]{0,18})$"), False)
+    whole, beyond = convert_checked(pc.if_else(plain, column, None), lambda values: values.cast(pa.int64()))
+    ids = pc.fill_null(whole.cast(pa.int64()), 0).to_numpy().copy()
+    hashed = (~plain.to_numpy(zero_copy_only=False) | beyond) & ~missing
+    if hashed.any():
+        ids[hashed] = string_ids(column.filter(pa.array(hashed)))
+    return ids, missing
+
+
+def mix_ids(*parts: int | np.ndarray) -> np.ndarray:
+    """[N] int64 hashes of tuples of int64s: the finaliser of splitmix64 over one part after the other."""
+    state = np.zeros(1, np.uint64)
+    for part in parts:
+        state = state * np.uint64(0x9E3779B97F4A7C15) ^ np.atleast_1d(np.asarray(part, np.int64)).view(
+            np.uint64
+        )
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state = state ^ (state >> np.uint64(31))
+    return state.view(np.int64)

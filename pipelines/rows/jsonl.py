@@ -1,0 +1,256 @@
+"""Reads files of one JSON object a line, in blocks.
+
+A block goes through Arrow's parser when its result is certain to be what reading it line by line gives;
+otherwise it is read line by line, and malformed lines are set aside. So the rows do not depend on where
+blocks are cut.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as pa_json
+
+from ctr.data.spelling import float_text
+from ctr.io.errors import InputError
+from ctr.pipelines.rows.chunks import Chunk
+from ctr.pipelines.rows.rejects import Reject, make_reject
+from ctr.pipelines.rows.sources import SourceFile, faults_named, open_bytes
+
+_LONGEST_LINE = 64 << 20
+_DEEPEST = 500
+_MOST_CELLS = 8_000_000
+_KEYS = re.compile(rb'"([^"\\]*)"\s*:')
+_INT64 = range(-(2**63), 2**63)
+
+
+class JsonlReader:
+    """Reads the wanted columns of JSON lines.
+
+    Args:
+        wanted: the columns; a key that an object lacks is null.
+        numbers: the columns only read as numbers, where 5 and 5.0 mean the same.
+        lists: the columns that may hold lists, with the separator of those that are text instead; None where there is
+            not one alone.
+        all_needed: whether some line of a file must have each wanted column.
+    """
+
+    def __init__(
+        self,
+        wanted: Sequence[str],
+        numbers: Sequence[str],
+        lists: Mapping[str, str | None],
+        all_needed: bool = True,
+    ) -> None:
+        self._wanted = tuple(wanted)
+        self._all_needed = all_needed
+        self._numbers = frozenset(numbers)
+        self._lists = dict(lists)
+        # Arrow reads text that looks like a time as a time; once seen, such a column is declared as text.
+        self._declared: dict[str, pa.DataType] = {}
+
+    def read(self, source: SourceFile, block_bytes: int) -> Iterator[Chunk]:
+        """Yields the lines of a file; rows are numbered by line, empty lines are no rows.
+
+        Raises:
+            InputError: a damaged file, or a needed column that no line of the file has.
+        """
+        seen: dict[str, None] = {}
+        line = 1
+        for block in _blocks(source, block_bytes):
+            chunk, keys, lines = self.read_block(source.number, block, line)
+            seen.update(dict.fromkeys(keys))
+            line += lines
+            yield chunk
+        missing = [name for name in self._wanted if name not in seen]
+        if missing and seen and self._all_needed:
+            raise InputError(
+                f"{source.path}: no column {', '.join(missing)} in any line; the columns found are {', '.join(seen)}"
+            )
+
+    def read_block(self, file: int, block: bytes, line: int) -> tuple[Chunk, list[str], int]:
+        """Reads whole lines, of which the first one has the number ``line`` in file number ``file``.
+
+        Returns:
+            The rows, the keys that the lines have, and how many lines they are.
+        """
+        texts = block.split(b"\n")
+        if not texts[-1]:
+            texts.pop()
+        filled = np.array([bool(text.strip()) for text in texts], bool)
+        rows = line + np.flatnonzero(filled)
+        table = self._fast(block, len(rows)) if len(rows) else None
+        if table is not None:
+            columns = [
+                table.column(name) if name in table.column_names else pa.nulls(len(rows))
+                for name in self._wanted
+            ]
+            chunk = Chunk(file, pa.table(columns, names=list(self._wanted)), rows, [])
+            return chunk, table.column_names, len(texts)
+        chunk, keys = self._slow(file, texts, rows, line)
+        return chunk, keys, len(texts)
+
+    def _fast(self, block: bytes, rows: int) -> pa.Table | None:
+        """The block by Arrow's parser, or None where only single lines tell."""
+        if not _is_harmless(block, rows):
+            return None
+        try:
+            block.decode()
+            while True:
+                table = pa_json.read_json(
+                    pa.BufferReader(block),
+                    pa_json.ReadOptions(use_threads=False, block_size=len(block) + 1),
+                    pa_json.ParseOptions(explicit_schema=pa.schema(list(self._declared.items()))),
+                )
+                times = [
+                    f.name for f in table.schema if f.name in self._wanted and pa.types.is_temporal(f.type)
+                ]
+                if not times:
+                    break
+                self._declared.update((name, pa.string()) for name in times)
+            # Arrow builds a broken column of lists when the first one begins with two nulls.
+            table.validate(full=True)
+        except (pa.ArrowException, UnicodeDecodeError):
+            return None
+        certain = all(self._certain(field) for field in table.schema if field.name in self._wanted)
+        return table if certain and table.num_rows == rows else None
+
+    def _certain(self, field: pa.Field) -> bool:
+        kind = field.type
+        if pa.types.is_list(kind):
+            return field.name in self._lists and (
+                pa.types.is_string(kind.value_type) or pa.types.is_int64(kind.value_type)
+            )
+        if pa.types.is_floating(kind):
+            return field.name in self._numbers
+        return not pa.types.is_nested(kind)
+
+    def _slow(self, file: int, texts: list[bytes], rows: np.ndarray, line: int) -> tuple[Chunk, list[str]]:
+        rejects: list[Reject] = []
+        kept: list[int] = []
+        objects: list[dict[str, Any]] = []
+        keys: dict[str, None] = {}
+        for row in rows.tolist():
+            text = texts[row - line]
+            try:
+                content = json.loads(text.decode())
+                if not isinstance(content, dict):
+                    raise ValueError("not an object")
+                if b"\\u" in text:
+                    _refuse_half_pairs(content)
+            except UnicodeDecodeError:
+                rejects.append(make_reject(file, row, "line", "invalid UTF-8", text, "UTF-8"))
+                continue
+            except (ValueError, RecursionError):
+                rejects.append(make_reject(file, row, "line", "malformed JSON", text, "one JSON object"))
+                continue
+            keys.update(dict.fromkeys(content))
+            nested = next((name for name in self._wanted if not self._plain(name, content.get(name))), None)
+            if nested is not None:
+                allowed = "a single value or a list of them" if nested in self._lists else "a single value"
+                value = _shown(content[nested])
+                rejects.append(make_reject(file, row, nested, "a nested value", value, allowed))
+                continue
+            kept.append(row)
+            objects.append(content)
+        columns = [self._column(name, [content.get(name) for content in objects]) for name in self._wanted]
+        table = pa.table(columns, names=list(self._wanted))
+        return Chunk(file, table, np.array(kept, np.int64), rejects), list(keys)
+
+    def _plain(self, name: str, value: object) -> bool:
+        if isinstance(value, list):
+            return name in self._lists and not any(isinstance(item, list | dict) for item in value)
+        return not isinstance(value, dict)
+
+    def _column(self, name: str, values: list[Any]) -> pa.Array:
+        kinds = {type(value) for value in values if value is not None}
+        if list in kinds:
+            separator = self._lists[name]
+            if separator is None and kinds != {list}:
+                raise InputError(
+                    f"the column {name} holds lists and single values, and its features have different separators: "
+                    "make all of them lists"
+                )
+            return pa.array([_items(value, separator) for value in values], pa.list_(pa.string()))
+        if kinds <= {int} and all(value is None or value in _INT64 for value in values):
+            return pa.array(values, pa.int64())
+        if kinds <= {bool}:
+            return pa.array(values, pa.bool_())
+        if kinds <= {int, float} and name in self._numbers:
+            return pa.array([None if value is None else _float(value) for value in values], pa.float64())
+        return pa.array([_text(value) for value in values], pa.string())
+
+
+def _shown(value: Any) -> str:
+    try:
+        return json.dumps(value)
+    except RecursionError:
+        # Writing goes a little deeper than reading did.
+        return "a very deep one"
+
+
+def _refuse_half_pairs(content: dict[str, Any]) -> None:
+    """Raises ValueError for an escape such as backslash-ud800, half of a pair: it stands for no character."""
+    json.dumps(content, ensure_ascii=False).encode()
+
+
+def _float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return float_text(value) or None
+    return ("true" if value else "false") if isinstance(value, bool) else str(value)
+
+
+def _items(value: Any, separator: str | None) -> list[str | None] | None:
+    if value is None:
+        return None
+    if isinstance(value, list):
+        return [_text(item) for item in value]
+    text = _text(value)
+    return None if text is None else list(text.split(separator))
+
+
+def _is_harmless(block: bytes, rows: int) -> bool:
+    """Whether Arrow's parser can be trusted with some lines.
+
+    It dies of deep nesting and of a null in the place of the first object, takes a later null for an object, and makes
+    a cell for every key in every row.
+    """
+    lines = block.split(b"\n")
+    if max(line.count(b"[") + line.count(b"{") for line in lines) > _DEEPEST:
+        return False
+    if any(line.lstrip()[:1] not in (b"{", b"") for line in lines):
+        return False
+    return len(set(_KEYS.findall(block))) * rows <= _MOST_CELLS
+
+
+def _blocks(source: SourceFile, block_bytes: int) -> Iterator[bytes]:
+    """Whole lines, about ``block_bytes`` at a time; of a line of more than 64 MiB only the beginning."""
+    rest: list[bytes] = []
+    with faults_named(source.path), open_bytes(source.path) as stream:
+        while part := bytes(stream.read(block_bytes)):
+            cut = part.rfind(b"\n") + 1
+            if not cut:
+                # Where it is cut no JSON object ends, so that the line is set aside as malformed.
+                if len(rest) * block_bytes < _LONGEST_LINE:
+                    rest.append(part)
+                continue
+            if len(rest) * block_bytes >= _LONGEST_LINE:
+                line_end = part.index(b"\n")
+                part, cut = part[line_end:], cut - line_end
+            yield b"".join((*rest, part[:cut]))
+            rest = [part[cut:]]
+    if any(rest):
+        yield b"".join(rest)

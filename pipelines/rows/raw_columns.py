@@ -1,0 +1,150 @@
+"""Checks and completes the raw columns of a chunk, for examples and for rows that are only scored alike."""
+
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping as Table
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ctr.data.derived import Derived
+from ctr.data.mapping import Mapping, Time
+from ctr.data.spelling import CAST_NAMES, CASTS, spell_array, text_array
+from ctr.io.errors import InputError
+from ctr.pipelines.rows.chunks import Chunk
+from ctr.pipelines.rows.convert import (
+    FIRST_TIME,
+    LAST_TIME,
+    TIME_LIMIT_US,
+    check_utf8,
+    parse_ids,
+    parse_numbers,
+    parse_times,
+    show_bytes,
+)
+from ctr.pipelines.rows.joins import SideTable
+from ctr.pipelines.rows.rejects import make_reject
+
+Columns = dict[str, pa.Array]
+
+
+class Verdict:
+    """Which rows are still good; collects a reject for each that is not, with its first fault only."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        self._chunk = chunk
+        self.good = np.ones(chunk.table.num_rows, bool)
+        self.rejects = list(chunk.rejects)
+
+    def refuse(self, bad: np.ndarray, key: str, reason: str, values: pa.Array, allowed: str) -> None:
+        """Sets the ``bad`` rows aside, with the value that each has; a null or empty one is called missing."""
+        places = np.flatnonzero(bad & self.good)
+        if not len(places):
+            return
+        self.good[places] = False
+        found = values.take(pa.array(places)).to_pylist()
+        for row, value in zip(self._chunk.rows[places].tolist(), found, strict=True):
+            why = "missing" if value is None or value == "" else reason
+            self.rejects.append(make_reject(self._chunk.file, row, key, why, value, allowed))
+
+
+def checked_columns(chunk: Chunk, sides: Iterable[SideTable], verdict: Verdict) -> Columns:
+    """The columns of a chunk as UTF-8, and those of the side tables."""
+    columns = {}
+    for name in chunk.table.column_names:
+        raw = chunk.table.column(name).combine_chunks()
+        columns[name], bad = check_utf8(raw)
+        if bad.any():
+            verdict.refuse(bad, name, "invalid UTF-8", show_bytes(raw), "UTF-8")
+    table = pa.table(columns)
+    for side in sides:
+        table = side.attach(table)
+    return {name: table.column(name).combine_chunks() for name in table.column_names}
+
+
+def read_times(mapping: Mapping, columns: Columns, chunk: Chunk, first: int, verdict: Verdict) -> np.ndarray:
+    """[N] int64 microseconds; ``first`` is the number of lines of the files before this chunk's file."""
+    time = mapping.time
+    if time.row_order is not None:
+        times = time.row_order.start_us + (first + chunk.rows - 1) * time.row_order.step_us
+        outside = (times < 0) | (times >= TIME_LIMIT_US)
+        verdict.refuse(outside, "time", "out of range", pa.array(times), f"{FIRST_TIME} to {LAST_TIME}")
+        return times
+    return read_time_column(time, "time", columns, verdict)
+
+
+def read_time_column(time: Time, key: str, columns: Columns, verdict: Verdict) -> np.ndarray:
+    """[N] int64 microseconds of the column of ``time``; ``key`` is what the mapping calls it."""
+    assert time.column is not None
+    times, bad = parse_column(time.column, columns, parse_times, time)
+    form = f"unit {time.unit}" if time.unit is not None else f"format {time.format}"
+    allowed = f"{form}, {FIRST_TIME} to {LAST_TIME}"
+    verdict.refuse(bad, key, "unreadable or out of range", columns[time.column], allowed)
+    return times
+
+
+def read_ids(name: str, key: str, columns: Columns, verdict: Verdict) -> np.ndarray:
+    """[N] int64 ids of the column ``name``; ``key`` is what the mapping calls it."""
+    ids, bad = parse_column(name, columns, parse_ids)
+    verdict.refuse(bad, key, "missing", columns[name], "a whole number or text")
+    return ids
+
+
+def add_derived(
+    derive: Table[str, Derived], columns: Columns, times: np.ndarray | None, verdict: Verdict
+) -> None:
+    """Adds the columns that a mapping derives; ``times`` may be None where none is derived of the time."""
+    made = {}
+    for name, rule in derive.items():
+        if rule.of_time:
+            assert times is not None
+            made[name] = pa.array(_periods(rule, times))
+        elif rule.is_copy:
+            made[name] = columns[rule.source]
+        else:
+            made[name] = _respelled(name, rule, columns[rule.source], verdict)
+    columns |= made
+
+
+def _periods(rule: Derived, times: np.ndarray) -> np.ndarray:
+    length, shift, count = rule.periods
+    periods = times // length + shift
+    return periods % count if count else periods
+
+
+def _respelled(name: str, rule: Derived, source: pa.Array, verdict: Verdict) -> pa.Array:
+    if pa.types.is_nested(source.type):
+        if rule.cast == "text":
+            return source
+        what = "no prefix" if rule.prefix is not None else f"no cast to {rule.cast}"
+        raise InputError(
+            f"derive.{name}: the column {rule.source} is of type {source.type}, which has {what}"
+        )
+    texts = text_array(source)
+    if rule.prefix is not None:
+        return pc.utf8_slice_codeunits(spell_array(texts), 0, rule.prefix)
+    if rule.cast is None or rule.cast == "text":
+        return texts
+    pattern, spelled = CASTS[rule.cast]
+    fits = pc.match_substring_regex(texts, pattern)
+    bad = pc.and_(pc.invert(fits), pc.not_equal(texts, ""))
+    bad = pc.fill_null(bad, False).to_numpy(zero_copy_only=False)
+    verdict.refuse(bad, name, f"not {CAST_NAMES[rule.cast]}", texts, f"{CAST_NAMES[rule.cast]}, or empty")
+    return pc.replace_substring_regex(texts, pattern, spelled)
+
+
+def check_numbers(names: Sequence[str], columns: Columns, verdict: Verdict) -> None:
+    """Makes the sources of numbers numeric."""
+    for name in names:
+        numbers, bad = parse_column(name, columns, parse_numbers)
+        verdict.refuse(bad, name, "not a number", columns[name], "a number, or empty")
+        columns[name] = numbers
+
+
+def parse_column(name: str, columns: Columns, parse: Callable[..., Any], *arguments: object) -> Any:
+    """``parse`` of a column, naming the column when its type is refused."""
+    try:
+        return parse(columns[name], *arguments)
+    except InputError as error:
+        raise InputError(f"the column {name} is {error}") from None

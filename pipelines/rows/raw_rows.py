@@ -1,0 +1,205 @@
+"""Raw files as rows to be scored: the columns that a model takes, whatever else the files lack.
+
+The same reading, joining and checking as for an ingest, without labels, weights and queries. What the model derives
+itself is left to it; rows that an ingest would reject for it are rejected here too.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ctr.data.derived import TIME_COLUMN
+from ctr.data.mapping import (
+    DelimitedInput,
+    JsonlInput,
+    Label,
+    Mapping,
+    ParquetInput,
+    RowOrder,
+    Time,
+)
+from ctr.data.schema import Schema
+from ctr.data.spelling import text_array
+from ctr.io.errors import InputError
+from ctr.pipelines.rows.chunks import Chunk
+from ctr.pipelines.rows.convert import is_text
+from ctr.pipelines.rows.joins import SideTable
+from ctr.pipelines.rows.raw_columns import (
+    Columns,
+    Verdict,
+    add_derived,
+    check_numbers,
+    checked_columns,
+    read_ids,
+    read_times,
+)
+from ctr.pipelines.rows.reader import RawReader
+from ctr.pipelines.rows.sources import SourceFile, mapped_files
+
+BLOCK_BYTES = 4 << 20
+"""Bytes of an input file that are read at a time."""
+
+RawRows = tuple[pa.Table, pa.Table, list[dict[str, Any]]]
+"""Of N rows the keys (``key_schema``) and the columns that the model takes; and the rows that were rejected, as
+``rejects.jsonl`` has them.
+
+Texts are ``large_binary`` without nulls, lists of them joined with the feature's separator; numbers are float32, the
+time is int64.
+"""
+
+_TABLE_INPUTS: dict[str, Any] = {
+    "csv": DelimitedInput(type="csv"),
+    "tsv": DelimitedInput(type="tsv"),
+    "jsonl": JsonlInput(type="jsonl"),
+    "parquet": ParquetInput(type="parquet"),
+}
+
+
+def plain_mapping(schema: Schema, inputs: Sequence[Path]) -> Mapping:
+    """For files, of the one type that their names tell, whose columns have the names of the model's inputs.
+
+    The time, where the model takes one, is the column ``time_us`` of microseconds since 1970-01-01 UTC.
+
+    Raises:
+        InputError: a name that shows no type, or names that show different ones.
+    """
+    types = [_table_type(path) for path in inputs]
+    for path, other in zip(inputs, types, strict=True):
+        if other != types[0]:
+            raise InputError(
+                f"input {path}: a {other} file after {inputs[0]}, a {types[0]} file: all must be of one type"
+            )
+    form = _TABLE_INPUTS[types[0]]
+    if TIME_COLUMN in schema.inputs and schema.inputs[TIME_COLUMN] == "time":
+        time = Time(column=TIME_COLUMN, unit="us")
+    else:
+        time = Time(row_order=RowOrder(start=datetime(1970, 1, 1, tzinfo=UTC), step_us=1))
+    label = Label(column="label")
+    return Mapping(input=form, time=time, label=label, partition="1d", features=schema.features)
+
+
+def _table_type(path: Path) -> str:
+    suffixes = [suffix.removeprefix(".") for suffix in path.suffixes if suffix not in (".gz", ".zst")]
+    if not suffixes or suffixes[-1] not in _TABLE_INPUTS:
+        raise InputError(
+            f"input {path}: its name does not show its format; allowed: .csv, .tsv, .jsonl (also with .gz, .zst) and "
+            ".parquet, an example log, or --format or --mapping"
+        )
+    return suffixes[-1]
+
+
+def key_schema(mapping: Mapping) -> pa.Schema:
+    """What identifies rows: file and row, as an ingest numbers them, and the example id where the mapping has one."""
+    fields = [pa.field("file", pa.string()), pa.field("row", pa.int64())]
+    return pa.schema([*fields, *([pa.field("example_id", pa.int64())] if mapping.example_id else [])])
+
+
+def read_raw_rows(
+    schema: Schema, mapping: Mapping, inputs: Sequence[Path], block_bytes: int = BLOCK_BYTES
+) -> Iterator[RawRows]:
+    """Reads what a model of ``schema`` takes, as ``mapping`` finds it, in the order of the input files.
+
+    A derived column of the mapping is made where the model has no rule of its own for it.
+
+    Raises:
+        InputError: no input, a damaged file, a missing column, or one of a type that its features cannot read.
+    """
+    given = [name for name, kind in schema.inputs.items() if kind != "time"]
+    asked = {name: mapping.derive[name] for name in given if name in mapping.derive}
+    timed = len(given) < len(schema.inputs) or any(rule.of_time for rule in asked.values())
+    needed = [rule.source for rule in asked.values() if not rule.of_time]
+    needed += [name for name in given if name not in asked]
+    needed += [mapping.example_id] if mapping.example_id else []
+    needed += [mapping.time.column] if timed and mapping.time.column else []
+    mapping = mapping.model_copy(update={"features": schema.features, "derive": {**schema.derive, **asked}})
+    files = mapped_files(mapping, inputs)
+    reader = RawReader(mapping, block_bytes, tuple(dict.fromkeys(needed)))
+    lines = 0
+    for file in files:
+        last = 0
+        for chunk, sides in reader.read(file):
+            last = max([last, *chunk.rows[-1:].tolist(), *(reject.row for reject in chunk.rejects)])
+            yield _make_rows(schema, mapping, file, chunk, sides, lines if timed else None)
+        lines += last
+
+
+def _make_rows(
+    schema: Schema,
+    mapping: Mapping,
+    file: SourceFile,
+    chunk: Chunk,
+    sides: Sequence[SideTable],
+    first: int | None,
+) -> RawRows:
+    verdict = Verdict(chunk)
+    columns = checked_columns(chunk, sides, verdict)
+    times = None if first is None else read_times(mapping, columns, chunk, first, verdict)
+    keys = {"file": pa.repeat(file.name, len(chunk.rows)), "row": pa.array(chunk.rows, pa.int64())}
+    if mapping.example_id is not None:
+        keys["example_id"] = pa.array(read_ids(mapping.example_id, "example_id", columns, verdict))
+    asked = {name: rule for name, rule in mapping.derive.items() if name in schema.inputs}
+    add_derived(asked, columns, times, verdict)
+    # Only to see which rows an ingest would reject.
+    made = dict(columns)
+    add_derived(schema.derive, made, times, verdict)
+    check_numbers(mapping.number_sources, made, verdict)
+    raw = {}
+    for name, kind in schema.inputs.items():
+        if kind == "time":
+            raw[name] = pa.array(times)
+        elif kind == "text":
+            raw[name] = _texts(name, schema, columns, verdict)
+        else:
+            source = next(source for source in mapping.number_sources if schema.column_of(source) == name)
+            raw[name] = made[source].cast(pa.float32(), safe=False)
+    tables = [pa.table(keys, schema=key_schema(mapping)), pa.table(raw)]
+    if not verdict.good.all():
+        tables = [table.filter(pa.array(verdict.good)) for table in tables]
+    rejects = [{**asdict(reject), "file": file.name} for reject in verdict.rejects]
+    return tables[0], tables[1], rejects
+
+
+def _texts(name: str, schema: Schema, columns: Columns, verdict: Verdict) -> pa.Array:
+    column = columns[name]
+    kind = column.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        column = _joined(name, schema, column, verdict)
+        kind = column.type
+    _require_texts(name, kind)
+    return pc.fill_null(text_array(column), "").cast(pa.large_binary())
+
+
+def _require_texts(name: str, kind: pa.DataType, what: str = "is of type") -> None:
+    """Raises InputError for what an ingest would not read either."""
+    types = pa.types
+    if not (is_text(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
+            or types.is_boolean(kind) or types.is_null(kind)):  # fmt: skip
+        raise InputError(
+            f"the column {name} {what} {kind}; categories and text features are strings, numbers and booleans"
+        )
+
+
+def _joined(name: str, schema: Schema, column: pa.Array, verdict: Verdict) -> pa.Array:
+    separator = schema.list_separators.get(name)
+    if separator is None:
+        reads = "which only multivalent categories with one separator read"
+        raise InputError(f"the column {name} holds lists ({column.type}), {reads}")
+    items = column.flatten()
+    if pa.types.is_dictionary(items.type) or pa.types.is_string_view(items.type):
+        items = items.cast(pa.string())
+    _require_texts(name, items.type, "holds lists of type")
+    items = pc.fill_null(text_array(items), "")
+    holding = pc.match_substring(items, separator).to_numpy(zero_copy_only=False)
+    bad = np.zeros(len(column), bool)
+    bad[column.value_parent_indices().to_numpy()[holding]] = True
+    allowed = f"values without the separator {separator!r}, with which lists are joined"
+    verdict.refuse(bad, name, "a value contains the separator", column, allowed)
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), items), separator)

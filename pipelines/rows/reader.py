@@ -1,0 +1,117 @@
+"""From input files to chunks of raw columns, with the side tables that belong to each."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ctr.data.mapping import (
+    DelimitedInput,
+    Join,
+    JsonlInput,
+    Mapping,
+    MindInput,
+    ParquetInput,
+)
+from ctr.io.errors import InputError
+from ctr.pipelines.rows.chunks import Chunk
+from ctr.pipelines.rows.joins import SideTable, find_side_file, make_side_table
+from ctr.pipelines.rows.jsonl import JsonlReader
+from ctr.pipelines.rows.mind import News, read_mind
+from ctr.pipelines.rows.sources import SourceFile, require_columns
+from ctr.pipelines.rows.table_files import read_strictly, read_table_file, table_file_columns
+
+
+@dataclass
+class RawReader:
+    """Reads the input files of a mapping.
+
+    Attributes:
+        mapping: what to read, and how.
+        block_bytes: bytes of a file that make a chunk; at most about this much is in memory a chunk.
+        columns: which raw columns to read; None: all that the mapping needs for examples.
+    """
+
+    mapping: Mapping
+    block_bytes: int
+    columns: tuple[str, ...] | None = None
+    _sides: dict[Path, tuple[SideTable, ...]] = field(default_factory=dict)
+    _news: dict[Path, News] = field(default_factory=dict)
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        return self.mapping.raw_columns if self.columns is None else self.columns
+
+    def read(self, source: SourceFile) -> Iterator[tuple[Chunk, tuple[SideTable, ...]]]:
+        """Yields the chunks of one file with the side tables to attach to each.
+
+        Raises:
+            InputError: a damaged file, a missing column, a side table that is missing or has a key twice.
+        """
+        form = self.mapping.input
+        if isinstance(form, MindInput):
+            folder = source.path.parent
+            if folder not in self._news:
+                self._news[folder] = News.load(folder)
+            for chunk in read_mind(source, self._news[folder], self._columns, self.block_bytes):
+                yield chunk, ()
+            return
+        sides = self._side_tables(source.path.parent)
+        joined = {name: side for side in sides for name in side.columns.column_names}
+        wanted = [name for name in self._columns if name not in joined]
+        wanted += [name for name in dict.fromkeys(side.key for side in sides) if name not in wanted]
+        for chunk in self._read_file(source, form, wanted, joined):
+            yield chunk, sides
+
+    def _read_file(
+        self,
+        source: SourceFile,
+        form: DelimitedInput | JsonlInput | ParquetInput,
+        wanted: Sequence[str],
+        joined: dict[str, SideTable],
+    ) -> Iterator[Chunk]:
+        if isinstance(form, JsonlInput):
+            yield from self._jsonl_reader(wanted).read(source, self.block_bytes)
+            return
+        names = table_file_columns(source.path, form)
+        both = [name for name in joined if name in names]
+        if both:
+            raise InputError(
+                f"{source.path}: the column {both[0]} is there and in a side table too: give the join a prefix"
+            )
+        require_columns(source.path, wanted, (*names, *joined))
+        yield from read_table_file(source, form, wanted, self.block_bytes)
+
+    def _jsonl_reader(self, wanted: Sequence[str]) -> JsonlReader:
+        mapping = self.mapping
+        keys = [mapping.weight, mapping.label.column if not isinstance(mapping.label.value, str) else None]
+        keys.append(mapping.time.column if mapping.time.unit is not None else None)
+        texts = {*mapping.text_sources, mapping.example_id, *(join.key for join in mapping.joins)}
+        texts |= {derived.source for derived in mapping.derive.values()}
+        if mapping.query is not None:
+            texts.add(mapping.query.group_column)
+        numbers = [
+            name for name in (*mapping.number_sources, *keys) if name is not None and name not in texts
+        ]
+        return JsonlReader(wanted, numbers, mapping.list_sources)
+
+    def _side_tables(self, folder: Path) -> tuple[SideTable, ...]:
+        if folder not in self._sides:
+            loaded = [self._load_side(join, folder) for join in self.mapping.joins]
+            names = [name for side in loaded for name in side.columns.column_names]
+            repeated = next((name for name in names if names.count(name) > 1), None)
+            if repeated is not None:
+                raise InputError(
+                    f"{folder}: two side tables give the column {repeated}: give the joins prefixes"
+                )
+            self._sides[folder] = tuple(side for side in loaded if side.columns.num_columns)
+        return self._sides[folder]
+
+    def _load_side(self, join: Join, folder: Path) -> SideTable:
+        form = join.input or self.mapping.input
+        assert isinstance(form, DelimitedInput | ParquetInput)
+        path = find_side_file(join, folder)
+        names = table_file_columns(path, form)
+        require_columns(path, [join.key], names)
+        needed = self._columns
+        wanted = [join.key, *(name for name in names if name != join.key and join.prefix + name in needed)]
+        return make_side_table(join, path, *read_strictly(path, form, wanted, self.block_bytes))

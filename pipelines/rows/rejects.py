@@ -1,0 +1,101 @@
+"""Rows that an ingest sets aside: why, where they stand, and when there are too many of them."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ctr.io.errors import InputError
+from ctr.io.files import write_atomic_bytes
+
+EARLY_ROWS = 100_000
+"""From this many rows on, the share of rejects is also checked before the input ends."""
+
+_SHOWN = 80
+
+
+@dataclass(frozen=True)
+class Reject:
+    """One row set aside.
+
+    ``file`` is the number of the source file, ``row`` its 1-based line or record number, ``key`` the column
+    or the part of the mapping that refused it, ``value`` what stood there, ``allowed`` what may.
+    """
+
+    file: int
+    row: int
+    key: str
+    reason: str
+    value: str
+    allowed: str
+
+
+def make_reject(file: int, row: int, key: str, reason: str, value: object, allowed: str) -> Reject:
+    """A Reject whose value is shown as text, cut to 80 characters."""
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", errors="backslashreplace")
+    text = "" if value is None else str(value)
+    return Reject(file, row, key, reason, text[:_SHOWN], allowed)
+
+
+def check_reject_share(share: float) -> None:
+    """Raises InputError where the largest allowed share of rejects is none."""
+    if not 0 <= share <= 1:
+        raise InputError(f"--max-reject-share {share} is not allowed: a share from 0 to 1")
+
+
+@dataclass
+class RejectLog:
+    """Collects the rejects of one ingest, and stops it when their share is too large.
+
+    Attributes:
+        names: the source files' names, by their numbers.
+        max_share: the largest share of rejected rows that is allowed, in [0, 1].
+    """
+
+    names: Sequence[str]
+    max_share: float
+    rejects: list[Reject] = field(default_factory=list)
+
+    def add(self, rejects: Iterable[Reject]) -> None:
+        """Takes more rejects, in any order."""
+        self.rejects.extend(rejects)
+
+    def check(self, rows: int) -> None:
+        """Raises InputError when more than the allowed share of ``rows`` rows is rejected."""
+        count = len(self.rejects)
+        if count > self.max_share * rows:
+            (key, reason), most = Counter((r.key, r.reason) for r in self.rejects).most_common(1)[0]
+            first = min(
+                (r for r in self.rejects if (r.key, r.reason) == (key, reason)), key=lambda r: (r.file, r.row)
+            )
+            raise InputError(
+                f"{count} of {rows} rows rejected, more than the allowed share of {self.max_share:g}; most often "
+                f"{key}: {reason} ({most} rows, first {self.names[first.file]} row {first.row}, "
+                f"value {first.value!r}; allowed: {first.allowed})"
+            )
+
+    def counts(self) -> dict[str, int]:
+        """Rows by ``key: reason``, the most frequent first."""
+        counted = Counter(f"{reject.key}: {reject.reason}" for reject in self.rejects)
+        return dict(sorted(counted.items(), key=lambda item: (-item[1], item[0])))
+
+    def write(self, path: Path) -> None:
+        """Writes one JSON object a line, by file and row; without rejects, removes what a run before left."""
+        if not self.rejects:
+            path.unlink(missing_ok=True)
+            return
+        lines = []
+        for reject in sorted(self.rejects, key=lambda r: (r.file, r.row, r.key, r.reason, r.value)):
+            content = {
+                "file": self.names[reject.file],
+                "row": reject.row,
+                "key": reject.key,
+                "reason": reject.reason,
+                "value": reject.value,
+                "allowed": reject.allowed,
+            }
+            lines.append(json.dumps(content, ensure_ascii=False) + "\n")
+        # A value cut out of broken UTF-8 (a lone surrogate from JSON, say) must not break the record of it.
+        write_atomic_bytes(path, "".join(lines).encode("utf-8", errors="backslashreplace"))

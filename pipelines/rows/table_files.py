@@ -1,0 +1,60 @@
+"""Files that are tables as they lie: csv, tsv and Parquet, in chunks or whole."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from ctr.data.mapping import DelimitedInput, ParquetInput
+from ctr.io.errors import InputError
+from ctr.pipelines.rows.chunks import Chunk
+from ctr.pipelines.rows.convert import check_utf8
+from ctr.pipelines.rows.delimited import delimited_columns, read_delimited
+from ctr.pipelines.rows.parquet import parquet_columns, read_parquet
+from ctr.pipelines.rows.sources import SourceFile
+
+_PARQUET_BATCH_ROWS = 65_536
+
+
+def table_file_columns(path: Path, form: DelimitedInput | ParquetInput) -> tuple[str, ...]:
+    """The names of a file's columns. Raises InputError for a damaged file."""
+    return parquet_columns(path) if isinstance(form, ParquetInput) else delimited_columns(path, form)
+
+
+def read_table_file(
+    source: SourceFile, form: DelimitedInput | ParquetInput, wanted: Sequence[str], block_bytes: int
+) -> Iterator[Chunk]:
+    """Yields the wanted columns in chunks of about ``block_bytes`` of text, or of 65,536 Parquet rows.
+
+    Raises:
+        InputError: a missing column or a damaged file.
+    """
+    if isinstance(form, ParquetInput):
+        return read_parquet(source, wanted, _PARQUET_BATCH_ROWS)
+    return read_delimited(source, form, wanted, block_bytes)
+
+
+def read_strictly(
+    path: Path, form: DelimitedInput | ParquetInput, wanted: Sequence[str], block_bytes: int
+) -> tuple[pa.Table, list[int]]:
+    """The wanted columns of a whole file as UTF-8, and the row numbers.
+
+    Raises:
+        InputError: any row that cannot be read.
+    """
+    source = SourceFile(0, path, path.name)
+    chunks = list(read_table_file(source, form, wanted, block_bytes))
+    rows = [row for chunk in chunks for row in chunk.rows.tolist()]
+    for chunk in chunks:
+        for reject in chunk.rejects:
+            raise InputError(
+                f"{path} row {reject.row}: {reject.reason} ({reject.value!r}; allowed: {reject.allowed})"
+            )
+    columns = []
+    for name in wanted:
+        pieces = [chunk.table.column(name).combine_chunks() for chunk in chunks]
+        column, bad = check_utf8(pa.concat_arrays(pieces) if pieces else pa.array([], pa.string()))
+        if bad.any():
+            raise InputError(f"{path} row {rows[int(bad.argmax())]}: {name}: invalid UTF-8")
+        columns.append(column)
+    return pa.table(columns, names=list(wanted)), rows
