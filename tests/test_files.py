@@ -177,7 +177,7 @@ def test_a_folder_that_another_thread_makes_meanwhile_is_no_fault(tmp_path, monk
     """Of threads that make one folder, each may find it absent and then there."""
     folder = tmp_path / "a"
     folder.mkdir()
-    answers = iter([False, False])
+    answers = iter([False])
     is_dir = Path.is_dir
     monkeypatch.setattr(Path, "is_dir", lambda path: next(answers, True) if path == folder else is_dir(path))
     make_folder(folder)
