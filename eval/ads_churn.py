@@ -137,8 +137,8 @@ class LoopComparison:
         return {
             "loop_a": str(self.loop_a),
             "loop_b": str(self.loop_b),
-            **_told(self.whole),
-            "days": [{"day": day, **_told(state)} for day, state in self.days.items()],
+            **_as_record(self.whole),
+            "days": [{"day": day, **_as_record(state)} for day, state in self.days.items()],
         }
 
     def as_text(self) -> str:
@@ -219,19 +219,19 @@ def _checked_counts(name: str, values: npt.ArrayLike) -> IntArray:
     return counts
 
 
-def _told(state: AdsChurn) -> dict[str, Any]:
+def _as_record(state: AdsChurn) -> dict[str, Any]:
     ads_a, ads_b = state.ads_per_query()
-    told: dict[str, Any] = {
+    record: dict[str, Any] = {
         "queries": int(state.queries.sum()),
         "ads_per_query": {"a": json_number(ads_a), "b": json_number(ads_b)},
     }
     for name, estimate in state.estimates().items():
         low, high = estimate.interval()
-        told[name] = {
+        record[name] = {
             "value": json_number(float(estimate.point)),
             "ci95": [json_number(float(low)), json_number(float(high))],
         }
-    return told
+    return record
 
 
 def _cells(name: str, state: AdsChurn) -> list[str]:

@@ -238,8 +238,8 @@ def paired_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
         for shown, _ in others:
             whole = differences[shown.index][1]
             low, high = whole.interval()
-            told = display.with_margin(whole.point[-1], low[-1], high[-1], signed=True)
-            words.append(f"{shown.name}: {told} over all windows.")
+            text = display.with_margin(whole.point[-1], low[-1], high[-1], signed=True)
+            words.append(f"{shown.name}: {text} over all windows.")
         figures.append(
             figure_of(
                 f"Difference in {title}, run minus {runs[0].name}",

@@ -141,8 +141,8 @@ def to_svg(figure: Figure, hover: Hover | None = None) -> str:
     referred = set(re.findall(r"#([A-Za-z0-9_.\-]+)", svg))
     svg = re.sub(r' id="([^"]*)"', lambda match: _without_id(match, referred), svg)
     if hover is not None:
-        told = quoteattr(hover.as_json(72 * float(figure.get_size_inches()[1])))
-        svg = svg.replace("<svg ", f"<svg data-hover={told} ", 1)
+        hover_json = quoteattr(hover.as_json(72 * float(figure.get_size_inches()[1])))
+        svg = svg.replace("<svg ", f"<svg data-hover={hover_json} ", 1)
     return svg
 
 
