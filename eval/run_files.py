@@ -19,8 +19,8 @@ from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.timeline import Timeline
 from ctr.eval.weight_spectra import WeightSpectrum
 from ctr.io.arrays import read_arrays
-from ctr.io.documents import parse_json, parse_yaml
-from ctr.io.errors import InputError
+from ctr.io.documents import parse_json_object, parse_yaml
+from ctr.io.errors import InputError, one_line
 
 METRICS = ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias")
 """The metrics with an interval, the most telling first."""
@@ -91,7 +91,7 @@ def read_run(folder: Path) -> Run:
     if not summary_path.exists():
         hint = "the run is not finished" if config_path.exists() else "this is not a run directory"
         raise InputError(f"{folder}: no summary.json, so {hint}; allowed: the directory of a finished run")
-    summary = _json_object(summary_path, _text(summary_path))
+    summary = parse_json_object(_text(summary_path), str(summary_path))
     for key in ("log_sha256", "config_sha256"):
         if not isinstance(summary.get(key), str):
             raise InputError(f"{summary_path}: {key} must be a string, got {summary.get(key)!r:.80}")
@@ -122,7 +122,7 @@ def read_environment(folder: Path) -> dict[str, Any]:
         InputError: it is missing or damaged.
     """
     path = folder / "environment.json"
-    return _json_object(path, _text(path))
+    return parse_json_object(_text(path), str(path))
 
 
 def config_text(folder: Path) -> str:
@@ -168,7 +168,7 @@ def read_timeline(folder: Path) -> Timeline | None:
     try:
         return Timeline.from_arrays(read_arrays(path, _MOST_STATE_BYTES))
     except (OSError, KeyError, ValueError) as error:
-        raise InputError(f"{path}: damaged, or of another version: {_one_line(error)}") from None
+        raise InputError(f"{path}: damaged, or of another version: {one_line(error)}") from None
 
 
 def count_rejects(folder: Path) -> dict[str, int]:
@@ -193,7 +193,7 @@ def read_weight_spectra(folder: Path) -> list[WeightSpectrum] | None:
     path = folder / "weight_spectra.json"
     if not path.exists():
         return None
-    weights = _json_object(path, _text(path)).get("weights")
+    weights = parse_json_object(_text(path), str(path)).get("weights")
     if not isinstance(weights, list):
         raise InputError(f"{path}: weights must be a list, got {weights!r:.80}")
     return [_weight_spectrum(f"{path} weight {number}", entry) for number, entry in enumerate(weights, 1)]
@@ -232,7 +232,7 @@ def read_columns(path: Path, columns: Sequence[str], what: str) -> pd.DataFrame:
                 raise ValueError(f"the column {wrong} appears {names.count(wrong)} times; required: once")
             return file.read(list(columns)).replace_schema_metadata(None).to_pandas()
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise InputError(f"{path}: not readable as {what}: {_one_line(error)}") from None
+        raise InputError(f"{path}: not readable as {what}: {one_line(error)}") from None
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
@@ -256,7 +256,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = parse_yaml(_text(path))
     except ValueError as error:
-        raise InputError(f"{path}: not YAML: {_one_line(error)}") from None
+        raise InputError(f"{path}: not YAML: {one_line(error)}") from None
     if not isinstance(config, dict):
         raise InputError(f"{path}: must be a mapping of keys to values, got {type(config).__name__}")
     # Dates, keys that are no strings and numbers that are not finite become strings, as JSON has none of them.
@@ -270,7 +270,7 @@ def _read_metrics(path: Path) -> ProgressiveMetrics:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; a finished run has one") from None
     except (OSError, KeyError, ValueError) as error:
-        raise InputError(f"{path}: damaged, or of another version: {_one_line(error)}") from None
+        raise InputError(f"{path}: damaged, or of another version: {one_line(error)}") from None
 
 
 def _text(path: Path) -> str:
@@ -279,17 +279,7 @@ def _text(path: Path) -> str:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; a finished run has one") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not readable: {_one_line(error)}") from None
-
-
-def _json_object(where: Path | str, text: str) -> dict[str, Any]:
-    try:
-        content = parse_json(text)
-    except ValueError as error:
-        raise InputError(f"{where}: not JSON: {_one_line(error)}") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{where}: must be a JSON object, got {type(content).__name__}")
-    return content
+        raise InputError(f"{path}: not readable: {one_line(error)}") from None
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -298,7 +288,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if number == 1 and not line:
             continue
         where = f"{path} line {number}"
-        yield where, _json_object(where, line)
+        yield where, parse_json_object(line, where)
 
 
 def _window(where: str, line: dict[str, Any]) -> dict[str, float | None]:
@@ -348,7 +338,3 @@ def _is_number(value: object) -> bool:
     if isinstance(value, int) and not isinstance(value, bool):
         return -(2**63) <= value < 2**63
     return isinstance(value, float)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

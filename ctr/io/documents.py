@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from ctr.io.errors import InputError
+from ctr.io.errors import InputError, one_line
 
 _SEAL = "manifest_sha256"
 _DEEPEST = 100
@@ -167,14 +167,14 @@ def _sha256(content: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def parse_json_object(text: bytes, where: str) -> dict[str, object]:
+def parse_json_object(text: str | bytes, where: str) -> dict[str, Any]:
     """Parses a JSON object. Raises InputError, which names ``where``, when it is malformed."""
     try:
         content = parse_json(text)
     except ValueError as error:
-        raise InputError(f"{where}: not JSON: {error}") from None
+        raise InputError(f"{where}: not JSON: {one_line(error)}") from None
     if not isinstance(content, dict):
-        raise InputError(f"{where}: a JSON object is expected")
+        raise InputError(f"{where}: must be a JSON object, got {type(content).__name__}")
     return content
 
 

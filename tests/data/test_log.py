@@ -317,7 +317,7 @@ def test_a_schema_whose_features_were_changed(log: Path) -> None:
     with pytest.raises(InputError, match=r"schema\.json: not JSON"):
         read_schema(log)
     path.write_text("[]")
-    with pytest.raises(InputError, match="a JSON object is expected"):
+    with pytest.raises(InputError, match="must be a JSON object"):
         read_schema(log)
 
 
