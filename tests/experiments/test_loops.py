@@ -2,7 +2,6 @@
 
 import json
 import os
-import runpy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
+from ctr.data.log import log_sha256, read_manifests
 from ctr.eval.ads_churn import compare_loops
 from ctr.experiments.run import replay
 from ctr.io.errors import InputError
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
-
-made = runpy.run_path(str(Path(__file__).with_name("test_replay.py")))
-EXPERIMENT, run, read = made["EXPERIMENT"], made["run"], made["read"]
-made_log, place, stand_in = made["made_log"], made["place"], made["stand_in"]
+from stand_in_runs import EXPERIMENT, read, run
 
 
 def looped(days: int, **changes: Any) -> dict[str, Any]:
@@ -92,7 +89,7 @@ def test_a_run_that_is_trained_again_serves_again(stand_in, place):
     simulate(SimulatorConfig(examples=300, seed=4), place / "other")
     shutil.rmtree(place / "log")
     shutil.move(place / "other", place / "log")
-    (place / "sha").write_text(made["log_sha256"](made["read_manifests"](place / "log")))
+    (place / "sha").write_text(log_sha256(read_manifests(place / "log")))
     assert run(looped(3), timing=False) == {}
     found = calls(stand_in)
     assert set(found[4:8]) == loops(3)

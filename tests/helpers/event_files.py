@@ -7,12 +7,10 @@ import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from ctr.config import parse_model
 from ctr.data.event_mapping import EventMapping
@@ -184,9 +182,3 @@ def read_side(log: Path, name: str) -> list[Event]:
     """The rows of all files of a side folder, in no order that says something."""
     rows = [row for path in sorted((log / name).glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
     return sorted(rows, key=repr)
-
-
-@pytest.fixture(scope="session")
-def made() -> Any:
-    """The functions of this module, which tests cannot import."""
-    return SimpleNamespace(**{name: value for name, value in globals().items() if not name.startswith("_")})

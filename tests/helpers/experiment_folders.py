@@ -4,17 +4,14 @@ import csv
 import io
 import json
 import re
-import runpy
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
 
-make = runpy.run_path(str(Path(__file__).with_name("run_directories.py")))
-Page = runpy.run_path(str(Path(__file__).with_name("report_pages.py")))["Page"]
-make_rows, predict, write_run = make["make_rows"], make["predict"], make["write_run"]
-write_plan, run_folder = make["write_plan"], make["run_folder"]
+from report_pages import Page
+from run_directories import run_folder, write_plan, write_run
 
 HOSTILE = '<script>alert(1)</script> & "quotes" $x^2$ {{ title }}'
 ARMS = {

@@ -1,7 +1,7 @@
 """Named points of a program that writes or trains, at each of which it can be killed or made to fail.
 
 Nothing of the program is changed for it: what it calls is replaced, in this process, by what counts its calls and
-acts at one of them. Loaded by its path. The points, each also with ``.before`` and ``.after``::
+acts at one of them. The points, each also with ``.before`` and ``.after``::
 
     write           of bytes to a file; ``write.half``: the first half of them is written
     fsync           of a file or folder

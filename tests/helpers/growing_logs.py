@@ -1,4 +1,4 @@
-"""Logs that grow while runs read them, and what such runs have to end in; loaded by its path."""
+"""Logs that grow while runs read them, and what such runs have to end in."""
 
 import json
 from collections.abc import Sequence

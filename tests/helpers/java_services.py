@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FLINK_JARS = ROOT / ".java" / "flink"
 KAFKA_JARS = ROOT / ".java" / "kafka"
 START_SECONDS = 60

@@ -1,8 +1,4 @@
-"""What breaks numbers within a run, at given rows of its log; loaded by its path.
-
-Run by its path as a process of its own it trains under such faults, and kills that process. Given as globals then:
-``log``, ``config`` (a dict), ``run``, ``faults`` (as of ``injected``) and ``kill_at``, a number of batches.
-"""
+"""What breaks numbers within a run, at given rows of its log."""
 
 import os
 import signal
@@ -91,7 +87,12 @@ def injected(
 
 
 def main(given: Mapping[str, Any]) -> None:
-    """As the module says."""
+    """Trains under such faults, and kills this process.
+
+    Args:
+        given: ``log``, ``config`` (a dict), ``run``, ``faults`` (see ``injected``) and
+            ``kill_at``, a number of batches.
+    """
     count = 0
 
     def progress(*_: object) -> None:
@@ -105,7 +106,3 @@ def main(given: Mapping[str, Any]) -> None:
     with injected(faults.get("unlearnable"), poison):
         config = parse_model(TrainConfig, given["config"], "test")
         train(Path(given["log"]), config, Path(given["run"]), progress)
-
-
-if "kill_at" in globals():
-    main(globals())

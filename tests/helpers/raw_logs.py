@@ -7,13 +7,11 @@ import json
 import random
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from ctr.config import parse_model
 from ctr.data.log import read_manifests, read_schema, read_shard, unpack_ids
@@ -256,9 +254,3 @@ def log_bytes(folder: Path) -> dict[str, bytes]:
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     named = ((path.relative_to(folder), path) for path in files)
     return {str(name): path.read_bytes() for name, path in named if name.parts[0] != ".ingest"}
-
-
-@pytest.fixture(scope="session")
-def helpers() -> Any:
-    """The functions of this module, which tests cannot import."""
-    return SimpleNamespace(**{name: value for name, value in globals().items() if not name.startswith("_")})

@@ -1,4 +1,4 @@
-"""What tests read of a report; a name that pytest does not collect."""
+"""What tests read of a report."""
 
 import base64
 import hashlib

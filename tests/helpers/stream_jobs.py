@@ -10,19 +10,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import java_services
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from stream_helpers import published
 
+import java_services
 from ctr.config import parse_model
 from ctr.data.event_mapping import load_event_mapping
 from ctr.pipelines.events.batch import ingest_events
 from ctr.pipelines.events.publish import begin_log
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
+from java_services import ROOT
+from stream_helpers import published
 
-ROOT = java_services.ROOT
 MAPPING = ROOT / "examples" / "events" / "simulated.yaml"
 WAIT_SECONDS = 90
 WORLD = {

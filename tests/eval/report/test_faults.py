@@ -1,16 +1,14 @@
 """What a report tells of the faults of a run."""
 
 import json
-import runpy
 from pathlib import Path
 
 import pytest
 
+import run_directories
 from ctr.eval.report import render_report
 from ctr.io.errors import InputError
-
-make = runpy.run_path(str(Path(__file__).with_name("run_directories.py")))
-Page = runpy.run_path(str(Path(__file__).with_name("report_pages.py")))["Page"]
+from report_pages import Page
 
 HOUR = 3_600_000_000
 QUARANTINED = [
@@ -22,13 +20,15 @@ ROOTS = {"failed": 3, "lost": 0, "refreshed": 9}
 
 @pytest.fixture(scope="module")
 def rows():
-    return make["make_rows"](1, queries=30)
+    return run_directories.make_rows(1, queries=30)
 
 
 @pytest.fixture
 def write_run(rows, tmp_path):
     def write(name, **summary) -> Path:
-        return make["write_run"](tmp_path / name, rows, make["predict"](rows, 1, 1.0), **summary)
+        return run_directories.write_run(
+            tmp_path / name, rows, run_directories.predict(rows, 1, 1.0), **summary
+        )
 
     return write
 

@@ -1,7 +1,6 @@
 import json
 import math
 import re
-import runpy
 import shutil
 import warnings
 from pathlib import Path
@@ -19,10 +18,8 @@ from ctr.eval.report.page import check_page
 from ctr.eval.report.shown_run import show_runs
 from ctr.eval.run_files import read_windows
 from ctr.io.errors import InputError
-
-make = runpy.run_path(str(Path(__file__).with_name("run_directories.py")))
-make_rows, predict, write_run = make["make_rows"], make["predict"], make["write_run"]
-Page = runpy.run_path(str(Path(__file__).with_name("report_pages.py")))["Page"]
+from report_pages import Page
+from run_directories import make_rows, predict, write_run
 
 SECTIONS = ["results", "time", "calibration", "query-size", "predictions", "weights", "configuration"]
 SOMETIMES = ("comparison", "faults", "gain", "slices", "data")

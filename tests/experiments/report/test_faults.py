@@ -1,23 +1,13 @@
 import re
-import runpy
 import shutil
-from pathlib import Path
 
 import pytest
 
 from ctr.eval.run_comparison import NotComparableError
 from ctr.experiments.report.write import write_experiment
 from ctr.io.errors import InputError
-
-made = runpy.run_path(str(Path(__file__).with_name("experiment_folders.py")))
-ARMS, make_rows, predict, run_folder = made["ARMS"], made["make_rows"], made["predict"], made["run_folder"]
-write_plan, write_small, logits, cost = made["write_plan"], made["write_small"], made["logits"], made["cost"]
-write_costs, result_of, edit, read_page = (
-    made["write_costs"],
-    made["result_of"],
-    made["edit"],
-    made["read_page"],
-)
+from experiment_folders import ARMS, cost, edit, logits, read_page, result_of, write_costs, write_small
+from run_directories import make_rows, predict, run_folder, write_plan
 
 
 def test_failed_missing_and_damaged_runs_are_told_and_the_rest_too(copy):

@@ -1,7 +1,6 @@
 """Constrained slices and loops of an experiment, told from folders made by hand."""
 
 import json
-import runpy
 import shutil
 from itertools import combinations
 from pathlib import Path
@@ -14,10 +13,8 @@ from ctr.eval.progressive import ProgressiveMetrics
 from ctr.experiments.report.tables import TABLE_WIDTH
 from ctr.experiments.report.write import write_experiment
 from ctr.io.errors import InputError
-
-made = runpy.run_path(str(Path(__file__).with_name("experiment_folders.py")))
-run_folder, write_plan, write_small = made["run_folder"], made["write_plan"], made["write_small"]
-result_of, table_of, edit, read_page = made["result_of"], made["table_of"], made["edit"], made["read_page"]
+from experiment_folders import edit, read_page, result_of, table_of, write_small
+from run_directories import run_folder, write_plan
 
 SEEDS = (1, 2, 3)
 SHIFT = {"base": 0.5, "bound": 0.1}

@@ -1,4 +1,3 @@
-import runpy
 from itertools import combinations
 from pathlib import Path
 
@@ -9,10 +8,8 @@ from scipy import stats
 
 from ctr.eval.buckets import query_bucket
 from ctr.experiments.report.write import write_experiment
-
-made = runpy.run_path(str(Path(__file__).with_name("experiment_folders.py")))
-ARMS, predict, run_folder, write_plan = made["ARMS"], made["predict"], made["run_folder"], made["write_plan"]
-write_small, result_of = made["write_small"], made["result_of"]
+from experiment_folders import ARMS, result_of, write_small
+from run_directories import predict, run_folder, write_plan
 
 
 def brute(table: pd.DataFrame) -> dict[str, float]:

@@ -1,19 +1,9 @@
 import json
-import runpy
-from pathlib import Path
 
 from ctr.experiments.report.tables import TABLE_WIDTH
 from ctr.experiments.report.write import write_experiment
-
-made = runpy.run_path(str(Path(__file__).with_name("experiment_folders.py")))
-ARMS, HOSTILE, predict, run_folder = made["ARMS"], made["HOSTILE"], made["predict"], made["run_folder"]
-write_plan, write_small, cost, result_of = (
-    made["write_plan"],
-    made["write_small"],
-    made["cost"],
-    made["result_of"],
-)
-table_of, edit, read_page = made["table_of"], made["edit"], made["read_page"]
+from experiment_folders import ARMS, HOSTILE, cost, edit, read_page, result_of, table_of, write_small
+from run_directories import predict, run_folder, write_plan
 
 
 def test_the_terminal_table_fits_and_shows_the_paper_beside_ours(experiment):

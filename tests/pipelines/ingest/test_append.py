@@ -1,11 +1,11 @@
 """Files that come one after another: cut anywhere, late, twice, killed; the log is that of one ingest of them all."""
 
 import random
-import runpy
-from pathlib import Path
 
 import pytest
 
+import fault_points
+import raw_logs
 from ctr.cli import main
 from ctr.config import parse_model
 from ctr.data.log import list_intervals, read_manifests
@@ -13,8 +13,6 @@ from ctr.data.mapping import Mapping
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest.run import ingest
 from ctr.pipelines.ingest.state import read_state
-
-points = runpy.run_path(str(Path(__file__).resolve().parent.parent / "fault_points.py"))
 
 DAY = 86_400
 DAY_US = DAY * 1_000_000
@@ -28,10 +26,10 @@ QUERIES = {
 }
 
 
-def make_days(helpers, shift=16 * 3600, days=4, count=240, seed=1):
+def make_days(shift=16 * 3600, days=4, count=240, seed=1):
     """The rows of whole days that end ``shift`` seconds after midnight, in order of time, day by day."""
     source = random.Random(seed)
-    rows = helpers.make_rows(count, seed=seed)
+    rows = raw_logs.make_rows(count, seed=seed)
     for row in rows:
         row["time"] = str(FIRST + shift - DAY + source.randrange(days * DAY))
     rows.sort(key=lambda row: (int(row["time"]), int(row["id"])))
@@ -44,16 +42,16 @@ def make_days(helpers, shift=16 * 3600, days=4, count=240, seed=1):
     return found
 
 
-def write_days(helpers, folder, days):
-    return [helpers.write_rows(folder, rows, name=f"day{number}") for number, rows in enumerate(days)]
+def write_days(folder, days):
+    return [raw_logs.write_rows(folder, rows, name=f"day{number}") for number, rows in enumerate(days)]
 
 
 def append_all(mapping, paths, log, **options):
     return [ingest(mapping, [path], log, append=path != paths[-1], now_us=NOW, **options) for path in paths]
 
 
-def assert_same_log(helpers, log, whole):
-    found, expected = helpers.log_bytes(log), helpers.log_bytes(whole)
+def assert_same_log(log, whole):
+    found, expected = raw_logs.log_bytes(log), raw_logs.log_bytes(whole)
     assert {name: value for name, value in found.items() if not name.startswith("rejects")} == {
         name: value for name, value in expected.items() if not name.startswith("rejects")
     }
@@ -62,12 +60,12 @@ def assert_same_log(helpers, log, whole):
 @pytest.mark.slow
 @pytest.mark.parametrize("partition", ["1d", "7d"])
 @pytest.mark.parametrize("query", QUERIES)
-def test_days_cut_at_another_midnight_give_the_log_of_one_ingest(tmp_path, helpers, query, partition):
-    mapping = helpers.make_mapping(query=QUERIES[query], partition=partition)
-    paths = write_days(helpers, tmp_path / "in", make_days(helpers))
+def test_days_cut_at_another_midnight_give_the_log_of_one_ingest(tmp_path, query, partition):
+    mapping = raw_logs.make_mapping(query=QUERIES[query], partition=partition)
+    paths = write_days(tmp_path / "in", make_days())
     whole = ingest(mapping, paths, tmp_path / "whole", now_us=NOW)
     results = append_all(mapping, paths, tmp_path / "log")
-    assert_same_log(helpers, tmp_path / "log", tmp_path / "whole")
+    assert_same_log(tmp_path / "log", tmp_path / "whole")
     assert sum(result.rows for result in results) == whole.rows
     assert sum(result.examples for result in results) == whole.examples == whole.rows
     assert all(result.held_rows for result in results[:-1])
@@ -75,9 +73,9 @@ def test_days_cut_at_another_midnight_give_the_log_of_one_ingest(tmp_path, helpe
     assert not any(result.warnings for result in (*results, whole))
 
 
-def test_what_is_held_back_is_said_and_published_by_an_ingest_without_files(tmp_path, helpers):
-    mapping = helpers.make_mapping(query=None, partition="1d")
-    paths = write_days(helpers, tmp_path / "in", make_days(helpers, days=2))
+def test_what_is_held_back_is_said_and_published_by_an_ingest_without_files(tmp_path):
+    mapping = raw_logs.make_mapping(query=None, partition="1d")
+    paths = write_days(tmp_path / "in", make_days(days=2))
     ingest(mapping, paths, tmp_path / "whole", now_us=NOW)
     for path in paths:
         result = ingest(mapping, [path], tmp_path / "log", append=True, now_us=NOW)
@@ -91,41 +89,41 @@ def test_what_is_held_back_is_said_and_published_by_an_ingest_without_files(tmp_
     closed = ingest(mapping, [], tmp_path / "log")
     assert (closed.rows, closed.examples, closed.held_rows) == (0, result.held_rows, 0)
     assert "closed until 2020-09-16T00:00:00Z" in closed.as_text()
-    assert_same_log(helpers, tmp_path / "log", tmp_path / "whole")
+    assert_same_log(tmp_path / "log", tmp_path / "whole")
     with pytest.raises(InputError, match="holds no rows back that could be published"):
         ingest(mapping, [], tmp_path / "log")
 
 
-def test_late_rows_enter_while_their_partition_is_held_open(tmp_path, helpers):
-    mapping = helpers.make_mapping(query=None, partition="1d")
-    days = make_days(helpers, shift=0)
+def test_late_rows_enter_while_their_partition_is_held_open(tmp_path):
+    mapping = raw_logs.make_mapping(query=None, partition="1d")
+    days = make_days(shift=0)
     late = [days[0].pop() for _ in range(3)]
     days[2] += late
-    paths = write_days(helpers, tmp_path / "in", days)
+    paths = write_days(tmp_path / "in", days)
     ingest(mapping, paths, tmp_path / "whole", now_us=NOW)
     results = append_all(mapping, paths, tmp_path / "log", allowed_lateness_us=2 * DAY_US)
     assert [len(result.held_partitions) for result in results] == [1, 2, 3, 0]
-    assert_same_log(helpers, tmp_path / "log", tmp_path / "whole")
+    assert_same_log(tmp_path / "log", tmp_path / "whole")
     # Without it the first day is closed by the rows of the second: those that are late are named.
     for path in paths[:2]:
         ingest(mapping, [path], tmp_path / "short", append=True, now_us=NOW)
-    before = helpers.log_bytes(tmp_path / "short"), read_state(tmp_path / "short")
+    before = raw_logs.log_bytes(tmp_path / "short"), read_state(tmp_path / "short")
     with pytest.raises(
         InputError, match=r"3 of \d+ rows fall into 1 closed partition: day2\.csv \(3\); the first is"
     ):
         ingest(mapping, [paths[2]], tmp_path / "short", append=True, now_us=NOW)
-    assert (helpers.log_bytes(tmp_path / "short"), read_state(tmp_path / "short")) == before
+    assert (raw_logs.log_bytes(tmp_path / "short"), read_state(tmp_path / "short")) == before
     result = ingest(mapping, [paths[2]], tmp_path / "short", append=True, max_reject_share=0.2, now_us=NOW)
     assert (result.rejected, result.reject_reasons) == (3, {"partition: closed": 3})
     assert "fall into 1 closed partition" in result.warnings[0]
-    assert {reject["row"] for reject in helpers.read_rejects(tmp_path / "short")} == {
+    assert {reject["row"] for reject in raw_logs.read_rejects(tmp_path / "short")} == {
         2 + days[2].index(row) for row in late
     }
 
 
-def test_a_day_that_is_left_out_is_seen_and_refused_when_it_comes(tmp_path, helpers):
-    mapping = helpers.make_mapping(query=None, partition="1d")
-    paths = write_days(helpers, tmp_path / "in", make_days(helpers))
+def test_a_day_that_is_left_out_is_seen_and_refused_when_it_comes(tmp_path):
+    mapping = raw_logs.make_mapping(query=None, partition="1d")
+    paths = write_days(tmp_path / "in", make_days())
     ingest(mapping, [paths[0]], tmp_path / "log", append=True, now_us=NOW)
     result = ingest(mapping, [paths[2]], tmp_path / "log", append=True, now_us=NOW)
     (warning,) = result.warnings
@@ -138,52 +136,52 @@ def test_a_day_that_is_left_out_is_seen_and_refused_when_it_comes(tmp_path, help
             ingest(mapping, [paths[1]], tmp_path / "log", append=append, now_us=NOW)
 
 
-def test_without_append_the_next_file_is_refused_whole_and_told_what_to_do(tmp_path, helpers):
-    mapping = helpers.make_mapping(query=None, partition="1d")
-    paths = write_days(helpers, tmp_path / "in", make_days(helpers))
+def test_without_append_the_next_file_is_refused_whole_and_told_what_to_do(tmp_path):
+    mapping = raw_logs.make_mapping(query=None, partition="1d")
+    paths = write_days(tmp_path / "in", make_days())
     first = ingest(mapping, [paths[0]], tmp_path / "log", now_us=NOW)
     assert "--append keeps the last partition open" in first.as_text()
-    before = helpers.log_bytes(tmp_path / "log")
+    before = raw_logs.log_bytes(tmp_path / "log")
     with pytest.raises(
         InputError, match=r"closed partition: day1\.csv .*into a new output directory: .*with --append"
     ):
         ingest(mapping, [paths[1]], tmp_path / "log", now_us=NOW)
-    assert helpers.log_bytes(tmp_path / "log") == before
+    assert raw_logs.log_bytes(tmp_path / "log") == before
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("query", QUERIES)
-def test_the_same_command_again_adds_nothing(tmp_path, helpers, query):
-    mapping = helpers.make_mapping(query=QUERIES[query], partition="1d")
-    paths = write_days(helpers, tmp_path / "in", make_days(helpers))
+def test_the_same_command_again_adds_nothing(tmp_path, query):
+    mapping = raw_logs.make_mapping(query=QUERIES[query], partition="1d")
+    paths = write_days(tmp_path / "in", make_days())
     log = tmp_path / "log"
     for number, path in enumerate(paths[:3]):
         ingest(mapping, [path], log, append=True, now_us=NOW)
-        before = helpers.log_bytes(log), read_state(log)
+        before = raw_logs.log_bytes(log), read_state(log)
         for again in paths[: number + 1]:
             result = ingest(mapping, [again], log, append=True, now_us=NOW)
             assert result.known_files == [again.name]
-            assert (helpers.log_bytes(log), read_state(log)) == before
+            assert (raw_logs.log_bytes(log), read_state(log)) == before
     # Among new files those that are there are left out.
     result = ingest(mapping, paths, log, now_us=NOW)
     assert result.known_files == [path.name for path in paths[:3]]
     ingest(mapping, paths, tmp_path / "whole", now_us=NOW)
-    assert_same_log(helpers, log, tmp_path / "whole")
+    assert_same_log(log, tmp_path / "whole")
 
 
-def test_lines_of_files_without_a_time_count_on(tmp_path, helpers):
-    rows = helpers.make_rows(90, seed=2)
+def test_lines_of_files_without_a_time_count_on(tmp_path):
+    rows = raw_logs.make_rows(90, seed=2)
     order = {"row_order": {"start": "2020-01-01T00:00:00Z", "step_us": 1_000_000}}
-    mapping = helpers.make_mapping(time=order, query=None, partition="1m", example_id=None)
+    mapping = raw_logs.make_mapping(time=order, query=None, partition="1m", example_id=None)
     paths = [
-        helpers.write_rows(tmp_path / "in", rows[30 * n : 30 * n + 30], name=f"part{n}") for n in range(3)
+        raw_logs.write_rows(tmp_path / "in", rows[30 * n : 30 * n + 30], name=f"part{n}") for n in range(3)
     ]
     ingest(mapping, paths, tmp_path / "whole")
     append_all(mapping, paths, tmp_path / "log")
-    assert_same_log(helpers, tmp_path / "log", tmp_path / "whole")
+    assert_same_log(tmp_path / "log", tmp_path / "whole")
     log = tmp_path / "changed"
     ingest(mapping, [paths[0]], log, append=True)
-    helpers.write_rows(tmp_path / "in", rows[:29], name="part0")
+    raw_logs.write_rows(tmp_path / "in", rows[:29], name="part0")
     with pytest.raises(InputError, match="a file of this name with other content"):
         ingest(mapping, [paths[0]], log, append=True)
 
@@ -200,59 +198,59 @@ def die():
 @pytest.mark.parametrize(
     "point", ["write.half", "fsync.before", "rename.before", "rename.after", "link.after"]
 )
-def test_killed_anywhere_and_run_again(tmp_path, helpers, point):
-    mapping = helpers.make_mapping(query=QUERIES["session"], partition="1d")
-    paths = write_days(helpers, tmp_path / "in", make_days(helpers, days=3, count=60))
+def test_killed_anywhere_and_run_again(tmp_path, point):
+    mapping = raw_logs.make_mapping(query=QUERIES["session"], partition="1d")
+    paths = write_days(tmp_path / "in", make_days(days=3, count=60))
     append_all(mapping, paths, tmp_path / "whole")
     kills = 0
     for count in (1, 2, 4, 7):
         log = tmp_path / f"log{count}"
         for path in paths:
-            watched = points["Counting"](point, count, die, str(log))
+            watched = fault_points.Counting(point, count, die, str(log))
             options = {"append": path != paths[-1], "now_us": NOW}
             try:
-                with points["watching"](watched, training=False):
+                with fault_points.watching(watched, training=False):
                     ingest(mapping, [path], log, **options)
             except Killed:
                 kills += 1
                 ingest(mapping, [path], log, **options)
-        assert_same_log(helpers, log, tmp_path / "whole")
+        assert_same_log(log, tmp_path / "whole")
         assert read_state(log) == read_state(tmp_path / "whole")
     assert kills >= 3
 
 
-def test_the_next_ingest_completes_one_that_was_killed_while_it_published(tmp_path, helpers):
-    mapping = helpers.make_mapping(query=None, partition="6h")
-    paths = write_days(helpers, tmp_path / "in", make_days(helpers, days=2))
+def test_the_next_ingest_completes_one_that_was_killed_while_it_published(tmp_path):
+    mapping = raw_logs.make_mapping(query=None, partition="6h")
+    paths = write_days(tmp_path / "in", make_days(days=2))
     append_all(mapping, paths, tmp_path / "whole")
     log = tmp_path / "log"
     with (
         pytest.raises(Killed),
-        points["watching"](points["Counting"]("link.after", 3, die, str(log)), training=False),
+        fault_points.watching(fault_points.Counting("link.after", 3, die, str(log)), training=False),
     ):
         ingest(mapping, [paths[0]], log, append=True, now_us=NOW)
     assert len(list_intervals(log)) == 2
     ingest(mapping, [paths[1]], log, now_us=NOW)
-    assert_same_log(helpers, log, tmp_path / "whole")
+    assert_same_log(log, tmp_path / "whole")
 
 
-def test_a_lost_manifest_comes_back_by_the_same_command(tmp_path, helpers):
-    mapping = helpers.make_mapping(query=None, partition="6h")
-    (path,) = write_days(helpers, tmp_path / "in", make_days(helpers, days=1))
+def test_a_lost_manifest_comes_back_by_the_same_command(tmp_path):
+    mapping = raw_logs.make_mapping(query=None, partition="6h")
+    (path,) = write_days(tmp_path / "in", make_days(days=1))
     ingest(mapping, [path], tmp_path / "log", now_us=NOW)
-    before = helpers.log_bytes(tmp_path / "log")
+    before = raw_logs.log_bytes(tmp_path / "log")
     manifest = sorted((tmp_path / "log" / "manifests").iterdir())[1]
     shard = sorted((tmp_path / "log" / "shards").iterdir())[0]
     manifest.unlink()
     shard.write_bytes(b"damaged")
     result = ingest(mapping, [path], tmp_path / "log", now_us=NOW)
-    assert helpers.log_bytes(tmp_path / "log") == before
+    assert raw_logs.log_bytes(tmp_path / "log") == before
     assert result.known_rows == 0
 
 
-def test_held_rows_that_are_damaged_are_named(tmp_path, helpers):
-    mapping = helpers.make_mapping(query=None, partition="1d")
-    paths = write_days(helpers, tmp_path / "in", make_days(helpers, days=2))
+def test_held_rows_that_are_damaged_are_named(tmp_path):
+    mapping = raw_logs.make_mapping(query=None, partition="1d")
+    paths = write_days(tmp_path / "in", make_days(days=2))
     ingest(mapping, [paths[0]], tmp_path / "log", append=True, now_us=NOW)
     (held,) = (tmp_path / "log" / ".ingest").glob("held-*.arrow")
     held.write_bytes(held.read_bytes()[:100])
@@ -287,16 +285,16 @@ def test_the_command_line(tmp_path, capsys):
     assert "--allowed-lateness soon: a duration is a whole number" in capsys.readouterr().err
 
 
-def test_a_known_file_without_append_publishes_what_is_held_back(tmp_path, helpers):
-    mapping = helpers.make_mapping(query=None, partition="1d")
-    paths = write_days(helpers, tmp_path / "in", make_days(helpers, days=2))
+def test_a_known_file_without_append_publishes_what_is_held_back(tmp_path):
+    mapping = raw_logs.make_mapping(query=None, partition="1d")
+    paths = write_days(tmp_path / "in", make_days(days=2))
     ingest(mapping, paths, tmp_path / "whole", now_us=NOW)
     for path in paths:
         ingest(mapping, [path], tmp_path / "log", append=True, now_us=NOW)
     result = ingest(mapping, [paths[1]], tmp_path / "log", now_us=NOW)
     assert (result.known_files, result.held_rows) == (["day1.csv"], 0)
     assert result.known_rows == result.rows > 0
-    assert_same_log(helpers, tmp_path / "log", tmp_path / "whole")
+    assert_same_log(tmp_path / "log", tmp_path / "whole")
 
 
 EXAMPLES = {
@@ -337,7 +335,9 @@ def test_a_close_that_was_killed_while_it_published_is_completed_by_the_same_com
     ingest(mapping, [write_examples(tmp_path / "a.csv", [0])], tmp_path / "log", append=True, now_us=NOW)
     with (
         pytest.raises(Killed),
-        points["watching"](points["Counting"]("link.before", 1, die, str(tmp_path / "log")), training=False),
+        fault_points.watching(
+            fault_points.Counting("link.before", 1, die, str(tmp_path / "log")), training=False
+        ),
     ):
         ingest(mapping, [], tmp_path / "log", now_us=NOW)
     assert not list_intervals(tmp_path / "log")

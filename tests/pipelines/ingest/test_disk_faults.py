@@ -2,15 +2,14 @@
 
 import errno
 import os
-import runpy
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import fault_points
 from ctr.cli import main
 
-points = runpy.run_path(str(Path(__file__).resolve().parent.parent / "fault_points.py"))
 Watched = Callable[[list[str], Path], None]
 
 TABLE = """\
@@ -88,7 +87,7 @@ def test_a_disk_that_fails(name, kind, point, commands, tmp_path, capsys):
         log = tmp_path / f"log{after}"
         number = getattr(errno, kind)
         capsys.readouterr()
-        with points["watching"](points["Broken"]((point,), number, after, str(log)), training=False):
+        with fault_points.watching(fault_points.Broken((point,), number, after, str(log)), training=False):
             status = main([*commands[name], str(log)])
         if status:
             failed += 1

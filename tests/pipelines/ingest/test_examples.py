@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 from hypothesis import given
 from hypothesis import strategies as st
 
+import raw_logs
 from ctr.pipelines.ingest.examples import ExampleMaker
 from ctr.pipelines.ingest.run import ingest
 from ctr.pipelines.rows.chunks import Chunk
@@ -15,7 +16,7 @@ from ctr.pipelines.rows.sources import SourceFile
 
 
 @given(st.lists(st.integers(0, 253_402_300_799), min_size=1, max_size=5))
-def test_parts_of_the_time(helpers, tmp_path_factory, seconds):
+def test_parts_of_the_time(tmp_path_factory, seconds):
     periods = sorted({str(second // 21_600) for second in seconds})
     features = [
         {"name": "hour", "kind": "category", "source": "h", "vocabulary": [str(n) for n in range(24)]},
@@ -27,7 +28,7 @@ def test_parts_of_the_time(helpers, tmp_path_factory, seconds):
         "w": {"from": "time", "part": "weekday"},
         "p": {"from": "time", "every": "6h"},
     }
-    mapping = helpers.make_mapping(
+    mapping = raw_logs.make_mapping(
         joins=None, query=None, example_id=None, weight=None, label="click", derive=derive, features=features
     )
     path = tmp_path_factory.getbasetemp() / "x"
@@ -40,9 +41,9 @@ def test_parts_of_the_time(helpers, tmp_path_factory, seconds):
     assert ids[:, 2].tolist() == [1 + periods.index(str(second // 21_600)) for second in seconds]
 
 
-def test_copies_and_prefixes_of_numbers(tmp_path, helpers):
-    rows = helpers.make_rows(30)
-    path = helpers.write_rows(tmp_path / "in", rows, "parquet")
+def test_copies_and_prefixes_of_numbers(tmp_path):
+    rows = raw_logs.make_rows(30)
+    path = raw_logs.write_rows(tmp_path / "in", rows, "parquet")
     assert str(pq.read_schema(path).field("user").type) == "int64"
     derive = {"user_number": {"from": "user"}, "decade": {"from": "id", "prefix": 4}}
     features = [
@@ -50,11 +51,11 @@ def test_copies_and_prefixes_of_numbers(tmp_path, helpers):
         {"name": "user_number", "kind": "number", "source": "user_number", "boundaries": [1, 2, 3]},
         {"name": "decade", "kind": "category", "source": "decade", "vocabulary": ["1000", "1001", "1002"]},
     ]
-    mapping = helpers.make_mapping(input={"type": "parquet"}, joins=None, derive=derive, features=features)
+    mapping = raw_logs.make_mapping(input={"type": "parquet"}, joins=None, derive=derive, features=features)
     ingest(mapping, [path], tmp_path / "log")
     found = {
         e["example_id"]: (e["user"], e["user_number"], e["decade"])
-        for e in helpers.read_log(tmp_path / "log")
+        for e in raw_logs.read_log(tmp_path / "log")
     }
     assert found == {
         int(r["id"]): (1 + int(r["user"]), 1 + int(r["user"]), int(r["id"][3]) + 1) for r in rows

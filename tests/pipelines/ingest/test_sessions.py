@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+import raw_logs
 from ctr.pipelines.ingest.sessions import assign_queries
 
 EVENTS = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 60)), max_size=40)
@@ -15,9 +16,9 @@ def split(events):
 
 
 @given(EVENTS, GAPS)
-def test_queries_are_those_of_a_plain_cut(helpers, events, gap):
+def test_queries_are_those_of_a_plain_cut(events, gap):
     ids, times = assign_queries(*split(events), gap)
-    assert list(zip(ids.tolist(), times.tolist(), strict=True)) == helpers.plain_sessions(events, gap)
+    assert list(zip(ids.tolist(), times.tolist(), strict=True)) == raw_logs.plain_sessions(events, gap)
 
 
 @given(EVENTS, GAPS, st.randoms(use_true_random=False))

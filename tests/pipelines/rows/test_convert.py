@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import raw_logs
 from ctr.config import parse_model
 from ctr.data.mapping import Label, Time
 from ctr.data.transform import string_ids
@@ -287,9 +288,9 @@ def test_ids_of_other_types_agree_with_their_text():
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=4))
-def test_mixed_ids_are_those_of_whole_number_arithmetic(helpers, parts):
-    assert mix_ids(*parts).tolist() == [helpers.plain_mix(*parts)]
-    assert mix_ids(*[np.array([part, part]) for part in parts]).tolist() == [helpers.plain_mix(*parts)] * 2
+def test_mixed_ids_are_those_of_whole_number_arithmetic(parts):
+    assert mix_ids(*parts).tolist() == [raw_logs.plain_mix(*parts)]
+    assert mix_ids(*[np.array([part, part]) for part in parts]).tolist() == [raw_logs.plain_mix(*parts)] * 2
 
 
 def test_one_value_and_columns_mix():

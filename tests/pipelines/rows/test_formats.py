@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import raw_logs
 from ctr.data.log import read_manifests
 from ctr.data.mapping import load_format
 from ctr.pipelines.ingest.run import ingest
@@ -18,19 +19,19 @@ def us(*moment):
     return int(datetime(*moment, tzinfo=UTC).timestamp()) * US
 
 
-def run(helpers, name, inputs, log):
+def run(name, inputs, log):
     result = ingest(load_format(name), inputs, log)
     assert result.rejected == 0
-    return helpers.read_log(log)
+    return raw_logs.read_log(log)
 
 
-def test_criteo(tmp_path, helpers):
+def test_criteo(tmp_path):
     numbers = [["1", "", "-2", *["5"] * 10], ["0", "3", "", *[""] * 10]]
     strings = [[f"{place:08x}" for place in range(26)], ["", *[f"{place:08x}" for place in range(1, 26)]]]
     lines = ["\t".join([label, *n, *s]) for label, n, s in zip("01", numbers, strings, strict=True)]
     path = tmp_path / "train.txt"
     path.write_text("\n".join([*lines, lines[0]]) + "\n")
-    examples = run(helpers, "criteo", [tmp_path], tmp_path / "log")
+    examples = run("criteo", [tmp_path], tmp_path / "log")
     assert [e["label"] for e in examples] == [0, 1, 0]
     start = us(2014, 1, 1)
     assert [e["query_time"] for e in examples] == [start, start + 13194, start + 2 * 13194]
@@ -43,7 +44,7 @@ def test_criteo(tmp_path, helpers):
     assert first[4] == second[4]
 
 
-def test_avazu(tmp_path, helpers):
+def test_avazu(tmp_path):
     columns = (
         "id,click,hour,C1,banner_pos,site_id,site_domain,site_category,app_id,app_domain,app_category,device_id,"
         "device_ip,device_model,device_type,device_conn_type,C14,C15,C16,C17,C18,C19,C20,C21"
@@ -53,7 +54,7 @@ def test_avazu(tmp_path, helpers):
         "18446744073709551000,0,14102112,1,1" + ",x" * 19,
     ]
     (tmp_path / "train.csv").write_text("\n".join([columns, *rows]) + "\n")
-    examples = run(helpers, "avazu", [tmp_path / "train.csv"], tmp_path / "log")
+    examples = run("avazu", [tmp_path / "train.csv"], tmp_path / "log")
     assert [e["query_time"] for e in examples] == [us(2014, 10, 21, 12), us(2014, 10, 21, 13)]
     assert [e["label"] for e in examples] == [0, 1]
     assert examples[1]["example_id"] == 7
@@ -61,7 +62,7 @@ def test_avazu(tmp_path, helpers):
     assert load_format("avazu").feature_schema.by_name["banner_pos"].tower == "ui"
 
 
-def test_movielens(tmp_path, helpers):
+def test_movielens(tmp_path):
     ratings = ["1\t10\t4\t900000000", "2\t10\t3\t900000000", "1\t11\t3.5\t900001800", "1\t12\t5\t900003601"]
     (tmp_path / "x.inter").write_text(
         "\n".join(["user_id:token\titem_id:token\trating:float\ttimestamp:float", *ratings]) + "\n"
@@ -73,7 +74,7 @@ def test_movielens(tmp_path, helpers):
     (tmp_path / "x.user").write_text(
         "user_id:token\tage:token\tgender:token\toccupation:token\tzip_code:token\n1\t24\tM\tcook\t85711\n"
     )
-    examples = run(helpers, "movielens", [tmp_path], tmp_path / "log")
+    examples = run("movielens", [tmp_path], tmp_path / "log")
     times = {(e["timestamp"], e["label"]): e for e in examples}
     first, other = times[900000000 * US, 1], times[900000000 * US, 0]
     second, third = times[900001800 * US, 0], times[900003601 * US, 1]
@@ -85,7 +86,7 @@ def test_movielens(tmp_path, helpers):
     assert other["gender"] == 0
 
 
-def test_open_bandit(tmp_path, helpers):
+def test_open_bandit(tmp_path):
     names = ",timestamp,item_id,position,click,propensity_score," + ",".join(
         f"user_feature_{n}" for n in range(4)
     )
@@ -97,7 +98,7 @@ def test_open_bandit(tmp_path, helpers):
     (tmp_path / "item_context.csv").write_text(
         ",item_id,item_feature_0,item_feature_1,item_feature_2,item_feature_3\n0,1,-0.5,x,y,z\n"
     )
-    examples = run(helpers, "open_bandit", [tmp_path], tmp_path / "log")
+    examples = run("open_bandit", [tmp_path], tmp_path / "log")
     start = us(2019, 11, 24)
     assert [e["timestamp"] for e in examples] == [start + 17_004_101, start + 18 * US]
     assert [(e["label"], e["position"]) for e in examples] == [(0, 2), (1, 3)]
@@ -106,7 +107,7 @@ def test_open_bandit(tmp_path, helpers):
     assert load_format("open_bandit").feature_schema.by_name["position"].tower == "ui"
 
 
-def test_mind(tmp_path, helpers):
+def test_mind(tmp_path):
     (tmp_path / "behaviors.tsv").write_text(
         "2\tU1\t11/12/2019 2:14:46 PM\tN1 N9\tN1-0 N2-1\n1\tU2\t11/9/2019 6:42:51 AM\t\tN8-0\n"
     )
@@ -114,7 +115,7 @@ def test_mind(tmp_path, helpers):
         'N1\tnews\tworld\tOne "two"\t\thttp://x\t[{"WikidataId": "Q1"}]\t[]\n'
         "N2\tsports\tgolf\tTwo\tthree\thttp://x\t\t[]\n"
     )
-    examples = run(helpers, "mind", [tmp_path], tmp_path / "log")
+    examples = run("mind", [tmp_path], tmp_path / "log")
     assert [e["query_time"] for e in examples] == [
         us(2019, 11, 9, 6, 42, 51),
         *[us(2019, 11, 12, 14, 14, 46)] * 2,

@@ -4,6 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import raw_logs
 from ctr.config import parse_model
 from ctr.data.mapping import Join
 from ctr.io.errors import InputError
@@ -78,57 +79,57 @@ def write(folder, shops):
         ("shop,kid\n1,a\n", "rows.csv: no column shop_kind; the columns found are id, "),
     ],
 )
-def test_a_broken_side_table_ends_the_job(tmp_path, helpers, shops, message):
-    path = helpers.write_rows(tmp_path / "in", helpers.make_rows(5))
+def test_a_broken_side_table_ends_the_job(tmp_path, shops, message):
+    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(5))
     write(tmp_path / "in", shops)
     with pytest.raises(InputError, match=message):
-        ingest(helpers.make_mapping(), [path], tmp_path / "log")
+        ingest(raw_logs.make_mapping(), [path], tmp_path / "log")
 
 
-def test_bytes_in_a_side_table_must_be_utf8(tmp_path, helpers):
-    path = helpers.write_rows(tmp_path / "in", helpers.make_rows(5))
+def test_bytes_in_a_side_table_must_be_utf8(tmp_path):
+    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(5))
     (tmp_path / "in" / "shops.csv").write_bytes(b"shop,kind\n1,food\n2,caf\xe9\n")
     with pytest.raises(InputError, match=r"shops.csv row 3: kind: invalid UTF-8"):
-        ingest(helpers.make_mapping(), [path], tmp_path / "log")
+        ingest(raw_logs.make_mapping(), [path], tmp_path / "log")
 
 
-def test_each_folder_has_its_own_side_table(tmp_path, helpers):
-    rows = helpers.make_rows(40)
+def test_each_folder_has_its_own_side_table(tmp_path):
+    rows = raw_logs.make_rows(40)
     for name, part, kind in (("a", rows[:20], "food"), ("b", rows[20:], "tools")):
-        helpers.write_rows(tmp_path / "in" / name, part)
+        raw_logs.write_rows(tmp_path / "in" / name, part)
         write(tmp_path / "in" / name, "shop,kind\n" + "".join(f"{shop},{kind}\n" for shop in range(5)))
-    mapping = helpers.make_mapping(input={"type": "csv", "pattern": "*/rows.csv"})
+    mapping = raw_logs.make_mapping(input={"type": "csv", "pattern": "*/rows.csv"})
     ingest(mapping, [tmp_path / "in"], tmp_path / "log")
-    found = {example["example_id"]: example["kind"] for example in helpers.read_log(tmp_path / "log")}
+    found = {example["example_id"]: example["kind"] for example in raw_logs.read_log(tmp_path / "log")}
     assert found == {int(row["id"]): 1 if place < 20 else 2 for place, row in enumerate(rows)}
 
 
-def test_a_column_in_both_places_needs_a_prefix(tmp_path, helpers):
-    path = helpers.write_rows(tmp_path / "in", helpers.make_rows(5))
+def test_a_column_in_both_places_needs_a_prefix(tmp_path):
+    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(5))
     write(tmp_path / "in", "shop,color,kind\n1,red,food\n")
-    ingest(helpers.make_mapping(), [path], tmp_path / "log")
+    ingest(raw_logs.make_mapping(), [path], tmp_path / "log")
     joins = [{"file": "shops.csv", "key": "shop"}]
-    features = [feature for feature in helpers.FEATURES if feature["name"] != "kind"]
+    features = [feature for feature in raw_logs.FEATURES if feature["name"] != "kind"]
     with pytest.raises(InputError, match="the column color is there and in a side table too"):
-        ingest(helpers.make_mapping(joins=joins, features=features), [path], tmp_path / "log2")
+        ingest(raw_logs.make_mapping(joins=joins, features=features), [path], tmp_path / "log2")
 
 
-def test_two_side_tables_may_not_give_the_same_column(tmp_path, helpers):
-    path = helpers.write_rows(tmp_path / "in", helpers.make_rows(5))
+def test_two_side_tables_may_not_give_the_same_column(tmp_path):
+    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(5))
     joins = [{"file": "shops.csv", "key": "shop", "prefix": "shop_"}] * 2
     with pytest.raises(InputError, match="two side tables give the column shop_kind"):
-        ingest(helpers.make_mapping(joins=joins), [path], tmp_path / "log")
+        ingest(raw_logs.make_mapping(joins=joins), [path], tmp_path / "log")
 
 
-def test_side_tables_of_parquet_and_keys_of_numbers(tmp_path, helpers):
-    rows = helpers.make_rows(30)
-    path = helpers.write_rows(tmp_path / "in", rows, "parquet")
-    kinds = [(int(shop), kind) for shop, kind in helpers.SHOPS.items()]
+def test_side_tables_of_parquet_and_keys_of_numbers(tmp_path):
+    rows = raw_logs.make_rows(30)
+    path = raw_logs.write_rows(tmp_path / "in", rows, "parquet")
+    kinds = [(int(shop), kind) for shop, kind in raw_logs.SHOPS.items()]
     table = pa.table({"shop": [shop for shop, _ in kinds], "kind": [kind for _, kind in kinds]})
     pq.write_table(table, tmp_path / "in" / "shops.pq")
     joins = [{"file": "*.pq", "key": "shop", "prefix": "shop_"}]
-    mapping = helpers.make_mapping(input={"type": "parquet"}, joins=joins)
+    mapping = raw_logs.make_mapping(input={"type": "parquet"}, joins=joins)
     ingest(mapping, [tmp_path / "in"], tmp_path / "log")
-    assert helpers.read_log(tmp_path / "log") == helpers.reference(
+    assert raw_logs.read_log(tmp_path / "log") == raw_logs.reference(
         [(path.name, 0, row) for row in rows], mapping
     )

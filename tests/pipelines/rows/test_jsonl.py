@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import raw_logs
 from ctr.data.mapping import Label
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest.run import ingest
@@ -139,13 +140,13 @@ def test_an_empty_file_has_no_rows(tmp_path):
     assert read(tmp_path / "x", []) == []
 
 
-def test_side_tables_beside_json_are_joined(tmp_path, helpers):
-    rows = helpers.make_rows(30)
-    path = helpers.write_rows(tmp_path / "in", rows, "jsonl")
-    mapping = helpers.make_mapping(input={"type": "jsonl"})
+def test_side_tables_beside_json_are_joined(tmp_path):
+    rows = raw_logs.make_rows(30)
+    path = raw_logs.write_rows(tmp_path / "in", rows, "jsonl")
+    mapping = raw_logs.make_mapping(input={"type": "jsonl"})
     ingest(mapping, [path], tmp_path / "log")
-    expected = helpers.reference([(path.name, 0, row) for row in rows], mapping)
-    assert helpers.read_log(tmp_path / "log") == expected
+    expected = raw_logs.reference([(path.name, 0, row) for row in rows], mapping)
+    assert raw_logs.read_log(tmp_path / "log") == expected
 
 
 def test_lines_that_arrows_parser_does_not_survive_are_read_by_themselves(tmp_path):

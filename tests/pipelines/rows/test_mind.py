@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+import raw_logs
 from ctr.config import parse_model
 from ctr.data.mapping import Mapping
 from ctr.io.errors import InputError
@@ -132,11 +133,11 @@ def mapping():
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_a_query_is_an_impression(tmp_path, helpers, suffix):
+def test_a_query_is_an_impression(tmp_path, suffix):
     lines = make_lines(60, seed=2)
     folder = write(tmp_path / "in", lines, suffix=suffix)
     result = ingest(mapping(), [folder], tmp_path / "log")
-    examples = helpers.read_log(tmp_path / "log")
+    examples = raw_logs.read_log(tmp_path / "log")
     assert (result.queries, result.examples) == (60, sum(len(line[4]) for line in lines))
     by_impression = {}
     for example in examples:
@@ -154,7 +155,7 @@ def test_a_query_is_an_impression(tmp_path, helpers, suffix):
     assert keys == sorted(keys)
 
 
-def test_several_files_share_the_news_of_their_folder(tmp_path, helpers):
+def test_several_files_share_the_news_of_their_folder(tmp_path):
     lines = make_lines(30, seed=3)
     whole, parts = write(tmp_path / "whole", lines), write(tmp_path / "parts", lines)
     text = (parts / "behaviors.tsv").read_text().splitlines(keepends=True)
@@ -162,10 +163,10 @@ def test_several_files_share_the_news_of_their_folder(tmp_path, helpers):
     (parts / "behaviors_2.tsv").write_text("".join(text[10:]))
     ingest(mapping(), [whole], tmp_path / "log")
     ingest(mapping(), [parts / "behaviors.tsv", parts / "behaviors_2.tsv"], tmp_path / "log2")
-    assert helpers.read_log(tmp_path / "log2") == helpers.read_log(tmp_path / "log")
+    assert raw_logs.read_log(tmp_path / "log2") == raw_logs.read_log(tmp_path / "log")
 
 
-def test_bad_lines_and_candidates_are_set_aside(tmp_path, helpers):
+def test_bad_lines_and_candidates_are_set_aside(tmp_path):
     lines = [
         ("1", "U1", TIMES[0], [], ["N1-1", "N2-0"]),
         ("2", "U1", TIMES[0], [], []),
@@ -179,7 +180,7 @@ def test_bad_lines_and_candidates_are_set_aside(tmp_path, helpers):
         file.write(b"7\tU\xff\t" + TIMES[1].encode() + b"\t\tN1-0\n")
     result = ingest(mapping(), [folder], tmp_path / "log", max_reject_share=1)
     assert (result.rows, result.examples, result.rejected) == (13, 4, 9)
-    found = [(r["row"], r["key"], r["reason"], r["value"]) for r in helpers.read_rejects(tmp_path / "log")]
+    found = [(r["row"], r["key"], r["reason"], r["value"]) for r in raw_logs.read_rejects(tmp_path / "log")]
     example = next(r for r in found if r[1] == "example_id")[3]
     assert found == [
         (2, "line", "no candidates", ""),

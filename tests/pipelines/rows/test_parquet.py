@@ -4,6 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import raw_logs
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest.run import ingest
 from ctr.pipelines.rows.parquet import read_parquet
@@ -19,9 +20,9 @@ def test_rows_are_numbered_through_row_groups_and_batches(tmp_path):
     assert all(chunk.table.column_names == ["a"] and chunk.file == 4 for chunk in chunks)
 
 
-def test_types_of_parquet_are_understood(tmp_path, helpers):
-    rows = helpers.make_rows(50)
-    path = helpers.write_rows(tmp_path / "in", rows, "parquet")
+def test_types_of_parquet_are_understood(tmp_path):
+    rows = raw_logs.make_rows(50)
+    path = raw_logs.write_rows(tmp_path / "in", rows, "parquet")
     table = pq.read_table(path)
     changes = {
         "time": pa.array([int(row["time"]) for row in rows], pa.timestamp("s")),
@@ -33,9 +34,9 @@ def test_types_of_parquet_are_understood(tmp_path, helpers):
     for name, column in changes.items():
         table = table.set_column(table.schema.get_field_index(name), name, column)
     pq.write_table(table, path)
-    mapping = helpers.make_mapping(input={"type": "parquet"}, time={"column": "time", "format": "iso8601"})
+    mapping = raw_logs.make_mapping(input={"type": "parquet"}, time={"column": "time", "format": "iso8601"})
     ingest(mapping, [path], tmp_path / "log")
-    assert helpers.read_log(tmp_path / "log") == helpers.reference(
+    assert raw_logs.read_log(tmp_path / "log") == raw_logs.reference(
         [(path.name, 0, row) for row in rows], mapping
     )
 
@@ -48,25 +49,25 @@ def test_types_of_parquet_are_understood(tmp_path, helpers):
         ("color", [{"x": 1}] * 5, "feature color: its source column color is of type struct"),
     ],
 )
-def test_a_type_that_cannot_be_read_is_named(tmp_path, helpers, column, values, message):
-    path = helpers.write_rows(tmp_path / "in", helpers.make_rows(5), "parquet")
+def test_a_type_that_cannot_be_read_is_named(tmp_path, column, values, message):
+    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(5), "parquet")
     table = pq.read_table(path)
     pq.write_table(table.set_column(table.schema.get_field_index(column), column, pa.array(values)), path)
     with pytest.raises(InputError, match=message):
-        ingest(helpers.make_mapping(input={"type": "parquet"}), [path], tmp_path / "log")
+        ingest(raw_logs.make_mapping(input={"type": "parquet"}), [path], tmp_path / "log")
 
 
-def test_a_file_that_is_no_parquet_is_named(tmp_path, helpers):
-    path = helpers.write_rows(tmp_path / "in", helpers.make_rows(5))
+def test_a_file_that_is_no_parquet_is_named(tmp_path):
+    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(5))
     path = path.rename(path.with_suffix(".parquet"))
     with pytest.raises(InputError, match=r"rows.parquet: damaged, truncated or not of this format"):
-        ingest(helpers.make_mapping(input={"type": "parquet"}), [path], tmp_path / "log")
+        ingest(raw_logs.make_mapping(input={"type": "parquet"}), [path], tmp_path / "log")
 
 
 @pytest.mark.parametrize("kind", ["string", "large_string", "list", "large_list", "dictionary"])
-def test_text_that_is_not_utf8_is_set_aside(tmp_path, helpers, kind):
-    rows = helpers.make_rows(40)
-    path = helpers.write_rows(tmp_path / "in", rows, "parquet")
+def test_text_that_is_not_utf8_is_set_aside(tmp_path, kind):
+    rows = raw_logs.make_rows(40)
+    path = raw_logs.write_rows(tmp_path / "in", rows, "parquet")
     texts = [b"ab"] * 40
     texts[20] = b"a\xe9"
     broken = pa.array(texts).view(pa.string())
@@ -80,8 +81,8 @@ def test_text_that_is_not_utf8_is_set_aside(tmp_path, helpers, kind):
     name = "tags" if "list" in kind else "code"
     table = pq.read_table(path)
     pq.write_table(table.set_column(table.schema.get_field_index(name), name, column), path)
-    ingest(helpers.make_mapping(input={"type": "parquet"}), [path], tmp_path / "log", max_reject_share=0.05)
-    (reject,) = helpers.read_rejects(tmp_path / "log")
+    ingest(raw_logs.make_mapping(input={"type": "parquet"}), [path], tmp_path / "log", max_reject_share=0.05)
+    (reject,) = raw_logs.read_rejects(tmp_path / "log")
     assert (reject["row"], reject["key"], reject["reason"]) == (21, name, "invalid UTF-8")
     assert "xe9" in reject["value"]
-    assert len(helpers.read_log(tmp_path / "log")) == 39
+    assert len(raw_logs.read_log(tmp_path / "log")) == 39

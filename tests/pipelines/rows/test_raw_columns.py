@@ -12,6 +12,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import raw_logs
 from ctr.config import parse_model
 from ctr.data.derived import TIME_COLUMN
 from ctr.data.mapping import Mapping
@@ -320,7 +321,7 @@ class TestCasts:
 
 
 @pytest.mark.parametrize("cast", [None, "integer"])
-def test_one_category_from_every_format(tmp_path, helpers, cast):
+def test_one_category_from_every_format(tmp_path, cast):
     """What pandas writes for whole numbers beside a missing one: 12.0 in CSV and JSON, a float column in Parquet."""
     whole = [12, None, 7, 0, -3]
     features = [{"name": "f", "kind": "category", "source": "d" if cast else "c"}]
@@ -365,8 +366,8 @@ def test_one_category_from_every_format(tmp_path, helpers, cast):
         logs[str(kind)] = ("parquet", path)
     ids = {}
     for name, (form, path) in logs.items():
-        mapping = helpers.make_mapping(input={"type": form}, **content)
+        mapping = raw_logs.make_mapping(input={"type": form}, **content)
         ingest(mapping, [path], tmp_path / f"log {name}")
-        ids[name] = [example["f"] for example in helpers.read_log(tmp_path / f"log {name}")]
+        ids[name] = [example["f"] for example in raw_logs.read_log(tmp_path / f"log {name}")]
     assert len(set(ids["ints"])) == 5
     assert all(found == ids["ints"] for found in ids.values()), ids

@@ -5,6 +5,7 @@ import gzip
 import pyarrow as pa
 import pytest
 
+import raw_logs
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest.run import ingest
 from ctr.pipelines.rows.sources import find_files, open_bytes, require_columns
@@ -89,35 +90,35 @@ def test_a_file_of_another_kind_is_named(tmp_path, name, content, words):
 
 @pytest.mark.parametrize("suffix", ["csv.gz", "tsv.zst", "jsonl.gz", "parquet"])
 @pytest.mark.parametrize("share", [0.5, 0.98])
-def test_a_truncated_file_is_named(tmp_path, helpers, suffix, share):
-    path = helpers.write_rows(tmp_path / "in", helpers.make_rows(500), suffix)
+def test_a_truncated_file_is_named(tmp_path, suffix, share):
+    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(500), suffix)
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
-    mapping = helpers.make_mapping(input={"type": suffix.partition(".")[0]})
+    mapping = raw_logs.make_mapping(input={"type": suffix.partition(".")[0]})
     with pytest.raises(InputError, match=rf"in/rows.{suffix}: damaged, truncated or not of this format"):
         ingest(mapping, [path], tmp_path / "log")
     assert not (tmp_path / "log" / "manifests").exists()
     assert not list((tmp_path / "log").glob(".spill-*"))
 
 
-def test_a_flipped_bit_in_a_compressed_file_is_noticed(tmp_path, helpers):
-    path = helpers.write_rows(tmp_path / "in", helpers.make_rows(500), "csv.gz")
+def test_a_flipped_bit_in_a_compressed_file_is_noticed(tmp_path):
+    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(500), "csv.gz")
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 16
     path.write_bytes(bytes(content))
     with pytest.raises(InputError, match=r"rows\.csv\.gz: |rows rejected"):
-        ingest(helpers.make_mapping(), [path], tmp_path / "log")
+        ingest(raw_logs.make_mapping(), [path], tmp_path / "log")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
-def test_a_missing_column_is_named_with_those_found(tmp_path, helpers, suffix):
-    path = helpers.write_rows(tmp_path / "in", helpers.make_rows(9), suffix)
-    mapping = helpers.make_mapping(input={"type": suffix}, label="clicked >= 4", weight="importance")
+def test_a_missing_column_is_named_with_those_found(tmp_path, suffix):
+    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(9), suffix)
+    mapping = raw_logs.make_mapping(input={"type": suffix}, label="clicked >= 4", weight="importance")
     with pytest.raises(InputError) as caught:
         ingest(mapping, [path], tmp_path / "log")
     line = str(caught.value)
     assert line.startswith(f"{path}: no column clicked, importance")
     assert "the columns found are " in line
-    assert all(name in line for name in helpers.COLUMNS)
+    assert all(name in line for name in raw_logs.COLUMNS)
     assert "\n" not in line
 
 

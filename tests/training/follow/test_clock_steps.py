@@ -1,18 +1,16 @@
 """A clock that steps back: what is published late is never left out in silence, and never trained after its time."""
 
-import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import growing_logs
 from ctr.data.log import read_manifests
 from ctr.io.errors import InputError
 from ctr.training.loop import train
 from ctr.training.session import open_session
-
-helpers = runpy.run_path(str(Path(__file__).with_name("growing_logs.py")))
-ENDS = helpers["ENDS"]
+from growing_logs import ENDS
 
 
 def remove(log: Path, start: int, end: int) -> None:
@@ -24,7 +22,7 @@ def remove(log: Path, start: int, end: int) -> None:
 def test_an_interval_that_comes_after_its_time_is_refused_by_name(
     growing: Any, make_config: Any, tmp_path: Path
 ) -> None:
-    config, log, run = make_config(helpers["ROOTS"], logistic=True), growing.folder, tmp_path / "run"
+    config, log, run = make_config(growing_logs.ROOTS, logistic=True), growing.folder, tmp_path / "run"
 
     def publish(number: int) -> None:
         growing.intervals = number
@@ -52,7 +50,7 @@ def test_an_interval_that_comes_after_its_time_is_refused_by_name(
 def test_an_interval_that_vanishes_or_changes_is_named(
     growing: Any, make_config: Any, tmp_path: Path
 ) -> None:
-    config, log = make_config(helpers["ROOTS"], logistic=True), growing.grow(3)
+    config, log = make_config(growing_logs.ROOTS, logistic=True), growing.grow(3)
     with open_session(log, config, tmp_path / "run") as session:
         session.advance(stop=lambda: session.current.position.examples > 600)
         remove(log, ENDS[0], ENDS[1])

@@ -2,7 +2,6 @@
 
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import growing_logs
 from ctr.cli import main
 from ctr.config import dump_yaml, parse_model
 from ctr.data.log import manifest_bytes, read_manifests, read_shard
@@ -26,9 +26,8 @@ from ctr.io.errors import InputError
 from ctr.training.analysis.durations import Durations
 from ctr.training.follow.watch import Followed, Polling, follow
 from ctr.training.loop import train
+from growing_logs import ROOTS, Growing, constrained
 
-helpers = runpy.run_path(str(Path(__file__).with_name("growing_logs.py")))
-Growing, ROOTS, constrained = helpers["Growing"], helpers["ROOTS"], helpers["constrained"]
 # Of 12 to 130 rows, some of them smaller than a batch, two without any.
 SHORT = (
     0,
@@ -91,10 +90,10 @@ def assert_one_pass(
     train(log, config, run, exporter=exporter)
     whole = run.with_name(f"{run.name}-whole")
     train(log, config, whole, heard, exporter=exporter)
-    found, expected = helpers["outcome"](run), helpers["outcome"](whole)
+    found, expected = growing_logs.outcome(run), growing_logs.outcome(whole)
     for name in ("summary", "metrics", "rejects", "metric states"):
         assert found[name] == expected[name], name
-    assert helpers["last_weights"](run) == helpers["last_weights"](whole)
+    assert growing_logs.last_weights(run) == growing_logs.last_weights(whole)
     assert read_predictions(run).equals(read_predictions(whole))
 
 

@@ -1,7 +1,6 @@
 """What TensorBoard reads of a run, through its own reader and its hyperparameter plugin."""
 
 import json
-import runpy
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +21,8 @@ from tensorboard.plugins.hparams.list_session_groups import Handler
 from ctr.data.log import publish_interval
 from ctr.training.loop import train
 from ctr.training.run.event_file import EventFiles
+from growing_logs import outcome
 
-outcome = runpy.run_path(str(Path(__file__).with_name("growing_logs.py")))["outcome"]
 HISTOGRAMS = {"tensorboard": {"histograms": True}}
 
 

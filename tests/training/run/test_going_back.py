@@ -2,7 +2,6 @@
 
 import json
 import math
-import runpy
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -15,12 +14,9 @@ from ctr.serving.metadata import versions
 from ctr.training.follow.watch import Followed, Polling, follow
 from ctr.training.loop import train
 from ctr.training.session import open_session
+from growing_logs import Growing
+from numerical_faults import fill, injected
 
-HERE = Path(__file__)
-faults = runpy.run_path(str(HERE.with_name("numerical_faults.py")))
-injected, fill = faults["injected"], faults["fill"]
-growing_logs = runpy.run_path(str(HERE.with_name("growing_logs.py")))
-Growing, last_weights = growing_logs["Growing"], growing_logs["last_weights"]
 POISON = fill("dense/000", math.nan)
 # Intervals of a few batches; every batch ends with one.
 ENDS = (0, 10_000, 30_000, 60_000, 90_000, 120_000, 160_000, 240_000)

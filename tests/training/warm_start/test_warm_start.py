@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import runpy
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+import killed_warm_start
 from ctr.data.log import create_log, pack_ids, publish_interval, read_schema
 from ctr.data.schema import Schema
 from ctr.io.errors import InputError
@@ -585,12 +585,11 @@ def killed_launch() -> Any:
     """Launches and trains in a process that is killed at a point of ``fault_points.py``; returns its exit status."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ctr.training.loop", "ctr.training.follow.watch"])
-    script = str(Path(__file__).with_name("killed_launch.py"))
 
     def run(log: Path, config: TrainConfig, folder: Path, source: Path, kill_at: tuple[str, int, str]) -> int:
         given = {"log": str(log), "config": config.model_dump(mode="json"), "run": str(folder)}
         given |= {"source": str(source), "kill_at": kill_at}
-        process = context.Process(target=runpy.run_path, args=(script,), kwargs={"init_globals": given})
+        process = context.Process(target=killed_warm_start.main, args=(given,))
         process.start()
         process.join(300)
         assert process.exitcode is not None
