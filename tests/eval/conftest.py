@@ -1,17 +1,11 @@
-"""Seeded logs for the metric tests, and an experiment that was told."""
+"""Seeded logs for the metric tests."""
 
-import runpy
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pytest
-
-from ctr.experiments.report.write import write_experiment
 
 
 @dataclass(frozen=True)
@@ -51,24 +45,3 @@ def make_log(seed: int, queries: int = 40) -> Log:
 @pytest.fixture(name="make_log", scope="session")
 def _make_log() -> Callable[..., Log]:
     return make_log
-
-
-@pytest.fixture(name="rows", scope="session")
-def _rows() -> pd.DataFrame:
-    """The log of `experiment`."""
-    make = runpy.run_path(str(Path(__file__).with_name("run_directories.py")))
-    return make["make_rows"](1, queries=250)
-
-
-@pytest.fixture(name="experiment", scope="session")
-def _experiment(rows: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole experiment, told. Tests that change it take `copy`."""
-    make = runpy.run_path(str(Path(__file__).with_name("experiment_folders.py")))
-    folder = make["write_whole"](tmp_path_factory.mktemp("experiment"), rows)
-    write_experiment(folder)
-    return folder
-
-
-@pytest.fixture(name="copy")
-def _copy(experiment: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(experiment, tmp_path / "copy")

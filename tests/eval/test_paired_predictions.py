@@ -1,14 +1,9 @@
-import runpy
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
 
 from ctr.eval.paired_predictions import last_half, pair_predictions
-
-make = runpy.run_path(str(Path(__file__).with_name("run_directories.py")))
-make_rows, predict, write_predictions = make["make_rows"], make["predict"], make["write_predictions"]
+from run_directories import make_rows, predict, write_predictions
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,4 @@
 import json
-import runpy
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -15,10 +14,7 @@ from ctr.eval.paired_predictions import pair_predictions
 from ctr.eval.run_comparison import NotComparableError, compare_runs, differing_keys
 from ctr.eval.run_files import METRICS, distinct_names
 from ctr.io.errors import InputError
-
-make = runpy.run_path(str(Path(__file__).with_name("run_directories.py")))
-make_rows, predict = make["make_rows"], make["predict"]
-write_run, write_predictions = make["write_run"], make["write_predictions"]
+from run_directories import make_rows, predict, write_predictions, write_run
 
 
 @pytest.fixture(scope="module")

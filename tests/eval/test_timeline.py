@@ -1,14 +1,10 @@
-import runpy
-from pathlib import Path
-
 import numpy as np
 import pytest
 
+import run_directories
 from ctr.eval.intervals import difference
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.timeline import GROUPS, MAX_WINDOWS, SERIES, Timeline
-
-make = runpy.run_path(str(Path(__file__).with_name("run_directories.py")))
 
 
 def windows_of(rows, logit, count):
@@ -33,11 +29,11 @@ def timeline_of(rows, logit, count):
 
 @pytest.fixture(scope="module")
 def rows():
-    return make["make_rows"](3, queries=300)
+    return run_directories.make_rows(3, queries=300)
 
 
 def test_windows_add_up_to_the_metrics_of_the_pass(rows):
-    timeline, total = timeline_of(rows, make["predict"](rows, 1, 1.0), 12)
+    timeline, total = timeline_of(rows, run_directories.predict(rows, 1, 1.0), 12)
     assert len(timeline) == 12
     headline = total.headline()
     for metric in ("per_query_auc", "logloss", "calibration_ratio"):
@@ -54,7 +50,7 @@ def test_windows_add_up_to_the_metrics_of_the_pass(rows):
 
 
 def test_a_replicate_is_the_metric_without_a_group_of_queries(rows):
-    timeline, _ = timeline_of(rows, make["predict"](rows, 1, 1.0), 3)
+    timeline, _ = timeline_of(rows, run_directories.predict(rows, 1, 1.0), 3)
     estimate = timeline.estimate("logloss")
     assert estimate.replicates.shape == (GROUPS, 3)
     without = timeline.sums[1, 1:].sum(axis=0)
@@ -62,7 +58,7 @@ def test_a_replicate_is_the_metric_without_a_group_of_queries(rows):
 
 
 def test_the_paired_interval_is_narrower_than_that_of_either(rows):
-    first = make["predict"](rows, 1, 1.0)
+    first = run_directories.predict(rows, 1, 1.0)
     one, _ = timeline_of(rows, first, 6)
     other, _ = timeline_of(rows, first + np.float32(0.05), 6)
     assert one.matches(other)
@@ -73,7 +69,7 @@ def test_the_paired_interval_is_narrower_than_that_of_either(rows):
 
 
 def test_a_long_pass_keeps_few_entries_and_loses_nothing(rows):
-    metrics, _ = next(windows_of(rows, make["predict"](rows, 1, 1.0), 1))
+    metrics, _ = next(windows_of(rows, run_directories.predict(rows, 1, 1.0), 1))
     timeline = Timeline(["ad"])
     count = 2 * MAX_WINDOWS + 77
     for place in range(count):
@@ -98,7 +94,7 @@ def test_a_long_pass_keeps_few_entries_and_loses_nothing(rows):
 
 @pytest.mark.parametrize("cut", [0, 3, MAX_WINDOWS, MAX_WINDOWS + 9])
 def test_an_interruption_changes_no_bit(rows, cut):
-    metrics, _ = next(windows_of(rows, make["predict"](rows, 1, 1.0), 1))
+    metrics, _ = next(windows_of(rows, run_directories.predict(rows, 1, 1.0), 1))
     whole, resumed = Timeline(["ad"]), Timeline(["ad"])
     for place in range(MAX_WINDOWS + 20):
         if place == cut:
@@ -120,6 +116,6 @@ def test_an_interruption_changes_no_bit(rows, cut):
     ],
 )
 def test_other_arrays_are_refused(rows, change, message):
-    timeline, _ = timeline_of(rows, make["predict"](rows, 1, 1.0), 1)
+    timeline, _ = timeline_of(rows, run_directories.predict(rows, 1, 1.0), 1)
     with pytest.raises(ValueError, match=message):
         Timeline.from_arrays({**timeline.to_arrays(), **change})

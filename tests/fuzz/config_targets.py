@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from target import FEATURES, ROOT, Parse, Prepare, helper, put, require_finite, require_usable
+from target import FEATURES, ROOT, Parse, Prepare, put, require_finite, require_usable
 
 from ctr.config import apply_settings, dump_yaml, parse_model, read_yaml
 from ctr.data.event_mapping import load_event_mapping
@@ -173,7 +173,8 @@ def _parse_experiment(folder: Path, content: bytes) -> None:
 
 
 def _mapping_seeds(folder: Path) -> list[bytes]:
-    rows = helper("pipelines/conftest.py")
+    import raw_logs as rows
+
     return [path.read_bytes() for path in sorted(FORMATS_FOLDER.glob("*.yaml"))] + [
         json.dumps(rows.base_content()).encode(),
         json.dumps({**rows.base_content(), "features": FEATURES}).encode(),
@@ -189,7 +190,8 @@ def _parse_mapping(folder: Path, content: bytes) -> None:
 
 
 def _event_mapping_seeds(folder: Path) -> list[bytes]:
-    events = helper("pipelines/events/conftest.py")
+    import event_files as events
+
     return [
         (ROOT / "examples/events/simulated.yaml").read_bytes(),
         *(json.dumps(events.content(form)).encode() for form in ("jsonl", "csv", "parquet")),

@@ -9,15 +9,15 @@ from typing import Any
 
 from log_targets import small_log
 from run_targets import run_folder
-from target import Parse, Prepare, helper
+from target import Parse, Prepare
 
 from ctr.io.errors import InputError
 
 
 def _export_folder(folder: Path) -> Path:
+    import model_cases as serving
     from ctr.serving.export import publish
 
-    serving = helper("serving/conftest.py")
     target = folder / "models"
     if not target.exists():
         made = serving.make_case(serving.MODELS["factorized"], "float32", folder / "trained", rows=6)
@@ -33,6 +33,7 @@ def _export_file(name: str) -> tuple[Prepare, Parse]:
         """With the hashes that make a changed file valid."""
         from ctr.serving.metadata import EXTRA, FILE
         from ctr.serving.scorer import Scorer
+        from model_cases import draw_raw
 
         model = _export_folder(folder)
         metadata = model / EXTRA / FILE
@@ -44,7 +45,7 @@ def _export_file(name: str) -> tuple[Prepare, Parse]:
                 tree["files"][name] = hashlib.sha256(content).hexdigest()
                 metadata.write_text(json.dumps(tree))
             scorer = Scorer(model)
-            scores = scorer.predict(helper("serving/conftest.py").draw_raw(3))
+            scores = scorer.predict(draw_raw(3))
             assert scores.shape == (3,)
         finally:
             for path, text in before.items():

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from log_targets import require_log
-from target import FEATURES, Parse, Prepare, helper, put
+from target import FEATURES, Parse, Prepare, put
 
 from ctr.config import parse_model
 from ctr.data.event_mapping import EventMapping
@@ -35,7 +35,8 @@ def _ingested(folder: Path, mapping: Mapping, path: Path) -> None:
 
 def _table_input(suffix: str, changes: dict[str, Any], name: str = "rows") -> tuple[Prepare, Parse]:
     def prepare(folder: Path) -> list[bytes]:
-        rows = helper("pipelines/conftest.py")
+        import raw_logs as rows
+
         own = folder / "tables"
         path = rows.write_rows(own, rows.make_rows(12), suffix)
         if name == "shops":
@@ -43,7 +44,9 @@ def _table_input(suffix: str, changes: dict[str, Any], name: str = "rows") -> tu
         return [path.read_bytes()]
 
     def parse(folder: Path, content: bytes) -> None:
-        mapping = helper("pipelines/conftest.py").make_mapping(**changes)
+        import raw_logs
+
+        mapping = raw_logs.make_mapping(**changes)
         put(folder / "tables" / (f"rows.{suffix}" if name == "rows" else f"{name}.csv"), content)
         _ingested(folder, mapping, folder / f"tables/rows.{suffix}")
 
@@ -103,7 +106,8 @@ def _format(name: str, changed: str) -> tuple[Prepare, Parse]:
 
 def _events(form: str, kind: Any) -> tuple[Prepare, Parse]:
     def prepare(folder: Path) -> list[bytes]:
-        events = helper("pipelines/events/conftest.py")
+        import event_files as events
+
         rows = events.draw_events(12)[kind]
         (folder / kind).mkdir(exist_ok=True)
         if form == "jsonl":
@@ -114,10 +118,10 @@ def _events(form: str, kind: Any) -> tuple[Prepare, Parse]:
         return [sink.getvalue()]
 
     def parse(folder: Path, content: bytes) -> None:
+        import event_files as events
         from ctr.pipelines.events.read import Unit, read_unit, split_units
         from ctr.pipelines.events.tables import prepare as make
 
-        events = helper("pipelines/events/conftest.py")
         mapping: EventMapping = events.mapping(form)
         path = put(folder / kind / f"x.{form}", content)
         for unit in split_units([Unit(kind, path.name, path)]):
@@ -139,16 +143,17 @@ def _require_events(mapping: EventMapping, kind: str, table: pa.Table) -> None:
 
 def _kafka(kind: Any) -> tuple[Prepare, Parse]:
     def prepare(folder: Path) -> list[bytes]:
-        events = helper("pipelines/events/conftest.py")
+        import event_files as events
+
         return ["".join(json.dumps(row) + "\n" for row in events.draw_events(12)[kind]).encode()]
 
     def parse(folder: Path, content: bytes) -> None:
         from apache_beam.utils.timestamp import Timestamp
 
+        import event_files as events
         from ctr.pipelines.events.kafka import _Gather
         from ctr.pipelines.events.tables import prepare as make
 
-        events = helper("pipelines/events/conftest.py")
         mapping: EventMapping = events.mapping("jsonl", impressions={"topic": "i"}, clicks={"topic": "c"})
         gather = _Gather(mapping, kind)
         gather.start_bundle()

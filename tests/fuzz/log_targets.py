@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from target import FEATURES, Parse, Prepare, helper, put, require_usable
+from target import FEATURES, Parse, Prepare, put, require_usable
 
 from ctr.config import parse_model
 from ctr.data.log import read_manifests, read_schema, read_shard, schema_bytes
@@ -19,7 +19,8 @@ from ctr.io.errors import InputError
 
 
 def small_log(folder: Path) -> tuple[Path, Any]:
-    small = helper("training/conftest.py")
+    import small_runs as small
+
     log = folder / "log"
     if not log.exists():
         small.publish(log, small.draw_examples(30).table(), ((0, 20_000), (20_000, 10**9)))

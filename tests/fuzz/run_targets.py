@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from target import Parse, Prepare, helper, put, require_finite
+from target import Parse, Prepare, put, require_finite
 
 from ctr.io.documents import parse_json, sealed_bytes
 
@@ -143,7 +143,8 @@ _FAULTS: dict[str, Any] = {
 @functools.cache
 def _two_runs() -> Path:
     """A folder with two runs, made once."""
-    make = helper("eval/run_directories.py")
+    import run_directories as make
+
     kept = tempfile.TemporaryDirectory(prefix="ctr-fuzz-runs-")
     atexit.register(kept.cleanup)
     folder = Path(kept.name)
@@ -252,7 +253,8 @@ def _parse_report(folder: Path, content: bytes) -> None:
 
 
 def _experiment_folder(folder: Path) -> Path:
-    make = helper("eval/experiment_folders.py")
+    import experiment_folders as make
+
     target = folder / "experiment"
     if not target.exists():
         rows = make.make_rows(1, queries=60)

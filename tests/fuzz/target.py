@@ -1,13 +1,10 @@
 # ruff: noqa: E501
 """What a target of fuzzing is, and what several of them need."""
 
-import functools
 import math
-import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +12,6 @@ import numpy as np
 from ctr.data.schema import Number, Schema
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = ROOT / "tests"
 
 Prepare = Callable[[Path], list[bytes]]
 Parse = Callable[[Path, bytes], object]
@@ -35,12 +31,6 @@ class Target:
     prepare: Prepare
     parse: Parse
     slow: bool = False
-
-
-@functools.cache
-def helper(path: str) -> SimpleNamespace:
-    """The functions of a module of tests, which cannot be imported."""
-    return SimpleNamespace(**runpy.run_path(str(TESTS / path)))
 
 
 def require_finite(tree: Any, path: str = "") -> None:

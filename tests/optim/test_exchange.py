@@ -1,21 +1,17 @@
 """When roots are sent for and come into use, on the host and on the device; and that no fault ends a run."""
 
 import logging
-import runpy
 import threading
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import shampoo_reference as reference
 from ctr.optim.exchange import due
 from ctr.optim.host import HostPipeline
 from ctr.optim.roots import RootError, inverse_root
 from ctr.optim.state import STATUS
-
-reference = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("reference.py"))))
 
 RATE = 0.125
 SHAPES = [(5, 4), (4, 4)]

@@ -1,11 +1,8 @@
 """Shampoo in Keras 2, the Keras of the tests' process."""
 
-import runpy
-from pathlib import Path
-
 import pytest
 
-CHECKS = runpy.run_path(str(Path(__file__).with_name("keras_checks.py")))["CHECKS"]
+from keras_checks import CHECKS
 
 
 @pytest.mark.slow

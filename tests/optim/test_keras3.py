@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("keras_checks.py")
+SCRIPT = Path(__file__).resolve().parents[1] / "helpers" / "keras_checks.py"
 REPLICAS = "more_than_one_replica_is_refused"
 NAMES = [
     node.name

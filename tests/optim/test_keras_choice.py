@@ -29,13 +29,15 @@ assert ctr.optim.Shampoo is Shampoo
 """
 
 KERAS_2 = """
-import os, runpy
+import os, sys
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
 import tensorflow as tf
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
-runpy.run_path("tests/optim/keras_checks.py")["more_than_one_replica_is_refused"]()
+sys.path.append("tests/helpers")
+import keras_checks
+keras_checks.more_than_one_replica_is_refused()
 """
 
 

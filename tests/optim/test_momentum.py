@@ -1,16 +1,11 @@
 """Decay, momentum and clipping by hand."""
 
-import runpy
-from pathlib import Path
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import shampoo_reference as reference
 from ctr.optim import momentum
-
-reference = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("reference.py"))))
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,11 @@
 """What is told of an optimizer: figures worked by hand, bytes that are those of its variables."""
 
-import runpy
-from pathlib import Path
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import shampoo_reference as reference
 from ctr.optim.state import COUNTERS, STATUS
-
-reference = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("reference.py"))))
 
 
 def test_a_report_by_hand():

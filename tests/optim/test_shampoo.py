@@ -1,17 +1,12 @@
 """Relations that Shampoo keeps to whatever the data: to its graft, its blocks, its sums, rotations, closed forms."""
 
-import runpy
-from pathlib import Path
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import shampoo_reference as reference
 from ctr.optim.options import ShampooOptions
 from ctr.optim.shampoo import ShampooCore
-
-reference = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("reference.py"))))
 
 RATE = 0.125
 SHAPES = [(7, 5), (4,), (3, 2, 4)]

@@ -4,17 +4,12 @@ Gradients do not depend on the weights, so that an error cannot correct itself, 
 is visibly not today's. Each case but the base must move the replay itself, else it would prove nothing.
 """
 
-import runpy
-from pathlib import Path
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import shampoo_reference as reference
 from ctr.optim.report import report
-
-reference = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("reference.py"))))
 
 STEPS = 50
 RATE = 0.1

@@ -1,18 +1,13 @@
 """Tables by rows: repeated rows summed, touched rows trained, all others left alone."""
 
-import runpy
-from pathlib import Path
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shampoo_reference as reference
 from ctr.optim.sparse import row_statistics, sum_duplicates
-
-reference = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("reference.py"))))
 
 ROWS, WIDTH = 12, 3
 RATE = 0.125

@@ -1,18 +1,13 @@
 """All state is in variables: a copy of them goes on to the last bit, with roots in flight, kept, failed or lost."""
 
-import runpy
-from pathlib import Path
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import shampoo_reference as reference
 from ctr.optim.host import HostPipeline
 from ctr.optim.roots import RootError, inverse_root
 from ctr.optim.state import COUNTERS, STATUS, lay_out
-
-reference = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("reference.py"))))
 
 RATE = 0.125
 SHAPES = [(5, 3), (3,)]

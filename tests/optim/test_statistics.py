@@ -1,18 +1,13 @@
 """Statistics: products along each dimension, decay, and sums that never stop growing."""
 
-import runpy
-from pathlib import Path
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shampoo_reference as reference
 from ctr.optim import statistics
-
-reference = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("reference.py"))))
 
 
 @settings(max_examples=30)

@@ -2,9 +2,6 @@
 
 import itertools
 import math
-import runpy
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorflow_recommenders.experimental.optimizers.clippy_adagrad import ClippyAdagrad
 
+import shampoo_reference as reference
 from ctr.optim.options import ShampooOptions
 from ctr.optim.shampoo import ShampooCore
 from ctr.optim.update_limit import limit_update
-
-reference = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("reference.py"))))
 
 SHAPES = [(7, 5), (4,)]
 RATE = 0.25

@@ -2,13 +2,13 @@
 
 import hashlib
 import os
-import runpy
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+import small_runs
 from ctr.config import parse_model
 from ctr.data.event_mapping import EventSampling, EventTeacher
 from ctr.data.log import read_manifests, read_schema, read_shard
@@ -34,12 +34,11 @@ OUTSIDE = (
     "\x1b[2J",
     "x\u202e",
 )
-SMALL = runpy.run_path(str(Path(__file__).parents[1] / "training/conftest.py"))
 
 
 @pytest.fixture
 def log(tmp_path):
-    folder = SMALL["publish"](tmp_path / "log", SMALL["draw_examples"](20).table(), ((0, 10**9),))
+    folder = small_runs.publish(tmp_path / "log", small_runs.draw_examples(20).table(), ((0, 10**9),))
     (interval,) = read_manifests(folder)
     schema = read_schema(folder)
     ids = np.concatenate([read_shard(folder, e, schema)["example_id"].to_numpy() for e in interval.shards])

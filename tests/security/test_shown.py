@@ -1,31 +1,28 @@
 """What runs and files hold is shown as text: never as part of a page, never as a command to a terminal."""
 
 import json
-import runpy
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import run_directories
 from ctr.cli import main
 from ctr.eval.report import render_report
 from ctr.io.errors import InputError, one_line, printable
+from report_pages import Page
 
-EVAL = Path(__file__).parents[1] / "eval"
-MAKE = runpy.run_path(str(EVAL / "run_directories.py"))
-Page = runpy.run_path(str(EVAL / "report_pages.py"))["Page"]
 HOSTILE = """</script><script>alert(1)</script>"'><img src=x onerror=alert(1)>{{ 7*7 }}{% raw %}&lt;"""
 
 
 def test_no_text_of_a_run_becomes_part_of_its_report(tmp_path):
-    rows = MAKE["make_rows"](1, queries=40).rename(columns={"position": HOSTILE})
+    rows = run_directories.make_rows(1, queries=40).rename(columns={"position": HOSTILE})
     folder = tmp_path / "<img src=x onerror=alert(1)>"
-    run = MAKE["write_run"](
+    run = run_directories.write_run(
         folder,
         rows.assign(position=0),
-        MAKE["predict"](rows, 1, 1.0),
+        run_directories.predict(rows, 1, 1.0),
         slices=(HOSTILE,),
         config={HOSTILE: HOSTILE, "nested": {HOSTILE: [HOSTILE]}},
         rejects=(HOSTILE,),
@@ -69,8 +66,8 @@ def test_no_text_of_a_run_becomes_part_of_its_report(tmp_path):
     ],
 )
 def test_text_in_the_place_of_numbers_of_faults_is_refused(tmp_path, entries):
-    rows = MAKE["make_rows"](1, queries=4)
-    run = MAKE["write_run"](tmp_path / "run", rows, MAKE["predict"](rows, 1, 1.0), **entries)
+    rows = run_directories.make_rows(1, queries=4)
+    run = run_directories.write_run(tmp_path / "run", rows, run_directories.predict(rows, 1, 1.0), **entries)
     with pytest.raises(InputError, match=next(iter(entries))):
         render_report([run])
 

@@ -16,15 +16,16 @@ from ctr.serving.export import publish
 from ctr.serving.scorer import Scorer
 
 WRITER = """
-import os, runpy, sys, tempfile
+import os, sys, tempfile
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
 from pathlib import Path
 import numpy as np
 import tensorflow as tf
 from ctr.serving.export import publish
-cases = runpy.run_path(sys.argv[1])
+sys.path.append(sys.argv[1])
+import model_cases
 def write(model, folder):
-    case = cases["make_case"](cases["MODELS"][model], "float32", Path(tempfile.mkdtemp()))
+    case = model_cases.make_case(model_cases.MODELS[model], "float32", Path(tempfile.mkdtemp()))
     # Dense weights start with Keras' own random numbers, which a configuration's seed is not set for here.
     for number, weight in enumerate(case.snapshot.network.trainable_variables):
         weight.assign(np.random.default_rng(number).normal(size=weight.shape))
@@ -49,7 +50,7 @@ def test_two_processes_write_the_same_bytes(root, tmp_path):
     writers = []
     for seed, before in ((1, ()), (2, ("before",))):
         env = {**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": str(root)}
-        command = [sys.executable, "-c", WRITER, str(Path(__file__).with_name("conftest.py"))]
+        command = [sys.executable, "-c", WRITER, str(root / "tests" / "helpers")]
         writers.append(
             subprocess.Popen([*command, str(tmp_path / str(seed)), *before], env=env, cwd=tmp_path)
         )

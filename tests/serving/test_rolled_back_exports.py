@@ -1,7 +1,6 @@
 """Exports of a run that goes back: those from beyond are gone, and it makes them anew with what it then learned."""
 
 import math
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ from ctr.serving.metadata import read_metadata, versions
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.training.run import export_folder, rollback
+from numerical_faults import injected
 
-FAULTS = Path(__file__).parents[1] / "training" / "numerical_faults.py"
-injected = runpy.run_path(str(FAULTS))["injected"]
 ROWS = 480
 CONFIG: dict[str, Any] = {
     "batch": {"rows": 48},

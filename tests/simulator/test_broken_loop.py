@@ -2,7 +2,6 @@
 
 import json
 import math
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,8 @@ from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.training.run.run import Run
 from ctr.training.session import Session
-
-faults = runpy.run_path(str(Path(__file__).parents[1] / "training" / "numerical_faults.py"))
-injected, fill = faults["injected"], faults["fill"]
-digests = runpy.run_path(str(Path(__file__).with_name("log_files.py")))["digests"]
+from log_files import digests
+from numerical_faults import fill, injected
 
 WORLD: dict[str, Any] = {
     "days": 2,

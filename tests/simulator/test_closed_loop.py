@@ -1,7 +1,6 @@
 """A run that serves and learns from what it served: what is logged is what it predicted, whenever it is killed."""
 
 import json
-import runpy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -30,9 +29,7 @@ from ctr.training.loop import train
 from ctr.training.run import checkpoint
 from ctr.training.run.run import Run
 from ctr.training.session import TIMING
-
-made = runpy.run_path(str(Path(__file__).with_name("log_files.py")))
-digests, rows_of = made["digests"], made["rows_of"]
+from log_files import digests, rows_of
 
 WORLD: dict[str, Any] = {
     "days": 3,

@@ -1,7 +1,6 @@
 """The raw events: the traffic of the log and nothing else, late, out of order and repeated as the settings say."""
 
 import json
-import runpy
 from collections import Counter, defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,9 +20,7 @@ from ctr.io.errors import InputError
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.features import SCHEMA
 from ctr.simulator.simulate import simulate
-
-made = runpy.run_path(str(Path(__file__).with_name("log_files.py")))
-digests = made["digests"]
+from log_files import digests
 
 SECOND_US = 1_000_000
 HOUR_US = 3_600 * SECOND_US

@@ -1,6 +1,5 @@
 """The simulated log: reproducible, exact in its counts, and true to its probabilities."""
 
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ from ctr.simulator.day import QUERIES_PER_DAY_LIMIT, make_world
 from ctr.simulator.features import SCHEMA
 from ctr.simulator.simulate import AUCTION, TRUTH, read_world, simulate
 from ctr.simulator.traffic import draw_queries
-
-made = runpy.run_path(str(Path(__file__).with_name("log_files.py")))
-digests, rows_of = made["digests"], made["rows_of"]
+from log_files import digests, rows_of
 
 SMALL: dict[str, Any] = {
     "examples": 3_000,

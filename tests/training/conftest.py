@@ -1,10 +1,8 @@
-"""A small synthetic log and small configurations, and runs in processes that can be killed."""
+"""A small synthetic log, and runs in processes that can be killed."""
 
 import multiprocessing
-import runpy
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,83 +11,12 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+import killed_run
 from ctr.config import parse_model
-from ctr.data.log import create_log, pack_ids, publish_interval
-from ctr.data.schema import Category, Schema
+from ctr.data.schema import Schema
 from ctr.training.config import TrainConfig
-
-SCHEMA = Schema(
-    features=(
-        Category(name="user", source="user", buckets=30, width=4),
-        Category(name="item", source="item", buckets=50, width=4),
-        Category(name="tags", source="tags", buckets=40, width=4, multivalent=True),
-        Category(name="position", source="position", buckets=8, width=2, tower="ui"),
-    )
-)
-GROWING = runpy.run_path(str(Path(__file__).with_name("growing_logs.py")))
-# The log's intervals of query time, in microseconds: three, each in two shards or more.
-INTERVALS = ((0, 80_000), (80_000, 160_000), (160_000, 240_000))
-
-
-@dataclass(frozen=True)
-class Examples:
-    """The rows of a log, as plain arrays."""
-
-    query: np.ndarray
-    label: np.ndarray
-    train_weight: np.ndarray
-    metric_weight: np.ndarray
-    ids: np.ndarray
-    tags: list[list[int]]
-
-    def __len__(self) -> int:
-        return len(self.query)
-
-    def table(self) -> pa.Table:
-        row = np.arange(len(self))
-        return pa.table(
-            {
-                "query_time": self.query * 1000,
-                "timestamp": self.query * 1000 - 1,
-                "query_id": self.query * 7 + 1,
-                "example_id": row + 10_000,
-                "label": self.label.astype(np.int8),
-                "train_weight": self.train_weight.astype(np.float32),
-                "metric_weight": self.metric_weight.astype(np.float32),
-                "ids": pack_ids(self.ids.astype(np.int32)),
-                "tags": pa.array(self.tags, pa.list_(pa.int32())),
-            }
-        )
-
-
-def draw_examples(queries: int = 240, seed: int = 0) -> Examples:
-    """Queries of 1 to 9 rows whose clicks depend on user, item and position; weights that differ."""
-    rng = np.random.default_rng(seed)
-    sizes = rng.integers(1, 10, queries)
-    query = np.repeat(np.arange(queries), sizes)
-    count = len(query)
-    ids = np.stack(
-        [rng.integers(0, 30, queries)[query], rng.zipf(1.4, count) % 50, rng.integers(0, 8, count)], axis=1
-    )
-    effects = [rng.normal(size=buckets) for buckets in (30, 50, 8)]
-    logit = sum(effect[column] for effect, column in zip(effects, ids.T, strict=True)) - 1
-    return Examples(
-        query=query,
-        label=(rng.random(count) < 1 / (1 + np.exp(-logit))).astype(int),
-        train_weight=rng.choice([0.0, 0.5, 1.0, 2.0], count, p=[0.1, 0.2, 0.5, 0.2]),
-        metric_weight=rng.choice([0.0, 1.0, 1.5], count, p=[0.1, 0.6, 0.3]),
-        ids=ids,
-        tags=[rng.integers(0, 40, size).tolist() for size in rng.integers(0, 4, count)],
-    )
-
-
-def publish(folder: Path, table: pa.Table, intervals: tuple[tuple[int, int], ...] = INTERVALS) -> Path:
-    create_log(folder, SCHEMA)
-    times = table.column("query_time").to_numpy()
-    for start, end in intervals:
-        inside = np.flatnonzero((times >= start) & (times < end))
-        publish_interval(folder, SCHEMA, start, end, table.take(pa.array(inside)), shard_rows=170)
-    return folder
+from growing_logs import Growing
+from small_runs import LOGISTIC, SCHEMA, SMALL, Examples, draw_examples, merged, publish
 
 
 @pytest.fixture(scope="session")
@@ -137,9 +64,7 @@ def growing(examples, schema, tmp_path) -> Any:
     """``log`` with a few faulty rows, so far without an interval."""
     label = examples.label.copy()
     label[[3, 400, 900]] = 5
-    return GROWING["Growing"](
-        tmp_path / "log", schema, type(examples)(**{**vars(examples), "label": label}).table()
-    )
+    return Growing(tmp_path / "log", schema, type(examples)(**{**vars(examples), "label": label}).table())
 
 
 @pytest.fixture
@@ -147,36 +72,7 @@ def exposure(make_examples, schema, tmp_path) -> Any:
     """A log to be constrained, likewise: of the same times, in which everything is clicked."""
     rows = make_examples(queries=235, seed=9)
     rows = type(rows)(**{**vars(rows), "label": np.ones(len(rows), int)})
-    return GROWING["Growing"](tmp_path / "exposure", schema, rows.table())
-
-
-# Nothing divides anything else: windows, checkpoints, batches, shards and intervals end at different rows.
-SMALL: dict[str, Any] = {
-    "batch": {"rows": 50, "max_query_rows": 64},
-    "model": {
-        "crosses": {"layers": 2, "rank": 3, "ramp": {"start": 100, "length": 500}},
-        "deep": {"units": [8]},
-        "prior": 0.3,
-    },
-    "optimizer": {"embeddings": {"initial_accumulator": 0.01, "linear_initial_accumulator": 0.02}},
-    "metrics": {"window_examples": 230, "slices": ["position"]},
-    "checkpoint": {"every_examples": 310, "keep": 2},
-    "compute_dtype": "float32",
-}
-LOGISTIC = {
-    **SMALL,
-    "model": {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": 0.3},
-    "optimizer": {**SMALL["optimizer"], "dense": {"shampoo": {"momentum": 0}}},
-}
-
-
-def merged(content: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    out = dict(content)
-    for key, value in changes.items():
-        out[key] = (
-            merged(out[key], value) if isinstance(value, dict) and isinstance(out.get(key), dict) else value
-        )
-    return out
+    return Growing(tmp_path / "exposure", schema, rows.table())
 
 
 @pytest.fixture(scope="session")
@@ -200,7 +96,6 @@ def run_killed() -> Callable[..., int]:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ctr.training.loop", "ctr.training.follow.watch"])
-    script = str(Path(__file__).with_name("killed_run.py"))
 
     def run(
         log: Path,
@@ -223,7 +118,7 @@ def run_killed() -> Callable[..., int]:
             "live": follow,
             "idle": idle,
         }
-        process = context.Process(target=runpy.run_path, args=(script,), kwargs={"init_globals": given})
+        process = context.Process(target=killed_run.main, args=(given,))
         process.start()
         process.join(300)
         if process.exitcode is None:

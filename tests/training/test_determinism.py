@@ -2,7 +2,6 @@
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import growing_logs
 from ctr.data.log import read_manifests, read_shard
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
 from ctr.data.sidecar import write_sidecar_interval
-
-helpers = runpy.run_path(str(Path(__file__).with_name("growing_logs.py")))
 
 # Arrow computes on as many threads as OMP's variable says; sets of texts have the order of the hash seed.
 VARIABLES = (
@@ -136,12 +134,12 @@ def test_a_run_gives_the_bits_of_any_other(
         write_sidecar_interval(log, "teacher", manifest, table)
     write_decisions(log, "part", SamplingConfig(non_click_rate=0.5, salt="test"))
     changes = {
-        **helpers["ROOTS"],
+        **growing_logs.ROOTS,
         # From this size of a matrix on, more threads of BLAS would give its roots other bits.
         "model": {"deep": {"units": [256]}},
         "sampling": {"name": "part"},
         "objective": {
-            **helpers["constrained"](exposure.folder)["objective"],
+            **growing_logs.constrained(exposure.folder)["objective"],
             "distillation": {"teacher": "teacher"},
             "ranking": {"max_pairs": 3},
         },
@@ -155,4 +153,4 @@ def test_a_run_gives_the_bits_of_any_other(
         }
         run_script(TRAIN, root, variables, given)
     for number in range(1, len(VARIABLES)):
-        helpers["assert_same"](tmp_path / f"run{number}", tmp_path / "run0")
+        growing_logs.assert_same(tmp_path / f"run{number}", tmp_path / "run0")

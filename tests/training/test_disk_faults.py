@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import resource
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+import fault_points
+import growing_logs
 from ctr.cli import main
 from ctr.config import dump_yaml
 from ctr.data.log import read_manifests
@@ -21,9 +22,7 @@ from ctr.training.loop import train
 from ctr.training.run.run import Run
 from ctr.training.run.tensor_files import written_by_tensorflow
 
-helpers = runpy.run_path(str(Path(__file__).with_name("growing_logs.py")))
-points = runpy.run_path(str(Path(__file__).resolve().parent.parent / "fault_points.py"))
-CHANGES = {**helpers["ROOTS"], "checkpoint": {"every_examples": 150, "keep": 2}}
+CHANGES = {**growing_logs.ROOTS, "checkpoint": {"every_examples": 150, "keep": 2}}
 
 
 @pytest.fixture(scope="module")
@@ -57,27 +56,27 @@ def test_a_disk_that_fails_from_some_moment_on(kind, point, after, log, whole, m
     config.write_text(dump_yaml(make_config(CHANGES)))
     command = ["train", str(log), "--config", str(config), "--out", str(run)]
     number = getattr(errno, kind)
-    broken = points["Broken"]((point,), number, after, str(run))
-    with points["watching"](broken):
+    broken = fault_points.Broken((point,), number, after, str(run))
+    with fault_points.watching(broken):
         status = main(command)
     complaint = capsys.readouterr().err.strip().splitlines()
     if status == 0:
         # Nothing of it could fail, or nothing was left that could.
         assert after == 20 or point in ("mkdir.before", "link.before", "unlink.before")
-        assert helpers["outcome"](run) == helpers["outcome"](whole)
+        assert growing_logs.outcome(run) == growing_logs.outcome(whole)
     else:
         assert (status, len(complaint)) == (1, 1)
         assert complaint[0].startswith(f"error: {run}")
         assert complaint[0].endswith(os.strerror(number))
     assert main(command) == 0
-    found, expected = helpers["outcome"](run), helpers["outcome"](whole)
+    found, expected = growing_logs.outcome(run), growing_logs.outcome(whole)
     assert found == expected
     assert not [path for path in run.rglob("*") if ".partial" in path.name]
 
 
 def test_a_checkpoint_that_fails_ends_the_run_at_the_next_batch(log, make_config, tmp_path, monkeypatch):
     run, batches = tmp_path / "run", []
-    begin, failing = Run.save, points["Broken"](("write.before",), errno.ENOSPC, 0, "arrays.npz")
+    begin, failing = Run.save, fault_points.Broken(("write.before",), errno.ENOSPC, 0, "arrays.npz")
 
     def heard(position: int, _: Any) -> None:
         batches.append(position)
@@ -87,7 +86,7 @@ def test_a_checkpoint_that_fails_ends_the_run_at_the_next_batch(log, make_config
         current.background._jobs[-1].exception()
 
     monkeypatch.setattr(Run, "save", save)
-    with points["watching"](failing), pytest.raises(OSError, match="No space left") as caught:
+    with fault_points.watching(failing), pytest.raises(OSError, match="No space left") as caught:
         train(log, make_config(CHANGES), run, heard)
     assert str(caught.value.filename).endswith("arrays.npz")
     # The next one is scored before the failure is noticed, not one more.
@@ -99,8 +98,8 @@ def test_a_checkpoint_that_fails_ends_the_run_at_the_next_batch(log, make_config
 def test_a_last_write_that_fails_is_not_lost(log, make_config, tmp_path):
     config, run = make_config({**CHANGES, "checkpoint": {"every_examples": 10**6}}), tmp_path / "run"
     for name in ("arrays.npz", "predictions"):
-        failing = points["Broken"](("write.before",), errno.ENOSPC, 0, name)
-        with points["watching"](failing), pytest.raises(OSError, match="No space left"):
+        failing = fault_points.Broken(("write.before",), errno.ENOSPC, 0, name)
+        with fault_points.watching(failing), pytest.raises(OSError, match="No space left"):
             train(log, config, run, record="teacher")
         assert not (run / "summary.json").exists()
         assert not (log / "sidecars" / "teacher").exists()
@@ -162,7 +161,7 @@ def test_a_shard_that_vanishes_during_the_pass(examples, publish_log, make_confi
     assert not (run / "summary.json").exists()
     last.write_bytes(content)
     train(log, config, run)
-    assert helpers["outcome"](run) == helpers["outcome"](tmp_path / "whole")
+    assert growing_logs.outcome(run) == growing_logs.outcome(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
@@ -194,7 +193,7 @@ def test_follow_says_so_too(log, make_config, tmp_path, capsys):
     config, run = tmp_path / "config.yaml", tmp_path / "run"
     config.write_text(dump_yaml(make_config(CHANGES)))
     command = ["train", str(log), "--config", str(config), "--out", str(run), "--json"]
-    with points["watching"](points["Broken"](("write.before",), errno.ENOSPC, 0, "follow.jsonl")):
+    with fault_points.watching(fault_points.Broken(("write.before",), errno.ENOSPC, 0, "follow.jsonl")):
         status = main([*command, "--follow", "--stop-when-idle", "0"])
     assert status == 1
     assert capsys.readouterr().err == f"error: {run / 'follow.jsonl'}: No space left on device\n"

@@ -2,7 +2,6 @@
 
 import os
 import random
-import runpy
 import shutil
 import signal
 import threading
@@ -14,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import growing_logs
 from ctr.config import parse_model
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
 from ctr.training.loop import train
+from fault_points import POINTS
 
-helpers = runpy.run_path(str(Path(__file__).with_name("growing_logs.py")))
-POINTS = runpy.run_path(str(Path(__file__).resolve().parent.parent / "fault_points.py"))["POINTS"]
 ENDS = (0, 40_000, 80_000, 120_000, 160_000, 200_000, 240_000)
 SAMPLING = parse_model(SamplingConfig, {"non_click_rate": 0.6, "salt": "kills"}, "test")
 RAMP = {"start": 100, "length": 400}
@@ -37,7 +36,7 @@ class World:
     ):
         self.folder, self.schema, self.tables = folder, schema, (examples.table, exposure.table)
         changes = {
-            **helpers["constrained"](folder / "exposure"),
+            **growing_logs.constrained(folder / "exposure"),
             "sampling": {"name": "part", "score": "all"},
             "optimizer": {"dense": {"shampoo": shampoo}},
             "checkpoint": {"every_examples": 130, "keep": 2},
@@ -52,7 +51,7 @@ class World:
         shutil.rmtree(self.folder, ignore_errors=True)
         names = ("log", "exposure")
         self.log, self.exposure = (
-            helpers["Growing"](self.folder / name, self.schema, table, ENDS)
+            growing_logs.Growing(self.folder / name, self.schema, table, ENDS)
             for name, table in zip(names, self.tables, strict=True)
         )
 
@@ -122,7 +121,7 @@ def test_killed_anywhere_it_ends_in_the_same_bits(
     world.grow_whole()
     whole = tmp_path / "whole"
     train(world.log.folder, world.config, whole)
-    expected = helpers["outcome"](whole)
+    expected = growing_logs.outcome(whole)
     # Everything that could come out otherwise is at work.
     assert any(value for value in expected["summary"]["duals"]["random"])
     assert expected["rejects"] and expected["summary"]["trained_rows"] < expected["summary"]["examples"]
@@ -134,10 +133,10 @@ def test_killed_anywhere_it_ends_in_the_same_bits(
         if live:
             world.begin()
         died += run_until_done(world, run, live, source, run_killed)
-        found = helpers["outcome"](run)
+        found = growing_logs.outcome(run)
         for name in ("summary", "metrics", "rejects", "metric states") if live else expected:
             assert found[name] == expected[name], name
-        assert helpers["last_weights"](run) == helpers["last_weights"](whole)
+        assert growing_logs.last_weights(run) == growing_logs.last_weights(whole)
         assert read_predictions(run).equals(read_predictions(whole))
         assert not [path for path in run.rglob("*") if ".partial" in path.name]
     with capsys.disabled():
@@ -149,11 +148,11 @@ def test_what_this_relies_on_notices_a_bit_that_differs(world, tmp_path):
     world.grow_whole()
     run = tmp_path / "run"
     train(world.log.folder, world.config, run)
-    before = helpers["last_weights"](run)
+    before = growing_logs.last_weights(run)
     path = max((run / "checkpoints").iterdir()) / "arrays.npz"
     with np.load(path) as arrays:
         content = dict(arrays)
     name = next(name for name in content if name.startswith("weights|rows/"))
     content[name].view(np.uint32)[0, 0] ^= 1
     np.savez(path, **content)
-    assert helpers["last_weights"](run) != before
+    assert growing_logs.last_weights(run) != before

@@ -3,7 +3,6 @@
 import json
 import math
 import multiprocessing
-import runpy
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import numerical_faults
 from ctr.data.log import read_manifests, read_shard
 from ctr.data.sidecar import write_sidecar_interval
 from ctr.eval.report import render_report
@@ -23,13 +23,8 @@ from ctr.training.loop import LearningError, train
 from ctr.training.run import checkpoint, rollback
 from ctr.training.run.run import Run
 from ctr.training.run.summary_text import summary_text
-
-HELPER = str(Path(__file__).with_name("numerical_faults.py"))
-faults = runpy.run_path(HELPER)
-injected, fill = faults["injected"], faults["fill"]
-growing_logs = runpy.run_path(str(Path(__file__).with_name("growing_logs.py")))
-outcome, assert_same = growing_logs["outcome"], growing_logs["assert_same"]
-constrained = growing_logs["constrained"]
+from growing_logs import assert_same, constrained, outcome
+from numerical_faults import fill, injected
 
 QUERIES = 800
 END = QUERIES * 1000
@@ -300,7 +295,7 @@ def run_faulty() -> Callable[..., int]:
             "faults": given,
             "kill_at": kill_at,
         }
-        process = context.Process(target=runpy.run_path, args=(HELPER,), kwargs={"init_globals": content})
+        process = context.Process(target=numerical_faults.main, args=(content,))
         process.start()
         process.join(300)
         return process.exitcode

@@ -1,7 +1,6 @@
 """A run that goes on as its logs grow ends in the bits of one pass over them, whatever it scores in between."""
 
 import json
-import runpy
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,11 +21,17 @@ from ctr.models.rows import padded_size
 from ctr.training import session as module
 from ctr.training.loop import train
 from ctr.training.session import open_session
+from growing_logs import (
+    ENDS,
+    ROOTS,
+    Growing,
+    assert_same,
+    constrained,
+    last_weights,
+    outcome,
+    without_timings,
+)
 
-helpers = runpy.run_path(str(Path(__file__).with_name("growing_logs.py")))
-Growing, ENDS, ROOTS = helpers["Growing"], helpers["ENDS"], helpers["ROOTS"]
-constrained, outcome, assert_same = helpers["constrained"], helpers["outcome"], helpers["assert_same"]
-last_weights, without_timings = helpers["last_weights"], helpers["without_timings"]
 TEACHER = {"objective": {"distillation": {"teacher": "teacher"}}}
 
 

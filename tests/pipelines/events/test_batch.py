@@ -4,7 +4,6 @@ import gzip
 import io
 import json
 import random
-import runpy
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,10 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
+import event_files
+import model_cases
+import raw_logs
+import single_events
 from ctr.config import parse_model, read_yaml
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import read_manifests
@@ -27,8 +30,6 @@ from ctr.serving.metadata import find_model
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
 
-plainly = runpy.run_path(str(Path(__file__).with_name("single_events.py")))
-
 COUNT = 150
 CLICK = ("impression_id", "event_time", "arrival_time")
 NOTHING_LATE = {"delivery_seconds": 0, "straggler_seconds": 0, "click_seconds": 0, "late_click_seconds": 0}
@@ -39,22 +40,22 @@ def ingest(mapping: EventMapping, folder: Path, log: Path, **options: Any) -> Ev
 
 
 @pytest.fixture(scope="module")
-def events(made: Any) -> dict[str, list[dict[str, Any]]]:
-    drawn: dict[str, list[dict[str, Any]]] = made.draw_events(COUNT)
+def events() -> dict[str, list[dict[str, Any]]]:
+    drawn: dict[str, list[dict[str, Any]]] = event_files.draw_events(COUNT)
     return drawn
 
 
 @pytest.fixture(scope="module")
-def folder(made: Any, events: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found: Path = made.write_events(tmp_path_factory.mktemp("events"), events)
+def folder(events: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found: Path = event_files.write_events(tmp_path_factory.mktemp("events"), events)
     return found
 
 
 @pytest.fixture(scope="module")
-def log(made: Any, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the events of ``folder`` become under ``made.mapping()``."""
+def log(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the events of ``folder`` become under ``event_files.mapping()``."""
     log = tmp_path_factory.mktemp("log")
-    ingest(made.mapping(), folder, log)
+    ingest(event_files.mapping(), folder, log)
     return log
 
 
@@ -100,7 +101,7 @@ def merged(folder: Path, target: Path) -> Path:
 
 
 def test_every_form_of_the_simulated_events_becomes_the_same_log(
-    made: Any, simulated: Any, shipped: Any, tmp_path: Path
+    simulated: Any, shipped: Any, tmp_path: Path
 ) -> None:
     events = merged(simulated(duplicate_share=0.1, straggler_share=0.1) / "events", tmp_path / "parquet")
     for path in sorted(events.glob("*/*.parquet")):
@@ -111,16 +112,16 @@ def test_every_form_of_the_simulated_events_becomes_the_same_log(
         for form, data in (
             ("csv", sink.getvalue()),
             ("csv.gz", gzip.compress(sink.getvalue())),
-            ("jsonl", made.encode(rows, "jsonl")),
+            ("jsonl", event_files.encode(rows, "jsonl")),
         ):
-            made.write_files(tmp_path / form, [(f"{path.parent.name}/{path.stem}.{form}", data)])
+            event_files.write_files(tmp_path / form, [(f"{path.parent.name}/{path.stem}.{form}", data)])
     logs = {}
     for form in ("parquet", "jsonl", "csv", "csv.gz"):
         log = tmp_path / f"{form} log"
         result = ingest(shipped(form.partition(".")[0], partition="6h"), tmp_path / form, log)
         assert result.counts.impressions.late > 0
         assert result.counters["duplicate_impressions"] > 0
-        logs[form] = made.published(log)
+        logs[form] = event_files.published(log)
         del logs[form]["events.yaml"]  # names the form
     assert logs["jsonl"] == logs["csv"] == logs["csv.gz"] == logs["parquet"]
     assert len(logs["parquet"]) > 20
@@ -143,52 +144,56 @@ def test_simulated_events_of_which_nothing_is_late_become_the_simulated_log(
 
 @pytest.mark.parametrize("files", [1, 7])
 def test_neither_order_nor_cut_of_the_events_counts(
-    files: int, made: Any, events: Any, log: Path, tmp_path: Path
+    files: int, events: Any, log: Path, tmp_path: Path
 ) -> None:
     source = random.Random(files)
     shuffled = {kind: source.sample(found, len(found)) for kind, found in events.items()}
-    ingest(made.mapping(), made.write_events(tmp_path / "events", shuffled, files), tmp_path / "log")
+    ingest(
+        event_files.mapping(),
+        event_files.write_events(tmp_path / "events", shuffled, files),
+        tmp_path / "log",
+    )
     # Events that are too late lie in files of their own for each piece of the input.
-    assert made.published(tmp_path / "log", ("late",)) == made.published(log, ("late",))
-    assert made.read_side(tmp_path / "log", "late") == made.read_side(log, "late") != []
+    assert event_files.published(tmp_path / "log", ("late",)) == event_files.published(log, ("late",))
+    assert event_files.read_side(tmp_path / "log", "late") == event_files.read_side(log, "late") != []
 
 
 def test_row_groups_that_are_read_apart_count_together(
-    made: Any, events: Any, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    events: Any, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # And more than one chunk of each.
     monkeypatch.setattr("ctr.pipelines.events.read._UNIT_ROWS", 40)
     monkeypatch.setattr("ctr.pipelines.events.read._BATCH_ROWS", 12)
-    folder = made.write_events(tmp_path / "events", events, 2, "parquet")
+    folder = event_files.write_events(tmp_path / "events", events, 2, "parquet")
     bad = {**events["impressions"][0], "weight": -1.0}
     more = [*[events["impressions"][0]] * 30, bad, *[events["impressions"][0]] * 30, bad]
-    made.write_files(folder, [("impressions/2.parquet", made.encode(more, "parquet"))])
-    result = ingest(made.mapping("parquet"), folder, tmp_path / "log", max_reject_share=0.1)
+    event_files.write_files(folder, [("impressions/2.parquet", event_files.encode(more, "parquet"))])
+    result = ingest(event_files.mapping("parquet"), folder, tmp_path / "log", max_reject_share=0.1)
     assert result.counts.impressions.read == len(events["impressions"]) + len(more)
     lines = next((tmp_path / "log" / "rejects").iterdir()).read_text().splitlines()
     assert [json.loads(line)["row"] for line in lines] == [31, 62]
-    for name, data in made.published(log).items():
+    for name, data in event_files.published(log).items():
         if name.startswith("shards"):
             assert (tmp_path / "log" / name).read_bytes() == data
 
 
-def test_events_in_several_folders_count_together(made: Any, events: Any, log: Path, tmp_path: Path) -> None:
-    files = made.encode_files(events, 3)
-    folders = [made.write_files(tmp_path / str(number), files[number::2]) for number in range(2)]
-    ingest_events(made.mapping(), folders, tmp_path / "log")
-    assert made.published(tmp_path / "log") == made.published(log)
+def test_events_in_several_folders_count_together(events: Any, log: Path, tmp_path: Path) -> None:
+    files = event_files.encode_files(events, 3)
+    folders = [event_files.write_files(tmp_path / str(number), files[number::2]) for number in range(2)]
+    ingest_events(event_files.mapping(), folders, tmp_path / "log")
+    assert event_files.published(tmp_path / "log") == event_files.published(log)
 
 
-def test_the_log_is_that_of_a_join_of_single_events(made: Any, helpers: Any, events: Any, log: Path) -> None:
-    mapping = made.mapping()
+def test_the_log_is_that_of_a_join_of_single_events(events: Any, log: Path) -> None:
+    mapping = event_files.mapping()
     shown = [
-        plainly["Impression"](e["impression_id"], e["event_time"], e["query_id"], 0, e["arrival_time"])
+        single_events.Impression(e["impression_id"], e["event_time"], e["query_id"], 0, e["arrival_time"])
         for e in events["impressions"]
     ]
-    clicks = [plainly["Click"](*(e[name] for name in CLICK)) for e in events["clicks"]]
-    told, late_shown, late_clicks = plainly["tell"](interval_rules(mapping), shown, clicks)
+    clicks = [single_events.Click(*(e[name] for name in CLICK)) for e in events["clicks"]]
+    told, late_shown, late_clicks = single_events.tell(interval_rules(mapping), shown, clicks)
     examples = {number: row for interval in told.values() for number, row in interval.examples.items()}
-    found = helpers.read_log(log)
+    found = raw_logs.read_log(log)
     assert [(e["query_time"], e["query_id"], e["example_id"], e["label"]) for e in found] == sorted(
         (time, query, number, label) for number, (time, query, _, label) in examples.items()
     )
@@ -201,12 +206,13 @@ def test_the_log_is_that_of_a_join_of_single_events(made: Any, helpers: Any, eve
         assert len(example["tags"]) == min(len(event["tags"] or []), 3)
     unmatched = {
         (row["impression_id"], row["time"], row["arrival"], row["reason"])
-        for row in made.read_side(log, "unmatched")
+        for row in event_files.read_side(log, "unmatched")
     }
     assert unmatched == {row for interval in told.values() for row in interval.unmatched}
     assert {reason for *_, reason in unmatched} == {"late", "orphan"}
     conflicting = Counter(
-        (row["example_id"], row["query_time"], row["arrival"]) for row in made.read_side(log, "conflicting")
+        (row["example_id"], row["query_time"], row["arrival"])
+        for row in event_files.read_side(log, "conflicting")
     )
     assert conflicting == Counter(
         (f.id, f.time, f.arrival) for interval in told.values() for f in interval.conflicting
@@ -217,7 +223,7 @@ def test_the_log_is_that_of_a_join_of_single_events(made: Any, helpers: Any, eve
         for interval in told.values()
         if interval.conflicting
     )
-    late = Counter(row["arrival"] for row in made.read_side(log, "late"))
+    late = Counter(row["arrival"] for row in event_files.read_side(log, "late"))
     assert late == Counter(event.arrival for event in [*late_shown, *late_clicks])
     for manifest in read_manifests(log):
         counters = Counter({name: count for name, count in manifest.counters.items() if count})
@@ -225,10 +231,8 @@ def test_the_log_is_that_of_a_join_of_single_events(made: Any, helpers: Any, eve
     assert {manifest.start for manifest in read_manifests(log)} == set(told)
 
 
-def test_all_events_are_accounted_for(
-    made: Any, events: Any, folder: Path, log: Path, tmp_path: Path
-) -> None:
-    result = ingest(made.mapping(), folder, tmp_path / "log")
+def test_all_events_are_accounted_for(events: Any, folder: Path, log: Path, tmp_path: Path) -> None:
+    result = ingest(event_files.mapping(), folder, tmp_path / "log")
     counters, manifests = result.counters, read_manifests(log)
     for kind in ("impressions", "clicks"):
         counts = getattr(result.counts, kind)
@@ -239,22 +243,22 @@ def test_all_events_are_accounted_for(
     assert all(counters[name] > 0 for name in (*TOLD_CLICKS, *NOT_PUBLISHED) if name != "sampled_out")
     assert result.partitions == len(manifests) > 3
     assert result.examples == sum(manifest.rows for manifest in manifests)
-    unmatched = made.read_side(log, "unmatched")
+    unmatched = event_files.read_side(log, "unmatched")
     assert len(unmatched) == counters["late_clicks"] + counters["orphan_clicks"]
-    assert len(made.read_side(log, "conflicting")) == counters["conflicting_impressions"]
+    assert len(event_files.read_side(log, "conflicting")) == counters["conflicting_impressions"]
     late = result.counts.impressions.late + result.counts.clicks.late
-    assert len(made.read_side(log, "late")) == late
+    assert len(event_files.read_side(log, "late")) == late
 
 
 # ---------------------------------------------------------------- again, and after a break
 
 
-def test_a_job_that_is_run_again_changes_nothing(made: Any, folder: Path, tmp_path: Path) -> None:
+def test_a_job_that_is_run_again_changes_nothing(folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    ingest(made.mapping(), folder, log)
-    before = made.published(log, ())
-    ingest(made.mapping(), folder, log)
-    assert made.published(log, ()) == before
+    ingest(event_files.mapping(), folder, log)
+    before = event_files.published(log, ())
+    ingest(event_files.mapping(), folder, log)
+    assert event_files.published(log, ()) == before
 
 
 class Broken(BaseException):
@@ -263,7 +267,7 @@ class Broken(BaseException):
 
 @pytest.mark.parametrize("syncs", [1, 25, 90])
 def test_a_job_that_broke_off_is_simply_run_again(
-    syncs: int, made: Any, folder: Path, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    syncs: int, folder: Path, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = iter(range(syncs))
 
@@ -274,104 +278,106 @@ def test_a_job_that_broke_off_is_simply_run_again(
     with monkeypatch.context() as patched:
         patched.setattr("ctr.io.files.os.fsync", break_off)
         with pytest.raises((Broken, RuntimeError)):
-            ingest(made.mapping(), folder, tmp_path / "log")
+            ingest(event_files.mapping(), folder, tmp_path / "log")
     assert len(read_manifests(tmp_path / "log") if syncs > 20 else []) < len(read_manifests(log))
-    ingest(made.mapping(), folder, tmp_path / "log")
-    assert made.published(tmp_path / "log") == made.published(log)
+    ingest(event_files.mapping(), folder, tmp_path / "log")
+    assert event_files.published(tmp_path / "log") == event_files.published(log)
 
 
-def test_a_log_of_another_mapping_or_of_no_events_is_refused(
-    made: Any, folder: Path, log: Path, tmp_path: Path
-) -> None:
-    before = made.published(log, ())
+def test_a_log_of_another_mapping_or_of_no_events_is_refused(folder: Path, log: Path, tmp_path: Path) -> None:
+    before = event_files.published(log, ())
     with pytest.raises(InputError, match=r"started with another configuration.*click_window"):
-        ingest(made.mapping(click_window="9s"), folder, log)
+        ingest(event_files.mapping(click_window="9s"), folder, log)
     with pytest.raises(InputError, match="features cannot change"):
-        ingest(made.mapping(features=made.FEATURES[:1]), folder, log)
-    assert made.published(log, ()) == before
+        ingest(event_files.mapping(features=event_files.FEATURES[:1]), folder, log)
+    assert event_files.published(log, ()) == before
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     with pytest.raises(InputError, match="neither empty nor an example log"):
-        ingest(made.mapping(), folder, tmp_path / "other")
+        ingest(event_files.mapping(), folder, tmp_path / "other")
     (log / "events.yaml").rename(tmp_path / "kept.yaml")
     with pytest.raises(InputError, match="not made from events"):
-        ingest(made.mapping(), folder, log)
+        ingest(event_files.mapping(), folder, log)
     (tmp_path / "kept.yaml").rename(log / "events.yaml")
 
 
 # ---------------------------------------------------------------- input that is not as it should be
 
 
-def test_without_events_there_is_no_job(made: Any, tmp_path: Path) -> None:
+def test_without_events_there_is_no_job(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such folder"):
-        ingest(made.mapping(), tmp_path / "events", tmp_path / "log")
+        ingest(event_files.mapping(), tmp_path / "events", tmp_path / "log")
     (tmp_path / "events" / "impressions").mkdir(parents=True)
     for hidden in (".0.jsonl", "0.jsonl.tmp"):
         (tmp_path / "events" / "impressions" / hidden).write_text("{}")
     with pytest.raises(InputError, match="no files of impressions or clicks found"):
-        ingest(made.mapping(), tmp_path / "events", tmp_path / "log")
+        ingest(event_files.mapping(), tmp_path / "events", tmp_path / "log")
     assert not (tmp_path / "log").exists()
 
 
 @pytest.mark.parametrize("kind", ["impressions", "clicks"])
-def test_one_kind_alone_and_empty_files_are_events(kind: str, made: Any, events: Any, tmp_path: Path) -> None:
-    made.write_files(tmp_path / "events", [(f"{kind}/0.jsonl", made.encode(events[kind], "jsonl"))])
+def test_one_kind_alone_and_empty_files_are_events(kind: str, events: Any, tmp_path: Path) -> None:
+    event_files.write_files(
+        tmp_path / "events", [(f"{kind}/0.jsonl", event_files.encode(events[kind], "jsonl"))]
+    )
     other = "clicks" if kind == "impressions" else "impressions"
-    made.write_files(tmp_path / "events", [(f"{other}/0.jsonl", b"")])
+    event_files.write_files(tmp_path / "events", [(f"{other}/0.jsonl", b"")])
     if kind == "impressions":
-        result = ingest(made.mapping(), tmp_path / "events", tmp_path / "log")
+        result = ingest(event_files.mapping(), tmp_path / "events", tmp_path / "log")
         assert result.examples > 0
         assert result.clicks == 0
         return
     # Clicks alone are accounted for, but make no example: that is an error.
     with pytest.raises(InputError, match="none of 0 impressions became an example"):
-        ingest(made.mapping(), tmp_path / "events", tmp_path / "log")
+        ingest(event_files.mapping(), tmp_path / "events", tmp_path / "log")
     counters = [manifest.counters["orphan_clicks"] for manifest in read_manifests(tmp_path / "log")]
-    assert sum(counters) == len(made.read_side(tmp_path / "log", "unmatched")) > 0
+    assert sum(counters) == len(event_files.read_side(tmp_path / "log", "unmatched")) > 0
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv.gz"])
-def test_a_damaged_file_is_named(form: str, made: Any, events: Any, tmp_path: Path) -> None:
-    folder = made.write_events(tmp_path / "events", events, form=form)
+def test_a_damaged_file_is_named(form: str, events: Any, tmp_path: Path) -> None:
+    folder = event_files.write_events(tmp_path / "events", events, form=form)
     path = folder / "impressions" / f"1.{form}"
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(InputError, match=rf"impressions/1\.{form}: damaged, truncated") as caught:
-        ingest(made.mapping(form.partition(".")[0]), folder, tmp_path / "log")
+        ingest(event_files.mapping(form.partition(".")[0]), folder, tmp_path / "log")
     assert len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / "log" / "manifests").exists()
 
 
-def test_a_file_without_a_column_is_named(made: Any, events: Any, tmp_path: Path) -> None:
-    folder = made.write_events(tmp_path / "events", events, form="csv")
+def test_a_file_without_a_column_is_named(events: Any, tmp_path: Path) -> None:
+    folder = event_files.write_events(tmp_path / "events", events, form="csv")
     (folder / "clicks" / "3.csv").write_text("impression_id,event_time\n1,2\n")
     with pytest.raises(InputError, match=r"clicks/3\.csv: no column arrival_time"):
-        ingest(made.mapping("csv"), folder, tmp_path / "log")
+        ingest(event_files.mapping("csv"), folder, tmp_path / "log")
 
 
-def test_files_of_one_name_are_refused(made: Any, folder: Path, tmp_path: Path) -> None:
-    copy = made.write_files(tmp_path / "copy", [("clicks/0.jsonl", b"{}")])
+def test_files_of_one_name_are_refused(folder: Path, tmp_path: Path) -> None:
+    copy = event_files.write_files(tmp_path / "copy", [("clicks/0.jsonl", b"{}")])
     with pytest.raises(InputError, match=r"both named clicks/0\.jsonl"):
-        ingest_events(made.mapping(), [folder, copy], tmp_path / "log")
+        ingest_events(event_files.mapping(), [folder, copy], tmp_path / "log")
 
 
 def test_bad_events_are_described_and_too_many_of_them_end_the_job(
-    made: Any, helpers: Any, events: Any, log: Path, tmp_path: Path
+    events: Any, log: Path, tmp_path: Path
 ) -> None:
-    folder = made.write_events(tmp_path / "events", events)
+    folder = event_files.write_events(tmp_path / "events", events)
     bad = b'{"impression_id": 1}\nno JSON\n'
-    made.write_files(folder, [("impressions/1.jsonl", (folder / "impressions/1.jsonl").read_bytes() + bad)])
+    event_files.write_files(
+        folder, [("impressions/1.jsonl", (folder / "impressions/1.jsonl").read_bytes() + bad)]
+    )
     total = sum(map(len, events.values())) + 2
     with pytest.raises(
         InputError, match=rf"^2 of {total} events rejected, more than the allowed share of 0\.001"
     ) as caught:
-        ingest(made.mapping(), folder, tmp_path / "log", max_reject_share=0.001)
+        ingest(event_files.mapping(), folder, tmp_path / "log", max_reject_share=0.001)
     assert "impressions/1.jsonl row" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
     assert read_manifests(tmp_path / "log") == []
-    result = ingest(made.mapping(), folder, tmp_path / "log", max_reject_share=0.01)
+    result = ingest(event_files.mapping(), folder, tmp_path / "log", max_reject_share=0.01)
     assert result.counts.impressions.rejected == 2
-    assert made.published(tmp_path / "log") == made.published(log)
-    rejects = helpers.read_rejects(tmp_path / "log")
+    assert event_files.published(tmp_path / "log") == event_files.published(log)
+    rejects = raw_logs.read_rejects(tmp_path / "log")
     assert [(reject["file"], reject["key"], reject["reason"]) for reject in rejects] == [
         ("impressions/1.jsonl", "line", "malformed JSON"),
         ("impressions/1.jsonl", "time", "missing"),
@@ -387,10 +393,10 @@ def test_bad_events_are_described_and_too_many_of_them_end_the_job(
     ],
 )
 def test_options_that_beam_does_not_read_are_one_line(
-    options: str, complaint: str, made: Any, folder: Path, tmp_path: Path
+    options: str, complaint: str, folder: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=complaint) as caught:
-        ingest(made.mapping(), folder, tmp_path / "log", options=options)
+        ingest(event_files.mapping(), folder, tmp_path / "log", options=options)
     assert "--beam-options" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
@@ -403,20 +409,20 @@ SELDOM = {"rate": 0.5, "low_visibility": {"feature": "color", "values": ["blue",
 
 @pytest.mark.parametrize("rule", [RULE, {**RULE, "uninformative": SELDOM}], ids=["rate", "visibility"])
 def test_examples_are_sampled_as_the_log_would_be(
-    rule: dict[str, Any], made: Any, helpers: Any, folder: Path, log: Path, tmp_path: Path
+    rule: dict[str, Any], folder: Path, log: Path, tmp_path: Path
 ) -> None:
-    mapping = made.mapping(sampling={"name": "half", "rule": rule})
+    mapping = event_files.mapping(sampling={"name": "half", "rule": rule})
     assert mapping.sampling is not None
     result = ingest(mapping, folder, tmp_path / "sampled")
     write_sampled_log(log, "half", mapping.sampling.rule, tmp_path / "later")
-    found = helpers.read_log(tmp_path / "sampled")
-    assert found == helpers.read_log(tmp_path / "later")
-    assert 0 < len(found) == result.examples < len(helpers.read_log(log))
-    assert result.counters["sampled_out"] == len(helpers.read_log(log)) - len(found)
+    found = raw_logs.read_log(tmp_path / "sampled")
+    assert found == raw_logs.read_log(tmp_path / "later")
+    assert 0 < len(found) == result.examples < len(raw_logs.read_log(log))
+    assert result.counters["sampled_out"] == len(raw_logs.read_log(log)) - len(found)
     assert (tmp_path / "sampled/sampling.yaml").read_bytes() == (
         tmp_path / "later/sampling.yaml"
     ).read_bytes()
-    assert made.read_side(tmp_path / "sampled", "unmatched") == made.read_side(log, "unmatched")
+    assert event_files.read_side(tmp_path / "sampled", "unmatched") == event_files.read_side(log, "unmatched")
 
 
 @pytest.fixture(scope="module")
@@ -426,14 +432,15 @@ def export(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     from ctr.training.config import TrainConfig
     from ctr.training.state import TrainState
 
-    serving = runpy.run_path(str(root / "tests/serving/conftest.py"))
-    config = parse_model(TrainConfig, {"model": serving["MODELS"]["logistic"], "batch": {"rows": 64}}, "test")
+    config = parse_model(
+        TrainConfig, {"model": model_cases.MODELS["logistic"], "batch": {"rows": 64}}, "test"
+    )
 
     def make(mapping: EventMapping, folder: Path, examples: int) -> Path:
         schema = mapping.feature_schema
         state = TrainState(config.model.table_layouts(schema), config, "float32")
-        serving["randomize"](state, examples)
-        snapshot = serving["make_snapshot"](state, config, schema, tmp_path_factory.mktemp("run"), examples)
+        model_cases.randomize(state, examples)
+        snapshot = model_cases.make_snapshot(state, config, schema, tmp_path_factory.mktemp("run"), examples)
         path: Path = publish(snapshot, folder).path
         return path
 
@@ -441,10 +448,10 @@ def export(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def model(made: Any, export: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(export: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of versions, of which there is one."""
     folder = tmp_path_factory.mktemp("models")
-    export(made.mapping(), folder, 1)
+    export(event_files.mapping(), folder, 1)
     return folder
 
 
@@ -467,45 +474,49 @@ def recorded(log: Path, name: str) -> dict[int, float]:
 
 @pytest.mark.slow
 def test_a_teacher_is_recorded_as_it_scores_the_log_and_its_losses_sample_it(
-    made: Any, helpers: Any, export: Any, model: Path, folder: Path, log: Path, tmp_path: Path
+    export: Any, model: Path, folder: Path, log: Path, tmp_path: Path
 ) -> None:
     teacher = {"name": "old", "model": str(model)}
-    ingest(made.mapping(teacher=teacher), folder, tmp_path / "scored")
+    ingest(event_files.mapping(teacher=teacher), folder, tmp_path / "scored")
     found = recorded(tmp_path / "scored", "old")
     expected = scored(log, find_model(model), tmp_path / "scores.parquet")
     assert found == expected
     assert len(set(found.values())) > 10
-    assert helpers.read_log(tmp_path / "scored") == helpers.read_log(log)
+    assert raw_logs.read_log(tmp_path / "scored") == raw_logs.read_log(log)
 
     below = float(np.median(np.logaddexp(0, list(found.values()))))
     rule = {"uninformative": {"rate": 0.3, "low_loss": {"teacher": "old", "max_loss": below}}}
-    sampled = made.mapping(teacher=teacher, sampling={"name": "hard", "rule": rule})
+    sampled = event_files.mapping(teacher=teacher, sampling={"name": "hard", "rule": rule})
     assert sampled.sampling is not None
     ingest(sampled, folder, tmp_path / "sampled")
     write_sampled_log(tmp_path / "scored", "hard", sampled.sampling.rule, tmp_path / "later")
-    rows = helpers.read_log(tmp_path / "sampled")
-    assert rows == helpers.read_log(tmp_path / "later")
+    rows = raw_logs.read_log(tmp_path / "sampled")
+    assert rows == raw_logs.read_log(tmp_path / "later")
     assert 0 < len(rows) < len(found)
     assert recorded(tmp_path / "sampled", "old") == recorded(tmp_path / "later", "old")
 
     # A version that appears while the log grows is another teacher: the log keeps its own.
-    export(made.mapping(), model, 2)
-    before = made.published(tmp_path / "scored", ())
-    ingest(made.mapping(teacher=teacher), folder, tmp_path / "scored")
-    assert made.published(tmp_path / "scored", ()) == before
-    ingest(made.mapping(teacher=teacher), folder, tmp_path / "newer")
+    export(event_files.mapping(), model, 2)
+    before = event_files.published(tmp_path / "scored", ())
+    ingest(event_files.mapping(teacher=teacher), folder, tmp_path / "scored")
+    assert event_files.published(tmp_path / "scored", ()) == before
+    ingest(event_files.mapping(teacher=teacher), folder, tmp_path / "newer")
     assert recorded(tmp_path / "newer", "old") != found
 
 
 def test_a_teacher_of_other_features_or_none_is_refused(
-    made: Any, export: Any, model: Path, folder: Path, tmp_path: Path
+    export: Any, model: Path, folder: Path, tmp_path: Path
 ) -> None:
-    fewer = made.mapping(features=made.FEATURES[:2], teacher={"name": "old", "model": str(model)})
+    fewer = event_files.mapping(
+        features=event_files.FEATURES[:2], teacher={"name": "old", "model": str(model)}
+    )
     with pytest.raises(InputError, match="the model has the features of schema"):
         ingest(fewer, folder, tmp_path / "log")
     (tmp_path / "models").mkdir()
     with pytest.raises(InputError, match="neither an exported model"):
         ingest(
-            made.mapping(teacher={"name": "old", "model": str(tmp_path / "models")}), folder, tmp_path / "log"
+            event_files.mapping(teacher={"name": "old", "model": str(tmp_path / "models")}),
+            folder,
+            tmp_path / "log",
         )
     assert not (tmp_path / "log").exists()

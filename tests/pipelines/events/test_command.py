@@ -3,20 +3,20 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+import event_files
 from ctr.cli import main
 from ctr.config import dump_yaml
 from ctr.data.log import read_manifests
 
 
 @pytest.fixture
-def call(made: Any, tmp_path: Path) -> Callable[..., int]:
+def call(tmp_path: Path) -> Callable[..., int]:
     """Runs the command over ``events`` to ``log``; returns its exit status."""
-    (tmp_path / "mapping.yaml").write_text(dump_yaml(made.mapping()))
-    made.write_events(tmp_path / "events", made.draw_events(40), files=1)
+    (tmp_path / "mapping.yaml").write_text(dump_yaml(event_files.mapping()))
+    event_files.write_events(tmp_path / "events", event_files.draw_events(40), files=1)
 
     def run(*options: str) -> int:
         files = ["--mapping", str(tmp_path / "mapping.yaml"), "--out", str(tmp_path / "log")]
@@ -29,17 +29,17 @@ def call(made: Any, tmp_path: Path) -> Callable[..., int]:
 
 
 def test_the_batch_tells_what_became_of_the_events(
-    call: Callable[..., int], made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    call: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call() == 0
     told = capsys.readouterr().out
     rows = sum(manifest.rows for manifest in read_manifests(tmp_path / "log"))
     assert f"{rows} examples, " in told
-    assert f"{len(made.draw_events(40)['impressions'])} impressions read" in told
+    assert f"{len(event_files.draw_events(40)['impressions'])} impressions read" in told
     assert call("--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert result["examples"] == rows
-    assert result["counts"]["clicks"]["read"] == len(made.draw_events(40)["clicks"])
+    assert result["counts"]["clicks"]["read"] == len(event_files.draw_events(40)["clicks"])
 
 
 def test_a_drain_tells_it_too(

@@ -1,9 +1,7 @@
 """The join of intervals against one of single events, written from what the modules say of themselves."""
 
-import runpy
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +16,7 @@ from ctr.data.schema import Schema
 from ctr.pipelines.events.join import NOT_PUBLISHED, TOLD_CLICKS, UNMATCHED_SCHEMA, Joined, join_interval
 from ctr.pipelines.events.rules import IntervalRules, route_clicks, route_impressions, split_by_interval
 from ctr.pipelines.events.tables import CLICK_SCHEMA, EARLIER_SCHEMA
-
-plainly = runpy.run_path(str(Path(__file__).with_name("single_events.py")))
-Impression, Click, Told, tell = (plainly[name] for name in ("Impression", "Click", "Told", "tell"))
+from single_events import Click, Impression, Told, tell
 
 FEATURE = {"name": "color", "kind": "category", "source": "color", "buckets": 9}
 SCHEMA = parse_model(Schema, {"features": [FEATURE]}, "test")

@@ -8,10 +8,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+import event_files
 from ctr.config import dump_yaml
 from ctr.data.log import list_intervals
 from ctr.pipelines.events.batch import ingest_events
@@ -23,18 +23,18 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def files(made: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found: Path = made.write_events(
-        tmp_path_factory.mktemp("files"), made.draw_events(600, seconds=400), FILES
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found: Path = event_files.write_events(
+        tmp_path_factory.mktemp("files"), event_files.draw_events(600, seconds=400), FILES
     )
     return found
 
 
 @pytest.fixture(scope="module")
-def undisturbed(made: Any, files: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def undisturbed(files: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     log = tmp_path_factory.mktemp("undisturbed")
-    ingest_events(made.mapping(), [files], log, max_reject_share=0)
-    found: dict[str, bytes] = made.published(log)
+    ingest_events(event_files.mapping(), [files], log, max_reject_share=0)
+    found: dict[str, bytes] = event_files.published(log)
     return found
 
 
@@ -43,7 +43,6 @@ def test_a_job_that_is_killed_many_times_publishes_the_same(
     driver: str,
     kills: int,
     seed: int,
-    made: Any,
     files: Path,
     undisturbed: dict[str, bytes],
     root: Path,
@@ -52,27 +51,27 @@ def test_a_job_that_is_killed_many_times_publishes_the_same(
 ) -> None:
     log = tmp_path / "log"
     given = {
-        **{"driver": driver, "kills": kills, "seed": seed, "mapping": made.content()},
+        **{"driver": driver, "kills": kills, "seed": seed, "mapping": event_files.content()},
         **{"files": str(files), "events": str(tmp_path / "events"), "log": str(log)},
     }
-    script = Path(__file__).with_name("killed_jobs.py")
+    script = root / "tests" / "helpers" / "killed_jobs.py"
     done = fresh_python(script, json.dumps(given), cwd=tmp_path, path=root)
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["killed"] == kills
-    assert made.published(log) == undisturbed
+    assert event_files.published(log) == undisturbed
     assert not list(log.glob(".spill-*"))
     if driver == "watch":
         # They died all along the way, not at its beginning or its end.
         assert len(set(result["intervals"])) > 5
         counted = sum(report.events for report in list_reports(log / ".events"))
-        assert counted == sum(map(len, made.draw_events(600, seconds=400).values()))
+        assert counted == sum(map(len, event_files.draw_events(600, seconds=400).values()))
 
 
 def test_the_command_goes_on_after_a_kill_and_ends_in_peace_when_it_is_asked_to(
-    made: Any, files: Path, undisturbed: dict[str, bytes], root: Path, tmp_path: Path
+    files: Path, undisturbed: dict[str, bytes], root: Path, tmp_path: Path
 ) -> None:
     mapping, events, log = tmp_path / "mapping.yaml", tmp_path / "events", tmp_path / "log"
-    mapping.write_text(dump_yaml(made.mapping()))
+    mapping.write_text(dump_yaml(event_files.mapping()))
     environment = {**os.environ, "PYTHONPATH": str(root)}
     command = [sys.executable, "-m", "ctr", "ingest", "events", str(events), "--mapping", str(mapping)]
     follow = [*command, "--out", str(log), "--follow", "--poll", "0.05"]
@@ -80,7 +79,9 @@ def test_the_command_goes_on_after_a_kill_and_ends_in_peace_when_it_is_asked_to(
     pieces = [paths[: FILES // 2], paths[FILES // 2 : FILES], paths[FILES:]]
 
     def add(piece: list[Path]) -> None:
-        made.write_files(events, [(f"{path.parent.name}/{path.name}", path.read_bytes()) for path in piece])
+        event_files.write_files(
+            events, [(f"{path.parent.name}/{path.name}", path.read_bytes()) for path in piece]
+        )
 
     def until_published(process: subprocess.Popen[str], more_than: int) -> int:
         end = time.monotonic() + 120
@@ -109,4 +110,4 @@ def test_the_command_goes_on_after_a_kill_and_ends_in_peace_when_it_is_asked_to(
     last = subprocess.run([*follow, "--drain"], env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert last.returncode == 0, last.stderr
     assert "0 impressions pending" in last.stdout
-    assert made.published(log) == undisturbed
+    assert event_files.published(log) == undisturbed

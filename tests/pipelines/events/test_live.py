@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+import event_files
 from ctr.data.log import read_manifests
 
 WAIT_SECONDS = 240
@@ -48,10 +49,10 @@ def predictions(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_events_joined_and_trained_on_as_they_come_give_the_bits_of_one_pass(made, tmp_path):
-    events = made.draw_events(400, seed=5, seconds=200)
-    files = made.encode_files(events, 8)
-    (tmp_path / "mapping.yaml").write_text(yaml.safe_dump(made.content()))
+def test_events_joined_and_trained_on_as_they_come_give_the_bits_of_one_pass(tmp_path):
+    events = event_files.draw_events(400, seed=5, seconds=200)
+    files = event_files.encode_files(events, 8)
+    (tmp_path / "mapping.yaml").write_text(yaml.safe_dump(event_files.content()))
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(CONFIG))
     live, log, run = tmp_path / "live", tmp_path / "log", tmp_path / "run"
     live.mkdir()
@@ -60,7 +61,7 @@ def test_events_joined_and_trained_on_as_they_come_give_the_bits_of_one_pass(mad
     joiner = start(*ingest, "--out", log, "--follow", "--poll", "0.1")
     trainer = start(*train)
     for number, file in enumerate(files):
-        made.write_files(live, [file])
+        event_files.write_files(live, [file])
         time.sleep(0.3)
         if number == len(files) // 2:
             wait(lambda: log.is_dir() and read_manifests_of(log), joiner, trainer)
@@ -81,7 +82,7 @@ def test_events_joined_and_trained_on_as_they_come_give_the_bits_of_one_pass(mad
     at_once = start(*ingest, "--out", tmp_path / "at-once")
     assert at_once.wait(120) == 0, at_once.communicate()
     at_once.communicate()
-    assert made.published(log, ("rejects", "late")) == made.published(
+    assert event_files.published(log, ("rejects", "late")) == event_files.published(
         tmp_path / "at-once", ("rejects", "late")
     )
     one_pass = start("train", tmp_path / "at-once", *train[2:4], "--out", tmp_path / "one")

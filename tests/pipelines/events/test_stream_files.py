@@ -1,10 +1,8 @@
 """Folders as a source of the streaming job: which file is read when, and how far the arrivals are said to be."""
 
 import os
-import sys
 import time
 from pathlib import Path
-from types import ModuleType
 
 import apache_beam as beam
 import pytest
@@ -14,26 +12,16 @@ from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
 from ctr.io.errors import InputError
 from ctr.pipelines.events.stream_files import EventsInFolders, FilesTracker, FollowFiles, ReadSoFar
+from stream_helpers import click, impression, labels, lines, mapping, microseconds, rejects, run_stream
 
 HOUR = 3600.0
-
-
-@pytest.fixture(scope="module")
-def made() -> ModuleType:
-    folder = str(Path(__file__).resolve().parent)
-    sys.path.insert(0, folder)
-    try:
-        import stream_helpers
-    finally:
-        sys.path.remove(folder)
-    return stream_helpers
 
 
 class Reader:
     """The source of impressions as a runner calls it, again and again."""
 
-    def __init__(self, made: ModuleType, folder: Path, **settings: object) -> None:
-        self._source = EventsInFolders(made.mapping(), [folder], **settings)
+    def __init__(self, folder: Path, **settings: object) -> None:
+        self._source = EventsInFolders(mapping(), [folder], **settings)
         self._estimator = ManualWatermarkEstimator(None)
         self.position = ReadSoFar(written=time.time())
 
@@ -56,124 +44,124 @@ class Reader:
         return self._estimator.current_watermark()
 
 
-def put(made: ModuleType, folder: Path, name: str, arrivals: list[float], age: float = HOUR) -> Path:
+def put(folder: Path, name: str, arrivals: list[float], age: float = HOUR) -> Path:
     path = folder / "impressions" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(made.lines([made.impression(int(at * 1000), 0, at) for at in arrivals]))
+    path.write_bytes(lines([impression(int(at * 1000), 0, at) for at in arrivals]))
     os.utime(path, (time.time() - age,) * 2)
     return path
 
 
-def test_files_come_in_the_order_of_their_names_and_move_the_watermark_to_their_arrivals(made, tmp_path):
-    put(made, tmp_path, "10.jsonl", [8.5, 9.0005])
-    put(made, tmp_path, "9.jsonl", [3, 2])
-    reader = Reader(made, tmp_path, idle_seconds=2 * HOUR)
+def test_files_come_in_the_order_of_their_names_and_move_the_watermark_to_their_arrivals(tmp_path):
+    put(tmp_path, "10.jsonl", [8.5, 9.0005])
+    put(tmp_path, "9.jsonl", [3, 2])
+    reader = Reader(tmp_path, idle_seconds=2 * HOUR)
     assert reader.read() == ["impressions/9.jsonl", "impressions/10.jsonl"]
-    assert reader.times == [made.microseconds(2), made.microseconds(8.5)]
-    assert reader.watermark == Timestamp(micros=made.microseconds(9))
+    assert reader.times == [microseconds(2), microseconds(8.5)]
+    assert reader.watermark == Timestamp(micros=microseconds(9))
     assert reader.deferred
     assert reader.read() == []
-    put(made, tmp_path, "11.jsonl", [10])
+    put(tmp_path, "11.jsonl", [10])
     assert reader.read() == ["impressions/11.jsonl"]
-    assert reader.watermark == Timestamp(micros=made.microseconds(10))
+    assert reader.watermark == Timestamp(micros=microseconds(10))
 
 
-def test_a_drained_source_ends_with_the_watermark_at_the_end_of_time(made, tmp_path):
+def test_a_drained_source_ends_with_the_watermark_at_the_end_of_time(tmp_path):
     for number in range(40):
-        put(made, tmp_path, f"{number}.jsonl", [number], age=0)
-    reader = Reader(made, tmp_path, drain=True)
+        put(tmp_path, f"{number}.jsonl", [number], age=0)
+    reader = Reader(tmp_path, drain=True)
     names = reader.read()
     assert reader.deferred and len(names) < 40
     while reader.deferred:
-        assert reader.watermark == Timestamp(micros=made.microseconds(len(names) - 1))
+        assert reader.watermark == Timestamp(micros=microseconds(len(names) - 1))
         names += reader.read()
     assert names == [f"impressions/{number}.jsonl" for number in range(40)]
     assert reader.watermark == MAX_TIMESTAMP
 
 
-def test_a_file_that_is_being_written_holds_back_those_behind_it(made, tmp_path):
-    put(made, tmp_path, "1.jsonl", [1])
-    put(made, tmp_path, "2.jsonl", [2], age=0)
-    put(made, tmp_path, "3.jsonl", [3])
-    put(made, tmp_path, "4.jsonl.tmp", [4])
-    reader = Reader(made, tmp_path, settle_seconds=60, idle_seconds=1)
+def test_a_file_that_is_being_written_holds_back_those_behind_it(tmp_path):
+    put(tmp_path, "1.jsonl", [1])
+    put(tmp_path, "2.jsonl", [2], age=0)
+    put(tmp_path, "3.jsonl", [3])
+    put(tmp_path, "4.jsonl.tmp", [4])
+    reader = Reader(tmp_path, settle_seconds=60, idle_seconds=1)
     assert reader.read() == ["impressions/1.jsonl"]
-    assert reader.watermark == Timestamp(micros=made.microseconds(1))
-    put(made, tmp_path, "2.jsonl", [2])
+    assert reader.watermark == Timestamp(micros=microseconds(1))
+    put(tmp_path, "2.jsonl", [2])
     assert reader.read() == ["impressions/2.jsonl", "impressions/3.jsonl"]
 
 
-def test_a_name_before_one_that_was_read_is_an_error(made, tmp_path):
-    put(made, tmp_path, "b.jsonl", [1])
-    reader = Reader(made, tmp_path)
+def test_a_name_before_one_that_was_read_is_an_error(tmp_path):
+    put(tmp_path, "b.jsonl", [1])
+    reader = Reader(tmp_path)
     reader.read()
-    put(made, tmp_path, "a.jsonl", [0])
+    put(tmp_path, "a.jsonl", [0])
     with pytest.raises(InputError, match=r"2 files up to impressions/b\.jsonl, of which 1 were read"):
         reader.read()
 
 
-def test_files_that_were_read_may_be_deleted(made, tmp_path):
-    old = [put(made, tmp_path, f"{name}.jsonl", [1]) for name in "ab"]
-    reader = Reader(made, tmp_path, idle_seconds=2 * HOUR)
+def test_files_that_were_read_may_be_deleted(tmp_path):
+    old = [put(tmp_path, f"{name}.jsonl", [1]) for name in "ab"]
+    reader = Reader(tmp_path, idle_seconds=2 * HOUR)
     reader.read()
     for path in old:
         path.unlink()
     assert reader.read() == []
     # What is gone says nothing of how long nothing has come.
-    assert reader.watermark == Timestamp(micros=made.microseconds(1))
-    put(made, tmp_path, "c.jsonl", [2])
+    assert reader.watermark == Timestamp(micros=microseconds(1))
+    put(tmp_path, "c.jsonl", [2])
     assert reader.read() == ["impressions/c.jsonl"]
-    put(made, tmp_path, "a.jsonl", [0])
-    put(made, tmp_path, "b.jsonl", [0])
+    put(tmp_path, "a.jsonl", [0])
+    put(tmp_path, "b.jsonl", [0])
     with pytest.raises(InputError, match=r"3 files up to impressions/c\.jsonl, of which 1 were read"):
         reader.read()
 
 
-def test_arrivals_go_on_with_the_time_of_day_when_no_file_has_come_for_long(made, tmp_path):
-    put(made, tmp_path, "1.jsonl", [1], age=HOUR)
-    reader = Reader(made, tmp_path, idle_seconds=60)
+def test_arrivals_go_on_with_the_time_of_day_when_no_file_has_come_for_long(tmp_path):
+    put(tmp_path, "1.jsonl", [1], age=HOUR)
+    reader = Reader(tmp_path, idle_seconds=60)
     reader.read()
-    passed = (reader.watermark.micros - made.microseconds(1)) / 1e6
+    passed = (reader.watermark.micros - microseconds(1)) / 1e6
     assert HOUR <= passed < HOUR + 60
     # A file that comes after all does not move the watermark back.
     before = reader.watermark
-    put(made, tmp_path, "2.jsonl", [2], age=0)
+    put(tmp_path, "2.jsonl", [2], age=0)
     os.utime(tmp_path / "impressions" / "2.jsonl", (time.time() - 1,) * 2)
     assert reader.read() == ["impressions/2.jsonl"]
     assert reader.watermark >= before
 
 
-def test_nobody_waits_for_ever_for_a_kind_without_any_file(made, tmp_path):
-    reader = Reader(made, tmp_path, idle_seconds=60)
+def test_nobody_waits_for_ever_for_a_kind_without_any_file(tmp_path):
+    reader = Reader(tmp_path, idle_seconds=60)
     assert reader.read() == [] and reader.watermark is None
     reader.position = ReadSoFar(written=time.time() - 61)
     assert reader.read() == []
     assert abs(reader.watermark.micros / 1e6 - time.time()) < 60
 
 
-def test_a_damaged_file_is_one_reject_and_the_next_is_read(made, tmp_path):
+def test_a_damaged_file_is_one_reject_and_the_next_is_read(tmp_path):
     (tmp_path / "impressions").mkdir()
     (tmp_path / "impressions" / "1.jsonl.gz").write_bytes(b"no gzip")
-    put(made, tmp_path, "2.jsonl", [2])
-    reader = Reader(made, tmp_path, settle_seconds=0)
+    put(tmp_path, "2.jsonl", [2])
+    reader = Reader(tmp_path, settle_seconds=0)
     assert reader.read() == ["impressions/1.jsonl.gz", "impressions/2.jsonl"]
     [reject] = reader.chunks[0].chunk.rejects
     assert (reject.key, reject.reason) == ("file", "damaged")
     assert reject.value.startswith("is not compressed with gzip")
-    made.run_stream(tmp_path / "log", reader.chunks)
-    assert len(made.labels(tmp_path / "log")) == 1
-    assert [reject["reason"] for reject in made.rejects(tmp_path / "log")] == ["damaged"]
+    run_stream(tmp_path / "log", reader.chunks)
+    assert len(labels(tmp_path / "log")) == 1
+    assert [reject["reason"] for reject in rejects(tmp_path / "log")] == ["damaged"]
 
 
-def test_an_empty_file_is_read_and_says_nothing(made, tmp_path):
-    put(made, tmp_path, "1.jsonl", [])
-    put(made, tmp_path, "2.jsonl", [2])
-    reader = Reader(made, tmp_path, idle_seconds=2 * HOUR)
+def test_an_empty_file_is_read_and_says_nothing(tmp_path):
+    put(tmp_path, "1.jsonl", [])
+    put(tmp_path, "2.jsonl", [2])
+    reader = Reader(tmp_path, idle_seconds=2 * HOUR)
     assert reader.read() == ["impressions/2.jsonl"]
     assert reader.position.files == 2
 
 
-def test_a_claim_is_refused_when_the_rest_was_put_off(made):
+def test_a_claim_is_refused_when_the_rest_was_put_off():
     tracker = FilesTracker(ReadSoFar("a", 1))
     assert tracker.try_claim(ReadSoFar("b", 2))
     assert tracker.try_split(0.5) is None
@@ -187,15 +175,15 @@ def test_a_claim_is_refused_when_the_rest_was_put_off(made):
     assert not tracker.is_bounded()
 
 
-def test_beams_local_runner_reads_both_kinds_of_a_drained_folder(made, tmp_path):
-    put(made, tmp_path, "1.jsonl", [1, 2])
+def test_beams_local_runner_reads_both_kinds_of_a_drained_folder(tmp_path):
+    put(tmp_path, "1.jsonl", [1, 2])
     (tmp_path / "clicks").mkdir()
-    (tmp_path / "clicks" / "1.jsonl").write_bytes(made.lines([made.click(1000, 3)]))
+    (tmp_path / "clicks" / "1.jsonl").write_bytes(lines([click(1000, 3)]))
     found = tmp_path / "found"
     with beam.Pipeline() as pipeline:
         _ = (
             pipeline
-            | EventsInFolders(made.mapping(), [tmp_path], drain=True)
+            | EventsInFolders(mapping(), [tmp_path], drain=True)
             | beam.Map(
                 lambda events, path: path.open("a").write(f"{events.kind} {events.chunk.count}\n"), found
             )

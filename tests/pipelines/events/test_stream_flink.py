@@ -4,139 +4,127 @@ import contextlib
 import json
 import random
 import signal
-import sys
 import time
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-pytestmark = pytest.mark.slow
+import java_services
+import stream_helpers
+import stream_jobs
 
-HERE = Path(__file__).resolve().parent
-
-
-@pytest.fixture(scope="module")
-def jobs() -> ModuleType:
-    folders = [str(HERE), str(HERE.parent.parent)]
-    sys.path[:0] = folders
-    try:
-        import java_services
-
-        if reason := java_services.missing(java_services.FLINK_JARS):
-            pytest.skip(reason)
-        import stream_jobs
-    finally:
-        for folder in folders:
-            sys.path.remove(folder)
-    return stream_jobs
+MISSING = java_services.missing(java_services.FLINK_JARS)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
 
 @pytest.fixture(scope="module")
-def traffic(jobs, tmp_path_factory):
-    return jobs.make_traffic(tmp_path_factory.mktemp("traffic"))
+def traffic(tmp_path_factory):
+    return stream_jobs.make_traffic(tmp_path_factory.mktemp("traffic"))
 
 
-def test_a_drained_job_is_the_batch_job_and_ends_by_itself(jobs, traffic, tmp_path):
+def test_a_drained_job_is_the_batch_job_and_ends_by_itself(traffic, tmp_path):
     log = tmp_path / "log"
     with (
-        jobs.java_services.flink_job_server(tmp_path / "flink") as endpoint,
-        jobs.job(log, endpoint, traffic.events, "--drain") as process,
+        java_services.flink_job_server(tmp_path / "flink") as endpoint,
+        stream_jobs.job(log, endpoint, traffic.events, "--drain") as process,
     ):
-        status, said, complaints = jobs.ended(process)
+        status, said, complaints = stream_jobs.ended(process)
     assert (status, complaints) == (0, "")
     assert said.startswith(f"{log}: {traffic.intervals} partitions, ")
-    assert jobs.published(log) == traffic.whole
+    assert stream_helpers.published(log) == traffic.whole
     assert len(traffic.whole) > 50
 
 
-def test_a_job_that_is_killed_again_and_again_is_simply_run_again(jobs, traffic, tmp_path):
+def test_a_job_that_is_killed_again_and_again_is_simply_run_again(traffic, tmp_path):
     log, source = tmp_path / "log", random.Random(7)
     # Seeded places at which it is killed: before the first interval, and where some more are published.
     for number, more in enumerate([0, source.randrange(1, 10), source.randrange(10, 20)]):
         with (
-            jobs.java_services.flink_job_server(tmp_path / f"flink{number}") as endpoint,
-            jobs.job(log, endpoint, traffic.events, "--drain") as process,
+            java_services.flink_job_server(tmp_path / f"flink{number}") as endpoint,
+            stream_jobs.job(log, endpoint, traffic.events, "--drain") as process,
         ):
-            before = jobs.manifests(log)
+            before = stream_jobs.manifests(log)
             if more:
-                jobs.wait(lambda goal=before + more: jobs.manifests(log) >= goal, process)
+                stream_jobs.wait(lambda goal=before + more: stream_jobs.manifests(log) >= goal, process)
             else:
-                jobs.wait(lambda: (log / "events.yaml").exists(), process)
+                stream_jobs.wait(lambda: (log / "events.yaml").exists(), process)
                 time.sleep(source.uniform(1, 3))
-    assert 0 < jobs.manifests(log) < traffic.intervals
+    assert 0 < stream_jobs.manifests(log) < traffic.intervals
     with (
-        jobs.java_services.flink_job_server(tmp_path / "flink") as endpoint,
-        jobs.job(log, endpoint, traffic.events, "--drain") as process,
+        java_services.flink_job_server(tmp_path / "flink") as endpoint,
+        stream_jobs.job(log, endpoint, traffic.events, "--drain") as process,
     ):
-        assert jobs.ended(process)[0] == 0
-    assert jobs.published(log) == traffic.whole
+        assert stream_jobs.ended(process)[0] == 0
+    assert stream_helpers.published(log) == traffic.whole
 
 
-def test_a_killed_job_goes_on_from_its_checkpoint_without_what_it_has_read(jobs, traffic, tmp_path):
+def test_a_killed_job_goes_on_from_its_checkpoint_without_what_it_has_read(traffic, tmp_path):
     log, events = tmp_path / "log", tmp_path / "events"
     checkpoints = tmp_path / "checkpoints"
-    options = jobs.checkpointed(checkpoints)
+    options = stream_jobs.checkpointed(checkpoints)
     half = len(traffic.files) // 2
-    jobs.copy_files(traffic.files[:half], events, age=1)
+    stream_jobs.copy_files(traffic.files[:half], events, age=1)
     with (
-        jobs.java_services.flink_job_server(tmp_path / "flink") as endpoint,
-        jobs.job(log, endpoint, events, beam=options) as process,
+        java_services.flink_job_server(tmp_path / "flink") as endpoint,
+        stream_jobs.job(log, endpoint, events, beam=options) as process,
     ):
-        jobs.wait(lambda: jobs.manifests(log) >= 10, process)
+        stream_jobs.wait(lambda: stream_jobs.manifests(log) >= 10, process)
         # It stands still when it has published what the first half closes.
-        jobs.stands_still(log)
-        jobs.next_checkpoint(checkpoints, process)
-    assert 10 <= jobs.manifests(log) < traffic.intervals
+        stream_jobs.stands_still(log)
+        stream_jobs.next_checkpoint(checkpoints, process)
+    assert 10 <= stream_jobs.manifests(log) < traffic.intervals
     # The open intervals' events are in the checkpoint alone.
     for path in traffic.files[:half]:
         (events / path.parent.name / path.name).unlink()
     # Nothing has been written for an hour, so that the arrivals go on with the time of day and close the rest.
-    jobs.copy_files(traffic.files[half:], events, age=86_400 * 30)
+    stream_jobs.copy_files(traffic.files[half:], events, age=86_400 * 30)
     with (
-        jobs.java_services.flink_job_server(
-            tmp_path / "again", settings=jobs.resumed(checkpoints)
+        java_services.flink_job_server(
+            tmp_path / "again", settings=stream_jobs.resumed(checkpoints)
         ) as endpoint,
-        jobs.job(log, endpoint, events, "--idle-timeout=300", beam=options) as process,
+        stream_jobs.job(log, endpoint, events, "--idle-timeout=300", beam=options) as process,
     ):
-        jobs.wait(lambda: jobs.manifests(log) >= traffic.intervals, process)
-        status, said, complaints = jobs.told_to_stop(process, signal.SIGTERM)
+        stream_jobs.wait(lambda: stream_jobs.manifests(log) >= traffic.intervals, process)
+        status, said, complaints = stream_jobs.told_to_stop(process, signal.SIGTERM)
     assert (status, complaints) == (0, "")
     assert said.startswith(f"{log}: {traffic.intervals} partitions, ")
-    assert jobs.published(log) == traffic.whole
+    assert stream_helpers.published(log) == traffic.whole
 
 
-def test_a_worker_that_fails_is_tried_again_by_flink(jobs, traffic, tmp_path):
-    log = jobs.begin(tmp_path / "log")
+def test_a_worker_that_fails_is_tried_again_by_flink(traffic, tmp_path):
+    log = stream_jobs.begin(tmp_path / "log")
     # A file where a folder should be: no interval with an unmatched click can be written.
     (log / "unmatched").touch()
     with (
-        jobs.java_services.flink_job_server(tmp_path / "flink") as endpoint,
-        jobs.job(
-            log, endpoint, traffic.events, "--drain", beam=jobs.checkpointed(tmp_path, retries=30)
+        java_services.flink_job_server(tmp_path / "flink") as endpoint,
+        stream_jobs.job(
+            log, endpoint, traffic.events, "--drain", beam=stream_jobs.checkpointed(tmp_path, retries=30)
         ) as process,
     ):
         server = tmp_path / "flink" / "job-server.log"
-        jobs.wait(lambda: "to RESTARTING" in server.read_text(errors="replace"), process)
+        stream_jobs.wait(lambda: "to RESTARTING" in server.read_text(errors="replace"), process)
         (log / "unmatched").unlink()
-        status, _, complaints = jobs.ended(process)
+        status, _, complaints = stream_jobs.ended(process)
     assert (status, complaints) == (0, "")
-    assert jobs.published(log) == traffic.whole
+    assert stream_helpers.published(log) == traffic.whole
 
 
-def test_too_many_bad_events_end_the_job_with_one_line(jobs, traffic, tmp_path):
+def test_too_many_bad_events_end_the_job_with_one_line(traffic, tmp_path):
     events, mapping = tmp_path / "events", tmp_path / "mapping.yaml"
     for kind in ("impressions", "clicks"):
         (events / kind).mkdir(parents=True)
     (events / "impressions" / "1.jsonl").write_bytes(b"no JSON\n" * 100 + b'{"impression_id": "x"}\n' * 2000)
-    mapping.write_text(jobs.MAPPING.read_text().replace("type: parquet", "type: jsonl"))
+    mapping.write_text(stream_jobs.MAPPING.read_text().replace("type: parquet", "type: jsonl"))
     with (
-        jobs.java_services.flink_job_server(tmp_path / "flink") as endpoint,
-        jobs.job(
-            tmp_path / "log", endpoint, events, beam=jobs.checkpointed(tmp_path, retries=2), mapping=mapping
+        java_services.flink_job_server(tmp_path / "flink") as endpoint,
+        stream_jobs.job(
+            tmp_path / "log",
+            endpoint,
+            events,
+            beam=stream_jobs.checkpointed(tmp_path, retries=2),
+            mapping=mapping,
         ) as process,
     ):
-        status, said, complaints = jobs.ended(process)
+        status, said, complaints = stream_jobs.ended(process)
     assert (status, said) == (1, "")
     assert complaints.startswith("error: 2100 of 2100 events rejected, more than the allowed share of 0.01; ")
     assert complaints.count("\n") == 1
@@ -145,30 +133,32 @@ def test_too_many_bad_events_end_the_job_with_one_line(jobs, traffic, tmp_path):
 
 
 def test_a_late_event_is_set_aside_and_a_job_server_that_goes_away_ends_the_command_with_one_line(
-    jobs, traffic, tmp_path
+    traffic, tmp_path
 ):
     log, events = tmp_path / "log", tmp_path / "events"
     # As if nothing had been written for long: the arrivals go on with the time of day. Not so long that late events are
     # dropped.
-    jobs.copy_files(traffic.files, events, age=86_400 * 2)
-    server = jobs.java_services.flink_job_server(tmp_path / "flink")
+    stream_jobs.copy_files(traffic.files, events, age=86_400 * 2)
+    server = java_services.flink_job_server(tmp_path / "flink")
     with contextlib.ExitStack() as stack:
         endpoint = stack.enter_context(server)
-        process = stack.enter_context(jobs.job(log, endpoint, events, "--idle-timeout=300"))
-        jobs.wait(lambda: jobs.manifests(log) >= traffic.intervals, process)
+        process = stack.enter_context(stream_jobs.job(log, endpoint, events, "--idle-timeout=300"))
+        stream_jobs.wait(lambda: stream_jobs.manifests(log) >= traffic.intervals, process)
         before = {path.name for path in (log / "late").iterdir()}
         # The same events once more, in a file behind all others: now all of them are late, though they say otherwise.
         again = traffic.files[0]
         target = events / again.parent.name / "9999.parquet"
         target.with_suffix(".tmp").write_bytes(again.read_bytes())
         target.with_suffix(".tmp").rename(target)
-        jobs.wait(lambda: {path.name for path in (log / "late").iterdir()} > before, process)
-        assert jobs.published(log) == traffic.whole
+        stream_jobs.wait(lambda: {path.name for path in (log / "late").iterdir()} > before, process)
+        assert stream_helpers.published(log) == traffic.whole
         server.__exit__(None, None, None)
-        status, said, complaints = jobs.ended(process)
+        status, said, complaints = stream_jobs.ended(process)
         assert (status, said, complaints.count("\n")) == (1, "", 1), complaints
         assert complaints.startswith("error: --beam-options: the runner cannot be reached"), complaints
-        status, said, complaints = jobs.ended(stack.enter_context(jobs.job(log, endpoint, events)))
+        status, said, complaints = stream_jobs.ended(
+            stack.enter_context(stream_jobs.job(log, endpoint, events))
+        )
         assert (status, said) == (1, "")
         assert complaints.startswith(f"error: --beam-options: no job server at {endpoint}: ")
-    assert jobs.published(log) == traffic.whole
+    assert stream_helpers.published(log) == traffic.whole

@@ -2,18 +2,20 @@
 
 import json
 import signal
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 
 import pyarrow.parquet as pq
 import pytest
 
-pytestmark = pytest.mark.slow
+import java_services
+import stream_helpers
+import stream_jobs
 
-HERE = Path(__file__).resolve().parent
+MISSING = java_services.missing(java_services.FLINK_JARS, java_services.KAFKA_JARS)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
+pytest.importorskip("kafka", reason="no kafka-python")
+
 PARTITIONS = 3
 QUIET = 2
 """A partition of each topic without events: records without a value alone say what time it is there."""
@@ -25,26 +27,9 @@ OPTIONS = ("--max_bundle_time_mills=50",)
 
 
 @pytest.fixture(scope="module")
-def jobs() -> ModuleType:
-    folders = [str(HERE), str(HERE.parent.parent)]
-    sys.path[:0] = folders
-    try:
-        import java_services
-
-        if reason := java_services.missing(java_services.FLINK_JARS, java_services.KAFKA_JARS):
-            pytest.skip(reason)
-        pytest.importorskip("kafka", reason="no kafka-python")
-        import stream_jobs
-    finally:
-        for folder in folders:
-            sys.path.remove(folder)
-    return stream_jobs
-
-
-@pytest.fixture(scope="module")
-def mapping(jobs, tmp_path_factory):
+def mapping(tmp_path_factory):
     path = tmp_path_factory.mktemp("mapping") / "mapping.yaml"
-    text = jobs.MAPPING.read_text()
+    text = stream_jobs.MAPPING.read_text()
     for kind in ("impressions", "clicks"):
         text = text.replace(f"{kind}:\n", f"{kind}:\n  topic: {kind}\n")
     path.write_text(text)
@@ -52,13 +37,13 @@ def mapping(jobs, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def traffic(jobs, mapping, tmp_path_factory):
+def traffic(mapping, tmp_path_factory):
     """Events whose last interval has closed before now: a partition that is read to its end says what time it is."""
 
     def later(last: int) -> int:
         return time.time_ns() // 1000 - 3 * 3600 * 10**6 - last
 
-    return jobs.make_traffic(tmp_path_factory.mktemp("traffic"), later, mapping)
+    return stream_jobs.make_traffic(tmp_path_factory.mktemp("traffic"), later, mapping)
 
 
 def records(traffic, kind: str) -> Iterator[tuple[int, int, bytes]]:
@@ -71,12 +56,12 @@ def records(traffic, kind: str) -> Iterator[tuple[int, int, bytes]]:
 
 
 @pytest.fixture(scope="module")
-def broker(jobs, traffic, tmp_path_factory):
+def broker(traffic, tmp_path_factory):
     """All events, in partitions by their id, with some records among them that are none."""
     from kafka import KafkaProducer
     from kafka.admin import KafkaAdminClient, NewTopic
 
-    with jobs.java_services.kafka_broker(tmp_path_factory.mktemp("kafka")) as address:
+    with java_services.kafka_broker(tmp_path_factory.mktemp("kafka")) as address:
         admin = KafkaAdminClient(bootstrap_servers=address)
         topics = [NewTopic(kind, PARTITIONS, 1) for kind in ("impressions", "clicks")]
         admin.create_topics(topics)
@@ -98,27 +83,27 @@ def broker(jobs, traffic, tmp_path_factory):
 POISON = [b"", b"\n", b"no JSON", b"[]", b"\xff\xfe", b"x" * 900_000, b'{"impression_id": "y"}']
 
 
-def start(jobs, services, broker, log, mapping, *beam: str, slowly: bool = False):
+def start(services, broker, log, mapping, *beam: str, slowly: bool = False):
     """The job on a job server; the expansion service is needed until it runs."""
     endpoint, expansion = services
     arguments = ("--kafka", broker, "--expansion-service", expansion, *(SLOWLY if slowly else ()))
-    return jobs.job(log, endpoint, *arguments, beam=(*OPTIONS, *beam), mapping=mapping)
+    return stream_jobs.job(log, endpoint, *arguments, beam=(*OPTIONS, *beam), mapping=mapping)
 
 
 def test_topics_become_the_log_of_the_batch_job_and_bad_records_are_set_aside(
-    jobs, traffic, broker, mapping, tmp_path
+    traffic, broker, mapping, tmp_path
 ):
     log = tmp_path / "log"
     with (
-        jobs.java_services.flink_job_server(tmp_path / "flink") as endpoint,
-        jobs.java_services.expansion_service(tmp_path / "expansion") as expansion,
-        start(jobs, (endpoint, expansion), broker, log, mapping) as process,
+        java_services.flink_job_server(tmp_path / "flink") as endpoint,
+        java_services.expansion_service(tmp_path / "expansion") as expansion,
+        start((endpoint, expansion), broker, log, mapping) as process,
     ):
-        jobs.wait(lambda: jobs.manifests(log) >= traffic.intervals, process)
-        status, said, complaints = jobs.told_to_stop(process, signal.SIGINT)
+        stream_jobs.wait(lambda: stream_jobs.manifests(log) >= traffic.intervals, process)
+        status, said, complaints = stream_jobs.told_to_stop(process, signal.SIGINT)
     assert (status, complaints) == (0, "")
     assert said.startswith(f"{log}: {traffic.intervals} partitions, ")
-    assert jobs.published(log) == traffic.whole
+    assert stream_helpers.published(log) == traffic.whole
     found = [json.loads(line) for path in (log / "rejects").iterdir() for line in path.open()]
     assert {reject["file"] for reject in found} == {"impressions/0"}
     offsets = sorted(reject["row"] for reject in found)
@@ -127,23 +112,25 @@ def test_topics_become_the_log_of_the_batch_job_and_bad_records_are_set_aside(
 
 
 @pytest.mark.parametrize("checkpoints", [False, True], ids=["read again", "from a checkpoint"])
-def test_a_killed_job_goes_on(jobs, traffic, broker, mapping, tmp_path, checkpoints):
+def test_a_killed_job_goes_on(traffic, broker, mapping, tmp_path, checkpoints):
     log, folder = tmp_path / "log", tmp_path / "checkpoints"
-    options = jobs.checkpointed(folder) if checkpoints else ()
+    options = stream_jobs.checkpointed(folder) if checkpoints else ()
     with (
-        jobs.java_services.flink_job_server(tmp_path / "flink") as endpoint,
-        jobs.java_services.expansion_service(tmp_path / "expansion") as expansion,
-        start(jobs, (endpoint, expansion), broker, log, mapping, *options, slowly=True) as process,
+        java_services.flink_job_server(tmp_path / "flink") as endpoint,
+        java_services.expansion_service(tmp_path / "expansion") as expansion,
+        start((endpoint, expansion), broker, log, mapping, *options, slowly=True) as process,
     ):
-        newest = jobs.java_services.newest_checkpoint
-        jobs.wait(lambda: jobs.manifests(log) >= 2 and (not checkpoints or newest(folder)), process)
-    assert jobs.manifests(log) < traffic.intervals
-    settings = jobs.resumed(folder) if checkpoints else {}
+        newest = java_services.newest_checkpoint
+        stream_jobs.wait(
+            lambda: stream_jobs.manifests(log) >= 2 and (not checkpoints or newest(folder)), process
+        )
+    assert stream_jobs.manifests(log) < traffic.intervals
+    settings = stream_jobs.resumed(folder) if checkpoints else {}
     with (
-        jobs.java_services.flink_job_server(tmp_path / "again", settings=settings) as endpoint,
-        jobs.java_services.expansion_service(tmp_path / "expansion") as expansion,
-        start(jobs, (endpoint, expansion), broker, log, mapping, *options, slowly=checkpoints) as process,
+        java_services.flink_job_server(tmp_path / "again", settings=settings) as endpoint,
+        java_services.expansion_service(tmp_path / "expansion") as expansion,
+        start((endpoint, expansion), broker, log, mapping, *options, slowly=checkpoints) as process,
     ):
-        jobs.wait(lambda: jobs.manifests(log) >= traffic.intervals, process)
-        assert jobs.told_to_stop(process, signal.SIGTERM)[0] == 0
-    assert jobs.published(log) == traffic.whole
+        stream_jobs.wait(lambda: stream_jobs.manifests(log) >= traffic.intervals, process)
+        assert stream_jobs.told_to_stop(process, signal.SIGTERM)[0] == 0
+    assert stream_helpers.published(log) == traffic.whole

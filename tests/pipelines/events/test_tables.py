@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import event_files
 from ctr.config import parse_model
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import pack_ids
@@ -138,9 +139,9 @@ POISON: dict[str, tuple[bytes | dict[str, Any], str, str, str]] = {
 
 
 @pytest.mark.parametrize("name", POISON)
-def test_a_bad_event_is_set_aside_and_its_neighbours_are_not(name: str, made: Any, tmp_path: Path) -> None:
+def test_a_bad_event_is_set_aside_and_its_neighbours_are_not(name: str, tmp_path: Path) -> None:
     line, key, reason, allowed = POISON[name]
-    mapping = made.mapping(largest_value=LIMIT)
+    mapping = event_files.mapping(largest_value=LIMIT)
     prepared = read_lines(mapping, "impressions", tmp_path, GOOD, b"", line, {**GOOD, "impression_id": 8})
     assert prepared.table.column("example_id").to_pylist() == [7, 8]
     assert prepared.last_arrival == GOOD["arrival_time"]
@@ -152,17 +153,17 @@ def test_a_bad_event_is_set_aside_and_its_neighbours_are_not(name: str, made: An
 @pytest.mark.parametrize(
     "name", [name for name in POISON if "time" in name or "arriv" in name or "JSON" in name]
 )
-def test_a_bad_click_is_set_aside_alike(name: str, made: Any, tmp_path: Path) -> None:
+def test_a_bad_click_is_set_aside_alike(name: str, tmp_path: Path) -> None:
     line, key, reason, allowed = POISON[name]
     if isinstance(line, dict):
         line = {column: value for column, value in line.items() if column in GOOD_CLICK}
-    prepared = read_lines(made.mapping(), "clicks", tmp_path, GOOD_CLICK, line)
+    prepared = read_lines(event_files.mapping(), "clicks", tmp_path, GOOD_CLICK, line)
     assert prepared.table.to_pylist() == [{"impression_id": 7, "time": TIME, "arrival": TIME + 5}]
     (reject,) = prepared.rejects
     assert (reject.row, reject.key, reject.reason, reject.allowed) == (2, key, reason, allowed)
 
 
-def test_what_is_unusual_but_allowed_stays(made: Any, tmp_path: Path) -> None:
+def test_what_is_unusual_but_allowed_stays(tmp_path: Path) -> None:
     events = [
         without("color", "price", "tags"),
         {**GOOD, "impression_id": "a text", "event_time": str(TIME), "arrival_time": float(TIME + 5)},
@@ -177,7 +178,7 @@ def test_what_is_unusual_but_allowed_stays(made: Any, tmp_path: Path) -> None:
         {**GOOD, "arrival_time": NOW_US + 300_000_000},
         {**GOOD, "event_time": 0, "arrival_time": 0},
     ]
-    prepared = read_lines(made.mapping(largest_value=LIMIT), "impressions", tmp_path, *events)
+    prepared = read_lines(event_files.mapping(largest_value=LIMIT), "impressions", tmp_path, *events)
     assert prepared.rejects == []
     assert prepared.table.num_rows == len(events)
     assert prepared.table.column("example_id").to_pylist()[2] == 2**63 - 1
@@ -185,17 +186,17 @@ def test_what_is_unusual_but_allowed_stays(made: Any, tmp_path: Path) -> None:
     assert prepared.last_arrival == NOW_US + 300_000_000
 
 
-def test_any_time_is_allowed_where_the_mapping_says_so(made: Any, tmp_path: Path) -> None:
+def test_any_time_is_allowed_where_the_mapping_says_so(tmp_path: Path) -> None:
     late = {**GOOD, "event_time": NOW_US + 10**15, "arrival_time": NOW_US + 10**14}
-    assert len(read_lines(made.mapping(), "impressions", tmp_path, GOOD, late).rejects) == 1
-    anywhere = parse_model(EventMapping, {**made.content(), "future": None}, "test")
+    assert len(read_lines(event_files.mapping(), "impressions", tmp_path, GOOD, late).rejects) == 1
+    anywhere = parse_model(EventMapping, {**event_files.content(), "future": None}, "test")
     assert read_lines(anywhere, "impressions", tmp_path, GOOD, late).rejects == []
 
 
 def test_where_arrivals_are_unknown_an_event_arrives_at_its_time_but_not_before_the_clock(
-    made: Any, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    content = made.content()
+    content = event_files.content()
     for kind in ("impressions", "clicks"):
         del content[kind]["arrival"]
     mapping = parse_model(EventMapping, content, "test")
@@ -208,32 +209,30 @@ def test_where_arrivals_are_unknown_an_event_arrives_at_its_time_but_not_before_
     assert (reject.row, reject.key, reject.reason) == (3, "time", "in the future")
 
 
-def test_rows_are_told_by_their_lines_whatever_the_blocks(made: Any, tmp_path: Path) -> None:
+def test_rows_are_told_by_their_lines_whatever_the_blocks(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     lines = [json.dumps({**GOOD, "impression_id": number}) for number in range(50)]
     lines[17] = lines[40] = "nothing"
     path.write_text("\n".join(lines))
-    whole = read(made.mapping(), "impressions", path)
-    pieces = read(made.mapping(), "impressions", path, block_bytes=300)
+    whole = read(event_files.mapping(), "impressions", path)
+    pieces = read(event_files.mapping(), "impressions", path, block_bytes=300)
     assert [reject.row for reject in whole.rejects] == [18, 41]
     assert pieces.rejects == whole.rejects
     assert pieces.table.equals(whole.table)
 
 
-def test_a_line_beyond_all_limits_is_one_bad_event(
-    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_beyond_all_limits_is_one_bad_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctr.pipelines.rows.jsonl._LONGEST_LINE", 10_000)
     path = tmp_path / "events.jsonl"
     long = json.dumps({**GOOD, "color": "r" * 100_000})
     path.write_text(f"{json.dumps(GOOD)}\n{long}\n{json.dumps(GOOD)}\n")
-    prepared = read(made.mapping(), "impressions", path, block_bytes=1_000)
+    prepared = read(event_files.mapping(), "impressions", path, block_bytes=1_000)
     assert prepared.table.num_rows == 2
     (reject,) = prepared.rejects
     assert (reject.row, reject.reason) == (2, "malformed JSON")
 
 
-def test_csv_rows_are_set_aside_alike(made: Any, tmp_path: Path) -> None:
+def test_csv_rows_are_set_aside_alike(tmp_path: Path) -> None:
     names = list(GOOD)
     path = tmp_path / "events.csv"
     rows = [
@@ -245,7 +244,7 @@ def test_csv_rows_are_set_aside_alike(made: Any, tmp_path: Path) -> None:
     ]
     data = "\n".join([",".join(names), *rows, ""]).encode()
     path.write_bytes(data + f"7,3,{TIME},{TIME},1,".encode() + b"\xff,2,a\n")
-    prepared = read(made.mapping("csv"), "impressions", path)
+    prepared = read(event_files.mapping("csv"), "impressions", path)
     assert prepared.table.column("example_id").to_pylist() == [1, 2]
     found = {(reject.row, reject.key, reject.reason) for reject in prepared.rejects}
     assert {row for row, *_ in found} == {4, 5, 6, 7, 8}
@@ -282,10 +281,10 @@ def good_columns(rows: int = 2) -> dict[str, pa.Array]:
     ],
 )
 def test_a_column_of_a_type_that_says_nothing_is_a_fault_of_each_row(
-    name: str, column: pa.Array, made: Any, tmp_path: Path
+    name: str, column: pa.Array, tmp_path: Path
 ) -> None:
     path = parquet(tmp_path / "events.parquet", {**good_columns(), name: column})
-    prepared = read(made.mapping("parquet"), "impressions", path)
+    prepared = read(event_files.mapping("parquet"), "impressions", path)
     assert prepared.table.num_rows == 0
     assert [reject.row for reject in prepared.rejects] == [1, 2]
     for reject in prepared.rejects:
@@ -368,9 +367,9 @@ def column_of(kind: pa.DataType, rows: int) -> pa.Array:
 
 @pytest.mark.parametrize("kind", _TYPES, ids=str)
 @pytest.mark.parametrize("name", GOOD)
-def test_no_type_of_a_column_stops_a_job(name: str, kind: pa.DataType, made: Any) -> None:
+def test_no_type_of_a_column_stops_a_job(name: str, kind: pa.DataType) -> None:
     rows = 5
-    mapping = made.mapping("parquet")
+    mapping = event_files.mapping("parquet")
     table = pa.table({**good_columns(rows), name: column_of(kind, rows)})
     prepared = prepare(mapping, "impressions", Chunk(0, table, np.arange(1, rows + 1), []), NOW_US)
     assert prepared.count == rows
@@ -386,8 +385,8 @@ _JSON = st.recursive(
 
 
 @given(lines=st.lists(st.dictionaries(st.sampled_from(list(GOOD)), _JSON) | _JSON, max_size=6))
-def test_no_line_stops_a_job(lines: list[Any], made: Any) -> None:
-    mapping = made.mapping()
+def test_no_line_stops_a_job(lines: list[Any]) -> None:
+    mapping = event_files.mapping()
     texts = [json.dumps({**GOOD, **line} if isinstance(line, dict) else line) for line in [GOOD, *lines]]
     chunk, *_ = line_reader(mapping, "impressions").read_block(0, "\n".join(texts).encode(), 1)
     prepared = prepare(mapping, "impressions", chunk, NOW_US)
@@ -400,9 +399,9 @@ def test_no_line_stops_a_job(lines: list[Any], made: Any) -> None:
 # ---------------------------------------------------------------- ids of a log
 
 
-def hashed_mapping(made: Any) -> EventMapping:
-    impressions = {**made.content("parquet")["impressions"], "hashed": True}
-    return parse_model(EventMapping, {**made.content("parquet"), "impressions": impressions}, "test")
+def hashed_mapping() -> EventMapping:
+    impressions = {**event_files.content("parquet")["impressions"], "hashed": True}
+    return parse_model(EventMapping, {**event_files.content("parquet"), "impressions": impressions}, "test")
 
 
 def hashed_columns(ids: list[list[int]], tags: pa.Array) -> dict[str, pa.Array]:
@@ -413,8 +412,8 @@ def hashed_columns(ids: list[list[int]], tags: pa.Array) -> dict[str, pa.Array]:
     return {"impression_id": number, **keys, "ids": pack_ids(np.array(ids, np.int32)), "tags": tags}
 
 
-def test_ids_of_a_log_pass_and_those_of_no_bucket_are_set_aside(made: Any, tmp_path: Path) -> None:
-    mapping = hashed_mapping(made)
+def test_ids_of_a_log_pass_and_those_of_no_bucket_are_set_aside(tmp_path: Path) -> None:
+    mapping = hashed_mapping()
     ids = [[1, 1], [-1, 1], [1, 99], [1, 1], [1, 1]]
     tags = pa.array([[1], [1], [1], [99], None], pa.list_(pa.int32()))
     prepared = read(mapping, "impressions", parquet(tmp_path / "e.parquet", hashed_columns(ids, tags)))
@@ -424,10 +423,10 @@ def test_ids_of_a_log_pass_and_those_of_no_bucket_are_set_aside(made: Any, tmp_p
     assert reasons == {2: wrong, 3: wrong, 4: wrong, 5: ("tags", "missing")}
 
 
-def test_ids_beyond_int32_are_set_aside_alone(made: Any, tmp_path: Path) -> None:
+def test_ids_beyond_int32_are_set_aside_alone(tmp_path: Path) -> None:
     tags = pa.array([[2**40], [1], [-1, 2], [1, 2]], pa.list_(pa.int64()))
     path = parquet(tmp_path / "e.parquet", hashed_columns([[1, 1]] * 4, tags))
-    prepared = read(hashed_mapping(made), "impressions", path)
+    prepared = read(hashed_mapping(), "impressions", path)
     assert prepared.table.column("tags").to_pylist() == [[1], [1, 2]]
     assert [(reject.row, reject.key, reject.reason) for reject in prepared.rejects] == [
         (1, "tags", "not ids"),
@@ -448,18 +447,16 @@ def test_ids_beyond_int32_are_set_aside_alone(made: Any, tmp_path: Path) -> None
         ("tags", pa.array([1, 2])),
     ],
 )
-def test_columns_that_are_no_ids_are_faults_of_the_rows(
-    name: str, column: pa.Array, made: Any, tmp_path: Path
-) -> None:
+def test_columns_that_are_no_ids_are_faults_of_the_rows(name: str, column: pa.Array, tmp_path: Path) -> None:
     columns = {**hashed_columns([[1, 1]] * 2, pa.array([[1], [2]], pa.list_(pa.int32()))), name: column}
-    mapping = hashed_mapping(made)
+    mapping = hashed_mapping()
     prepared = read(mapping, "impressions", parquet(tmp_path / "e.parquet", columns))
     assert prepared.table.num_rows == 0
     assert [reject.row for reject in prepared.rejects] == [1, 2]
 
 
-def test_a_file_without_a_column_is_refused_as_a_whole(made: Any, tmp_path: Path) -> None:
+def test_a_file_without_a_column_is_refused_as_a_whole(tmp_path: Path) -> None:
     columns = good_columns()
     del columns["query_id"]
     with pytest.raises(InputError, match=r"e\.parquet: no column query_id; the columns found are"):
-        read(made.mapping("parquet"), "impressions", parquet(tmp_path / "e.parquet", columns))
+        read(event_files.mapping("parquet"), "impressions", parquet(tmp_path / "e.parquet", columns))

@@ -1,0 +1,569 @@
+import json
+import math
+import re
+import shutil
+import warnings
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ctr.cli import main
+from ctr.eval.display import with_margin
+from ctr.eval.report import plots, render_report, write_report
+from ctr.eval.report.data_health import read_data_health
+from ctr.eval.report.page import check_page
+from ctr.eval.report.shown_run import show_runs
+from ctr.eval.run_files import read_windows
+from ctr.io.errors import InputError
+from report_pages import Page
+from run_directories import make_rows, predict, write_run
+
+SECTIONS = ["results", "time", "calibration", "query-size", "predictions", "weights", "configuration"]
+SOMETIMES = ("comparison", "faults", "gain", "slices", "data")
+NAMESPACES = ("http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink")
+
+
+OF_RUNS = 8 + 2 + 1 + 1 + 1 + 2
+"""Plots of a report about runs over one log, without the predictions of each run and paired differences."""
+PAIRED = 3
+
+
+def read_page(html: str):
+    """Parses a report, and checks what holds of every report."""
+    page = Page(html)
+    sections = [section["id"] for section in page.all("section")]
+    assert [name for name in sections if name not in SOMETIMES] == SECTIONS
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert {link["href"] for link in page.all("a")} == {f"#{name}" for name in sections}
+    assert all(len(str(svg["aria-label"])) > 20 and svg["role"] == "img" for svg in page.plots())
+    page.check_policy()
+    for namespace in NAMESPACES:
+        html = html.replace(namespace, "")
+    assert not re.search(r"https?://", html)
+    for svg in page.images():
+        ElementTree.fromstring(svg)
+        assert "<dc:date>" not in svg
+    for svg in page.plots():
+        if "data-hover" in svg:
+            check_hover(svg)
+    assert not re.search(r"\bnan\b|\bNone\b|\binf\b", page.words)
+    return page
+
+
+def check_hover(svg):
+    """What is known of the points of a plot lies within it, and says something."""
+    _, _, width, height = map(float, str(svg["viewbox"]).split())
+    for run, points in json.loads(str(svg["data-hover"]))["series"]:
+        assert run >= 0
+        for x, y, head, text in points:
+            assert -1 <= x <= width + 1
+            assert isinstance(y, float) and abs(y) < 100 * height
+            assert head and text and "nan" not in text
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return make_rows(1, queries=100)
+
+
+@pytest.fixture(scope="module")
+def runs(rows, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    made = []
+    for seed, name in enumerate(("lr", "dcn", "dcn-2")):
+        config = {"seed": seed, "model": {"deep": {"units": [8] * seed}}}
+        more = {
+            "config": config,
+            "slices": ("position",),
+            "rejects": ("label", "ids", "label"),
+            "skipped_ranges": [[512, 1024]],
+        }
+        made.append(
+            write_run(folder / name, rows, predict(rows, seed, 0.5 + seed / 2), **more, rejected_rows=3)
+        )
+    return made
+
+
+@pytest.fixture(scope="module")
+def html(runs):
+    return render_report(runs)
+
+
+@pytest.mark.slow
+def test_one_run(runs):
+    page = read_page(render_report(runs[:1]))
+    assert "comparison" not in {section["id"] for section in page.all("section")}
+    # Five metrics, traffic, click rates and throughput; two of calibration; gain; slices; query size; ids.
+    assert len(page.images()) == OF_RUNS + 1
+
+
+def test_several_runs_are_compared_with_the_first(html):
+    page = read_page(html)
+    assert len(page.images()) == OF_RUNS + PAIRED + 3
+    assert len(html) < 2_000_000
+    assert page.words.count("Prediction difference") == 2
+    comparison = page.words[page.words.index("Comparison with") : page.words.index("Metrics over time")]
+    assert "▲ better" in comparison
+    assert "model.deep.units" in comparison
+
+
+def test_the_numbers_are_those_of_the_summary(runs, html):
+    summary = json.loads((runs[0] / "summary.json").read_text())
+    words = read_page(html).words
+    metrics = (
+        "per_query_auc",
+        "auc",
+        "logloss",
+        "normalized_entropy",
+        "calibration_bias",
+        "calibration_ratio",
+    )
+    for metric in metrics:
+        low, high = summary[f"{metric}_ci95"]
+        digits = math.ceil(-math.log10((high - low) / 2)) + 1
+        assert f"{summary[metric]:.{digits}f}[{low:.{digits}f}, {high:.{digits}f}]" in words
+    for row in summary["per_query_auc_by_size"]:
+        low, high = row["auc_ci95"]
+        if low is not None:
+            digits = math.ceil(-math.log10((high - low) / 2)) + 1
+            assert f"{row['auc']:.{digits}f}[{low:.{digits}f}, " in words
+    for row in summary["calibration_slices"]["position"]["heaviest"]:
+        assert ("third" if row["id"] == 3 else f"id {row['id']}") in words
+        assert row["auc"] is None or f"{row['auc']:.3f}" in words
+    assert summary["config_sha256"] in words
+    assert summary["log_sha256"] in words
+    assert "label: 2" in words
+    assert "ids: 1" in words
+    assert "rows [512, 1024]" in words
+
+
+def test_headline_cards(runs, html):
+    words = read_page(html).words
+    for run in runs:
+        summary = json.loads((run / "summary.json").read_text())
+        for metric in ("per_query_auc", "auc", "logloss", "calibration_ratio"):
+            assert with_margin(summary[metric], *summary[f"{metric}_ci95"]) in words
+    assert "under-predicts by" in words or "over-predicts by" in words
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shift", "expected", "says"),
+    [
+        (-3.0, "wrong", "under-predicts by 9"),
+        (3.0, "wrong", "over-predicts by"),
+        (None, "good", "calibrated"),
+    ],
+)
+def test_the_card_of_calibration_is_colored_by_what_it_says(rows, tmp_path, shift, expected, says):
+    # The log of a known rate, predicted as it is or far from it.
+    rate = rows["label"].mean()
+    logit = np.full(len(rows), np.log(rate / (1 - rate)) + (shift or 0.0), np.float32)
+    html = render_report([write_run(tmp_path / "run", rows.assign(metric_weight=1.0), logit)])
+    page = read_page(html)
+    assert says in page.words
+    assert [card for card in page.all("div") if card.get("class") == f"card {expected}"]
+
+
+@pytest.mark.slow
+def test_what_an_earlier_version_did_not_record_is_left_out(rows, tmp_path):
+    run = write_run(tmp_path / "run", rows, predict(rows, 1, 1.0), earlier=True)
+    page = read_page(render_report([run]))
+    assert "data" not in {section["id"] for section in page.all("section")}
+    assert not {"Data health", "Loss by term"} & set(page.words.splitlines())
+    # Nor are click rates and the two plots of ids drawn.
+    assert len(page.images()) == OF_RUNS - 1 - 2 - 1 + 1
+
+
+@pytest.mark.slow
+def test_the_terms_of_a_loss_of_several(rows, tmp_path):
+    logit = predict(rows, 1, 1.0)
+    run = write_run(tmp_path / "run", rows, logit, terms=("logistic", "ranking"))
+    page = read_page(render_report([run]))
+    [plot] = [plot for plot in page.plots() if "Terms of the loss" in str(plot["aria-label"])]
+    assert "In the last window: logistic 0.1000, ranking 0.2000." in str(plot["aria-label"])
+
+
+def test_paired_differences_end_at_that_of_the_whole_runs(runs, html):
+    page = read_page(html)
+    first, second = (json.loads((run / "summary.json").read_text()) for run in runs[:2])
+    for metric, title in (("per_query_auc", "PerQueryAUC"), ("logloss", "logloss")):
+        [plot] = [plot for plot in page.plots() if f"Paired difference in {title}" in str(plot["aria-label"])]
+        told = re.search(r"dcn: ([+-][0-9.]+) ± ([0-9.]+) over all windows", str(plot["aria-label"]))
+        wanted = second[metric] - first[metric]
+        assert float(told[1]) == pytest.approx(wanted, abs=10 ** -len(told[1].split(".")[1]))
+
+
+def test_the_gain_is_that_of_the_sorted_predictions(runs):
+    [shown] = show_runs(runs[:1])
+    table = pd.concat(map(pd.read_parquet, sorted(runs[0].glob("predictions/*"))))
+    table = table.sort_values("logit", ascending=False)
+    weight, clicks = table["metric_weight"].to_numpy(), table["metric_weight"] * table["label"]
+    examples = np.cumsum(weight) / weight.sum()
+    wanted = np.interp([0.1, 0.5], examples, np.cumsum(clicks) / clicks.sum())
+    found = plots.gain(shown.run.metrics.auc.fine, [0.1, 0.5])
+    np.testing.assert_allclose(found, wanted, atol=0.01)
+
+
+def test_data_health_says_how_many_values_share_an_id(tmp_path):
+    # 3,000 values hashed to 999 ids leave about exp(-3) of them unused.
+    rng = np.random.default_rng(1)
+    used = len(np.unique(rng.integers(1, 1000, 3000)))
+    entry = {"name": "ad", "kind": "category", "hashed": True, "buckets": 1000, "distinct_ids": used}
+    counts = {
+        "rows": 10,
+        "missing": 1,
+        "values": 9,
+        "new": 3,
+        "counted": 4,
+        "top": [{"id": 7, "value": "x", "count": 1}],
+    }
+    (tmp_path / "data_health.json").write_text(json.dumps({"features": [entry | counts], "slice_values": {}}))
+    [feature] = read_data_health(tmp_path).features
+    assert feature.distinct_values == pytest.approx(3000, rel=0.1)
+    assert feature.shared_share == pytest.approx(1 - np.exp(-3), abs=0.02)
+    assert (feature.missing_share, feature.new_share, feature.top[0].share) == (0.1, 3 / 9, 0.25)
+
+
+def test_no_two_plots_share_an_id_and_series_carry_their_run(html):
+    page = read_page(html)
+    for svg in page.images():
+        own = set(re.findall(r'\sid="([^"]+)"', svg))
+        assert set(re.findall(r'(?:url\(|href=")#([^")]+)', svg)) <= own
+    assert {attributes["data-run"] for _, attributes in page.elements if "data-run" in attributes} == {
+        "0",
+        "1",
+        "2",
+    }
+    assert [one["data-legend"] for one in page.all("span") if "data-legend" in one] == ["0", "1", "2"]
+
+
+def test_colors_are_variables_of_the_page(html):
+    page = read_page(html)
+    left = {color for svg in page.images() for color in re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svg)}
+    assert not left
+    used = {name for svg in page.images() for name in re.findall(r"var\((--[a-z0-9-]+)\)", svg)}
+    style = re.search(r"<style>(.*?)</style>", html, flags=re.DOTALL)[1]
+    # In the light page, in the dark one of the system's choice, and in that of the button.
+    assert all(style.count(f"{name}: ") == 3 for name in used)
+
+
+@pytest.mark.slow
+def test_the_same_runs_give_the_same_bytes(runs, html, tmp_path):
+    path = write_report(runs, tmp_path / "new" / "report.html")
+    assert path.read_text() == html
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.slow
+def test_hostile_text_is_escaped(rows, tmp_path):
+    hostile = "<script>alert(1)</script>"
+    names = ('"><img src=x onerror=y>', "$\\frac{", "_a & <b>")
+    table = rows.rename(columns={"position": hostile}).assign(position=0)
+    runs = [write_run(tmp_path / name, table, predict(rows, 1, 1.0), slices=(hostile,)) for name in names]
+    (runs[1] / "config.yaml").write_text(json.dumps({"seed": hostile, hostile: 1}))
+    (runs[1] / "environment.json").write_text(json.dumps({hostile: hostile, "python": [hostile]}))
+    (runs[1] / "rejects.jsonl").write_text(json.dumps({"reason": hostile}) + "\n")
+    html = render_report(runs)
+    page = read_page(html)
+    assert html.count("<script") == 1
+    assert "<b>" not in html
+    assert page.words.count(hostile) >= 6
+    assert all(name in page.words for name in names)
+    # Names are in the words beside a plot, never in it.
+    texts = [text for svg in page.images() for text in ElementTree.fromstring(svg).itertext()]
+    assert not any("script" in text or "img" in text for text in texts)
+
+
+SPECTRA = {
+    "weights": [
+        {"name": "deep_0", "shape": [3, 40], "method": "svd", "singular_values": [2.0, 1.0, 0.5]},
+        {"name": "low/uv", "shape": [9, 6], "inner_rank": 2, "singular_values": [3.0, 0.1]},
+        {"name": "zero", "shape": [2, 5], "singular_values": [0.0, 0.0]},
+        {"name": "broken", "shape": [2, 2], "omitted": "4 of its entries are not finite"},
+    ]
+}
+
+
+def with_spectra(run, out, content) -> Path:
+    copy = shutil.copytree(run, out)
+    (copy / "weight_spectra.json").write_text(json.dumps(content))
+    return copy
+
+
+@pytest.mark.slow
+def test_the_weights_of_each_run(runs, tmp_path):
+    spectra = with_spectra(runs[1], tmp_path / "spectra", SPECTRA)
+    undrawn = with_spectra(runs[1], tmp_path / "undrawn", {"weights": SPECTRA["weights"][2:]})
+    none = with_spectra(runs[1], tmp_path / "none", {"weights": []})
+    page = read_page(render_report([runs[0], spectra, undrawn, none]))
+    words = re.sub(r"\s*\n\s*", " ", page.words[page.words.index("Singular values") :])
+    # Of 2, 1, 1/2: 4, 5, 5.25 and 2, 3, 3.5. A bottleneck of rank 2 takes 2 * 43 of 3 * 40 multiply-adds.
+    assert "deep_0 3 × 40 3 120 97.6% 85.7% 2 0.72× 3 1.07×" in words
+    # The bottleneck that is there takes 2 * 15 of 54.
+    assert "low/uv 9 × 6product, inner rank 2 2 300.56× of m n 99.9% 96.8% 1 0.50× 1 0.50×" in words
+    assert "zero 2 × 5 2 10 – – 0 0.000× 0 0.000×" in words
+    assert "broken 2 × 2 2 4 4 of its entries are not finite" in words
+    assert words.count("broken") == 2
+    assert words.count("the run has no weight_spectra.json") == 1
+    assert words.count("no weight matrix with both sides above 1") == 1
+    [alt] = [str(plot["aria-label"]) for plot in page.plots() if "deep_0" in str(plot["aria-label"])]
+    assert "spectra. deep_0: 90% of the norm at rank 2 of 3, of the sum at 3." in alt
+    assert "zero" not in alt
+    # One plot, of two lines; the others have none to draw. And the line of the one feature.
+    assert len(page.images()) == OF_RUNS + PAIRED + 4 + 1
+    assert len([svg for svg in page.all("svg") if svg.get("class") == "key"]) == 2 + 1
+
+
+def test_the_names_of_weights_are_escaped_and_their_lines_differ(runs, tmp_path):
+    hostile = "<script>alert(1)</script>"
+    entry = {"shape": [2, 2], "singular_values": [2.0, 1.0]}
+    weights = [{"name": f"{hostile}{index}", **entry} for index in range(28)]
+    run = with_spectra(runs[0], tmp_path / "run", {"weights": weights})
+    html = render_report([run])
+    assert html.count("<script") == 1
+    assert read_page(html).words.count(hostile) == 28
+    assert len(set(map(plots.line_look, range(28)))) == 28
+
+
+def test_spectra_are_drawn_from_0_to_the_whole():
+    svg = plots.cumulative_spectra([np.array([3.0, 1.0]), None, np.zeros(2)])
+    ElementTree.fromstring(svg)
+    assert svg.count("stroke: var(--run-0)") == 2
+    assert svg == plots.cumulative_spectra([np.array([3.0, 1.0]), None, np.zeros(2)])
+
+
+def test_a_run_of_one_class_and_one_time(rows, tmp_path):
+    table = rows.assign(label=np.int8(0), query_time=0)
+    page = read_page(render_report([write_run(tmp_path / "run", table, predict(rows, 1, 1.0))]))
+    assert "No query has both a click and a non-click" in page.words
+    assert "event times" not in page.words
+    assert sum("undefined in every window" in svg for svg in page.images()) == 3
+
+
+@pytest.mark.slow
+def test_runs_unlike_the_first(rows, runs, tmp_path):
+    logit = predict(rows, 1, 1.0)
+    single = write_run(tmp_path / "single", rows, logit, windows=1, parts=0)
+    other = write_run(tmp_path / "other", rows, logit, log_sha256="b" * 64)
+    assert read_windows(single)["examples_per_second"].isna().all()
+    words = read_page(render_report([runs[0], single, other, runs[1]])).words
+    assert f"unknown: no predictions were recorded in {single}" in words
+    assert words.count("not comparable") == 1
+    assert words.count("read different logs") == 1
+    assert words.count("Prediction difference") == 2
+
+
+@pytest.mark.slow
+def test_more_runs_than_colors(tmp_path):
+    rows = make_rows(2, queries=30)
+    run = write_run(tmp_path / "0", rows, predict(rows, 1, 1.0), windows=1)
+    runs = [run, *(shutil.copytree(run, tmp_path / str(index)) for index in range(1, 8))]
+    page = read_page(render_report(runs))
+    assert len(page.images()) == OF_RUNS - 1 + PAIRED + 8
+
+
+def test_times_that_tell_nothing_give_way_to_examples(runs):
+    windows = read_windows(runs[0])
+    assert plots.uses_event_time([windows])
+    assert plots.uses_event_time([windows[:1]])
+    for times in (0, 2**62):
+        useless = windows.assign(window_begin=times, window_end=times)
+        assert not plots.uses_event_time([windows, useless])
+    assert not plots.uses_event_time([windows[::-1]])
+
+
+@pytest.mark.parametrize("hours", [1e-4, 0.05, 2, 30, 71, 89, 97, 24 * 20, 24 * 300, 24 * 1000, 24 * 9000])
+def test_any_stretch_of_time_has_its_ticks(runs, hours):
+    windows = read_windows(runs[0]).head(2).copy()
+    begin = 1_767_571_200_000_000
+    windows["window_begin"] = [begin, begin + int(hours * 1.8e9)]
+    windows["window_end"] = windows["window_begin"] + int(hours * 1.8e9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "<svg" in plots.progressive_metric([windows], "auc")
+
+
+def test_many_windows_keep_the_file_small(runs, tmp_path):
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rng = np.random.default_rng(1)
+    with (run / "metrics.jsonl").open("w") as file:
+        for index in range(1500):
+            line = lines[index % 2] | {"examples": index + 1, "auc": 0.7 + 0.05 * rng.random()}
+            line |= {"window_begin": index * 10**9, "window_end": (index + 1) * 10**9}
+            file.write(json.dumps(line) + "\n")
+    html = render_report([run])
+    read_page(html)
+    assert len(html) < 2_000_000
+
+
+def test_the_running_mean_ends_at_the_metric_of_the_run(runs):
+    windows = read_windows(runs[1])
+    summary = json.loads((runs[1] / "summary.json").read_text())
+    for metric, weight in (("per_query_auc", "queries_scored"), ("logloss", "weight_sum")):
+        mean = np.average(windows[metric], weights=windows[weight])
+        assert mean == pytest.approx(summary[metric], abs=1e-12)
+        assert plots.has_running_mean(metric)
+
+
+def test_the_histogram_leaves_out_the_tails():
+    histogram = np.zeros((2**16, 2))
+    histogram[30_000:30_100] = 10.0
+    histogram[0, 0] = histogram[-1, 1] = 0.5
+    assert plots.prediction_range([histogram]) == (30_000, 30_100)
+    assert plots.prediction_range([np.zeros((2**16, 2))]) == (0, 2**16)
+
+
+def test_command_line(runs, tmp_path, capsys):
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    assert main(["report", str(run)]) == 0
+    assert capsys.readouterr().out == f"{run / 'report.html'}\n"
+    read_page((run / "report.html").read_text())
+    (run / "metrics.jsonl").unlink()
+    assert main(["report", str(run)]) == 1
+    error = capsys.readouterr().err
+    assert error == f"error: {run / 'metrics.jsonl'}: no such file; a finished run has one\n"
+
+
+def _spoil_spectra(**change):
+    entry = {"name": "w", "shape": [3, 2], "singular_values": [2.0, 1.0], **change}
+    return lambda run: (run / "weight_spectra.json").write_text(json.dumps({"weights": [entry]}))
+
+
+def _append(path, text):
+    with path.open("a") as file:
+        file.write(text)
+
+
+FAULTS = {
+    "no folder": (shutil.rmtree, "no such run directory"),
+    "not finished": (lambda run: (run / "summary.json").unlink(), "the run is not finished"),
+    "no windows": (lambda run: (run / "metrics.jsonl").unlink(), "metrics.jsonl: no such file"),
+    "a torn line": (lambda run: _append(run / "metrics.jsonl", '{"examp'), "metrics.jsonl line 4: not JSON"),
+    "a line of text": (lambda run: _append(run / "metrics.jsonl", '"x"\n'), "must be a JSON object, got str"),
+    "no count": (
+        lambda run: _append(run / "metrics.jsonl", "{}\n"),
+        "examples must be a whole number, got None",
+    ),
+    "no time": (
+        lambda run: _append(run / "metrics.jsonl", f'{{"examples": 1, "window_begin": {2**70}}}'),
+        "window_begin must be a whole number",
+    ),
+    "no number": (
+        lambda run: (run / "metrics.jsonl").write_text(
+            (run / "metrics.jsonl").read_text().replace('"auc": 0', '"auc": "high", "auc_was": 0', 1)
+        ),
+        "metrics.jsonl line 1: auc must be a number, got 'high'",
+    ),
+    "no interval": (
+        lambda run: (run / "metrics.jsonl").write_text(
+            (run / "metrics.jsonl").read_text().replace('"auc_ci95": [', '"auc_ci95": [3, ', 1)
+        ),
+        "metrics.jsonl line 1: auc_ci95 must hold two numbers",
+    ),
+    "rejects torn": (lambda run: _append(run / "rejects.jsonl", "{"), "rejects.jsonl line 4: not JSON"),
+    "counts no number": (
+        lambda run: (run / "summary.json").write_text(
+            (run / "summary.json").read_text().replace('"batches": 20', '"batches": [20]')
+        ),
+        "batches must be a number",
+    ),
+    "skipped no list": (
+        lambda run: (run / "summary.json").write_text(
+            (run / "summary.json").read_text().replace("[[512, 1024]]", "null")
+        ),
+        "skipped_ranges must be a list",
+    ),
+    "spectra torn": (lambda run: _append(run / "weight_spectra.json", '{"wei'), "spectra.json: not JSON"),
+    "spectra no object": (lambda run: _append(run / "weight_spectra.json", "[]"), "must be a JSON object"),
+    "spectra no list": (
+        lambda run: _append(run / "weight_spectra.json", "{}"),
+        "weights must be a list, got",
+    ),
+    "spectrum no object": (
+        lambda run: _append(run / "weight_spectra.json", '{"weights": [[1]]}'),
+        "weight 1: must be a JSON object, got list",
+    ),
+    "spectrum no name": (_spoil_spectra(name=3), "weight 1: name must be a string, got 3"),
+    "spectrum no shape": (_spoil_spectra(shape=[3]), "shape must hold two whole numbers above 0"),
+    "spectrum of no size": (_spoil_spectra(shape=[3, 0]), "shape must hold two whole numbers above 0"),
+    "spectrum no rank": (_spoil_spectra(inner_rank="2"), "inner_rank must be a whole number above 0"),
+    "spectrum cut": (_spoil_spectra(singular_values=[2.0]), "singular_values must be a list of 2 numbers"),
+    "spectrum absent": (_spoil_spectra(singular_values=None), "singular_values must be a list of 2 numbers"),
+    "spectrum of words": (_spoil_spectra(singular_values=[2, "1"]), "must be a list of 2 numbers"),
+    "spectrum no number": (_spoil_spectra(singular_values=[2, float("nan")]), "NaN is not a JSON number"),
+    "spectrum endless": (_spoil_spectra(singular_values=[float("inf"), 1]), "Infinity is not a JSON number"),
+    "spectrum below 0": (_spoil_spectra(singular_values=[2, -1]), "must be finite, descending"),
+    "spectrum ascending": (_spoil_spectra(singular_values=[1, 2]), "must be finite, descending"),
+    "timeline cut": (
+        lambda run: (run / "timeline.npz").write_bytes((run / "timeline.npz").read_bytes()[:300]),
+        r"timeline\.npz: damaged",
+    ),
+    "timeline of other arrays": (
+        lambda run: np.savez(run / "timeline.npz", windows=np.zeros(3)),
+        r"timeline\.npz: damaged, or of another version: Timeline has arrays",
+    ),
+    "health torn": (lambda run: _append(run / "data_health.json", "{"), r"data_health\.json: damaged"),
+    "health without features": (
+        lambda run: (run / "data_health.json").write_text('{"slice_values": {}}'),
+        r"data_health\.json: damaged, or of another version: no features",
+    ),
+    "health of text": (
+        lambda run: (run / "data_health.json").write_text(
+            (run / "data_health.json").read_text().replace('"missing": ', '"missing": -')
+        ),
+        "missing must be a whole number",
+    ),
+    "predictions cut": (
+        lambda run: sorted(run.glob("predictions/*"))[0].write_bytes(b"PAR1"),
+        "not readable as predictions",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_bad_input_is_told_in_one_line(runs, tmp_path, fault):
+    spoil, message = FAULTS[fault]
+    run = shutil.copytree(runs[1], tmp_path / "run")
+    spoil(run)
+    with pytest.raises(InputError, match=message) as caught:
+        write_report([runs[0], run], tmp_path / "report.html")
+    assert "\n" not in str(caught.value)
+    assert str(run) in str(caught.value)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_bad_arguments(runs, tmp_path):
+    with pytest.raises(InputError, match="at least one run"):
+        write_report([], None)
+    with pytest.raises(InputError, match="given twice"):
+        write_report([runs[0], runs[0]], None)
+    with pytest.raises(InputError, match=f"{tmp_path}: is a directory"):
+        write_report(runs[:1], tmp_path)
+    with pytest.raises(InputError, match=r"summary\.json: is a file; allowed: a directory"):
+        write_report(runs[:1], runs[0] / "summary.json" / "report.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_replaces_reports_alone(runs, tmp_path):
+    page = write_report(runs[:1], tmp_path / "report.html")
+    check_page(page)
+    # Pages of earlier versions have no mark but their title.
+    text = page.read_text()
+    page.write_text(text.replace('<meta name="generator" content="ctr">', ""))
+    check_page(page)
+    page.write_text("")
+    check_page(page)
+    for other in ("<!DOCTYPE html>\n<title>mine</title>", text[1:], "seed: 1"):
+        page.write_text(other)
+        with pytest.raises(InputError, match="already exists, and is not a report of ctr"):
+            check_page(page)
+        with pytest.raises(InputError, match="already exists, and is not a report of ctr"):
+            write_report(runs[:1], page)
+        assert page.read_text() == other

@@ -1,0 +1,255 @@
+"""Constrained slices and loops of an experiment, told from folders made by hand."""
+
+import json
+import shutil
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ctr.eval.progressive import ProgressiveMetrics
+from ctr.experiments.report.tables import TABLE_WIDTH
+from ctr.experiments.report.write import write_experiment
+from ctr.io.errors import InputError
+from experiment_folders import edit, read_page, result_of, table_of, write_small
+from run_directories import run_folder, write_plan
+
+SEEDS = (1, 2, 3)
+SHIFT = {"base": 0.5, "bound": 0.1}
+LOW = {"name": "low", "log": None, "slices": [f"position {place}" for place in range(14)]}
+APART = {"name": "apart", "log": "drawn", "slices": ["position < 6", "position >= 6", "of nothing"]}
+SHOWN = [
+    {"name": "S2", "title": None, "family": "apart", "index": 1},
+    {"name": "S1", "title": "at the top, or just below the top", "family": "low", "index": 1},
+]
+QUERIES, DAYS = 400, 2
+
+
+def logits(rows: pd.DataFrame, name: str, seed: int) -> np.ndarray:
+    noise = np.random.default_rng(seed).normal(size=len(rows))
+    return (noise / 4 - 0.85 + SHIFT[name] * (1 + seed / 10)).astype(np.float32)
+
+
+def loop_folder(name: str, seed: int) -> str:
+    return run_folder(name, seed).replace("runs/", "loops/")
+
+
+def ads(name: str, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed + 10 * len(name))
+    # All serve the same traffic; retrains of one arm differ more than those of the other.
+    shown = np.random.default_rng(5).integers(0, 7, QUERIES)
+    moved = rng.random(QUERIES) < (0.3 if name == "base" else 0.1)
+    return np.maximum(shown + moved * rng.choice([-1, 1, 1], QUERIES), 0)
+
+
+def shown_table(name: str, seed: int) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "day": np.repeat(np.arange(DAYS, dtype=np.int32), QUERIES // DAYS),
+            "query_id": np.arange(QUERIES, dtype=np.int64) * 13,
+            "randomized": np.arange(QUERIES) % 20 == 0,
+            "ads": ads(name, seed).astype(np.int16),
+        }
+    )
+
+
+def write_loop(folder: Path, name: str, seed: int) -> None:
+    table = shown_table(name, seed)
+    folder.mkdir(parents=True)
+    table.to_parquet(folder / "shown.parquet", index=False)
+    days = [
+        {
+            "day": int(day),
+            "queries": len(part),
+            "examples": int(part["ads"].sum()),
+            "clicks": 10 * seed,
+            "revenue": 5.5 * seed,
+            "more": 1,
+        }
+        for day, part in table.groupby("day")
+    ]
+    (folder / "loop.json").write_text(json.dumps({"first_day": 7, "days": days}))
+
+
+def plan_arm(name: str, **entries: object) -> dict[str, object]:
+    runs = [{"seed": s, "folder": run_folder(name, s), "loop": loop_folder(name, s)} for s in SEEDS]
+    paper = {"S1": "-15%", "ads_churn": "-85%"} if name == "bound" else {}
+    return {"seeds": [*SEEDS], "runs": runs, "families": [LOW, APART], "paper": paper, **entries}
+
+
+@pytest.fixture(scope="module")
+def drawn(rows) -> pd.DataFrame:
+    """The constraint log."""
+    return rows.iloc[::-1].head(700).reset_index(drop=True)
+
+
+@pytest.fixture(scope="module")
+def system(rows, drawn, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("system") / "out"
+    arms = {name: plan_arm(name) for name in SHIFT}
+    write_plan(folder, arms, slices=SHOWN, loop_days=DAYS)
+    sliced = rows.assign(**{"constraint:low": rows["position"].where(rows["metric_weight"] != 2.5, -1)})
+    for name in SHIFT:
+        for seed in SEEDS:
+            run = folder / run_folder(name, seed)
+            write_small(run, sliced, logits(sliced, name, seed), slices=("constraint:low",))
+            metrics = ProgressiveMetrics(["constraint:apart"])
+            ids = {"constraint:apart": (drawn["position"] >= 6).to_numpy().astype(np.int64)}
+            columns = (drawn["label"], logits(drawn, name, seed), drawn["metric_weight"], drawn["query_id"])
+            metrics.update(*columns, ids)
+            (run / "constraint_states").mkdir()
+            np.savez_compressed(run / "constraint_states" / "drawn.npz", **metrics.to_arrays())
+            told = {"drawn": metrics.summary()}
+            edit(run / "summary.json", lambda content, told=told: content.update(constraint_logs=told))
+            write_loop(folder / loop_folder(name, seed), name, seed)
+    write_experiment(folder)
+    return folder
+
+
+@pytest.fixture
+def copy(system, tmp_path) -> Path:
+    return Path(shutil.copytree(system, tmp_path / "copy"))
+
+
+def bias(rows: pd.DataFrame, name: str, seed: int, inside: pd.Series) -> float:
+    p = 1 / (1 + np.exp(-logits(rows, name, seed).astype(np.float64)))
+    weight = rows["metric_weight"].to_numpy(np.float64) * inside.to_numpy()
+    return float(np.average(rows["label"] - p, weights=weight))
+
+
+def slices_of(folder: Path) -> dict[tuple[str, int], dict]:
+    return {(one["family"], one["index"]): one for one in result_of(folder)["bound"]["slices"]}
+
+
+def test_the_bias_of_slices_is_that_of_their_rows(system, rows, drawn):
+    found = slices_of(system)
+    low = {index: (rows["position"] == index) & (rows["metric_weight"] != 2.5) for index in range(12)}
+    wanted = {("low", index): (rows, inside) for index, inside in low.items()}
+    wanted |= {("apart", 0): (drawn, drawn["position"] < 6), ("apart", 1): (drawn, drawn["position"] >= 6)}
+    # Slices without rows are not told.
+    assert set(found) == set(wanted)
+    for key, (table, inside) in wanted.items():
+        one = found[key]
+        ours, theirs = ([bias(table, name, seed, inside) for seed in SEEDS] for name in ("bound", "base"))
+        assert one["weight"] == pytest.approx(table["metric_weight"][inside].sum())
+        assert one["bias"]["value"] == pytest.approx(np.mean(ours), abs=1e-12)
+        assert one["reference_bias"]["value"] == pytest.approx(np.mean(theirs), abs=1e-12)
+        change = 100 * (abs(np.mean(ours)) / abs(np.mean(theirs)) - 1)
+        assert one["size_change_percent"]["value"] == pytest.approx(change, abs=1e-9)
+        by_seed = [100 * (abs(a) / abs(b) - 1) for a, b in zip(ours, theirs, strict=True)]
+        assert list(one["size_change_percent_by_seed"].values()) == pytest.approx(by_seed, abs=1e-9)
+        low_end, high_end = one["size_change_percent"]["ci95"]
+        assert low_end < change < high_end
+        assert one["significant"] == ((low_end > 0 or high_end < 0) and len(set(np.sign(by_seed))) == 1)
+    assert any(one["significant"] for one in found.values())
+
+
+def test_churn_is_that_of_the_ads_that_were_shown(system):
+    arms = result_of(system)
+    kept = np.arange(QUERIES) % 20 != 0
+    means = {}
+    for name in SHIFT:
+        loops = arms[name]["loops"]
+        assert loops["ads_per_query"] == pytest.approx(np.mean([ads(name, seed).mean() for seed in SEEDS]))
+        assert loops["clicks_per_1000_queries"] == pytest.approx(1000 * 10 * 2 * DAYS / QUERIES)
+        assert loops["revenue_per_1000_queries"] == pytest.approx(1000 * 5.5 * 2 * DAYS / QUERIES)
+        for measure in ("mean_churn", "query_churn"):
+            pairs = {}
+            for one, other in combinations(SEEDS, 2):
+                a, b = ads(name, one)[kept], ads(name, other)[kept]
+                gap = np.abs(a - b).sum() if measure == "query_churn" else abs(a.sum() - b.sum())
+                pairs[f"{one}-{other}"] = 2 * gap / (a.sum() + b.sum())
+                signed = 2 * (a.sum() - b.sum()) / (a.sum() + b.sum())
+                assert loops["signed_by_pair"][f"{one}-{other}"] == pytest.approx(signed)
+            told = loops["churn"][measure]
+            assert {pair: one["value"] for pair, one in told["by_pair"].items()} == pytest.approx(pairs)
+            means[name, measure] = np.mean(list(pairs.values()))
+            assert told["mean"]["value"] == pytest.approx(means[name, measure])
+    assert arms["base"]["loops"]["churn"]["query_churn"]["ratio"] is None
+    for measure in ("mean_churn", "query_churn"):
+        ratio = arms["bound"]["loops"]["churn"][measure]["ratio"]
+        assert ratio["value"] == pytest.approx(means["bound", measure] / means["base", measure])
+    low, high = arms["bound"]["loops"]["churn"]["query_churn"]["ratio"]["ci95"]
+    assert low < ratio["value"] < high < 1
+
+
+def test_what_is_told(system):
+    text = (system / "table.txt").read_text()
+    assert max(map(len, text.splitlines())) <= TABLE_WIDTH
+    for told in ("S1: at the top", "S2: position >= 6", "-15%", "-85%", "Serving 2 days", "ads/query"):
+        assert told in text
+    # What the experiment names comes first, in its order; the rest is in the report alone.
+    assert text.index("S2: ") < text.index("S1: ") and "position 3" not in text
+    page, _ = read_page(system)
+    for told in ("position 3", "S1: at the top, or just below the top", "constraint log drawn", "clicks per"):
+        assert told in page.words
+    row, arm = table_of(system)["bound"], result_of(system)["bound"]
+    assert float(row["slice_S1_bias"]) == slices_of(system)["low", 1]["bias"]["value"]
+    assert (
+        float(row["slice_S2_size_change_percent_high"])
+        == (slices_of(system)["apart", 1]["size_change_percent"]["ci95"][1])
+    )
+    assert float(row["query_churn_ratio"]) == arm["loops"]["churn"]["query_churn"]["ratio"]["value"]
+    assert float(row["ads_per_query"]) == arm["loops"]["ads_per_query"] and row["loops_finished"] == "3"
+    assert [one["name"] for one in arm["slices"][:3]] == ["S2", "S1", None]
+
+
+def test_runs_without_states_of_constraint_logs_are_told_by_their_summaries(system, copy):
+    for path in copy.glob("runs/*/constraint_states"):
+        shutil.rmtree(path)
+    write_experiment(copy)
+    before, after = (slices_of(folder)["apart", 1] for folder in (system, copy))
+    assert after["bias"] == {"value": pytest.approx(before["bias"]["value"]), "ci95": [None, None]}
+    assert after["weight"] == before["weight"] and not after["significant"]
+    read_page(copy)
+    path = copy / run_folder("base", 2) / "summary.json"
+    edit(path, lambda content: content.pop("constraint_logs"))
+    with pytest.raises(
+        InputError, match=r"summary\.json: constraint_logs\.drawn\.calibration_slices: not as"
+    ):
+        write_experiment(copy)
+
+
+def test_a_family_of_other_slices_is_not_compared(copy):
+    def other(content):
+        content["arms"][1]["families"][0]["slices"][3] = "position 3 or 4"
+
+    edit(copy / "plan.json", other)
+    write_experiment(copy)
+    assert {family for family, _ in slices_of(copy)} == {"apart"}
+    assert table_of(copy)["bound"]["slice_S1_bias"] == ""
+
+
+def test_loops_that_are_not_there_are_told(copy):
+    (copy / "failures").mkdir()
+    (copy / "failures" / "bound-seed-1-loop.txt").write_text("Traceback\nerror: it was tired\n")
+    for seed in (1, 2):
+        (copy / loop_folder("bound", seed) / "loop.json").unlink()
+    edit(copy / loop_folder("base", 2) / "loop.json", lambda content: content["days"].pop())
+    edit(
+        copy / loop_folder("base", 1) / "loop.json", lambda content: content["days"][0].update(clicks="many")
+    )
+    text = write_experiment(copy)
+    for told in (
+        "bound seed 1 loop failed: it was tired",
+        f"bound seed 2 loop missing: {loop_folder('bound', 2)}: not run, or not finished",
+        "base seed 2 loop missing",
+        "base seed 1 loop unreadable",
+    ):
+        assert told in text
+    loops = result_of(copy)["bound"]["loops"]
+    assert loops["churn_unavailable"] == "two finished loops are required"
+    assert loops["churn"]["mean_churn"] == {"mean": None, "by_pair": {}, "ratio": None, "ratio_by_pair": {}}
+    assert [one["state"] for one in loops["runs"]] == ["failed", "missing", "finished"]
+    read_page(copy)
+
+
+def test_loops_of_other_queries_have_no_churn(copy):
+    path = copy / loop_folder("bound", 2) / "shown.parquet"
+    pd.read_parquet(path).iloc[:-1].to_parquet(path, index=False)
+    write_experiment(copy)
+    loops = result_of(copy)["bound"]["loops"]
+    assert "served different queries" in loops["churn_unavailable"]
+    assert loops["churn"]["query_churn"]["mean"] is None and loops["ads_per_query"] is not None

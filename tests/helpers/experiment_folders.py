@@ -1,0 +1,108 @@
+"""Folders of experiments made by hand, as a replay leaves them, and what was told of them."""
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+
+from report_pages import Page
+from run_directories import run_folder, write_plan, write_run
+
+HOSTILE = '<script>alert(1)</script> & "quotes" $x^2$ {{ title }}'
+ARMS = {
+    "base": {"title": "Deep alone", "seeds": [1, 2, 3]},
+    "dcn": {
+        "title": HOSTILE,
+        "note": HOSTILE,
+        "seeds": [1, 2, 3],
+        "set": {"model.crosses.rank": 64, "model.note": HOSTILE},
+        "paper": {"accuracy": "0.18%", "training_cost": "3% <b>", "inference_cost": "1%", "pd": "17%"},
+    },
+    "optimizer": {"seeds": [1, 2, 3], "against": "dcn", "paper": {"accuracy": "0.44%"}},
+    "dcn@narrow": {"seeds": [1, 2], "of": "dcn", "point": "narrow"},
+    "dcn@wide": {"seeds": [1, 2], "of": "dcn", "point": "wide"},
+}
+SKILL = {"base": 1.0, "dcn": 1.15, "optimizer": 1.3, "dcn@narrow": 0.9, "dcn@wide": 1.25}
+FLOPS = {"base": 1000.0, "dcn": 1100.0, "optimizer": 1200.0, "dcn@narrow": 800.0, "dcn@wide": 1500.0}
+
+
+def write_small(folder: Path, rows: pd.DataFrame, logit: np.ndarray, **entries: object) -> Path:
+    return write_run(folder, rows, logit, windows=1, parts=2, **entries)
+
+
+def logits(rows: pd.DataFrame, name: str, seed: int) -> np.ndarray:
+    """Most of the noise is the rows' own, as in a log; some is that of the seed."""
+    place = list(SKILL).index(name) if name in SKILL else 9
+    shared, own = (np.random.default_rng(key).normal(size=len(rows)) for key in (7, 100 * place + seed))
+    label = rows["label"].to_numpy() - 0.5
+    return (SKILL.get(name, 1.0) * label + shared + 0.15 * own - 1).astype(np.float32)
+
+
+def cost(name: str, **entries: object) -> dict[str, object]:
+    ratio = FLOPS[name] / FLOPS["base"] * 0.9 if name != "base" else 1.0
+    return {
+        "train_flops": FLOPS[name],
+        "inference_flops": FLOPS[name] / 3,
+        "dense_parameters": 500,
+        "embedding_parameters": 20_000,
+        "step_ms": 10 * ratio,
+        "step_ratio": [0.98 * ratio, ratio, 1.05 * ratio],
+        "batch_rows": 512,
+        "inference_ms": 3 * ratio,
+        "inference_ratio": [0.97 * ratio, ratio, 1.02 * ratio],
+        "learned_share": 1.0,
+        **entries,
+    }
+
+
+def write_costs(folder: Path, arms: dict[str, dict[str, object]]) -> None:
+    (folder / "costs.json").write_text(
+        json.dumps({"arms": arms, "rounds": 12, "teacher_flops": {"big": 1e7}})
+    )
+
+
+def result_of(folder: Path) -> dict:
+    content = json.loads((folder / "result.json").read_text())
+    return {arm["name"]: arm for arm in content["arms"]} | {"": content}
+
+
+def table_of(folder: Path) -> dict[str, dict[str, str]]:
+    return {row["arm"]: row for row in csv.DictReader(io.StringIO((folder / "table.csv").read_text()))}
+
+
+def edit(path: Path, change) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def write_whole(folder: Path, rows: pd.DataFrame) -> Path:
+    """An experiment whose runs are all finished, before it is told."""
+    write_plan(folder, ARMS, title=HOSTILE, note=HOSTILE, teachers=[{"name": "big", "folder": "runs/big"}])
+    for name, arm in ARMS.items():
+        for seed in arm["seeds"]:
+            write_small(folder / run_folder(name, seed), rows, logits(rows, name, seed))
+    write_costs(folder, {name: cost(name) for name in ARMS})
+    return folder
+
+
+def read_page(folder: Path):
+    """Parses a report, and checks what holds of every report; its plots as SVG."""
+    html = (folder / "report.html").read_text()
+    page = Page(html)
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    sections = [attributes["id"] for attributes in page.all("section")]
+    assert {attributes["href"] for attributes in page.all("a")} == {f"#{i}" for i in sections}
+    page.check_policy()
+    assert not re.search(r"\bnan\b|\bNone\b|\binf\b", page.words)
+    assert all(len(str(plot["aria-label"])) > 20 for plot in page.plots())
+    plots = page.images()
+    for svg in plots:
+        ElementTree.fromstring(svg)
+    return page, plots

@@ -1,0 +1,82 @@
+"""Logs that grow while runs read them, and what such runs have to end in."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ctr.data.log import create_log, publish_interval
+from ctr.data.schema import Schema
+
+ENDS = (0, 80_000, 160_000, 240_000)
+# So that roots are in flight wherever an interval ends.
+ROOTS = {
+    "optimizer": {"dense": {"shampoo": {"start_preconditioning_step": 2, "precondition_frequency": 4}}},
+    "max_rejected_share": 0.01,
+}
+
+
+def constrained(path: Path) -> dict[str, Any]:
+    constraints = {
+        "learning_rate": 0.5,
+        "families": [{"name": "random", "log": "exposure"}],
+        "logs": [{"name": "exposure", "path": str(path), "own_loss": True}],
+    }
+    return {"objective": {"bias_constraints": constraints}}
+
+
+class Growing:
+    """A log that is published interval by interval."""
+
+    def __init__(self, folder: Path, schema: Schema, table: pa.Table, ends: Sequence[int] = ENDS) -> None:
+        self.folder, self.schema, self.table, self.ends, self.intervals = folder, schema, table, ends, 0
+
+    def grow(self, intervals: int = 1) -> Path:
+        create_log(self.folder, self.schema)
+        times = self.table.column("query_time").to_numpy()
+        for _ in range(intervals):
+            start, end = self.ends[self.intervals : self.intervals + 2]
+            inside = np.flatnonzero((times >= start) & (times < end))
+            publish_interval(
+                self.folder, self.schema, start, end, self.table.take(pa.array(inside)), shard_rows=170
+            )
+            self.intervals += 1
+        return self.folder
+
+
+def without_timings(content: dict) -> dict:
+    # Loads TensorFlow, which tests of logs alone do without.
+    from ctr.training.loop import TIMING
+
+    return {key: value for key, value in content.items() if key not in TIMING}
+
+
+def outcome(run: Path) -> dict:
+    """All that a run computed."""
+    with np.load(run / "metric_states.npz") as states:
+        metric_states = {name: states[name].tobytes() for name in states}
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return {
+        "arrays": {path.parent.name: path.read_bytes() for path in run.glob("checkpoints/*/arrays.npz")},
+        "summary": without_timings(json.loads((run / "summary.json").read_text())),
+        "metrics": [without_timings(json.loads(line)) for line in lines],
+        "rejects": (run / "rejects.jsonl").read_text(),
+        "metric states": metric_states,
+        "timeline": (run / "timeline.npz").read_bytes(),
+        "data health": (run / "data_health.json").read_bytes(),
+        "predictions": {path.name: path.read_bytes() for path in run.glob("predictions/*")},
+    }
+
+
+def assert_same(run: Path, other: Path) -> None:
+    found, expected = outcome(run), outcome(other)
+    for name in expected:
+        assert found[name] == expected[name], name
+
+
+def last_weights(run: Path) -> dict[str, bytes]:
+    with np.load(max((run / "checkpoints").iterdir()) / "arrays.npz") as arrays:
+        return {name: arrays[name].tobytes() for name in arrays if name.startswith("weights|")}

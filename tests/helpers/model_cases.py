@@ -1,0 +1,170 @@
+"""Raw rows with features of every kind, models of every kind."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ctr.config import parse_model
+from ctr.data.batches import set_rejects_apart
+from ctr.data.derived import TIME_COLUMN
+from ctr.data.reader import rows_of_table
+from ctr.data.schema import Schema
+from ctr.data.transform import pack_table
+from ctr.pipelines.rows.chunks import Chunk
+from ctr.pipelines.rows.raw_columns import Verdict, add_derived
+from ctr.training.config import TrainConfig
+from ctr.training.feed import make_feed
+from ctr.training.run.snapshot import Snapshot, take_snapshot
+from ctr.training.state import TrainState
+from ctr.training.step import make_steps
+
+# Columns with names that no function's argument can have, too.
+FEATURES: list[dict[str, Any]] = [
+    {"name": "user", "kind": "category", "source": "user:id", "buckets": 40, "width": 4},
+    {"name": "item", "kind": "category", "source": "class", "buckets": 50, "width": 4},
+    {"name": "price", "kind": "number", "source": "price", "boundaries": [0.5, 2, 8], "width": 2},
+    {
+        **{"name": "tags", "kind": "category", "source": "tags", "buckets": 30, "width": 4},
+        **{"multivalent": True, "separator": "|", "max_values": 3, "keep": "last"},
+    },
+    {"name": "title", "kind": "text", "source": "title", "words": [1, 2], "buckets": 60, "width": 2},
+    {"name": "tags_x_price", "kind": "cross", "of": ["tags", "price"], "buckets": 80, "width": 2},
+    {"name": "position", "kind": "category", "source": "position", "vocabulary": list("123"), "tower": "ui"},
+    {"name": "size", "kind": "number", "source": "size", "log": {}, "width": 3, "tower": "ui"},
+    {"name": "position_x_user", "kind": "cross", "of": ["position", "user"], "buckets": 70, "tower": "ui"},
+]
+SCHEMA = parse_model(Schema, {"features": FEATURES}, "test")
+
+NETWORK: dict[str, Any] = {
+    "crosses": {"layers": 2, "rank": 3, "ramp": {"start": 10, "length": 100}},
+    "deep": {"units": [16, 8], "activation": "smelu"},
+    "prior": 0.2,
+}
+FACTORS = {"width": 4, "ui_units": [8]}
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": NETWORK,
+    "bottlenecks": {**NETWORK, "deep": {"units": [16, 8], "ranks": [4, 0], "activation": "gelu"}},
+    "logistic": {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": 0.2},
+    "ensemble": {**NETWORK, "ensemble": {"components": 2}},
+    "factorized": {**NETWORK, "factorized": FACTORS},
+    "factorized ensemble": {
+        **NETWORK,
+        "factorized": {**FACTORS, "transfer": "piecewise_linear", "pieces": 5, "knot_range": 2.0},
+        "ensemble": {"components": 2, "embeddings": "separate"},
+    },
+}
+TRAINED_EXAMPLES = 60
+
+
+def draw_raw(count: int, seed: int = 0) -> dict[str, list[Any]]:
+    """Raw columns with missing values, as Python has them."""
+    rng = np.random.default_rng(seed)
+
+    def some(values: list[Any], missing: Any = None) -> list[Any]:
+        return [missing if rng.random() < 0.1 else values[rng.integers(len(values))] for _ in range(count)]
+
+    words = ["Red", "blue,", "Grün", "x-y", "日本", "shoe"]
+    return {
+        "user:id": some([f"u{n}" for n in range(30)]),
+        "class": some(list(range(100))),
+        "price": some([-1.0, 0.5, 1.25, 3, 7.9, 8.0, 1e30], float("nan")),
+        "tags": [[f"t{n}" for n in rng.integers(0, 20, size)] for size in rng.integers(0, 6, count)],
+        "title": [" ".join(words[n] for n in rng.integers(0, 6, size)) for size in rng.integers(0, 5, count)],
+        "position": some(["1", "2", "3", "4"]),
+        "size": some([0.0, 1.0, 17.5, 300.0]),
+    }
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and what the trainer predicts with it.
+
+    Attributes:
+        raw: the raw columns of N rows.
+        logit: float32 [N], of the trainer.
+        snapshot: the model.
+        state: the trainer's own variables.
+        table: the same rows as those of a shard.
+    """
+
+    raw: dict[str, list[Any]]
+    logit: np.ndarray
+    snapshot: Snapshot
+    state: TrainState
+    table: pa.Table
+
+
+def raw_table(raw: dict[str, list[Any]]) -> pa.Table:
+    return pa.table(raw)
+
+
+def packed_table(raw: dict[str, list[Any]], schema: Schema = SCHEMA) -> pa.Table:
+    """The rows of a log, one query after the other, three rows each."""
+    count = len(next(iter(raw.values())))
+    row = np.arange(count)
+    keys = pa.table(
+        {
+            "query_time": row // 3 * 1000,
+            "timestamp": row // 3 * 1000,
+            "query_id": row // 3,
+            "example_id": row,
+            "label": (row % 4 == 0).astype(np.int8),
+            "train_weight": np.ones(count, np.float32),
+            "metric_weight": np.ones(count, np.float32),
+        }
+    )
+    table = raw_table(raw)
+    columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+    times = np.array(raw[TIME_COLUMN]) if TIME_COLUMN in raw else None
+    add_derived(schema.derive, columns, times, Verdict(Chunk(0, table, row, [])))
+    return pack_table(schema, keys, pa.table(columns))
+
+
+def randomize(state: TrainState, seed: int) -> None:
+    """Weights as if something had been learned: linear weights and biases are not 0, nothing is symmetric."""
+    rng = np.random.default_rng(seed)
+    for table in state.tables:
+        table.assign(rng.normal(0, 0.4, table.shape))
+    for weight in state.dense:
+        weight.assign(weight.numpy() + rng.normal(0, 0.2, weight.shape))
+
+
+def make_snapshot(
+    state: TrainState, config: TrainConfig, schema: Schema, folder: Path, examples: int
+) -> Snapshot:
+    progress = {
+        "position": {"examples": examples, "batches": 3, "trained_examples": TRAINED_EXAMPLES},
+        "window_times": [0, 5_000],
+        "consumed": [{"log": "", "intervals": 1, "sha256": "0" * 64}],
+    }
+    run: Any = SimpleNamespace(
+        folder=folder, config=config, schema=schema, state=state, progress=lambda: progress
+    )
+    return take_snapshot(run)
+
+
+def make_case(
+    model: dict[str, Any],
+    compute_dtype: str,
+    folder: Path,
+    examples: int = 123,
+    rows: int = 90,
+    schema: Schema = SCHEMA,
+    raw: dict[str, list[Any]] | None = None,
+) -> Case:
+    # A second head, which ranks: no part of what is served.
+    ranking = {"setup": "multi_task"} if model["deep"]["units"] else {}
+    content = {"model": model, "compute_dtype": compute_dtype, "objective": {"ranking": ranking}}
+    config = parse_model(TrainConfig, {**content, "batch": {"rows": 64}}, "test")
+    raw = draw_raw(rows) if raw is None else raw
+    table = packed_table(raw, schema)
+    state = TrainState(config.model.table_layouts(schema), config, compute_dtype)
+    randomize(state, examples)
+    feed = make_feed(set_rejects_apart(rows_of_table(table, schema, 0)), state.layouts, 64)
+    steps = make_steps(state, config, jit=False)
+    logit = steps.score(feed, config.ramps_at(TRAINED_EXAMPLES))[0].numpy()[:rows]
+    return Case(raw, logit, make_snapshot(state, config, schema, folder, examples), state, table)

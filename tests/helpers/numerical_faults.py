@@ -1,0 +1,108 @@
+"""What breaks numbers within a run, at given rows of its log."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.config import parse_model
+from ctr.training import session
+from ctr.training.config import TrainConfig
+from ctr.training.loop import train
+from ctr.training.state import TrainState
+
+Break = Callable[[TrainState], None]
+
+
+def fill(name: str, value: float, share: float = 1.0) -> Break:
+    """Sets a variable, or the first ``share`` of its entries, to a value."""
+
+    def act(state: TrainState) -> None:
+        variable = state.variables()[name]
+        array = variable.numpy().ravel()
+        array[: max(1, round(share * array.size))] = value
+        variable.assign(tf.reshape(array, variable.shape))
+
+    return act
+
+
+@contextmanager
+def injected(
+    unlearnable: Mapping[int, float] | None = None,
+    poison: Mapping[int, Break] | None = None,
+    once: bool = False,
+    begun: Callable[[int, TrainState], None] | None = None,
+) -> Iterator[None]:
+    """Breaks the steps whose batches have these rows of the log, whenever they are learned from.
+
+    Args:
+        unlearnable: train weights of a whole batch, as a fault of the reader's memory would change them.
+        poison: what happens to the weights in such a step.
+        once: only the first time, as a fault of the memory, and not of the data.
+        begun: told the first row of each batch that is learned from, before it is.
+    """
+    make = session.make_steps
+    left = {**(unlearnable or {}), **(poison or {})}
+
+    def hit(faults: Mapping[int, Any] | None, begin: int, end: int) -> Any:
+        for row, fault in (faults or {}).items():
+            if begin <= row < end and row in left:
+                if once:
+                    del left[row]
+                return fault
+        return None
+
+    def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Any:
+        steps = make(state, config, jit)
+
+        def learn(feed, ramps):
+            begin, end = feed.batch.begin, feed.batch.end
+            if begun is not None:
+                begun(begin, state)
+            weight = hit(unlearnable, begin, end)
+            if weight is not None:
+                spoiled = np.full_like(feed.targets["weight"], weight)
+                feed = replace(
+                    feed, targets={**feed.targets, "weight": spoiled, "own_weight": spoiled.copy()}
+                )
+            result = steps.learn(feed, ramps)
+            act = hit(poison, begin, end)
+            if act is not None:
+                act(state)
+            return result
+
+        return steps._replace(learn=learn)
+
+    session.make_steps = make_steps
+    try:
+        yield
+    finally:
+        session.make_steps = make
+
+
+def main(given: Mapping[str, Any]) -> None:
+    """Trains under such faults, and kills this process.
+
+    Args:
+        given: ``log``, ``config`` (a dict), ``run``, ``faults`` (see ``injected``) and
+            ``kill_at``, a number of batches.
+    """
+    count = 0
+
+    def progress(*_: object) -> None:
+        nonlocal count
+        count += 1
+        if count == given["kill_at"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    faults = given["faults"]
+    poison = {row: fill(*how) for row, how in faults.get("poison", {}).items()}
+    with injected(faults.get("unlearnable"), poison):
+        config = parse_model(TrainConfig, given["config"], "test")
+        train(Path(given["log"]), config, Path(given["run"]), progress)

@@ -1,0 +1,43 @@
+"""Sessions and queries against a plain-Python cut."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+import raw_logs
+from ctr.pipelines.ingest.sessions import assign_queries
+
+EVENTS = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 60)), max_size=40)
+GAPS = st.one_of(st.none(), st.integers(1, 20))
+
+
+def split(events):
+    return (np.array([event[place] for event in events], np.int64) for place in (0, 1))
+
+
+@given(EVENTS, GAPS)
+def test_queries_are_those_of_a_plain_cut(events, gap):
+    ids, times = assign_queries(*split(events), gap)
+    assert list(zip(ids.tolist(), times.tolist(), strict=True)) == raw_logs.plain_sessions(events, gap)
+
+
+@given(EVENTS, GAPS, st.randoms(use_true_random=False))
+def test_the_order_of_rows_does_not_matter(events, gap, source):
+    shuffled = list(range(len(events)))
+    source.shuffle(shuffled)
+    straight = np.stack(assign_queries(*split(events), gap))
+    turned = np.stack(assign_queries(*split([events[place] for place in shuffled]), gap))
+    assert (straight[:, shuffled] == turned).all()
+
+
+def test_a_pause_of_just_the_gap_does_not_end_a_session():
+    groups, times = np.zeros(4, np.int64), np.array([0, 30, 61, 91])
+    ids, query_times = assign_queries(groups, times, 30)
+    assert query_times.tolist() == [30, 30, 91, 91]
+    assert ids[0] == ids[1] != ids[2] == ids[3]
+
+
+def test_a_group_is_one_query_without_a_gap():
+    ids, times = assign_queries(np.array([5, 7, 5]), np.array([900, 1, 2]), None)
+    assert ids.tolist() == [5, 7, 5]
+    assert times.tolist() == [900, 1, 900]

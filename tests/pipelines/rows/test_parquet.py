@@ -1,0 +1,88 @@
+"""Parquet: rows are numbered through row groups, and columns keep their types."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import raw_logs
+from ctr.io.errors import InputError
+from ctr.pipelines.ingest.run import ingest
+from ctr.pipelines.rows.parquet import read_parquet
+from ctr.pipelines.rows.sources import SourceFile
+
+
+def test_rows_are_numbered_through_row_groups_and_batches(tmp_path):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"a": range(23), "b": ["x"] * 23}), path, row_group_size=10)
+    chunks = list(read_parquet(SourceFile(4, path, "x"), ["a"], 7))
+    assert [row for chunk in chunks for row in chunk.rows.tolist()] == list(range(1, 24))
+    assert [a for chunk in chunks for a in chunk.table.column("a").to_pylist()] == list(range(23))
+    assert all(chunk.table.column_names == ["a"] and chunk.file == 4 for chunk in chunks)
+
+
+def test_types_of_parquet_are_understood(tmp_path):
+    rows = raw_logs.make_rows(50)
+    path = raw_logs.write_rows(tmp_path / "in", rows, "parquet")
+    table = pq.read_table(path)
+    changes = {
+        "time": pa.array([int(row["time"]) for row in rows], pa.timestamp("s")),
+        "color": table.column("color").combine_chunks().dictionary_encode(),
+        "code": table.column("code").cast(pa.large_string()),
+        "price": table.column("price").cast(pa.float32()),
+        "id": table.column("id").cast(pa.uint32()),
+    }
+    for name, column in changes.items():
+        table = table.set_column(table.schema.get_field_index(name), name, column)
+    pq.write_table(table, path)
+    mapping = raw_logs.make_mapping(input={"type": "parquet"}, time={"column": "time", "format": "iso8601"})
+    ingest(mapping, [path], tmp_path / "log")
+    assert raw_logs.read_log(tmp_path / "log") == raw_logs.reference(
+        [(path.name, 0, row) for row in rows], mapping
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("rating", [[1]] * 5, "the column rating is of type list<.*>, where numbers are required"),
+        ("id", [0.5] * 5, "the column id is of type double; ids are whole numbers or text"),
+        ("color", [{"x": 1}] * 5, "feature color: its source column color is of type struct"),
+    ],
+)
+def test_a_type_that_cannot_be_read_is_named(tmp_path, column, values, message):
+    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(5), "parquet")
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(table.schema.get_field_index(column), column, pa.array(values)), path)
+    with pytest.raises(InputError, match=message):
+        ingest(raw_logs.make_mapping(input={"type": "parquet"}), [path], tmp_path / "log")
+
+
+def test_a_file_that_is_no_parquet_is_named(tmp_path):
+    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(5))
+    path = path.rename(path.with_suffix(".parquet"))
+    with pytest.raises(InputError, match=r"rows.parquet: damaged, truncated or not of this format"):
+        ingest(raw_logs.make_mapping(input={"type": "parquet"}), [path], tmp_path / "log")
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "list", "large_list", "dictionary"])
+def test_text_that_is_not_utf8_is_set_aside(tmp_path, kind):
+    rows = raw_logs.make_rows(40)
+    path = raw_logs.write_rows(tmp_path / "in", rows, "parquet")
+    texts = [b"ab"] * 40
+    texts[20] = b"a\xe9"
+    broken = pa.array(texts).view(pa.string())
+    column = {
+        "string": broken,
+        "large_string": pa.array(texts, pa.large_binary()).view(pa.large_string()),
+        "list": pa.ListArray.from_arrays(pa.array(range(41), pa.int32()), broken),
+        "large_list": pa.LargeListArray.from_arrays(pa.array(range(41), pa.int64()), broken),
+        "dictionary": broken.dictionary_encode(),
+    }[kind]
+    name = "tags" if "list" in kind else "code"
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(table.schema.get_field_index(name), name, column), path)
+    ingest(raw_logs.make_mapping(input={"type": "parquet"}), [path], tmp_path / "log", max_reject_share=0.05)
+    (reject,) = raw_logs.read_rejects(tmp_path / "log")
+    assert (reject["row"], reject["key"], reject["reason"]) == (21, name, "invalid UTF-8")
+    assert "xe9" in reject["value"]
+    assert len(raw_logs.read_log(tmp_path / "log")) == 39

@@ -1,0 +1,214 @@
+"""Rows to be scored: their features are those of an ingest, whatever form the files have."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+import raw_logs
+from ctr.data.mapping import JsonlInput
+from ctr.data.schema import Schema
+from ctr.data.transform import transform_table, transform_tensors
+from ctr.io.errors import InputError
+from ctr.pipelines.rows.raw_rows import key_schema, plain_mapping, read_raw_rows
+
+FORMS = ["csv", "tsv", "jsonl", "parquet", "csv.gz", "jsonl.zst"]
+SINGLE = ("color", "price", "kind", "hour", "zone")
+
+
+def ids_of(schema, raw: pa.Table) -> dict[str, list]:
+    """The ids that an exported model would make."""
+    columns = {
+        name: tf.constant(raw.column(name).to_numpy())
+        if not pa.types.is_large_binary(raw.column(name).type)
+        else tf.constant(raw.column(name).to_pylist(), tf.string, shape=(raw.num_rows,))
+        for name in raw.column_names
+    }
+    ids = transform_tensors(schema, columns)
+    lists = {name: value.to_list() for name, value in ids.items() if isinstance(value, tf.RaggedTensor)}
+    return {name: value.numpy().tolist() for name, value in ids.items() if name not in lists} | lists
+
+
+def read(mapping, inputs, **options) -> tuple[pa.Table, pa.Table, list]:
+    parts = list(read_raw_rows(mapping.feature_schema, mapping, inputs, **options))
+    tables = [pa.concat_tables(part[place] for part in parts) for place in range(2)]
+    return tables[0], tables[1], [reject for part in parts for reject in part[2]]
+
+
+@pytest.mark.parametrize("suffix", FORMS)
+def test_features_are_those_of_an_ingest(tmp_path, suffix):
+    rows = raw_logs.make_rows(60)
+    mapping = raw_logs.make_mapping(input={"type": suffix.partition(".")[0]})
+    path = raw_logs.write_rows(tmp_path, rows, suffix)
+    keys, raw, rejects = read(mapping, [path], block_bytes=900)
+    assert rejects == []
+    first = 1 if suffix.startswith(("jsonl", "parquet")) else 2
+    assert keys.to_pydict() == {
+        "file": [path.name] * 60,
+        "row": list(range(first, 60 + first)),
+        "example_id": [int(row["id"]) for row in rows],
+    }
+    assert keys.schema == key_schema(mapping)
+    ids = ids_of(mapping.feature_schema, raw)
+    numbered = [(path.name, first + place, row) for place, row in enumerate(rows)]
+    expected = {example["example_id"]: example for example in raw_logs.reference(numbered, mapping)}
+    for place, row in enumerate(rows):
+        example = expected[int(row["id"])]
+        assert {name: ids[name][place] for name in (*SINGLE, "tags")} == {
+            name: example[name] for name in (*SINGLE, "tags")
+        }
+
+
+def test_neither_labels_nor_weights_nor_queries_are_needed(tmp_path):
+    rows = [{**row, "rating": "?", "weight": "-1", "user": ""} for row in raw_logs.make_rows(5)]
+    path = raw_logs.write_rows(tmp_path, rows)
+    keys, raw, rejects = read(raw_logs.make_mapping(), [path])
+    assert (keys.num_rows, rejects) == (5, [])
+    # What the model derives itself is not there, but what it derives it from.
+    assert set(raw.column_names) == {"color", "price", "tags", "shop_kind", "time_us", "code"}
+
+
+def test_a_time_is_needed_only_for_what_is_derived_of_it(tmp_path):
+    rows = raw_logs.make_rows(4)
+    rows[2]["time"] = "yesterday"
+    path = raw_logs.write_rows(tmp_path, rows)
+    keys, _, rejects = read(raw_logs.make_mapping(), [path])
+    assert keys.column("row").to_pylist() == [2, 3, 5]
+    assert [(reject["file"], reject["row"], reject["key"]) for reject in rejects] == [("rows.csv", 4, "time")]
+    features = [feature for feature in raw_logs.FEATURES if feature["name"] != "hour"]
+    keys, _, rejects = read(raw_logs.make_mapping(features=features), [path])
+    assert (keys.num_rows, rejects) == (4, [])
+
+
+def test_times_of_row_order_go_on_from_file_to_file(tmp_path):
+    order = {"start": "2020-01-01T00:00:00Z", "step_us": raw_logs.HOUR_US}
+    mapping = raw_logs.make_mapping(time={"row_order": order}, input={"type": "jsonl"})
+    paths = [raw_logs.write_rows(tmp_path, raw_logs.make_rows(5), "jsonl", name) for name in "ab"]
+    _, raw, _ = read(mapping, paths)
+    start = 1_577_836_800_000_000
+    assert raw.column("time_us").to_pylist() == [start + raw_logs.HOUR_US * row for row in range(10)]
+
+
+def test_no_text_is_null(tmp_path):
+    _, raw, _ = read(raw_logs.make_mapping(), [raw_logs.write_rows(tmp_path, raw_logs.make_rows(40))])
+    for name in ("color", "tags", "shop_kind", "code"):
+        assert raw.schema.field(name).type == pa.large_binary()
+        assert raw.column(name).null_count == 0
+        assert b"" in raw.column(name).to_pylist()
+    assert np.isnan(raw.column("price").to_numpy()).any()
+
+
+def test_lists_with_separators_in_values(tmp_path):
+    rows = [{"color": "red", "tags": tags} for tags in (["a", "b"], ["a|b"], None, [], [None, "c"])]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    features = [feature for feature in raw_logs.FEATURES if feature["name"] in ("color", "tags")]
+    mapping = raw_logs.make_mapping(
+        features=features, derive=None, joins=None, input={"type": "jsonl"}, example_id=None
+    )
+    keys, raw, rejects = read(mapping, [tmp_path / "rows.jsonl"])
+    assert keys.to_pydict() == {"file": ["rows.jsonl"] * 4, "row": [1, 3, 4, 5]}
+    assert ids_of(mapping.feature_schema, raw)["tags"] == [[1, 2], [], [], [3]]
+    assert [(reject["row"], reject["reason"]) for reject in rejects] == [
+        (2, "a value contains the separator")
+    ]
+
+
+def tags_mapping(**second):
+    tags = next(feature for feature in raw_logs.FEATURES if feature["name"] == "tags")
+    features = [tags, {**tags, "name": "again", **second}]
+    return raw_logs.make_mapping(
+        features=features, derive=None, joins=None, input={"type": "parquet"}, example_id=None
+    )
+
+
+def test_lists_need_one_separator(tmp_path):
+    pq.write_table(pa.table({"tags": [["a"], ["b"]]}), tmp_path / "rows.parquet")
+    _, raw, _ = read(tags_mapping(), [tmp_path / "rows.parquet"])
+    assert raw.column("tags").to_pylist() == [b"a", b"b"]
+    with pytest.raises(InputError, match=r"the column tags holds lists .* with one separator"):
+        read(tags_mapping(separator=","), [tmp_path / "rows.parquet"])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.list_(pa.string(), 2), pa.large_list(pa.string()), pa.list_(pa.dictionary(pa.int8(), pa.string()))],
+)
+def test_other_types_of_lists(tmp_path, kind):
+    values = pa.array([["a", "b"], [None, "b"], ["c", None], ["a|b", "c"]], pa.list_(pa.string(), 2))
+    values = values if pa.types.is_fixed_size_list(kind) else pa.array(values.to_pylist(), kind)
+    pq.write_table(pa.table({"tags": values}), tmp_path / "rows.parquet")
+    keys, raw, rejects = read(tags_mapping(), [tmp_path / "rows.parquet"])
+    assert raw.column("tags").to_pylist() == [b"a|b", b"|b", b"c|"]
+    assert keys.column("row").to_pylist() == [1, 2, 3]
+    assert [(reject["row"], reject["reason"]) for reject in rejects] == [
+        (4, "a value contains the separator")
+    ]
+
+
+@pytest.mark.parametrize("values", [[[{"x": 1}], []], [[b"a"], None]])
+def test_lists_that_an_ingest_refuses(tmp_path, values):
+    pq.write_table(pa.table({"tags": values}), tmp_path / "rows.parquet")
+    mapping = tags_mapping()
+    with pytest.raises(
+        InputError, match=r"the column tags holds lists of type .*; categories and text features are"
+    ):
+        read(mapping, [tmp_path / "rows.parquet"])
+    with pytest.raises(InputError, match="reads strings, numbers and booleans"):
+        transform_table(mapping.feature_schema, pq.read_table(tmp_path / "rows.parquet"))
+
+
+def test_texts_among_lists_need_one_separator(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"tags": ["a"]}\n{"tags": "b,c"}\n')
+    mapping = tags_mapping(separator=",").model_copy(update={"input": JsonlInput(type="jsonl")})
+    with pytest.raises(InputError, match="the column tags holds lists and single values"):
+        read(mapping, [tmp_path / "rows.jsonl"])
+
+
+def test_files_that_are_tables_of_the_sources(tmp_path):
+    schema = raw_logs.make_mapping(features=raw_logs.FEATURES[:2], derive=None, joins=None).feature_schema
+    (tmp_path / "rows.csv").write_text("price,other,color\n2,x,red\n,y,\n")
+    mapping = plain_mapping(schema, [tmp_path / "rows.csv"])
+    keys, raw, _ = read(mapping, [tmp_path / "rows.csv"])
+    assert keys.column_names == ["file", "row"]
+    assert ids_of(schema, raw) == {"color": [1, 0], "price": [2, 0]}
+    for name in ("rows", "rows.txt", "rows.gz"):
+        with pytest.raises(
+            InputError, match=rf"input {name}: its name does not show its format; allowed: \.csv"
+        ):
+            plain_mapping(schema, [type(tmp_path)(name)])
+
+
+def test_a_time_of_plain_files_is_in_microseconds(tmp_path):
+    hour = next(feature for feature in raw_logs.FEATURES if feature["name"] == "hour")
+    schema = raw_logs.make_mapping(features=[hour], joins=None).feature_schema
+    times = [0, raw_logs.HOUR_US * 7, raw_logs.HOUR_US * 24 - 1]
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"time_us": times}), path)
+    _, raw, _ = next(read_raw_rows(schema, plain_mapping(schema, [path]), [path]))
+    assert raw.column("time_us").to_pylist() == times
+    assert ids_of(schema, raw) == {"hour": [1, 2, 4]}
+
+
+def test_rows_that_an_ingest_would_reject_for_a_derived_column(tmp_path):
+    features = [{"name": "f", "kind": "category", "source": "whole", "buckets": 1000}]
+    derive = {"whole": {"from": "c", "cast": "integer"}}
+    mapping = raw_logs.make_mapping(features=features, derive=derive, joins=None, example_id=None)
+    (tmp_path / "rows.csv").write_text('c\n7.0\nseven\n""\n')
+    _, raw, rejects = read(mapping, [tmp_path / "rows.csv"])
+    assert raw.column("c").to_pylist() == [b"7.0", b""]
+    assert [(r["row"], r["key"], r["reason"]) for r in rejects] == [(3, "whole", "not a whole number")]
+
+
+def test_a_model_without_rules_takes_what_the_mapping_derives(tmp_path):
+    """As logs of the first format have none."""
+    mapping = raw_logs.make_mapping()
+    schema = Schema(features=mapping.features, spelling="text")
+    path = raw_logs.write_rows(tmp_path, raw_logs.make_rows(20))
+    raw = pa.concat_tables([part[1] for part in read_raw_rows(schema, mapping, [path])])
+    assert set(raw.column_names) == set(schema.sources)
+    assert {name: ids_of(schema, raw)[name] for name in SINGLE} == {
+        name: ids_of(mapping.feature_schema, read(mapping, [path])[1])[name] for name in SINGLE
+    }

@@ -1,0 +1,230 @@
+"""Bad rows are set aside one by one, with reason and place; too many stop the job in one line."""
+
+import json
+
+import pytest
+
+import raw_logs
+from ctr.io.errors import InputError
+from ctr.pipelines.ingest.run import ingest
+from ctr.pipelines.rows.rejects import EARLY_ROWS, RejectLog, make_reject
+
+ROWS = 40
+
+
+def reject_one(folder, suffix="csv", column=None, value=None, change=None, **options):
+    """Ingests good rows and a bad one, the 21st; returns the reject and the ids in the log."""
+    rows = raw_logs.make_rows(ROWS)
+    if column is not None:
+        rows[20][column] = value
+    path = raw_logs.write_rows(folder / "in", rows, suffix)
+    if change is not None:
+        content = path.read_bytes().split(b"\n")
+        place = 21 if suffix != "jsonl" else 20
+        content[place] = change(content[place])
+        path.write_bytes(b"\n".join(content))
+    mapping = raw_logs.make_mapping(input={"type": suffix.partition(".")[0]}, **options)
+    result = ingest(mapping, [path], folder / "log", max_reject_share=0.05)
+    assert (result.rows, result.examples, result.rejected) == (ROWS, ROWS - 1, 1)
+    examples = raw_logs.read_log(folder / "log")
+    good = [(path.name, 0, row) for row in rows if row is not rows[20]]
+    assert examples == raw_logs.reference(good, mapping)
+    (reject,) = raw_logs.read_rejects(folder / "log")
+    assert result.rejects_file is not None
+    assert json.loads(result.rejects_file.read_text()) == reject
+    assert list(result.reject_reasons.items()) == [(f"{reject['key']}: {reject['reason']}", 1)]
+    assert reject["file"] == path.name
+    return reject
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "key", "reason", "allowed"),
+    [
+        ("rating", "good", "label", "not a label", "a number"),
+        ("rating", None, "label", "missing", "a number"),
+        ("weight", "-0.5", "weight", "not a weight", "a number from 0 to 1,000,000,000"),
+        ("weight", "1.1e9", "weight", "not a weight", "a number from 0 to 1,000,000,000"),
+        ("weight", "nan", "weight", "not a weight", "a number from 0 to 1,000,000,000"),
+        ("weight", "inf", "weight", "not a weight", "a number from 0 to 1,000,000,000"),
+        ("weight", None, "weight", "missing", "a number from 0 to 1,000,000,000"),
+        ("time", "yesterday", "time", "unreadable or out of range", "unit s, 1970-01-01 to 9999-12-31"),
+        ("time", "-5", "time", "unreadable or out of range", "unit s, 1970-01-01 to 9999-12-31"),
+        ("time", "1600000000000", "time", "unreadable or out of range", "unit s, 1970-01-01 to 9999-12-31"),
+        ("time", None, "time", "missing", "unit s, 1970-01-01 to 9999-12-31"),
+        ("user", None, "query", "missing", "a whole number or text"),
+        ("id", None, "example_id", "missing", "a whole number or text"),
+        ("price", "cheap", "price", "not a number", "a number, or empty"),
+    ],
+)
+def test_a_bad_value(tmp_path, column, value, key, reason, allowed):
+    reject = reject_one(tmp_path, column=column, value=value)
+    assert reject == {
+        "file": "rows.csv",
+        "row": 22,
+        "key": key,
+        "reason": reason,
+        "value": value or "",
+        "allowed": allowed,
+    }
+
+
+@pytest.mark.parametrize("value", ["2", "-1", "yes", "0.5", None])
+def test_a_bad_label_without_a_rule(tmp_path, value):
+    rows = raw_logs.make_rows(ROWS)
+    for row in rows:
+        row["rating"] = "1"
+    rows[20]["rating"] = value
+    path = raw_logs.write_rows(tmp_path / "in", rows)
+    ingest(raw_logs.make_mapping(label="rating"), [path], tmp_path / "log", max_reject_share=0.05)
+    (reject,) = raw_logs.read_rejects(tmp_path / "log")
+    assert (reject["row"], reject["key"], reject["value"]) == (22, "label", value or "")
+    assert reject["allowed"] == "0, 1, true, false"
+
+
+@pytest.mark.parametrize(
+    ("change", "fields"), [(lambda line: line + b",more", 11), (lambda line: line.rpartition(b",")[0], 9)]
+)
+def test_a_wrong_number_of_fields(tmp_path, change, fields):
+    reject = reject_one(tmp_path, change=change)
+    assert (reject["row"], reject["key"], reject["reason"]) == (22, "line", "wrong number of fields")
+    assert reject["allowed"] == "10 fields"
+    assert reject["value"].count(",") == fields - 1 or len(reject["value"]) == 80
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_bytes_that_are_not_utf8(tmp_path, suffix):
+    reject = reject_one(
+        tmp_path,
+        suffix,
+        column="code",
+        value="abz",
+        change=lambda line: line.replace(b"abz", b"a\xe9z"),
+    )
+    assert (reject["row"], reject["key"], reject["reason"]) == (22, "code", "invalid UTF-8")
+    assert reject["value"] == "a\\xe9z"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda line: line[:-1], "malformed JSON"),
+        (lambda line: b"[1, 2]", "malformed JSON"),
+        (lambda line: line.replace(b'"id"', b'"\xff": 1, "id"'), "invalid UTF-8"),
+        (lambda line: line.replace(b'"id"', b'"x": "\\ud800", "id"'), "malformed JSON"),
+        (lambda line: b"[" * 100_000, "malformed JSON"),
+    ],
+)
+def test_a_malformed_line_of_json(tmp_path, change, reason):
+    reject = reject_one(tmp_path, "jsonl", change=change)
+    assert (reject["row"], reject["key"], reject["reason"]) == (21, "line", reason)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("price", b'{"a": 1}'), ("color", b'["red"]'), ("tags", b'["a", ["b"]]')]
+)
+def test_a_nested_value_in_json(tmp_path, column, value):
+    def change(line):
+        content = json.loads(line)
+        content[column] = json.loads(value)
+        return json.dumps(content).encode()
+
+    reject = reject_one(tmp_path, "jsonl", change=change)
+    assert (reject["row"], reject["key"], reject["reason"]) == (21, column, "a nested value")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("query", [{"column": "user"}, {"session": {"by": "user", "gap": "1800s"}}])
+def test_an_example_twice_in_a_query(tmp_path, suffix, query):
+    rows = raw_logs.make_rows(ROWS)
+    again = dict(rows[7], color="blue", rating="5")
+    path = raw_logs.write_rows(tmp_path / "in", [*rows[:30], again, *rows[30:]], suffix)
+    mapping = raw_logs.make_mapping(input={"type": suffix}, query=query)
+    result = ingest(mapping, [path], tmp_path / "log", max_reject_share=0.05, block_bytes=2000)
+    assert (result.rows, result.examples, result.rejected) == (ROWS + 1, ROWS, 1)
+    assert raw_logs.read_log(tmp_path / "log") == raw_logs.reference(
+        [(path.name, 0, row) for row in rows], mapping
+    )
+    (reject,) = raw_logs.read_rejects(tmp_path / "log")
+    assert (reject["row"], reject["key"]) == ({"csv": 32, "jsonl": 31, "parquet": 31}[suffix], "example_id")
+    assert (reject["reason"], reject["value"]) == ("duplicate in its query", again["id"])
+
+
+def test_a_row_has_one_reject_however_bad_it_is(tmp_path):
+    rows = raw_logs.make_rows(30)
+    rows[4] |= {"time": "x", "rating": "x", "weight": "x", "price": "x", "id": None}
+    path = raw_logs.write_rows(tmp_path / "in", rows)
+    result = ingest(raw_logs.make_mapping(), [path], tmp_path / "log", max_reject_share=0.05)
+    assert (result.examples, result.rejected) == (29, 1)
+
+
+def test_a_rejected_row_does_not_hold_a_session_together(tmp_path):
+    rows = raw_logs.make_rows(30)
+    for place, (time, rating) in enumerate([("1600000000", "4"), ("1600001200", "bad"), ("1600002400", "4")]):
+        rows[place] |= {"user": "77", "time": time, "rating": rating}
+    path = raw_logs.write_rows(tmp_path / "in", rows)
+    ingest(raw_logs.make_mapping(), [path], tmp_path / "log", max_reject_share=0.05)
+    examples = {e["example_id"]: e for e in raw_logs.read_log(tmp_path / "log")}
+    assert examples[10_000]["query_id"] != examples[10_002]["query_id"]
+
+
+def test_a_quote_that_is_never_closed_loses_no_line_in_silence(tmp_path):
+    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(20))
+    path.write_text(path.read_text() + '"1,2\n3,4\n5,6\n')
+    result = ingest(raw_logs.make_mapping(), [path], tmp_path / "log", max_reject_share=0.2)
+    assert (result.rows, result.examples) == (23, 20)
+    found = [(reject["row"], reject["reason"]) for reject in raw_logs.read_rejects(tmp_path / "log")]
+    fields = "wrong number of fields"
+    assert found == [(22, "a quote is never closed"), (23, fields), (24, fields)]
+
+
+def test_too_many_rejects_stop_the_job_in_one_line(tmp_path):
+    rows = raw_logs.make_rows(100)
+    rows[3]["weight"] = "-1"
+    rows[8]["rating"] = rows[5]["rating"] = "x"
+    path = raw_logs.write_rows(tmp_path / "in", rows)
+    with pytest.raises(InputError) as caught:
+        ingest(raw_logs.make_mapping(), [path], tmp_path / "log", max_reject_share=0.02)
+    assert str(caught.value) == (
+        "3 of 100 rows rejected, more than the allowed share of 0.02; most often label: not a label (2 rows, first "
+        "rows.csv row 7, value 'x'; allowed: a number)"
+    )
+    assert [reject["row"] for reject in raw_logs.read_rejects(tmp_path / "log")] == [5, 7, 10]
+    assert not (tmp_path / "log" / "manifests").exists()
+    result = ingest(raw_logs.make_mapping(), [path], tmp_path / "log", max_reject_share=0.03)
+    assert (result.examples, result.rejected) == (97, 3)
+
+
+def test_duplicates_count_among_the_rejects(tmp_path):
+    rows = raw_logs.make_rows(50)
+    path = raw_logs.write_rows(tmp_path / "in", rows + rows)
+    with pytest.raises(InputError, match=r"of 100 rows rejected.*duplicate in its query"):
+        ingest(raw_logs.make_mapping(), [path], tmp_path / "log")
+
+
+def test_a_hopeless_input_is_stopped_early(tmp_path):
+    path = raw_logs.write_rows(tmp_path / "in", [])
+    line = "1,not a time,1,1,5,1,red,1,a,ab\n"
+    path.write_text(path.read_text() + line * (EARLY_ROWS * 2))
+    seen = []
+    with pytest.raises(InputError, match="time: unreadable"):
+        ingest(raw_logs.make_mapping(), [path], tmp_path / "log", progress=seen.append, block_bytes=1 << 18)
+    assert sum(seen) < EARLY_ROWS * 1.5
+
+
+def test_the_record_is_ordered_and_holds_odd_text(tmp_path):
+    log = RejectLog(["a", "b"], 1.0)
+    log.add([make_reject(1, 2, "k", "r", "x" * 200, "y"), make_reject(1, 1, "k", "r", None, "y")])
+    log.add([make_reject(0, 9, "k", "r", "\ud800ü\n", "y"), make_reject(0, 8, "k", "r", b"\xff", "y")])
+    log.write(tmp_path / "r" / "x.jsonl")
+    records = [json.loads(line) for line in (tmp_path / "r" / "x.jsonl").read_text().splitlines()]
+    assert [(r["file"], r["row"]) for r in records] == [("a", 8), ("a", 9), ("b", 1), ("b", 2)]
+    assert [r["value"] for r in records] == ["\\xff", "\ud800ü\n", "", "x" * 80]
+    assert log.counts() == {"k: r": 4}
+
+
+def test_the_share_is_checked_exactly():
+    log = RejectLog(["a"], 0.25)
+    log.add([make_reject(0, 1, "k", "r", "v", "y")])
+    log.check(4)
+    with pytest.raises(InputError, match="1 of 3 rows rejected"):
+        log.check(3)

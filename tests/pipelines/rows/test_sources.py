@@ -1,0 +1,126 @@
+"""Which files are input, in what order, under what names."""
+
+import gzip
+
+import pyarrow as pa
+import pytest
+
+import raw_logs
+from ctr.io.errors import InputError
+from ctr.pipelines.ingest.run import ingest
+from ctr.pipelines.rows.sources import find_files, open_bytes, require_columns
+
+
+def touch(folder, *names):
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+
+
+def test_folders_give_their_files_in_natural_order(tmp_path):
+    touch(tmp_path, "day_10.csv", "day_2.csv", "day_1.csv", "day_1.csv.gz", "notes.txt", "sub/day_0.csv")
+    found = find_files([tmp_path], ["*.csv", "*.csv.gz"], [])
+    assert [source.name for source in found] == ["day_1.csv", "day_1.csv.gz", "day_2.csv", "day_10.csv"]
+    assert [source.number for source in found] == [0, 1, 2, 3]
+    assert [source.name for source in find_files([tmp_path], ["**/*.csv"], [])] == [
+        *("day_1.csv", "day_2.csv", "day_10.csv", "sub/day_0.csv")
+    ]
+
+
+def test_files_keep_the_order_in_which_they_are_given(tmp_path):
+    touch(tmp_path, "b.csv", "a.csv", "c/x.csv")
+    found = find_files([tmp_path / "b.csv", tmp_path / "c", tmp_path / "a.csv"], ["*.csv"], [])
+    assert [source.name for source in found] == ["b.csv", "x.csv", "a.csv"]
+
+
+def test_side_tables_are_no_input(tmp_path):
+    touch(tmp_path, "rows.csv", "items.csv", "sub/items.csv", "sub/rows2.csv")
+    assert [s.name for s in find_files([tmp_path], ["**/*.csv"], ["items.csv"])] == [
+        "rows.csv",
+        "sub/rows2.csv",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "inputs", "message"),
+    [
+        ([], ["absent"], "absent: no such file or folder"),
+        ([], ["."], r"no file in this folder matches \*.csv"),
+        ([], [], "no input is given"),
+        (["a/x.csv", "b/x.csv"], ["a", "b"], "both named x.csv"),
+        (["x.csv"], ["x.csv", "x.csv"], "both named x.csv"),
+    ],
+)
+def test_bad_inputs_are_refused(tmp_path, names, inputs, message):
+    touch(tmp_path, *names)
+    with pytest.raises(InputError, match=message):
+        find_files([tmp_path / name for name in inputs], ["*.csv"], [])
+
+
+def test_bytes_are_decompressed_by_extension(tmp_path):
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"one\n") + gzip.compress(b"two\n"))
+    with pa.CompressedOutputStream(str(tmp_path / "a.zst"), "zstd") as file:
+        file.write(b"three\n")
+    (tmp_path / "a.csv").write_bytes(b"four\n")
+    for name, content in (("a.gz", b"one\ntwo\n"), ("a.zst", b"three\n"), ("a.csv", b"four\n")):
+        with open_bytes(tmp_path / name) as stream:
+            assert stream.read() == content
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.csv", "t,y\n1,0\n".encode("utf-16"), "is UTF-16"),
+        ("a.csv", "t,y\n1,0\n".encode("utf-16-le"), "is UTF-16"),
+        ("a.jsonl", "{}".encode("utf-16-be"), "is UTF-16"),
+        ("a.csv", b"PK\x03\x04", "is a zip archive"),
+        ("a.csv.gz", b"PK\x03\x04", "is a zip archive"),
+        ("a.csv", gzip.compress(b"t,y\n", mtime=0), "is compressed with gzip"),
+        ("a.csv.zst", gzip.compress(b"t,y\n", mtime=0), "is compressed with gzip"),
+        ("a.csv.gz", b"t,y\n", "is not compressed with gzip, though its name ends in .gz"),
+        ("a.tsv", b"PAR1", "is a Parquet file"),
+    ],
+)
+def test_a_file_of_another_kind_is_named(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=rf"{name}: {words}; allowed: text in UTF-8, and compressed text"):
+        open_bytes(tmp_path / name)
+
+
+@pytest.mark.parametrize("suffix", ["csv.gz", "tsv.zst", "jsonl.gz", "parquet"])
+@pytest.mark.parametrize("share", [0.5, 0.98])
+def test_a_truncated_file_is_named(tmp_path, suffix, share):
+    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(500), suffix)
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    mapping = raw_logs.make_mapping(input={"type": suffix.partition(".")[0]})
+    with pytest.raises(InputError, match=rf"in/rows.{suffix}: damaged, truncated or not of this format"):
+        ingest(mapping, [path], tmp_path / "log")
+    assert not (tmp_path / "log" / "manifests").exists()
+    assert not list((tmp_path / "log").glob(".spill-*"))
+
+
+def test_a_flipped_bit_in_a_compressed_file_is_noticed(tmp_path):
+    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(500), "csv.gz")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(bytes(content))
+    with pytest.raises(InputError, match=r"rows\.csv\.gz: |rows rejected"):
+        ingest(raw_logs.make_mapping(), [path], tmp_path / "log")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
+def test_a_missing_column_is_named_with_those_found(tmp_path, suffix):
+    path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(9), suffix)
+    mapping = raw_logs.make_mapping(input={"type": suffix}, label="clicked >= 4", weight="importance")
+    with pytest.raises(InputError) as caught:
+        ingest(mapping, [path], tmp_path / "log")
+    line = str(caught.value)
+    assert line.startswith(f"{path}: no column clicked, importance")
+    assert "the columns found are " in line
+    assert all(name in line for name in raw_logs.COLUMNS)
+    assert "\n" not in line
+
+
+def test_nothing_missing_passes(tmp_path):
+    require_columns(tmp_path, ["a"], ["b", "a"])

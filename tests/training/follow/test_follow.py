@@ -1,0 +1,388 @@
+"""A run that follows a live log ends in the bits of one pass over it, however it came and however often it stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import growing_logs
+from ctr.cli import main
+from ctr.config import dump_yaml, parse_model
+from ctr.data.log import manifest_bytes, read_manifests, read_shard
+from ctr.data.published import PublishedIntervals
+from ctr.data.sample_log import write_decisions
+from ctr.data.sampling import SamplingConfig
+from ctr.data.sidecar import write_sidecar_interval
+from ctr.io.errors import InputError
+from ctr.training.analysis.durations import Durations
+from ctr.training.follow.watch import Followed, Polling, follow
+from ctr.training.loop import train
+from growing_logs import ROOTS, Growing, constrained
+
+# Of 12 to 130 rows, some of them smaller than a batch, two without any.
+SHORT = (
+    0,
+    10_000,
+    12_000,
+    37_000,
+    60_000,
+    60_500,
+    61_000,
+    90_000,
+    115_000,
+    150_000,
+    185_000,
+    220_000,
+    240_000,
+)
+INTERVALS = len(SHORT) - 1
+WITHIN = {"batch": {"within_partitions": True}}
+
+
+class Script:
+    """Asked whether to stop, does the next thing every few times instead: between batches and between looks alike.
+
+    What a thing returns is the answer from then on, if it is a text.
+    """
+
+    answer: str | None = None
+
+    def __init__(self, *actions: Callable[[], Any], every: int = 3) -> None:
+        self.actions, self.every, self.asked = list(actions), every, 0
+
+    def __call__(self) -> str | None:
+        self.asked += 1
+        if self.actions and self.asked % self.every == 0:
+            done = self.actions.pop(0)()
+            self.answer = done if isinstance(done, str) else self.answer
+        return self.answer
+
+
+@pytest.fixture
+def short(growing) -> Any:
+    """The rows of ``growing``, to be published in short intervals; not there yet."""
+    return Growing(growing.folder, growing.schema, growing.table, SHORT)
+
+
+def followed(
+    log: Path, config, run: Path, script: Callable[[], str | None], idle: float = 0.4, exporter=None
+) -> Followed:
+    return follow(log, config, run, script, Polling(0.001, idle), None, exporter)
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "follow.jsonl").read_text().splitlines()]
+
+
+def assert_one_pass(
+    run: Path, log: Path, config, read_predictions, heard: Callable[..., None] | None = None, exporter=None
+) -> None:
+    """Finishes ``run`` and compares all that it computed with a run that was never stopped."""
+    train(log, config, run, exporter=exporter)
+    whole = run.with_name(f"{run.name}-whole")
+    train(log, config, whole, heard, exporter=exporter)
+    found, expected = growing_logs.outcome(run), growing_logs.outcome(whole)
+    for name in ("summary", "metrics", "rejects", "metric states"):
+        assert found[name] == expected[name], name
+    assert growing_logs.last_weights(run) == growing_logs.last_weights(whole)
+    assert read_predictions(run).equals(read_predictions(whole))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("within", [False, True])
+def test_a_log_that_appears_and_grows_gives_the_bits_of_one_pass(
+    short, exposure, make_config, read_predictions, tmp_path, within
+):
+    """With a constraint log that is there later than the log, under a label delay where batches end with intervals.
+
+    Stopped twice, once amid rows that are published.
+    """
+    changes = {**ROOTS, **constrained(exposure.folder), **(WITHIN if within else {})}
+    config = make_config({**changes, "label_delay": 0.02 if within else 0, "export": {"every_examples": 300}})
+    run = tmp_path / "run"
+    exported: dict[Path, list[int]] = {}
+
+    def export(snapshot) -> None:
+        exported.setdefault(snapshot.folder, []).append(snapshot.examples)
+
+    def stop() -> str:
+        return "stop"
+
+    begin = [*[short.grow] * 5, *[exposure.grow] * 2, short.grow, stop, short.grow]
+    script = Script(*begin, exposure.grow, lambda: short.grow(INTERVALS - 7), stop)
+    for _ in range(2):
+        stopped = followed(short.folder, config, run, script, exporter=export)
+        saved = max(int(path.name) for path in (run / "checkpoints").iterdir())
+        assert (stopped.reason, stopped.position) == ("stop", saved)
+        script.answer = None
+    assert not script.actions and stopped.position < len(short.table) - 100
+    stopped = followed(short.folder, config, run, script, exporter=export)
+    rows = len(short.table)
+    assert stopped.reason == "idle" and stopped.position + stopped.waiting == rows and stopped.awaited is None
+    # All that is published is scored, but for a batch that is not full.
+    assert stopped.waiting == 0 if within else 0 < stopped.waiting < 50
+    ends: set[int] = set()
+    exported_live = [*exported[run]]
+    assert_one_pass(
+        run, short.folder, config, read_predictions, lambda position, _: ends.add(position), exporter=export
+    )
+    once, *_ = [exported[folder] for folder in exported if folder != run]
+    assert exported[run] == once
+    assert exported_live == once[:4]
+    manifests = read_manifests(short.folder)
+    interval_ends = set(np.cumsum([manifest.rows for manifest in manifests]).tolist()) - {0}
+    assert (interval_ends <= ends) == within
+
+    told = lines(run)
+    assert sum(line["rows"] for line in told) == told[-1]["position"] == stopped.position
+    assert told[-1]["waiting"] == stopped.waiting and told[-1]["published_through"] == 240_000
+    listed = [tuple(one[:2]) for line in told for one in line["partitions"]]
+    through = told[-1]["trained_through"]
+    times = short.table.column("query_time").to_numpy()
+    trained = [
+        (one.start, one.end) for one in manifests if one.rows and times[times < one.end].max() <= through
+    ]
+    assert listed == trained and 6 < len(listed) < INTERVALS
+    assert all(0 <= second < 60 for line in told for _, _, second in line["partitions"])
+    assert {len(line["partitions"]) for line in told} >= {1}
+
+
+@pytest.mark.slow
+def test_an_interval_waits_for_its_sidecars(short, make_config, read_predictions, tmp_path):
+    """Kept rows alone, in a time range: rows that nothing is done with lie at the ends of intervals too."""
+    sampling = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": "test"}, "test")
+    times = {"start": "1970-01-01T00:00:00.011", "end": "1970-01-01T00:00:00.200"}
+    teacher = {"objective": {"distillation": {"teacher": "teacher"}}}
+    sample = {"sampling": {"name": "part", "score": "kept"}, "time_range": times}
+    config = make_config({**ROOTS, **WITHIN, **teacher, **sample})
+    rng = np.random.default_rng(3)
+
+    def decide() -> None:
+        write_decisions(short.folder, "part", sampling)
+
+    def teach() -> None:
+        for manifest in read_manifests(short.folder):
+            if not (short.folder / "sidecars" / "teacher" / f"{manifest.name}.json").exists():
+                tables = [read_shard(short.folder, entry, short.schema) for entry in manifest.shards]
+                ids = pa.concat_tables(tables).column("example_id") if tables else pa.array([], pa.int64())
+                logit = pa.array(rng.normal(size=len(ids)), pa.float32())
+                table = pa.table({"example_id": ids, "logit": logit})
+                write_sidecar_interval(short.folder, "teacher", manifest, table)
+
+    run = tmp_path / "run"
+    stopped = followed(short.folder, config, run, Script(*[short.grow] * 4, decide))
+    assert stopped.position == 0 and stopped.waiting == len(short.table.slice(0, stopped.waiting)) > 200
+    assert stopped.awaited is not None and "sidecars/teacher/" in stopped.awaited
+    with pytest.raises(InputError, match="has no sidecar teacher"):
+        train(short.folder, config, tmp_path / "plain")
+    script = Script(teach, short.grow, teach, short.grow, short.grow, decide, short.grow)
+    stopped = followed(short.folder, config, run, script)
+    # The interval after the one that is taught and not decided on is the first one that waits.
+    manifests = read_manifests(short.folder)
+    assert stopped.awaited is not None and "sidecars/" in stopped.awaited
+    behind = sum(manifest.rows for manifest in manifests) - stopped.waiting
+    assert behind in np.cumsum([manifest.rows for manifest in manifests]) and 0 < stopped.position <= behind
+    script = Script(
+        decide, teach, short.grow, decide, short.grow, teach, short.grow, short.grow, teach, decide
+    )
+    stopped = followed(short.folder, config, run, script)
+    assert (stopped.waiting, stopped.awaited, short.intervals) == (0, None, INTERVALS)
+    assert_one_pass(run, short.folder, config, read_predictions)
+
+
+@pytest.mark.slow
+def test_what_vanished_or_changed_is_refused(short, make_config, tmp_path):
+    config = make_config({**ROOTS, **WITHIN})
+    run = tmp_path / "run"
+    first = short.folder / "manifests" / f"{0:019d}-{10_000:019d}.json"
+    script = Script(short.grow, short.grow, short.grow, *[lambda: None] * 9, first.unlink, every=4)
+    with pytest.raises(InputError, match=rf"{first.name}: missing, though .* holds files of this partition"):
+        followed(short.folder, config, run, script)
+    # Of nothing that was refused a checkpoint was written.
+    short.intervals = 0
+    short.grow()
+    stopped = followed(short.folder, config, run, Script())
+    assert stopped.position == sum(manifest.rows for manifest in read_manifests(short.folder))
+    (manifest, *_) = read_manifests(short.folder)
+    first.write_bytes(manifest_bytes(manifest.model_copy(update={"counters": {"changed": 1}})))
+    with pytest.raises(InputError, match="its first 3 partitions differ"):
+        followed(short.folder, config, run, Script())
+
+
+def test_a_log_that_never_comes_is_waited_for_until_idle(short, make_config, tmp_path):
+    begun = time.monotonic()
+    stopped = followed(short.folder, make_config(), tmp_path / "run", lambda: None, idle=0.3)
+    assert 0.3 <= time.monotonic() - begun < 5
+    assert stopped == Followed("idle", 0, 0, str(short.folder / "schema.json"))
+    assert not (tmp_path / "run").exists()
+    assert followed(short.folder, make_config(), tmp_path / "run", lambda: "SIGTERM").reason == "SIGTERM"
+    short.grow()
+    manifest = next((short.folder / "manifests").iterdir())
+    manifest.rename(short.folder / "aside")
+    stopped = followed(short.folder, make_config(), tmp_path / "run", lambda: None, idle=0)
+    assert "with a partition that has rows" in str(stopped.awaited)
+
+
+@pytest.fixture
+def config_file(make_config, tmp_path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_yaml(make_config({**ROOTS, "checkpoint": {"every_examples": 400}})))
+    return path
+
+
+@pytest.mark.slow
+def test_it_stops_at_a_signal_and_goes_on_from_there(
+    short, make_config, config_file, read_predictions, tmp_path, capsys
+):
+    run, config = tmp_path / "run", make_config({**ROOTS, "checkpoint": {"every_examples": 400}})
+    command = ["train", str(short.folder), "--config", str(config_file), "--out", str(run), "--follow"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ctr", *command, "--poll", "0.05"],
+        env=environment,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        # In pieces, while it starts and while it learns.
+        for _ in range(8):
+            short.grow()
+            time.sleep(0.05)
+        end = time.monotonic() + 120
+        while not (run / "follow.jsonl").exists() or not lines(run):
+            assert process.poll() is None and time.monotonic() < end, process.communicate()
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        output, complaints = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, complaints
+    saved = max(int(path.name) for path in (run / "checkpoints").iterdir())
+    assert (
+        output.startswith(f"{run}: stopped (SIGTERM) at row {saved} of the log") and output.count("\n") == 1
+    )
+    assert not (run / "summary.json").exists()
+    short.grow(INTERVALS - 8)
+    assert main([*command, "--json", "--poll", "0.01", "--stop-when-idle", "0.2"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["reason"] == "idle" and saved < told["position"] == len(short.table) - told["waiting"]
+    assert_one_pass(run, short.folder, config, read_predictions)
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        (["--stop-when-idle", "1"], "--poll and --stop-when-idle go with --follow"),
+        (["--follow", "--record", "teacher"], "--record does not go with --follow"),
+        (["--follow", "--poll", "0"], "poll: 0 seconds; a number above 0 is required"),
+        (
+            ["--follow", "--stop-when-idle", "-1"],
+            "stop when idle: -1 seconds; a number of at least 0 is required",
+        ),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(short, config_file, tmp_path, capsys, more, error):
+    given = ["train", str(short.folder), "--config", str(config_file), "--out", str(tmp_path / "run"), *more]
+    assert main(given) == 1
+    complaint = capsys.readouterr().err
+    assert error in complaint and complaint.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_signal_is_noted_and_a_second_one_ends_at_once(tmp_path, number, twice):
+    script = """
+import signal, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from ctr.io.signals import stop_signals
+with stop_signals() as stop:
+    print("ready", flush=True)
+    while stop() is None:
+        time.sleep(0.01)
+    print(stop(), flush=True)
+    if TWICE:
+        time.sleep(60)
+assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", script.replace("TWICE", str(twice))],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    with process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.stdout.readline() == f"{number.name}\n"
+        if twice:
+            process.send_signal(number)
+        assert process.wait(10) == (-number if twice else 0)
+
+
+def test_looks_read_only_what_is_new(short):
+    published = PublishedIntervals(short.folder)
+    assert not published.read()
+    short.grow(2)
+    two = published.read()
+    assert two == read_manifests(short.folder)
+    manifests = sorted((short.folder / "manifests").iterdir())
+    # Whoever read these again would see it.
+    manifests[0].write_text("changed")
+    assert published.read() is two
+    short.grow()
+    three = published.read()
+    assert three[:2] == two and three[2].start == SHORT[2]
+    for path in (manifests[1], *(short.folder / "shards").glob(f"{manifests[1].stem}-*")):
+        path.unlink()
+    assert published.read() == [three[0], three[2]]
+    (short.folder / "manifests" / "1-x.json").write_text("{}")
+    with pytest.raises(InputError, match="not the name of a manifest"):
+        published.read()
+
+
+def test_the_median_of_many_times_is_right_within_half_a_percent():
+    assert Durations().median() == 0
+    rng = np.random.default_rng(0)
+    for times in (rng.lognormal(-3, 2, 5001), rng.uniform(0.01, 0.012, 301), np.array([0.25]), np.zeros(3)):
+        durations = Durations()
+        for one in times:
+            durations.add(float(one))
+        assert durations.median() == pytest.approx(np.median(times), rel=0.0051, abs=1.1e-6)
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_it_ends_in_the_same_bits(
+    short, make_config, run_killed, read_predictions, tmp_path
+):
+    config = make_config({**ROOTS, "checkpoint": {"every_examples": 150, "keep": 2}})
+    run = tmp_path / "run"
+
+    def kills() -> Iterator[dict[str, int]]:
+        yield from (
+            {"kill_after": 3},
+            {"kill_at_sync": 9},
+            {"kill_after": 5},
+            {"kill_at_sync": 14},
+            {"kill_after": 8},
+        )
+
+    short.grow(3)
+    for how in kills():
+        short.grow()
+        assert run_killed(short.folder, config, run, follow=True, **how) == -signal.SIGKILL
+    short.grow(INTERVALS - short.intervals)
+    assert run_killed(short.folder, config, run, follow=True) == 0
+    assert_one_pass(run, short.folder, config, read_predictions)

@@ -1,0 +1,199 @@
+"""What TensorBoard reads of a run, through its own reader and its hyperparameter plugin."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tensorflow as tf
+import yaml
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.context import RequestContext
+from tensorboard.plugins.base_plugin import TBContext
+from tensorboard.plugins.hparams import api_pb2
+from tensorboard.plugins.hparams import metadata as hparams_metadata
+from tensorboard.plugins.hparams.backend_context import Context
+from tensorboard.plugins.hparams.list_session_groups import Handler
+
+from ctr.data.log import publish_interval
+from ctr.training.loop import train
+from ctr.training.run.event_file import EventFiles
+from growing_logs import outcome
+
+HISTOGRAMS = {"tensorboard": {"histograms": True}}
+
+
+def events_of(run: Path, part: str = ".") -> EventAccumulator:
+    events = EventAccumulator(str(run / "tensorboard" / part), size_guidance={"tensors": 0})
+    events.Reload()
+    return events
+
+
+def tags_of(events: EventAccumulator, plugin: str = "scalars") -> set[str]:
+    of_plugin = {tag: events.SummaryMetadata(tag).plugin_data.plugin_name for tag in events.Tags()["tensors"]}
+    return {tag for tag, name in of_plugin.items() if name == plugin}
+
+
+def values_of(events: EventAccumulator, tag: str) -> dict[int, float]:
+    shown = events.Tensors(tag)
+    assert len({event.step for event in shown}) == len(shown), "a step is shown twice"
+    return {event.step: tf.make_ndarray(event.tensor_proto).item() for event in shown}
+
+
+def lines_of(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def made(log, make_config, tmp_path_factory) -> Path:
+    """Two runs of different learning rates in one folder; the one with histograms is called ``histograms``."""
+    folder = tmp_path_factory.mktemp("runs")
+    train(log, make_config(HISTOGRAMS, logistic=True), folder / "histograms")
+    train(log, make_config({"optimizer": {"dense": {"learning_rate": 0.5}}}, logistic=True), folder / "plain")
+    return folder
+
+
+def test_metrics_of_the_pass_and_of_each_window_share_their_tags(made):
+    run = made / "plain"
+    lines, summary = lines_of(run), json.loads((run / "summary.json").read_text())
+    so_far, windows = events_of(run), events_of(run, "window")
+    names = {"auc": "metrics/auc", "logloss": "metrics/logloss", "calibration_bias": "calibration/bias"}
+    for name, tag in names.items():
+        found = values_of(windows, tag)
+        np.testing.assert_allclose(list(found.values()), [line[name] for line in lines], rtol=1e-6)
+        assert list(found) == [line["examples"] for line in lines]
+        found = values_of(so_far, tag)
+        assert list(found) == [line["examples"] for line in lines]
+        assert found[summary["log_rows"]] == pytest.approx(summary[name], rel=1e-6)
+        assert lines[-1]["cumulative"][name] == summary[name]
+    assert tags_of(windows) < tags_of(so_far)
+    groups = {tag.split("/")[0] for tag in tags_of(so_far)}
+    assert groups == {"metrics", "calibration", "loss", "optimizer", "ramps", "throughput", "traffic"}
+
+
+def test_no_number_is_shown_that_float32_cannot_hold(made, tmp_path, make_config):
+    line = {
+        **lines_of(made / "plain")[0],
+        "examples": 2**40, "window_examples": 2**24 + 1, "queries": 2**24, "dual_a_0": 1e300, "loss_ranking": 0.25,
+    }  # fmt: skip
+    (tmp_path / "metrics.jsonl").write_text("")
+    events = EventFiles(tmp_path / "tensorboard", tmp_path / "metrics.jsonl", make_config())
+    events.append(line)
+    events.close()
+    shown = events_of(tmp_path)
+    assert values_of(shown, "traffic/queries") == {2**40: 2**24}
+    assert values_of(shown, "loss/ranking") == {2**40: 0.25}
+    hours = (line["window_end"] - line["window_begin"]) / 3.6e9
+    assert values_of(shown, "traffic/hours_of_the_log")[2**40] == pytest.approx(hours, rel=1e-6)
+    assert not {"traffic/examples", "duals/a_0"} & tags_of(shown)
+    assert not [tag for tag in tags_of(shown) if "window_begin" in tag or "window_end" in tag]
+
+
+def test_the_configuration_is_there_as_text(made):
+    (event,) = events_of(made / "plain").Tensors("config")
+    text = tf.make_ndarray(event.tensor_proto).item().decode()
+    assert yaml.safe_load(text) == yaml.safe_load((made / "plain/config.yaml").read_text())
+    assert tags_of(events_of(made / "plain"), "text") == {"config"}
+
+
+def test_the_hyperparameter_tab_compares_runs(made):
+    multiplexer = EventMultiplexer(tensor_size_guidance={"scalars": 0})
+    multiplexer.AddRunsFromDirectory(str(made))
+    multiplexer.Reload()
+    context = Context(TBContext(data_provider=MultiplexerDataProvider(multiplexer, str(made))))
+    request, found = RequestContext(), context.hparams_metadata(RequestContext(), "")
+    experiment = context.experiment_from_metadata(request, "", True, found, [])
+    assert {info.name for info in experiment.hparam_infos if info.differs} == {
+        "optimizer.dense.learning_rate", "tensorboard.histograms",
+    }  # fmt: skip
+    everything = [
+        api_pb2.STATUS_SUCCESS,
+        api_pb2.STATUS_FAILURE,
+        api_pb2.STATUS_RUNNING,
+        api_pb2.STATUS_UNKNOWN,
+    ]
+    column = api_pb2.ColParams(metric=api_pb2.MetricName(tag="metrics/auc", group=""))
+    wanted = api_pb2.ListSessionGroupsRequest(
+        allowed_statuses=everything, slice_size=10, col_params=[column], include_metrics=True
+    )
+    groups = Handler(request, context, "", wanted).run().session_groups
+    assert len(groups) == 2
+    for group in groups:
+        (session,) = group.sessions
+        run = made / group.name.split()[0]
+        assert group.name == f"{run.name} ({run})" and session.status == api_pb2.STATUS_SUCCESS
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        rate = config["optimizer"]["dense"]["learning_rate"]
+        assert group.hparams["optimizer.dense.learning_rate"].number_value == rate
+        assert group.hparams["record_predictions"].bool_value is True
+        assert json.loads(group.hparams["metrics.slices"].string_value) == ["position"]
+        metrics = {(value.name.group, value.name.tag): value.value for value in session.metric_values}
+        summary = json.loads((run / "summary.json").read_text())
+        assert metrics["", "metrics/auc"] == pytest.approx(summary["auc"], rel=1e-6)
+
+
+def test_histograms_are_an_option_that_changes_no_result(log, made, make_config, tmp_path):
+    assert not tags_of(events_of(made / "plain"), "histograms")
+    run = made / "histograms"
+    events = events_of(run)
+    found = tags_of(events, "histograms")
+    both = {"output_bias", "embeddings/quality-0", "embeddings/ui-0"}
+    assert found == {f"{kind}/{name}" for kind in ("weights", "gradients") for name in both}
+    steps = [line["examples"] for line in lines_of(run)]
+    for tag in found:
+        shown = events.Tensors(tag)
+        assert [event.step for event in shown] == steps
+        buckets = tf.make_ndarray(shown[-1].tensor_proto)
+        assert buckets[:, 2].sum() >= 1
+        assert (buckets[:, 0] <= buckets[:, 1]).all()
+    train(log, make_config(logistic=True), tmp_path / "run")
+    left_out = ("config_sha256",)
+    results = [outcome(folder) for folder in (run, tmp_path / "run")]
+    for one in results:
+        one["summary"] = {key: value for key, value in one["summary"].items() if key not in left_out}
+    assert results[0] == results[1]
+
+
+@pytest.fixture
+def resumed(examples, schema, publish_log, make_config, tmp_path) -> tuple[Path, EventAccumulator]:
+    """A run that went on with a log that grew, and its events from before that."""
+    table, config = examples.table(), make_config(HISTOGRAMS, logistic=True)
+    times = table.column("query_time").to_numpy()
+    log = publish_log(tmp_path / "log", table, ((0, 80_000), (80_000, 160_000)))
+    train(log, config, tmp_path / "run")
+    before = events_of(tmp_path / "run")
+    (file,) = (tmp_path / "run/tensorboard").glob("events*")
+    # As a power cut leaves it.
+    file.write_bytes(file.read_bytes()[:-7])
+    publish_interval(log, schema, 160_000, 240_000, table.take(pa.array(np.flatnonzero(times >= 160_000))))
+    train(log, config, tmp_path / "run")
+    return tmp_path / "run", before
+
+
+def test_a_resumed_run_shows_each_step_once_at_its_time(resumed):
+    run, before = resumed
+    after, steps = events_of(run), [line["examples"] for line in lines_of(run)]
+    for tag in ("metrics/auc", "weights/output_bias", "gradients/embeddings/quality-0"):
+        early, late = before.Tensors(tag), after.Tensors(tag)
+        assert [event.step for event in late] == steps
+        assert len(early) < len(late)
+        for one, other in zip(early, late, strict=False):
+            assert (one.step, one.wall_time) == (other.step, other.wall_time)
+            assert one.tensor_proto == other.tensor_proto
+    assert len(after.Tensors("config")) == 1
+    content = after.SummaryMetadata(hparams_metadata.SESSION_END_INFO_TAG).plugin_data.content
+    assert hparams_metadata.parse_session_end_info_plugin_data(content).status == api_pb2.STATUS_SUCCESS
+
+
+def test_a_file_that_holds_no_events_is_written_anew(made, make_config, tmp_path):
+    folder = tmp_path / "tensorboard"
+    folder.mkdir()
+    with tf.io.TFRecordWriter(str(folder / "events.out.tfevents.0000000001.a.1.0")) as file:
+        file.write(b"\xff\xff no event")
+    EventFiles(folder, made / "plain/metrics.jsonl", make_config()).close()
+    lines = lines_of(made / "plain")
+    assert list(values_of(events_of(tmp_path), "metrics/auc")) == [line["examples"] for line in lines]
+    assert len(list(folder.glob("events*"))) == 1

@@ -1,0 +1,154 @@
+"""What stands around a run that goes back: its exports, and what following a live log says of where it stands."""
+
+import json
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctr.serving.export import export_from_run
+from ctr.serving.metadata import versions
+from ctr.training.follow.watch import Followed, Polling, follow
+from ctr.training.loop import train
+from ctr.training.session import open_session
+from growing_logs import Growing
+from numerical_faults import fill, injected
+
+POISON = fill("dense/000", math.nan)
+# Intervals of a few batches; every batch ends with one.
+ENDS = (0, 10_000, 30_000, 60_000, 90_000, 120_000, 160_000, 240_000)
+CHANGES: dict[str, Any] = {
+    "batch": {"within_partitions": True},
+    "optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None}}},
+    "checkpoint": {"every_examples": 10**6},
+    "rollback": {"after_skipped_steps": 3},
+}
+
+
+@pytest.fixture
+def live(growing, make_examples, schema) -> Any:
+    return Growing(growing.folder, schema, make_examples().table(), ENDS)
+
+
+def interval_end(live: Any, number: int) -> int:
+    """The rows of the first intervals."""
+    return int((live.table.column("query_time").to_numpy() < ENDS[number]).sum())
+
+
+def told(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "follow.jsonl").read_text().splitlines()]
+
+
+def followed(live: Any, config: Any, run: Path, stop: Callable[[], str | None]) -> Followed:
+    return follow(live.folder, config, run, stop, Polling(0.001, 0.05))
+
+
+def test_weights_that_break_with_the_last_batch_are_learned_anew_before_it_is_idle(
+    live, make_config, tmp_path
+):
+    config = make_config(CHANGES, logistic=True)
+    live.grow(4)
+    rows = interval_end(live, 4)
+    with injected(poison={rows - 1: POISON}, once=True):
+        end = followed(live, config, tmp_path / "run", lambda: None)
+    assert (end.reason, end.position, end.waiting) == ("idle", rows, 0)
+    assert (tmp_path / "run/checkpoints" / f"{rows:020d}").is_dir()
+    # What was passed again is told again.
+    passed = [interval_end(live, number) for number in range(1, 5)]
+    assert [line["position"] for line in told(tmp_path / "run")] == passed * 2
+    assert [line["rows"] for line in told(tmp_path / "run")] == [
+        end - begin for begin, end in zip([0, *passed], passed, strict=False)
+    ] * 2
+    (entry,) = json.loads((tmp_path / "run/quarantine.json").read_text())["rollbacks"]
+    assert entry["checkpoint"] == 0 and entry["rows"][1] == rows
+
+
+def test_a_signal_leaves_it_where_it_went_back_to_and_it_says_so(live, make_config, tmp_path):
+    config = make_config(CHANGES, logistic=True)
+    live.grow(4)
+    rows, lag = interval_end(live, 4), []
+    begun = set[int]()
+
+    def stop() -> str | None:
+        is_done = any(begin > rows - 200 for begin in begun) and lag[-1][0] == rows
+        return "SIGTERM" if is_done else None
+
+    def passed(position: int, waits: Any, _: dict[str, Any]) -> None:
+        lag.append((position, waits.rows))
+
+    with injected(poison={rows - 1: POISON}, begun=lambda begin, _: begun.add(begin)):
+        end = follow(live.folder, config, tmp_path / "run", stop, Polling(0.001, 5), passed)
+        assert (end.reason, end.position, end.waiting) == ("SIGTERM", 0, rows)
+        assert f"at row 0 of the log, {rows} published rows wait" in end.as_text()
+        # And goes on from there.
+        end = followed(live, config, tmp_path / "run", lambda: None)
+    assert (end.reason, end.position, end.waiting) == ("idle", rows, 0)
+
+
+@pytest.mark.parametrize("delay", [0, 0.02])
+def test_what_is_told_of_the_lag_goes_back_with_the_run(live, make_config, tmp_path, delay):
+    config = make_config(
+        {**CHANGES, "label_delay": delay, "rollback": {"after_skipped_steps": 2}}, logistic=True
+    )
+    live.grow(len(ENDS) - 1)
+    rows, first = interval_end(live, len(ENDS) - 1), interval_end(live, 3)
+    lag: list[tuple[int, int]] = []
+
+    def passed(position: int, waits: Any, _: dict[str, Any]) -> None:
+        lag.append((position, waits.rows))
+
+    with injected(poison={first: POISON}):
+        follow(live.folder, config, tmp_path / "run", lambda: None, Polling(0.001, 0.05), passed)
+    assert all(position + waiting == rows for position, waiting in lag)
+    lines = told(tmp_path / "run")
+    positions = [line["position"] for line in lines]
+    again = next(number for number in range(1, len(lines)) if positions[number] < positions[number - 1])
+    # The run began anew.
+    for part in (lines[:again], lines[again:]):
+        assert sum(line["rows"] for line in part) == part[-1]["position"]
+        assert part[0]["partitions"][0][:2] == list(ENDS[:2])
+    assert positions[-1] == rows
+    through = [interval[:2] for line in lines[again:] for interval in line["partitions"]]
+    assert through == [list(one) for one in pairwise(ENDS)][: len(through)]
+    assert len(through) > 4
+
+
+def test_save_says_whether_it_has_gone_back(live, make_config, tmp_path):
+    with (
+        injected(poison={interval_end(live, 2) - 1: POISON}, once=True),
+        open_session(live.grow(), make_config(CHANGES, logistic=True), tmp_path / "run") as session,
+    ):
+        session.advance(partial=True)
+        assert session.save() is False
+        saved = session.current.position.examples
+        live.grow()
+        session.advance(partial=True)
+        assert session.save() is True
+        assert session.current.position.examples == saved
+        session.advance(partial=True)
+        assert session.save() is False
+        assert session.current.position.examples == interval_end(live, 2)
+
+
+@pytest.mark.slow
+def test_the_export_at_the_end_of_a_pass_goes_with_the_rest(live, make_config, tmp_path):
+    """The pass ends while steps are skipped, the log goes on, and so many more are skipped that the run goes back."""
+    config = make_config(
+        {**CHANGES, "batch": {"within_partitions": False}, "export": {"every_examples": 10**6, "keep": 9}},
+        logistic=True,
+    )
+    run, end = tmp_path / "run", interval_end(live.grow(2) and live, 2)
+
+    def exported() -> list[int]:
+        return [int(path.name) for path in versions(run / "exports")]
+
+    with injected(dict.fromkeys(range(end - 5, end + 150), math.inf)):
+        train(live.folder, config, run, exporter=export_from_run)
+        assert exported() == [end]
+        live.grow(3)
+        summary = train(live.folder, config, run, exporter=export_from_run)
+    assert summary["rollbacks"] >= 1
+    assert exported() == [interval_end(live, 5)]
