@@ -17,9 +17,8 @@ from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.features import SCHEMA
 from ctr.simulator.simulate import simulate
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
+from ctr.training.loop import Session, train
 from ctr.training.run.run import Run
-from ctr.training.session import Session
 
 faults = runpy.run_path(str(Path(__file__).parents[1] / "training" / "numerical_faults.py"))
 injected, fill = faults["injected"], faults["fill"]
@@ -70,8 +69,8 @@ def broken(place: Path) -> tuple[Path, dict[int, Any]]:
     original = closed_loop.model_policy
 
     def served(session: Session, ids: Any) -> Any:
-        session.look()
-        known.append((session.current.position.examples, session.inputs.log.rows))
+        session.refresh()
+        known.append((session.run.position.examples, session.inputs.log.rows))
         return original(session, ids)
 
     with injected(poison=poison), pytest.MonkeyPatch.context() as patch:

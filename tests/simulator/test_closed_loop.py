@@ -26,10 +26,9 @@ from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.features import SCHEMA
 from ctr.simulator.simulate import AUCTION, TRUTH, simulate
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
+from ctr.training.loop import TIMING, train
 from ctr.training.run import checkpoint
 from ctr.training.run.run import Run
-from ctr.training.session import TIMING
 
 made = runpy.run_path(str(Path(__file__).with_name("log_files.py")))
 digests, rows_of = made["digests"], made["rows_of"]

@@ -33,9 +33,9 @@ def passed_batch(*_):
 if given["kill_after"]:
     begin = Run.save
 
-    def save(current):
-        begin(current)
-        current.background.wait()
+    def save(run):
+        begin(run)
+        run.files.background.wait()
 
     Run.save = save
 

@@ -46,22 +46,22 @@ class Copies:
 
     def make_room(self, layout: Layout) -> None:
         """Touches the memory for arrays of these shapes and dtypes, so that the first copy need not."""
-        for name, told in layout.items():
-            flat = self._room(name, *told).reshape(-1)
+        for name, (shape, dtype) in layout.items():
+            flat = self._room(name, shape, dtype).reshape(-1)
             for begin in range(0, len(flat), _PIECE):
                 flat[begin : begin + _PIECE] = 0
 
-    def of(
+    def copy(
         self, layout: Layout, pieces: Iterable[tuple[str, int, np.ndarray]], more: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Copies of arrays, valid until the next call.
+        """Copies arrays; the copies are valid until the next call.
 
         Args:
             layout: shape and dtype of each array that comes in pieces.
             pieces: name, first row and values of each.
             more: arrays that come whole.
         """
-        arrays = {name: self._room(name, *told) for name, told in layout.items()}
+        arrays = {name: self._room(name, shape, dtype) for name, (shape, dtype) in layout.items()}
         for name, begin, values in pieces:
             if values.ndim:
                 arrays[name][begin : begin + len(values)] = values
