@@ -4,7 +4,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -122,28 +121,14 @@ def selection_of(inputs: Inputs, start: int = 0) -> Selection:
     )
 
 
-class Turn(NamedTuple):
-    """A batch whose turn it is.
-
-    Attributes:
-        feed: the batch.
-        is_new: whether it is scored for the first time: its scores are the predictions of record.
-        has_labels: whether its labels are known by now, so that it is learned from.
-    """
-
-    feed: Feed
-    is_new: bool
-    has_labels: bool
-
-
 def read_turns(
     inputs: Inputs,
     layouts: tuple[TableLayout, ...],
     position: Position,
     partial: bool,
     hold: Callable[[int], None],
-) -> Generator[Turn, None, None]:
-    """Each batch of the log from a position on, in the order in which a run scores them and learns from them.
+) -> Generator[tuple[Feed, bool, bool], None, None]:
+    """Yields the batches of the log from a position on, in the order in which a run scores and learns from them.
 
     Without a label delay every batch is new and has its labels. With one, a batch comes once when it is new, and again
     before the first batch whose queries are so much later that its labels are known by then.
@@ -151,6 +136,9 @@ def read_turns(
     Args:
         position: where the run stands.
         partial, hold: see ``read_feeds``.
+
+    Yields:
+        The feed, whether it is new (its scores are the predictions of record), and whether its labels are known.
     """
     if not inputs.has_rows_after(position.examples):
         return
@@ -159,7 +147,7 @@ def read_turns(
     if not delay:
         with closing(read_feeds(inputs, layouts, *starts, partial, hold)) as feeds:
             for feed in feeds:
-                yield Turn(feed, is_new=True, has_labels=True)
+                yield feed, True, True
         return
     with (
         # A stream of its own, so that the batches in between need not be kept.
@@ -170,9 +158,9 @@ def read_turns(
         for feed in new:
             known = feed.batch.times[0] - delay
             while waiting is not None and waiting.batch.times[1] <= known:
-                yield Turn(waiting, is_new=False, has_labels=True)
+                yield waiting, False, True
                 waiting = next(labeled, None)
-            yield Turn(feed, is_new=True, has_labels=False)
+            yield feed, True, False
 
 
 def read_feeds(

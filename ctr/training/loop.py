@@ -98,7 +98,7 @@ def one_pass(
     exporter: Exporter | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Passes once over what the run has not passed yet.
+    """Passes once over what the run has not passed yet; returns the position of the first row that is left.
 
     Args:
         run, trainer: where it stands, and what it learns with; changed.
@@ -108,42 +108,38 @@ def one_pass(
         progress, exporter: see ``open_session``.
         stop: asked after each batch whether to leave the rest to another pass.
 
-    Returns:
-        The position of the first row that something is still to be done with.
-
     Raises:
         RollbackNeeded: the run has to go back; what it has passed since its checkpoint is to be passed again.
     """
     held: list[int] = []
     turns = read_turns(inputs, trainer.state.layouts, run.position, partial, held.append)
     with closing(turns), trainer.throughput.running():
-        for feed, is_new, has_labels in turns:  # read
-            before, ramps = run.position.examples, run.ramps()
-            if has_labels and not run.is_quarantined(feed.batch):
-                scores = trainer.learn(
-                    feed, ramps
-                )  # score, with the weights from before the update, and learn
-            else:
-                scores = trainer.score(feed, ramps)  # score, until the labels are known (label_delay)
+        # Read. With a label delay a batch has two turns: when it is new, and later when its labels are known.
+        for feed, is_new, has_labels in turns:
+            before = run.position.examples
+            # Score, with the weights from before the update, and learn when due: one compiled step does both.
+            is_due = has_labels and not run.is_quarantined(feed.batch)
+            scores = (trainer.learn if is_due else trainer.score)(feed, run.ramps())
+            # Record.
             run.record_constraint_logs(feed, scores)
             if is_new:
-                run.record(feed, scores)  # record
+                run.record(feed, scores)
             if has_labels:
-                run.record_learned(feed, scores)  # learned, or quarantined
+                run.record_learned(feed, scores)
             if not is_new:
                 continue
             trainer.throughput.add(len(feed.batch.rows))
-            run.check_rejects()
-            is_window_end = run.metrics.window_is_full()
-            if is_window_end:  # window
+            run.check_faults()
+            # Window.
+            if is_window_end := run.metrics.window_is_full():
                 windows.append(_close_window(run, trainer, trainer.window_timing()))
-            run.files.background.check()
             if progress is not None:
                 progress(run.position.examples, run.metrics.running(is_window_end))
-            # Before the checkpoint: a run that is killed between the two exports again, and leaves none out.
-            if exporter is not None and run.is_export_due(before) and _check_weights(run, trainer):  # export
+            # Export, before the checkpoint: a run that is killed between the two makes the export again.
+            if exporter is not None and run.is_export_due(before) and _check_weights(run, trainer):
                 exporter(take_snapshot(run))
-            if run.is_checkpoint_due():  # checkpoint
+            # Checkpoint.
+            if run.is_checkpoint_due():
                 _check_weights(run, trainer)
                 run.save()
             if stop():

@@ -34,7 +34,7 @@ class LearningError(InputError):
 
 @dataclass(frozen=True)
 class Log:
-    """A log and its published intervals."""
+    """A log and its published partitions."""
 
     path: Path
     manifests: Sequence[Manifest]
@@ -45,7 +45,7 @@ class Log:
         return sum(manifest.rows for manifest in self.manifests)
 
     def start_at(self, position: int) -> int:
-        """The query time, in microseconds, at which the interval with that row, or else the last one, begins."""
+        """The query time, in microseconds, at which the partition with that row, or else the last one, begins."""
         behind = 0
         for manifest in self.manifests:
             behind += manifest.rows
@@ -142,7 +142,7 @@ def sidecar_logs(logs: Logs, config: TrainConfig) -> dict[str, tuple[Log, str]]:
 def check_run(
     log: Path, config: TrainConfig, run_dir: Path, record: str | None = None, source: Path | None = None
 ) -> dict[str, Any] | None:
-    """Refuses what a run cannot begin or go on with, and looks whether it is finished already; changes no run.
+    """Refuses what a run cannot begin or go on with, and returns its result if it is finished already; changes no run.
 
     Args:
         log, config, run_dir: see ``ctr.training.loop.train``.

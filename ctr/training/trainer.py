@@ -124,7 +124,7 @@ class Trainer:
     def predicts_soundly(self, ramps: Ramps) -> bool:
         """Whether the weights give sound predictions for the last batch that they learned from.
 
-        The scores of that batch were of the weights before its step; this looks at the weights after it.
+        The scores of that batch were of the weights before its step; these are of the weights after it.
         """
         return self.last_applied is None or predicts_soundly(self.score(self.last_applied, ramps).logit)
 
@@ -154,7 +154,7 @@ class Trainer:
         if not self.throughput.examples:
             return {}
         return {
-            "examples_per_second": self.throughput.rate(),
+            "examples_per_second": round(self.throughput.examples / self.throughput.seconds, 1),
             "step_ms_p50": round(1000 * self._step_seconds.median(), 3),
             **self._root_seconds(),
         }

@@ -120,7 +120,7 @@ def logits(batch: Batch) -> np.ndarray:
 
 def test_predictions_are_written_up_to_each_flush(tmp_path, log, schema):
     batches = batches_of(log, schema)
-    writer = PredictionWriter.open(tmp_path, [])
+    writer = PredictionWriter(tmp_path, []).open()
     for batch in batches[:4]:
         writer.add(batch, logits(batch))
     writer.flush(batches[3].end)
@@ -143,7 +143,7 @@ def test_predictions_are_written_up_to_each_flush(tmp_path, log, schema):
 
 def test_predictions_do_not_wait_for_a_checkpoint_without_end(tmp_path, log, schema):
     batches = batches_of(log, schema)
-    writer = PredictionWriter.open(tmp_path, [], part_rows=120)
+    writer = PredictionWriter(tmp_path, [], part_rows=120).open()
     for batch in batches:
         writer.add(batch, logits(batch))
     written = [pq.read_metadata(tmp_path / part).num_rows for part in writer.parts]
@@ -153,16 +153,16 @@ def test_predictions_do_not_wait_for_a_checkpoint_without_end(tmp_path, log, sch
 
 def test_a_resume_keeps_the_files_of_the_checkpoint_only(tmp_path, log, schema):
     batches = batches_of(log, schema)
-    writer = PredictionWriter.open(tmp_path, [])
+    writer = PredictionWriter(tmp_path, []).open()
     for batch in batches[:3]:
         writer.add(batch, logits(batch))
         writer.flush(batch.end)
     (tmp_path / f"{writer.parts[0]}.partial-0123456789abcdef").touch()
-    again = PredictionWriter.open(tmp_path, writer.parts[:2])
+    again = PredictionWriter(tmp_path, writer.parts[:2]).open()
     assert sorted(path.name for path in tmp_path.iterdir()) == writer.parts[:2] == again.parts
     (tmp_path / writer.parts[1]).unlink()
     with pytest.raises(InputError, match="missing, though the checkpoint names it"):
-        PredictionWriter.open(tmp_path, writer.parts[:2])
+        PredictionWriter(tmp_path, writer.parts[:2]).open()
 
 
 def test_rejects_are_described(log, schema):

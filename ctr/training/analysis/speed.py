@@ -36,7 +36,7 @@ class RunningMedian:
 
 
 class Throughput:
-    """Examples a second of the passes of this process; the time between two passes does not count.
+    """The examples per second of the passes of this process; the time between two passes does not count.
 
     Attributes:
         examples: that were passed.
@@ -44,10 +44,10 @@ class Throughput:
     """
 
     def __init__(self) -> None:
-        """Begins at 0. A window that was begun before a resume is timed from the resume on."""
-        self.examples = 0
-        self.seconds = 0.0
+        """Begins at 0."""
+        self.examples, self.seconds = 0, 0.0
         self._last = 0.0
+        # A window that was begun before a resume is timed from the resume on.
         self._window = 0, 0.0
 
     @contextmanager
@@ -61,17 +61,11 @@ class Throughput:
 
     def add(self, examples: int) -> None:
         """Counts examples that were passed, and the time since the last call."""
-        now = time.perf_counter()
+        last, self._last = self._last, time.perf_counter()
         self.examples += examples
-        self.seconds += now - self._last
-        self._last = now
-
-    def rate(self) -> float:
-        """Returns the examples per second of all passes. Raises ZeroDivisionError before there is one."""
-        return round(self.examples / self.seconds, 1)
+        self.seconds += self._last - last
 
     def close_window(self) -> float:
         """Returns the examples per second since the last call."""
-        examples, seconds = self._window
-        self._window = self.examples, self.seconds
+        (examples, seconds), self._window = self._window, (self.examples, self.seconds)
         return round((self.examples - examples) / (self.seconds - seconds), 1)

@@ -15,7 +15,8 @@ from ctr.training.preflight import Log
 class PublishedPartitions:
     """The partitions of a log that grows: each manifest is read once, however often one asks.
 
-    Only the names are looked at each time. So a manifest that was written over is seen for what it is only by another reader; one that vanished is gone.
+    Only the names of the manifests are looked at each time: one that was written over is not read again, and one that
+    vanished is gone.
     """
 
     def __init__(self, folder: Path, known: Sequence[Manifest] = ()) -> None:

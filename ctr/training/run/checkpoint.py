@@ -255,17 +255,17 @@ def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarra
         found = _complete(folder)
         if not found:
             raise InputError(f"{folder}: there is no checkpoint")
-        wanted = found[-1:] if examples is None else [path for path in found if int(path.name) == examples]
+        chosen = found[-1:] if examples is None else [path for path in found if int(path.name) == examples]
         positions = ", ".join(str(int(path.name)) for path in found)
-        if not wanted:
+        if not chosen:
             raise InputError(f"{folder}: there is no checkpoint {examples}; there are {positions}")
         try:
-            return _read(wanted[0])
+            return _read(chosen[0])
         except _FAULTS as error:
             # Of a run that goes on it may have been deleted meanwhile; then others are there.
-            if wanted[0].exists():
+            if chosen[0].exists():
                 raise InputError(
-                    f"{wanted[0]}: the checkpoint is damaged ({error}); there are {positions}"
+                    f"{chosen[0]}: the checkpoint is damaged ({error}); there are {positions}"
                 ) from None
 
 

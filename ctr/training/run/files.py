@@ -84,8 +84,8 @@ class PredictionWriter:
         self,
         folder: Path,
         kept_parts: Sequence[str],
-        part_rows: int,
-        submit: Callable[[Callable[[], None]], None],
+        part_rows: int = 1_000_000,
+        submit: Callable[[Callable[[], None]], None] = lambda job: job(),
     ) -> None:
         """Goes on after ``kept_parts``; ``submit`` has a file written, at once or later, in the order of the calls."""
         self._folder = folder
@@ -95,27 +95,20 @@ class PredictionWriter:
         self._pending: list[dict[str, np.ndarray]] = []
         self._pending_rows = 0
 
-    @classmethod
-    def open(
-        cls,
-        folder: Path,
-        kept_parts: Sequence[str],
-        part_rows: int = 1_000_000,
-        submit: Callable[[Callable[[], None]], None] = lambda job: job(),
-    ) -> Self:
-        """Makes the folder, and deletes all files in it but ``kept_parts``. For the arguments see ``__init__``.
+    def open(self) -> Self:
+        """Makes the folder, and deletes all files in it but ``parts``.
 
         Raises:
             InputError: one of these is missing.
         """
-        make_folder(folder)
-        for path in folder.iterdir():
-            if path.name not in kept_parts:
+        make_folder(self._folder)
+        for path in self._folder.iterdir():
+            if path.name not in self.parts:
                 path.unlink()
-        missing = [part for part in kept_parts if not (folder / part).exists()]
+        missing = [part for part in self.parts if not (self._folder / part).exists()]
         if missing:
-            raise InputError(f"{folder / missing[0]}: missing, though the checkpoint names it")
-        return cls(folder, kept_parts, part_rows, submit)
+            raise InputError(f"{self._folder / missing[0]}: missing, though the checkpoint names it")
+        return self
 
     def add(self, batch: Batch, logit: np.ndarray) -> None:
         """Takes the logits (float32 [N]) of a batch's good rows."""
@@ -163,17 +156,25 @@ class RunFiles:
 
     Attributes:
         background: what is written while the run goes on; what fails there is raised by its next call.
+        metrics: one line a window.
+        events: the same for TensorBoard.
+        rejects: rows that could not be used.
+        predictions: None where the run does not record them.
     """
+
+    metrics: GrowingFile
+    events: EventFiles
+    rejects: GrowingFile
+    predictions: PredictionWriter | None = None
 
     def __init__(self, run_dir: Path, config: TrainConfig) -> None:
         """Touches nothing yet."""
         self._run_dir, self._config = run_dir, config
         self.background = Background("run-files")
         self._opened = ExitStack()
-        self._predictions: PredictionWriter | None = None
 
     def open(self, lengths: Mapping[str, int], prediction_parts: Sequence[str]) -> None:
-        """Opens the files where they stood at a checkpoint: deletes what was written after it.
+        """Opens the files where they stood at a checkpoint, and deletes what was written after it.
 
         Args:
             lengths: of ``metrics`` and ``rejects``, in bytes.
@@ -182,45 +183,25 @@ class RunFiles:
         Raises:
             InputError: files are missing or shorter.
         """
-        run_dir = self._run_dir
+        run_dir, keep_open = self._run_dir, self._opened.enter_context
         if self._config.record_predictions:
-            submit = self.background.submit
-            folder = run_dir / "predictions"
-            self._predictions = PredictionWriter.open(folder, prediction_parts, submit=submit)
-        opened = self._opened
+            writer = PredictionWriter(
+                run_dir / "predictions", prediction_parts, submit=self.background.submit
+            )
+            self.predictions = writer.open()
         lines = run_dir / "metrics.jsonl"
-        self._metrics = opened.enter_context(closing(GrowingFile.open(lines, lengths["metrics"])))
-        rejects = run_dir / "rejects.jsonl"
-        self._rejects = opened.enter_context(closing(GrowingFile.open(rejects, lengths["rejects"])))
-        events = EventFiles.open(run_dir / "tensorboard", lines, self._config)
-        self._events = opened.enter_context(closing(events))
+        self.metrics = keep_open(closing(GrowingFile.open(lines, lengths["metrics"])))
+        self.rejects = keep_open(closing(GrowingFile.open(run_dir / "rejects.jsonl", lengths["rejects"])))
+        self.events = keep_open(closing(EventFiles.open(run_dir / "tensorboard", lines, self._config)))
 
-    def state(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps of the files; ``open`` takes its values."""
+    def flush(self, examples: int) -> dict[str, Any]:
+        """Has all predictions up to a position written; returns what a checkpoint keeps for ``open``."""
+        if self.predictions is not None:
+            self.predictions.flush(examples)
         return {
-            "lengths": {"metrics": self._metrics.length, "rejects": self._rejects.length},
-            "prediction_parts": list(self._predictions.parts) if self._predictions is not None else [],
+            "lengths": {"metrics": self.metrics.length, "rejects": self.rejects.length},
+            "prediction_parts": list(self.predictions.parts) if self.predictions is not None else [],
         }
-
-    def add_window(self, line: dict[str, Any], histograms: Mapping[str, np.ndarray] | None = None) -> None:
-        """Writes the line of a window, and for TensorBoard its events and histograms of arrays by their tags."""
-        self._metrics.append(line)
-        self._events.append(line, histograms)
-
-    def add_rejects(self, batch: Batch, log: str | None = None) -> None:
-        """Writes the faulty rows of a batch; ``log`` names the constraint log that it is from, if any."""
-        for reject in describe_rejects(batch, log):
-            self._rejects.append(reject)
-
-    def add_predictions(self, batch: Batch, logit: np.ndarray) -> None:
-        """Takes the logits (float32 [N]) of a batch's good rows, if the run records them."""
-        if self._predictions is not None:
-            self._predictions.add(batch, logit)
-
-    def flush_predictions(self, end: int) -> None:
-        """Has all predictions up to position ``end`` of the log written."""
-        if self._predictions is not None:
-            self._predictions.flush(end)
 
     def write_checkpoint(
         self,
@@ -230,19 +211,14 @@ class RunFiles:
         sound: tuple[int, int],
     ) -> None:
         """Has a checkpoint of position ``examples`` written; for the arguments see ``checkpoint.save``."""
-        kept = self._config.checkpoint
 
         def write() -> None:
-            self._metrics.sync()
-            self._rejects.sync()
-            folder = self._run_dir / "checkpoints"
+            self.metrics.sync()
+            self.rejects.sync()
+            folder, kept = self._run_dir / "checkpoints", self._config.checkpoint
             checkpoint.save(folder, examples, arrays, state, kept.keep, kept.disk_limit, sound)
 
         self.background.submit(write)
-
-    def end(self, learned: bool) -> None:
-        """Notes for TensorBoard that the run has passed its log, and whether it succeeded."""
-        self._events.end(learned)
 
     def close(self) -> None:
         """Closes the files, once what was given to ``background`` is done."""

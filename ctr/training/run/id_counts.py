@@ -120,7 +120,7 @@ class IdCounts:
             own[...] = arrays[name]
 
     def occurrences(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns which ids of a feature occurred, bool [buckets], and how often in every eighth batch, uint32 [buckets]."""
+        """Returns which ids of a feature occurred, bool [buckets], and how often in every eighth batch, uint32."""
         place = self.features.index(name)
         for layout, bounds, places in zip(self.layouts, self._bounds, self._places, strict=True):
             if place in places:

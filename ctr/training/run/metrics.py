@@ -13,7 +13,6 @@ from ctr.eval.timeline import Timeline
 from ctr.objective.bias_constraints import Family
 from ctr.objective.total import loss_terms
 from ctr.training.config import TrainConfig
-from ctr.training.feed import Feed
 from ctr.training.run.event_file import CUMULATIVE
 from ctr.training.run.id_counts import IdCounts
 from ctr.training.state import TrainState
@@ -93,14 +92,6 @@ class RunMetrics:
         """Adds what each term of the loss, float32 [T], was in a step with so many rows."""
         self._terms[:-1] += terms.astype(np.float64) * rows
         self._terms[-1] += rows
-
-    def count_ids(self, feed: Feed) -> None:
-        """Counts the ids of a batch."""
-        self.ids.update(feed)
-
-    def scored_rows(self) -> int:
-        """Returns the number of good rows of the log so far."""
-        return int(self.total.traffic.examples + self.window.traffic.examples)
 
     def window_is_full(self) -> bool:
         """Whether the window has as many examples as it should."""

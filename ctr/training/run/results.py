@@ -24,7 +24,7 @@ def unlearned_text(run: Run) -> str:
     """Returns how many rows were not learned from, as a share of all, and why."""
     position, rows = run.position, run.position.unlearned_rows
     # Rows outside a time range are passed over, not scored.
-    scored = run.metrics.scored_rows()
+    scored = int(run.metrics.total.traffic.examples + run.metrics.window.traffic.examples)
     return (
         f"{rows} of {scored} rows ({rows / max(scored, 1):.1%}) were not learned from: "
         f"{position.quarantined_rows} quarantined, {position.skipped_rows} in {position.skipped_steps} skipped steps"
@@ -86,7 +86,7 @@ def write_results(
     write_timeline(run_dir, metrics.timeline.to_arrays())
     write_data_health(run_dir, metrics.ids, metrics.timeline, run.schema, summary["calibration_slices"])
     write_json(summary_path, summary)
-    run.files.end(failure is None)
+    run.files.events.end(failure is None)
     return summary
 
 

@@ -18,7 +18,7 @@ from ctr.training.feed import Feed
 from ctr.training.inputs import Inputs
 from ctr.training.run import checkpoint, rollback
 from ctr.training.run.directory import refuse_without_checkpoint
-from ctr.training.run.files import RunFiles
+from ctr.training.run.files import RunFiles, describe_rejects
 from ctr.training.run.logs_seen import LogsSeen
 from ctr.training.run.metrics import RunMetrics, dual_scalars, finite_logits
 from ctr.training.run.position import Position, check_rejects, mark_here, note_step
@@ -191,11 +191,10 @@ class Run:
         """
         self.files.background.wait()
         sound = self.position.mark[0], mark_here(self.position).examples
-        self.files.flush_predictions(self.position.examples)
         content = {
             **copy.deepcopy(self.progress()),
             "sidecars": self.sidecar_hashes(self.metrics.window_times[1] + 1),
-            **self.files.state(),
+            **self.files.flush(self.position.examples),
             "rollbacks": rollback.as_json(self.rollbacks),
         }
         weights = ((f"weights|{name}", begin, piece) for name, begin, piece in self.state.pieces())
@@ -240,8 +239,8 @@ class Run:
         """Records a new batch: its ids, scores and faulty rows."""
         batch, position = feed.batch, self.position
         rows = batch.rows
-        self.metrics.count_ids(feed)
-        self.files.add_rejects(batch)
+        self.metrics.ids.update(feed)
+        self._record_rejects(batch)
         position.rejected_rows += len(batch.rejects)
         position.read += len(rows) + len(batch.rejects)
         position.examples, position.scored_until = batch.end, batch.last_query
@@ -250,7 +249,8 @@ class Run:
             return
         logit = self._finite(scores.logit[: len(rows)])
         self.metrics.update(rows, logit, [index[: len(rows)] for index in scores.slices])
-        self.files.add_predictions(batch, logit)
+        if self.files.predictions is not None:
+            self.files.predictions.add(batch, logit)
 
     def record_constraint_logs(self, feed: Feed, scores: Scores) -> None:
         """Records the rows of constraint logs that come with a batch, as ``record`` does the batch's own."""
@@ -261,7 +261,7 @@ class Run:
             if batch is None:
                 continue
             rows = batch.rows
-            self.files.add_rejects(batch, name)
+            self._record_rejects(batch, name)
             position.constraint_rejected[name] += len(batch.rejects)
             position.constraint_read[name] += len(rows) + len(batch.rejects)
             position.constraint_logs[name], position.constraint_until[name] = batch.end, batch.last_query
@@ -271,14 +271,19 @@ class Run:
                 self.metrics.update_constraint_log(source, rows, logit, [one[own] for one in scores.slices])
             begin += len(rows)
 
+    def _record_rejects(self, batch: Batch, constraint_log: str | None = None) -> None:
+        for reject in describe_rejects(batch, constraint_log):
+            self.files.rejects.append(reject)
+
     def _finite(self, logit: np.ndarray) -> np.ndarray:
         self.position.nonfinite_predictions += int(np.count_nonzero(~np.isfinite(logit)))
         return finite_logits(logit, self.config.model.prior)
 
-    def check_rejects(self) -> None:
-        """Raises InputError: too many rows of a log are faulty."""
+    def check_faults(self) -> None:
+        """Raises InputError where too many rows of a log are faulty, and what failed in the background since."""
         allowed, path = self.config.max_rejected_share, self.run_dir / "rejects.jsonl"
         check_rejects(self.position, allowed, self._log_paths, path)
+        self.files.background.check()
 
     def is_quarantined(self, batch: Batch) -> bool:
         """Whether a rollback has quarantined rows of a batch, so that nothing is learned from it."""
@@ -382,5 +387,6 @@ class Run:
             **timing,
             "cumulative": cumulative,
         }
-        self.files.add_window(line, histograms)
+        self.files.metrics.append(line)
+        self.files.events.append(line, histograms)
         return line
