@@ -42,9 +42,9 @@ def timed_pass(log: Path, run: Path, content: Mapping[str, Any]) -> tuple[float,
     begun: list[int] = []
     save = Run.save
 
-    def counted(current: Run) -> None:
+    def counted(run: Run) -> None:
         begun.append(len(times))
-        save(current)
+        save(run)
 
     config = parse_model(TrainConfig, content, "benchmark")
     with mock.patch.object(Run, "save", counted):
@@ -55,9 +55,9 @@ def timed_pass(log: Path, run: Path, content: Mapping[str, Any]) -> tuple[float,
 def waiting(save: Callable[[Run], None]) -> Callable[[Run], None]:
     """A way to save that returns when the checkpoint is on the disk."""
 
-    def wait(current: Run) -> None:
-        save(current)
-        current.background.wait()
+    def wait(run: Run) -> None:
+        save(run)
+        run.files.background.wait()
 
     return wait
 

@@ -47,7 +47,7 @@ def run_demo(out: Path, examples: int, say: Callable[[str], None], bar: Callable
         examples: how many examples to simulate.
         say: shows a line of text.
         bar: makes a progress bar from a total and a unit; an object to call with a position (and metrics),
-            with ``phase`` (see ``ctr.training.session.open_session``) and ``close``.
+            with ``phase`` (see ``ctr.training.loop.open_session``) and ``close``.
 
     Returns:
         The path of the report.

@@ -66,7 +66,7 @@ def main() -> None:
     for number in range(STEPS):
         learn(feeds[number % len(feeds)], ramps).logit.numpy()
     found["after_steps"] = resident()
-    copied = Copies().of(state.layout(), state.pieces(), {})
+    copied = Copies().copy(state.layout(), state.pieces(), {})
     found["after_checkpoint_copy"] = resident()
     for name, array in copied.items():
         kind = name.split("/")[0]

@@ -10,7 +10,7 @@ from ctr.io.errors import InputError
 from ctr.objective.bias_constraints import Family
 from ctr.objective.config import RawValue, SliceConfig
 from ctr.training.config import TrainConfig
-from ctr.training.duals import SLICES_MEASURED
+from ctr.training.run.metrics import SLICES_MEASURED
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def export_from_run(snapshot: Snapshot) -> None:
     export = snapshot.config.export
     if export is None:
         raise ValueError("the configuration has no export section")
-    publish(snapshot, snapshot.folder / "exports", export.keep, wait=True)
+    publish(snapshot, snapshot.run_dir / "exports", export.keep, wait=True)
     # Traced functions are cycles of objects, and hold tens of megabytes until Python looks for these.
     gc.collect()
 

@@ -42,8 +42,8 @@ from ctr.simulator.simulate import AUCTION, Counts, logged_queries, publish_day,
 from ctr.simulator.traffic import Queries, draw_queries
 from ctr.simulator.world import World
 from ctr.training.config import TrainConfig
+from ctr.training.loop import TIMING, Session, open_session
 from ctr.training.run.directory import write_json
-from ctr.training.session import TIMING, Session, open_session
 
 LOOP_FILE = "loop.json"
 
@@ -112,7 +112,7 @@ def _first_day_to_serve(session: Session, logs: Sequence[Path], first: int) -> i
     served = [_whole_days(log) for log in logs]
     begins = np.cumsum([0, *(manifest.rows for manifest in session.inputs.log.manifests)])
     day = max(min(served), first)
-    if session.current.position.examples < begins[day]:
+    if session.run.position.examples < begins[day]:
         _learn(session)
     return day
 

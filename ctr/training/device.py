@@ -29,19 +29,19 @@ _VARIABLES = (
 )
 
 
-def _cpu_info(wanted: str) -> str:
-    """What the system tells of its first processor under a key; empty when it tells nothing."""
+def _cpu_info(name: str) -> str:
+    """Returns what the system says of its first processor under a key; empty when it says nothing."""
     path = Path("/proc/cpuinfo")
     if path.exists():
         for line in path.read_text().splitlines():
             key, _, value = line.partition(":")
-            if key.strip() == wanted:
+            if key.strip() == name:
                 return value.strip()
     return ""
 
 
 def cpu_flags() -> frozenset[str]:
-    """The processor's feature flags, where the system tells them."""
+    """The processor's feature flags, where the system lists them."""
     return frozenset(_cpu_info("flags").split())
 
 

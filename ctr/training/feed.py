@@ -28,15 +28,20 @@ class Feed:
 
     Attributes:
         batch: where it came from; its good rows are the first ones.
-        others: rows of the constraint logs, which follow, or None where there are none for it.
+        constraint_batches: for each constraint log its rows, which follow, or None where there are none.
         targets: what the losses need of the B rows, by ``ctr.objective.targets``.
         plans: one for each table.
     """
 
     batch: Batch
-    others: tuple[Batch | None, ...]
+    constraint_batches: tuple[Batch | None, ...]
     targets: Targets
     plans: tuple[TablePlan, ...]
+
+    @property
+    def rows(self) -> int:
+        """The number of good rows, those of the constraint logs included."""
+        return len(self.batch.rows) + sum(len(one.rows) for one in self.constraint_batches if one is not None)
 
     @cached_property
     def tensors(self) -> tuple[dict[str, tf.Tensor], list[dict[str, tf.Tensor]]]:
@@ -54,17 +59,19 @@ def make_feed(
     batch_rows: int,
     objective: ObjectiveConfig = _LOGISTIC,
     families: Sequence[Family] = (),
-    others: Sequence[Batch | None] = (),
+    constraint_batches: Sequence[Batch | None] = (),
 ) -> Feed:
     """Pads a batch to one of a few sizes and finds its distinct embedding rows."""
-    # No sidecar tells anything of the rows of constraint logs.
+    # No sidecar has the rows of constraint logs.
     unknown = {name: np.float32(np.nan) for name in batch.rows.joined}
     parts = [batch.rows]
-    for other in others:
-        if other is not None:
-            joined = {name: np.full(len(other.rows), value) for name, value in unknown.items()}
-            parts.append(replace(other.rows, joined=joined))
-    numbers = [0, *(number for number, other in enumerate(others, 1) if other is not None)]
+    numbers = [0]
+    for number, constraint_batch in enumerate(constraint_batches, 1):
+        if constraint_batch is not None:
+            added = constraint_batch.rows
+            joined = {name: np.full(len(added), value) for name, value in unknown.items()}
+            parts.append(replace(added, joined=joined))
+            numbers.append(number)
     rows = join_rows(parts)
     source = np.repeat(np.array(numbers, np.int8), [len(part) for part in parts])
     capacity = padded_size(len(rows), smallest=batch_rows)
@@ -73,7 +80,9 @@ def make_feed(
         for name, (values, offsets) in rows.multivalent.items()
     }
     plans = tuple(plan_table(layout, rows.ids, multivalent, capacity) for layout in layouts)
-    return Feed(batch, tuple(others), make_targets(objective, families, rows, source, capacity), plans)
+    return Feed(
+        batch, tuple(constraint_batches), make_targets(objective, families, rows, source, capacity), plans
+    )
 
 
 _END = object()

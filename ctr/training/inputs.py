@@ -1,6 +1,7 @@
 """The logs and sidecars that a run reads, checked before it begins, and the stream of feeds that they become."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,37 +10,29 @@ import numpy as np
 from ctr.data.batches import Batch, batches_within, set_rejects_apart, whole_query_batches
 from ctr.data.interleave import Interleaved
 from ctr.data.joined_sidecar import JoinedSidecar
-from ctr.data.log import MAX_TIME_US
+from ctr.data.log import MAX_TIME_US, Manifest
 from ctr.data.reader import read_rows
-from ctr.data.schema import Schema
 from ctr.data.stream import Selection, check_selection, read_selection
 from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family, resolve_families
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed, make_feed, read_ahead
 from ctr.training.preflight import Log, Logs, open_logs, sidecar_logs
+from ctr.training.run.position import Position
 from ctr.training.step import scored_part
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """What a run reads.
+class Inputs(Logs):
+    """The logs that a run reads, and what it reads them for.
 
     Attributes:
         config: of the run.
-        schema: the features, of all logs.
-        log: the log that it makes a pass over.
-        others: the constraint logs by name.
         families: of constrained slices.
-        teacher_log: the log beside which the teacher's sidecar lies, where it is another one.
     """
 
     config: TrainConfig
-    schema: Schema
-    log: Log
-    others: Mapping[str, Log]
     families: tuple[Family, ...]
-    teacher_log: Log | None = None
 
     @property
     def sidecars(self) -> dict[str, tuple[Path, str]]:
@@ -48,8 +41,28 @@ class Inputs:
 
     @property
     def sidecar_logs(self) -> dict[str, tuple[Log, str]]:
-        """Likewise, with the intervals of the log."""
-        return sidecar_logs(Logs(self.schema, self.log, self.others, self.teacher_log), self.config)
+        """The same with the partitions of the log."""
+        return sidecar_logs(self, self.config)
+
+    @property
+    def manifests(self) -> dict[str, Sequence[Manifest]]:
+        """The partitions of each log that rows are read of, by name; "" is the log that the run makes a pass over."""
+        return {name: log.manifests for name, log in {"": self.log, **self.constraint_logs}.items()}
+
+    def selects(self, partition: Manifest) -> bool:
+        """Whether the run is about any row of a partition of its log."""
+        return bool(partition.rows) and self.config.time_range.selects(partition)
+
+    def has_rows_after(self, position: int) -> bool:
+        """Whether from ``position`` on there may be rows of the log that the run is about."""
+        end = self.log.rows
+        for manifest in reversed(self.log.manifests):
+            if end <= position:
+                break
+            if self.selects(manifest):
+                return True
+            end -= manifest.rows
+        return False
 
 
 def open_inputs(path: Path, config: TrainConfig) -> Inputs:
@@ -62,7 +75,7 @@ def open_inputs(path: Path, config: TrainConfig) -> Inputs:
     logs = open_logs(path, config)
     constraints = config.objective.bias_constraints
     families = resolve_families(constraints, logs.schema) if constraints is not None else ()
-    return Inputs(config, logs.schema, logs.log, logs.others, families, logs.teacher_log)
+    return Inputs(**vars(logs), config=config, families=families)
 
 
 def check_rows(inputs: Inputs, start: int = 0, stop: Callable[[], bool] = lambda: False) -> bool:
@@ -108,11 +121,53 @@ def selection_of(inputs: Inputs, start: int = 0) -> Selection:
     )
 
 
+def read_turns(
+    inputs: Inputs,
+    layouts: tuple[TableLayout, ...],
+    position: Position,
+    partial: bool,
+    hold: Callable[[int], None],
+) -> Generator[tuple[Feed, bool, bool], None, None]:
+    """Yields the batches of the log from a position on, in the order in which a run scores and learns from them.
+
+    Without a label delay every batch is new and has its labels. With one, a batch comes once when it is new, and again
+    before the first batch whose queries are so much later that its labels are known by then.
+
+    Args:
+        position: where the run stands.
+        partial, hold: see ``read_feeds``.
+
+    Yields:
+        The feed, whether it is new (its scores are the predictions of record), and whether its labels are known.
+    """
+    if not inputs.has_rows_after(position.examples):
+        return
+    delay = round(inputs.config.label_delay * 1_000_000)
+    starts = position.learned, position.constraint_logs
+    if not delay:
+        with closing(read_feeds(inputs, layouts, *starts, partial, hold)) as feeds:
+            for feed in feeds:
+                yield feed, True, True
+        return
+    with (
+        # A stream of its own, so that the batches in between need not be kept.
+        closing(read_feeds(inputs, layouts, *starts, partial)) as labeled,
+        closing(read_feeds(inputs, layouts, position.examples, None, partial, hold)) as new,
+    ):
+        waiting = next(labeled, None)
+        for feed in new:
+            known = feed.batch.times[0] - delay
+            while waiting is not None and waiting.batch.times[1] <= known:
+                yield waiting, False, True
+                waiting = next(labeled, None)
+            yield feed, True, False
+
+
 def read_feeds(
     inputs: Inputs,
     layouts: tuple[TableLayout, ...],
     start: int,
-    other_starts: Mapping[str, int] | None = None,
+    constraint_starts: Mapping[str, int] | None = None,
     partial: bool = True,
     hold: Callable[[int], None] = lambda position: None,
 ) -> Generator[Feed, None, None]:
@@ -120,27 +175,27 @@ def read_feeds(
 
     Args:
         start: the position in the log.
-        other_starts: those in the constraint logs; None: the feeds are to be scored only, with what that needs.
-        partial: also the batches that would become others if the logs went on.
-        hold: told, before the end, the position of the first row in such a batch, if there is one and not ``partial``.
+        constraint_starts: those in the constraint logs; None: the feeds are to be scored only, with what that needs.
+        partial: also the batches that would not be the same if the logs went on.
+        hold: called at the end with the position of the first row in such a batch, if there is one and not ``partial``.
     """
     config, batch, log = inputs.config, inputs.config.batch, inputs.log
-    objective = config.objective if other_starts is not None else scored_part(config.objective)
+    objective = config.objective if constraint_starts is not None else scored_part(config.objective)
 
     def feeds() -> Iterator[Feed]:
         selection = selection_of(inputs, start)
-        if other_starts is None:
+        if constraint_starts is None:
             selection = replace(selection, teacher=None)
         blocks = read_selection(log.path, inputs.schema, log.manifests, selection, start)
-        streams = [] if other_starts is None else _open_streams(inputs, other_starts)
+        streams = [] if constraint_starts is None else _open_streams(inputs, constraint_starts)
         if batch.within_partitions:
             ends = np.cumsum([manifest.rows for manifest in log.manifests], dtype=np.int64)
             batches = batches_within(ends, blocks, batch.rows, batch.max_query_rows)
         else:
             batches = whole_query_batches(blocks, batch.rows, batch.max_query_rows)
         for one in batches if partial else _final(batches, inputs, hold):
-            others = [_other_batch(stream, one) for stream in streams]
-            feed = make_feed(one, layouts, batch.rows, objective, inputs.families, others)
+            due = [_read_until(stream, one) for stream in streams]
+            feed = make_feed(one, layouts, batch.rows, objective, inputs.families, due)
             # By this thread, and not by the one that trains.
             _ = feed.tensors
             yield feed
@@ -149,13 +204,13 @@ def read_feeds(
 
 
 def _final(batches: Iterable[Batch], inputs: Inputs, hold: Callable[[int], None]) -> Iterator[Batch]:
-    """Those of the batches that stay what they are however the logs go on; ``hold`` is told where the others begin.
+    """Those of the batches that stay the same however the logs go on; ``hold`` is called where the rest begins.
 
-    The last one may still grow, unless it is full or ends with its interval; and to any of them belong the rows
+    The last one may still grow, unless it is full or ends with its partition; and to any of them belong the rows
     that a constraint log has until its time, so that it waits until that log is published so far.
     """
     batch_config = inputs.config.batch
-    published = min((other.end for other in inputs.others.values()), default=MAX_TIME_US)
+    published = min((other.end for other in inputs.constraint_logs.values()), default=MAX_TIME_US)
     last: Batch | None = None
     for batch in batches:
         if batch.times[1] > published:
@@ -184,11 +239,11 @@ def _open_streams(inputs: Inputs, starts: Mapping[str, int]) -> list[Interleaved
             batch.max_query_rows,
             f"constraint log {name}, {other.path}",
         )
-        for name, other in inputs.others.items()
+        for name, other in inputs.constraint_logs.items()
     ]
 
 
-def _other_batch(stream: Interleaved, batch: Batch) -> Batch | None:
+def _read_until(stream: Interleaved, batch: Batch) -> Batch | None:
     """Rows of a constraint log whose time has come: before the batch's last one.
 
     At that time itself the next batch may have rows that are still to be predicted, and a constraint log may

@@ -1,32 +1,72 @@
-"""One pass over a log: every batch is scored by the weights from before it, and then learned from."""
+"""One pass over a log: every batch is scored by the weights from before it, and then learned from.
 
+``one_pass`` is the loop. ``train`` makes it over a whole log, and a ``Session`` again and again as the log grows, with
+the same result; between two batches a session scores what it is asked to. What the loop works on::
+
+    run        where it stands: position in the logs, metrics, files            run/run.py
+    trainer    what it learns with: the weights and the compiled step           trainer.py
+    inputs     the logs and sidecars, read into batches in the right order      inputs.py
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+
+from ctr.data.reader import Rows
+from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
-from ctr.training.preflight import LearningError, train_result
-from ctr.training.run.record import check_record
-from ctr.training.run.snapshot import Exporter
-from ctr.training.session import TIMING, Phase, Progress, open_session
-from ctr.training.warm_start.start import InitFrom, launch
+from ctr.training.device import describe_environment, make_deterministic, resolve_compute_dtype
+from ctr.training.follow.published import PublishedInputs
+from ctr.training.inputs import Inputs, check_rows, open_inputs, read_turns
+from ctr.training.preflight import LearningError, check_run, train_result
+from ctr.training.run.directory import adopt_config, adopt_environment, adopt_schema, only_process
+from ctr.training.run.metrics import finite_logits
+from ctr.training.run.results import TIMING, learning_failure, unlearned_text, write_results
+from ctr.training.run.rollback import RollbackNeeded, query_times
+from ctr.training.run.run import Run, open_run
+from ctr.training.run.snapshot import Exporter, take_snapshot
+from ctr.training.state import TrainState
+from ctr.training.trainer import Phase, Trainer, announced
+from ctr.training.warm_start.start import InitFrom, warm_start
 
-__all__ = ["TIMING", "LearningError", "train"]
+__all__ = [
+    "TIMING",
+    "Advance",
+    "LearningError",
+    "Phase",
+    "Progress",
+    "Session",
+    "one_pass",
+    "open_session",
+    "train",
+]
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[int, dict[str, Any]], None]
 
 
 def train(
     log: Path,
     config: TrainConfig,
-    run: Path,
+    run_dir: Path,
     progress: Progress | None = None,
     record: str | None = None,
     exporter: Exporter | None = None,
     init_from: InitFrom | None = None,
     phase: Phase | None = None,
 ) -> dict[str, Any]:
-    """Trains one pass over ``log``, or goes on with it where ``run``'s newest checkpoint stands.
+    """Trains one pass over ``log``, or goes on with it where the newest checkpoint in ``run_dir`` stands.
+
+    Of a run that has passed the log as it is now, nothing is computed again.
 
     Args:
-        log, config, run, progress, exporter, phase: see ``ctr.training.session.open_session``.
+        log, config, run_dir, progress, exporter, phase: see ``open_session``.
         record: publishes the predictions as this sidecar of the log, after the pass.
         init_from: another run, from whose weights and place in the log a new one begins.
 
@@ -37,11 +77,323 @@ def train(
     Raises:
         LearningError: the files are complete, but nothing was learned, or the weights are of no use; nothing is
             recorded (``ctr.training.run.results.learning_failure``).
-        InputError: see ``open_session``, its session's ``advance`` and ``launch``, or what could not be recorded.
+        InputError: see ``open_session``, ``Session.advance`` and ``warm_start``, or what could not be recorded.
     """
-    if record is not None:
-        check_record(log, config, run, record)
-    if init_from is not None:
-        launch(log, config, run, init_from)
-    with open_session(log, config, run, progress, exporter, phase=phase) as session:
-        return train_result(log, run, session.finish(), record)
+    summary = check_run(log, config, run_dir, record, init_from and init_from.run_dir)
+    if summary is None:
+        if init_from is not None:
+            warm_start(log, config, run_dir, init_from)
+        with open_session(log, config, run_dir, progress, exporter, phase=phase) as session:
+            summary = session.finish()
+    return train_result(log, run_dir, summary, record)
+
+
+def one_pass(
+    run: Run,
+    trainer: Trainer,
+    inputs: Inputs,
+    windows: list[dict[str, Any]],
+    partial: bool = True,
+    progress: Progress | None = None,
+    exporter: Exporter | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> int:
+    """Passes once over what the run has not passed yet; returns the position of the first row that is left.
+
+    Args:
+        run, trainer: where it stands, and what it learns with; changed.
+        inputs: what is published by now.
+        windows: the lines of metrics.jsonl that are written are added to it.
+        partial: also the batches that would not be the same if the logs went on.
+        progress, exporter: see ``open_session``.
+        stop: asked after each batch whether to leave the rest to another pass.
+
+    Raises:
+        RollbackNeeded: the run has to go back; what it has passed since its checkpoint is to be passed again.
+    """
+    held: list[int] = []
+    turns = read_turns(inputs, trainer.state.layouts, run.position, partial, held.append)
+    with closing(turns), trainer.throughput.running():
+        # Read. With a label delay a batch has two turns: when it is new, and later when its labels are known.
+        for feed, is_new, has_labels in turns:
+            before = run.position.examples
+            # Score, with the weights from before the update, and learn when due: one compiled step does both.
+            is_due = has_labels and not run.is_quarantined(feed.batch)
+            scores = (trainer.learn if is_due else trainer.score)(feed, run.ramps())
+            # Record.
+            run.record_constraint_logs(feed, scores)
+            if is_new:
+                run.record(feed, scores)
+            if has_labels:
+                run.record_learned(feed, scores)
+            if not is_new:
+                continue
+            trainer.throughput.add(len(feed.batch.rows))
+            run.check_faults()
+            # Window.
+            if is_window_end := run.metrics.window_is_full():
+                windows.append(_close_window(run, trainer, trainer.window_timing()))
+            if progress is not None:
+                progress(run.position.examples, run.metrics.running(is_window_end))
+            # Export, before the checkpoint: a run that is killed between the two makes the export again.
+            if exporter is not None and run.is_export_due(before) and _check_weights(run, trainer):
+                exporter(take_snapshot(run))
+            # Checkpoint.
+            if run.is_checkpoint_due():
+                _check_weights(run, trainer)
+                run.save()
+            if stop():
+                return run.position.examples
+    passed = held[0] if held else max(run.position.examples, inputs.log.rows)
+    if partial:
+        run.pass_until(passed)
+    return passed
+
+
+def _check_weights(run: Run, trainer: Trainer) -> bool:
+    return run.check_weights(trainer.predicts_soundly(run.ramps()))
+
+
+def _close_window(run: Run, trainer: Trainer, timing: dict[str, float]) -> dict[str, Any]:
+    is_shown = run.config.tensorboard.histograms
+    return run.close_window(timing, trainer.weights_and_gradients(run.ramps()) if is_shown else {})
+
+
+@contextmanager
+def open_session(
+    log: Path,
+    config: TrainConfig,
+    run_dir: Path,
+    progress: Progress | None = None,
+    exporter: Exporter | None = None,
+    wait_for_sidecars: bool = False,
+    phase: Phase | None = None,
+) -> Iterator["Session"]:
+    """Begins a run, or goes on with it where its newest checkpoint stands; holds its folder until the block ends.
+
+    What was not saved when the block ends is computed again by the next session.
+
+    Args:
+        log: a folder with an example log, which may grow.
+        config: what to compute.
+        run_dir: the run directory; a new one, or one begun under the same configuration.
+        progress: called after every batch with the position in the log and the metrics of the pass so far:
+            ``per_query_auc``, ``auc``, ``logloss``, ``calibration_bias``, ``calibration_ratio``, None where undefined.
+            They may be those of a few batches before, and AUC that of the last window.
+        exporter: writes a servable model of a snapshot, wherever ``config.export`` asks for one; for instance
+            ``ctr.serving.export.export_from_run``.
+        wait_for_sidecars: a partition of the log that a sidecar is not published for waits, and those after it;
+            else it is refused where the configuration needs what the sidecar says.
+        phase: called with a word when something other than learning takes time (``checking rows``, ``compiling``),
+            and with an empty one when that is over.
+
+    Raises:
+        InputError: bad log, bad configuration for this log, a run directory of another configuration,
+            environment or log, or in use, or exports asked for without an exporter.
+    """
+    if config.export is not None and exporter is None:
+        raise InputError(
+            "config: export: this session cannot export; use ctr train or train(..., exporter=...)"
+        )
+    inputs = open_inputs(log, config)
+    # What has waited may be long, and the wish to stop has to be heard (``advance``).
+    check_first = not (run_dir / "checkpoints").exists() and not wait_for_sidecars
+    if check_first:
+        with announced(phase, "checking rows"):
+            check_rows(inputs)
+    layouts = config.model.table_layouts(inputs.schema)
+
+    def begin() -> TrainState:
+        make_deterministic(config.seed)
+        return TrainState(layouts, config, resolve_compute_dtype(config), inputs.families)
+
+    adopt_config(run_dir, config)
+    with only_process(run_dir):
+        adopt_schema(run_dir, inputs.schema)
+        adopt_environment(run_dir, describe_environment(config))
+        state = begin()
+        with open_run(run_dir, inputs, state, lambda: begin().arrays()) as run:
+            trainer = Trainer(state, config, phase)
+            checked = inputs.log.rows if check_first else run.position.examples
+            published = PublishedInputs(inputs, wait_for_sidecars)
+            yield Session(run, trainer, published, checked, progress, exporter)
+
+
+class Advance(NamedTuple):
+    """What an ``advance`` did.
+
+    Attributes:
+        rows: of the log that it passed, also those that were faulty or not selected; below 0 when it went back.
+        waiting: published rows that are not passed yet: from the first one on that something is still to be done with.
+        windows: the lines of metrics.jsonl that it wrote.
+    """
+
+    rows: int
+    waiting: int
+    windows: list[dict[str, Any]]
+
+
+class Session:
+    """A run that goes on in one process as its log grows; see ``open_session``.
+
+    Attributes:
+        run: where it stands, and its metrics.
+        trainer: what it learns with.
+        published: what it reads, as it was published at the last ``refresh``.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        trainer: Trainer,
+        published: PublishedInputs,
+        checked: int,
+        progress: Progress | None,
+        exporter: Exporter | None,
+    ) -> None:
+        """Begins with an opened run. ``checked``: the rows of the log that ``check_rows`` has gone over."""
+        self.run, self.trainer, self.published = run, trainer, published
+        self._checked = checked
+        self._progress = progress
+        self._exporter = exporter if run.config.export is not None else None
+        self._failed = False
+
+    @property
+    def inputs(self) -> Inputs:
+        """What it reads, as it was published at the last ``refresh``."""
+        return self.published.inputs
+
+    def refresh(self) -> bool:
+        """Finds what was published since the last call; returns whether there was anything. Cheap where there is not.
+
+        Raises:
+            InputError: partitions seen before are not there or not what they were.
+        """
+        self._check_usable()
+        is_more = self.published.refresh()
+        self.run.follow_logs(self.inputs)
+        return is_more
+
+    def advance(self, partial: bool = False, stop: Callable[[], bool] = lambda: False) -> Advance:
+        """Scores and learns from what was published since, batch by batch.
+
+        A batch that is not full waits for the partitions to come (unless ``batch.within_partitions``), and with a
+        constraint log each batch waits until that log is published up to its time: so however the logs grew,
+        weights, metrics and predictions are those of one pass over them. A partition that a sidecar has to know and
+        does not know yet is refused before anything of it is learned from, or waits (``open_session``); the session
+        can advance once the sidecar has it.
+
+        Args:
+            partial: leaves nothing waiting but for a sidecar. The last batch ends with the log, as in no pass over a
+                longer log; a run that is resumed knows it from a checkpoint only (``save``). Under a label delay this
+                is about scoring; what is learned from when is decided by the delay alone.
+            stop: asked after each batch whether to leave the rest to another ``advance``.
+
+        Raises:
+            InputError: see ``refresh``; a sidecar says nothing of a new row; a damaged shard; too many faulty rows.
+        """
+        self.refresh()
+        readable, before = self.published.readable, self.run.position.examples
+        if self._checked < readable.log.rows:
+            if readable.has_rows_after(self._checked) and not check_rows(readable, self._checked, stop):
+                return Advance(0, self.inputs.log.rows - before, [])
+            self._checked = readable.log.rows
+        windows: list[dict[str, Any]] = []
+        callbacks = self._progress, self._exporter, stop
+        # Within a batch weights, metrics and position do not go together.
+        self._failed = True
+        while True:
+            try:
+                passed = one_pass(self.run, self.trainer, readable, windows, partial, *callbacks)
+                break
+            except RollbackNeeded as needed:
+                self._roll_back(needed)
+                windows[:] = [line for line in windows if line["examples"] <= self.run.position.examples]
+        self._failed = False
+        return Advance(self.run.position.examples - before, self.inputs.log.rows - passed, windows)
+
+    def _roll_back(self, needed: RollbackNeeded) -> None:
+        failed, self._failed = self._failed, True
+        log = self.inputs.log
+        times = query_times(log.path, self.inputs.schema, log.manifests, needed.rows)
+        self.run.roll_back(needed.rows, times, needed.reason)
+        # As in the process that would go on if this one were killed now.
+        self.trainer.last_applied = None
+        self._failed = failed
+
+    def _check_usable(self) -> None:
+        if self._failed:
+            raise RuntimeError(f"{self.run.run_dir}: the session ended with an exception; open another one")
+
+    def score(self, rows: Rows | pa.Table) -> np.ndarray:
+        """Returns the logits, float32 [N], that the present weights give N rows; changes nothing.
+
+        Args:
+            rows: good rows of the log's features (``ctr.data.reader``), or a table of a shard's columns. Labels and
+                weights are of no effect, and queries need not be whole.
+
+        Raises:
+            InputError: a faulty row, or rows of other features.
+        """
+        self._check_usable()
+        logit = self.trainer.score_rows(rows, self.inputs.schema, self.run.ramps())
+        return finite_logits(logit, self.run.config.model.prior)
+
+    def save(self) -> bool:
+        """Writes a checkpoint, unless the newest one is of this position; it is on the disk when this returns.
+
+        Where weights are broken the run goes back to one before instead; the next ``advance`` goes on from there.
+
+        Returns:
+            Whether it has gone back.
+
+        Raises:
+            InputError: it has gone back twice, and that did not help.
+        """
+        self._check_usable()
+        went_back = False
+        try:
+            if self.run.position.examples != self.run.saved_at:
+                _check_weights(self.run, self.trainer)
+                self.run.save()
+        except RollbackNeeded as needed:
+            self._roll_back(needed)
+            went_back = True
+        self.run.files.background.wait()
+        return went_back
+
+    def finish(self) -> dict[str, Any]:
+        """Advances to the end of the log and writes the results over all of it.
+
+        Returns:
+            The content of summary.json.
+
+        Raises:
+            LearningError: all is written, but nothing was learned, or the weights are of no use.
+            InputError: see ``advance``.
+        """
+        run, trainer, fault = self.run, self.trainer, None
+        while True:
+            self.advance(partial=True)
+            try:
+                predicts = trainer.predicts_soundly(run.ramps())
+                if not run.check_weights(predicts):
+                    fault = run.weight_fault(predicts)
+                break
+            except RollbackNeeded as needed:
+                self._roll_back(needed)
+        failure = learning_failure(run, fault)
+        if run.metrics.window.traffic.examples:
+            _close_window(run, trainer, {})
+        if self._exporter is not None and failure is None:
+            self._exporter(take_snapshot(run))
+        if run.position.examples != run.saved_at:
+            run.save()
+        # No file is to say that all is well before it is.
+        run.files.background.wait()
+        summary = write_results(self.inputs, run, failure, trainer.timing())
+        if failure is not None:
+            raise LearningError(f"{run.run_dir}: {failure}", summary)
+        if run.position.unlearned_rows:
+            log.warning("%s: %s", run.run_dir, unlearned_text(run))
+        return summary

@@ -34,7 +34,7 @@ class LearningError(InputError):
 
 @dataclass(frozen=True)
 class Log:
-    """A log and its published intervals."""
+    """A log and its published partitions."""
 
     path: Path
     manifests: Sequence[Manifest]
@@ -45,7 +45,7 @@ class Log:
         return sum(manifest.rows for manifest in self.manifests)
 
     def start_at(self, position: int) -> int:
-        """The query time, in microseconds, at which the interval with that row, or else the last one, begins."""
+        """The query time, in microseconds, at which the partition with that row, or else the last one, begins."""
         behind = 0
         for manifest in self.manifests:
             behind += manifest.rows
@@ -66,13 +66,13 @@ class Logs:
     Attributes:
         schema: the features.
         log: the log that it makes a pass over.
-        others: the constraint logs by name.
+        constraint_logs: by name.
         teacher_log: the log beside which the teacher's sidecar lies, where it is another one.
     """
 
     schema: Schema
     log: Log
-    others: Mapping[str, Log]
+    constraint_logs: Mapping[str, Log]
     teacher_log: Log | None
 
 
@@ -88,11 +88,11 @@ def open_logs(path: Path, config: TrainConfig) -> Logs:
     _check_slices(schema, config)
     config.model.table_layouts(schema)
     constraints = config.objective.bias_constraints
-    others: dict[str, Log] = {}
+    constraint_logs: dict[str, Log] = {}
     for number, other in enumerate(constraints.logs if constraints is not None else ()):
         key = f"objective.bias_constraints.logs.{number}.path"
-        others[other.name] = _open_log(Path(other.path), config.time_range, key)
-    for name, opened in others.items():
+        constraint_logs[other.name] = _open_log(Path(other.path), config.time_range, key)
+    for name, opened in constraint_logs.items():
         version = read_schema(opened.path).version
         if version != schema.version:
             raise InputError(
@@ -102,7 +102,7 @@ def open_logs(path: Path, config: TrainConfig) -> Logs:
     distillation = config.objective.distillation
     taught = None if distillation is None or distillation.log is None else Path(distillation.log)
     teacher_log = None if taught is None else Log(taught, read_manifests(taught))
-    return Logs(schema, log, others, teacher_log)
+    return Logs(schema, log, constraint_logs, teacher_log)
 
 
 def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:
@@ -140,12 +140,12 @@ def sidecar_logs(logs: Logs, config: TrainConfig) -> dict[str, tuple[Log, str]]:
 
 
 def check_run(
-    log: Path, config: TrainConfig, run: Path, record: str | None = None, source: Path | None = None
+    log: Path, config: TrainConfig, run_dir: Path, record: str | None = None, source: Path | None = None
 ) -> dict[str, Any] | None:
-    """Refuses what a run cannot begin or go on with, and looks whether it is finished already; changes no run.
+    """Refuses what a run cannot begin or go on with, and returns its result if it is finished already; changes no run.
 
     Args:
-        log, config, run: see ``ctr.training.loop.train``.
+        log, config, run_dir: see ``ctr.training.loop.train``.
         record: the sidecar that the predictions are to be published as.
         source: the run that this one is to begin from.
 
@@ -154,21 +154,21 @@ def check_run(
         now; None where there is something to compute.
 
     Raises:
-        InputError: a missing or bad log, a configuration that does not fit it, or ``run`` is something else or was
+        InputError: a missing or bad log, a configuration that does not fit it, or ``run_dir`` is something else or was
             begun otherwise.
     """
-    check_run_folder(run)
+    check_run_folder(run_dir)
     logs = open_logs(log, config)
     if record is not None:
-        check_record(log, config, run, record)
+        check_record(log, config, run_dir, record)
     if source is not None:
-        begins_from(run, source)
-    check_config(run, config)
-    check_schema(run, logs.schema)
-    return _finished(run, logs, config)
+        needs_warm_start(run_dir, source)
+    check_config(run_dir, config)
+    check_schema(run_dir, logs.schema)
+    return _finished(run_dir, logs, config)
 
 
-def train_result(log: Path, run: Path, summary: Mapping[str, Any], record: str | None) -> dict[str, Any]:
+def train_result(log: Path, run_dir: Path, summary: Mapping[str, Any], record: str | None) -> dict[str, Any]:
     """What training returns of a finished run; with ``record`` it publishes the predictions as that sidecar.
 
     Raises:
@@ -176,17 +176,17 @@ def train_result(log: Path, run: Path, summary: Mapping[str, Any], record: str |
     """
     result = dict(summary)
     if failure := summary.get("learning_failure"):
-        raise LearningError(f"{run}: {failure}", result)
+        raise LearningError(f"{run_dir}: {failure}", result)
     if record is not None:
-        result["recorded"] = record_predictions(log, run, record, summary["log_rows"])
-    if (begun := read_launch(run)) is not None:
+        result["recorded"] = record_predictions(log, run_dir, record, summary["log_rows"])
+    if (begun := read_warm_start(run_dir)) is not None:
         result["init_from"] = begun
     return result
 
 
-def _finished(run: Path, logs: Logs, config: TrainConfig) -> dict[str, Any] | None:
-    path = run / "summary.json"
-    if not path.is_file() or not (run / "metric_states.npz").is_file():
+def _finished(run_dir: Path, logs: Logs, config: TrainConfig) -> dict[str, Any] | None:
+    path = run_dir / "summary.json"
+    if not path.is_file() or not (run_dir / "metric_states.npz").is_file():
         return None
     try:
         summary = read_json_object(path, f"{path}: no such file")
@@ -196,7 +196,9 @@ def _finished(run: Path, logs: Logs, config: TrainConfig) -> dict[str, Any] | No
     # Not the hash of the configuration, which earlier versions took of other keys: ``check_config`` compared them.
     expected = {
         "log_sha256": log_sha256(logs.log.manifests),
-        "constraint_logs_sha256": {name: log_sha256(other.manifests) for name, other in logs.others.items()},
+        "constraint_logs_sha256": {
+            name: log_sha256(other.manifests) for name, other in logs.constraint_logs.items()
+        },
         "sidecars_sha256": {
             role: SidecarHash(of.path, name).until()
             for role, (of, name) in sidecar_logs(logs, config).items()
@@ -206,31 +208,31 @@ def _finished(run: Path, logs: Logs, config: TrainConfig) -> dict[str, Any] | No
     return dict(summary) if {key: summary.get(key) for key in expected} == expected else None
 
 
-def read_launch(run: Path) -> dict[str, Any] | None:
+def read_warm_start(run_dir: Path) -> dict[str, Any] | None:
     """What a run began with, the content of init_from.json; None if it began with nothing."""
-    path = run / INIT_FROM
+    path = run_dir / INIT_FROM
     return dict(read_json_object(path, f"{path}: no such file")) if path.is_file() else None
 
 
-def begins_from(run: Path, source: Path) -> bool:
-    """Whether ``run`` is still to be begun from another one; False where that was done.
+def needs_warm_start(run_dir: Path, source: Path) -> bool:
+    """Whether ``run_dir`` is still to be begun from another one; False where that was done.
 
     Raises:
         InputError: it was begun otherwise or is something else, or ``source`` is itself or no run directory.
     """
-    if run.resolve() == source.resolve():
+    if run_dir.resolve() == source.resolve():
         raise InputError(f"--init-from {source}: this is the run directory itself; use another --out")
-    check_run_folder(run)
-    if (begun := read_launch(run)) is not None:
+    check_run_folder(run_dir)
+    if (begun := read_warm_start(run_dir)) is not None:
         if begun.get("run") != str(source.resolve()):
             raise InputError(
-                f"{run} was started from {begun.get('run')}, not from {source}: "
+                f"{run_dir} was started from {begun.get('run')}, not from {source}: "
                 "run without --init-from to resume it, or use another output directory"
             )
         return False
-    if (run / "config.yaml").exists():
+    if (run_dir / "config.yaml").exists():
         raise InputError(
-            f"{run} was started without --init-from: use another output directory to start from {source}"
+            f"{run_dir} was started without --init-from: use another output directory to start from {source}"
         )
     if not (source / "config.yaml").is_file():
         raise InputError(f"--init-from {source}: not a run directory: it has no config.yaml")

@@ -91,14 +91,14 @@ def _launch_seeds(folder: Path) -> list[bytes]:
 def _parse_launch(folder: Path, content: bytes) -> None:
     """As of a run that is asked for again: nothing else of it is read then."""
     from ctr.training.config import TrainConfig
-    from ctr.training.preflight import read_launch
-    from ctr.training.warm_start.start import InitFrom, launch
+    from ctr.training.preflight import read_warm_start
+    from ctr.training.warm_start.start import InitFrom, warm_start
 
     put(folder / "begun/init_from.json", content)
-    begun = read_launch(folder / "begun")
+    begun = read_warm_start(folder / "begun")
     require_finite(begun)
     json.dumps(begun, allow_nan=False)
-    launch(folder / "log", TrainConfig(), folder / "begun", InitFrom(folder / "old"))
+    warm_start(folder / "log", TrainConfig(), folder / "begun", InitFrom(folder / "old"))
 
 
 def _checkpoint_file(name: str) -> tuple[Prepare, Parse]:

@@ -143,7 +143,7 @@ def watching(reach: Reach, training: bool = True) -> Iterator[None]:
 
         for owner, method, name in (
             (Run, "record", "cursor"),
-            (Run, "learned", "learn"),
+            (Run, "record_learned", "learn"),
             (HostPipeline, "send", "roots.send"),
             (HostPipeline, "collect", "roots.collect"),
         ):

@@ -12,10 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.config import parse_model
-from ctr.training import session
 from ctr.training.config import TrainConfig
+from ctr.training.feed import Feed
 from ctr.training.loop import train
 from ctr.training.state import TrainState
+from ctr.training.trainer import Scores, Trainer
 
 Break = Callable[[TrainState], None]
 
@@ -45,9 +46,9 @@ def injected(
         unlearnable: train weights of a whole batch, as a fault of the reader's memory would change them.
         poison: what happens to the weights in such a step.
         once: only the first time, as a fault of the memory, and not of the data.
-        begun: told the first row of each batch that is learned from, before it is.
+        begun: called with the first row of each batch that is learned from, before it is.
     """
-    make = session.make_steps
+    learn = Trainer.learn
     left = {**(unlearnable or {}), **(poison or {})}
 
     def hit(faults: Mapping[int, Any] | None, begin: int, end: int) -> Any:
@@ -58,32 +59,25 @@ def injected(
                 return fault
         return None
 
-    def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Any:
-        steps = make(state, config, jit)
+    def learn_with_faults(trainer: Trainer, feed: Feed, ramps: Mapping[str, float]) -> Scores:
+        begin, end = feed.batch.begin, feed.batch.end
+        if begun is not None:
+            begun(begin, trainer.state)
+        weight = hit(unlearnable, begin, end)
+        if weight is not None:
+            spoiled = np.full_like(feed.targets["weight"], weight)
+            feed = replace(feed, targets={**feed.targets, "weight": spoiled, "own_weight": spoiled.copy()})
+        scores = learn(trainer, feed, ramps)
+        act = hit(poison, begin, end)
+        if act is not None:
+            act(trainer.state)
+        return scores
 
-        def learn(feed, ramps):
-            begin, end = feed.batch.begin, feed.batch.end
-            if begun is not None:
-                begun(begin, state)
-            weight = hit(unlearnable, begin, end)
-            if weight is not None:
-                spoiled = np.full_like(feed.targets["weight"], weight)
-                feed = replace(
-                    feed, targets={**feed.targets, "weight": spoiled, "own_weight": spoiled.copy()}
-                )
-            result = steps.learn(feed, ramps)
-            act = hit(poison, begin, end)
-            if act is not None:
-                act(state)
-            return result
-
-        return steps._replace(learn=learn)
-
-    session.make_steps = make_steps
+    Trainer.learn = learn_with_faults
     try:
         yield
     finally:
-        session.make_steps = make
+        Trainer.learn = learn
 
 
 def main(given: Mapping[str, Any]) -> None:

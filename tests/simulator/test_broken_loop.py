@@ -16,9 +16,8 @@ from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.features import SCHEMA
 from ctr.simulator.simulate import simulate
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
+from ctr.training.loop import Session, train
 from ctr.training.run.run import Run
-from ctr.training.session import Session
 from log_files import digests
 from numerical_faults import fill, injected
 
@@ -67,8 +66,8 @@ def broken(place: Path) -> tuple[Path, dict[int, Any]]:
     original = closed_loop.model_policy
 
     def served(session: Session, ids: Any) -> Any:
-        session.look()
-        known.append((session.current.position.examples, session.inputs.log.rows))
+        session.refresh()
+        known.append((session.run.position.examples, session.inputs.log.rows))
         return original(session, ids)
 
     with injected(poison=poison), pytest.MonkeyPatch.context() as patch:

@@ -25,10 +25,9 @@ from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.features import SCHEMA
 from ctr.simulator.simulate import AUCTION, TRUTH, simulate
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
+from ctr.training.loop import TIMING, train
 from ctr.training.run import checkpoint
 from ctr.training.run.run import Run
-from ctr.training.session import TIMING
 from log_files import digests, rows_of
 
 WORLD: dict[str, Any] = {

@@ -81,9 +81,9 @@ def test_a_checkpoint_that_fails_ends_the_run_at_the_next_batch(log, make_config
     def heard(position: int, _: Any) -> None:
         batches.append(position)
 
-    def save(current: Run) -> None:
-        begin(current)
-        current.background._jobs[-1].exception()
+    def save(run: Run) -> None:
+        begin(run)
+        run.files.background._jobs[-1].exception()
 
     monkeypatch.setattr(Run, "save", save)
     with fault_points.watching(failing), pytest.raises(OSError, match="No space left") as caught:

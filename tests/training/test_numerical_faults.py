@@ -361,7 +361,7 @@ def test_stopped_within_a_rollback_it_ends_in_the_same_bits(
         (checkpoint, "drop_after"),
         (rollback, "write_rollbacks"),
         (checkpoint, "restore_newest"),
-        (Run, "_go_on"),
+        (Run, "resume"),
     )[moment]
     real = getattr(module, name)
     calls = []
@@ -537,9 +537,9 @@ def test_no_checkpoint_within_a_streak(long_log, make_config, tmp_path, monkeypa
     found: list[int] = []
     save = Run.save
 
-    def noted(current: Run) -> None:
-        found.append(current.position.examples)
-        save(current)
+    def noted(run: Run) -> None:
+        found.append(run.position.examples)
+        save(run)
 
     monkeypatch.setattr(Run, "save", noted)
     with injected(unlearnable=dict.fromkeys(bad, math.inf)):

@@ -18,9 +18,8 @@ from ctr.data.sampling import SamplingConfig
 from ctr.data.sidecar import write_sidecar_interval
 from ctr.io.errors import InputError
 from ctr.models.rows import padded_size
-from ctr.training import session as module
-from ctr.training.loop import train
-from ctr.training.session import open_session
+from ctr.training import trainer as module
+from ctr.training.loop import open_session, train
 from growing_logs import (
     ENDS,
     ROOTS,
@@ -207,11 +206,11 @@ def test_an_interval_waits_for_its_teacher(growing, make_config, tmp_path):
     with open_session(growing.folder, config, tmp_path / "run") as session:
         session.advance()
         growing.grow()
-        position = session.current.position.examples
+        position = session.run.position.examples
         with pytest.raises(InputError, match=r"sidecar teacher of .*no value for \d+ of \d+ rows") as refusal:
             session.advance()
         assert "\n" not in str(refusal.value)
-        assert session.current.position.examples == position
+        assert session.run.position.examples == position
         teach()
         assert session.advance().rows > 300
         session.save()

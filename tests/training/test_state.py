@@ -67,14 +67,14 @@ def test_copies_of_pieces_are_the_arrays_always_in_the_same_memory(make_state, m
     for value in (0.0, 1.5):
         more = {"more": np.full(3, value), "one": np.array(value)}
         expected = {**state.arrays(), **more}
-        copied = copies.of(state.layout(), state.pieces(), more)
+        copied = copies.copy(state.layout(), state.pieces(), more)
         assert set(copied) == set(expected)
         for name, array in copied.items():
             np.testing.assert_array_equal(array, expected[name], strict=True)
         places.append({name: array.ctypes.data for name, array in copied.items()})
         state.tables[0].assign_add(tf.ones_like(state.tables[0]))
     assert places[0] == places[1]
-    assert copies.of({}, (), {"more": np.ones(4)})["more"].tolist() == [1] * 4
+    assert copies.copy({}, (), {"more": np.ones(4)})["more"].tolist() == [1] * 4
 
 
 def test_arrays_of_another_model_are_refused(make_state):

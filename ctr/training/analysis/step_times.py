@@ -20,7 +20,7 @@ from ctr.training.step import make_steps
 class TimedModel:
     """A fresh model, and the batches that it learns from again and again.
 
-    What a sidecar would tell of their rows is made up, and constraint logs have none: no step's time depends on it.
+    What a sidecar would have for their rows is made up, and constraint logs have none: no step's time depends on it.
 
     Attributes:
         state: its weights.

@@ -48,10 +48,10 @@ class _Matrix:
         return int(work + own * (_EXACT_FACTOR if own <= _EXACT_WORK else 1))
 
 
-def write_weight_spectra(run: Path, state: TrainState) -> None:
+def write_weight_spectra(run_dir: Path, state: TrainState) -> None:
     """Writes weight_spectra.json: what ``weight_spectra`` returns for the dense weights."""
     weights = ((name, weight.numpy()) for name, weight in state.network.weights().items())
-    write_json(run / "weight_spectra.json", weight_spectra(weights))
+    write_json(run_dir / "weight_spectra.json", weight_spectra(weights))
 
 
 def weight_spectra(weights: Iterable[tuple[str, np.ndarray]], most_work: int = _MOST_WORK) -> dict[str, Any]:

@@ -7,7 +7,7 @@ A line for each batch that completed a partition of the log, and one at the end 
      "rows": 4096,                    of them those since the last line
      "waiting": 310,                  published rows that it has not passed
      "trained_through": 1767225599000000,    query time, microseconds, of the last row that was learned from
-     "published_through": 1767225600000000,  query time up to which the log was published at the last look
+     "published_through": 1767225600000000,  query time up to which the log was published at the last refresh
      "partitions": [[1767225590000000, 1767225600000000, 0.21]],  start, end and seconds, see below
      "seconds_p50": 0.21, "seconds_max": 0.21}                   over these partitions; null without any
 
@@ -17,14 +17,14 @@ was trained on. A partition without rows is not listed.
 
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from ctr.data.log import Manifest
-from ctr.training.run.directory import GrowingFile
+from ctr.training.loop import Session
+from ctr.training.run.files import GrowingFile
 from ctr.training.run.position import Mark
-from ctr.training.session import Session
 
 FOLLOW_FILE = "follow.jsonl"
 
@@ -44,34 +44,38 @@ class Lag(NamedTuple):
 class LagReport:
     """Writes the lines of one session, after those of earlier ones."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, file: GrowingFile) -> None:
         """Begins where the session stands."""
-        folder = session.current.folder
-        self._session = session
-        self._file = GrowingFile(folder / FOLLOW_FILE, _whole_lines(folder / FOLLOW_FILE))
-        position = session.current.position
+        self._session, self._file = session, file
+        position = session.run.position
         self._begin(position.examples, position.learned)
+
+    @classmethod
+    def open(cls, session: Session) -> Self:
+        """Opens the file of the session's run, and cuts off a line that was not written to its end."""
+        path = session.run.run_dir / FOLLOW_FILE
+        return cls(session, GrowingFile.open(path, _whole_lines(path)))
 
     def _begin(self, passed: int, learned: int) -> None:
         """Begins at a position, as far as scoring and as far as learning goes."""
         self._written = self._passed = passed
         self._waiting = self._session.inputs.log.rows - passed
-        # The first interval that is not trained on to its end, the rows before it, and when it was published.
+        # The first partition that is not trained on to its end, the rows before it, and when it was published.
         self._next = self._behind = 0
         self._published: float | None = None
-        self._pass_intervals(learned if self._session.current.config.label_delay else passed)
+        self._pass_partitions(learned if self._session.run.config.label_delay else passed)
 
     def went_back(self) -> None:
         """Begins anew where the session stands after a rollback: what it passed before is passed again."""
-        position = self._session.current.position
+        position = self._session.run.position
         self._begin(position.examples, position.learned)
 
     def _trained(self, passed: int) -> int:
-        current = self._session.current
-        return current.position.learned if current.config.label_delay else passed
+        run = self._session.run
+        return run.position.learned if run.config.label_delay else passed
 
-    def _pass_intervals(self, trained: int) -> list[Manifest]:
-        """Goes on to the first interval that has rows after the first ``trained`` ones; returns those gone by."""
+    def _pass_partitions(self, trained: int) -> list[Manifest]:
+        """Goes on to the first partition that has rows after the first ``trained`` ones; returns those gone by."""
         gone = []
         manifests = self._session.inputs.log.manifests
         while self._next < len(manifests) and self._behind + manifests[self._next].rows <= trained:
@@ -81,14 +85,14 @@ class LagReport:
             self._published = None
         return [manifest for manifest in gone if manifest.rows]
 
-    def _published_at(self, interval: Manifest) -> float:
-        return (self._session.inputs.log.path / "manifests" / f"{interval.name}.json").stat().st_mtime
+    def _published_at(self, partition: Manifest) -> float:
+        return (self._session.inputs.log.path / "manifests" / f"{partition.name}.json").stat().st_mtime
 
     def passed_batch(self, position: int) -> None:
         """Notes that the batch that ends at this position of the log is done with."""
         if position < self._passed:
             # The first one after a rollback; a checkpoint, which would move the mark, comes later.
-            mark = Mark(*self._session.current.position.mark)
+            mark = Mark(*self._session.run.position.mark)
             self._begin(mark.examples, mark.learned)
         self._passed = position
         self._note(position, self._session.inputs.log.rows - position, self._trained(position), False)
@@ -100,18 +104,18 @@ class LagReport:
 
     def _note(self, passed: int, waiting: int, trained: int, is_end: bool) -> None:
         self._waiting = waiting
-        gone = self._pass_intervals(trained)
+        gone = self._pass_partitions(trained)
         if not gone and not (is_end and passed > self._written):
             return
         now = time.time()
-        seconds = [max(0.0, now - self._published_at(interval)) for interval in gone]
+        seconds = [max(0.0, now - self._published_at(partition)) for partition in gone]
         self._file.append(
             {
                 "time": round(now, 3),
                 "position": passed,
                 "rows": passed - self._written,
                 "waiting": waiting,
-                "trained_through": self._session.learner.learned_through,
+                "trained_through": self._session.run.learned_through,
                 "published_through": self._session.inputs.log.end,
                 "partitions": [
                     [partition.start, partition.end, round(one, 3)]
@@ -124,7 +128,7 @@ class LagReport:
         self._written = passed
 
     def lag(self) -> Lag:
-        """As it is now, of what was published at the last look."""
+        """Returns how far the run is behind what was published at the last refresh."""
         manifests = self._session.inputs.log.manifests
         if not self._waiting or self._next >= len(manifests):
             return Lag(self._waiting, 0.0)

@@ -1,21 +1,51 @@
-"""What is published of a run's logs and sidecars by now, looked at again and again at little cost."""
+"""What is published by now of logs and sidecars that grow, read again and again at little cost."""
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from ctr.data.log import Manifest
-from ctr.data.published import PublishedIntervals
+from ctr.data.log import Manifest, read_manifests
 from ctr.data.sidecar import sidecar_folder
+from ctr.io.files import names_in
 from ctr.training.inputs import Inputs
 from ctr.training.preflight import Log
 
 
-class Publications:
+class PublishedPartitions:
+    """The partitions of a log that grows: each manifest is read once, however often one asks.
+
+    Only the names of the manifests are looked at each time: one that was written over is not read again, and one that
+    vanished is gone.
+    """
+
+    def __init__(self, folder: Path, known: Sequence[Manifest] = ()) -> None:
+        """Reads nothing. ``known``: manifests of the log in ``folder`` that were read before."""
+        self._folder = folder
+        self._names: frozenset[str] = frozenset()
+        self._manifests = known
+
+    def read(self) -> Sequence[Manifest]:
+        """Returns all manifests in order of time; the same object as before when there are no others.
+
+        Raises:
+            InputError: see ``ctr.data.log.read_manifests``.
+        """
+        names = frozenset(names_in(self._folder / "manifests", ".json"))
+        if names != self._names:
+            known = {(manifest.start, manifest.end): manifest for manifest in self._manifests}
+            self._manifests = read_manifests(self._folder, known)
+            # A manifest that appeared in between is in both or in the next call's names alone, which is harmless.
+            self._names = names
+        return self._manifests
+
+
+class PublishedInputs:
     """The inputs of a run as they grow.
 
     Attributes:
         inputs: all that is published.
-        readable: likewise without the intervals of the log from the first one on that waits for a sidecar.
+        readable: the same without the partitions of the log from the first one on that waits for a sidecar.
         awaited: the file that it waits for; None: nothing.
     """
 
@@ -25,12 +55,14 @@ class Publications:
         self._waits = wait_for_sidecars
         self._ready = 0
         self.awaited: str | None = None
-        logs = [inputs.log, *inputs.others.values(), *([inputs.teacher_log] if inputs.teacher_log else [])]
-        self._published = [(log, PublishedIntervals(log.path, log.manifests)) for log in logs]
+        logs = [inputs.log, *inputs.constraint_logs.values()]
+        if inputs.teacher_log is not None:
+            logs.append(inputs.teacher_log)
+        self._published = [(log, PublishedPartitions(log.path, log.manifests)) for log in logs]
         self.readable = self._read_ready()
 
-    def look(self) -> bool:
-        """Takes in what was published since the last look; returns whether there is more to read of anything.
+    def refresh(self) -> bool:
+        """Finds what was published since the last call; returns whether there is more to read of anything.
 
         Raises:
             InputError: a malformed manifest.
@@ -41,14 +73,16 @@ class Publications:
             self._published = [
                 (log, published) for log, (_, published) in zip(logs, self._published, strict=True)
             ]
-            others = dict(zip(self.inputs.others, logs[1:], strict=False))
-            taught = logs[-1] if self.inputs.teacher_log else None
-            self.inputs = replace(self.inputs, log=logs[0], others=others, teacher_log=taught)
+            constraint_logs = dict(zip(self.inputs.constraint_logs, logs[1:], strict=False))
+            teacher_log = logs[-1] if self.inputs.teacher_log else None
+            self.inputs = replace(
+                self.inputs, log=logs[0], constraint_logs=constraint_logs, teacher_log=teacher_log
+            )
         self.readable = self._read_ready()
         return self.inputs is not before or self._ready != ready
 
     @staticmethod
-    def _grown(log: Log, published: PublishedIntervals) -> Log:
+    def _grown(log: Log, published: PublishedPartitions) -> Log:
         manifests = published.read()
         return log if manifests is log.manifests else Log(log.path, manifests)
 
@@ -57,41 +91,27 @@ class Publications:
         if not self._waits:
             self._ready = len(manifests)
             return self.inputs
-        # What was ready stays so; if a log has lost intervals, that is refused elsewhere.
+        # What was ready stays so; if a log has lost partitions, that is refused elsewhere.
         self._ready = min(self._ready, len(manifests))
         self.awaited = None
         while self._ready < len(manifests) and self.awaited is None:
-            self.awaited = self._lacking(manifests[self._ready])
+            self.awaited = self._missing_file(manifests[self._ready])
             self._ready += self.awaited is None
         if self._ready == len(manifests):
             return self.inputs
         return replace(self.inputs, log=Log(self.inputs.log.path, manifests[: self._ready]))
 
-    def _lacking(self, interval: Manifest) -> str | None:
-        """The first file that has to be there before the sidecars say all that they will of an interval of the log."""
-        if not self._selects(interval):
+    def _missing_file(self, partition: Manifest) -> str | None:
+        """Returns the first file that has to be there before the sidecars say all that they will of a partition."""
+        if not self.inputs.selects(partition):
             return None
         for log, name in self.inputs.sidecar_logs.values():
-            if log.end < interval.end:
-                return f"{log.path}, published until {interval.end}"
-            first = bisect_right(log.manifests, interval.start, key=lambda manifest: manifest.end)
-            last = bisect_left(log.manifests, interval.end, key=lambda manifest: manifest.start)
+            if log.end < partition.end:
+                return f"{log.path}, published until {partition.end}"
+            first = bisect_right(log.manifests, partition.start, key=lambda manifest: manifest.end)
+            last = bisect_left(log.manifests, partition.end, key=lambda manifest: manifest.start)
             for manifest in log.manifests[first:last]:
                 path = sidecar_folder(log.path, name) / f"{manifest.name}.json"
                 if manifest.rows and not path.is_file():
                     return str(path)
         return None
-
-    def _selects(self, interval: Manifest) -> bool:
-        return bool(interval.rows) and self.inputs.config.time_range.selects(interval)
-
-    def has_more(self, position: int) -> bool:
-        """Whether from ``position`` on there may be readable rows of the log that the run is about."""
-        end = self.readable.log.rows
-        for manifest in reversed(self.readable.log.manifests):
-            if end <= position:
-                break
-            if self._selects(manifest):
-                return True
-            end -= manifest.rows
-        return False

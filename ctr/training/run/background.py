@@ -55,8 +55,8 @@ class Background:
         """Returns when all is done; raises what a job raised."""
         self._wait(0)
 
-    def _wait(self, most: int) -> None:
-        while len(self._jobs) > most:
+    def _wait(self, limit: int) -> None:
+        while len(self._jobs) > limit:
             self._jobs.popleft().exception()
         self.check()
 

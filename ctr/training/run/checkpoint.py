@@ -46,22 +46,22 @@ class Copies:
 
     def make_room(self, layout: Layout) -> None:
         """Touches the memory for arrays of these shapes and dtypes, so that the first copy need not."""
-        for name, told in layout.items():
-            flat = self._room(name, *told).reshape(-1)
+        for name, (shape, dtype) in layout.items():
+            flat = self._room(name, shape, dtype).reshape(-1)
             for begin in range(0, len(flat), _PIECE):
                 flat[begin : begin + _PIECE] = 0
 
-    def of(
+    def copy(
         self, layout: Layout, pieces: Iterable[tuple[str, int, np.ndarray]], more: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Copies of arrays, valid until the next call.
+        """Copies arrays; the copies are valid until the next call.
 
         Args:
             layout: shape and dtype of each array that comes in pieces.
             pieces: name, first row and values of each.
             more: arrays that come whole.
         """
-        arrays = {name: self._room(name, *told) for name, told in layout.items()}
+        arrays = {name: self._room(name, shape, dtype) for name, (shape, dtype) in layout.items()}
         for name, begin, values in pieces:
             if values.ndim:
                 arrays[name][begin : begin + len(values)] = values
@@ -255,17 +255,17 @@ def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarra
         found = _complete(folder)
         if not found:
             raise InputError(f"{folder}: there is no checkpoint")
-        wanted = found[-1:] if examples is None else [path for path in found if int(path.name) == examples]
+        chosen = found[-1:] if examples is None else [path for path in found if int(path.name) == examples]
         positions = ", ".join(str(int(path.name)) for path in found)
-        if not wanted:
+        if not chosen:
             raise InputError(f"{folder}: there is no checkpoint {examples}; there are {positions}")
         try:
-            return _read(wanted[0])
+            return _read(chosen[0])
         except _FAULTS as error:
             # Of a run that goes on it may have been deleted meanwhile; then others are there.
-            if wanted[0].exists():
+            if chosen[0].exists():
                 raise InputError(
-                    f"{wanted[0]}: the checkpoint is damaged ({error}); there are {positions}"
+                    f"{chosen[0]}: the checkpoint is damaged ({error}); there are {positions}"
                 ) from None
 
 

@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
@@ -47,7 +47,7 @@ _METRICS = {
 CUMULATIVE = tuple(_METRICS)
 """The metrics that a line has also of the pass so far, under ``cumulative``."""
 
-_OTHERS = {
+_TAGS = {
     "window_examples": "traffic/examples",
     "queries": "traffic/queries",
     "queries_scored": "traffic/queries_scored",
@@ -71,15 +71,20 @@ _numbers = itertools.count()
 
 
 class EventFiles:
-    """The events of a run, written anew whenever it begins or goes on: no others are there then."""
+    """The events of a run, written anew whenever it begins or goes on: the earlier ones are deleted then."""
 
-    def __init__(self, folder: Path, lines: Path, config: TrainConfig) -> None:
+    def __init__(self, folder: Path, totals: tf.io.TFRecordWriter, windows: tf.io.TFRecordWriter) -> None:
+        """Appends to opened files in ``folder``: of the pass so far, and of each window alone."""
+        self._folder, self._totals, self._windows = folder, totals, windows
+        self._first_time: int | None = None
+
+    @classmethod
+    def open(cls, folder: Path, lines: Path, config: TrainConfig) -> Self:
         """Writes the events of all ``lines`` into ``folder``, where nothing but earlier events is deleted.
 
         Raises:
             OSError: the disk is full or fails.
         """
-        self._folder = folder
         old = [
             path
             for part in (folder, folder / "window")
@@ -96,21 +101,21 @@ class EventFiles:
                 histograms[event.step] = event
         make_folder(folder / "window")
         with written_by_tensorflow(folder):
-            self._totals, self._windows = _new_file(folder), _new_file(folder / "window")
-        self._first_time: int | None = None
+            events = cls(folder, _new_file(folder), _new_file(folder / "window"))
         begun = times.get(0, time.time())
         run = folder.parent.resolve()
         # Each run is a trial of its own, also beside another one of the same configuration.
         hparams = hparams_pb(_flat(config), f"{run.name} ({run})", begun)
         for summary in (_config_text(config), hparams):
-            self._write(self._totals, Event(wall_time=begun, step=0, summary=summary))
+            events._write(events._totals, Event(wall_time=begun, step=0, summary=summary))
         for line in map(json.loads, lines.read_bytes().splitlines()):
-            self._add(line, times.get(line["examples"], time.time()))
+            events._add(line, times.get(line["examples"], time.time()))
             if line["examples"] in histograms:
-                self._write(self._totals, histograms[line["examples"]])
-        self._flush()
+                events._write(events._totals, histograms[line["examples"]])
+        events._flush()
         for path in old:
             path.unlink()
+        return events
 
     def append(self, line: dict[str, Any], histograms: Mapping[str, np.ndarray] | None = None) -> None:
         """Adds the events of one line, and histograms of arrays by their tags.
@@ -142,10 +147,10 @@ class EventFiles:
     def _add(self, line: Mapping[str, Any], wall_time: float) -> None:
         if self._first_time is None:
             self._first_time = line["window_begin"]
-        others = dict(_others(line))
-        others["traffic/hours_of_the_log"] = (line["window_end"] - self._first_time) / _US_PER_HOUR
+        shared = dict(_tags(line))
+        shared["traffic/hours_of_the_log"] = (line["window_end"] - self._first_time) / _US_PER_HOUR
         for file, values in (
-            (self._totals, {**_metrics(line.get("cumulative", {})), **others}),
+            (self._totals, {**_metrics(line.get("cumulative", {})), **shared}),
             (self._windows, _metrics(line)),
         ):
             summary = _joined([scalar_pb(tag, value) for tag, value in values.items() if _is_shown(value)])
@@ -193,10 +198,11 @@ def _metrics(values: Mapping[str, Any]) -> dict[str, Any]:
     return {tag: values[name] for name, tag in _METRICS.items() if name in values}
 
 
-def _others(line: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _tags(line: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What a line says beside the metrics, by tag."""
     for name, value in line.items():
-        if name in _OTHERS:
-            yield _OTHERS[name], value
+        if name in _TAGS:
+            yield _TAGS[name], value
             continue
         prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
         if prefix is not None:

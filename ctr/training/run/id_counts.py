@@ -58,7 +58,7 @@ class IdCounts:
 
     def update(self, feed: Feed) -> None:
         """Add a batch that was read."""
-        parts = [feed.batch.rows, *(other.rows for other in feed.others if other is not None)]
+        parts = [feed.batch.rows, *(one.rows for one in feed.constraint_batches if one is not None)]
         rows = sum(map(len, parts))
         if not rows:
             return
@@ -119,8 +119,8 @@ class IdCounts:
         for name, own in self.to_arrays().items():
             own[...] = arrays[name]
 
-    def of(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Which ids of a feature occurred, bool [buckets], and how often in every eighth batch, uint32 [buckets]."""
+    def occurrences(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns which ids of a feature occurred, bool [buckets], and how often in every eighth batch, uint32."""
         place = self.features.index(name)
         for layout, bounds, places in zip(self.layouts, self._bounds, self._places, strict=True):
             if place in places:
@@ -131,7 +131,11 @@ class IdCounts:
 
 
 def write_data_health(
-    run: Path, counts: IdCounts, timeline: Timeline, schema: Schema, slices: Mapping[str, Mapping[str, Any]]
+    run_dir: Path,
+    counts: IdCounts,
+    timeline: Timeline,
+    schema: Schema,
+    slices: Mapping[str, Mapping[str, Any]],
 ) -> None:
     """Writes data_health.json: what a report says of the features' ids.
 
@@ -140,7 +144,7 @@ def write_data_health(
     """
     features = []
     for feature in schema.features:
-        seen, counted = (array.copy() for array in counts.of(feature.name))
+        seen, counted = (array.copy() for array in counts.occurrences(feature.name))
         if feature.name in schema.single_valued:
             seen[MISSING_ID], counted[MISSING_ID] = False, 0
         top = np.lexsort((np.arange(len(counted)), -counted.astype(np.int64)))[:TOP_IDS]
@@ -166,7 +170,7 @@ def write_data_health(
         for name, part in slices.items()
         if name in known
     }
-    write_json(run / "data_health.json", {"features": features, "slice_values": values})
+    write_json(run_dir / "data_health.json", {"features": features, "slice_values": values})
 
 
 def value_of_id(feature: Any, one: int) -> str | None:

@@ -1,14 +1,24 @@
 """Where a run stands in its logs, and what went wrong on the way: plain numbers, kept in every checkpoint."""
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from ctr.io.errors import InputError
 
 # A step that is skipped again and again must not make the checkpoints grow.
 _RANGES_NOTED = 100
+
+# The keys of checkpoints that are not the attribute's name.
+_KEYS = {
+    "constraint_logs": "others",
+    "constraint_rejected": "others_rejected",
+    "constraint_read": "others_read",
+    "quarantined_rows": "set_aside_rows",
+    "constraint_until": "others_until",
+}
 
 
 class Mark(NamedTuple):
@@ -31,8 +41,8 @@ class Position:
 
     Attributes:
         examples: rows of the log that are behind it as far as scoring goes, rejects included.
-        learned: likewise as far as learning goes; less only under a label delay.
-        others: likewise in each constraint log.
+        learned: the same as far as learning goes; less only under a label delay.
+        constraint_logs: rows of each constraint log that are behind it.
         batches: batches that were scored.
         trained_examples: good rows in batches that were learned from, also those of weight 0.
         trained_rows: those of them with a train weight above 0 whose step changed the weights.
@@ -41,23 +51,23 @@ class Position:
         skipped_ranges: the rows [begin, end) of the log of the first such steps.
         rejected_rows: faulty rows of the log.
         read: good and faulty rows of the log that were read.
-        others_rejected, others_read: likewise of each constraint log.
+        constraint_rejected, constraint_read: the same of each constraint log.
         nonfinite_predictions: rows whose prediction was not finite.
         skipped_in_a_row: the length of the streak of skipped steps that it stands in.
         streak_predicts: whether all predictions of these steps are such as sound weights give.
         applied_in_a_row: the number of steps since the last one that was skipped.
         applied_begin: the first row of the last batch whose step was applied; -1: none yet.
-        set_aside_rows: good rows that were scored and, being quarantined by a rollback, not learned from.
+        quarantined_rows: good rows that were scored and, being quarantined by a rollback, not learned from.
         mark: a ``Mark``, as a list.
         scored_until: query time, in microseconds, and query id of the last row that was scored, rejects included.
-        learned_until: likewise of the last row that was learned from, or quarantined.
-        others_until: likewise in each constraint log.
+        learned_until: the same of the last row that was learned from, or quarantined.
+        constraint_until: the same in each constraint log.
         trained_before: by a ramp's name, examples that counted for it before a warm start.
     """
 
     examples: int = 0
     learned: int = 0
-    others: dict[str, int] = field(default_factory=dict)
+    constraint_logs: dict[str, int] = field(default_factory=dict)
     batches: int = 0
     trained_examples: int = 0
     trained_rows: int = 0
@@ -66,23 +76,38 @@ class Position:
     skipped_ranges: list[list[int]] = field(default_factory=list)
     rejected_rows: int = 0
     read: int = 0
-    others_rejected: dict[str, int] = field(default_factory=dict)
-    others_read: dict[str, int] = field(default_factory=dict)
+    constraint_rejected: dict[str, int] = field(default_factory=dict)
+    constraint_read: dict[str, int] = field(default_factory=dict)
     nonfinite_predictions: int = 0
     skipped_in_a_row: int = 0
     streak_predicts: bool = True
     applied_in_a_row: int = 0
     applied_begin: int = -1
-    set_aside_rows: int = 0
+    quarantined_rows: int = 0
     mark: list[int] = field(default_factory=lambda: list(Mark()))
     scored_until: list[int] | None = None
     learned_until: list[int] | None = None
-    others_until: dict[str, list[int]] = field(default_factory=dict)
+    constraint_until: dict[str, list[int]] = field(default_factory=dict)
     trained_before: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        """Returns the position of a checkpoint. Raises TypeError: it has other keys."""
+        own = {name: key for key, name in _KEYS.items()}
+        return cls(**{own.get(key, key): value for key, value in content.items()})
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns a copy of the position under the keys of checkpoints."""
+        return {_KEYS.get(name, name): copy.deepcopy(value) for name, value in vars(self).items()}
+
+    @property
+    def unlearned_rows(self) -> int:
+        """The rows that were scored but not learned from, because a step was skipped or they were quarantined."""
+        return self.skipped_rows + self.quarantined_rows
 
 
 def note_step(position: Position, begin: int, end: int, applied: bool, predicts: bool) -> None:
-    """Takes in what became of a step, in place.
+    """Counts a step, in place.
 
     Args:
         begin, end: the rows of its batch, [begin, end).
@@ -119,14 +144,14 @@ def check_rejects(position: Position, allowed: float, logs: Mapping[str, Path], 
     Args:
         allowed: the share.
         logs: by name, "" the first one.
-        rejects_file: tells which rows; named in the error.
+        rejects_file: names these rows; named in the error.
 
     Raises:
         InputError: it is.
     """
     counts = {"": (position.rejected_rows, position.read)}
-    for name, rejected in position.others_rejected.items():
-        counts[name] = rejected, position.others_read[name]
+    for name, rejected in position.constraint_rejected.items():
+        counts[name] = rejected, position.constraint_read[name]
     for name, (rejected, read) in counts.items():
         if rejected > allowed * max(read, 1000):
             raise InputError(

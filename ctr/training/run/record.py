@@ -17,14 +17,14 @@ from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 
 
-def record_predictions(log: Path, run: Path, name: str, log_rows: int) -> dict[str, Any]:
-    """Publishes the sidecar ``name`` with the column ``logit``, float32, for the intervals that a run has passed.
+def record_predictions(log: Path, run_dir: Path, name: str, log_rows: int) -> dict[str, Any]:
+    """Publishes the sidecar ``name`` with the column ``logit``, float32, for the partitions that a run has passed.
 
     A row that the run did not score has NaN: a faulty one, or one outside its time range or sample.
 
     Args:
-        log: the log that ``run`` was trained on.
-        run: its run directory, with predictions.
+        log: the log that the run was trained on.
+        run_dir: its run directory, with predictions.
         name: of the sidecar. What was recorded under it before must be the same.
         log_rows: how many rows of the log the run has passed.
 
@@ -34,9 +34,9 @@ def record_predictions(log: Path, run: Path, name: str, log_rows: int) -> dict[s
     Raises:
         InputError: the run has no predictions, or another one was recorded under this name.
     """
-    parts = sorted((run / "predictions").glob("*.parquet"))
+    parts = sorted((run_dir / "predictions").glob("*.parquet"))
     if not parts:
-        raise InputError(f"{run}: has no predictions to record: the run scored no row")
+        raise InputError(f"{run_dir}: has no predictions to record: the run scored no row")
     schema = read_schema(log)
     predictions = _Predictions(parts)
     rows = missing = 0
@@ -49,14 +49,14 @@ def record_predictions(log: Path, run: Path, name: str, log_rows: int) -> dict[s
         ids = np.concatenate(
             [np.zeros(0, np.int64), *(table.column("example_id").to_numpy() for table in tables)]
         )
-        logit = predictions.of(manifest, ids)
+        logit = predictions.read_logits(manifest, ids)
         rows += len(ids)
         missing += int(np.isnan(logit).sum())
         write_sidecar_interval(log, name, manifest, pa.table({"example_id": ids, "logit": logit}))
     return {"sidecar": name, "rows": rows, "without_prediction": missing}
 
 
-def check_record(log: Path, config: TrainConfig, run: Path, name: str) -> None:
+def check_record(log: Path, config: TrainConfig, run_dir: Path, name: str) -> None:
     """Raises InputError before the pass for what could not be published after it."""
     folder = sidecar_folder(log, name)
     if not config.record_predictions:
@@ -66,12 +66,12 @@ def check_record(log: Path, config: TrainConfig, run: Path, name: str) -> None:
         teacher_log = log if distillation.log is None else Path(distillation.log)
         if teacher_log.resolve() == log.resolve():
             raise InputError(f"--record {name}: the run's own teacher has this name; use another one")
-    if folder.exists() and any(folder.iterdir()) and not (run / "summary.json").exists():
+    if folder.exists() and any(folder.iterdir()) and not (run_dir / "summary.json").exists():
         raise InputError(f"--record {name}: {folder} already exists, from another run; use another name")
 
 
 class _Predictions:
-    """A run's predictions, interval by interval."""
+    """A run's predictions, partition by partition."""
 
     def __init__(self, parts: list[Path]) -> None:
         self._blocks = self._read(parts)
@@ -83,17 +83,17 @@ class _Predictions:
             table = pq.read_table(part, columns=["query_time", "example_id", "logit"])
             yield {column: table.column(column).to_numpy() for column in table.column_names}
 
-    def of(self, interval: Manifest, example_id: np.ndarray) -> np.ndarray:
-        """Logits, float32 [N], of an interval's examples in their order; NaN for those without.
+    def read_logits(self, partition: Manifest, example_id: np.ndarray) -> np.ndarray:
+        """Returns the logits, float32 [N], of a partition's examples in their order; NaN for those without.
 
-        Intervals are to be asked for in order.
+        Partitions are to be asked for in order.
         """
         logit = np.full(len(example_id), np.nan, np.float32)
         order = np.argsort(example_id, kind="stable")
         known = example_id[order]
         while self._block is not None:
             times = self._block["query_time"]
-            begin, end = np.searchsorted(times, [interval.start, interval.end])
+            begin, end = np.searchsorted(times, [partition.start, partition.end])
             own = self._block["example_id"][begin:end]
             logit[order[np.searchsorted(known, own)]] = self._block["logit"][begin:end]
             if end < len(times):

@@ -8,9 +8,11 @@ from ctr.data.log import log_sha256
 from ctr.data.sample_log import applied_samplings
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
-from ctr.training.duals import duals_of
+from ctr.training.analysis.weight_spectra import write_weight_spectra
 from ctr.training.inputs import Inputs
-from ctr.training.run.position import Position
+from ctr.training.run.directory import write_json, write_metric_states, write_timeline
+from ctr.training.run.id_counts import write_data_health
+from ctr.training.run.metrics import duals_of
 from ctr.training.run.rollback import as_json
 from ctr.training.run.run import Run
 
@@ -18,59 +20,80 @@ from ctr.training.run.run import Run
 TIMING = ("examples_per_second", "step_ms_p50", "shampoo_seconds_waited", "shampoo_seconds_computing")
 
 
-def lost_rows(position: Position) -> int:
-    """The rows that were scored but not learned from, because a step was skipped or they were quarantined."""
-    return position.skipped_rows + position.set_aside_rows
-
-
-def losses_text(current: Run) -> str:
-    """How many rows were not learned from, as a share of all, and how they were lost."""
-    position, lost = current.position, lost_rows(current.position)
+def unlearned_text(run: Run) -> str:
+    """Returns how many rows were not learned from, as a share of all, and why."""
+    position, rows = run.position, run.position.unlearned_rows
     # Rows outside a time range are passed over, not scored.
-    scored = int(current.total.traffic.examples + current.window.traffic.examples)
+    scored = int(run.metrics.total.traffic.examples + run.metrics.window.traffic.examples)
     return (
-        f"{lost} of {scored} rows ({lost / max(scored, 1):.1%}) were not learned from: "
-        f"{position.set_aside_rows} quarantined, {position.skipped_rows} in {position.skipped_steps} skipped steps"
+        f"{rows} of {scored} rows ({rows / max(scored, 1):.1%}) were not learned from: "
+        f"{position.quarantined_rows} quarantined, {position.skipped_rows} in {position.skipped_steps} skipped steps"
     )
 
 
-def learning_failure(current: Run, broken: str | None = None) -> str | None:
+def learning_failure(run: Run, fault: str | None = None) -> str | None:
     """Why a run is to end with an error though it has passed its log; None: it learned.
 
     It fails where rows were lost and no row was left to learn from, or where its weights are broken at the end. Where
     only some rows were lost it does not fail: what remains is a model, and a warning names the share.
 
     Args:
-        current: the run, at the end of its log.
-        broken: what is wrong with its weights, if anything; see ``Run.broken_weights``.
+        run: at the end of its log.
+        fault: what is wrong with its weights, if anything; see ``Run.weight_fault``.
 
     Returns:
         One line: the share of the rows, the cause, and the likely remedy.
     """
-    position = current.position
+    position = run.position
     rates = ", ".join(
         f"optimizer.{part}.{name} is {value:g}"
-        for part, options in current.config.optimizer.model_dump().items()
+        for part, options in run.config.optimizer.model_dump().items()
         for name, value in options.items()
         if name.endswith("learning_rate")
     )
     remedy = f"lower the learning rates ({rates})"
-    if broken is not None:
-        return f"the weights at the end of the log are of no use ({broken}); {remedy}"
-    if position.trained_rows or not lost_rows(position):
+    if fault is not None:
+        return f"the weights at the end of the log are of no use ({fault}); {remedy}"
+    if position.trained_rows or not position.unlearned_rows:
         return None
-    causes = [one.reason for one in current.rollbacks[-1:]]
+    causes = [one.reason for one in run.rollbacks[-1:]]
     if position.skipped_rows:
         causes.append("the loss or a gradient was not finite")
         remedy += ", or look at the train weights of the rows"
-    return f"nothing was learned: {losses_text(current)}; cause: {'; '.join(causes)}; {remedy}"
+    return f"nothing was learned: {unlearned_text(run)}; cause: {'; '.join(causes)}; {remedy}"
 
 
-def results(inputs: Inputs, current: Run) -> dict[str, Any]:
-    """What summary.json reports of a run that stands at the end of its log, but for its timing."""
-    position = current.position
+def write_results(
+    inputs: Inputs, run: Run, failure: str | None, timing: Mapping[str, float]
+) -> dict[str, Any]:
+    """Writes the results of a run that stands at the end of its log; returns the content of summary.json.
+
+    Args:
+        failure: why the run ends with an error, if it does.
+        timing: ``Trainer.timing``; empty where nothing was left to pass: then the earlier timing stands.
+    """
+    run_dir, metrics = run.run_dir, run.metrics
+    summary_path = run_dir / "summary.json"
+    summary = {
+        **_results(inputs, run),
+        "learning_failure": failure,
+        **(timing or timing_before(summary_path)),
+    }
+    write_metric_states(run_dir, metrics.total.to_arrays())
+    for name, constraint_log in metrics.constraint_logs.items():
+        write_metric_states(run_dir, constraint_log.to_arrays(), name)
+    write_weight_spectra(run_dir, run.state)
+    write_timeline(run_dir, metrics.timeline.to_arrays())
+    write_data_health(run_dir, metrics.ids, metrics.timeline, run.schema, summary["calibration_slices"])
+    write_json(summary_path, summary)
+    run.files.events.end(failure is None)
+    return summary
+
+
+def _results(inputs: Inputs, run: Run) -> dict[str, Any]:
+    position, metrics = run.position, run.metrics
     return {
-        **current.total.summary(),
+        **metrics.total.summary(),
         "log_rows": position.examples,
         "batches": position.batches,
         "trained_examples": position.trained_examples,
@@ -79,19 +102,21 @@ def results(inputs: Inputs, current: Run) -> dict[str, Any]:
         "skipped_steps": position.skipped_steps,
         "skipped_rows": position.skipped_rows,
         "skipped_ranges": position.skipped_ranges,
-        "rollbacks": len(current.rollbacks),
-        "quarantined": as_json(current.rollbacks),
-        "quarantined_rows": position.set_aside_rows,
+        "rollbacks": len(run.rollbacks),
+        "quarantined": as_json(run.rollbacks),
+        "quarantined_rows": position.quarantined_rows,
         "rejected_rows": position.rejected_rows,
         "nonfinite_predictions": position.nonfinite_predictions,
-        **current.state.parameter_counts(),
-        "duals": duals_of(current.state),
-        "constraint_logs": {name: metrics.summary() for name, metrics in current.others.items()},
-        "shampoo": current.state.root_report(),
-        "config_sha256": current.config.sha256(),
+        **run.state.parameter_counts(),
+        "duals": duals_of(run.state),
+        "constraint_logs": {name: one.summary() for name, one in metrics.constraint_logs.items()},
+        "shampoo": run.state.root_report(),
+        "config_sha256": run.config.sha256(),
         "log_sha256": log_sha256(inputs.log.manifests),
-        "constraint_logs_sha256": {name: log_sha256(log.manifests) for name, log in inputs.others.items()},
-        "sidecars_sha256": current.sidecar_hashes(),
+        "constraint_logs_sha256": {
+            name: log_sha256(log.manifests) for name, log in inputs.constraint_logs.items()
+        },
+        "sidecars_sha256": run.sidecar_hashes(),
     }
 
 

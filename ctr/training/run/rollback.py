@@ -93,14 +93,14 @@ def predicts_soundly(logit: np.ndarray) -> bool:
 
 
 def rows_of_streak(
-    limit: int | None, position: Position, past: Sequence[Rollback], folder: Path
+    limit: int | None, position: Position, past: Sequence[Rollback], run_dir: Path
 ) -> tuple[int, int] | None:
     """The rows to quarantine because of the streak of skipped steps that a run stands in; None: it goes on.
 
     Args:
         limit: so many steps make a rollback; None: none do.
         past: the run's rollbacks so far.
-        folder: the run directory, named in errors.
+        run_dir: named in errors.
 
     Raises:
         InputError: it was rolled back twice to the same checkpoint, and that did not help.
@@ -108,7 +108,7 @@ def rows_of_streak(
     if limit is None or position.skipped_in_a_row < limit:
         return None
     mark = Mark(*position.mark)
-    attempts = _attempts(mark, past)
+    attempts = _rollbacks_to(mark, past)
     is_checkpoint = position.applied_begin == mark.applied_begin
     if attempts and is_checkpoint and position.streak_predicts:
         return None
@@ -116,11 +116,11 @@ def rows_of_streak(
         return max(position.applied_begin, mark.learned), position.learned
     if attempts == 1:
         return mark.learned, position.learned
-    raise _hopeless(folder, mark, position, f"{position.skipped_in_a_row} steps in a row were skipped")
+    raise _no_way_back(run_dir, mark, position, f"{position.skipped_in_a_row} steps in a row were skipped")
 
 
 def rows_of_broken_weights(
-    position: Position, past: Sequence[Rollback], folder: Path, predicts: bool
+    position: Position, past: Sequence[Rollback], run_dir: Path, predicts: bool
 ) -> tuple[int, int]:
     """The rows to quarantine because weights are broken, though steps may have been applied until now.
 
@@ -134,23 +134,23 @@ def rows_of_broken_weights(
         InputError: see ``rows_of_streak``.
     """
     mark = Mark(*position.mark)
-    attempts = _attempts(mark, past)
+    attempts = _rollbacks_to(mark, past)
     if attempts == 0:
         if position.skipped_in_a_row or not predicts:
             return max(position.applied_begin, mark.learned), position.learned
         return position.learned, position.learned
     if attempts == 1:
         return mark.learned, position.learned
-    raise _hopeless(folder, mark, position, "weights are broken")
+    raise _no_way_back(run_dir, mark, position, "weights are broken")
 
 
-def _attempts(mark: Mark, past: Sequence[Rollback]) -> int:
+def _rollbacks_to(mark: Mark, past: Sequence[Rollback]) -> int:
     return sum(one.checkpoint == mark.examples for one in past)
 
 
-def _hopeless(folder: Path, mark: Mark, position: Position, what: str) -> InputError:
+def _no_way_back(run_dir: Path, mark: Mark, position: Position, what: str) -> InputError:
     return InputError(
-        f"{folder}: {what} up to row {position.learned} of the log, after two rollbacks to the checkpoint of row "
+        f"{run_dir}: {what} up to row {position.learned} of the log, after two rollbacks to the checkpoint of row "
         f"{mark.examples} that quarantined the rows from {mark.learned} on ({QUARANTINE_FILE}); look at these rows, or "
         "start anew with lower learning rates or rollback.after_skipped_steps: null, which skips such steps only"
     )
@@ -184,7 +184,7 @@ def is_quarantined(begin: int, end: int, past: Iterable[Rollback]) -> bool:
     return any(max(begin, one.rows[0]) < min(end, one.rows[1]) for one in past)
 
 
-def is_export_due(limit: int | None, every: int, behind: int, position: Position) -> bool:
+def is_export_due(limit: int | None, every: int, before: int, position: Position) -> bool:
     """Whether a model is to be exported: with the last batch the run came past a multiple of ``every`` rows.
 
     None is within a streak of skipped steps, when weights are in doubt: it is left out, and the next one comes with
@@ -193,20 +193,20 @@ def is_export_due(limit: int | None, every: int, behind: int, position: Position
     Args:
         limit: see ``rows_of_streak``.
         every: how many rows there are between exports.
-        behind: the position before the batch.
+        before: the position before the batch.
     """
     if limit is not None and position.skipped_in_a_row:
         return False
-    return behind // every < position.examples // every
+    return before // every < position.examples // every
 
 
-def drop_after(folder: Path, examples: int) -> None:
-    """Deletes what the run in ``folder`` has published of positions after ``examples``, and goes back from.
+def drop_after(run_dir: Path, examples: int) -> None:
+    """Deletes what the run in ``run_dir`` has published of positions after ``examples``, and goes back from.
 
     The exports first: without them a run that is killed in between goes on; beside them it could not learn otherwise.
     """
-    export_folder.drop_after(folder / "exports", examples)
-    checkpoint.drop_after(folder / "checkpoints", examples)
+    export_folder.drop_after(run_dir / "exports", examples)
+    checkpoint.drop_after(run_dir / "checkpoints", examples)
 
 
 def first_broken(arrays: Iterable[tuple[str, np.ndarray]]) -> str | None:
@@ -243,15 +243,15 @@ def query_times(
     return first, last
 
 
-def read_rollbacks(folder: Path) -> list[Rollback]:
-    """The rollbacks of the run in ``folder``.
+def read_rollbacks(run_dir: Path) -> list[Rollback]:
+    """Returns the rollbacks of the run in ``run_dir``.
 
     Raises:
         InputError: the file that records them is damaged.
     """
-    path = folder / QUARANTINE_FILE
+    path = run_dir / QUARANTINE_FILE
     if not path.exists():
-        path = folder / _FORMER_FILE
+        path = run_dir / _FORMER_FILE
     if not path.exists():
         return []
     try:
@@ -263,9 +263,9 @@ def read_rollbacks(folder: Path) -> list[Rollback]:
         ) from None
 
 
-def write_rollbacks(folder: Path, rollbacks: Sequence[Rollback]) -> None:
+def write_rollbacks(run_dir: Path, rollbacks: Sequence[Rollback]) -> None:
     """Writes all rollbacks of a run, durably."""
-    write_atomic_bytes(folder / QUARANTINE_FILE, sealed_bytes({"rollbacks": as_json(rollbacks)}))
+    write_atomic_bytes(run_dir / QUARANTINE_FILE, sealed_bytes({"rollbacks": as_json(rollbacks)}))
 
 
 def as_json(rollbacks: Sequence[Rollback]) -> list[dict[str, Any]]:
@@ -273,10 +273,10 @@ def as_json(rollbacks: Sequence[Rollback]) -> list[dict[str, Any]]:
     return [one.model_dump(mode="json") for one in rollbacks]
 
 
-def check_kept(folder: Path, seen: Sequence[Mapping[str, Any]], found: Sequence[Rollback]) -> None:
+def check_kept(run_dir: Path, seen: Sequence[Mapping[str, Any]], found: Sequence[Rollback]) -> None:
     """Raises InputError unless the rollbacks that a checkpoint has seen are the first of those ``found``."""
     if list(seen) != as_json(found)[: len(seen)]:
         raise InputError(
-            f"{folder / QUARANTINE_FILE}: does not have the {len(seen)} rollbacks that the checkpoint was made "
+            f"{run_dir / QUARANTINE_FILE}: does not have the {len(seen)} rollbacks that the checkpoint was made "
             "after; restore it, or use another output directory to start again"
         )

@@ -29,7 +29,7 @@ class Snapshot:
     """The weights of a run at one position.
 
     Attributes:
-        folder: the run directory.
+        run_dir: the run directory.
         config: of the run.
         schema: the features.
         compute_dtype: in which the run computes, ``float32`` or ``bfloat16``.
@@ -39,7 +39,7 @@ class Snapshot:
         progress: where the run stood (``ctr.training.run.run.Run.progress``).
     """
 
-    folder: Path
+    run_dir: Path
     config: TrainConfig
     schema: Schema
     compute_dtype: str
@@ -64,35 +64,35 @@ Exporter = Callable[[Snapshot], object]
 """What the training loop calls for each export that the configuration asks for."""
 
 
-def take_snapshot(current: Run) -> Snapshot:
+def take_snapshot(run: Run) -> Snapshot:
     """The weights of a run that is training. They are to be used before its next step."""
-    state, compute_dtype = current.state, resolve_compute_dtype(current.config)
+    state, compute_dtype = run.state, resolve_compute_dtype(run.config)
     weights = {name: variable.numpy() for name, variable in dense_weights(state.network).items()}
-    network = _network(state.layouts, current.config, compute_dtype, weights)
-    parts = (state.layouts, state.tables, network, current.progress())
-    return Snapshot(current.folder, current.config, current.schema, compute_dtype, *parts)
+    network = _network(state.layouts, run.config, compute_dtype, weights)
+    parts = (state.layouts, state.tables, network, run.progress())
+    return Snapshot(run.run_dir, run.config, run.schema, compute_dtype, *parts)
 
 
-def read_snapshot(run: Path, examples: int | None = None) -> Snapshot:
+def read_snapshot(run_dir: Path, examples: int | None = None) -> Snapshot:
     """The weights in a run's checkpoint of position ``examples``, or in its newest one.
 
     Raises:
         InputError: no run directory, a file of it missing or damaged, or no such checkpoint.
     """
-    config, schema = read_run_model(run)
-    path = run / "environment.json"
+    config, schema = read_run_model(run_dir)
+    path = run_dir / "environment.json"
     compute_dtype = read_json_object(path, f"{path}: no such file").get("compute_dtype")
     if compute_dtype not in ("float32", "bfloat16"):
         raise InputError(f"{path}: compute_dtype is {compute_dtype!r}; allowed: float32, bfloat16")
     layouts = config.model.table_layouts(schema)
-    arrays, progress = checkpoint.read(run / "checkpoints", examples)
+    arrays, progress = checkpoint.read(run_dir / "checkpoints", examples)
     weights = {name.removeprefix("weights|"): array for name, array in arrays.items()}
     try:
         tables = [tf.Variable(_table(layout, weights)) for layout in layouts]
         network = _network(layouts, config, compute_dtype, weights)
     except (KeyError, ValueError) as error:
-        raise InputError(f"{run}: the checkpoint is of another model than config.yaml: {error}") from None
-    return Snapshot(run, config, schema, compute_dtype, layouts, tables, network, progress)
+        raise InputError(f"{run_dir}: the checkpoint is of another model than config.yaml: {error}") from None
+    return Snapshot(run_dir, config, schema, compute_dtype, layouts, tables, network, progress)
 
 
 def _table(layout: TableLayout, weights: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -41,21 +41,23 @@ def begin_position(
     else:
         scored = _reach(log, inputs.schema, old.scored_until, source, "")
         learned = _reach(log, inputs.schema, old.learned_until, source, "")
-        others = {
+        constraint_logs = {
             name: _reach(
                 other,
                 inputs.schema,
-                # What came before what was learned last is never taken in later.
-                old.others_until.get(name, [old.learned_until[0] - 1, _LAST_ID]),
+                # What came before what was learned last is never read later.
+                old.constraint_until.get(name, [old.learned_until[0] - 1, _LAST_ID]),
                 source,
                 name,
             )
-            for name, other in inputs.others.items()
+            for name, other in inputs.constraint_logs.items()
         }
-        position = Position(examples=scored, learned=learned, others=others)
+        position = Position(examples=scored, learned=learned, constraint_logs=constraint_logs)
         position.scored_until, position.learned_until = old.scored_until, old.learned_until
-        position.others_until = {
-            name: copy.copy(until) for name, until in old.others_until.items() if name in inputs.others
+        position.constraint_until = {
+            name: copy.copy(until)
+            for name, until in old.constraint_until.items()
+            if name in inputs.constraint_logs
         }
     if not inputs.config.label_delay:
         position.examples = position.learned
@@ -65,16 +67,16 @@ def begin_position(
             f"{log.path}: has no row after those that {source} was trained on, the first {position.examples}; "
             "with --follow the new run waits for more"
         )
-    zeros = dict.fromkeys(inputs.others, 0)
-    position.others_rejected, position.others_read = dict(zeros), dict(zeros)
+    zeros = dict.fromkeys(inputs.constraint_logs, 0)
+    position.constraint_rejected, position.constraint_read = dict(zeros), dict(zeros)
     return position
 
 
 def _same_place(
     inputs: Inputs, old: Position, consumed: Sequence[Mapping[str, Any]], source: Path
 ) -> Position:
-    """Of a run whose checkpoint does not tell the last rows that it passed: only in the same logs."""
-    logs = {"": inputs.log, **inputs.others}
+    """The position of a run whose checkpoint does not have the last rows that it passed: only in the same logs."""
+    logs = {"": inputs.log, **inputs.constraint_logs}
     for seen in consumed:
         log = logs.get(seen["log"])
         if log is not None and log_sha256(log.manifests[: seen["intervals"]]) != seen["sha256"]:
@@ -82,8 +84,8 @@ def _same_place(
                 f"--init-from {source}: its checkpoint does not record how far the run got in any log but its own, "
                 f"and {log.path} is another log"
             )
-    others = {name: old.others.get(name, 0) for name in inputs.others}
-    return Position(examples=old.examples, learned=old.learned, others=others)
+    constraint_logs = {name: old.constraint_logs.get(name, 0) for name in inputs.constraint_logs}
+    return Position(examples=old.examples, learned=old.learned, constraint_logs=constraint_logs)
 
 
 def _reach(log: Log, schema: Schema, until: Sequence[int], source: Path, name: str) -> int:

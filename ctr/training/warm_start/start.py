@@ -18,7 +18,7 @@ from ctr.io.files import make_folder, sync_folder, write_atomic_bytes
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment, make_deterministic, resolve_compute_dtype
 from ctr.training.inputs import Inputs, open_inputs
-from ctr.training.preflight import begins_from
+from ctr.training.preflight import needs_warm_start
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import (
     INIT_FROM,
@@ -30,24 +30,26 @@ from ctr.training.run.directory import (
 )
 from ctr.training.run.position import Position
 from ctr.training.run.rollback import first_broken
-from ctr.training.run.run import Run
+from ctr.training.run.run import open_run
 from ctr.training.state import TrainState, create_network
 from ctr.training.warm_start.optimizer import take_optimizer
 from ctr.training.warm_start.position import begin_position
-from ctr.training.warm_start.table import launch_text
 from ctr.training.warm_start.weights import Entry, Side, take_ramps, take_rows, take_slices, take_weights
+
+_PARTS = {"feature": "features", "weight": "dense weights", "slices": "constrained slices", "ramp": "ramps"}
+_WORDS = {"taken": "taken", "partly": "partly", "fresh": "fresh", "left": "left behind"}
 
 
 class InitFrom(NamedTuple):
     """The run to begin from.
 
     Attributes:
-        run: its directory. It is only read, and may be training.
-        tell: is told, as text, what was taken, when the new run begins; not when it is resumed.
+        run_dir: its directory. It is only read, and may be training.
+        report: called, when the new run begins, with what was taken, as text; not when it is resumed.
     """
 
-    run: Path
-    tell: Callable[[str], object] = lambda text: None
+    run_dir: Path
+    report: Callable[[str], object] = lambda text: None
 
 
 class _Old(NamedTuple):
@@ -59,66 +61,66 @@ class _Old(NamedTuple):
     arrays: dict[str, np.ndarray]
 
 
-def launch(log: Path, config: TrainConfig, run: Path, source: InitFrom, waits: bool = False) -> None:
-    """Makes ``run`` a run directory that begins where another run stands; does nothing if it was made so before.
+def warm_start(log: Path, config: TrainConfig, run_dir: Path, source: InitFrom, waits: bool = False) -> None:
+    """Makes ``run_dir`` a run directory that begins where another run stands; does nothing if it was made so before.
 
     Args:
         log, config: of the new run.
-        run: its directory; a new or an empty one, or one that was begun from the same run.
+        run_dir: its directory; a new or an empty one, or one that was begun from the same run.
         source: the other run.
         waits: whether the log may have nothing new yet.
 
     Raises:
-        InputError: see ``open_inputs``; ``run`` was begun otherwise or is something else; ``source`` is no run, has
-            no checkpoint, a damaged one, or nothing that the new run could take; the log does not reach so far.
+        InputError: see ``open_inputs``; ``run_dir`` was begun otherwise or is something else; ``source`` is no run,
+            has no checkpoint, a damaged one, or nothing that the new run could take; the log does not reach so far.
     """
-    if not begins_from(run, source.run):
+    if not needs_warm_start(run_dir, source.run_dir):
         return
     inputs = open_inputs(log, config)
-    old = _read_old(source.run)
-    position = begin_position(inputs, old.position, old.state["consumed"], source.run, waits)
-    folder = run.resolve().with_name(f".{run.resolve().name}.launching")
+    old = _read_old(source.run_dir)
+    position = begin_position(inputs, old.position, old.state["consumed"], source.run_dir, waits)
+    folder = run_dir.resolve().with_name(f".{run_dir.resolve().name}.launching")
     make_folder(folder)
     with only_process(folder):
         try:
             _clear(folder)
-            content = _make(folder, inputs, old, position, source.run)
-            _publish(folder, run)
+            content = _make(folder, inputs, old, position, source.run_dir)
+            _publish(folder, run_dir)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-    source.tell(launch_text(content))
+    source.report(table_text(content))
 
 
-def _read_old(folder: Path) -> _Old:
-    config = load_record(TrainConfig, folder / "config.yaml", "config")
-    schema = read_run_schema(folder)
+def _read_old(run_dir: Path) -> _Old:
+    config = load_record(TrainConfig, run_dir / "config.yaml", "config")
+    schema = read_run_schema(run_dir)
     layouts = config.model.table_layouts(schema)
     network = create_network(layouts, config, "float32", compiled=False)
     shapes = {name: tuple(weight.shape) for name, weight in network.weights().items()}
-    arrays, state = checkpoint.read(folder / "checkpoints")
+    arrays, state = checkpoint.read(run_dir / "checkpoints")
     weights = {
         name.removeprefix("weights|"): array for name, array in arrays.items() if name.startswith("weights|")
     }
     try:
-        position = Position(**state["position"])
+        position = Position.from_json(state["position"])
         _check_arrays(weights, layouts, shapes)
         broken = first_broken(weights.items())
     except (KeyError, TypeError, ValueError) as error:
-        raise _not_its_own(folder, error) from None
+        raise _not_its_own(run_dir, error) from None
     if not position.trained_examples and position.learned_until is None:
         raise InputError(
-            f"--init-from {folder}: the run has not learned anything yet; start without --init-from"
+            f"--init-from {run_dir}: the run has not learned anything yet; start without --init-from"
         )
     if broken is not None:
         raise InputError(
-            f"--init-from {folder}: the newest checkpoint, of row {position.examples}, is not sound: {broken}"
+            f"--init-from {run_dir}: the newest checkpoint, of row {position.examples}, is not sound: {broken}"
         )
     return _Old(Side(config, schema, layouts, shapes), position, state, weights)
 
 
-def _not_its_own(folder: Path, error: Exception) -> InputError:
-    return InputError(f"--init-from {folder}: the checkpoint is not one of its config.yaml: {error}")
+def _not_its_own(run_dir: Path, error: Exception) -> InputError:
+    return InputError(f"--init-from {run_dir}: the checkpoint is not one of its config.yaml: {error}")
 
 
 def _check_arrays(arrays: Mapping[str, np.ndarray], layouts: Any, shapes: Mapping[str, Any]) -> None:
@@ -130,7 +132,7 @@ def _check_arrays(arrays: Mapping[str, np.ndarray], layouts: Any, shapes: Mappin
 
 
 def _clear(folder: Path) -> None:
-    """Takes away what a launch that was killed has left."""
+    """Deletes what a warm start that was killed has left."""
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
@@ -155,17 +157,11 @@ def _make(folder: Path, inputs: Inputs, old: _Old, position: Position, source: P
     except (KeyError, ValueError) as error:
         raise _not_its_own(source, error) from None
     state.restore(arrays)
-    others = {name: other.manifests for name, other in inputs.others.items()}
-    current = Run(
-        folder, config, state, schema, inputs.log.manifests, others, inputs.sidecars, lambda: arrays
-    )
-    try:
-        current.position = position
-        current.position.trained_before = before
-        current.save()
-        current.background.wait()
-    finally:
-        current.close()
+    with open_run(folder, inputs, state, lambda: arrays) as run:
+        run.position = position
+        run.position.trained_before = before
+        run.save()
+        run.files.background.wait()
     content = {
         "run": str(source.resolve()),
         "checkpoint": old.position.examples,
@@ -173,7 +169,7 @@ def _make(folder: Path, inputs: Inputs, old: _Old, position: Position, source: P
         "begins_at": {
             "log": position.examples,
             "learned": position.learned,
-            "constraint_logs": position.others,
+            "constraint_logs": position.constraint_logs,
         },
         "table": [entry._asdict() for entry in entries],
     }
@@ -196,7 +192,7 @@ def _take(
     weights, moves = take_weights(arrays, old.arrays, *sides, kept)
     statuses, why = take_optimizer(arrays, old.arrays, *sides, moves)
     numbers = {name: index for index, name in enumerate(new.shapes)}
-    told = [
+    weights_and_optimizer = [
         entry
         if entry.status == "left" or numbers[entry.name] not in statuses
         else entry._replace(
@@ -214,13 +210,32 @@ def _take(
     ramps, before = take_ramps(
         *sides, position.trained_examples, position.trained_before, [*weights, *slices]
     )
-    return [*features, *told, *slices, *ramps], before
+    return [*features, *weights_and_optimizer, *slices, *ramps], before
 
 
-def _publish(folder: Path, run: Path) -> None:
+def _publish(folder: Path, run_dir: Path) -> None:
     sync_folder(folder)
     try:
-        folder.rename(run.resolve())
+        folder.rename(run_dir.resolve())
     except OSError as error:
-        raise InputError(f"{run}: cannot be created: {error}") from None
-    sync_folder(run.resolve().parent)
+        raise InputError(f"{run_dir}: cannot be created: {error}") from None
+    sync_folder(run_dir.resolve().parent)
+
+
+def table_text(content: Mapping[str, Any]) -> str:
+    """Returns the content of init_from.json in lines; what has the same fate for the same reason shares one."""
+    begins = content["begins_at"]["log"]
+    lines = [
+        f"begins at row {begins} of the log, from checkpoint {content['checkpoint']} of {content['run']}"
+    ]
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for entry in content["table"]:
+        what = entry["why"]
+        optimizer = entry["optimizer"]
+        if optimizer is not None and optimizer != entry["status"]:
+            what = f"optimizer state {optimizer}" + (f": {what}" if what else "")
+        key = _PARTS[entry["part"]], _WORDS[entry["status"]], what
+        groups.setdefault(key, []).append(entry["name"])
+    for (part, status, why), names in groups.items():
+        lines.append(f"  {part:<19}{status:<12} {', '.join(names)}" + (f"  ({why})" if why else ""))
+    return "\n".join(lines)

@@ -8,8 +8,7 @@ import pytest
 import growing_logs
 from ctr.data.log import read_manifests
 from ctr.io.errors import InputError
-from ctr.training.loop import train
-from ctr.training.session import open_session
+from ctr.training.loop import open_session, train
 from growing_logs import ENDS
 
 
@@ -34,12 +33,12 @@ def test_an_interval_that_comes_after_its_time_is_refused_by_name(
     with open_session(log, config, run) as session:
         session.advance(partial=True)
         session.save()
-        passed = session.current.position.examples
+        passed = session.run.position.examples
         assert passed == sum(manifest.rows for manifest in read_manifests(log))
         publish(1)
         with pytest.raises(InputError, match=late):
             session.advance()
-        assert session.current.position.examples == passed
+        assert session.run.position.examples == passed
     # Nor is it taken in by whoever goes on later.
     with pytest.raises(InputError, match=r"its first 2 partitions differ;"):
         train(log, config, run)
@@ -52,12 +51,12 @@ def test_an_interval_that_vanishes_or_changes_is_named(
 ) -> None:
     config, log = make_config(growing_logs.ROOTS, logistic=True), growing.grow(3)
     with open_session(log, config, tmp_path / "run") as session:
-        session.advance(stop=lambda: session.current.position.examples > 600)
+        session.advance(stop=lambda: session.run.position.examples > 600)
         remove(log, ENDS[0], ENDS[1])
         with pytest.raises(InputError, match=rf"\(\[{ENDS[0]}, {ENDS[1]}\) is gone\)"):
-            session.look()
+            session.refresh()
         growing.table = growing.table.slice(1)
         growing.intervals = 0
         growing.grow()
         with pytest.raises(InputError, match=rf"\(\[{ENDS[0]}, {ENDS[1]}\) has other content\)"):
-            session.look()
+            session.refresh()

@@ -18,12 +18,12 @@ import growing_logs
 from ctr.cli import main
 from ctr.config import dump_yaml, parse_model
 from ctr.data.log import manifest_bytes, read_manifests, read_shard
-from ctr.data.published import PublishedIntervals
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
 from ctr.data.sidecar import write_sidecar_interval
 from ctr.io.errors import InputError
-from ctr.training.analysis.durations import Durations
+from ctr.training.analysis.speed import RunningMedian
+from ctr.training.follow.published import PublishedPartitions
 from ctr.training.follow.watch import Followed, Polling, follow
 from ctr.training.loop import train
 from growing_logs import ROOTS, Growing, constrained
@@ -333,7 +333,7 @@ assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 
 
 def test_looks_read_only_what_is_new(short):
-    published = PublishedIntervals(short.folder)
+    published = PublishedPartitions(short.folder)
     assert not published.read()
     short.grow(2)
     two = published.read()
@@ -354,10 +354,10 @@ def test_looks_read_only_what_is_new(short):
 
 
 def test_the_median_of_many_times_is_right_within_half_a_percent():
-    assert Durations().median() == 0
+    assert RunningMedian().median() == 0
     rng = np.random.default_rng(0)
     for times in (rng.lognormal(-3, 2, 5001), rng.uniform(0.01, 0.012, 301), np.array([0.25]), np.zeros(3)):
-        durations = Durations()
+        durations = RunningMedian()
         for one in times:
             durations.add(float(one))
         assert durations.median() == pytest.approx(np.median(times), rel=0.0051, abs=1.1e-6)

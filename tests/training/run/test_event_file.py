@@ -80,7 +80,7 @@ def test_no_number_is_shown_that_float32_cannot_hold(made, tmp_path, make_config
         "examples": 2**40, "window_examples": 2**24 + 1, "queries": 2**24, "dual_a_0": 1e300, "loss_ranking": 0.25,
     }  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text("")
-    events = EventFiles(tmp_path / "tensorboard", tmp_path / "metrics.jsonl", make_config())
+    events = EventFiles.open(tmp_path / "tensorboard", tmp_path / "metrics.jsonl", make_config())
     events.append(line)
     events.close()
     shown = events_of(tmp_path)
@@ -193,7 +193,7 @@ def test_a_file_that_holds_no_events_is_written_anew(made, make_config, tmp_path
     folder.mkdir()
     with tf.io.TFRecordWriter(str(folder / "events.out.tfevents.0000000001.a.1.0")) as file:
         file.write(b"\xff\xff no event")
-    EventFiles(folder, made / "plain/metrics.jsonl", make_config()).close()
+    EventFiles.open(folder, made / "plain/metrics.jsonl", make_config()).close()
     lines = lines_of(made / "plain")
     assert list(values_of(events_of(tmp_path), "metrics/auc")) == [line["examples"] for line in lines]
     assert len(list(folder.glob("events*"))) == 1

@@ -12,8 +12,7 @@ import pytest
 from ctr.serving.export import export_from_run
 from ctr.serving.metadata import versions
 from ctr.training.follow.watch import Followed, Polling, follow
-from ctr.training.loop import train
-from ctr.training.session import open_session
+from ctr.training.loop import open_session, train
 from growing_logs import Growing
 from numerical_faults import fill, injected
 
@@ -123,14 +122,14 @@ def test_save_says_whether_it_has_gone_back(live, make_config, tmp_path):
     ):
         session.advance(partial=True)
         assert session.save() is False
-        saved = session.current.position.examples
+        saved = session.run.position.examples
         live.grow()
         session.advance(partial=True)
         assert session.save() is True
-        assert session.current.position.examples == saved
+        assert session.run.position.examples == saved
         session.advance(partial=True)
         assert session.save() is False
-        assert session.current.position.examples == interval_end(live, 2)
+        assert session.run.position.examples == interval_end(live, 2)
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ ROWS = 10
 
 def copied(position: Position) -> Position:
     """As a checkpoint keeps it."""
-    return Position(**json.loads(json.dumps(vars(position))))
+    return Position.from_json(json.loads(json.dumps(position.as_json())))
 
 
 def make_pass(
@@ -54,7 +54,7 @@ def make_pass(
         aside = None
         position.examples = position.learned = end
         if is_quarantined(begin, end, past):
-            position.set_aside_rows += ROWS
+            position.quarantined_rows += ROWS
         else:
             broken = any(one in poison for one in learned)
             applied = not broken and number not in bad
@@ -115,7 +115,7 @@ def test_a_pass_ends_behind_examples_that_cannot_be_learned_from(batches, bad, l
     # What is neither learned nor bad was quarantined.
     left = set(range(batches)) - set(learned) - bad
     assert all(is_quarantined(number * ROWS, number * ROWS + ROWS, past) for number in left)
-    assert position.set_aside_rows % ROWS == 0
+    assert position.quarantined_rows % ROWS == 0
 
 
 @settings(deadline=None)

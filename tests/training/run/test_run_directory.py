@@ -12,26 +12,23 @@ from ctr.data.log import read_manifests
 from ctr.data.reader import read_rows
 from ctr.io.errors import InputError
 from ctr.training.run.directory import (
-    PREDICTION_COLUMNS,
-    GrowingFile,
-    PredictionWriter,
     adopt_config,
     adopt_environment,
-    describe_rejects,
     only_process,
 )
+from ctr.training.run.files import PREDICTION_COLUMNS, GrowingFile, PredictionWriter, describe_rejects
 
 
 def test_a_growing_file_is_cut_back(tmp_path):
     path = tmp_path / "lines.jsonl"
-    file = GrowingFile(path, 0)
+    file = GrowingFile.open(path, 0)
     file.append({"a": 1})
     file.sync()
     length = file.length
     assert length == path.stat().st_size
     file.append({"b": 2})
     file.close()
-    file = GrowingFile(path, length)
+    file = GrowingFile.open(path, length)
     file.append({"c": 3})
     file.close()
     assert [json.loads(line) for line in path.read_text().splitlines()] == [{"a": 1}, {"c": 3}]
@@ -41,14 +38,14 @@ def test_a_growing_file_that_lost_lines_is_refused_and_left_as_it_is(tmp_path):
     path = tmp_path / "lines.jsonl"
     path.write_text('{"a": 1}\n')
     with pytest.raises(InputError, match=r"lines\.jsonl: has 9 bytes, 10 at the checkpoint"):
-        GrowingFile(path, 10)
+        GrowingFile.open(path, 10)
     assert path.read_text() == '{"a": 1}\n'
     with pytest.raises(InputError, match="has 0 bytes, 10 at the checkpoint"):
-        GrowingFile(tmp_path / "gone.jsonl", 10)
+        GrowingFile.open(tmp_path / "gone.jsonl", 10)
 
 
 def test_a_number_that_json_does_not_know_is_refused(tmp_path):
-    file = GrowingFile(tmp_path / "lines.jsonl", 0)
+    file = GrowingFile.open(tmp_path / "lines.jsonl", 0)
     with pytest.raises(ValueError, match="JSON compliant"):
         file.append({"a": float("nan")})
     file.close()
@@ -123,7 +120,7 @@ def logits(batch: Batch) -> np.ndarray:
 
 def test_predictions_are_written_up_to_each_flush(tmp_path, log, schema):
     batches = batches_of(log, schema)
-    writer = PredictionWriter(tmp_path, [])
+    writer = PredictionWriter(tmp_path, []).open()
     for batch in batches[:4]:
         writer.add(batch, logits(batch))
     writer.flush(batches[3].end)
@@ -146,7 +143,7 @@ def test_predictions_are_written_up_to_each_flush(tmp_path, log, schema):
 
 def test_predictions_do_not_wait_for_a_checkpoint_without_end(tmp_path, log, schema):
     batches = batches_of(log, schema)
-    writer = PredictionWriter(tmp_path, [], part_rows=120)
+    writer = PredictionWriter(tmp_path, [], part_rows=120).open()
     for batch in batches:
         writer.add(batch, logits(batch))
     written = [pq.read_metadata(tmp_path / part).num_rows for part in writer.parts]
@@ -156,16 +153,16 @@ def test_predictions_do_not_wait_for_a_checkpoint_without_end(tmp_path, log, sch
 
 def test_a_resume_keeps_the_files_of_the_checkpoint_only(tmp_path, log, schema):
     batches = batches_of(log, schema)
-    writer = PredictionWriter(tmp_path, [])
+    writer = PredictionWriter(tmp_path, []).open()
     for batch in batches[:3]:
         writer.add(batch, logits(batch))
         writer.flush(batch.end)
     (tmp_path / f"{writer.parts[0]}.partial-0123456789abcdef").touch()
-    again = PredictionWriter(tmp_path, writer.parts[:2])
+    again = PredictionWriter(tmp_path, writer.parts[:2]).open()
     assert sorted(path.name for path in tmp_path.iterdir()) == writer.parts[:2] == again.parts
     (tmp_path / writer.parts[1]).unlink()
     with pytest.raises(InputError, match="missing, though the checkpoint names it"):
-        PredictionWriter(tmp_path, writer.parts[:2])
+        PredictionWriter(tmp_path, writer.parts[:2]).open()
 
 
 def test_rejects_are_described(log, schema):

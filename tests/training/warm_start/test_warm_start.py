@@ -19,11 +19,10 @@ from ctr.data.schema import Schema
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.follow.watch import Polling, follow
-from ctr.training.loop import TIMING, train
-from ctr.training.preflight import read_launch
+from ctr.training.loop import TIMING, open_session, train
+from ctr.training.preflight import read_warm_start
 from ctr.training.run import checkpoint
-from ctr.training.session import open_session
-from ctr.training.warm_start.start import InitFrom, launch
+from ctr.training.warm_start.start import InitFrom, warm_start
 
 KILLED = -9
 # So that roots are in flight wherever a run ends.
@@ -55,7 +54,7 @@ def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) 
 
 
 def table_of(run: Path) -> dict[tuple[str, str], tuple[str, str | None, str]]:
-    content = read_launch(run)
+    content = read_warm_start(run)
     assert content is not None
     return {
         (line["part"], line["name"]): (line["status"], line["optimizer"], line["why"])
@@ -199,7 +198,7 @@ def test_a_run_whose_configuration_has_former_names_of_keys_is_begun_from(
     )
     assert former != text
     (earlier / "config.yaml").write_text(former)
-    launch(whole, change(HARMLESS), tmp_path / "run", InitFrom(earlier), waits=True)
+    warm_start(whole, change(HARMLESS), tmp_path / "run", InitFrom(earlier), waits=True)
     assert {line[0] for line in table_of(tmp_path / "run").values()} == {"taken"}
 
 
@@ -215,7 +214,7 @@ def test_it_begins_in_the_middle_of_an_interval(whole, config, change, tmp_path)
     # The crosses are not wholly switched on there.
     assert 100 < batches[-1] < 600
     train(whole, change(HARMLESS), run, init_from=InitFrom(stopped))
-    begins = read_launch(run)["begins_at"]
+    begins = read_warm_start(run)["begins_at"]
     assert begins["log"] == begins["learned"] == batches[-1]
     assert_equal(weights(run), weights(tmp_path / "copy"))
 
@@ -235,7 +234,7 @@ def test_a_run_begun_so_is_begun_from_again(old, whole, change, tmp_path):
     assert set(statuses(tmp_path / "ranked", "weight").values()) == {("taken", "taken")}
     assert statuses(tmp_path / "ranked", "ramp") == {"alpha2": ("taken", None), "ranking": ("fresh", None)}
     again = change({"objective": {"ranking": {"weight": 0.2, "ramp": {"length": 1000}}}, "seed": 3})
-    launch(whole, again, tmp_path / "again", InitFrom(tmp_path / "ranked"), waits=True)
+    warm_start(whole, again, tmp_path / "again", InitFrom(tmp_path / "ranked"), waits=True)
     ramps = {name: line[2] for (part, name), line in table_of(tmp_path / "again").items() if part == "ramp"}
     assert ramps == {
         "alpha2": f"continues at {trained + own} examples",
@@ -280,7 +279,7 @@ def test_features_in_another_order_and_new_ones_predict_as_before(
 
 
 def begun(old: Path, log: Path, config: TrainConfig, run: Path) -> dict[str, np.ndarray]:
-    launch(log, config, run, InitFrom(old))
+    warm_start(log, config, run, InitFrom(old))
     return weights(run)
 
 
@@ -335,7 +334,7 @@ def test_a_feature_of_other_ids_or_width_begins_fresh(old, logs, schema, change,
 def weights_of_a_fresh_run(log: Path, config: TrainConfig, run: Path) -> dict[str, np.ndarray]:
     """As they are before the first step."""
     with open_session(log, config, run) as session:
-        return session.current.state.arrays()
+        return session.run.state.arrays()
 
 
 def test_a_feature_that_is_gone_is_left_behind(old, logs, schema, config, tmp_path):
@@ -469,7 +468,7 @@ def test_in_another_log_it_begins_behind_what_was_learned(
     log = logs.publish("later", Schema(features=(*schema.features, new)), (30_000, 110_000, 190_000, END))
     train(log, config, tmp_path / "run", init_from=InitFrom(old))
     begin = logs.rows_before(HALF) - logs.rows_before(30_000)
-    assert read_launch(tmp_path / "run")["begins_at"] == {
+    assert read_warm_start(tmp_path / "run")["begins_at"] == {
         "log": begin,
         "learned": begin,
         "constraint_logs": {},
@@ -520,10 +519,12 @@ def test_a_checkpoint_without_the_last_queries_serves_in_its_own_log(
     known = {name: value for name, value in state["position"].items() if not name.endswith("_until")}
     shutil.rmtree(source / "checkpoints")
     checkpoint.save(source / "checkpoints", known["examples"], arrays, {**state, "position": known}, 1)
-    launch(whole, config, tmp_path / "run", InitFrom(source))
-    assert read_launch(tmp_path / "run")["begins_at"]["log"] == logs.rows_before(HALF)
+    warm_start(whole, config, tmp_path / "run", InitFrom(source))
+    assert read_warm_start(tmp_path / "run")["begins_at"]["log"] == logs.rows_before(HALF)
     with pytest.raises(InputError, match="does not record how far the run got in any log but its own"):
-        launch(logs.publish("cut", schema, (0, 30_000, END)), config, tmp_path / "other", InitFrom(source))
+        warm_start(
+            logs.publish("cut", schema, (0, 30_000, END)), config, tmp_path / "other", InitFrom(source)
+        )
 
 
 def test_a_log_that_ends_too_early_is_refused(old, half, whole, logs, schema, config, tmp_path):
@@ -535,7 +536,7 @@ def test_a_log_that_ends_too_early_is_refused(old, half, whole, logs, schema, co
     with pytest.raises(
         InputError, match=r"the log is published until query time 150000, but .* is already at"
     ):
-        launch(log, config, tmp_path / "run", InitFrom(old), waits=True)
+        warm_start(log, config, tmp_path / "run", InitFrom(old), waits=True)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -547,12 +548,12 @@ def test_what_waits_for_its_label_is_learned_by_the_new_run(
     train(half, delayed, tmp_path / "old")
     train(whole, delayed, tmp_path / "uninterrupted")
     train(whole, merge_into(delayed, HARMLESS), tmp_path / "run", init_from=InitFrom(tmp_path / "old"))
-    begins = read_launch(tmp_path / "run")["begins_at"]
+    begins = read_warm_start(tmp_path / "run")["begins_at"]
     assert logs.rows_before(HALF - 45_000) < begins["learned"] < begins["log"] == logs.rows_before(HALF)
     assert_equal(weights(tmp_path / "run"), weights(tmp_path / "uninterrupted"))
     # Without a delay nothing is learned from that was not scored just before: it goes back to where learning stood.
-    launch(whole, change(), tmp_path / "prompt", InitFrom(tmp_path / "old"))
-    prompt = read_launch(tmp_path / "prompt")["begins_at"]
+    warm_start(whole, change(), tmp_path / "prompt", InitFrom(tmp_path / "old"))
+    prompt = read_warm_start(tmp_path / "prompt")["begins_at"]
     assert prompt["log"] == prompt["learned"] == begins["learned"]
 
 
@@ -568,13 +569,15 @@ def test_constraint_logs_go_on_where_they_stood(half, whole, exposure, change, t
     train(whole, change(shown), tmp_path / "uninterrupted")
     train(whole, change(shown, HARMLESS), tmp_path / "run", init_from=InitFrom(tmp_path / "old"))
     assert_equal(weights(tmp_path / "run"), weights(tmp_path / "uninterrupted"))
-    begins = read_launch(tmp_path / "run")["begins_at"]["constraint_logs"]
+    begins = read_warm_start(tmp_path / "run")["begins_at"]["constraint_logs"]
     times = exposure.table.column("query_time").to_numpy()
     assert 0 < begins["exposure"] < (times < HALF).sum()
     # One that is new begins with what comes, not with the past.
     renamed = families({"name": "random", "log": "other"}, logs=[{"name": "other", "path": str(path)}])
-    launch(whole, change(renamed), tmp_path / "renamed", InitFrom(tmp_path / "old"))
-    assert read_launch(tmp_path / "renamed")["begins_at"]["constraint_logs"]["other"] == begins["exposure"]
+    warm_start(whole, change(renamed), tmp_path / "renamed", InitFrom(tmp_path / "old"))
+    assert (
+        read_warm_start(tmp_path / "renamed")["begins_at"]["constraint_logs"]["other"] == begins["exposure"]
+    )
 
 
 # Kills, resumes, and what is refused.
@@ -603,7 +606,7 @@ def outcome(run: Path) -> dict[str, Any]:
     return {
         "weights": {name: array.tobytes() for name, array in weights(run).items()},
         "predictions": {path.name: path.read_bytes() for path in run.glob("predictions/*")},
-        "launch": read_launch(run),
+        "launch": read_warm_start(run),
         "results": {name: value for name, value in summary.items() if name not in TIMING},
     }
 
@@ -696,7 +699,7 @@ def test_a_run_that_gives_nothing_is_refused(old, logs, schema, whole, config, c
     same = config.model_dump(mode="json")
     same["optimizer"]["dense"]["shampoo"]["beta1"] = 0.5
     with pytest.raises(InputError, match=r"not one of its config.yaml: .*tensor0/gradient_average"):
-        launch(whole, TrainConfig.model_validate(same), tmp_path / "run", InitFrom(edited))
+        warm_start(whole, TrainConfig.model_validate(same), tmp_path / "run", InitFrom(edited))
     others = tuple(feature.model_copy(update={"source": f"{feature.source}2"}) for feature in schema.features)
     refused(
         old,
@@ -712,7 +715,7 @@ def test_it_follows_a_log(old, logs, schema, change, unkilled, tmp_path):
     polling, run = Polling(0.01, 0.1), tmp_path / "run"
     waiting = follow(log, change(HARMLESS), run, lambda: None, polling, init_from=InitFrom(old))
     assert waiting.position == logs.rows_before(HALF)
-    assert waiting.init_from == read_launch(run)
+    assert waiting.init_from == read_warm_start(run)
     logs.grow(log, logs.table, HALF, END)
     follow(log, change(HARMLESS), run, lambda: None, polling, init_from=InitFrom(old))
     assert_equal(weights(run), weights(unkilled))
@@ -730,7 +733,7 @@ def test_the_command_line(old, whole, change, tmp_path, capsys):
     assert capsys.readouterr().err.startswith(f"error: --init-from {tmp_path / 'none'}: not a run directory")
     assert main([*command, "--init-from", str(old), "--json"]) == 0
     captured = capsys.readouterr()
-    assert json.loads(captured.out)["init_from"] == read_launch(tmp_path / "run")
+    assert json.loads(captured.out)["init_from"] == read_warm_start(tmp_path / "run")
     assert "dense weights      taken        output_bias\n" in captured.err
     assert (
         "features           partly       user, item, tags  (the linear weights alone: the width was 4, is 0)"

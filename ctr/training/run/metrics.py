@@ -1,0 +1,203 @@
+"""What a run has measured: the window that it is in, all windows before, and each of them over time."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ctr.data.reader import Rows
+from ctr.data.schema import Schema
+from ctr.eval.progressive import ProgressiveMetrics
+from ctr.eval.timeline import Timeline
+from ctr.objective.bias_constraints import Family
+from ctr.objective.total import loss_terms
+from ctr.training.config import TrainConfig
+from ctr.training.run.event_file import CUMULATIVE
+from ctr.training.run.id_counts import IdCounts
+from ctr.training.state import TrainState
+
+# Of larger families of slices a line of metrics has the extremes of the duals only,
+_DUALS_SHOWN = 32
+# and of yet larger ones no calibration is kept, which takes 8 kB a slice, in every checkpoint too.
+SLICES_MEASURED = 1000
+
+
+class RunMetrics:
+    """The metrics of a run.
+
+    Attributes:
+        window: of the window that the pass is in.
+        total: of all windows before it.
+        timeline: the sums of these windows, one by one.
+        ids: the ids that the pass has met.
+        constraint_logs: by name the metrics of all rows of a constraint log so far.
+        window_times: query times, in microseconds, of the first and the last row of the window.
+    """
+
+    def __init__(
+        self, config: TrainConfig, schema: Schema, state: TrainState, constraint_logs: Sequence[str]
+    ) -> None:
+        """Begins with nothing measured. ``constraint_logs``: their names."""
+        self._config, self._families = config, state.families
+        self._slice_columns = {name: schema.single_valued.index(name) for name in config.metrics.slices}
+        own = [*config.metrics.slices, *self._measured_families(0)]
+        self.window, self.total = ProgressiveMetrics(own), ProgressiveMetrics(own)
+        self.constraint_logs = {
+            name: ProgressiveMetrics(self._measured_families(source))
+            for source, name in enumerate(constraint_logs, 1)
+        }
+        self.timeline = Timeline([feature.name for feature in schema.features])
+        self.ids = IdCounts(state.layouts, schema)
+        self.window_times = [0, 0]
+        # Of the window: the sum of each term of the loss over its steps, each times its rows; last, these rows.
+        self._terms = np.zeros(len(loss_terms(config.objective)) + 1)
+        self._running: dict[str, Any] = {}
+        self._running_calls = 0
+
+    def _measured_families(self, source: int) -> list[str]:
+        """The names of the families of constraints about the ``source``-th log, as slices of its metrics."""
+        return [_slices_name(family) for family in self._families if _is_measured(family, source)]
+
+    def update(self, rows: Rows, logit: np.ndarray, slices: Sequence[np.ndarray]) -> None:
+        """Adds rows of the log with their predictions to the window.
+
+        Args:
+            logit: float32 [N], finite.
+            slices: for each family of constraints int32 [N].
+        """
+        if not self.window.traffic.examples:
+            self.window_times[0] = int(rows.query_time[0])
+        self.window_times[1] = int(rows.query_time[-1])
+        ids = {name: rows.ids[:, column] for name, column in self._slice_columns.items()}
+        ids |= self._measured_slices(0, slices)
+        self.window.update(rows.label, logit, rows.metric_weight, rows.query_id, ids)
+
+    def update_constraint_log(
+        self, source: int, rows: Rows, logit: np.ndarray, slices: Sequence[np.ndarray]
+    ) -> None:
+        """Adds rows of a constraint log, the ``source``-th from 1 on; for the arguments see ``update``."""
+        metrics = list(self.constraint_logs.values())[source - 1]
+        ids = self._measured_slices(source, slices)
+        metrics.update(rows.label, logit, rows.metric_weight, rows.query_id, ids)
+
+    def _measured_slices(self, source: int, slices: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        return {
+            _slices_name(family): index
+            for family, index in zip(self._families, slices, strict=True)
+            if _is_measured(family, source)
+        }
+
+    def add_terms(self, terms: np.ndarray, rows: int) -> None:
+        """Adds what each term of the loss, float32 [T], was in a step with so many rows."""
+        self._terms[:-1] += terms.astype(np.float64) * rows
+        self._terms[-1] += rows
+
+    def window_is_full(self) -> bool:
+        """Whether the window has as many examples as it should."""
+        return bool(self.window.traffic.examples >= self._config.metrics.window_examples)
+
+    def close_window(self, examples: int) -> dict[str, Any]:
+        """Adds the window to the total and to the timeline, and begins the next one.
+
+        Args:
+            examples: the position of the run in its log.
+
+        Returns:
+            The metrics of the window; under ``terms`` the mean of each term of the loss per row of the steps in it,
+            empty without a step, and under ``cumulative`` the metrics of the pass so far.
+        """
+        begin, end = self.window_times
+        line = self.window.line()
+        self.timeline.add(self.window, examples, (begin, end), self.ids.close_window())
+        self.total.merge(self.window)
+        self.window.clear()
+        total = self.total.headline()
+        rows = self._terms[-1]
+        names = loss_terms(self._config.objective) if rows else ()
+        terms = {name: float(one / rows) for name, one in zip(names, self._terms, strict=False)}
+        self._terms[:] = 0
+        return {
+            "window_begin": begin,
+            "window_end": end,
+            "window_examples": line.pop("examples"),
+            **line,
+            "terms": terms,
+            "cumulative": {name: total[name] for name in CUMULATIVE},
+        }
+
+    def running(self, is_window_end: bool) -> dict[str, Any]:
+        """Returns the metrics of the pass so far, computed anew so seldom that they cost nothing.
+
+        After each of the first batches, later after every eighth one; AUC, which takes thirty times as long, after
+        1, 2, 4, 8 ... of them, and with each window.
+        """
+        self._running_calls += 1
+        calls = self._running_calls
+        with_auc = is_window_end or not calls & (calls - 1)
+        if with_auc or calls <= 32 or calls % 8 == 0:
+            self._running |= self.total.running(self.window, with_auc)
+        return dict(self._running)
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Returns the state as plain arrays, not copied; ``restore`` takes them."""
+        groups: dict[str, Mapping[str, np.ndarray]] = {
+            "total": self.total.to_arrays(),
+            "window": self.window.to_arrays(),
+            "timeline": self.timeline.to_arrays(),
+            "ids": self.ids.to_arrays(),
+            "terms": {"window": self._terms},
+        }
+        groups |= {f"other:{name}": metrics.to_arrays() for name, metrics in self.constraint_logs.items()}
+        return {f"{group}|{name}": array for group, part in groups.items() for name, array in part.items()}
+
+    def restore(self, arrays: Mapping[str, np.ndarray], window_times: Sequence[int]) -> None:
+        """Goes on from what ``to_arrays`` returned. Raises KeyError or ValueError: arrays are missing or others."""
+        groups: dict[str, dict[str, np.ndarray]] = {}
+        for name, array in arrays.items():
+            group, _, key = name.partition("|")
+            groups.setdefault(group, {})[key] = array
+        self.total = ProgressiveMetrics.from_arrays(groups["total"])
+        self.window = ProgressiveMetrics.from_arrays(groups["window"])
+        for name in self.constraint_logs:
+            self.constraint_logs[name] = ProgressiveMetrics.from_arrays(groups[f"other:{name}"])
+        self.timeline = Timeline.from_arrays(groups["timeline"])
+        self.ids.restore(groups["ids"])
+        self._terms[:] = groups["terms"]["window"]
+        self.window_times = list(window_times)
+
+
+def finite_logits(logit: np.ndarray, prior: float) -> np.ndarray:
+    """Replaces predictions (float32 [N]) that are not finite by what they would have been without a model."""
+    return np.where(np.isfinite(logit), logit, np.float32(math.log(prior / (1 - prior))))
+
+
+def _is_measured(family: Family, source: int) -> bool:
+    """Whether the metrics of a log, the ``source``-th, have the calibration of a family's slices."""
+    return family.source == source and family.slices <= SLICES_MEASURED
+
+
+def _slices_name(family: Family) -> str:
+    # No feature has a colon in its name.
+    return f"constraint:{family.name}"
+
+
+def duals_of(state: TrainState, limit: int = SLICES_MEASURED) -> dict[str, Any]:
+    """Returns lambda_k of every family; the least and the greatest where there are more than ``limit``."""
+    duals: dict[str, Any] = {}
+    for family, variable in zip(state.families, state.duals, strict=True):
+        values = variable.numpy()
+        if family.slices <= limit:
+            duals[family.name] = values.tolist()
+        else:
+            duals[family.name] = {"min": float(values.min()), "max": float(values.max())}
+    return duals
+
+
+def dual_scalars(state: TrainState) -> dict[str, float]:
+    """Returns the duals that a line of metrics has, by name."""
+    scalars: dict[str, float] = {}
+    for name, values in duals_of(state, _DUALS_SHOWN).items():
+        keys = values if isinstance(values, dict) else range(len(values))
+        scalars |= {f"dual_{name}_{key}": values[key] for key in keys}
+    return scalars

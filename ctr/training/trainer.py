@@ -1,0 +1,219 @@
+"""The weights of a run and its compiled step: scoring batches, and learning from them."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+
+from ctr.data.batches import set_rejects_apart
+from ctr.data.log import shard_schema
+from ctr.data.reader import FAULTS, Rows, rows_of_table
+from ctr.data.schema import Schema
+from ctr.io.errors import InputError
+from ctr.training.analysis.speed import RunningMedian, Throughput
+from ctr.training.config import TrainConfig
+from ctr.training.device import resolve_jit
+from ctr.training.feed import Feed, make_feed
+from ctr.training.run.rollback import predicts_soundly
+from ctr.training.state import TrainState
+from ctr.training.step import make_steps, scored_part
+
+Phase = Callable[[str], None]
+Ramps = Mapping[str, float]
+
+_SCORED_TOGETHER = 8192
+
+
+class Scores(NamedTuple):
+    """What came of a batch.
+
+    Attributes:
+        logit: float32 [N], the predictions from before any update: of the batch's good rows, then of the rows of the
+            constraint logs that came with it.
+        slices: for each family of constraints the slices of these rows, int32 [N].
+        applied: whether the step changed the weights; None: there was no step.
+        terms: float32 [T], what each term contributed to the step's loss; None without a step.
+    """
+
+    logit: np.ndarray
+    slices: list[np.ndarray]
+    applied: bool | None = None
+    terms: np.ndarray | None = None
+
+
+class Trainer:
+    """The weights of a run with the functions that score and change them; each is compiled when it is first called.
+
+    Attributes:
+        state: the weights, and what else a step changes.
+        last_applied: the feed of the last step that changed the weights; None before one.
+        throughput: of the passes that it made.
+    """
+
+    def __init__(self, state: TrainState, config: TrainConfig, phase: Phase | None = None) -> None:
+        """Begins with nothing learned. ``phase``: see ``ctr.training.loop.open_session``."""
+        self.state = state
+        self._config = config
+        # XLA compiles the functions for each size of their arguments.
+        self._jit = resolve_jit(config)
+        self._steps = make_steps(state, config, self._jit)
+        self._phase = phase
+        self._compiled: set[tuple[object, ...]] = set()
+        self._step_seconds = RunningMedian()
+        self.throughput = Throughput()
+        self.last_applied: Feed | None = None
+
+    def learn(self, feed: Feed, ramps: Ramps) -> Scores:
+        """Makes a step with a batch: the scores are those of the weights from before it.
+
+        Args:
+            feed: the batch; one without good rows makes no step.
+            ramps: ``TrainConfig.ramps_at``.
+        """
+        if not feed.rows:
+            return self._no_scores()
+        begun = time.perf_counter()
+        with self._compiling("learn", feed):
+            result = self._steps.learn(feed, ramps)
+        logit, slices = result.logit.numpy(), [index.numpy() for index in result.slices]
+        applied, terms = bool(result.applied), result.terms.numpy()
+        self._step_seconds.add(time.perf_counter() - begun)
+        if applied:
+            self.last_applied = feed
+        return Scores(logit[: feed.rows], [index[: feed.rows] for index in slices], applied, terms)
+
+    def score(self, feed: Feed, ramps: Ramps) -> Scores:
+        """Scores a batch, and changes nothing. For the arguments see ``learn``."""
+        if not feed.rows:
+            return self._no_scores()
+        with self._compiling("score", feed):
+            logit, slices = self._steps.score(feed, ramps)
+        return Scores(logit.numpy()[: feed.rows], [index.numpy()[: feed.rows] for index in slices])
+
+    def _no_scores(self) -> Scores:
+        return Scores(np.zeros(0, np.float32), [np.zeros(0, np.int32) for _ in self.state.families])
+
+    def score_rows(self, rows: Rows | pa.Table, schema: Schema, ramps: Ramps) -> np.ndarray:
+        """Returns the logits, float32 [N], that the present weights give N rows, also those that are not finite.
+
+        Args:
+            rows: good rows of the log's features (``ctr.data.reader``), or a table of a shard's columns.
+            schema: the features.
+            ramps: see ``learn``.
+
+        Raises:
+            InputError: a faulty row, or rows of other features.
+        """
+        good = _check_rows(rows, schema)
+        batch_rows, objective = self._config.batch.rows, scored_part(self._config.objective)
+        # A call of the compiled function costs as much as a thousand rows.
+        at_once = max(batch_rows, _SCORED_TOGETHER)
+        logit = np.zeros(len(good), np.float32)
+        for begin in range(0, len(good), at_once):
+            end = min(begin + at_once, len(good))
+            batch = set_rejects_apart(good.slice(begin, end))
+            # Padded as the batches of the log are, so that nothing is compiled for it.
+            feed = make_feed(batch, self.state.layouts, batch_rows, objective, self.state.families)
+            logit[begin:end] = self.score(feed, ramps).logit
+        return logit
+
+    def predicts_soundly(self, ramps: Ramps) -> bool:
+        """Whether the weights give sound predictions for the last batch that they learned from.
+
+        The scores of that batch were of the weights before its step; these are of the weights after it.
+        """
+        return self.last_applied is None or predicts_soundly(self.score(self.last_applied, ramps).logit)
+
+    def weights_and_gradients(self, ramps: Ramps) -> dict[str, np.ndarray]:
+        """Returns the weights and the loss's gradients on the last batch that they learned from, by name.
+
+        Of an embedding table the rows that the batch has; without a batch only the dense weights.
+        """
+        state, feed = self.state, self.last_applied
+        dense = state.network.weights()
+        out = {f"weights/{name}": weight.numpy() for name, weight in dense.items()}
+        if feed is None:
+            return out
+        with self._compiling("gradients", feed):
+            of_rows, of_dense = self._steps.gradients(feed, ramps)
+        out |= {f"gradients/{name}": part.numpy() for name, part in zip(dense, of_dense, strict=True)}
+        for layout, table, plan, gradient in zip(
+            state.layouts, state.tables, feed.plans, of_rows, strict=True
+        ):
+            used = plan.distinct_count
+            out[f"weights/embeddings/{layout.name}"] = tf.gather(table, plan.distinct[:used]).numpy()
+            out[f"gradients/embeddings/{layout.name}"] = gradient[:used].numpy()
+        return out
+
+    def timing(self) -> dict[str, float]:
+        """Returns how fast the passes of this process were, as summary.json has it; empty before a batch."""
+        if not self.throughput.examples:
+            return {}
+        return {
+            "examples_per_second": round(self.throughput.examples / self.throughput.seconds, 1),
+            "step_ms_p50": round(1000 * self._step_seconds.median(), 3),
+            **self._root_seconds(),
+        }
+
+    def window_timing(self) -> dict[str, float]:
+        """Returns how fast the window was that ends here, as its line of metrics.jsonl has it."""
+        return {"examples_per_second": self.throughput.close_window(), **self._root_seconds()}
+
+    def _root_seconds(self) -> dict[str, float]:
+        timing = self.state.shampoo.timing()
+        return {f"shampoo_{name}": round(seconds, 3) for name, seconds in timing.items()}
+
+    def _compiling(self, name: str, feed: Feed) -> AbstractContextManager[None]:
+        """Announces that a function is compiled in the call within, if it is."""
+        if self._phase is None:
+            return nullcontext()
+        shapes = [array.shape for plan in feed.plans for array in (plan.distinct, plan.single, plan.values)]
+        shapes += [array.shape for array in feed.targets.values()]
+        key = (name, *(shapes if self._jit else ()))
+        if key in self._compiled:
+            return nullcontext()
+        self._compiled.add(key)
+        return announced(self._phase, "compiling")
+
+
+@contextmanager
+def announced(phase: Phase | None, word: str) -> Iterator[None]:
+    """Calls ``phase`` with a word before the block, and with an empty one after it."""
+    if phase is not None:
+        phase(word)
+    try:
+        yield
+    finally:
+        if phase is not None:
+            phase("")
+
+
+def _check_rows(rows: Rows | pa.Table, schema: Schema) -> Rows:
+    """Returns rows that a program gives to be scored as arrays. Raises InputError: see ``Trainer.score_rows``."""
+    if isinstance(rows, pa.Table):
+        expected = shard_schema(schema)
+        try:
+            table = rows.select(expected.names).cast(expected)
+        except (KeyError, ValueError, pa.ArrowException) as error:
+            raise InputError(
+                f"rows to score: not the columns of a shard of the log, {', '.join(expected.names)}: {error}"
+            ) from None
+        rows = rows_of_table(table, schema, 0)
+    found = (rows.ids.shape[1], sorted(rows.multivalent))
+    required = (len(schema.single_valued), sorted(schema.multivalent))
+    if found != required:
+        raise InputError(
+            f"rows to score: {found[0]} single-valued features and the multivalent ones {found[1]}; "
+            f"the log has {required[0]} and {required[1]}"
+        )
+    faulty = np.flatnonzero(rows.fault)
+    if len(faulty):
+        raise InputError(
+            f"rows to score: row {faulty[0]} (example_id {rows.example_id[faulty[0]]}): "
+            f"{FAULTS[rows.fault[faulty[0]]]}; {len(faulty)} of {len(rows)} rows are faulty, none is allowed"
+        )
+    return rows
