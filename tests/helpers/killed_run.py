@@ -10,7 +10,6 @@ from ctr.training.config import TrainConfig
 from ctr.training.follow.watch import Polling, follow
 from ctr.training.loop import train
 from ctr.training.run.run import Run
-<<<<<<< ours
 from fault_points import Counting, kill, watching
 
 
@@ -36,9 +35,9 @@ def main(given: Mapping[str, Any]) -> None:
     if given["kill_after"]:
         begin = Run.save
 
-        def save(current: Run) -> None:
-            begin(current)
-            current.background.wait()
+        def save(run: Run) -> None:
+            begin(run)
+            run.files.background.wait()
 
         Run.save = save
 
@@ -50,37 +49,3 @@ def main(given: Mapping[str, Any]) -> None:
             follow(log, config, run, lambda: None, Polling(0.01, given["idle"]), passed_batch)
         else:
             train(log, config, run, passed_batch)
-=======
-
-given = globals()
-points = runpy.run_path(str(Path(__file__).resolve().parent.parent / "fault_points.py"))
-batches = 0
-
-
-def passed_batch(*_):
-    global batches
-    batches += 1
-    if batches == 1 and given["kill_within"]:
-        threading.Timer(given["kill_within"], points["kill"]).start()
-    if batches == given["kill_after"]:
-        points["kill"]()
-
-
-if given["kill_after"]:
-    begin = Run.save
-
-    def save(run):
-        begin(run)
-        run.files.background.wait()
-
-    Run.save = save
-
-config = parse_model(TrainConfig, given["config"], "test")
-log, run = Path(given["log"]), Path(given["run"])
-with points["watching"](points["Counting"](*given["kill_at"])):
-    if given["live"]:
-        # Called after batches and looks alike.
-        follow(log, config, run, lambda: None, Polling(0.01, given["idle"]), passed_batch)
-    else:
-        train(log, config, run, passed_batch)
->>>>>>> theirs
