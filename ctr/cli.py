@@ -18,8 +18,7 @@ from ctr.io.errors import InputError, one_line, printable
 
 
 def _load_tensorflow() -> None:
-    """Imports TensorFlow with Keras 2 and without the notices that it prints whatever the log level is."""
-    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+    """Imports TensorFlow without the notices that it prints whatever the log level is."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with tempfile.TemporaryFile() as notices:
         sys.stderr.flush()
