@@ -24,17 +24,15 @@ from unittest import mock
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
+import tensorflow as tf
 from own import make_model, median_ms
 from reference import REFERENCE, Size
-
-from ctr.training.config import TrainConfig
-
-import tensorflow as tf  # isort: skip  (after ctr.models has chosen Keras 2)
 
 from ctr.optim import state as optimizer_state
 from ctr.optim.blocking import Stack, TensorLayout, lay_out_tensor
 from ctr.optim.options import ShampooOptions
 from ctr.optim.shampoo import ShampooCore
+from ctr.training.config import TrainConfig
 
 SETTLED = 10_000
 """A step from which on exchanges are tau1 apart."""

@@ -63,7 +63,7 @@ class Rival:
     def __init__(self, script: str, size: Size, environment: Mapping[str, str], **settings: Any) -> None:
         command = [sys.executable, str(Path(__file__).with_name(script))]
         command.append(json.dumps({"size": asdict(size), **settings}))
-        # Of the parent, which has chosen Keras 2 for itself.
+        # Each rival has the Keras that its own environment names.
         env = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
         env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONWARNINGS": "ignore", **environment}
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (as long as the process)

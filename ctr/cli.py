@@ -18,8 +18,7 @@ from ctr.io.errors import InputError, one_line, printable
 
 
 def _load_tensorflow() -> None:
-    """Imports TensorFlow with Keras 2 and without the notices that it prints whatever the log level is."""
-    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+    """Imports TensorFlow without the notices that it prints whatever the log level is."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with tempfile.TemporaryFile() as notices:
         sys.stderr.flush()
@@ -360,10 +359,10 @@ def _export(arguments: argparse.Namespace) -> None:
 def _score(arguments: argparse.Namespace) -> None:
     from ctr.data.mapping import load_format, load_mapping
     from ctr.serving.metadata import find_model, read_metadata
-    from ctr.serving.score_command import is_log_alone, refuse_scores_at, score_text
+    from ctr.serving.score import check_scores_file, is_log_alone, score_log, score_tables, score_text
 
     given = arguments.input
-    refuse_scores_at(arguments.out, given)
+    check_scores_file(arguments.out, given)
     mapping = load_mapping(arguments.mapping) if arguments.mapping else None
     mapping = load_format(arguments.format) if arguments.format else mapping
     is_log = mapping is None and is_log_alone(given)
@@ -374,7 +373,6 @@ def _score(arguments: argparse.Namespace) -> None:
     _load_tensorflow()
     from ctr.data.log import read_manifests
     from ctr.pipelines.rows.raw_rows import key_schema, plain_mapping, read_raw_rows
-    from ctr.serving.score import score_log, score_tables
     from ctr.serving.scorer import Scorer
 
     scorer = Scorer(arguments.model)

@@ -1,10 +1,11 @@
 """The activations of the deep layers."""
 
 import functools
+from collections.abc import Callable
 
 import tensorflow as tf
 
-from ctr.models.passes import Activation
+Activation = Callable[[tf.Tensor], tf.Tensor]
 
 
 def smelu(z: tf.Tensor, beta: float) -> tf.Tensor:
@@ -26,10 +27,15 @@ def relu(z: tf.Tensor) -> tf.Tensor:
     return tf.where(z <= 0, tf.zeros_like(z), z)
 
 
+def mish(z: tf.Tensor) -> tf.Tensor:
+    """z tanh(softplus(z)) (Misra, arXiv 1908.08681)."""
+    return z * tf.tanh(tf.nn.softplus(z))
+
+
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": tf.nn.gelu,
     "swish": tf.nn.silu,
-    "mish": tf.keras.activations.mish,
+    "mish": mish,
     "softplus": tf.nn.softplus,
     "tanh": tf.nn.tanh,
     "elu": tf.nn.elu,

@@ -12,6 +12,7 @@ so that the linear weights are still added. An ensemble's prediction is the mean
 """
 
 import math
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,7 +20,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ctr.models.activations import make_activation
-from ctr.models.dcn import DCN, dense, hidden_layers
+from ctr.models.dcn import DCN, hidden_layers
+from ctr.models.linear import Linear, glorot_uniform, multiply, stack_matrices, stack_weights
 from ctr.models.transfer import PiecewiseLinearTransfer, SigmoidTransfer, Transfer
 
 
@@ -96,55 +98,60 @@ class Architecture:
 
 
 class _Component(tf.Module):
-    """One component's towers and heads; their weights are made when it is first called."""
+    """One component's towers and heads."""
 
-    def __init__(self, architecture: Architecture, compiled: bool) -> None:
+    def __init__(
+        self, architecture: Architecture, widths: Mapping[str, int], compiled: bool, seeds: random.Random
+    ) -> None:
         super().__init__()
         a = architecture
-        activation = make_activation(a.activation, a.smelu_beta)
-        network = DCN(
-            a.cross_layers, a.cross_rank, a.deep_units, a.deep_ranks, activation, a.compute_dtype, compiled
-        )
         has_network = bool(a.cross_layers or a.deep_units)
+        if a.factors is not None and not has_network:
+            raise ValueError("a factorized model needs crosses or deep layers")
+        if a.rank_head and not has_network:
+            raise ValueError("a rank head needs crosses or deep layers to share with the click's head")
+        shared = make_activation(a.activation, a.smelu_beta), a.compute_dtype, compiled, seeds
+        network = DCN(widths["quality"], a.cross_layers, a.cross_rank, a.deep_units, a.deep_ranks, *shared)
         self.towers = {"quality": network}
-        self.heads: dict[str, tf.keras.layers.Dense] = {}
+        self.heads: dict[str, Linear] = {}
         self.output_bias: tf.Variable | None = None
         self.transfer: Transfer | None = None
+        # The order decides which seed each matrix has.
+        width = 1 if a.factors is None else a.factors.width
+        if has_network:
+            self.heads["quality"] = _make_head(network.units, width, None, seeds)
+        if a.rank_head:
+            self.heads["rank"] = _make_head(network.units, width, None, seeds)
         if a.factors is None:
             self.output_bias = tf.Variable(math.log(a.prior / (1.0 - a.prior)))
-            width = 1
-        else:
-            if not has_network:
-                raise ValueError("a factorized model needs crosses or deep layers")
-            width = a.factors.width
-            self.transfer = (
-                PiecewiseLinearTransfer(a.prior, a.factors.pieces, a.factors.reach)
-                if a.factors.pieces
-                else SigmoidTransfer(a.prior)
-            )
-            self.towers["ui"] = DCN(0, 0, a.factors.ui_units, (), activation, a.compute_dtype, compiled)
-            # As if Q had one more layer and U were the same everywhere: with both near 0, neither would learn.
-            constant = tf.keras.initializers.Constant(1 / math.sqrt(width))
-            self.heads["ui"] = tf.keras.layers.Dense(width, bias_initializer=constant, dtype="float32")
-        if has_network:
-            self.heads["quality"] = tf.keras.layers.Dense(width, use_bias=False, dtype="float32")
-        if a.rank_head:
-            if not has_network:
-                raise ValueError("a rank head needs crosses or deep layers to share with the click's head")
-            self.heads["rank"] = tf.keras.layers.Dense(width, use_bias=False, dtype="float32")
+            return
+        self.towers["ui"] = DCN(widths["ui"], 0, 0, a.factors.ui_units, (), *shared)
+        # As if Q had one more layer and U were the same everywhere: with both near 0, neither would learn.
+        self.heads["ui"] = _make_head(self.towers["ui"].units, width, 1 / math.sqrt(width), seeds)
+        self.transfer = (
+            PiecewiseLinearTransfer(a.prior, a.factors.pieces, a.factors.reach)
+            if a.factors.pieces
+            else SigmoidTransfer(a.prior)
+        )
 
     def weights(self) -> Iterator[tuple[str, tf.Variable]]:
         for tower, network in self.towers.items():
             for name, weight in network.weights():
                 yield f"{tower}/{name}", weight
-        for head, layer in self.heads.items():
-            yield f"{head}_head", layer.kernel
-            if layer.use_bias:
-                yield f"{head}_head_bias", layer.bias
+        for head in ("ui", "quality", "rank"):
+            if head in self.heads:
+                layer = self.heads[head]
+                yield f"{head}_head", layer.matrices[0]
+                if layer.bias is not None:
+                    yield f"{head}_head_bias", layer.bias
         if self.transfer is not None:
             yield from self.transfer.weights()
         if self.output_bias is not None:
             yield "output_bias", self.output_bias
+
+
+def _make_head(inputs: int, units: int, bias: float | None, seeds: random.Random) -> Linear:
+    return Linear([inputs, units], [glorot_uniform], seeds, bias)
 
 
 class ClickModel(tf.Module):
@@ -154,18 +161,27 @@ class ClickModel(tf.Module):
         architecture: what it is.
         widths: m of each tower's input: ``quality``, and ``ui`` in a factorized model.
         compiled: whether XLA compiles what lies between the products (``ctr.models.passes``).
+        seed: of the initial weights.
 
     Raises:
         ValueError: the architecture is not possible.
     """
 
-    def __init__(self, architecture: Architecture, widths: Mapping[str, int], compiled: bool = True) -> None:
+    def __init__(
+        self, architecture: Architecture, widths: Mapping[str, int], compiled: bool = True, *, seed: int
+    ) -> None:
         super().__init__(name="click_model")
         self.architecture = architecture
-        self._components = [_Component(architecture, compiled) for _ in range(architecture.components)]
-        for component in self._components:
-            inputs = {name: TowerInput(tf.zeros([1, 1, m]), tf.zeros([1, 1])) for name, m in widths.items()}
-            _score([component], inputs, tf.constant(0.0))
+        seeds = random.Random(seed)
+        self._components = [
+            _Component(architecture, widths, compiled, seeds) for _ in range(architecture.components)
+        ]
+
+    def round_weights(self) -> None:
+        """Rounds the weights of layers that compute in bfloat16, once and not in every call: the same products."""
+        for layer in self.submodules:
+            if isinstance(layer, Linear):
+                layer.round_weights()
 
     @property
     def components(self) -> int:
@@ -274,7 +290,12 @@ def _plain_scores(components: Sequence[_Component], inputs: TowerInput, alpha2: 
 
 
 def _head(components: Sequence[_Component], head: str, hidden: tf.Tensor) -> tf.Tensor:
-    return dense([component.heads[head] for component in components], hidden)
+    """float32 [n, B, units]: what a head makes of the last hidden layer, [n or 1, B, h]."""
+    layers = [component.heads[head] for component in components]
+    if layers[0].bias is None:
+        return multiply(hidden, stack_matrices(layers))
+    matrices, bias = stack_weights(layers)
+    return multiply(hidden, matrices) + bias
 
 
 def _quality(

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.models.click_model import TowerInput
+from ctr.models.linear import stack
 from ctr.models.rows import TableLayout
 
 Plan = Mapping[str, tf.Tensor]
@@ -154,7 +155,7 @@ def _sums(values: tf.Tensor, entries: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 def tower_inputs(
     looked_up: Sequence[LookedUp], layouts: Sequence[TableLayout], factorized: bool
 ) -> dict[str, TowerInput]:
-    """Puts the tables of a tower side by side.
+    """Concatenates what the tables of each tower give.
 
     Args:
         looked_up: for each table what the rows have there.
@@ -172,19 +173,15 @@ def tower_inputs(
         by_copy = list(zip(*(value.embeddings for value in own), strict=True))
         linear = list(zip(*(value.linear for value in own), strict=True))
         inputs[tower] = TowerInput(
-            e0=_stack([_beside(parts) for parts in by_copy]),
-            linear=_stack([tf.add_n(parts) for parts in linear]),
+            e0=stack([_concat_columns(parts) for parts in by_copy]),
+            linear=stack([tf.add_n(parts) for parts in linear]),
         )
     return inputs
 
 
-def _beside(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+def _concat_columns(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Tensors [B, ...] side by side; a single one is not copied."""
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis=1)
-
-
-def _stack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Tensors one upon the other; of a single one no copy."""
-    return tf.expand_dims(tensors[0], 0) if len(tensors) == 1 else tf.stack(tensors)
 
 
 def tower_widths(layouts: Sequence[TableLayout], factorized: bool) -> dict[str, int]:

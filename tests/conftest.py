@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Set before any test loads TensorFlow: the tests of one process share it, and ctr.models needs Keras 2. A test
-# that needs a process as a user has it, or Keras 3, starts one of its own with `fresh_python`.
+# Set before any test loads TensorFlow: the tests of one process share it, and those of Shampoo for Keras 2 are among
+# them. Nothing else in ctr depends on it. A test that needs a process as a user has it, or Keras 3, starts one of its
+# own with `fresh_python`.
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 

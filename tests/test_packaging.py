@@ -136,10 +136,45 @@ def test_eval_loads_no_tensorflow_and_sets_nothing(fresh_python, tmp_path, root)
     assert not set(done.stdout.split()) & KERAS_OR_TENSORFLOW
 
 
-@pytest.mark.parametrize("module", ["ctr", "ctr.eval", "ctr.optim"])
-def test_import_leaves_the_choice_of_keras_alone(module, fresh_python, tmp_path, root):
-    code = f"import os, {module}; assert 'TF_USE_LEGACY_KERAS' not in os.environ"
-    fresh_python("-c", code, cwd=tmp_path, path=root)
+# Without Keras 2 there is all of ctr but the optimizer for it.
+EVERYTHING_IN_KERAS_3 = """
+import importlib, os, pkgutil, sys
+sys.modules["tf_keras"] = sys.modules["tensorflow_recommenders"] = None
+import ctr
+for module in pkgutil.walk_packages(ctr.__path__, "ctr."):
+    if module.name not in ("ctr.__main__", "ctr.optim.keras2"):
+        importlib.import_module(module.name)
+assert "TF_USE_LEGACY_KERAS" not in os.environ
+import tensorflow as tf
+assert tf.keras.Model.__module__.startswith("keras.")
+assert len([name for name in sys.modules if name.startswith("ctr.")]) > 150
+"""
+
+
+def test_everything_can_be_imported_beside_keras_3(fresh_python, tmp_path, root):
+    fresh_python("-c", EVERYTHING_IN_KERAS_3, cwd=tmp_path, path=root)
+
+
+COMMANDS_IN_KERAS_3 = """
+import os, sys
+sys.modules["tf_keras"] = sys.modules["tensorflow_recommenders"] = None
+from ctr.cli import main
+small = ["--set", "model.crosses={layers: 1, rank: 2}", "--set", "model.deep.units=[4]", "--set", "batch.rows=64"]
+for command in (
+    ["simulate", "--out", "log", "--examples", "500"],
+    ["train", "log", "--out", "run", *small],
+    ["export", "run", "--out", "models"],
+    ["score", "models", "log", "--out", "scores.parquet"],
+):
+    assert main(command) == 0, command
+assert "TF_USE_LEGACY_KERAS" not in os.environ
+"""
+
+
+@pytest.mark.slow
+def test_commands_need_no_keras_2(fresh_python, tmp_path, root):
+    fresh_python("-c", COMMANDS_IN_KERAS_3, cwd=tmp_path, path=root)
+    assert (tmp_path / "scores.parquet").stat().st_size > 0
 
 
 # Keras 2 is an extra: what runs without it is the optimizer of Keras 3.

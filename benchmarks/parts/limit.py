@@ -6,11 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from own import Model, make_model, median_ms, ratio, show_ratio
 from parts.setting import Setting
 from reference import ADAGRAD, Size, table
-
-import tensorflow as tf  # isort: skip  (after ctr.models has chosen Keras 2)
 
 from ctr.training.analysis.step_times import take_turns
 from ctr.training.config import TrainConfig

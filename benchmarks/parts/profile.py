@@ -12,14 +12,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
 from bench_shampoo import settle
 from own import Model, make_model, median_ms
 from parts.setting import Setting
 from parts.trace import OTHER, by_part, is_operation, own_times, part_of
 from reference import table
-
-import tensorflow as tf  # isort: skip  (after ctr.models has chosen Keras 2)
-from tensorflow.tsl.profiler.protobuf import xplane_pb2  # isort: skip
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.models.rows import plan_table

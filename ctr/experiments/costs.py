@@ -104,7 +104,7 @@ def _measure(
         "base": base,
         "rounds": rounds,
     }
-    environment = {**safe_environment(), "TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = {**safe_environment(), "TF_CPP_MIN_LOG_LEVEL": "3"}
     ended = subprocess.run(
         [sys.executable, "-m", "ctr.experiments.measure"],
         input=json.dumps(wanted),

@@ -1,5 +1,6 @@
 """From a run to a SavedModel in TensorFlow Serving's layout, published whole or not at all."""
 
+import contextlib
 import gc
 import hashlib
 import json
@@ -13,25 +14,38 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
 
 from ctr import __version__
+from ctr.config import parse_model
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, sync_folder, write_atomic_bytes
 from ctr.serving.calls import FILE as CALLS
 from ctr.serving.calls import calls_text
 from ctr.serving.canonical import make_canonical
-from ctr.serving.metadata import EXTRA, FILE, FORMAT, hash_files, model_schema, read_metadata, versions
+from ctr.serving.metadata import (
+    EXTRA,
+    FILE,
+    FORMAT,
+    WARMUP,
+    hash_files,
+    model_schema,
+    read_metadata,
+    versions,
+)
 from ctr.serving.requests import describe_requests
 from ctr.serving.signatures import serving_signatures
-from ctr.serving.warmup import FILE as WARMUP
-from ctr.serving.warmup import write_warmup
+from ctr.training.config import TrainConfig
 from ctr.training.run.export_folder import PARTIAL, check_models_folder, delete_model, only_publisher
 from ctr.training.run.snapshot import Snapshot, read_snapshot
 from ctr.training.run.tensor_files import written_by_tensorflow
 from ctr.training.state import dense_weights
 
-# Of whom a model is, whatever machine and library wrote it.
+# What tells models apart, whatever machine and library wrote them.
 _IDENTITY = ("format", "schema", "config", "compute_dtype", "model", "position", "logs", "weights")
+
+_WARMUP_BATCHES = (1, 64)
+_WARMUP_TEXT = b"warm up"
 
 
 @dataclass(frozen=True)
@@ -112,7 +126,8 @@ def publish(snapshot: Snapshot, out: Path, keep: int | None = None, wait: bool =
 
 def _check_same(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
     metadata = read_metadata(path)
-    different = [key for key in _IDENTITY if metadata.get(key) != described[key]]
+    recorded = _in_present_words(metadata, path)
+    different = [key for key in _IDENTITY if recorded.get(key) != described[key]]
     if different:
         raise InputError(
             f"{path}: this version already exists and belongs to another model ({', '.join(different)} differ): "
@@ -124,9 +139,9 @@ def _check_same(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
 def _check_same_run(out: Path, described: Mapping[str, Any]) -> None:
     """Versions are ordered by position alone: one of another run would be served in place of this one, or hide it."""
     for newest in versions(out)[-1:]:
-        metadata = read_metadata(newest)
-        different = [key for key in ("schema", "config") if metadata.get(key) != described[key]]
-        if _other_logs(metadata.get("logs", []), described["logs"]):
+        recorded = _in_present_words(read_metadata(newest), newest)
+        different = [key for key in ("schema", "config") if recorded.get(key) != described[key]]
+        if _other_logs(recorded.get("logs", []), described["logs"]):
             different.append("logs")
         if different:
             raise InputError(
@@ -135,8 +150,22 @@ def _check_same_run(out: Path, described: Mapping[str, Any]) -> None:
             )
 
 
+def _in_present_words(metadata: Mapping[str, Any], model: Path) -> dict[str, Any]:
+    """Metadata whose configuration and features have the keys of this version, where an earlier one wrote them.
+
+    What cannot be read stays as it is: it is then no model's that is compared with it.
+    """
+    recorded = dict(metadata)
+    with contextlib.suppress(InputError):
+        recorded["schema"] = model_schema(recorded, model).model_dump(mode="json")
+    with contextlib.suppress(InputError):
+        config = parse_model(TrainConfig, metadata.get("config"), str(model), former_names=True)
+        recorded["config"] = config.model_dump(mode="json")
+    return recorded
+
+
 def _other_logs(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether two positions cannot be of the same logs. Hashes of equally many intervals can be compared."""
+    """Whether two positions cannot be of the same logs. Hashes of equally many partitions can be compared."""
     hashes = [{log["log"]: (log["intervals"], log["sha256"]) for log in logs} for logs in (one, other)]
     if hashes[0].keys() != hashes[1].keys():
         return True
@@ -206,9 +235,9 @@ def _write(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> di
         tf.saved_model.save(module, str(folder), signatures=concrete)
         make_canonical(folder)
     (folder / EXTRA).mkdir()
-    requests = {name: signature.specs for name, signature in signatures.items() if name != "predict_ids"}
+    warmed = {name: signature.specs for name, signature in signatures.items() if name != "predict_ids"}
     with written_by_tensorflow(folder / EXTRA / WARMUP):
-        write_warmup(folder / EXTRA / WARMUP, requests)
+        _write_warmup(folder / EXTRA / WARMUP, warmed)
     described_functions = {
         name: {
             "inputs": {
@@ -228,6 +257,32 @@ def _write(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> di
     }
     write_atomic_bytes(folder / EXTRA / FILE, (json.dumps(metadata, indent=1) + "\n").encode())
     return metadata
+
+
+def _write_warmup(path: Path, signatures: Mapping[str, Mapping[str, tf.TensorSpec]]) -> None:
+    """Writes the requests that TensorFlow Serving runs before a new model takes traffic, of one row and of many.
+
+    They are made up. Without them the first requests of clients would wait for what TensorFlow does once: optimizing
+    the graph, choosing kernels.
+
+    Args:
+        path: a TFRecord file of PredictionLog messages.
+        signatures: by function its inputs.
+    """
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for name, specs in signatures.items():
+            for rows in _WARMUP_BATCHES:
+                request = predict_pb2.PredictRequest()
+                request.model_spec.signature_name = name
+                for key, spec in specs.items():
+                    shape = [rows if size is None else size for size in spec.shape]
+                    value = _WARMUP_TEXT if spec.dtype == tf.string else 0
+                    filled = np.full(shape, value, spec.dtype.as_numpy_dtype)
+                    request.inputs[key].CopyFrom(tf.make_tensor_proto(filled, spec.dtype))
+                log = prediction_log_pb2.PredictionLog(
+                    predict_log=prediction_log_pb2.PredictLog(request=request)
+                )
+                writer.write(log.SerializeToString(deterministic=True))
 
 
 def _read_by(functions: Iterable[Any]) -> list[tf.Variable]:

@@ -22,6 +22,7 @@ from ctr.io.files import file_sha256
 FORMAT = 1
 EXTRA = "assets.extra"
 FILE = "ctr.json"
+WARMUP = "tf_serving_warmup_requests"
 
 
 def versions(folder: Path) -> list[Path]:

@@ -1,15 +1,16 @@
-"""Scores whole logs and raw tables with an exported model, into one Parquet file.
+"""Scores whole logs and raw tables with an exported model, into one Parquet file: ``ctr score``.
 
-Every row of the input is in that file or, with its reason, in the rejects beside it.
+Every row of the input is in that file or, with its reason, in the rejects beside it. Importing this module loads no
+TensorFlow.
 """
 
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +19,10 @@ import pyarrow.parquet as pq
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.reader import FAULTS, Rows, read_rows
 from ctr.io.errors import InputError
-from ctr.io.files import write_atomic, write_atomic_bytes
-from ctr.serving.score_command import check_scores, rejects_of
-from ctr.serving.scorer import Scorer
+from ctr.io.files import check_output_file, write_atomic, write_atomic_bytes
+
+if TYPE_CHECKING:
+    from ctr.serving.scorer import Scorer
 
 Progress = Callable[[int], None]
 Part = tuple[pa.Table, pa.Table, list[dict[str, Any]]]
@@ -53,7 +55,50 @@ class ScoreResult:
     seconds: float
 
 
-def score_log(scorer: Scorer, log: Path, out: Path, progress: Progress | None = None) -> ScoreResult:
+def is_log_alone(inputs: Sequence[Path]) -> bool:
+    """Whether an example log is to be scored. Raises InputError when there are other inputs beside it."""
+    logs = [path for path in inputs if (path / "schema.json").is_file()]
+    if logs and len(inputs) > 1:
+        raise InputError(f"input {logs[0]}: an example log is scored alone, without other inputs")
+    return bool(logs)
+
+
+def check_scores_file(out: Path, inputs: Sequence[Path]) -> None:
+    """Raises InputError when ``out`` could not be written, or would replace what is to be scored."""
+    for given in inputs:
+        inside = given.is_dir() and given.resolve() in out.resolve().parents
+        if out.is_file() and (inside or (given.exists() and out.samefile(given))):
+            raise InputError(f"--out {out}: this is a file of the input {given}: choose another name")
+    _check_out(out)
+
+
+def _check_out(out: Path) -> None:
+    """Refuses to write predictions, and the rejects beside them, over anything but earlier ones."""
+    check_output_file(out, "predictions of ctr score", _is_scores)
+    check_output_file(_rejects_file(out), "rejects of ctr score", _is_rejects)
+
+
+def _rejects_file(out: Path) -> Path:
+    """Where the rows without a prediction are described."""
+    return out.with_name(f"{out.name}.rejects.jsonl")
+
+
+def _is_scores(path: Path) -> bool:
+    try:
+        return pq.read_schema(path).names[-2:] == ["logit", "p"]
+    except pa.ArrowException:
+        return False
+
+
+def _is_rejects(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            return "reason" in json.loads(file.readline())
+        except (ValueError, TypeError):
+            return False
+
+
+def score_log(scorer: "Scorer", log: Path, out: Path, progress: Progress | None = None) -> ScoreResult:
     """Scores an example log by its ids; the keys are ``query_time, query_id, example_id``.
 
     Raises:
@@ -81,7 +126,7 @@ def score_log(scorer: Scorer, log: Path, out: Path, progress: Progress | None = 
     return _write(out, pa.schema([*fields, *_SCORES]), batches(), progress)
 
 
-def score_rows(scorer: Scorer, rows: Rows) -> np.ndarray:
+def score_rows(scorer: "Scorer", rows: Rows) -> np.ndarray:
     """The logits, float32 [N], of good rows of a log with the model's features."""
     parts = [
         scorer.score_ids(_packed(rows.slice(begin, min(begin + _BATCH_ROWS, len(rows)))))["logit"]
@@ -103,7 +148,7 @@ def _describe(rows: Rows, index: int) -> dict[str, Any]:
 
 
 def score_tables(
-    scorer: Scorer, parts: Iterable[Part], keys: pa.Schema, out: Path, progress: Progress | None = None
+    scorer: "Scorer", parts: Iterable[Part], keys: pa.Schema, out: Path, progress: Progress | None = None
 ) -> ScoreResult:
     """Scores raw rows.
 
@@ -137,7 +182,7 @@ def _write(
     batches: Iterable[tuple[pa.Table, dict[str, np.ndarray], list[dict[str, Any]]]],
     progress: Progress | None,
 ) -> ScoreResult:
-    check_scores(out)
+    _check_out(out)
     begun = time.perf_counter()
     rejected: list[dict[str, Any]] = []
     scored = 0
@@ -160,7 +205,7 @@ def _write(
             writer.write_table(pa.concat_tables([schema.empty_table(), *waiting]))
 
     write_atomic(out, write)
-    rejects_file = rejects_of(out)
+    rejects_file = _rejects_file(out)
     if rejected:
         lines = "".join(json.dumps(reject, ensure_ascii=False) + "\n" for reject in rejected)
         write_atomic_bytes(rejects_file, lines.encode("utf-8", errors="backslashreplace"))
@@ -179,3 +224,12 @@ def _write(
 
 def _reason(reject: dict[str, Any]) -> str:
     return f"{reject['key']}: {reject['reason']}" if "key" in reject else str(reject["reason"])
+
+
+def score_text(out: Path, result: ScoreResult) -> str:
+    """What ``ctr score`` prints."""
+    text = f"{out}: {result.scored} predictions, {result.seconds:.1f} s"
+    if result.rejected:
+        text += f"\n{result.rejected} of {result.rows} rows rejected, see {result.rejects_file}:"
+        text += "".join(f"\n  {count} x {reason}" for reason, count in result.reject_reasons.items())
+    return text

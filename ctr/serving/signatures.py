@@ -23,7 +23,7 @@ import tensorflow as tf
 from ctr.data.feature_ops import row_numbers
 from ctr.data.schema import InputKind, Schema
 from ctr.data.transform import transform_tensors
-from ctr.models.click_model import ClickModel, TowerInput, ensemble_logit
+from ctr.models.click_model import TowerInput, ensemble_logit
 from ctr.models.embeddings import look_up, tower_inputs
 from ctr.models.rows import TableLayout
 from ctr.training.run.snapshot import Snapshot
@@ -82,7 +82,7 @@ def _plain_name(source: str) -> str:
 def serving_signatures(snapshot: Snapshot) -> dict[str, Signature]:
     """The functions of a model by their names."""
     schema, network = snapshot.schema, snapshot.network
-    store_as_computed(network)
+    network.round_weights()
     alpha2 = tf.constant(snapshot.alpha2, tf.float32)
     # Of all columns, so that one has the same name and type in every function.
     names, kinds = input_names(schema.inputs), schema.inputs
@@ -126,16 +126,6 @@ def serving_signatures(snapshot: Snapshot) -> dict[str, Signature]:
 def _outputs(logits: tf.Tensor) -> dict[str, tf.Tensor]:
     logit = ensemble_logit(logits)
     return {"p": tf.sigmoid(logit), "logit": logit}
-
-
-def store_as_computed(network: ClickModel) -> None:
-    """Rounds the weights of layers that compute in bfloat16, once and not in every call: the same products."""
-    for layer in network.submodules:
-        if isinstance(layer, tf.keras.layers.Dense) and layer.compute_dtype == "bfloat16":
-            for name in ("kernel", "bias"):
-                weight = getattr(layer, name)
-                if weight is not None:
-                    setattr(layer, name, tf.Variable(tf.cast(weight, tf.bfloat16), trainable=False))
 
 
 def _graph_function(function: Callable[..., Any], specs: Mapping[str, tf.TensorSpec]) -> Any:

@@ -3,11 +3,13 @@
 import logging
 import os
 import platform
+import random
 import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ctr import __version__
@@ -62,7 +64,9 @@ def resolve_jit(config: TrainConfig) -> bool:
 
 def make_deterministic(seed: int) -> None:
     """Seeds Python, NumPy and TensorFlow, and restricts TensorFlow to operations that repeat bit by bit."""
-    tf.keras.utils.set_random_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+    tf.random.set_seed(seed)
     tf.config.experimental.enable_op_determinism()
 
 
@@ -74,7 +78,7 @@ def _threads(setting: int, variable: str) -> int:
 
 def describe_environment(config: TrainConfig) -> dict[str, Any]:
     """Everything outside the configuration that can change a bit of the result."""
-    packages = ("tensorflow", "tf-keras", "tensorflow-recommenders", "numpy", "pandas", "pyarrow")
+    packages = ("tensorflow", "numpy", "pandas", "pyarrow")
     versions = {"ctr": __version__}
     for name in packages:
         try:

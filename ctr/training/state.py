@@ -42,7 +42,7 @@ def create_network(
 ) -> ClickModel:
     """The model without its tables, with fresh weights; ``compiled`` as ``ctr.models.passes`` says."""
     widths = tower_widths(layouts, config.model.factorized is not None)
-    return ClickModel(architecture(config, compute_dtype), widths, compiled)
+    return ClickModel(architecture(config, compute_dtype), widths, compiled, seed=config.seed)
 
 
 def dense_weights(network: ClickModel) -> dict[str, tf.Variable]:

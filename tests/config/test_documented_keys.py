@@ -67,7 +67,7 @@ def test_every_environment_variable_is_documented(root):
     names |= set(
         re.findall(r"\"([A-Z][A-Z0-9_]+)\"", device.partition("_VARIABLES = (")[2].partition(")")[0])
     )
-    assert {"TF_USE_LEGACY_KERAS", "OMP_NUM_THREADS"} < names
+    assert {"TF_CPP_MIN_LOG_LEVEL", "OMP_NUM_THREADS"} < names
     assert {name for name in names if f"`{name}`" not in page} == set()
 
 

@@ -8,12 +8,9 @@ dependencies.
 """
 
 import argparse
-import os
 import sys
 import tempfile
 from pathlib import Path
-
-os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 import atheris
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import erf
 
 from ctr.models.activations import ACTIVATIONS, make_activation, smelu
-from ctr.models.passes import biased_activation
+from ctr.models.deep import biased_activation
 
 NAMES = ["smelu", *sorted(ACTIVATIONS)]
 BETA = 0.75

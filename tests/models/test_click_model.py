@@ -23,7 +23,7 @@ def widths(architecture):
 
 def model(architecture, seed=0) -> ClickModel:
     """With weights none of which is where it starts."""
-    made = ClickModel(architecture, widths(architecture))
+    made = ClickModel(architecture, widths(architecture), seed=0)
     rng = np.random.default_rng(seed)
     for weight in made.weights().values():
         weight.assign_add(rng.normal(size=weight.shape) * 0.5)
@@ -103,7 +103,7 @@ def test_an_ensemble_is_its_components_run_one_by_one(architecture, rank_head, c
     scores = together(given, tf.constant(0.7))
     assert np.abs(np.diff(scores.logits, axis=0)).min(axis=0).max() > 0.01
     for index in range(3):
-        alone = ClickModel(architecture, widths(architecture))
+        alone = ClickModel(architecture, widths(architecture), seed=0)
         for name, weight in alone.weights().items():
             weight.assign(together.weights()[f"component_{index}/{name}"])
         own = {
@@ -145,7 +145,7 @@ def test_towers_are_apart():
 
 
 def test_a_fresh_factorized_model_learns_in_both_towers():
-    made = ClickModel(FACTORIZED, widths(FACTORIZED))
+    made = ClickModel(FACTORIZED, widths(FACTORIZED), seed=0)
     given = inputs(FACTORIZED)
     with tf.GradientTape() as tape:
         total = tf.reduce_sum(made(given, tf.constant(1.0)).logits ** 2)
@@ -170,7 +170,7 @@ def test_gradients_of_the_mean_are_finite_for_huge_logits():
 
 
 def test_without_layers_it_is_a_logistic_regression_that_starts_at_the_prior():
-    made = ClickModel(Architecture(0, 0, (), prior=0.05), {"quality": 0})
+    made = ClickModel(Architecture(0, 0, (), prior=0.05), {"quality": 0}, seed=0)
     assert list(made.weights()) == ["output_bias"]
     given = {"quality": TowerInput(tf.zeros([1, 2, 0]), tf.constant([[0.0, 1.5]]))}
     logit = made(given, tf.constant(1.0)).logits[0]
@@ -179,7 +179,7 @@ def test_without_layers_it_is_a_logistic_regression_that_starts_at_the_prior():
 
 
 def test_components_start_differently_and_predict_the_prior_together():
-    made = ClickModel(replace(PLAIN, components=3), widths(PLAIN))
+    made = ClickModel(replace(PLAIN, components=3), widths(PLAIN), seed=0)
     starts = [weights_of(made, index)["quality/deep_0/w"] for index in range(3)]
     assert all(np.abs(a - b).max() > 0.01 for a, b in ((starts[0], starts[1]), (starts[1], starts[2])))
     zero = {"quality": TowerInput(tf.zeros([1, 1, 3]), tf.zeros([1, 1]))}
@@ -188,7 +188,7 @@ def test_components_start_differently_and_predict_the_prior_together():
 
 
 def test_heads_compute_in_float32_under_bfloat16():
-    made = ClickModel(replace(FACTORIZED, components=2, compute_dtype="bfloat16"), widths(FACTORIZED))
+    made = ClickModel(replace(FACTORIZED, components=2, compute_dtype="bfloat16"), widths(FACTORIZED), seed=0)
     scores = made(inputs(FACTORIZED), tf.constant(1.0))
     assert scores.logits.dtype == tf.float32
     assert {weight.dtype for weight in made.weights().values()} == {tf.float32}
@@ -196,9 +196,9 @@ def test_heads_compute_in_float32_under_bfloat16():
 
 def test_architectures_that_are_impossible_are_refused():
     with pytest.raises(ValueError, match="rank head needs crosses or deep layers"):
-        ClickModel(Architecture(0, 0, (), rank_head=True), {"quality": 3})
+        ClickModel(Architecture(0, 0, (), rank_head=True), {"quality": 3}, seed=0)
     with pytest.raises(ValueError, match="factorized model needs crosses or deep layers"):
-        ClickModel(Architecture(0, 0, (), factors=FACTORIZED.factors), {"quality": 3, "ui": 2})
+        ClickModel(Architecture(0, 0, (), factors=FACTORIZED.factors), {"quality": 3, "ui": 2}, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -213,5 +213,5 @@ def test_architectures_that_are_impossible_are_refused():
 )
 def test_embeddings_are_rounded_where_a_layer_computes_with_them(changes, dtypes):
     settings = {"cross_layers": 1, "cross_rank": 2, "deep_units": (4,), "compute_dtype": "bfloat16"}
-    model = ClickModel(Architecture(**{**settings, **changes}), {"quality": 3, "ui": 3})
+    model = ClickModel(Architecture(**{**settings, **changes}), {"quality": 3, "ui": 3}, seed=0)
     assert (model.input_dtype("quality"), model.input_dtype("ui")) == dtypes

@@ -220,9 +220,7 @@ def test_the_gradients_are_those_that_a_step_learns_by_and_change_nothing(gradie
 @pytest.mark.slow
 def test_a_compiled_step_agrees():
     config = make_config()
-    # make_state draws from Keras' generator: the second one gets the weights of the first.
     states = [make_state(config), make_state(config)]
-    states[1].restore(states[0].arrays())
     steps = [make_steps(states[0], config, jit=False).learn, make_steps(states[1], config, jit=True).learn]
     for number in range(2):
         example = Example(number)

@@ -114,6 +114,10 @@ def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
         write_json(path, environment)
         return
     before = read_json_object(path, f"{path}: no such file")
+    # Recorded by earlier versions, in which the model consisted of these packages' layers.
+    for unused in ("tf-keras", "tensorflow-recommenders"):
+        if isinstance(versions := before.get("versions"), dict):
+            versions.pop(unused, None)
     now = json.loads(json.dumps(environment))
     differences = differing_keys({**before, "platform": None}, {**now, "platform": None})
     if differences:

@@ -58,7 +58,7 @@ def layouts_of(config: TrainConfig) -> tuple[TableLayout, ...]:
 
 def network_of(config: TrainConfig) -> tuple[ClickModel, dict[str, int]]:
     widths = tower_widths(layouts_of(config), config.model.factorized is not None)
-    return ClickModel(architecture(config, "float32"), widths, compiled=False), widths
+    return ClickModel(architecture(config, "float32"), widths, compiled=False, seed=1), widths
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,0 +1,153 @@
+"""The low-rank crosses of DCNv2 under a ramp.
+
+    e_i = alpha2 * (e_0 * (e_{i-1} U_i V_i + b_i)) + e_{i-1}          (FF 4.3; b_i as in DCNv2)
+
+``alpha2`` ramps from 0 to 1, so that training starts as if there were no crosses (ReZero). ``crosses`` is this formula,
+``fused_crosses`` the same for training, with fewer passes over memory.
+"""
+
+import functools
+import random
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from ctr.models.linear import Linear, Weights, multiply, small_normal
+from ctr.models.passes import one_pass, sum_of_rows
+
+
+def make_cross_layers(
+    count: int, width: int, rank: int, compute_dtype: str, seeds: random.Random
+) -> list[Linear]:
+    """Fresh crosses of inputs of ``width`` numbers; rank 0: full matrices."""
+    sizes = [width, rank, width] if rank else [width, width]
+    initializers = [small_normal] * (len(sizes) - 1)
+    return [Linear(sizes, initializers, seeds, compute_dtype=compute_dtype) for _ in range(count)]
+
+
+def crosses(e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Weights]) -> tf.Tensor:
+    """The last e_i of n towers. Products are of the dtype of e_0, everything else is float32.
+
+    Args:
+        e0: [n, B, m], or [1, B, m] for all towers.
+        alpha2: float32 scalar.
+        layers: the weights of each cross, of the dtype of e_0.
+
+    Returns:
+        [n, B, m] of the dtype of e_0.
+    """
+    e = e0
+    for matrices, bias in layers:
+        inner = _float32(multiply(e, matrices)) + _float32(bias)
+        e = tf.cast(alpha2 * _float32(e0) * inner + _float32(e), e0.dtype)
+    return e
+
+
+def _float32(x: tf.Tensor) -> tf.Tensor:
+    return tf.cast(x, tf.float32)
+
+
+def fused_crosses(e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Weights]) -> tf.Tensor:
+    """``crosses``, equal to rounding, with one compiled pass a cross in each direction and its own gradient.
+
+    For the gradient only the products are kept; everything else is computed again. alpha2 has no gradient, and that
+    of e_0 is float32, since sums over a batch come next.
+    """
+
+    @tf.custom_gradient
+    def with_gradient(
+        e0: tf.Tensor, *weights: tf.Tensor
+    ) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:
+        own: Sequence[Weights] = tf.nest.pack_sequence_as(layers, weights)
+        e, chains = _forward(e0, alpha2, own)
+
+        def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
+            with tf.name_scope("gradient_tape/crosses"):
+                return _backward(upstream, e0, alpha2, own, chains)
+
+        return e, gradient
+
+    return with_gradient(e0, *tf.nest.flatten(layers))
+
+
+def _forward(
+    e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Weights]
+) -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
+    """The last e_i, and of each cross its input and all products."""
+    e, chains = e0, []
+    for matrices, bias in layers:
+        chain = [e]
+        for matrix in matrices:
+            chain.append(tf.matmul(chain[-1], matrix))
+        chains.append(chain)
+        (e,) = one_pass(_cross)(e, chain[-1], bias, e0, alpha2)
+        # XLA's function has no shapes.
+        e = tf.ensure_shape(e, [bias.shape[0], None, e0.shape[2]])
+    return e, chains
+
+
+def _backward(
+    upstream: tf.Tensor,
+    e0: tf.Tensor,
+    alpha2: tf.Tensor,
+    layers: Sequence[Weights],
+    chains: Sequence[Sequence[tf.Tensor]],
+) -> list[tf.Tensor]:
+    """The gradients of e_0 and of all weights, in their order."""
+    towers = layers[0][1].shape[0]
+    shape = [towers, None, e0.shape[2]]
+    of_weights: list[tf.Tensor] = []
+    of_input = of_e0 = None
+    for (matrices, bias), chain in zip(reversed(layers), reversed(chains), strict=True):
+        arguments = upstream, chain[-1], bias, e0, alpha2
+        if of_input is None:
+            of_inner, of_e0 = one_pass(_cross_gradient)(*arguments)
+        else:
+            of_inner, of_e0, upstream = one_pass(_next_cross_gradient)(*arguments, of_input, of_e0)
+        of_inner, of_e0 = tf.ensure_shape(of_inner, shape), tf.ensure_shape(of_e0, shape)
+        of_cross = [sum_of_rows(of_inner)]
+        of_input = of_inner
+        for matrix, factor in zip(reversed(matrices), reversed(chain[:-1]), strict=True):
+            of_cross.append(tf.matmul(factor, of_input, transpose_a=True))
+            of_input = tf.matmul(of_input, matrix, transpose_b=True)
+        of_weights = [*reversed(of_cross), *of_weights]
+    (of_e0,) = one_pass(_add, rounded=False)(of_e0, upstream, of_input)
+    if e0.shape[0] != towers:
+        of_e0 = tf.reduce_sum(of_e0, axis=0, keepdims=True)
+    return [tf.ensure_shape(of_e0, e0.shape), *of_weights]
+
+
+# The element-wise parts of a cross and of its gradient. ``inner`` is e_{i-1} U V, ``upstream`` the gradient of e_i.
+
+
+def _cross(
+    e: tf.Tensor, inner: tf.Tensor, bias: tf.Tensor, e0: tf.Tensor, alpha2: tf.Tensor
+) -> list[tf.Tensor]:
+    return [alpha2 * e0 * (inner + bias) + e]
+
+
+def _cross_gradient(
+    upstream: tf.Tensor, inner: tf.Tensor, bias: tf.Tensor, e0: tf.Tensor, alpha2: tf.Tensor
+) -> list[tf.Tensor]:
+    """The gradients of ``inner`` and of e_0, at the last cross."""
+    scaled = alpha2 * upstream
+    return [scaled * e0, scaled * (inner + bias)]
+
+
+def _next_cross_gradient(
+    upstream: tf.Tensor,
+    inner: tf.Tensor,
+    bias: tf.Tensor,
+    e0: tf.Tensor,
+    alpha2: tf.Tensor,
+    of_input: tf.Tensor,
+    of_e0: tf.Tensor,
+) -> list[tf.Tensor]:
+    """The same before the last cross, whose input's and e_0's gradients are added; and the sum for e_i."""
+    total = upstream + of_input
+    scaled = alpha2 * total
+    return [scaled * e0, scaled * (inner + bias) + of_e0, total]
+
+
+def _add(*terms: tf.Tensor) -> list[tf.Tensor]:
+    return [functools.reduce(tf.add, terms)]
