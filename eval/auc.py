@@ -37,6 +37,10 @@ def roc_auc(label: npt.ArrayLike, score: npt.ArrayLike, weight: npt.ArrayLike | 
 
     Raises:
         ValueError: a column is not as described, or lengths differ.
+
+    Example:
+        >>> roc_auc(label=[0, 1, 0, 1], score=[0.1, 0.4, 0.4, 0.8])
+        0.875
     """
     clicked = checked_labels(label)
     scores = checked_finite("score", score)

@@ -31,6 +31,16 @@ def compare(a: ProgressiveMetrics, b: ProgressiveMetrics) -> pd.DataFrame:
         difference), significant (the interval excludes 0), no_interval (why there is none, else empty). NaN where
         undefined, and then not significant. A relative change of a value that is not distinguishable from 0 would
         say nothing (a bias of 1e-6 that becomes 1e-4 changed by 9900%), so it is NaN.
+
+    Example:
+        >>> runs = ProgressiveMetrics(), ProgressiveMetrics()
+        >>> for run, logit in zip(runs, ([0.1, 0.3, 0.2], [0.1, 0.2, 0.3]), strict=True):
+        ...     run.update(label=[0, 0, 1], logit=logit, weight=[1, 1, 1], query_id=[7, 7, 7])
+        >>> compare(*runs).loc[["auc", "per_query_auc"], ["a", "b", "difference"]]
+                         a    b  difference
+        metric
+        auc            0.5  1.0         0.5
+        per_query_auc  0.5  1.0         0.5
     """
     estimates_a, estimates_b = a.estimates(), b.estimates()
     rows = []

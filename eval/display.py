@@ -49,7 +49,12 @@ def decimals_for(low: float | None, high: float | None) -> int:
 
 
 def with_margin(value: float | None, low: float | None, high: float | None, *, signed: bool = False) -> str:
-    """A value with the half-width of its interval, with the digits that fit it: ``0.625 ± 0.012``."""
+    """A value with the half-width of its interval, with the digits that fit it.
+
+    Example:
+        >>> with_margin(0.62534, 0.61312, 0.63756)
+        '0.625 ± 0.012'
+    """
     decimals = decimals_for(low, high)
     text = fixed(value, decimals, signed=signed)
     if value is None or low is None or high is None or not math.isfinite(high - low):

@@ -108,6 +108,11 @@ def query_auc(
 
     Returns:
         float64 [Q]; NaN for a query in which a class is absent (or has no weight).
+
+    Example:
+        >>> clicked, query = np.array([True, False, True]), np.array([0, 0, 1])
+        >>> query_auc(clicked, np.array([0.2, 0.1, 0.3]), np.ones(3), query, queries=2)
+        array([ 1., nan])
     """
     positive = np.where(label, weight, 0.0)
     negative = np.where(label, 0.0, weight)

@@ -37,6 +37,10 @@ def prediction_difference(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
 
     Raises:
         ValueError: a value is no probability, or lengths differ.
+
+    Example:
+        >>> prediction_difference([0.5, 0.25], [0.5, 0.75])
+        0.5
     """
     difference = _row_difference(first, second)
     return float(ratio(difference.sum(), len(difference)))

@@ -54,6 +54,12 @@ class ProgressiveMetrics:
         run.merge(window); window.clear()
         run.summary()           # at the run's end, with tables
 
+    Example:
+        >>> window = ProgressiveMetrics()
+        >>> window.update(label=[1, 0, 0], logit=[0.4, -1.0, 0.4], weight=[1, 1, 1], query_id=[7, 7, 8])
+        >>> {name: window.headline()[name] for name in ("examples", "auc", "per_query_auc")}
+        {'examples': 3, 'auc': 0.75, 'per_query_auc': 1.0}
+
     Attributes:
         traffic: examples and queries read. Rows of metric weight 0 count here and nowhere else.
         auc: AUC, and the histogram behind the calibration deciles.

@@ -16,6 +16,10 @@ def smelu(z: tf.Tensor, beta: float) -> tf.Tensor:
     Args:
         z: of any floating dtype and shape.
         beta: half the width of the smooth part, above 0.
+
+    Example:
+        >>> smelu(tf.constant([-1.0, 0.0, 0.5, 2.0]), beta=0.5).numpy().tolist()
+        [0.0, 0.125, 0.5, 2.0]
     """
     smooth = tf.square(tf.nn.relu(z + beta)) / (4 * beta)
     # NaN fails the comparison: it stays NaN by way of the square.

@@ -97,7 +97,12 @@ class Stack:
 
 
 def merge_dimensions(shape: Sequence[int], limit: int | None) -> Shape:
-    """Drops dimensions of 1 and merges neighbors, from the left, while their product is at most ``limit``."""
+    """Drops dimensions of 1 and merges neighbors, from the left, while their product is at most ``limit``.
+
+    Example:
+        >>> merge_dimensions((1, 3, 4, 5), limit=12)
+        (12, 5)
+    """
     merged: list[int] = []
     for size in shape:
         if size == 1:
@@ -110,7 +115,12 @@ def merge_dimensions(shape: Sequence[int], limit: int | None) -> Shape:
 
 
 def split_evenly(size: int, block_size: int) -> tuple[tuple[int, int, int], ...]:
-    """Runs (offset, count, size) of equal parts; parts are at most ``block_size`` and differ by at most one."""
+    """Runs (offset, count, size) of equal parts; parts are at most ``block_size`` and differ by at most one.
+
+    Example:
+        >>> split_evenly(10, block_size=4)
+        ((0, 1, 4), (4, 2, 3))
+    """
     count = -(-size // block_size)
     small, longer = divmod(size, count)
     runs = [(0, longer, small + 1), (longer * (small + 1), count - longer, small)]

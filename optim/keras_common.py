@@ -34,6 +34,14 @@ Args:
 Raises:
     ValueError: an option has a value that is not allowed.
     TypeError: there is no such option.
+
+Example:
+    >>> import tensorflow as tf
+    >>> model = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False)])
+    >>> model.compile(optimizer=Shampoo(learning_rate=0.5), loss="mse")
+    >>> history = model.fit(tf.eye(4), tf.ones([4, 1]), epochs=20, verbose=0)
+    >>> history.history["loss"][-1] < history.history["loss"][0]
+    True
 """
 
 

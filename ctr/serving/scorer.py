@@ -33,6 +33,12 @@ class Scorer:
 
     Raises:
         InputError: no model, a damaged one, or one that could do more than compute (``ctr.serving.model_check``).
+
+    Example, of a model whose features read the columns user, price and position:
+        >>> scorer = Scorer(folder)
+        >>> probabilities = scorer.predict({"user": ["u1", "u2"], "price": [1.5, None], "position": "1"})
+        >>> probabilities.shape
+        (2,)
     """
 
     def __init__(self, path: Path | str, cached_rows: int = 65_536) -> None:

@@ -1,13 +1,19 @@
 """The Scorer: what it takes, what it refuses, and that its cache changes nothing but time."""
 
+import doctest
 import json
 import shutil
 
 import numpy as np
 import pytest
 
+from ctr.config import parse_model
+from ctr.data.schema import Schema
 from ctr.io.errors import InputError
+from ctr.serving import scorer
+from ctr.serving.export import publish
 from ctr.serving.scorer import Scorer
+from model_cases import FEATURES, MODELS, draw_raw, make_case
 
 TAGS = ["t1|t2", "", "t3"]
 ROWS = {
@@ -229,3 +235,19 @@ class TestFolders:
         content = {**json.loads(path.read_text()), **change}
         path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
         self.refused(model, words)
+
+
+def test_the_example_of_its_docstring(tmp_path):
+    columns = {"user:id": "user", "price": "price", "position": "position"}
+    features = [{**f, "source": columns[f["source"]]} for f in FEATURES if f.get("source") in columns]
+    raw = {columns[name]: values for name, values in draw_raw(12).items() if name in columns}
+    schema = parse_model(Schema, {"features": features}, "test")
+    case = make_case(MODELS["logistic"], "float32", tmp_path / "run", rows=12, schema=schema, raw=raw)
+    folder = publish(case.snapshot, tmp_path / "models").path
+    (test,) = doctest.DocTestFinder(recurse=False).find(
+        Scorer, "Scorer", module=scorer, extraglobs={"folder": folder}
+    )
+    assert len(test.examples) == 3
+    failures: list[str] = []
+    doctest.DocTestRunner().run(test, out=failures.append)
+    assert not failures, "".join(failures)
