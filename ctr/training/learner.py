@@ -12,7 +12,7 @@ from ctr.training.feed import Feed
 from ctr.training.inputs import Inputs, read_feeds
 from ctr.training.run.rollback import predicts_soundly
 from ctr.training.run.run import Run
-from ctr.training.step import Steps
+from ctr.training.step import TrainStep
 
 Phase = Callable[[str], None]
 
@@ -38,7 +38,7 @@ class Learner:
         learned_through: the query time, in microseconds, of the last row that it learned from; None before one.
     """
 
-    def __init__(self, steps: Steps, current: Run, jit: bool = False, phase: Phase | None = None) -> None:
+    def __init__(self, steps: TrainStep, current: Run, jit: bool = False, phase: Phase | None = None) -> None:
         """Begins with nothing learned.
 
         Args:
@@ -72,7 +72,7 @@ class Learner:
         elif sum(counts):
             begun = time.perf_counter()
             with self._compiling("learn", feed):
-                result = self.steps.learn(feed, current.ramps())
+                result = self.steps.learn(feed, current.ramps(), current.rates())
             logit, slices = result.logit.numpy(), [index.numpy() for index in result.slices]
             applied, terms = bool(result.applied), result.terms.numpy()
             self.seconds.add(time.perf_counter() - begun)

@@ -45,7 +45,7 @@ from ctr.training.run.rollback import RollbackNeeded, is_export_due, query_times
 from ctr.training.run.run import Run, finite_logits
 from ctr.training.run.snapshot import Exporter, take_snapshot
 from ctr.training.state import TrainState
-from ctr.training.step import make_steps, scored_part
+from ctr.training.step import TrainStep, scored_part
 
 __all__ = ["TIMING", "Advance", "Phase", "Progress", "Session", "open_session"]
 
@@ -167,7 +167,7 @@ class Session:
         self._progress = progress
         self._exporter = exporter if current.config.export is not None else None
         jit = resolve_jit(current.config)
-        self.learner = Learner(make_steps(current.state, current.config, jit), current, jit, phase)
+        self.learner = Learner(TrainStep(current.state, current.config, jit), current, jit, phase)
         self._running: dict[str, Any] = {}
         self._batches_shown = 0
         self._failed = False
@@ -428,5 +428,5 @@ class Session:
         }
 
     def _root_seconds(self) -> dict[str, float]:
-        timing = self.current.state.shampoo.timing()
+        timing = self.current.state.optimizer_timing()
         return {f"shampoo_{name}": round(seconds, 3) for name, seconds in timing.items()}

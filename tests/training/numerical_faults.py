@@ -51,7 +51,7 @@ def injected(
         once: only the first time, as a fault of the memory, and not of the data.
         begun: told the first row of each batch that is learned from, before it is.
     """
-    make = session.make_steps
+    make = session.TrainStep
     left = {**(unlearnable or {}), **(poison or {})}
 
     def hit(faults: Mapping[int, Any] | None, begin: int, end: int) -> Any:
@@ -62,10 +62,11 @@ def injected(
                 return fault
         return None
 
-    def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Any:
-        steps = make(state, config, jit)
+    def make_step(state: TrainState, config: TrainConfig, jit: bool) -> Any:
+        step = make(state, config, jit)
+        learn_soundly = step.learn
 
-        def learn(feed, ramps):
+        def learn(feed, ramps, rates):
             begin, end = feed.batch.begin, feed.batch.end
             if begun is not None:
                 begun(begin, state)
@@ -75,19 +76,20 @@ def injected(
                 feed = replace(
                     feed, targets={**feed.targets, "weight": spoiled, "own_weight": spoiled.copy()}
                 )
-            result = steps.learn(feed, ramps)
+            result = learn_soundly(feed, ramps, rates)
             act = hit(poison, begin, end)
             if act is not None:
                 act(state)
             return result
 
-        return steps._replace(learn=learn)
+        step.learn = learn
+        return step
 
-    session.make_steps = make_steps
+    session.TrainStep = make_step
     try:
         yield
     finally:
-        session.make_steps = make
+        session.TrainStep = make
 
 
 def main(given: Mapping[str, Any]) -> None:

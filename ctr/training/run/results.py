@@ -87,7 +87,7 @@ def results(inputs: Inputs, current: Run) -> dict[str, Any]:
         **current.state.parameter_counts(),
         "duals": duals_of(current.state),
         "constraint_logs": {name: metrics.summary() for name, metrics in current.others.items()},
-        "shampoo": current.state.root_report(),
+        "shampoo": current.state.optimizer_report(),
         "config_sha256": current.config.sha256(),
         "log_sha256": log_sha256(inputs.log.manifests),
         "constraint_logs_sha256": {name: log_sha256(log.manifests) for name, log in inputs.others.items()},

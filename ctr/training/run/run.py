@@ -204,6 +204,10 @@ class Run:
         """What every ramp has reached (``TrainConfig.ramps_at``)."""
         return self.config.ramps_at(self.position.trained_examples, self.position.trained_before)
 
+    def rates(self) -> dict[str, float]:
+        """The learning rates of the next step (``TrainConfig.rates_at``)."""
+        return self.config.rates_at(self.position.trained_examples, self.position.trained_before)
+
     def sidecar_hashes(self, until: int = MAX_TIME_US) -> dict[str, str]:
         """For each sidecar a hash of its intervals that begin before ``until``, in microseconds."""
         return {role: sidecar.until(until) for role, sidecar in self._sidecar_hashes.items()}
@@ -402,7 +406,7 @@ class Run:
         self.total.merge(self.window)
         self.window.clear()
         total = self.total.headline()
-        ramps = self.ramps()
+        ramps, rates = self.ramps(), self.rates()
         line = {
             "examples": self.position.examples,
             "window_begin": self.window_times[0],
@@ -415,9 +419,10 @@ class Run:
                 for name, ramp in ramps.items()
                 if getattr(self.config.objective, name) is not None
             },
+            **{f"rate_{group}": rates[group] for group in self.config.optimizer.schedules},
             **self._mean_terms(),
             **dual_scalars(self.state),
-            **{f"shampoo_{name}": value for name, value in self.state.root_report().items()},
+            **{f"shampoo_{name}": value for name, value in self.state.optimizer_report().items()},
             **extra,
             "cumulative": {name: total[name] for name in CUMULATIVE},
         }

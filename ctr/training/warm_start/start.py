@@ -32,7 +32,7 @@ from ctr.training.run.position import Position
 from ctr.training.run.rollback import first_broken
 from ctr.training.run.run import Run
 from ctr.training.state import TrainState, create_network
-from ctr.training.warm_start.optimizer import take_optimizer
+from ctr.training.warm_start.optimizer import take_optimizer, take_schedules
 from ctr.training.warm_start.position import begin_position
 from ctr.training.warm_start.table import launch_text
 from ctr.training.warm_start.weights import Entry, Side, take_ramps, take_rows, take_slices, take_weights
@@ -184,7 +184,7 @@ def _make(folder: Path, inputs: Inputs, old: _Old, position: Position, source: P
 def _take(
     arrays: dict[str, np.ndarray], old: _Old, new: Side, source: Path
 ) -> tuple[list[Entry], dict[str, int]]:
-    """Puts all that matches into ``arrays``; returns the table, and what ramps have had."""
+    """Puts all that matches into ``arrays``; returns the table, and what ramps and schedules have had."""
     sides = new, old.side
     features, kept = take_rows(arrays, old.arrays, *sides)
     if not any(entry.status in ("taken", "partly") for entry in features):
@@ -214,7 +214,10 @@ def _take(
     ramps, before = take_ramps(
         *sides, position.trained_examples, position.trained_before, [*weights, *slices]
     )
-    return [*features, *told, *slices, *ramps], before
+    schedules, examples = take_schedules(
+        *sides, position.trained_examples, position.trained_before, [*features, *weights]
+    )
+    return [*features, *told, *slices, *ramps, *schedules], before | examples
 
 
 def _publish(folder: Path, run: Path) -> None:

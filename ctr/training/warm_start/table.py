@@ -3,7 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-_PARTS = {"feature": "features", "weight": "dense weights", "slices": "constrained slices", "ramp": "ramps"}
+_PARTS = {
+    "feature": "features",
+    "weight": "dense weights",
+    "slices": "constrained slices",
+    "ramp": "ramps",
+    "schedule": "schedules",
+}
 _WORDS = {"taken": "taken", "partly": "partly", "fresh": "fresh", "left": "left behind"}
 
 
