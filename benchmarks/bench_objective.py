@@ -36,7 +36,7 @@ from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.feed import Feed, make_feed
 from ctr.training.inputs import Inputs, open_inputs, selection_of
 from ctr.training.state import TrainState
-from ctr.training.step import make_steps
+from ctr.training.step import TrainStep
 
 FEEDS = 12
 FAMILIES = [
@@ -111,21 +111,21 @@ def measure(
     common: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, dict[str, float]]:
     """Milliseconds and ratios of variants, ``logistic`` among them; ``common`` is the configuration of all."""
-    steps, feeds, made, ramps = {}, {}, {}, {}
+    steps, feeds, made, numbers = {}, {}, {}, {}
     for name in variants:
         config = parse_model(TrainConfig, {"batch": {"rows": batch}, **common, **VARIANTS[name]}, "benchmark")
         make_deterministic(config.seed)
         inputs = open_inputs(log, config)
         layouts = config.model.table_layouts(read_schema(log))
         state = TrainState(layouts, config, resolve_compute_dtype(config), inputs.families)
-        steps[name] = make_steps(state, config, jit=False).learn
+        steps[name] = TrainStep(state, config, jit=False).learn
         feeds[name], made[name] = make_feeds(inputs, state)
-        ramps[name] = config.ramps_at(10**9)
+        numbers[name] = config.ramps_at(10**9), config.rates_at(10**9)
 
     def turn(name: str) -> float:
         begun = time.perf_counter()
         for feed in feeds[name]:
-            steps[name](feed, ramps[name]).logit.numpy()
+            steps[name](feed, *numbers[name]).logit.numpy()
         return (time.perf_counter() - begun) / FEEDS
 
     times = by_turns({name: partial(turn, name) for name in variants}, "logistic", rounds)

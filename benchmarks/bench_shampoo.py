@@ -50,24 +50,25 @@ def training_step(size: Size, rounds: int, turn: int | None = None) -> dict[str,
         turn: steps of one; None: those from one exchange of roots to the next.
     """
     models = {"adagrad": make_model(size), "shampoo": make_model(size, {})}
-    feeds, ramps = models["adagrad"].feeds, TrainConfig().ramps_at(10**9)
+    feeds, config = models["adagrad"].feeds, TrainConfig()
+    numbers = config.ramps_at(10**9), config.rates_at(10**9)
     steps = {name: model.learn for name, model in models.items()}
-    cores = {name: model.state.shampoo for name, model in models.items()}
+    cores = {name: model.state.dense_optimizer.core for name, model in models.items()}
     for step in steps.values():
         for feed in feeds[:3]:
-            step(feed, ramps)
+            step(feed, *numbers)
     settle(cores["shampoo"])
     turn = turn or ShampooOptions().precondition_frequency
     # A turn that is not timed: from it on, each takes in the roots of one exchange and sends another.
     for number in range(turn + 1):
-        steps["shampoo"](feeds[number % len(feeds)], ramps)
+        steps["shampoo"](feeds[number % len(feeds)], *numbers)
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     waited = cores["shampoo"].timing()["seconds_waited"]
     for _ in range(rounds):
         for name, step in steps.items():
             begun = time.perf_counter()
             for number in range(turn):
-                step(feeds[number % len(feeds)], ramps).logit.numpy()
+                step(feeds[number % len(feeds)], *numbers).logit.numpy()
             seconds[name].append((time.perf_counter() - begun) / turn)
     ratios = np.array(seconds["shampoo"]) / np.array(seconds["adagrad"])
     timing, report = cores["shampoo"].timing(), cores["shampoo"].report()

@@ -15,7 +15,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.feed import Feed, make_feed
 from ctr.training.state import TrainState
-from ctr.training.step import StepResult, make_steps
+from ctr.training.step import StepResult, TrainStep
 
 SETTLED = 10**9
 """Examples after which every ramp is up."""
@@ -33,16 +33,16 @@ class Model:
     config: TrainConfig
     state: TrainState
     feeds: list[Feed]
-    learn: Callable[[Feed, Mapping[str, float]], StepResult]
+    learn: Callable[[Feed, Mapping[str, float], Mapping[str, float]], StepResult]
     losses: list[list[float]] = field(default_factory=list)
     processor_seconds: list[float] = field(default_factory=list)
 
     def seconds(self) -> float:
         """Of a step, the mean over one turn: all feeds, one after the other."""
-        ramps, results = self.config.ramps_at(SETTLED), []
+        ramps, rates, results = self.config.ramps_at(SETTLED), self.config.rates_at(SETTLED), []
         worked, begun = time.process_time(), time.perf_counter()
         for feed in self.feeds:
-            results.append(self.learn(feed, ramps))
+            results.append(self.learn(feed, ramps, rates))
             results[-1].logit.numpy()
         seconds = (time.perf_counter() - begun) / len(self.feeds)
         self.processor_seconds.append((time.process_time() - worked) / len(self.feeds))
@@ -62,7 +62,7 @@ def make_model(
     feeds = [
         make_feed(one, layouts, size.batch, config.objective) for one in batches or reference_batches(size)
     ]
-    return Model(config, state, feeds, make_steps(state, config, jit=False).learn)
+    return Model(config, state, feeds, TrainStep(state, config, jit=False).learn)
 
 
 def median_ms(seconds: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""AdaGrad for the touched rows of embedding tables.
+"""AdaGrad for the touched rows of embedding tables, as a ``ctr.optim.protocol.TableOptimizer``.
 
     a += g^2        w -= rate * g / sqrt(a)
 
@@ -6,9 +6,16 @@ FF 4.2: what decides its implicit schedule is the initial accumulator, which the
 A weight whose gradient and accumulator are both zero stays where it is.
 """
 
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 import tensorflow as tf
 
+from ctr.optim.protocol import Cost, RowGradient
 from ctr.optim.update_limit import limit_update
+
+_OPERATIONS = 7
+"""For each element of a touched row."""
 
 
 def row_direction(accumulated: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -57,3 +64,79 @@ def update_rows(
     # Rows are replaced, as TensorFlow adds to them one by one, several times slower.
     accumulator.scatter_update(tf.IndexedSlices(accumulated + squared, rows))
     table.scatter_update(tf.IndexedSlices(values - update, rows))
+
+
+class RowAdaGrad:
+    """Element-wise AdaGrad for the rows of some tables.
+
+    Args:
+        rates: for each table float32 [C], the learning rates of its columns.
+        initial_accumulators: for each table float32 [C], at which the sums of squares of its columns start.
+        limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for a table's touched rows; None: none.
+    """
+
+    name = "embeddings"
+    row_state = ("rows_accumulator",)
+
+    def __init__(
+        self,
+        rates: Sequence[np.ndarray],
+        initial_accumulators: Sequence[np.ndarray],
+        limit: tuple[float, float] | None = None,
+    ) -> None:
+        self.rates = rates
+        self.initial_accumulators = initial_accumulators
+        self.limit = limit
+        self.tables: list[tf.Variable] = []
+        self.accumulators: dict[str, tf.Variable] = {}
+
+    def build(self, weights: Mapping[str, tf.Variable]) -> None:
+        """Takes the tables, float32 [R, C] each; their sums begin at ``initial_accumulators``."""
+        self.tables = list(weights.values())
+        for (name, table), initial in zip(weights.items(), self.initial_accumulators, strict=True):
+            value = tf.broadcast_to(initial, table.shape)
+            self.accumulators[name] = tf.Variable(value, trainable=False)
+
+    @property
+    def variables(self) -> dict[str, tf.Variable]:
+        """The sums of squares, of the shapes of the tables."""
+        return {f"rows_accumulator/{name}": variable for name, variable in self.accumulators.items()}
+
+    def read(self, rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums of squares of these rows, [U, C] for each table."""
+        return [
+            tf.gather(variable, own) for variable, own in zip(self.accumulators.values(), rows, strict=True)
+        ]
+
+    def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor, compiled: bool) -> None:
+        """One step on the touched rows; ``rate`` is a factor of the columns' rates."""
+        del compiled
+        for table, accumulator, rates, one in zip(
+            self.tables, self.accumulators.values(), self.rates, gradients, strict=True
+        ):
+            with tf.name_scope("row_update"):
+                update_rows(
+                    table,
+                    accumulator,
+                    one.rows,
+                    one.values,
+                    one.state,
+                    one.gradient,
+                    rate * rates,
+                    self.limit,
+                )
+
+    def exchange(self) -> None:
+        """Nothing: there is no work for the host."""
+
+    def report(self) -> dict[str, float | int]:
+        """Nothing to watch."""
+        return {}
+
+    def timing(self) -> dict[str, float]:
+        """Nothing beside the step."""
+        return {}
+
+    def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
+        """The operations of a step in which so many rows of each table are touched, [U, C]."""
+        return Cost(update=sum(_OPERATIONS * rows * columns for rows, columns in shapes))

@@ -35,8 +35,8 @@ class _StandIn(str):
     _adapter: str
 
     @classmethod
-    def of(cls, name: str, adapter: str) -> "_StandIn":
-        """Stands for the optimizer of a module."""
+    def make(cls, name: str, adapter: str) -> "_StandIn":
+        """Creates the name that stands for the optimizer of a module."""
         made = cls(name)
         made._adapter = adapter
         return made
@@ -71,8 +71,8 @@ class _Watch(MetaPathFinder):
 def _enter(registry: ModuleType) -> None:
     objects = registry.get_custom_objects()
     for name in _NAMES:
-        # What somebody registered before under this name stays.
-        objects.setdefault(name, _StandIn.of(name, _ADAPTERS[registry.__name__]))
+        # What was registered before under this name stays.
+        objects.setdefault(name, _StandIn.make(name, _ADAPTERS[registry.__name__]))
 
 
 def register() -> None:

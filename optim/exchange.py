@@ -1,6 +1,6 @@
 """The exchange of statistics for roots: at the start step, then ever less often, at last every tau1 steps.
 
-First the roots of the statistics that were sent at the last exchange are taken in, then the window of statistics
+First the roots of the statistics that were sent at the last exchange come into use, then the window of statistics
 is folded into the totals, then these are sent: between two exchanges the totals stay as they were sent, from
 which a restart computes roots in flight again. The first exchange, the early ones, and every one without
 ``asynchronous`` wait for their own roots.
@@ -15,7 +15,7 @@ from ctr.optim import statistics
 from ctr.optim.graph_roots import inverse_roots
 from ctr.optim.host import Exchange, HostPipeline
 from ctr.optim.options import ShampooOptions
-from ctr.optim.roots import TOLERANCE
+from ctr.optim.roots import TOLERANCE, whole_order
 from ctr.optim.schedule import exchange_due, is_early
 from ctr.optim.state import COUNTERS, STATUS, ShampooLayout, ShampooState
 
@@ -77,12 +77,10 @@ def on_device(options: ShampooOptions, layout: ShampooLayout, state: ShampooStat
         ValueError: the options ask for roots that the coupled iteration does not give.
     """
     for factor in layout.factors:
-        order = 1.0 / factor.exponent
-        # 1 / (1 / 49) is no whole number in float64.
-        if abs(order - round(order)) > 1e-9:
+        if whole_order(factor.exponent) is None:
             raise ValueError(
                 f"exponent_multiplier {options.exponent_multiplier} requires roots of order "
-                f"{order:g}, which a step compiled by XLA cannot compute; train with "
+                f"{1.0 / factor.exponent:g}, which a step compiled by XLA cannot compute; train with "
                 "callbacks=[ShampooCallback()], which has them computed on the host, or without jit_compile"
             )
     when(due(options, layout, state), lambda: _compute_on_device(options, layout, state))
@@ -133,8 +131,7 @@ def _compute_on_device(options: ShampooOptions, layout: ShampooLayout, state: Sh
     correction = _fold(options, state)
     residuals, nonzero = [], []
     for factor, total, root in zip(layout.factors, state.totals, state.roots, strict=True):
-        order = round(1.0 / factor.exponent)
-        computed, residual = inverse_roots(total / correction, order, options.epsilon)
+        computed, residual = inverse_roots(total / correction, round(1.0 / factor.exponent), options.epsilon)
         computed = tf.cast(computed, state.dtype)
         residual = tf.where(tf.reduce_all(tf.math.is_finite(computed), axis=[1, 2]), residual, np.inf)
         certified = (residual <= TOLERANCE)[:, tf.newaxis, tf.newaxis]

@@ -1,7 +1,7 @@
 """Roots on the host's processors, in float64, while the device goes on (FF fig. 3, PSO 4 and alg. II).
 
-``send`` hands the statistics that need a new root to worker threads, largest first; ``collect`` takes the roots
-in at the next exchange. Both are functions of what they are given: which roots are computed, from what, and
+``send`` hands the statistics that need a new root to worker threads, largest first; ``collect`` brings the roots
+into use at the next exchange. Both are functions of what they are given: which roots are computed, from what, and
 when they come into use depends on the step alone, never on time. A pipeline without a round in flight, which a
 restart leaves, computes it again from the same statistics, which stay unchanged between exchanges.
 
@@ -117,7 +117,7 @@ def _origin(step: int, exchange: Exchange) -> tuple[int, str]:
 
 @dataclass
 class _Round:
-    of: tuple[int, str]  # the step and the statistics it was sent from
+    origin: tuple[int, str]  # the step and the statistics it was sent from
     futures: dict[int, concurrent.futures.Future[Root]]
 
 
@@ -176,7 +176,7 @@ class HostPipeline:
         self._start(step, exchange)
 
     def collect(self, sent_at: int, exchange: Exchange) -> None:
-        """Takes in the roots that were sent at step ``sent_at``, waiting for those that are not ready."""
+        """Brings the roots that were sent at step ``sent_at`` into use, waiting for those that are not ready."""
         sent = np.flatnonzero(exchange.status[_SENT])
         if not len(sent):
             return
@@ -184,7 +184,7 @@ class HostPipeline:
         # After a restart, or when the variables were set to those of another moment, it is computed here.
         if (
             self._round is None
-            or self._round.of != _origin(sent_at, exchange)
+            or self._round.origin != _origin(sent_at, exchange)
             or self._process != os.getpid()
         ):
             self._start(sent_at, exchange)
@@ -192,7 +192,7 @@ class HostPipeline:
         futures, self._round = self._round.futures, None
         lost = self._wait(futures)
         for matrix in sent:
-            self._take_in(int(matrix), futures.get(int(matrix)), lost, sent_at, exchange)
+            self._use_root(int(matrix), futures.get(int(matrix)), lost, sent_at, exchange)
         exchange.status[_SENT] = 0
         self.seconds_waited += time.perf_counter() - begun
 
@@ -256,7 +256,7 @@ class HostPipeline:
                 return True
         return False
 
-    def _take_in(
+    def _use_root(
         self,
         matrix: int,
         future: concurrent.futures.Future[Root] | None,

@@ -12,21 +12,21 @@ from ctr.optim.keras_common import (
     TABLES,
     CallbackMixin,
     apply,
-    config_of,
     make_core,
     require_one_replica,
+    shampoo_config,
     split_options,
 )
 from ctr.optim.shampoo import Gradient, ShampooCore
 
-_OF_KERAS = (
+_KERAS_OPTIONS = (
     "clipnorm",
     "clipvalue",
     "global_clipnorm",
     "use_ema",
     "ema_momentum",
     "ema_overwrite_frequency",
-    # Part of every configuration of Keras 2; of no effect here, as whoever calls decides what is compiled.
+    # Part of every configuration of Keras 2; of no effect here, as the caller decides what is compiled.
     "jit_compile",
     "is_legacy_optimizer",
 )
@@ -44,8 +44,8 @@ class Shampoo(tf_keras.optimizers.Optimizer):
         name: str = "shampoo",
         **options: Any,
     ) -> None:
-        own, of_keras = split_options(options, _OF_KERAS)
-        super().__init__(name=name, weight_decay=None, **of_keras)
+        own, keras_options = split_options(options, _KERAS_OPTIONS)
+        super().__init__(name=name, weight_decay=None, **keras_options)
         self._learning_rate = self._build_learning_rate(learning_rate)
         self.options = own
         self.tables = tables
@@ -114,7 +114,7 @@ class Shampoo(tf_keras.optimizers.Optimizer):
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         config["learning_rate"] = self._serialize_hyperparameter(self._learning_rate)
-        return {**config, **config_of(self.options, self.tables)}
+        return {**config, **shampoo_config(self.options, self.tables)}
 
 
 class ShampooCallback(CallbackMixin, tf_keras.callbacks.Callback):

@@ -11,14 +11,14 @@ from ctr.optim.keras_common import (
     TABLES,
     CallbackMixin,
     apply,
-    config_of,
     make_core,
     require_one_replica,
+    shampoo_config,
     split_options,
 )
 from ctr.optim.shampoo import Gradient, ShampooCore
 
-_OF_KERAS = (
+_KERAS_OPTIONS = (
     "clipnorm",
     "clipvalue",
     "global_clipnorm",
@@ -44,8 +44,8 @@ class Shampoo(keras.optimizers.Optimizer):
     ) -> None:
         if keras.backend.backend() != "tensorflow":
             raise RuntimeError(f"Shampoo requires Keras' backend tensorflow, not {keras.backend.backend()}")
-        own, of_keras = split_options(options, _OF_KERAS)
-        super().__init__(learning_rate=learning_rate, name=name, **of_keras)
+        own, keras_options = split_options(options, _KERAS_OPTIONS)
+        super().__init__(learning_rate=learning_rate, name=name, **keras_options)
         self.options = own
         self.tables = tables
         self.driven = False
@@ -92,7 +92,7 @@ class Shampoo(keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
-        return {**config, **config_of(self.options, self.tables)}
+        return {**config, **shampoo_config(self.options, self.tables)}
 
 
 class ShampooCallback(CallbackMixin, keras.callbacks.Callback):

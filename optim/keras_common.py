@@ -45,19 +45,21 @@ Example:
 """
 
 
-def split_options(given: dict[str, Any], of_keras: Sequence[str]) -> tuple[ShampooOptions, dict[str, Any]]:
+def split_options(
+    given: dict[str, Any], keras_options: Sequence[str]
+) -> tuple[ShampooOptions, dict[str, Any]]:
     """Separates Shampoo's options from those of Keras. Raises TypeError for what is neither."""
     names = ShampooOptions.names()
     for name in given:
-        if name not in names and name not in of_keras:
+        if name not in names and name not in keras_options:
             raise TypeError(
-                f"Shampoo has no option {name!r}; allowed: {', '.join(sorted([*names, *of_keras]))}"
+                f"Shampoo has no option {name!r}; allowed: {', '.join(sorted([*names, *keras_options]))}"
             )
     options = ShampooOptions(**{name: value for name, value in given.items() if name in names})
-    return options, {name: value for name, value in given.items() if name in of_keras}
+    return options, {name: value for name, value in given.items() if name in keras_options}
 
 
-def config_of(options: ShampooOptions, tables: str | None) -> dict[str, Any]:
+def shampoo_config(options: ShampooOptions, tables: str | None) -> dict[str, Any]:
     """What ``get_config`` adds to that of Keras."""
     return {**dataclasses.asdict(options), "tables": tables}
 
@@ -94,14 +96,14 @@ def apply(
     decayed: Sequence[bool],
     driven: bool,
 ) -> None:
-    """A step, which exchanges roots where nobody else does.
+    """Takes a step, and exchanges roots unless that is done between the steps.
 
     Args:
         core: the optimizer.
         gradients: by index of the weight.
         learning_rate: scalar.
         decayed: which weights decay.
-        driven: whether somebody else exchanges roots between the steps.
+        driven: whether roots are exchanged between the steps.
     """
     roots: RootSource = "host"
     if in_xla():
@@ -111,10 +113,10 @@ def apply(
 
 
 class CallbackMixin:
-    """Drives and shows the computation of roots during ``fit``.
+    """Exchanges roots during ``fit``, and reports how they are doing.
 
     With ``jit_compile=True`` it has roots computed by the host, between the steps; without it they are
-    computed on the device. In any case it puts Shampoo's counters (``ShampooCore.report``) into the logs of each
+    computed on the device. In any case it adds Shampoo's counters (``ShampooCore.report``) to the logs of each
     epoch, where Keras' History and TensorBoard callbacks that come after it find them.
 
     Args:
@@ -149,8 +151,8 @@ class CallbackMixin:
         train = model.train_function
 
         def train_and_exchange(iterator: Any) -> Any:
-            # Only steps that are compiled in here leave roots to this function, and nobody gets at them but by
-            # it: also after a training that an exception ended, roots are exchanged.
+            # Only steps that are compiled in here leave roots to this function, and they run only by it: also after
+            # a training that an exception ended, roots are exchanged.
             optimizer.driven = True
             try:
                 logs = train(iterator)

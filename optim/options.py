@@ -88,7 +88,8 @@ class ShampooOptions:
             sent, and are computed in between; False: training waits for them.
         drift_bound: a root is kept if its statistics changed by at most this share (Frobenius norm of the
             change over that of the statistics); 0: only if they did not change.
-        solver: how roots are computed; ``auto`` chooses by size.
+        solver: how roots are computed: ``eigh`` by LAPACK's eigendecomposition, ``coupled`` by PSO App. E's iteration;
+            ``auto`` is ``eigh``, the fastest at every size.
         grafting: the optimizer whose step size each layer takes (PSO App. G), and which trains tensors
             without a preconditioner.
         grafting_beta2: decay of the second moment in ``rmsprop`` and ``adam``.

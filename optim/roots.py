@@ -11,6 +11,16 @@ from semidefinite than rounding explains is refused. The damping is never raised
 A root leaves this module only if the residual that `ctr.optim.root_certificate` measures, on the matrix
 itself, is within tolerance; else another solver is tried, and at last RootError reports what each one gave.
 Functions of their arguments alone, in float64: safe in threads.
+
+By benchmarks/bench_roots.py (2 cores of a Xeon with AVX-512, one BLAS thread, condition 1e6), milliseconds of a
+certified root, n x n:
+
+    n                       32     64    128    256    512   1024
+    eigh                  0.11   0.33    1.4    6.0     37    272
+    coupled, cold         0.73    1.9    8.2     52    360   2674     (21-22 iterations)
+    coupled, warm         0.51    1.2    3.2     17    109    826     (4 iterations, same eigenvectors)
+
+Where products are far cheaper than a decomposition, on accelerators, there is `ctr.optim.graph_roots`.
 """
 
 from collections.abc import Iterator
@@ -32,15 +42,6 @@ TOLERANCE = 2e-2
 
 # Eigenvalues above -NEGATIVE * lambda_max are taken for rounding of float32 sums, which reach -1e-6.
 NEGATIVE = 1e-5
-
-# The solver of "auto": that of the first row whose limit is not below n. By benchmarks/bench_roots.py (2 cores of
-# a Xeon with AVX-512, one BLAS thread, condition 1e6), milliseconds of a certified root:
-#     n                       32     64    128    256    512   1024
-#     eigh                  0.11   0.33    1.4    6.0     37    272
-#     coupled, cold         0.73    1.9    8.2     52    360   2674     (21-22 iterations)
-#     coupled, warm         0.51    1.2    3.2     17    109    826     (4 iterations, same eigenvectors)
-# Where products are far cheaper than a decomposition, on accelerators, there is `ctr.optim.graph_roots`.
-AUTO: tuple[tuple[float, str], ...] = ((np.inf, "eigh"),)
 
 # A warm start whose residual is above rounding is wrong in the way that its own error measure hides, and
 # would hand that on to the next warm start. Rounding was at most 2 * n * u * condition.
@@ -95,7 +96,7 @@ def inverse_root(
 
     "eigh" is LAPACK's decomposition, from one triangle and, where that fails, from the other. "coupled" is PSO
     App. E's iteration, warm where `previous` is given, then cold, then eigh; it exists for exponents 1/p
-    only, others go to eigh at once. "auto" chooses by size.
+    only, others go to eigh at once. "auto" is "eigh", the fastest for every n.
 
     Args:
         matrix: A, float64 [n, n]; its symmetric part counts.
@@ -119,10 +120,7 @@ def inverse_root(
     scaled, doublings = _scaled(matrix)
     factor = float(np.exp2(-doublings * exponent))
     start = None if previous is None else np.asarray(previous, np.float64) / factor
-    degree = _degree(exponent)
-    if solver == "auto":
-        solver = next(name for limit, name in AUTO if len(scaled) <= limit)
-
+    degree = whole_order(exponent)
     failures: list[str] = []
     for name in _attempts(solver, start is not None):
         try:
@@ -268,8 +266,8 @@ def _plus_diagonal(matrix: FloatArray, value: float) -> FloatArray:
     return damped
 
 
-def _degree(exponent: float) -> int | None:
-    """p where the exponent is 1/p."""
+def whole_order(exponent: float) -> int | None:
+    """p where the exponent is 1/p, to rounding; None where it is not."""
     p = round(1 / exponent)
     return p if abs(p * exponent - 1) <= _EXPONENT_ROUNDING else None
 

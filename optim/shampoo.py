@@ -10,10 +10,11 @@ A step composes, each from a module of its own:
     update_limit     no step far beyond the size of the weights                             FF 4.1.3
     sparse           tables by rows                                                         PSO App. D
 
-and every tau1 steps an *exchange* takes in the roots that were computed since the last one and sends new
+and every tau1 steps an *exchange* brings the roots that were computed since the last one into use and sends new
 statistics (exchange.py). As in PSO alg. II it comes between statistics and direction: a root that is computed at
 once from the statistics of a step serves that step. Roots come from worker threads (host.py), or, where XLA
-compiles the step and nobody exchanges between the steps, from a coupled iteration on the device (graph_roots.py).
+compiles the step and roots are not exchanged between the steps, from a coupled iteration on the device
+(graph_roots.py).
 A layer uses the grafted direction alone until each of its blocks has a certified root from real statistics.
 """
 
@@ -111,15 +112,7 @@ class ShampooCore:
             if isinstance(learning_rate, int | float)
             else tf.cast(learning_rate, state.dtype)
         )
-        dense: dict[int, tf.Tensor] = {}
-        rows: dict[int, tf.IndexedSlices] = {}
-        for index, gradient in enumerate(gradients):
-            if gradient is None:
-                continue
-            if index in self.layout.tables:
-                rows[index] = self._rows_of(index, gradient)
-            else:
-                dense[index] = tf.cast(tf.convert_to_tensor(gradient), state.dtype)
+        dense, rows = self._split(gradients)
         stacked = self._stack(dense)
         with tf.name_scope("statistics"):
             self._collect_statistics(stacked, rows, step)
@@ -136,32 +129,12 @@ class ShampooCore:
                 index: self._moving_gradient(index, gradient, step) for index, gradient in dense.items()
             }
             stacked = self._stack(moving)
-        grafts = {}
-        for index, gradient in dense.items():
-            accumulator = state.accumulators[index]
-            if accumulator is not None:
-                accumulator.assign(grafting.update_accumulator(options, accumulator, gradient))
-            grafts[index] = grafting.direction(options, accumulator, moving[index], step)
-        directions = self._graft(stacked, grafts, share)
-        for index, direction in directions.items():
-            weight = self.weights[index]
-            if options.weight_decay and (decayed is None or decayed[index]):
-                direction = momentum.add_weight_decay(
-                    direction, tf.cast(weight, state.dtype), options.weight_decay
-                )
-            if options.momentum:
-                average = momentum.update_momentum(state.momenta[index], direction, options.momentum)
-                state.momenta[index].assign(average)
-                direction = momentum.momentum_step(average, direction, options.momentum, options.nesterov)
-            update = rate * direction
-            if options.update_limit_absolute:
-                update = limit_update(
-                    tf.cast(weight, state.dtype),
-                    update,
-                    options.update_limit_relative,
-                    options.update_limit_absolute,
-                )
-            weight.assign_sub(tf.cast(update, weight.dtype))
+        grafts = {
+            index: self._grafted_direction(index, gradient, moving[index], step)
+            for index, gradient in dense.items()
+        }
+        for index, direction in self._graft(stacked, grafts, share).items():
+            self._step_along(index, direction, rate, decayed is None or decayed[index])
 
     def update_if_finite(
         self,
@@ -187,6 +160,29 @@ class ShampooCore:
             return tf.constant(False)
 
         return tf.cond(applied, update, count)
+
+    def _split(
+        self, gradients: Sequence[Gradient]
+    ) -> tuple[dict[int, tf.Tensor], dict[int, tf.IndexedSlices]]:
+        """The gradients of dense weights, and those of tables by distinct rows, in the working precision, by index."""
+        dense: dict[int, tf.Tensor] = {}
+        rows: dict[int, tf.IndexedSlices] = {}
+        for index, gradient in enumerate(gradients):
+            if gradient is None:
+                continue
+            if index in self.layout.tables:
+                rows[index] = self._row_gradient(index, gradient)
+            else:
+                dense[index] = tf.cast(tf.convert_to_tensor(gradient), self.state.dtype)
+        return dense, rows
+
+    def _row_gradient(self, index: int, gradient: Gradient) -> tf.IndexedSlices:
+        """A table's gradient by distinct rows, in the working precision."""
+        if isinstance(gradient, tf.IndexedSlices):
+            slices = sum_duplicates(gradient)
+        else:
+            slices = tf.IndexedSlices(tf.convert_to_tensor(gradient), tf.range(self.weights[index].shape[0]))
+        return tf.IndexedSlices(tf.cast(slices.values, self.state.dtype), slices.indices)
 
     def _moving_gradient(self, index: int, gradient: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """The bias-corrected moving average (PT 3.1.1)."""
@@ -279,11 +275,41 @@ class ShampooCore:
         blended = tf.cond(whole, lambda: list(scaled.values()), blend)
         return {**grafts, **dict(zip(scaled, blended, strict=True))}
 
+    def _grafted_direction(
+        self, index: int, gradient: tf.Tensor, moving: tf.Tensor, step: tf.Tensor
+    ) -> tf.Tensor:
+        """The direction of the grafted optimizer, whose second moments take the gradient itself."""
+        accumulator = self.state.accumulators[index]
+        if accumulator is not None:
+            accumulator.assign(grafting.update_accumulator(self.options, accumulator, gradient))
+        return grafting.direction(self.options, accumulator, moving, step)
+
+    def _step_along(self, index: int, direction: tf.Tensor, rate: tf.Tensor, decayed: bool) -> None:
+        """Moves a dense weight, after decay, momentum and limit."""
+        options, weight = self.options, self.weights[index]
+        if options.weight_decay and decayed:
+            direction = momentum.add_weight_decay(
+                direction, tf.cast(weight, self.state.dtype), options.weight_decay
+            )
+        if options.momentum:
+            average = momentum.update_momentum(self.state.momenta[index], direction, options.momentum)
+            self.state.momenta[index].assign(average)
+            direction = momentum.momentum_step(average, direction, options.momentum, options.nesterov)
+        update = rate * direction
+        if options.update_limit_absolute:
+            update = limit_update(
+                tf.cast(weight, self.state.dtype),
+                update,
+                options.update_limit_relative,
+                options.update_limit_absolute,
+            )
+        weight.assign_sub(tf.cast(update, weight.dtype))
+
     def _norms(self, directions: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         """The norms of directions, also of those whose squares leave the working precision."""
         plain = [_norm(direction) for direction in directions]
 
-        def carefully() -> list[tf.Tensor]:
+        def scaled_first() -> list[tf.Tensor]:
             largest = [tf.reduce_max(tf.abs(direction)) for direction in directions]
             norms = [
                 size * _norm(tf.math.divide_no_nan(direction, size))
@@ -296,15 +322,7 @@ class ShampooCore:
 
         stacked = tf.stack(plain)
         usual = tf.reduce_all(tf.math.is_finite(stacked) & (stacked > 0))
-        return tf.cond(usual, lambda: plain, carefully)
-
-    def _rows_of(self, index: int, gradient: Gradient) -> tf.IndexedSlices:
-        """A table's gradient by distinct rows, in the working precision."""
-        if isinstance(gradient, tf.IndexedSlices):
-            slices = sum_duplicates(gradient)
-        else:
-            slices = tf.IndexedSlices(tf.convert_to_tensor(gradient), tf.range(self.weights[index].shape[0]))
-        return tf.IndexedSlices(tf.cast(slices.values, self.state.dtype), slices.indices)
+        return tf.cond(usual, lambda: plain, scaled_first)
 
     def _update_table(
         self, index: int, slices: tf.IndexedSlices, rate: tf.Tensor, share: tf.Tensor | None

@@ -5,7 +5,7 @@
 
 and for a tensor of order k, along each axis, the product of the axis' unfolding with its transpose.
 
-Sums live in two parts. ``window``, in the working precision, takes in every collection; at an exchange it is
+Sums live in two parts. ``window``, in the working precision, sums the collections; at an exchange it is
 added to ``total``, in float64, and starts again at zero. float32 alone would stop growing after some 2^24
 equal increments; a window has at most 100,000.
 """
@@ -34,7 +34,7 @@ def gram(blocks: tf.Tensor, axis: int) -> tf.Tensor:
 
 
 def collect(window: tf.Variable, products: tf.Tensor, beta2: float, weight: tf.Tensor | float = 1.0) -> None:
-    """Takes one collection into a window, in place; into a sum with a weight."""
+    """Adds one collection to a window, in place; to a sum with a weight."""
     if beta2 == 1.0:
         weighted = isinstance(weight, tf.Tensor)
         window.assign_add(tf.cast(weight, products.dtype) * products if weighted else products)

@@ -62,7 +62,6 @@ LONGEST_FUNCTION = 80
 LONG_FUNCTIONS = {
     "ctr/experiments/plan.py: make_plan",
     "ctr/training/follow/watch.py: follow",
-    "ctr/training/step.py: make_steps",
 }
 CYCLES = {"ctr.serving.score", "ctr.serving.score_command"}
 

@@ -46,7 +46,7 @@ def main() -> None:
     from ctr.training.feed import make_feed
     from ctr.training.run.checkpoint import Copies
     from ctr.training.state import TrainState
-    from ctr.training.step import make_steps
+    from ctr.training.step import TrainStep
 
     found: dict[str, Any] = {"import_seconds": time.perf_counter() - begun}
     config = parse_model(TrainConfig, {"batch": {"rows": size.batch}, **ADAGRAD}, "benchmark")
@@ -59,12 +59,12 @@ def main() -> None:
     found["with_state"] = resident()
     feeds = [make_feed(batch, layouts, size.batch) for batch in reference_batches(size)]
     begun = time.perf_counter()
-    learn = make_steps(state, config, jit=False).learn
-    ramps = config.ramps_at(0)
-    learn(feeds[0], ramps).logit.numpy()
+    learn = TrainStep(state, config, jit=False).learn
+    numbers = config.ramps_at(0), config.rates_at(0)
+    learn(feeds[0], *numbers).logit.numpy()
     found["first_step_seconds"] = time.perf_counter() - begun
     for number in range(STEPS):
-        learn(feeds[number % len(feeds)], ramps).logit.numpy()
+        learn(feeds[number % len(feeds)], *numbers).logit.numpy()
     found["after_steps"] = resident()
     copied = Copies().copy(state.layout(), state.pieces(), {})
     found["after_checkpoint_copy"] = resident()

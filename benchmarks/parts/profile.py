@@ -99,7 +99,7 @@ def measure(setting: Setting) -> dict[str, Any]:
         model.seconds()
         if name == "shampoo":
             # As it is late in a run, when exchanges of roots are rare: none is in the few steps that are traced.
-            settle(model.state.shampoo)
+            settle(model.state.dense_optimizer.core)
             model.seconds()
         step_ms = median_ms([model.seconds() for _ in range(setting.rounds)])
         operations, graph, traced = trace_steps(model)

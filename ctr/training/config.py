@@ -14,6 +14,7 @@ from ctr.data.time_range import TimeRange
 from ctr.objective.config import ObjectiveConfig
 from ctr.optim.options import ShampooOptions
 from ctr.training.model_config import ModelConfig
+from ctr.training.rate_schedule import RateSchedule
 
 
 class BatchConfig(StrictModel):
@@ -57,6 +58,7 @@ class EmbeddingOptimizerConfig(StrictModel):
         update_limit_relative: ``r`` in the rule of ``update_limit_absolute``.
         update_limit_absolute: ``a``: no step moves a weight w by more than r |w| + a. If one would, the whole
             step of its table is scaled down. 0: no limit.
+        schedule: how both learning rates change with the examples trained on. By default they do not.
     """
 
     learning_rate: float = Field(default=0.1, ge=0)
@@ -67,6 +69,7 @@ class EmbeddingOptimizerConfig(StrictModel):
     tower_rates: dict[Tower, Annotated[float, Field(ge=0)]] = {"quality": 1.0, "ui": 1.0}
     update_limit_relative: float = Field(default=0, ge=0)
     update_limit_absolute: float = Field(default=0, ge=0)
+    schedule: RateSchedule = RateSchedule()
 
     @model_validator(mode="after")
     def _rows_can_move(self) -> Self:
@@ -110,11 +113,13 @@ class DenseOptimizerConfig(StrictModel):
             ensemble separately. Null: no limit.
         shampoo: options of Shampoo. ``start_preconditioning_step: null`` leaves AdaGrad with momentum;
             ``weight_decay`` applies to matrices, not to biases; ``sparse`` cannot be changed.
+        schedule: how the learning rate changes with the examples trained on. By default it does not.
     """
 
     learning_rate: float = Field(default=0.02, ge=0)
     clip_norm: float | None = Field(default=None, gt=0)
     shampoo: Annotated[ShampooOptions, BeforeValidator(_read_shampoo)] = TRAINER_SHAMPOO
+    schedule: RateSchedule = RateSchedule()
 
 
 class OptimizerConfig(StrictModel):
@@ -124,6 +129,12 @@ class OptimizerConfig(StrictModel):
 
     embeddings: EmbeddingOptimizerConfig = EmbeddingOptimizerConfig()
     dense: DenseOptimizerConfig = DenseOptimizerConfig()
+
+    @property
+    def schedules(self) -> dict[str, RateSchedule]:
+        """The schedules by the groups of weights that they are for, those that change something."""
+        both = {"embeddings": self.embeddings.schedule, "dense": self.dense.schedule}
+        return {group: schedule for group, schedule in both.items() if not schedule.is_constant}
 
 
 class MetricsConfig(StrictModel):
@@ -272,6 +283,21 @@ class TrainConfig(StrictModel):
             name: part.ramp.at(examples + before.get(name, 0)) if part is not None else 0.0
             for name, part in parts.items()
         }
+
+    def rates_at(self, examples: int, before: Mapping[str, int] | None = None) -> dict[str, float]:
+        """The rates of a step before which ``examples`` examples were trained on.
+
+        Args:
+            before: as in ``ramps_at``, by the names ``rate_embeddings`` and ``rate_dense``.
+
+        Returns:
+            ``dense``: the learning rate of dense weights; ``embeddings``: the factor of those of embeddings and linear
+            weights, which have several.
+        """
+        before, factors = before or {}, {"embeddings": 1.0, "dense": 1.0}
+        for group, schedule in self.optimizer.schedules.items():
+            factors[group] = schedule.at(examples + before.get(f"rate_{group}", 0))
+        return {**factors, "dense": self.optimizer.dense.learning_rate * factors["dense"]}
 
     def sha256(self) -> str:
         """A hash of the meaning of the configuration."""

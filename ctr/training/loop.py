@@ -119,7 +119,8 @@ def one_pass(
             before = run.position.examples
             # Score, with the weights from before the update, and learn when due: one compiled step does both.
             is_due = has_labels and not run.is_quarantined(feed.batch)
-            scores = (trainer.learn if is_due else trainer.score)(feed, run.ramps())
+            ramps = run.ramps()
+            scores = trainer.learn(feed, ramps, run.rates()) if is_due else trainer.score(feed, ramps)
             # Record.
             run.record_constraint_logs(feed, scores)
             if is_new:

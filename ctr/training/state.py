@@ -9,8 +9,8 @@ from ctr.models.click_model import Architecture, ClickModel, Factors
 from ctr.models.embeddings import create_table, tower_widths
 from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family
-from ctr.optim.shampoo import ShampooCore
 from ctr.training.config import TrainConfig
+from ctr.training.optimizers import dense_optimizer, table_optimizer
 
 _PIECE = 65536
 
@@ -55,10 +55,10 @@ class TrainState:
 
     Attributes:
         tables: for each layout a float32 [rows, columns] variable.
-        row_accumulators: their AdaGrad sums, of the same shapes.
+        table_optimizer: their optimizer.
         network: the dense part of the model.
         dense: its weights.
-        shampoo: their optimizer.
+        dense_optimizer: their optimizer.
         duals: for each family of constrained slices its lambda_k, float32 [slices] (FF 7.1).
         slices_seen: what ``ctr.objective.bias_constraints.dual_step`` remembers of the slices, float32 [2, slices].
     """
@@ -70,31 +70,31 @@ class TrainState:
         compute_dtype: str,
         families: Sequence[Family] = (),
     ) -> None:
-        model, rows = config.model, config.optimizer.embeddings
+        model, optimizer = config.model, config.optimizer
         seed = config.seed if model.embedding_seed is None else model.embedding_seed
         self.layouts = layouts
         self.tables = [create_table(layout, model.init_scale, seed) for layout in layouts]
-        self.row_accumulators = []
-        for layout in layouts:
-            initial = layout.by_column(rows.initial_accumulator, rows.linear_initial_accumulator)
-            value = tf.broadcast_to(initial, [layout.rows, layout.columns])
-            self.row_accumulators.append(tf.Variable(value, trainable=False))
+        self.table_optimizer = table_optimizer(optimizer.embeddings, layouts)
+        self.table_optimizer.build(
+            {layout.name: table for layout, table in zip(layouts, self.tables, strict=True)}
+        )
         self.network = create_network(layouts, config, compute_dtype)
-        self.dense = list(self.network.weights().values())
-        self.shampoo = ShampooCore(config.optimizer.dense.shampoo, self.dense)
+        weights = dense_weights(self.network)
+        self.dense = list(weights.values())
+        self.dense_optimizer = dense_optimizer(optimizer.dense)
+        self.dense_optimizer.build(weights)
         self.families = tuple(families)
         self.duals = [tf.Variable(tf.zeros([family.slices]), trainable=False) for family in families]
         self.slices_seen = [tf.Variable(tf.zeros([2, family.slices]), trainable=False) for family in families]
 
     def variables(self) -> dict[str, tf.Variable]:
         """All variables under names that do not depend on the process."""
-        named = {}
-        for layout, table, accumulator in zip(self.layouts, self.tables, self.row_accumulators, strict=True):
-            named[f"rows/{layout.name}"] = table
-            named[f"rows_accumulator/{layout.name}"] = accumulator
+        named = {
+            f"rows/{layout.name}": table for layout, table in zip(self.layouts, self.tables, strict=True)
+        }
+        named |= self.table_optimizer.variables
         named |= dense_weights(self.network)
-        for name, variable in self.shampoo.state.variables.items():
-            named[f"shampoo/{name}"] = variable
+        named |= self.dense_optimizer.variables
         for family, variable, seen in zip(self.families, self.duals, self.slices_seen, strict=True):
             named[f"duals/{family.name}"] = variable
             named[f"slices_seen/{family.name}"] = seen
@@ -134,12 +134,13 @@ class TrainState:
         for name, variable in variables.items():
             variable.assign(arrays[name])
 
-    def root_report(self) -> dict[str, float | int]:
-        """How Shampoo's roots are doing."""
-        report = self.shampoo.report()
-        # A run counts its skipped steps itself, as it also knows of the rows' gradients.
-        del report["nonfinite_steps"]
-        return report
+    def optimizer_report(self) -> dict[str, float | int]:
+        """What there is to watch of both optimizers."""
+        return {**self.table_optimizer.report(), **self.dense_optimizer.report()}
+
+    def optimizer_timing(self) -> dict[str, float]:
+        """Seconds that both optimizers have spent beside the step since the process began."""
+        return {**self.table_optimizer.timing(), **self.dense_optimizer.timing()}
 
     def parameter_counts(self) -> dict[str, int]:
         """Number of dense and of embedding parameters."""

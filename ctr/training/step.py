@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
@@ -12,14 +12,16 @@ from ctr.models.embeddings import look_up, tower_inputs
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import target_signature
 from ctr.objective.total import loss_and_terms, next_duals, normalizer, slices_of
-from ctr.optim.adagrad import update_rows
 from ctr.optim.momentum import clip_by_global_norm
+from ctr.optim.protocol import RowGradient
 from ctr.optim.shampoo import all_finite
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed
 from ctr.training.state import TrainState
 
 log = logging.getLogger(__name__)
+
+_Tensors: TypeAlias = dict[str, tf.Tensor]
 
 
 class StepResult(NamedTuple):
@@ -40,24 +42,233 @@ class StepResult(NamedTuple):
     terms: tf.Tensor
 
 
-class Steps(NamedTuple):
-    """The compiled functions of a run, of a feed and of the ramps' weights (``TrainConfig.ramps_at``).
+class _Differentiated(NamedTuple):
+    """A batch's scores as in ``StepResult``, and the gradients of its rows and of the dense weights."""
 
-    Attributes:
-        learn: scores a batch and then learns from it.
-        score: scores a batch alone: logits, float32 [B], and slices as in ``StepResult``.
-        gradients: what ``learn`` would learn by: of the batch's distinct rows of each table, float32 [U, C], and of
-            each dense weight. Changes nothing.
-    """
-
-    learn: Callable[[Feed, Mapping[str, float]], StepResult]
-    score: Callable[[Feed, Mapping[str, float]], tuple[tf.Tensor, list[tf.Tensor]]]
-    gradients: Callable[[Feed, Mapping[str, float]], tuple[list[tf.Tensor], list[tf.Tensor]]]
+    logit: tf.Tensor
+    slices: list[tf.Tensor]
+    loss: tf.Tensor
+    terms: tf.Tensor
+    row_gradients: list[tf.Tensor]
+    dense_gradients: list[tf.Tensor]
 
 
 def scored_part(objective: ObjectiveConfig) -> ObjectiveConfig:
     """What of the objective a batch needs to be scored only: which slices its rows are in."""
     return ObjectiveConfig(bias_constraints=objective.bias_constraints)
+
+
+class TrainStep:
+    """The compiled functions that score a run's batches and learn from them. Each is compiled when it is first called.
+
+    Attributes:
+        state: the variables that ``learn`` changes.
+        config: of the run.
+        jit: whether XLA compiles them.
+    """
+
+    def __init__(self, state: TrainState, config: TrainConfig, jit: bool) -> None:
+        self.state, self.config, self.jit = state, config, jit
+        # Of which GPUs have no deterministic kernel.
+        self._by_products = not jit and not tf.config.list_physical_devices("GPU")
+        self._learned_targets = target_signature(config.objective, state.families)
+        # What is scored may also be a feed to learn from, which has more.
+        self._scored_targets = target_signature(scored_part(config.objective), state.families)
+        scalar, indices = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.int32)
+        plans = [
+            {
+                "distinct": indices,
+                "single": tf.TensorSpec([None, len(layout.single)], tf.int32),
+                "values": indices,
+                "segments": indices,
+            }
+            for layout in state.layouts
+        ]
+        ramps, rates = (
+            dict.fromkeys(numbers, scalar) for numbers in (config.ramps_at(0), config.rates_at(0))
+        )
+        learn = self._compile(self._learn, [self._learned_targets, plans, ramps, rates])
+        score = self._compile(self._score, [self._scored_targets, plans, ramps])
+        self._compiled_learn, self._compiled_score = (
+            _timed("learns", learn, jit),
+            _timed("scores", score, jit),
+        )
+        self._compiled_gradients = self._compile(self._gradients, [self._learned_targets, plans, ramps])
+
+    def _compile(self, function: Callable[..., Any], signature: Sequence[Any]) -> Callable[..., Any]:
+        # XLA compiles each of the few padded sizes by itself, from one trace.
+        compiled: Callable[..., Any] = tf.function(
+            function, input_signature=signature, jit_compile=self.jit or None, autograph=False
+        )
+        return compiled
+
+    # What runs call.
+
+    def learn(self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]) -> StepResult:
+        """Scores a batch and then learns from it.
+
+        Args:
+            feed: the batch.
+            ramps: the ramps' weights (``TrainConfig.ramps_at``) and
+            rates: learning rates (``TrainConfig.rates_at``) before it.
+        """
+        result = self._compiled_learn(
+            *_tensors(feed, self._learned_targets), _scalars(ramps), _scalars(rates)
+        )
+        if self.jit:
+            # XLA compiles no call to the host.
+            self.state.table_optimizer.exchange()
+            self.state.dense_optimizer.exchange()
+        return StepResult(*result)
+
+    def score(self, feed: Feed, ramps: Mapping[str, float]) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Scores a batch alone: logits, float32 [B], and slices as in ``StepResult``."""
+        logit, slices = self._compiled_score(*_tensors(feed, self._scored_targets), _scalars(ramps))
+        return logit, slices
+
+    def gradients(self, feed: Feed, ramps: Mapping[str, float]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """What ``learn`` would learn by; changes nothing.
+
+        Returns:
+            The gradients of the batch's distinct rows of each table, float32 [U, C], and of each dense weight.
+        """
+        of_rows, of_dense = self._compiled_gradients(*_tensors(feed, self._learned_targets), _scalars(ramps))
+        return of_rows, of_dense
+
+    # What is compiled.
+
+    def _learn(
+        self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors, rates: _Tensors
+    ) -> StepResult:
+        state = self.state
+        # The optimizer's state of the rows, too, here, where there is time for it beside the products.
+        rows, row_state = self._gather(plans), self._read_row_state(plans)
+        duals = [dual.read_value() for dual in state.duals]
+        found = self._differentiate(targets, plans, rows, ramps, duals)
+        seen = [weights.read_value() for weights in state.slices_seen]
+        moved = next_duals(
+            self.config.objective,
+            state.families,
+            targets,
+            found.logit,
+            ramps["bias_constraints"],
+            duals,
+            seen,
+            found.slices,
+        )
+        changed = [tensor for pair in moved for tensor in pair]
+        applied = all_finite([found.loss, *found.row_gradients, *found.dense_gradients, *changed])
+
+        def update() -> tf.Tensor:
+            row_gradients = [
+                RowGradient(plan["distinct"], *parts)
+                for plan, *parts in zip(plans, rows, row_state, found.row_gradients, strict=True)
+            ]
+            state.table_optimizer.update(row_gradients, rates["embeddings"], self.jit)
+            self._update_dense(found.dense_gradients, rates["dense"])
+            for dual, weights, (next_dual, next_seen) in zip(
+                state.duals, state.slices_seen, moved, strict=True
+            ):
+                dual.assign(next_dual)
+                weights.assign(next_seen)
+            return tf.constant(True)
+
+        applied = tf.cond(applied, update, lambda: tf.constant(False))
+        return StepResult(found.logit, found.loss, applied, found.slices, found.terms)
+
+    def _score(
+        self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        logit = ensemble_logit(self._forward(self._gather(plans), plans, ramps["alpha2"]).logits)
+        return logit, slices_of(self.state.families, targets, logit)
+
+    def _gradients(
+        self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        rows, duals = self._gather(plans), [dual.read_value() for dual in self.state.duals]
+        found = self._differentiate(targets, plans, rows, ramps, duals)
+        return found.row_gradients, found.dense_gradients
+
+    # Its parts.
+
+    def _gather(self, plans: Sequence[_Tensors]) -> list[tf.Tensor]:
+        """The distinct rows of the batch in each table, float32 [U, C]."""
+        with tf.name_scope("gather"):
+            return [
+                tf.gather(table, plan["distinct"])
+                for table, plan in zip(self.state.tables, plans, strict=True)
+            ]
+
+    def _read_row_state(self, plans: Sequence[_Tensors]) -> list[Any]:
+        with tf.name_scope("gather"):
+            return self.state.table_optimizer.read([plan["distinct"] for plan in plans])
+
+    def _forward(self, rows: Sequence[tf.Tensor], plans: Sequence[_Tensors], alpha2: tf.Tensor) -> Scores:
+        network, layouts = self.state.network, self.state.layouts
+        with tf.name_scope("look_up"):
+            looked_up = [
+                look_up(layout, part, plan, network.input_dtype(layout.tower), self._by_products)
+                for layout, part, plan in zip(layouts, rows, plans, strict=True)
+            ]
+            inputs = tower_inputs(looked_up, layouts, network.factorized)
+        return network(inputs, alpha2)
+
+    def _differentiate(
+        self,
+        targets: _Tensors,
+        plans: list[_Tensors],
+        rows: list[tf.Tensor],
+        ramps: _Tensors,
+        duals: list[tf.Tensor],
+    ) -> _Differentiated:
+        """Scores, loss, and the gradients to learn by."""
+        state, objective = self.state, self.config.objective
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(rows)
+            tape.watch(state.dense)
+            scores = self._forward(rows, plans, ramps["alpha2"])
+            logit = ensemble_logit(scores.logits)
+            slices = slices_of(state.families, targets, logit)
+            with tf.name_scope("loss"):
+                loss, terms = loss_and_terms(objective, targets, logit, *scores, ramps, duals, slices)
+        row_gradients, dense_gradients = tape.gradient(
+            loss, (rows, state.dense), unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        # The loss is a mean over components. What is one component's own learns as if that one were alone.
+        components = state.network.components
+        if components > 1:
+            dense_gradients = [gradient * components for gradient in dense_gradients]
+            row_gradients = [
+                tf.convert_to_tensor(gradient) * layout.copies
+                for gradient, layout in zip(row_gradients, state.layouts, strict=True)
+            ]
+        row_gradients = [tf.convert_to_tensor(gradient) for gradient in row_gradients]
+        if self.config.optimizer.embeddings.gradient == "sum":
+            total_weight = normalizer(objective, targets)
+            row_gradients = [gradient * total_weight for gradient in row_gradients]
+        return _Differentiated(logit, slices, loss, terms, row_gradients, dense_gradients)
+
+    def _update_dense(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor) -> None:
+        norm = self.config.optimizer.dense.clip_norm
+        if norm is not None:
+            # Each component by itself, as everything else that it learns by.
+            size = len(gradients) // self.state.network.components
+            gradients = [
+                gradient
+                for begin in range(0, len(gradients), size)
+                for gradient in clip_by_global_norm(gradients[begin : begin + size], norm)
+            ]
+        with tf.name_scope("dense_update"):
+            self.state.dense_optimizer.update(gradients, rate, self.jit)
+
+
+def _tensors(feed: Feed, needed: Mapping[str, tf.TensorSpec]) -> tuple[_Tensors, list[_Tensors]]:
+    targets, plans = feed.tensors
+    return {name: targets[name] for name in needed}, plans
+
+
+def _scalars(numbers: Mapping[str, float]) -> _Tensors:
+    return {name: tf.constant(number, tf.float32) for name, number in numbers.items()}
 
 
 def _timed(what: str, function: Callable[..., Any], jit: bool) -> Callable[..., Any]:
@@ -84,189 +295,3 @@ def _timed(what: str, function: Callable[..., Any], jit: bool) -> Callable[..., 
         return result
 
     return call
-
-
-def make_steps(state: TrainState, config: TrainConfig, jit: bool) -> Steps:
-    """Compiles the functions that score and learn for ``state``. Each is compiled when it is first called."""
-    optimizer, objective = config.optimizer, config.objective
-    tower_rates: dict[str, float] = dict(optimizer.embeddings.tower_rates.items())
-    row_rates = []
-    for layout in state.layouts:
-        rate = layout.by_column(optimizer.embeddings.learning_rate, optimizer.embeddings.linear_learning_rate)
-        row_rates.append(tf.constant(rate * tower_rates.get(layout.tower, 1.0)))
-
-    components = state.network.components
-    # Of which GPUs have no deterministic kernel.
-    by_products = not jit and not tf.config.list_physical_devices("GPU")
-    decayed = [len(weight.shape) > 1 for weight in state.dense]
-
-    def forward(
-        rows: Sequence[tf.Tensor], plans: Sequence[dict[str, tf.Tensor]], alpha2: tf.Tensor
-    ) -> Scores:
-        with tf.name_scope("look_up"):
-            looked_up = [
-                look_up(layout, part, plan, state.network.input_dtype(layout.tower), by_products)
-                for layout, part, plan in zip(state.layouts, rows, plans, strict=True)
-            ]
-            inputs = tower_inputs(looked_up, state.layouts, state.network.factorized)
-        return state.network(inputs, alpha2)
-
-    def learn(
-        plans: Sequence[dict[str, tf.Tensor]],
-        rows: Sequence[tf.Tensor],
-        row_sums: Sequence[tf.Tensor],
-        row_gradients: Sequence[tf.Tensor],
-        dense_gradients: Sequence[tf.Tensor],
-    ) -> None:
-        for index, (plan, rate) in enumerate(zip(plans, row_rates, strict=True)):
-            with tf.name_scope("row_update"):
-                update_rows(
-                    state.tables[index],
-                    state.row_accumulators[index],
-                    plan["distinct"],
-                    rows[index],
-                    row_sums[index],
-                    row_gradients[index],
-                    rate,
-                    optimizer.embeddings.update_limit,
-                )
-        dense = optimizer.dense
-        if dense.clip_norm is not None:
-            # Each component by itself, as everything else that it learns by.
-            size = len(dense_gradients) // components
-            dense_gradients = [
-                gradient
-                for begin in range(0, len(dense_gradients), size)
-                for gradient in clip_by_global_norm(dense_gradients[begin : begin + size], dense.clip_norm)
-            ]
-        # XLA compiles no call to the host.
-        with tf.name_scope("dense_update"):
-            state.shampoo.update(
-                dense_gradients, dense.learning_rate, decayed, "between_steps" if jit else "host"
-            )
-
-    def gather(variables: Sequence[tf.Variable], plans: Sequence[dict[str, tf.Tensor]]) -> list[tf.Tensor]:
-        with tf.name_scope("gather"):
-            return [
-                tf.gather(variable, plan["distinct"]) for variable, plan in zip(variables, plans, strict=True)
-            ]
-
-    def differentiate(
-        targets: dict[str, tf.Tensor],
-        plans: list[dict[str, tf.Tensor]],
-        rows: list[tf.Tensor],
-        ramps: dict[str, tf.Tensor],
-        duals: list[tf.Tensor],
-    ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor, tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-        """Logits, slices, loss and its terms, and the gradients to learn by, of rows and of dense weights."""
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(rows)
-            tape.watch(state.dense)
-            scores = forward(rows, plans, ramps["alpha2"])
-            logit = ensemble_logit(scores.logits)
-            slices = slices_of(state.families, targets, logit)
-            with tf.name_scope("loss"):
-                loss, terms = loss_and_terms(objective, targets, logit, *scores, ramps, duals, slices)
-        row_gradients, dense_gradients = tape.gradient(
-            loss, (rows, state.dense), unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
-        # The loss is a mean over components. What is one component's own learns as if that one were alone.
-        if components > 1:
-            dense_gradients = [gradient * components for gradient in dense_gradients]
-            row_gradients = [
-                tf.convert_to_tensor(gradient) * layout.copies
-                for gradient, layout in zip(row_gradients, state.layouts, strict=True)
-            ]
-        row_gradients = [tf.convert_to_tensor(gradient) for gradient in row_gradients]
-        if optimizer.embeddings.gradient == "sum":
-            total_weight = normalizer(objective, targets)
-            row_gradients = [gradient * total_weight for gradient in row_gradients]
-        return logit, slices, loss, terms, row_gradients, dense_gradients
-
-    def step(
-        targets: dict[str, tf.Tensor], plans: list[dict[str, tf.Tensor]], ramps: dict[str, tf.Tensor]
-    ) -> StepResult:
-        # The sums, too, here, where there is time for it beside the products.
-        rows, row_sums = gather(state.tables, plans), gather(state.row_accumulators, plans)
-        duals = [dual.read_value() for dual in state.duals]
-        logit, slices, loss, terms, row_gradients, dense_gradients = differentiate(
-            targets, plans, rows, ramps, duals
-        )
-        seen = [weights.read_value() for weights in state.slices_seen]
-        moved = next_duals(
-            objective, state.families, targets, logit, ramps["bias_constraints"], duals, seen, slices
-        )
-        changed = [tensor for pair in moved for tensor in pair]
-        applied = all_finite([loss, *row_gradients, *dense_gradients, *changed])
-
-        def update() -> tf.Tensor:
-            learn(plans, rows, row_sums, row_gradients, dense_gradients)
-            for dual, weights, (next_dual, next_seen) in zip(
-                state.duals, state.slices_seen, moved, strict=True
-            ):
-                dual.assign(next_dual)
-                weights.assign(next_seen)
-            return tf.constant(True)
-
-        applied = tf.cond(applied, update, lambda: tf.constant(False))
-        return StepResult(logit, loss, applied, slices, terms)
-
-    def score(
-        targets: dict[str, tf.Tensor], plans: list[dict[str, tf.Tensor]], ramps: dict[str, tf.Tensor]
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        logit = ensemble_logit(forward(gather(state.tables, plans), plans, ramps["alpha2"]).logits)
-        return logit, slices_of(state.families, targets, logit)
-
-    def gradients(
-        targets: dict[str, tf.Tensor], plans: list[dict[str, tf.Tensor]], ramps: dict[str, tf.Tensor]
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        rows, duals = gather(state.tables, plans), [dual.read_value() for dual in state.duals]
-        *_, of_rows, of_dense = differentiate(targets, plans, rows, ramps, duals)
-        return of_rows, of_dense
-
-    scalar, indices = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.int32)
-    plans = [
-        {
-            "distinct": indices,
-            "single": tf.TensorSpec([None, len(layout.single)], tf.int32),
-            "values": indices,
-            "segments": indices,
-        }
-        for layout in state.layouts
-    ]
-    ramps = dict.fromkeys(config.ramps_at(0), scalar)
-    learned_targets = target_signature(objective, state.families)
-    # What is scored may also be a feed to learn from, which has more.
-    scored_targets = target_signature(scored_part(objective), state.families)
-    signature, scored = [learned_targets, plans, ramps], [scored_targets, plans, ramps]
-    # XLA compiles each of the few padded sizes by itself, from one trace.
-    compiled_step = tf.function(step, input_signature=signature, jit_compile=jit or None, autograph=False)
-    compiled_score = tf.function(score, input_signature=scored, jit_compile=jit or None, autograph=False)
-    compiled_gradients = tf.function(
-        gradients, input_signature=signature, jit_compile=jit or None, autograph=False
-    )
-
-    def tensors(
-        feed: Feed, ramps: Mapping[str, float], needed: Mapping[str, tf.TensorSpec]
-    ) -> tuple[Any, ...]:
-        targets, plans = feed.tensors
-        reached = {name: tf.constant(ramp, tf.float32) for name, ramp in ramps.items()}
-        return {name: targets[name] for name in needed}, plans, reached
-
-    learn_timed, score_timed = _timed("learns", compiled_step, jit), _timed("scores", compiled_score, jit)
-
-    def run_step(feed: Feed, ramps: Mapping[str, float]) -> StepResult:
-        result = learn_timed(*tensors(feed, ramps, learned_targets))
-        if jit:
-            state.shampoo.exchange()
-        return StepResult(*result)
-
-    def run_score(feed: Feed, ramps: Mapping[str, float]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        logit, slices = score_timed(*tensors(feed, ramps, scored_targets))
-        return logit, slices
-
-    def run_gradients(feed: Feed, ramps: Mapping[str, float]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        of_rows, of_dense = compiled_gradients(*tensors(feed, ramps, learned_targets))
-        return of_rows, of_dense
-
-    return Steps(run_step, run_score, run_gradients)

@@ -20,10 +20,11 @@ from ctr.training.device import resolve_jit
 from ctr.training.feed import Feed, make_feed
 from ctr.training.run.rollback import predicts_soundly
 from ctr.training.state import TrainState
-from ctr.training.step import make_steps, scored_part
+from ctr.training.step import TrainStep, scored_part
 
 Phase = Callable[[str], None]
 Ramps = Mapping[str, float]
+Rates = Mapping[str, float]
 
 _SCORED_TOGETHER = 8192
 
@@ -60,25 +61,25 @@ class Trainer:
         self._config = config
         # XLA compiles the functions for each size of their arguments.
         self._jit = resolve_jit(config)
-        self._steps = make_steps(state, config, self._jit)
+        self._step = TrainStep(state, config, self._jit)
         self._phase = phase
         self._compiled: set[tuple[object, ...]] = set()
         self._step_seconds = RunningMedian()
         self.throughput = Throughput()
         self.last_applied: Feed | None = None
 
-    def learn(self, feed: Feed, ramps: Ramps) -> Scores:
+    def learn(self, feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
         """Makes a step with a batch: the scores are those of the weights from before it.
 
         Args:
             feed: the batch; one without good rows makes no step.
-            ramps: ``TrainConfig.ramps_at``.
+            ramps, rates: ``TrainConfig.ramps_at`` and ``rates_at``.
         """
         if not feed.rows:
             return self._no_scores()
         begun = time.perf_counter()
         with self._compiling("learn", feed):
-            result = self._steps.learn(feed, ramps)
+            result = self._step.learn(feed, ramps, rates)
         logit, slices = result.logit.numpy(), [index.numpy() for index in result.slices]
         applied, terms = bool(result.applied), result.terms.numpy()
         self._step_seconds.add(time.perf_counter() - begun)
@@ -91,7 +92,7 @@ class Trainer:
         if not feed.rows:
             return self._no_scores()
         with self._compiling("score", feed):
-            logit, slices = self._steps.score(feed, ramps)
+            logit, slices = self._step.score(feed, ramps)
         return Scores(logit.numpy()[: feed.rows], [index.numpy()[: feed.rows] for index in slices])
 
     def _no_scores(self) -> Scores:
@@ -139,7 +140,7 @@ class Trainer:
         if feed is None:
             return out
         with self._compiling("gradients", feed):
-            of_rows, of_dense = self._steps.gradients(feed, ramps)
+            of_rows, of_dense = self._step.gradients(feed, ramps)
         out |= {f"gradients/{name}": part.numpy() for name, part in zip(dense, of_dense, strict=True)}
         for layout, table, plan, gradient in zip(
             state.layouts, state.tables, feed.plans, of_rows, strict=True
@@ -164,7 +165,7 @@ class Trainer:
         return {"examples_per_second": self.throughput.close_window(), **self._root_seconds()}
 
     def _root_seconds(self) -> dict[str, float]:
-        timing = self.state.shampoo.timing()
+        timing = self.state.optimizer_timing()
         return {f"shampoo_{name}": round(seconds, 3) for name, seconds in timing.items()}
 
     def _compiling(self, name: str, feed: Feed) -> AbstractContextManager[None]:

@@ -20,7 +20,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
 from ctr.training.run.snapshot import Snapshot, take_snapshot
 from ctr.training.state import TrainState
-from ctr.training.step import make_steps
+from ctr.training.step import TrainStep
 
 # Columns with names that no function's argument can have, too.
 FEATURES: list[dict[str, Any]] = [
@@ -165,6 +165,6 @@ def make_case(
     state = TrainState(config.model.table_layouts(schema), config, compute_dtype)
     randomize(state, examples)
     feed = make_feed(set_rejects_apart(rows_of_table(table, schema, 0)), state.layouts, 64)
-    steps = make_steps(state, config, jit=False)
+    steps = TrainStep(state, config, jit=False)
     logit = steps.score(feed, config.ramps_at(TRAINED_EXAMPLES))[0].numpy()[:rows]
     return Case(raw, logit, make_snapshot(state, config, schema, folder, examples), state, table)

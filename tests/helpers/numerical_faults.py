@@ -59,7 +59,9 @@ def injected(
                 return fault
         return None
 
-    def learn_with_faults(trainer: Trainer, feed: Feed, ramps: Mapping[str, float]) -> Scores:
+    def learn_with_faults(
+        trainer: Trainer, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]
+    ) -> Scores:
         begin, end = feed.batch.begin, feed.batch.end
         if begun is not None:
             begun(begin, trainer.state)
@@ -67,7 +69,7 @@ def injected(
         if weight is not None:
             spoiled = np.full_like(feed.targets["weight"], weight)
             feed = replace(feed, targets={**feed.targets, "weight": spoiled, "own_weight": spoiled.copy()})
-        scores = learn(trainer, feed, ramps)
+        scores = learn(trainer, feed, *at)
         act = hit(poison, begin, end)
         if act is not None:
             act(trainer.state)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ctr.optim import roots
 from ctr.optim.root_certificate import decomposition_residual, is_positive_definite, root_residual
-from ctr.optim.roots import AUTO, NEGATIVE, TOLERANCE, RootError, inverse_root
+from ctr.optim.roots import NEGATIVE, TOLERANCE, RootError, inverse_root
 
 EXPONENTS = (1 / 2, 1 / 4, 1 / 6, 1 / 8, 1.82 / 4)
 ROUNDING = 1e-13
@@ -406,10 +406,16 @@ def test_a_tolerance_that_nothing_meets_is_an_error_not_a_root():
         inverse_root(matrix_of(np.geomspace(1, 1e-6, 32))[0], 0.25, epsilon=0.0, tolerance=1e-14)
 
 
-def test_auto_has_a_solver_for_every_size():
-    assert [limit for limit, _ in AUTO] == sorted(limit for limit, _ in AUTO)
-    assert AUTO[-1][0] == np.inf
-    assert {solver for _, solver in AUTO} <= {"eigh", "coupled"}
+@pytest.mark.parametrize("size", [1, 2, 40, 300])
+def test_auto_decomposes_whatever_the_size(size):
+    matrix = matrix_of(np.geomspace(1, 1e-4, size))[0]
+    previous = np.eye(size)
+    found, expected = (
+        inverse_root(matrix, 0.25, epsilon=1e-6, solver=solver, previous=previous)
+        for solver in ("auto", "eigh")
+    )
+    assert found.solver == "eigh"
+    np.testing.assert_array_equal(found.matrix, expected.matrix)
 
 
 @pytest.mark.parametrize("solver", ["eigh", "coupled"])

@@ -11,7 +11,7 @@ from ctr.eval.progressive import ProgressiveMetrics
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
 from ctr.training.state import TrainState
-from ctr.training.step import make_steps
+from ctr.training.step import TrainStep
 
 QUERIES, SIZE = 200, 6
 SCHEMA = Schema(features=(Category(name="query", source="query", buckets=QUERIES),))
@@ -42,11 +42,11 @@ def make_rows() -> Rows:
 def per_query_auc(rows: Rows, batches: list[Batch]) -> float:
     """Of one pass, each batch scored before it is learned from; the metric is told of whole queries."""
     state = TrainState(CONFIG.model.table_layouts(SCHEMA), CONFIG, "float32")
-    step = make_steps(state, CONFIG, jit=False).learn
+    step = TrainStep(state, CONFIG, jit=False).learn
     logits = []
     for batch in batches:
         feed = make_feed(batch, state.layouts, 64)
-        logits.append(step(feed, CONFIG.ramps_at(0)).logit.numpy()[: len(batch.rows)])
+        logits.append(step(feed, CONFIG.ramps_at(0), CONFIG.rates_at(0)).logit.numpy()[: len(batch.rows)])
     metrics = ProgressiveMetrics()
     metrics.update(rows.label, np.concatenate(logits), rows.metric_weight, rows.query_id)
     return metrics.summary()["per_query_auc"]

@@ -1,9 +1,11 @@
 """The whole training step against NumPy in float64, its gradients by finite differences."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from ctr.config import parse_model
 from ctr.data.batches import Batch
@@ -13,7 +15,7 @@ from ctr.objective.bias_constraints import resolve_families
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed, make_feed
 from ctr.training.state import TrainState
-from ctr.training.step import make_steps
+from ctr.training.step import StepResult, TrainStep
 
 SCHEMA = Schema(
     features=(
@@ -86,6 +88,20 @@ class Example:
 
 def make_state(config: TrainConfig) -> TrainState:
     return TrainState(config.model.table_layouts(SCHEMA), config, "float32")
+
+
+def learner(
+    state: TrainState, config: TrainConfig, jit: bool = False, examples: int = 0
+) -> Callable[[Feed, Mapping[str, float]], StepResult]:
+    """A step of its own for ``state``, at the rates after some examples."""
+    step = TrainStep(state, config, jit)
+    return lambda feed, ramps: step.learn(feed, ramps, config.rates_at(examples))
+
+
+def accumulators(state: TrainState) -> list[tf.Variable]:
+    """The sums of squares of the tables' rows."""
+    variables = state.variables()
+    return [variables[f"rows_accumulator/{layout.name}"] for layout in state.layouts]
 
 
 def parameters(state: TrainState) -> dict[str, np.ndarray]:
@@ -170,7 +186,7 @@ def assert_close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], 
 def test_steps_follow_the_reference(gradient):
     config = make_config(gradient)
     state = make_state(config)
-    step = make_steps(state, config, jit=False).learn
+    step = learner(state, config)
     reference = Reference(state, gradient)
     for number, alpha2 in enumerate((0.0, 0.4, 1.0)):
         example = Example(number)
@@ -193,7 +209,7 @@ def test_the_two_row_gradients_differ():
     states = [make_state(config) for config in configs]
     states[1].restore(states[0].arrays())
     for state, config in zip(states, configs, strict=True):
-        make_steps(state, config, jit=False).learn(Example(0).feed(state), RAMPED)
+        learner(state, config)(Example(0).feed(state), RAMPED)
     tables = [parameters(state)["quality-2"] for state in states]
     assert np.abs(tables[0] - tables[1]).max() > 0.01
 
@@ -202,13 +218,13 @@ def test_the_two_row_gradients_differ():
 def test_the_gradients_are_those_that_a_step_learns_by_and_change_nothing(gradient):
     config = make_config(gradient)
     state = make_state(config)
-    steps, feed = make_steps(state, config, jit=False), Example(1).feed(state)
+    steps, feed = TrainStep(state, config, jit=False), Example(1).feed(state)
     before = all_bytes(state)
     of_rows, of_dense = steps.gradients(feed, RAMPED)
     assert all_bytes(state) == before
-    sums = [variable.numpy() for variable in state.row_accumulators]
-    assert bool(steps.learn(feed, RAMPED).applied)
-    for plan, found, old, new in zip(feed.plans, of_rows, sums, state.row_accumulators, strict=True):
+    sums = [variable.numpy() for variable in accumulators(state)]
+    assert bool(steps.learn(feed, RAMPED, config.rates_at(0)).applied)
+    for plan, found, old, new in zip(feed.plans, of_rows, sums, accumulators(state), strict=True):
         squares = np.zeros_like(old)
         squares[plan.distinct] = found.numpy() ** 2
         assert squares.any()
@@ -221,7 +237,7 @@ def test_the_gradients_are_those_that_a_step_learns_by_and_change_nothing(gradie
 def test_a_compiled_step_agrees():
     config = make_config()
     states = [make_state(config), make_state(config)]
-    steps = [make_steps(states[0], config, jit=False).learn, make_steps(states[1], config, jit=True).learn]
+    steps = [learner(states[0], config), learner(states[1], config, jit=True)]
     for number in range(2):
         example = Example(number)
         plain, compiled = (step(example.feed(state), HALF) for step, state in zip(steps, states, strict=True))
@@ -250,7 +266,7 @@ def all_bytes(state: TrainState) -> dict[str, bytes]:
 def test_a_step_that_is_not_finite_changes_no_bit(weight):
     config = make_config()
     state = make_state(config)
-    step = make_steps(state, config, jit=False).learn
+    step = learner(state, config)
     step(Example(0).feed(state), RAMPED)
     before = all_bytes(state)
     result = step(Example(1, weight).feed(state), RAMPED)
@@ -269,7 +285,7 @@ def test_a_weight_that_is_not_finite_stops_the_step_and_spreads_to_no_other(valu
     arrays["rows/quality-2"][PLACES["a"][1] + Example(0).single["a"][0], 1] = value
     state.restore(arrays)
     before = all_bytes(state)
-    result = make_steps(state, config, jit=False).learn(Example(0).feed(state), RAMPED)
+    result = learner(state, config)(Example(0).feed(state), RAMPED)
     assert not np.isfinite(result.logit.numpy()[0])
     assert not bool(result.applied)
     assert all_bytes(state) == before
@@ -280,7 +296,7 @@ def test_padding_changes_nothing():
     states = [make_state(config) for _ in range(2)]
     states[1].restore(states[0].arrays())
     for state, batch_rows in zip(states, (6, 100), strict=True):
-        step = make_steps(state, config, jit=False).learn
+        step = learner(state, config)
         for number in range(3):
             feed = Example(number).feed(state, batch_rows)
             assert len(feed.targets["label"]) == batch_rows
@@ -293,7 +309,7 @@ def test_rows_that_the_batch_does_not_name_keep_every_bit():
     state = make_state(config)
     before = state.arrays()
     example = Example(0)
-    make_steps(state, config, jit=False).learn(example.feed(state), RAMPED)
+    learner(state, config)(example.feed(state), RAMPED)
     named = {
         *(PLACES[name][1] + i for name in "ab" for i in example.single[name]),
         *(PLACES["m"][1] + i for values in example.lists for i in values),
@@ -314,7 +330,7 @@ def test_a_batch_without_weight_changes_no_bit(initial):
     config = make_config(optimizer=optimizer)
     state = make_state(config)
     before = all_bytes(state)
-    result = make_steps(state, config, jit=False).learn(Example(0, [0] * 6).feed(state), RAMPED)
+    result = learner(state, config)(Example(0, [0] * 6).feed(state), RAMPED)
     assert bool(result.applied)
     assert result.loss.numpy() == 0
     assert np.isfinite(result.logit).all()
@@ -337,7 +353,7 @@ def test_rows_that_are_only_constrained_leave_the_step_of_the_others_as_it_is(gr
     # As long as the dual variable is 0, the constraint has no gradient of its own.
     for state, others in zip(states, ((), (Example(1).batch(),)), strict=True):
         feed = make_feed(Example(0).batch(), state.layouts, 16, config.objective, families, others)
-        assert bool(make_steps(state, config, jit=False).learn(feed, RAMPED).applied)
+        assert bool(learner(state, config)(feed, RAMPED).applied)
     found, expected = parameters(states[1]), parameters(states[0])
     assert_close(found, expected, 1e-6)
     assert states[1].duals[0].numpy() != 0
@@ -351,7 +367,7 @@ def test_a_row_of_weight_0_teaches_nothing():
     assert examples[0].weight[1] == 0
     examples[1].label[1] = 1 - examples[0].label[1]
     for state, example in zip(states, examples, strict=True):
-        make_steps(state, config, jit=False).learn(example.feed(state), RAMPED)
+        learner(state, config)(example.feed(state), RAMPED)
     assert all_bytes(states[0]) == all_bytes(states[1])
 
 
@@ -363,11 +379,30 @@ def test_rates_of_0_hold_what_they_belong_to():
     config = make_config(optimizer=optimizer)
     state = make_state(config)
     before = parameters(state)
-    make_steps(state, config, jit=False).learn(Example(0).feed(state), RAMPED)
+    learner(state, config)(Example(0).feed(state), RAMPED)
     after = parameters(state)
     changed = {name for name in after if not np.array_equal(after[name], before[name])}
     assert changed == {"quality-2"}
     assert np.array_equal(after["quality-2"][:, -1], before["quality-2"][:, -1])
+
+
+def test_a_step_is_as_long_as_its_rates():
+    config = make_config()
+    states = [make_state(config) for _ in range(2)]
+    states[1].restore(states[0].arrays())
+    before, rates = parameters(states[0]), config.rates_at(0)
+    moved = []
+    for state, factors in zip(
+        states, ({"dense": 1.0, "embeddings": 1.0}, {"dense": 0.5, "embeddings": 0.25}), strict=True
+    ):
+        step = TrainStep(state, config, jit=False)
+        step.learn(Example(0).feed(state), RAMPED, {group: rates[group] * factors[group] for group in rates})
+        after = parameters(state)
+        moved.append({name: after[name] - before[name] for name in before})
+    for name in before:
+        factor = 0.25 if name in ("quality-2", "ui-1") else 0.5
+        assert np.abs(moved[0][name]).max() > 1e-3
+        np.testing.assert_allclose(moved[1][name], factor * moved[0][name], atol=1e-6, err_msg=name)
 
 
 def ensemble(embeddings: str, gradient: str, clip_norm: float | None = None, **shampoo: Any) -> TrainConfig:
@@ -412,8 +447,8 @@ def test_components_with_their_own_embeddings_learn_as_if_each_were_alone(gradie
     config = ensemble("separate", gradient, **shampoo)
     together = make_state(config)
     singles = [alone(config, together, component) for component in range(2)]
-    step = make_steps(together, config, jit=False).learn
-    steps = [make_steps(single, config, jit=False).learn for single in singles]
+    step = learner(together, config)
+    steps = [learner(single, config) for single in singles]
     for number in range(5):
         example = Example(number)
         logit = step(example.feed(together), HALF).logit.numpy()
@@ -442,9 +477,9 @@ def test_shared_embeddings_learn_from_the_mean_of_the_components_gradients(gradi
     before = parameters(together)["quality-2"]
     gradients = []
     for state in states:
-        make_steps(state, config, jit=False).learn(Example(0).feed(state), HALF)
+        learner(state, config)(Example(0).feed(state), HALF)
         # What AdaGrad saw follows from what it did.
-        sums = state.row_accumulators[0].numpy()
+        sums = accumulators(state)[0].numpy()
         moved = before - parameters(state)["quality-2"]
         gradients.append(moved * np.sqrt(sums) / np.array([0.3, 0.3, 0.2]))
     np.testing.assert_allclose(gradients[0], (gradients[1] + gradients[2]) / 2, rtol=1e-3, atol=1e-5)

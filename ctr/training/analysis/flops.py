@@ -14,11 +14,12 @@ inputs, batches of B rows and |W| the number of elements of W:
 
     backward                        twice the dense part's forward: for each product the gradient of its input (the
                                     first one's goes to the embeddings) and that of its matrix; the look-up once more
-    rows of tables                  7 for each element of a distinct row: AdaGrad, whose rows a batch shares
-    dense weights, a step           2 |W|, and what grafting, momentum, decay and clipping take (``_UPDATE``)
-    Shampoo, block G [d_1, ..]      2 |G| (d_1 + d_2 + ..) a step to precondition, the same every tau2 steps for
+    optimizers, a step              what they say themselves (``ctr.optim.protocol.Cost``):
+      AdaGrad                       7 for each element of a distinct row, which the rows of a batch share
+      Shampoo, element by element   2 |W|, and what grafting, momentum, decay and limits take
+      Shampoo, block G [d_1, ..]    2 |G| (d_1 + d_2 + ..) a step to precondition, the same every tau2 steps for
                                     statistics, and 14 d^3 for each root every tau1 steps               PSO 2-3
-                                    (9 d^3 eigenvectors, d^3 the root, 4 d^3 its certificate)
+    clipping                        3 |W|
 
 What a step takes is divided by B. Schedules count as they are late in a run: more frequent roots at its beginning, and
 roots that are kept as their statistics changed little, are not in it. Losses and constraints, some ten operations for
@@ -33,17 +34,14 @@ from itertools import zip_longest
 from ctr.models.click_model import Architecture
 from ctr.models.embeddings import tower_widths
 from ctr.models.rows import TableLayout
-from ctr.optim.options import ShampooOptions
-from ctr.optim.state import lay_out
 from ctr.training.config import TrainConfig
+from ctr.training.optimizers import dense_optimizer, table_optimizer
 from ctr.training.state import architecture
 
 Shape = tuple[int, ...]
 
-_UPDATE = {"sgd": 0, "adagrad": 4, "rmsprop": 6, "adam": 8}
-"""Operations of the grafted optimizer for each weight."""
-_ROOT = 14
-_ROWS = 7
+_CLIPPING = 3
+"""Operations for each element of a gradient whose norm is limited."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class Flops:
         forward, backward: of learning from it.
         rows: to update the rows of tables.
         dense: to update dense weights, without the three that follow.
-        statistics, preconditioning, roots: of Shampoo.
+        statistics, preconditioning, roots: of second-order optimizers.
     """
 
     inference: float
@@ -106,20 +104,21 @@ def count_flops(
     widths = tower_widths(layouts, config.model.factorized is not None)
     looked_up = sum(_look_up(layout, touched[layout.name]) for layout in layouts)
     scored, learned = (dense_forward(model, widths, training) for training in (False, True))
-    shapes = weight_shapes(model, widths)
-    rows = sum(_ROWS * touched[layout.name].distinct * layout.columns for layout in layouts)
-    shampoo = config.optimizer.dense.shampoo
-    collected, preconditioned, rooted = _shampoo(shampoo, shapes)
-    clipped = 3 if config.optimizer.dense.clip_norm is not None else 0
+    shapes, optimizer = weight_shapes(model, widths), config.optimizer
+    dense = dense_optimizer(optimizer.dense).cost(shapes)
+    clipping = 0 if optimizer.dense.clip_norm is None else _CLIPPING * sum(map(math.prod, shapes))
+    rows = table_optimizer(optimizer.embeddings, layouts).cost(
+        [(touched[layout.name].distinct * batch_rows, layout.columns) for layout in layouts]
+    )
     return Flops(
         inference=looked_up + scored,
         forward=looked_up + learned,
         backward=looked_up + 2 * learned,
-        rows=rows,
-        dense=_update(shampoo, shapes, clipped) / batch_rows,
-        statistics=collected / batch_rows,
-        preconditioning=preconditioned / batch_rows,
-        roots=rooted / batch_rows,
+        rows=rows.update / batch_rows,
+        dense=(dense.update + clipping) / batch_rows,
+        statistics=(rows.statistics + dense.statistics) / batch_rows,
+        preconditioning=(rows.preconditioning + dense.preconditioning) / batch_rows,
+        roots=(rows.roots + dense.roots) / batch_rows,
     )
 
 
@@ -202,30 +201,3 @@ def _layers(m: int, units: Sequence[int], ranks: Sequence[int]) -> int:
 def _look_up(layout: TableLayout, touched: Touched) -> float:
     copied = touched.single + 2 * touched.values + touched.multivalent
     return copied * layout.columns + len(layout.features) * layout.copies
-
-
-def _update(options: ShampooOptions, shapes: Sequence[Shape], clipped: int) -> float:
-    """Operations of a step that take no matrix product."""
-    each = 2 + _UPDATE[options.grafting] + clipped
-    each += 4 if options.beta1 else 0
-    each += 3 if options.momentum else 0
-    each += 3 if options.nesterov else 0
-    each += 5 if options.update_limit_absolute else 0
-    count = each * sum(math.prod(shape) for shape in shapes)
-    if options.weight_decay:
-        count += 2 * sum(math.prod(shape) for shape in shapes if len(shape) > 1)
-    grafted = [layout for layout in lay_out(options, shapes).tensors if layout.axes]
-    # The norms of both directions, and the scale between them.
-    return count + 5 * sum(math.prod(layout.shape) for layout in grafted)
-
-
-def _shampoo(options: ShampooOptions, shapes: Sequence[Shape]) -> tuple[float, float, float]:
-    """Operations of a step for statistics, preconditioning and roots."""
-    layout = lay_out(options, shapes)
-    products = sum(
-        stack.blocks * 2 * math.prod(stack.block) * stack.block[axis]
-        for stack in layout.stacks
-        for axis in stack.axes
-    )
-    roots = sum(factor.count * _ROOT * factor.size**3 for factor in layout.factors)
-    return products / options.statistics_frequency, products, roots / options.precondition_frequency

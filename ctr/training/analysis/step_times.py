@@ -14,7 +14,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype, resolve_jit
 from ctr.training.feed import make_feed
 from ctr.training.state import TrainState
-from ctr.training.step import make_steps
+from ctr.training.step import TrainStep
 
 
 class TimedModel:
@@ -33,17 +33,17 @@ class TimedModel:
         constraints = objective.bias_constraints
         families = resolve_families(constraints, schema) if constraints is not None else ()
         self.state = TrainState(layouts, config, resolve_compute_dtype(config), families)
-        self._steps = make_steps(self.state, config, resolve_jit(config))
+        self._steps = TrainStep(self.state, config, resolve_jit(config))
         if objective.distillation is not None:
             batches = [_taught(batch) for batch in batches]
         self.feeds = [make_feed(one, layouts, config.batch.rows, objective, families) for one in batches]
-        self._ramps = config.ramps_at(10**9)
+        self._ramps, self._rates = config.ramps_at(10**9), config.rates_at(10**9)
 
     def seconds(self) -> float:
         """Of a step that learns, the mean over one turn."""
         begun = time.perf_counter()
         for feed in self.feeds:
-            self._steps.learn(feed, self._ramps).logit.numpy()
+            self._steps.learn(feed, self._ramps, self._rates).logit.numpy()
         return (time.perf_counter() - begun) / len(self.feeds)
 
     def scoring_seconds(self) -> float:

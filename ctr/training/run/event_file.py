@@ -58,6 +58,7 @@ _TAGS = {
 _PREFIXES = {
     "loss_": "loss/",
     "ramp_": "ramps/",
+    "rate_": "optimizer/rate_",
     "dual_": "duals/",
     "shampoo_seconds_": "throughput/shampoo_seconds_",
     "shampoo_": "optimizer/shampoo_",

@@ -110,7 +110,7 @@ def _results(inputs: Inputs, run: Run) -> dict[str, Any]:
         **run.state.parameter_counts(),
         "duals": duals_of(run.state),
         "constraint_logs": {name: one.summary() for name, one in metrics.constraint_logs.items()},
-        "shampoo": run.state.root_report(),
+        "shampoo": run.state.optimizer_report(),
         "config_sha256": run.config.sha256(),
         "log_sha256": log_sha256(inputs.log.manifests),
         "constraint_logs_sha256": {

@@ -235,6 +235,10 @@ class Run:
         """Returns what every ramp has reached (``TrainConfig.ramps_at``)."""
         return self.config.ramps_at(self.position.trained_examples, self.position.trained_before)
 
+    def rates(self) -> dict[str, float]:
+        """The learning rates of the next step (``TrainConfig.rates_at``)."""
+        return self.config.rates_at(self.position.trained_examples, self.position.trained_before)
+
     def record(self, feed: Feed, scores: Scores) -> None:
         """Records a new batch: its ids, scores and faulty rows."""
         batch, position = feed.batch, self.position
@@ -371,7 +375,7 @@ class Run:
         """
         measured = self.metrics.close_window(self.position.examples)
         terms, cumulative = measured.pop("terms"), measured.pop("cumulative")
-        ramps = self.ramps()
+        ramps, rates = self.ramps(), self.rates()
         line = {
             "examples": self.position.examples,
             **measured,
@@ -381,9 +385,10 @@ class Run:
                 for name, ramp in ramps.items()
                 if getattr(self.config.objective, name) is not None
             },
+            **{f"rate_{group}": rates[group] for group in self.config.optimizer.schedules},
             **{f"loss_{name}": term for name, term in terms.items()},
             **dual_scalars(self.state),
-            **{f"shampoo_{name}": value for name, value in self.state.root_report().items()},
+            **{f"shampoo_{name}": value for name, value in self.state.optimizer_report().items()},
             **timing,
             "cumulative": cumulative,
         }

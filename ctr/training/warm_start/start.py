@@ -32,11 +32,17 @@ from ctr.training.run.position import Position
 from ctr.training.run.rollback import first_broken
 from ctr.training.run.run import open_run
 from ctr.training.state import TrainState, create_network
-from ctr.training.warm_start.optimizer import take_optimizer
+from ctr.training.warm_start.optimizer import take_optimizer, take_schedules
 from ctr.training.warm_start.position import begin_position
 from ctr.training.warm_start.weights import Entry, Side, take_ramps, take_rows, take_slices, take_weights
 
-_PARTS = {"feature": "features", "weight": "dense weights", "slices": "constrained slices", "ramp": "ramps"}
+_PARTS = {
+    "feature": "features",
+    "weight": "dense weights",
+    "slices": "constrained slices",
+    "ramp": "ramps",
+    "schedule": "schedules",
+}
 _WORDS = {"taken": "taken", "partly": "partly", "fresh": "fresh", "left": "left behind"}
 
 
@@ -210,7 +216,10 @@ def _take(
     ramps, before = take_ramps(
         *sides, position.trained_examples, position.trained_before, [*weights, *slices]
     )
-    return [*features, *weights_and_optimizer, *slices, *ramps], before
+    schedules, examples = take_schedules(
+        *sides, position.trained_examples, position.trained_before, [*features, *weights]
+    )
+    return [*features, *weights_and_optimizer, *slices, *ramps, *schedules], before | examples
 
 
 def _publish(folder: Path, run_dir: Path) -> None:

@@ -22,6 +22,7 @@ from ctr.models.embeddings import tower_columns
 from ctr.models.rows import FeatureRows, TableLayout
 from ctr.objective.config import SliceConfig
 from ctr.training.config import TrainConfig
+from ctr.training.optimizers import table_optimizer
 
 Status = Literal["taken", "partly", "fresh", "left"]
 Arrays = Mapping[str, np.ndarray]
@@ -34,8 +35,8 @@ class Entry(NamedTuple):
     """A line of the table of what a run begins with.
 
     Attributes:
-        part: ``feature``, ``weight``, ``slices`` or ``ramp``.
-        name: of the feature, weight, family of slices or ramp.
+        part: ``feature``, ``weight``, ``slices``, ``ramp`` or ``schedule``.
+        name: of the feature, weight, family of slices, ramp or schedule.
         status: ``left``: the old run has it and the new one has not.
         optimizer: the same of what the optimizer knew of it; None where there is no such thing.
         why: it was not just taken; empty if it was.
@@ -120,6 +121,7 @@ def take_rows(
     places, meanings, old_meanings = old.places(), feature_meanings(new.schema), feature_meanings(old.schema)
     # The sum over a batch and its mean are gradients of different scales.
     scaled = old.config.optimizer.embeddings.gradient == new.config.optimizer.embeddings.gradient
+    row_state = table_optimizer(new.config.optimizer.embeddings, new.layouts).row_state
     entries, kept = [], set()
     for name, (layout, begin, feature) in new.places().items():
         changed = (
@@ -134,7 +136,7 @@ def take_rows(
         # Components that shared their rows each go on with a copy of them.
         sources = [0 if old_layout.copies == 1 else copy for copy in range(layout.copies)]
         taken = [copy for copy in range(layout.copies) if sources[copy] < old_layout.copies]
-        for group in ("rows", "rows_accumulator")[: 2 if scaled else 1]:
+        for group in ("rows", *(row_state if scaled else ())):
             target = _rows(arrays[f"{group}/{layout.name}"], layout, begin, feature)
             source = _rows(old_arrays[f"{group}/{old_layout.name}"], old_layout, old_begin, old_feature)
             for copy in taken:

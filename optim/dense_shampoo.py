@@ -1,0 +1,190 @@
+"""Shampoo for the dense weights of a model, as a ``ctr.optim.protocol.DenseOptimizer``.
+
+At a warm start sums and averages of single elements go wherever their elements go: a trained weight with a fresh
+accumulator would take its first steps at the full rate. Statistics and roots belong to blocks, and go with weights that
+are taken whole.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.optim.options import ShampooOptions
+from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver
+from ctr.optim.shampoo import ShampooCore
+from ctr.optim.state import ShampooLayout, lay_out
+
+_GRAFTING = {"sgd": 0, "adagrad": 4, "rmsprop": 6, "adam": 8}
+"""Operations of the grafted optimizer for each weight."""
+_ROOT = 14
+"""Operations of a root of a [d, d] matrix over d^3: 9 for eigenvectors, 1 for the root, 4 for its certificate."""
+
+# Options that decide the meaning of all state: under other values nothing is taken over.
+_MEANING = ("grafting", "grafting_beta2", "beta1")
+# And those that decide the meaning of statistics and roots.
+_STATISTICS = (
+    "block_size",
+    "max_dimension",
+    "merge_dimensions",
+    "beta2",
+    "epsilon",
+    "exponent_override",
+    "exponent_multiplier",
+)
+_BlockKey = tuple[tuple[int, ...], tuple[int, ...], int]
+
+
+class DenseShampoo:
+    """Shampoo over dense weights; weight decay applies to matrices, not to biases.
+
+    Args:
+        options: everything but the learning rate.
+
+    Attributes:
+        core: what it is made of; there from ``build`` on.
+    """
+
+    name = "shampoo"
+    core: ShampooCore
+
+    def __init__(self, options: ShampooOptions) -> None:
+        self.options = options
+        self._decayed: list[bool] = []
+
+    def build(self, weights: Mapping[str, tf.Variable]) -> None:
+        """Takes the weights and creates the variables."""
+        self.core = ShampooCore(self.options, list(weights.values()))
+        self._decayed = [len(weight.shape) > 1 for weight in weights.values()]
+
+    @property
+    def variables(self) -> dict[str, tf.Variable]:
+        """The variables of ``ctr.optim.state.ShampooState``."""
+        return {f"shampoo/{name}": variable for name, variable in self.core.state.variables.items()}
+
+    def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
+        """One step; a compiled one leaves roots to ``exchange``."""
+        self.core.update(gradients, rate, self._decayed, "between_steps" if compiled else "host")
+
+    def exchange(self) -> None:
+        """Exchanges statistics for roots if that is due."""
+        self.core.exchange()
+
+    def report(self) -> dict[str, float | int]:
+        """How the roots are doing (``ctr.optim.report.report``); a trainer counts the steps that it skips itself."""
+        report = self.core.report()
+        del report["nonfinite_steps"]
+        return report
+
+    def timing(self) -> dict[str, float]:
+        """Seconds of waiting for roots and of computing them."""
+        return self.core.timing()
+
+    def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
+        """The operations of a step, exchanges being ``precondition_frequency`` apart and no root being kept."""
+        options = self.options
+        whole = [tuple(int(size) for size in shape) for shape in shapes]
+        layout = lay_out(options, whole)
+        products = sum(
+            stack.blocks * 2 * math.prod(stack.block) * stack.block[axis]
+            for stack in layout.stacks
+            for axis in stack.axes
+        )
+        roots = sum(factor.count * _ROOT * factor.size**3 for factor in layout.factors)
+        return Cost(
+            update=_elementwise_cost(options, whole, layout),
+            statistics=products / options.statistics_frequency,
+            preconditioning=products,
+            roots=roots / options.precondition_frequency,
+        )
+
+    def take_over(
+        self, new: Saved, before: DenseOptimizer, old: Saved, moves: Mapping[int, tuple[int, Move]]
+    ) -> TakenOver:
+        """Takes over what an earlier Shampoo knew; nothing of another optimizer."""
+        fresh: dict[int, Status] = dict.fromkeys(moves, "fresh")
+        if not isinstance(before, DenseShampoo):
+            return TakenOver(fresh, why=f"the optimizer was {before.name}, is {self.name}")
+        differing = self._differing(before, _MEANING)
+        # Corrected by the number of steps, which is one for all weights.
+        counted = self.options.beta1 > 0 or self.options.grafting == "adam"
+        all_exact = len(moves) == len(new.shapes) and all(move.exact for _, move in moves.values())
+        if differing or not moves:
+            return TakenOver(fresh, differing)
+        if counted and not all_exact:
+            why = "beta1 or adam correct all averages by one number of steps, and some weights begin fresh"
+            return TakenOver(fresh, why=why)
+        averages = self._differing(before, ("momentum",))
+        layouts = lay_out(self.options, new.shapes), lay_out(before.options, old.shapes)
+        statistics = self._differing(before, _STATISTICS)
+        if not statistics and bool(layouts[0].factors) != bool(layouts[1].factors):
+            statistics = self._differing(before, ("start_preconditioning_step",))
+        preconditioned = set(layouts[0].owners.tolist())
+        statuses: dict[int, Status] = {}
+        for index, (old_index, move) in moves.items():
+            for kind in ("accumulator", "gradient_average", *(() if averages else ("momentum",))):
+                target = new.arrays.get(f"shampoo/tensor{index}/{kind}")
+                if target is not None:
+                    move.move(target, old.arrays[f"shampoo/tensor{old_index}/{kind}"])
+            lost = index in preconditioned and (bool(statistics) or not move.exact)
+            if index in preconditioned and not lost:
+                _take_statistics(new.arrays, old.arrays, layouts, index, old_index)
+            statuses[index] = "partly" if lost or averages or not move.fills(new.shapes[index]) else "taken"
+        for name in ("step", *(() if statistics else ("exchanged_at", "collections", "window_collections"))):
+            new.arrays[f"shampoo/{name}"][...] = old.arrays[f"shampoo/{name}"]
+        return TakenOver(statuses, averages + statistics)
+
+    def _differing(self, before: "DenseShampoo", names: Sequence[str]) -> tuple[str, ...]:
+        pairs = {name: (getattr(before.options, name), getattr(self.options, name)) for name in names}
+        return tuple(f"{name} was {old!r}, is {new!r}" for name, (old, new) in pairs.items() if old != new)
+
+
+def _elementwise_cost(
+    options: ShampooOptions, shapes: Sequence[tuple[int, ...]], layout: ShampooLayout
+) -> int:
+    """Operations of a step that are no matrix product."""
+    each = 2 + _GRAFTING[options.grafting]
+    each += 4 if options.beta1 else 0
+    each += 3 if options.momentum else 0
+    each += 3 if options.nesterov else 0
+    each += 5 if options.update_limit_absolute else 0
+    count = each * sum(math.prod(shape) for shape in shapes)
+    if options.weight_decay:
+        count += 2 * sum(math.prod(shape) for shape in shapes if len(shape) > 1)
+    # The norms of both directions, and the scale between them.
+    return count + 5 * sum(math.prod(tensor.shape) for tensor in layout.tensors if tensor.axes)
+
+
+def _take_statistics(
+    arrays: Mapping[str, np.ndarray],
+    old_arrays: Mapping[str, np.ndarray],
+    layouts: tuple[ShampooLayout, ShampooLayout],
+    index: int,
+    old_index: int,
+) -> None:
+    """Statistics, roots and their status of a weight's blocks, which may lie elsewhere in the stacks."""
+    places, old_places = (
+        _blocks(layout, number) for layout, number in zip(layouts, (index, old_index), strict=True)
+    )
+    for key, (factor, members) in places.items():
+        old_factor, old_members = old_places[key]
+        new_side, old_side = layouts[0].factors[factor], layouts[1].factors[old_factor]
+        for kind in ("window", "total", "root"):
+            target = arrays[f"shampoo/{new_side.name}/{kind}"]
+            target[members] = old_arrays[f"shampoo/{old_side.name}/{kind}"][old_members]
+        status = old_arrays["shampoo/status"][:, old_side.offset + old_members]
+        arrays["shampoo/status"][:, new_side.offset + members] = status
+
+
+def _blocks(layout: ShampooLayout, index: int) -> dict[_BlockKey, tuple[int, np.ndarray]]:
+    """By shape of block, axes and axis: a factor, and which of its matrices are a tensor's, in their order."""
+    found: dict[_BlockKey, tuple[int, np.ndarray]] = {}
+    for stack, factors in zip(layout.stacks, layout.stack_factors, strict=True):
+        members = np.flatnonzero(np.array(stack.owners) == index)
+        if len(members):
+            found |= {
+                (stack.block, stack.axes, axis): (factor, members)
+                for axis, factor in zip(stack.axes, factors, strict=True)
+            }
+    return found

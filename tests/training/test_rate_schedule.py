@@ -1,0 +1,228 @@
+"""Schedules of learning rates: their closed forms, and how runs follow them."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ctr.config import parse_model
+from ctr.io.errors import InputError
+from ctr.training.config import TrainConfig
+from ctr.training.loop import train
+from ctr.training.preflight import read_launch
+from ctr.training.rate_schedule import RateSchedule
+from ctr.training.session import open_session
+from ctr.training.warm_start.start import InitFrom, launch
+
+POLYNOMIAL = {
+    "warmup_examples": 100,
+    "decay": "polynomial",
+    "decay_examples": 400,
+    "power": 2.0,
+    "final_fraction": 0.1,
+}
+COSINE = {"warmup_examples": 50, "decay": "cosine", "decay_examples": 800, "final_fraction": 0.2}
+SCHEDULES: dict[str, Any] = {
+    "optimizer": {"dense": {"schedule": POLYNOMIAL}, "embeddings": {"schedule": COSINE}}
+}
+
+
+def at(content: dict[str, Any], examples: int) -> float:
+    return parse_model(RateSchedule, content, "test").at(examples)
+
+
+def test_by_default_the_rate_is_constant():
+    assert RateSchedule().is_constant
+    assert [RateSchedule().at(examples) for examples in (0, 1, 10**12)] == [1.0] * 3
+    rates = TrainConfig().rates_at(10**9)
+    assert rates == {"embeddings": 1.0, "dense": TrainConfig().optimizer.dense.learning_rate}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"warmup_examples": 8}, {0: 0.0, 1: 0.125, 4: 0.5, 7: 0.875, 8: 1.0, 9: 1.0, 10**12: 1.0}),
+        ({"decay": "polynomial", "decay_examples": 4}, {0: 1.0, 1: 0.75, 2: 0.5, 4: 0.0, 5: 0.0}),
+        (
+            POLYNOMIAL,
+            {0: 0.0, 50: 0.5, 100: 1.0, 300: 0.1 + 0.9 / 4, 400: 0.1 + 0.9 / 16, 500: 0.1, 10**12: 0.1},
+        ),
+        ({"decay": "cosine", "decay_examples": 3}, {0: 1.0, 1: 0.75, 2: 0.25, 3: 0.0, 4: 0.0}),
+        (COSINE, {0: 0.0, 25: 0.5, 50: 1.0, 450: 0.6, 850: 0.2, 851: 0.2}),
+    ],
+)
+def test_closed_forms(content, expected):
+    for examples, factor in expected.items():
+        assert at(content, examples) == pytest.approx(factor, abs=1e-15)
+
+
+def test_the_corners_are_exact():
+    for content in (POLYNOMIAL, COSINE):
+        begin = content["warmup_examples"]
+        end = begin + content["decay_examples"]
+        assert (at(content, 0), at(content, begin)) == (0.0, 1.0)
+        assert at(content, end) == at(content, end + 1) == content["final_fraction"]
+
+
+def test_the_decay_never_rises():
+    for content in (POLYNOMIAL, COSINE):
+        factors = [at(content, examples) for examples in range(content["warmup_examples"], 1000)]
+        assert all(later <= earlier for earlier, later in itertools.pairwise(factors))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"warmup_examples": -1}, "warmup_examples: -1 is not allowed"),
+        ({"decay": "linear"}, "decay: 'linear' is not allowed"),
+        ({"decay": "cosine"}, "decay cosine needs decay_examples above 0"),
+        ({"decay_examples": 10}, "decay_examples and final_fraction need a decay"),
+        ({"final_fraction": 0.5}, "decay_examples and final_fraction need a decay"),
+        ({"decay": "cosine", "decay_examples": 10, "power": 2}, "power is of no effect with decay cosine"),
+        ({"decay": "polynomial", "decay_examples": 10, "power": 0}, "power: 0 is not allowed"),
+        ({"decay": "polynomial", "decay_examples": 10, "final_fraction": 1.5}, "final_fraction: 1.5"),
+    ],
+)
+def test_impossible_schedules_are_refused_by_their_keys(content, message):
+    with pytest.raises(InputError, match=message) as refused:
+        parse_model(TrainConfig, {"optimizer": {"dense": {"schedule": content}}}, "test")
+    assert "optimizer.dense.schedule" in str(refused.value)
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(run: Path) -> dict[str, bytes]:
+    with np.load(max((run / "checkpoints").iterdir()) / "arrays.npz") as arrays:
+        names = [name for name in arrays if name.startswith("weights|") and "counters" not in name]
+        return {name: arrays[name].tobytes() for name in names}
+
+
+@pytest.fixture(scope="module")
+def scheduled(log, make_config, tmp_path_factory) -> Path:
+    """A run over the whole log in which both rates change."""
+    run = tmp_path_factory.mktemp("scheduled") / "run"
+    train(log, make_config(SCHEDULES), run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def plain(log, make_config, tmp_path_factory) -> Path:
+    """A run without a schedule."""
+    run = tmp_path_factory.mktemp("plain") / "run"
+    train(log, make_config(), run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def unchanged(log, make_config, tmp_path_factory) -> Path:
+    """A run with a schedule that stays at 1 all the way."""
+    run = tmp_path_factory.mktemp("unchanged") / "run"
+    schedule = {"decay": "cosine", "decay_examples": 100, "final_fraction": 1.0}
+    train(log, make_config({"optimizer": {"dense": {"schedule": schedule}}}), run)
+    return run
+
+
+def test_windows_have_the_rates_that_change(scheduled, unchanged, make_config):
+    config = make_config(SCHEDULES)
+    for line in lines_of(scheduled):
+        expected = config.rates_at(line["examples"])
+        assert line["rate_dense"] == expected["dense"]
+        assert line["rate_embeddings"] == expected["embeddings"]
+    names = {key for line in lines_of(unchanged) for key in line if key.startswith("rate_")}
+    assert names == {"rate_dense"}
+
+
+def test_a_run_resumed_in_the_middle_of_a_schedule_ends_in_the_same_bits(
+    scheduled, log, make_config, tmp_path
+):
+    config, run = make_config(SCHEDULES), tmp_path / "run"
+    batches: list[int] = []
+    with open_session(log, config, run, lambda position, _: batches.append(position)) as session:
+        session.advance(stop=lambda: len(batches) == 7)
+        session.save()
+    assert 100 < batches[-1] < 500
+    train(log, config, run)
+    assert weights(run) == weights(scheduled)
+    without_times = [
+        {key: value for key, value in line.items() if "second" not in key} for line in lines_of(run)
+    ]
+    assert without_times == [
+        {key: value for key, value in line.items() if "second" not in key} for line in lines_of(scheduled)
+    ]
+
+
+def test_a_step_uses_the_rates_of_the_examples_before_it(log, make_config, tmp_path):
+    schedule = {"schedule": {"warmup_examples": 10**6}}
+    changes = {"optimizer": {"dense": schedule, "embeddings": schedule}}
+    seen: list[dict[str, bytes]] = []
+
+    def note(*_: object) -> None:
+        named = session.current.state.variables()
+        seen.append({name: value.numpy().tobytes() for name, value in named.items()})
+
+    with open_session(log, make_config(changes), tmp_path / "run", note) as session:
+        note()
+        session.advance(stop=lambda: len(seen) == 3)
+    moved = [
+        {name.partition("/")[0] for name in before if before[name] != after[name]}
+        for before, after in itertools.pairwise(seen)
+    ]
+    # At rate 0 nothing moves but what optimizers remember.
+    assert moved[0] == {"rows_accumulator", "shampoo"}
+    assert {"rows", "dense"} < moved[1]
+
+
+def test_a_constant_schedule_that_is_written_out_is_the_default(make_config):
+    written = {"schedule": {"warmup_examples": 0, "decay": "none"}}
+    assert make_config({"optimizer": {"dense": written, "embeddings": written}}) == make_config()
+
+
+def test_a_factor_of_1_changes_no_bit(plain, unchanged):
+    assert weights(plain) == weights(unchanged)
+
+
+def schedules_of(run: Path) -> dict[str, tuple[str, str]]:
+    content = read_launch(run)
+    assert content is not None
+    return {
+        line["name"]: (line["status"], line["why"]) for line in content["table"] if line["part"] == "schedule"
+    }
+
+
+@pytest.mark.slow
+def test_a_warm_start_continues_the_schedules_by_examples(examples, publish_log, make_config, tmp_path):
+    table, half, end = examples.table(), (0, 160_000), (160_000, 240_000)
+    old_log = publish_log(tmp_path / "old-log", table, (half,))
+    whole = publish_log(tmp_path / "whole", table, (half, end))
+    # Batches end with partitions, so that a pass over half of the log and the rest is a pass over all of it.
+    by_partition = {"batch": {"within_partitions": True}}
+    config = make_config({**SCHEDULES, **by_partition})
+    summary = train(old_log, config, tmp_path / "old")
+    changed = make_config({**SCHEDULES, **by_partition, "metrics": {"window_examples": 100}})
+    train(whole, changed, tmp_path / "new", init_from=InitFrom(tmp_path / "old"))
+    train(whole, config, tmp_path / "uninterrupted")
+    assert weights(tmp_path / "new") == weights(tmp_path / "uninterrupted")
+    continued = ("taken", f"continues at {summary['trained_examples']} examples")
+    assert schedules_of(tmp_path / "new") == {"rate_dense": continued, "rate_embeddings": continued}
+
+
+def test_a_schedule_that_the_old_run_has_not_begins_at_the_warm_start(plain, log, make_config, tmp_path):
+    launch(log, make_config(SCHEDULES), tmp_path / "run", InitFrom(plain), waits=True)
+    begun = ("fresh", "begins here")
+    assert schedules_of(tmp_path / "run") == {"rate_dense": begun, "rate_embeddings": begun}
+
+
+def test_a_schedule_of_weights_of_which_none_were_taken_begins_at_the_warm_start(
+    scheduled, log, make_config, tmp_path
+):
+    factorized = {"model": {"factorized": {"width": 3}, "crosses": {"layers": 0}, "deep": {"units": [5]}}}
+    config = make_config({**SCHEDULES, **factorized})
+    launch(log, config, tmp_path / "run", InitFrom(scheduled), waits=True)
+    schedules = schedules_of(tmp_path / "run")
+    assert schedules["rate_dense"] == ("fresh", "begins here")
+    assert schedules["rate_embeddings"][0] == "taken"
