@@ -59,9 +59,7 @@ def injected(
                 return fault
         return None
 
-    def learn_with_faults(
-        trainer: Trainer, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]
-    ) -> Scores:
+    def learn_with_faults(trainer: Trainer, feed: Feed, *at: Mapping[str, float]) -> Scores:
         begin, end = feed.batch.begin, feed.batch.end
         if begun is not None:
             begun(begin, trainer.state)
