@@ -16,7 +16,8 @@ from ctr.eval.intervals import Estimate, difference, mean, quotient
 from ctr.eval.paired_predictions import last_half, pair_predictions
 from ctr.eval.run_comparison import NotComparableError
 from ctr.eval.run_files import Run, config_text, prediction_parts, read_environment
-from ctr.experiments.report.files import Plan, PlannedArm, PlannedRun, open_run
+from ctr.experiments.plan import Plan, PlannedArm, PlannedRun
+from ctr.experiments.report.files import open_run
 from ctr.experiments.report.slices import FamilyBias, family_biases
 from ctr.io.errors import InputError
 

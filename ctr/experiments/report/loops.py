@@ -10,8 +10,9 @@ import numpy as np
 from ctr.eval.ads_churn import MEASURES, AdsChurn, compare_loops
 from ctr.eval.arrays import ratio
 from ctr.eval.intervals import Estimate, mean
+from ctr.experiments.plan import Plan, PlannedArm
 from ctr.experiments.report.arms import PairChange, pair_change
-from ctr.experiments.report.files import Loop, Plan, PlannedArm, open_loop
+from ctr.experiments.report.files import Loop, open_loop
 from ctr.io.errors import InputError
 
 SHOWN = ("ads_per_query", "clicks_per_1000_queries", "revenue_per_1000_queries")

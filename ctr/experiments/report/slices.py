@@ -10,7 +10,7 @@ from ctr.eval.arrays import FloatArray
 from ctr.eval.buckets import BUCKETS
 from ctr.eval.intervals import Estimate, mean, quotient
 from ctr.eval.run_files import Run, read_constraint_metrics
-from ctr.experiments.report.files import PlannedFamily, ShownSlice
+from ctr.experiments.plan import PlannedFamily, ShownSlice
 from ctr.io.errors import InputError
 
 
