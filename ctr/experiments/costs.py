@@ -24,7 +24,7 @@ from ctr.pipelines.processes import safe_environment
 from ctr.training.config import TrainConfig
 
 ROUNDS = 6
-_TOGETHER = 8
+_ARMS_AT_ONCE = 8
 """Arms beside the baseline in one process, in whose memory all their tables are."""
 
 
@@ -79,11 +79,11 @@ def _measure_all(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """What was found by name, and what failed."""
     base = BASELINE if BASELINE in configs else next(iter(configs))
-    others = [name for name in configs if name != base]
+    arms = [name for name in configs if name != base]
     found: dict[str, dict[str, Any]] = {}
     failures: dict[str, str] = {}
-    for begin in range(0, max(1, len(others)), _TOGETHER):
-        group = [base, *others[begin : begin + _TOGETHER]]
+    for begin in range(0, max(1, len(arms)), _ARMS_AT_ONCE):
+        group = [base, *arms[begin : begin + _ARMS_AT_ONCE]]
         try:
             costs = _measure(log, {name: configs[name] for name in group}, base, rounds)
         except _MeasureError as error:

@@ -11,8 +11,7 @@ import pandas as pd
 import pytest
 
 from ctr.eval.progressive import ProgressiveMetrics
-from ctr.experiments.report.tables import TABLE_WIDTH
-from ctr.experiments.report.write import write_experiment
+from ctr.experiments.report.write import TABLE_WIDTH, write_experiment
 from ctr.io.errors import InputError
 
 made = runpy.run_path(str(Path(__file__).with_name("experiment_folders.py")))

@@ -2,8 +2,7 @@ import json
 import runpy
 from pathlib import Path
 
-from ctr.experiments.report.tables import TABLE_WIDTH
-from ctr.experiments.report.write import write_experiment
+from ctr.experiments.report.write import TABLE_WIDTH, write_experiment
 
 made = runpy.run_path(str(Path(__file__).with_name("experiment_folders.py")))
 ARMS, HOSTILE, predict, run_folder = made["ARMS"], made["HOSTILE"], made["predict"], made["run_folder"]

@@ -1,9 +1,10 @@
-"""What a replayed experiment leaves in its folder: the plan, the costs, and how each run ended.
+"""What an experiment leaves in its folder beside its plan: the costs, and how each run and each loop ended.
 
 Every fault of a file becomes an `InputError` that names the file and the key.
 """
 
 import glob
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,6 +54,23 @@ class Costs(Record):
     teacher_flops: dict[str, Any] | None = None
 
 
+@dataclass(frozen=True)
+class Ending:
+    """How a planned run, or its loop, ended.
+
+    Attributes:
+        seed: the seed of the run.
+        folder: its directory, relative to the experiment's.
+        state: finished, failed, missing, or unreadable.
+        reason: why it is not finished; else empty.
+    """
+
+    seed: int
+    folder: str
+    state: str
+    reason: str = ""
+
+
 class LoopDay(Record):
     """What a day of a loop showed: ``examples`` are ads; ``revenue`` is in the bids' currency."""
 
@@ -69,7 +87,7 @@ class Loop(Record):
 
 
 def read_costs(folder: Path) -> Costs:
-    """Read costs.json; nothing is known without one.
+    """Reads costs.json; nothing is known without one.
 
     Raises:
         InputError: it is damaged.
@@ -78,43 +96,41 @@ def read_costs(folder: Path) -> Costs:
     return read_record(path, Costs) if path.exists() else Costs()
 
 
-def open_run(folder: Path, arm: PlannedArm, planned: PlannedRun) -> tuple[Run | None, str, str]:
-    """Read a run of an arm, if it can be.
-
-    Returns:
-        The run or None; its state: finished, failed, missing, or unreadable; and, but for finished, why.
-    """
-    where = folder / planned.folder
-    failure = folder / "failures" / f"{arm.name}-seed-{planned.seed}.txt"
-    if (where / "summary.json").exists():
+def open_run(folder: Path, arm: PlannedArm, planned: PlannedRun) -> tuple[Run | None, Ending]:
+    """Reads a run of an arm; there is none unless it is finished."""
+    run_dir = folder / planned.folder
+    if (run_dir / "summary.json").exists():
         try:
-            run = read_run(where)
+            run = read_run(run_dir)
         except InputError as error:
-            return None, "unreadable", str(error)
+            return None, Ending(planned.seed, planned.folder, "unreadable", str(error))
         cause = run.summary.get("learning_failure")
-        return (run, "finished", "") if cause is None else (None, "failed", str(cause))
-    if failure.exists():
-        return None, "failed", _last_line(failure)
-    return None, "missing", f"{planned.folder}: not run, or not finished"
+        if cause is None:
+            return run, Ending(planned.seed, planned.folder, "finished")
+        return None, Ending(planned.seed, planned.folder, "failed", str(cause))
+    return None, _unfinished(folder, f"{arm.name}-seed-{planned.seed}.txt", planned.seed, planned.folder)
 
 
 def open_loop(
-    folder: Path, arm: PlannedArm, planned: PlannedRun, days: int | None
-) -> tuple[Loop | None, str, str]:
-    """Read what the loop of a run showed, if it has served its days; as `open_run`."""
-    assert planned.loop is not None
-    path = folder / planned.loop / "loop.json"
-    failure = folder / "failures" / f"{arm.name}-seed-{planned.seed}-loop.txt"
+    folder: Path, arm: PlannedArm, seed: int, loop_folder: str, days: int | None
+) -> tuple[Loop | None, Ending]:
+    """Reads what the loop of a run showed; nothing unless it has served its days."""
+    path = folder / loop_folder / "loop.json"
     if path.exists():
         try:
             loop = read_record(path, Loop)
         except InputError as error:
-            return None, "unreadable", str(error)
+            return None, Ending(seed, loop_folder, "unreadable", str(error))
         if days is None or len(loop.days) == days:
-            return loop, "finished", ""
-    if failure.exists():
-        return None, "failed", _last_line(failure)
-    return None, "missing", f"{planned.loop}: not run, or not finished"
+            return loop, Ending(seed, loop_folder, "finished")
+    return None, _unfinished(folder, f"{arm.name}-seed-{seed}-loop.txt", seed, loop_folder)
+
+
+def _unfinished(folder: Path, failure: str, seed: int, own_folder: str) -> Ending:
+    path = folder / "failures" / failure
+    if path.exists():
+        return Ending(seed, own_folder, "failed", _last_line(path))
+    return Ending(seed, own_folder, "missing", f"{own_folder}: not run, or not finished")
 
 
 def shared_failures(folder: Path, plan: Plan) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""An experiment with everything that its table, its report and its files tell."""
+"""An experiment with everything that its report shows."""
 
 import math
 from collections.abc import Mapping, Sequence
