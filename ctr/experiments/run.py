@@ -61,9 +61,8 @@ def run_experiment(
     if workers is not None and workers < 1:
         raise InputError(f"--workers {workers}: at least 1 is required")
     place = Place(log.resolve(), manifests, out.resolve())
-    created = read_object(place.out / PLAN_FILE).get("created") or datetime.now(UTC).isoformat(
-        timespec="seconds"
-    )
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    created = str(read_object(place.out / PLAN_FILE).get("created") or now)
     plan, tasks = make_plan(config, content, log, f"experiment {experiment}", command, created)
     check_experiment_folder(place.out)
     make_folder(place.out)
@@ -111,7 +110,7 @@ class _Runner:
             stages.append([])
             for task in stage:
                 if task.is_made(self._place):
-                    self._settle(task)
+                    self._finish(task)
                 else:
                     stages[-1].append(task)
         self._total = sum(map(len, stages))
@@ -151,9 +150,9 @@ class _Runner:
         else:
             seconds = f"{outcome.seconds:.0f} s"
             self._report(task, ", ".join(filter(None, (task.result_text(self._place), seconds))))
-            self._settle(task)
+            self._finish(task)
 
-    def _settle(self, task: Task) -> None:
+    def _finish(self, task: Task) -> None:
         # It may have failed here before, or before another experiment made it.
         (self._place.out / task.failure).unlink(missing_ok=True)
         task.clean_up(self._place)
