@@ -403,13 +403,13 @@ def _replay(arguments: argparse.Namespace) -> None:
         read_experiment(arguments.experiment)
         read_schema(arguments.log)
         _load_tensorflow()
-        from ctr.experiments.run import replay
+        from ctr.experiments.run import run_experiment
 
         def tell(text: str) -> None:
             if sys.stderr.isatty():
                 _note(text)
 
-        failures = replay(
+        failures = run_experiment(
             arguments.experiment,
             arguments.log,
             arguments.out,

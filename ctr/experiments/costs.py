@@ -1,6 +1,6 @@
 """OUT/costs.json: what each arm of an experiment costs, for the axis of FF's figure 1.
 
-    arms          for each arm what ``replay_measure.measure`` found, and ``learned_share``: the rows that its first
+    arms          for each arm what ``ctr.experiments.measure`` found, and ``learned_share``: the rows that its first
                   finished run learned from over all rows of the log
     teacher_flops operations of each teacher for an example that it learns from
     rounds        of turns that were timed; 0: none
@@ -18,13 +18,13 @@ from typing import Any
 
 from ctr.data.log import log_sha256, read_manifests
 from ctr.experiments.config import BASELINE
-from ctr.experiments.plan import Plan
+from ctr.experiments.tasks import Tasks, Training, read_object
 from ctr.io.files import write_atomic_bytes
 from ctr.pipelines.processes import safe_environment
 from ctr.training.config import TrainConfig
 
 ROUNDS = 6
-_TOGETHER = 8
+_ARMS_AT_ONCE = 8
 """Arms beside the baseline in one process, in whose memory all their tables are."""
 
 
@@ -32,42 +32,44 @@ class _MeasureError(RuntimeError):
     """The process that measures failed; one line."""
 
 
-def write_costs(out: Path, log: Path, plan: Plan, timing: bool) -> dict[str, str]:
+def write_costs(out: Path, log: Path, tasks: Tasks, timing: bool) -> dict[str, str]:
     """Measures all arms of which a run is finished, on a machine that has nothing else to do now.
 
     Args:
         out: the folder of the experiment.
         log: its log.
-        plan: its arms.
+        tasks: the runs of its arms.
         timing: whether steps are timed, or operations counted alone.
 
     Returns:
         Why arms were not measured, one line for each group of names.
     """
-    summaries = {arm.name: _first_summary(out, [run.folder for run in arm.runs]) for arm in plan.arms}
+    summaries = {name: _first_summary(out, runs) for name, runs in tasks.arms.items()}
     # All others are related to the baseline, which therefore is measured even where its runs failed.
     configs = {
-        arm.name: arm.runs[0].config for arm in plan.arms if arm.name == BASELINE or summaries[arm.name]
+        name: runs[0].config for name, runs in tasks.arms.items() if name == BASELINE or summaries[name]
     }
-    teachers = {f"teacher {name}": run.config for name, run in plan.teachers.items()}
+    teachers = {f"teacher {name}": run.config for name, run in tasks.teachers.items()}
     measured = {
         "log_sha256": log_sha256(read_manifests(log)),
         "configs": {name: config.sha256() for name, config in {**configs, **teachers}.items()},
     }
-    costs = _read(out / "costs.json")
+    costs = read_object(out / "costs.json")
     failures: dict[str, str] = {}
     if {key: costs.get(key) for key in measured} != measured or (timing and not costs.get("rounds")):
         rounds = ROUNDS if timing else 0
         found, failures = _measure_all(log, configs, rounds)
-        told, more = _measure_all(log, teachers, 0) if teachers else ({}, {})
+        of_teachers, more = _measure_all(log, teachers, 0) if teachers else ({}, {})
         failures |= more
         arms = {name: found[name] for name in configs if name in found}
-        flops = {name.removeprefix("teacher "): cost["train_flops"] for name, cost in told.items()}
+        flops = {name.removeprefix("teacher "): cost["train_flops"] for name, cost in of_teachers.items()}
         costs = {"arms": arms, "rounds": rounds, "teacher_flops": flops}
         # What failed is tried again.
         costs |= {**measured, "configs": {} if failures else measured["configs"]}
     for name, cost in costs["arms"].items():
-        cost["learned_share"] = _learned_share(summaries.get(name) or {})
+        summary = summaries.get(name) or {}
+        rows = summary.get("log_rows")
+        cost["learned_share"] = summary["trained_rows"] / rows if rows else None
     write_atomic_bytes(out / "costs.json", (json.dumps(costs, indent=1) + "\n").encode())
     return failures
 
@@ -77,11 +79,11 @@ def _measure_all(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """What was found by name, and what failed."""
     base = BASELINE if BASELINE in configs else next(iter(configs))
-    others = [name for name in configs if name != base]
+    arms = [name for name in configs if name != base]
     found: dict[str, dict[str, Any]] = {}
     failures: dict[str, str] = {}
-    for begin in range(0, max(1, len(others)), _TOGETHER):
-        group = [base, *others[begin : begin + _TOGETHER]]
+    for begin in range(0, max(1, len(arms)), _ARMS_AT_ONCE):
+        group = [base, *arms[begin : begin + _ARMS_AT_ONCE]]
         try:
             costs = _measure(log, {name: configs[name] for name in group}, base, rounds)
         except _MeasureError as error:
@@ -115,25 +117,12 @@ def _measure(
         check=False,
     )
     if ended.returncode:
-        told = ended.stderr.strip().splitlines() or [f"exit status {ended.returncode} without a message"]
-        raise _MeasureError(told[-1].strip().removeprefix("error: "))
+        errors = ended.stderr.strip().splitlines() or [f"exit status {ended.returncode} without a message"]
+        raise _MeasureError(errors[-1].strip().removeprefix("error: "))
     result: dict[str, dict[str, Any]] = json.loads(ended.stdout)
     return result
 
 
-def _first_summary(out: Path, folders: Sequence[str]) -> dict[str, Any]:
-    found = (_read(out / folder / "summary.json") for folder in folders)
+def _first_summary(out: Path, runs: Sequence[Training]) -> dict[str, Any]:
+    found = (read_object(out / run.folder / "summary.json") for run in runs)
     return next((summary for summary in found if summary), {})
-
-
-def _learned_share(summary: Mapping[str, Any]) -> float | None:
-    rows = summary.get("log_rows")
-    return summary["trained_rows"] / rows if rows else None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -1,78 +1,35 @@
-"""Commands as elements of a Beam pipeline, so many side by side as there are workers.
+"""Commands side by side, each in a process of its own: its memory is given back, and when it crashes the others go on.
 
-Each element is one command in a process of its own: its memory is given back, and when it crashes the others go on.
-What came of it is a file beside the experiment, as workers elsewhere share nothing else with who started them.
+Here, threads take the commands in their order, and only wait for them. Beam's runner inside a process would deal its
+elements out in advance: the order would be lost, and a worker with short commands would idle. On another runner each
+command is an element of a pipeline, and its outcome a file beside the experiment, as workers elsewhere share nothing
+else with who started them.
 """
 
-import contextlib
-import heapq
 import json
+import logging
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions
+from ctr.io.files import make_folder, write_atomic_bytes
+from ctr.pipelines.processes import safe_environment, safe_workers
+from ctr.pipelines.quiet import quiet_beam
 
-from ctr.io.files import write_atomic_bytes
-from ctr.pipelines.beam_options import in_this_process, read_beam_options, split_beam_options
-from ctr.pipelines.processes import safe_environment
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
 
 _LINES_KEPT = 30
 _POLL_SECONDS = 0.2
-
-_BUNDLES = 32
-"""Of elements, at least, where there are as many: a bundle's elements are run one after another."""
-
-_stopped = threading.Event()
-"""Set where a run is interrupted: threads of workers here begin nothing more."""
-
-
-class _Slots:
-    """How many jobs may run at once in this process.
-
-    Beam deals elements out to its workers in advance, and a worker with short jobs would end early. So there are more
-    workers than slots, and who has a job waits for one.
-    """
-
-    def __init__(self, free: int) -> None:
-        self._free = free
-        self._waiting: list[int] = []
-        self._opens: float | None = None
-        self._changed = threading.Condition()
-
-    @contextlib.contextmanager
-    def one(self, place: int) -> Iterator[None]:
-        with self._changed:
-            heapq.heappush(self._waiting, place)
-            if self._opens is None:
-                # The first one there is seldom the first in order.
-                self._opens = time.monotonic() + 2 * _POLL_SECONDS
-            while not _stopped.is_set() and not self._is_next(place):
-                self._changed.wait(_POLL_SECONDS)
-            self._waiting.remove(place)
-            heapq.heapify(self._waiting)
-            self._free -= 1
-            self._changed.notify_all()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._free += 1
-                self._changed.notify_all()
-
-    def _is_next(self, place: int) -> bool:
-        opened = self._opens is not None and time.monotonic() >= self._opens
-        return opened and self._free > 0 and self._waiting[0] == place
-
-
-_slots: _Slots | None = None
-"""None in workers elsewhere, of whose number their runner decides."""
 
 
 @dataclass(frozen=True)
@@ -80,27 +37,23 @@ class Job:
     """A command to run.
 
     Attributes:
-        name: by which it is reported; each job's own.
-        arguments: of ``python -m ctr``.
-        outcome: the file, absolute, that will say what came of it.
+        name: its name in reports, unlike that of any other job.
+        arguments: the arguments of ``python -m ctr``.
         environment: variables of the process beside those of the worker.
-        place: among those that wait for a worker here, the lowest goes first; ``run_jobs`` sets it.
     """
 
     name: str
     arguments: tuple[str, ...]
-    outcome: str
     environment: tuple[tuple[str, str], ...] = ()
-    place: int = 0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job.
+    """How a job ended.
 
     Attributes:
         ok: whether it ended well.
-        seconds: that it took.
+        seconds: the time that it took.
         error: one line; empty when it ended well.
         end: the last lines of its errors.
     """
@@ -111,126 +64,142 @@ class Outcome:
     end: str = ""
 
 
-def run_job(job: Job) -> Outcome | None:
-    """Runs a command and writes its outcome; None, and no file, where it was interrupted or never begun."""
-    if _stopped.is_set():
-        return None
-    begun = time.perf_counter()
-    environment = {**safe_environment(), "TF_CPP_MIN_LOG_LEVEL": "3", **dict(job.environment)}
-    with subprocess.Popen(
-        [sys.executable, "-m", "ctr", *job.arguments],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    ) as process:
-        lines: list[str] = []
-        assert process.stderr is not None
-        watch = threading.Thread(target=_end_with_us, args=(process,), daemon=True)
-        watch.start()
-        for line in process.stderr:
-            lines = [*lines[1 - _LINES_KEPT :], line]
-        status = process.wait()
-    if _stopped.is_set() or status in (130, -signal.SIGINT):
-        return None
-    outcome = Outcome(status == 0, round(time.perf_counter() - begun, 1))
-    if status:
-        told = [line.strip() for line in lines if line.strip()]
-        error = told[-1].removeprefix("error: ") if told else f"exit status {status} without a message"
-        if status < 0:
-            error = f"ended by signal {-status} ({signal.Signals(-status).name})"
-        outcome = Outcome(False, outcome.seconds, error, "".join(lines))
-    write_atomic_bytes(Path(job.outcome), json.dumps(vars(outcome)).encode())
-    return outcome
+Report = Callable[[Job, Outcome], None]
+"""Called as each job ends, by one thread at a time."""
 
 
-def _run_in_turn(job: Job) -> None:
-    with _slots.one(job.place) if _slots is not None else contextlib.nullcontext():
-        run_job(job)
-
-
-def _end_with_us(process: "subprocess.Popen[str]") -> None:
-    while process.poll() is None:
-        if _stopped.wait(_POLL_SECONDS):
-            process.terminate()
-            return
-
-
-def read_outcome(job: Job) -> Outcome | None:
-    """What came of a job, or None as long as that is open."""
-    try:
-        return Outcome(**json.loads(Path(job.outcome).read_bytes()))
-    except FileNotFoundError:
-        return None
-
-
-def run_jobs(
-    jobs: Sequence[Job],
-    workers: int,
-    beam_options: str = "",
-    ended: Callable[[Job, Outcome], None] | None = None,
-) -> dict[str, Outcome]:
-    """Runs all jobs; returns what came of each, by name.
+def run_jobs(jobs: Sequence[Job], workers: int, report: Report, beam_options: str, outcomes: Path) -> None:
+    """Runs all jobs, and reports each as it ends.
 
     Args:
         jobs: in the order in which they are to begin.
         workers: how many run side by side in this process.
-        beam_options: of another runner, whose workers see the same files; it has its own number of workers.
-        ended: called as each job ends, from a thread.
+        report: called for each job.
+        beam_options: options of another runner, whose workers see the same files; it has its own number of workers.
+        outcomes: a folder of its own, for the files of workers elsewhere; what was in it is removed.
 
     Raises:
         InputError: a wrong option. Nothing was run.
+        KeyboardInterrupt: what was running has been ended, and is not reported.
     """
-    if not jobs:
-        return {}
-    global _slots
-    here = not any(option.startswith("--runner") for option in split_beam_options(beam_options))
-    options = _options(beam_options, min(len(jobs), max(workers, _BUNDLES)) if here else None)
-    _slots = _Slots(workers) if here else None
-    jobs = [replace(job, place=place) for place, job in enumerate(jobs)]
-    for job in jobs:
-        Path(job.outcome).parent.mkdir(parents=True, exist_ok=True)
-        Path(job.outcome).unlink(missing_ok=True)
-    _stopped.clear()
-    finished = threading.Event()
-    teller = threading.Thread(target=_tell, args=(jobs, finished, ended), daemon=True)
-    teller.start()
-    lost = "its worker was lost"
+    elsewhere = None
+    if beam_options:
+        with quiet_beam(logging.WARNING):
+            elsewhere = _options_elsewhere(beam_options)
+    if elsewhere is None:
+        _run_here(jobs, workers, report)
+    else:
+        with quiet_beam(logging.WARNING), safe_workers():
+            _run_elsewhere(jobs, elsewhere, report, outcomes)
+
+
+def run_job(job: Job, interrupted: Callable[[], bool]) -> Outcome | None:
+    """Runs a command; returns None where it was interrupted or never begun."""
+    if interrupted():
+        return None
+    begun = time.perf_counter()
     try:
-        with beam.Pipeline(options=options) as pipeline:
-            # The jobs are single elements, which Reshuffle spreads over the workers.
-            _ = pipeline | beam.Create(jobs, reshuffle=False) | beam.Reshuffle() | beam.Map(_run_in_turn)
-    except Exception as error:
-        lost = f"the pipeline failed: {' '.join(str(error).split())[:500]}"
-    except BaseException:
-        _stopped.set()
-        raise
-    finally:
-        finished.set()
-        teller.join()
-    if _stopped.is_set():
-        raise KeyboardInterrupt
-    return {job.name: read_outcome(job) or Outcome(False, 0.0, lost, lost) for job in jobs}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ctr", *job.arguments],
+            env={**safe_environment(), "TF_CPP_MIN_LOG_LEVEL": "3", **dict(job.environment)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+    except OSError as fault:
+        return Outcome(False, 0.0, f"its process cannot be started: {fault}")
+    errors = _wait(process, interrupted)
+    status = process.returncode
+    if interrupted() or status in (130, -signal.SIGINT):
+        return None
+    seconds = round(time.perf_counter() - begun, 1)
+    if status == 0:
+        return Outcome(True, seconds)
+    lines = errors.splitlines(keepends=True)[-_LINES_KEPT:]
+    texts = [line.strip() for line in lines if line.strip()]
+    error = texts[-1].removeprefix("error: ") if texts else f"exit status {status} without a message"
+    if status < 0:
+        error = f"ended by signal {-status} ({signal.Signals(-status).name})"
+    return Outcome(False, seconds, error, "".join(lines))
 
 
-def _tell(
-    jobs: Sequence[Job], finished: threading.Event, ended: Callable[[Job, Outcome], None] | None
-) -> None:
-    left = list(jobs)
-    while left and ended is not None:
-        over = finished.wait(_POLL_SECONDS)
-        for job in list(left):
-            outcome = read_outcome(job)
-            if outcome is not None:
-                left.remove(job)
-                ended(job, outcome)
-        if over:
-            return
+def _wait(process: "subprocess.Popen[str]", interrupted: Callable[[], bool]) -> str:
+    """Returns the errors of a process, which is ended with this one's work."""
+    while not interrupted():
+        with suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=_POLL_SECONDS)[1]
+    process.terminate()
+    return process.communicate()[1]
 
 
-def _options(beam_options: str, threads: int | None) -> PipelineOptions:
-    """Those that are given; with a number of ``threads``, for that many in this process."""
-    here = [] if threads is None else in_this_process(threads)
-    return read_beam_options([*split_beam_options(beam_options), *here], f"--beam-options {beam_options}")
+def _run_here(jobs: Sequence[Job], workers: int, report: Report) -> None:
+    interrupted = threading.Event()
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            running = {pool.submit(run_job, job, interrupted.is_set): job for job in jobs}
+            for future in as_completed(running):
+                report(running[future], future.result() or Outcome(False, 0.0, "it was interrupted"))
+        except BaseException:
+            # The pool then waits for the processes to end.
+            interrupted.set()
+            raise
+
+
+def _options_elsewhere(beam_options: str) -> "PipelineOptions | None":
+    """The options of another runner; None where they name none."""
+    from ctr.pipelines.beam_options import read_beam_options, split_beam_options
+
+    given = split_beam_options(beam_options)
+    options = read_beam_options(given, f"--beam-options {beam_options}")
+    return options if any(option.startswith("--runner") for option in given) else None
+
+
+def _run_elsewhere(jobs: Sequence[Job], options: "PipelineOptions", report: Report, outcomes: Path) -> None:
+    import apache_beam as beam
+
+    shutil.rmtree(outcomes, ignore_errors=True)
+    make_folder(outcomes)
+    files = {job: outcomes / f"{job.name}.json" for job in jobs}
+    elements = [(job, str(file)) for job, file in files.items()]
+    finished = threading.Event()
+    lost = "its worker was lost"
+    with ThreadPoolExecutor(1) as pool:
+        reporting = pool.submit(_report_files, files, finished, report)
+        try:
+            with beam.Pipeline(options=options) as pipeline:
+                # The jobs are single elements, which Reshuffle spreads over the workers.
+                spread = pipeline | beam.Create(elements, reshuffle=False) | beam.Reshuffle()
+                _ = spread | beam.MapTuple(_run_element)
+        except Exception as error:
+            lost = f"the pipeline failed: {' '.join(str(error).split())[:500]}"
+        except BaseException:
+            _interruption(outcomes).touch()
+            raise
+        finally:
+            finished.set()
+        for job in reporting.result():
+            report(job, Outcome(False, 0.0, lost, lost))
+
+
+def _run_element(job: Job, file: str) -> None:
+    outcome = run_job(job, _interruption(Path(file).parent).exists)
+    if outcome is not None:
+        write_atomic_bytes(Path(file), json.dumps(vars(outcome)).encode())
+
+
+def _interruption(outcomes: Path) -> Path:
+    """The file whose presence tells workers wherever they are that the experiment was interrupted."""
+    return outcomes / "interrupted"
+
+
+def _report_files(files: dict[Job, Path], finished: threading.Event, report: Report) -> list[Job]:
+    """Reports each job whose file appears, until the pipeline has finished; returns the others."""
+    waiting, last_look = dict(files), False
+    while waiting and not last_look:
+        last_look = finished.wait(_POLL_SECONDS)
+        for job, file in files.items():
+            if job in waiting and file.exists():
+                report(job, Outcome(**json.loads(waiting.pop(job).read_bytes())))
+    return list(waiting)

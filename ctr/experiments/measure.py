@@ -27,7 +27,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
 
 BATCHES = 50
-"""Of a turn: as many as the steps from one of Shampoo's roots to the next by default, so that each turn has one."""
+"""The batches of a turn: the steps from one of Shampoo's roots to the next by default, so that each turn has one."""
 
 
 def measure(
@@ -56,7 +56,8 @@ def measure(
     found = {name: _operations(config, schema, batches[name]) for name, config in parsed.items()}
     if rounds:
         models = {
-            name: TimedModel(_as_it_is_late(config), schema, batches[name]) for name, config in parsed.items()
+            name: TimedModel(_with_late_roots(config), schema, batches[name])
+            for name, config in parsed.items()
         }
         turns: dict[str, Callable[[], float]] = {}
         for name, model in models.items():
@@ -77,12 +78,12 @@ def _first_batches(log: Path, schema: Schema, config: TrainConfig) -> list[Batch
     first = [batch for batch in islice(batches, BATCHES) if len(batch.rows)]
     if not first:
         raise InputError(f"{log}: no valid row to measure with in the first {BATCHES} batches")
-    # A short log's are taken again.
+    # A short log has fewer, which are taken again.
     return [first[index % len(first)] for index in range(BATCHES)]
 
 
-def _as_it_is_late(config: TrainConfig) -> TrainConfig:
-    """As it is after the first few hundred steps, in which training waits for more frequent roots."""
+def _with_late_roots(config: TrainConfig) -> TrainConfig:
+    """The configuration with the roots of later steps: the first few hundred steps wait for more frequent ones."""
     late = {"optimizer": {"dense": {"shampoo": {"early_growth": 0}}}}
     return parse_model(TrainConfig, merged(config.model_dump(), late), "config")
 

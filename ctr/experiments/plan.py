@@ -1,335 +1,217 @@
-"""What an experiment comes down to: the configuration and the folder of every run, and how the runs belong together.
+"""The plan of an experiment: which arms, over which log, by which command, and where each run lies.
 
-::
-
-    OUT/plan.json                      all of it, written before the first run
-    OUT/configs/NAME-seed-S-HASH.yaml  the configuration of a run, or of a sampling
-    OUT/runs/NAME-seed-S-HASH/         its run directory
-
-The hash is of what is not a default in the configuration: an arm that is changed gets another folder. A teacher's
-predictions and the decisions of a sampling become sidecars of the log, ``replay-HASH``: several experiments share them.
+OUT/plan.json is written before the first run, and read again for the report. Keys that a later version adds are
+ignored. Needs no TensorFlow, as a report is made without it.
 """
 
-import hashlib
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+import re
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, TypeVar
 
-from ctr.config import StrictModel, parse_model
-from ctr.data.sampling import SamplingConfig
-from ctr.experiments.config import BASELINE, Changes, ExperimentConfig, ShownSliceConfig, changed
-from ctr.experiments.slices import SliceFamily, check_shown, slice_families
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
 from ctr.io.errors import InputError
-from ctr.simulator.closed_loop import check_loop
-from ctr.training.config import TrainConfig
-from ctr.training.inputs import open_inputs
+
+PLAN_FILE = "plan.json"
+
+_NAME = re.compile(r"[A-Za-z0-9_.@-]+")
+_RecordT = TypeVar("_RecordT", bound="Record")
 
 
-@dataclass(frozen=True)
-class PlannedRun:
-    """A training of an arm, or of a teacher.
+class Record(BaseModel):
+    """What a file of an experiment holds; numbers are finite."""
 
-    Attributes:
-        owner: the arm's or the teacher's name.
-        seed: of the run.
-        config: of the run.
-        record: the sidecar that its predictions become; None: none.
-        loop_days: that it serves after the log; None: it ends with the log.
-    """
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
 
-    owner: str
+
+def _check_inside(path: str) -> str:
+    if not path or "\0" in path or PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        raise ValueError("must be a directory inside that of the experiment")
+    return path
+
+
+Inside = Annotated[str, AfterValidator(_check_inside)]
+"""A path that cannot lead out of the experiment's folder."""
+
+
+class PlannedRun(Record):
+    """A run of an arm; ``folder`` and that of its ``loop``, if any, are relative to the experiment's."""
+
     seed: int
-    config: TrainConfig
-    record: str | None = None
-    loop_days: int | None = None
-
-    @property
-    def name(self) -> str:
-        """Of its files: that of the run directory within ``runs``."""
-        return f"{self.owner}-seed-{self.seed}-{settings_key(self.config)}"
-
-    @property
-    def folder(self) -> str:
-        """The run directory, relative to the folder of the experiment."""
-        return f"runs/{self.name}"
-
-    @property
-    def failure(self) -> str:
-        """Where the end of the errors of a run that failed is kept, relative to the folder of the experiment."""
-        return f"failures/{self.owner}-seed-{self.seed}.txt"
-
-    @property
-    def loop(self) -> str | None:
-        """The folder of its loop, relative to the folder of the experiment; None: it has none."""
-        return None if self.loop_days is None else f"loops/{self.name}"
+    folder: Inside
+    loop: Inside | None = None
 
 
-@dataclass(frozen=True)
-class PlannedSampling:
-    """Decisions of which rows to learn from.
+class PlannedFamily(Record):
+    """A family of slices that an arm measures.
 
     Attributes:
-        owner: the sampling's name.
-        config: of the sampling, with the sidecar of its teacher.
-        teacher: which of the experiment's teachers must be there first; None: none.
+        name: the name of the family.
+        log: the constraint log whose rows it is about; None: the training log.
+        slices: what each of its slices holds, by number.
     """
 
-    owner: str
-    config: SamplingConfig
-    teacher: str | None
-
-    @property
-    def sidecar(self) -> str:
-        """The name of the sidecar with the decisions."""
-        return f"replay-{settings_key(self.config)}"
-
-    @property
-    def name(self) -> str:
-        """Of its files."""
-        return f"sampling-{self.owner}-{settings_key(self.config)}"
-
-    @property
-    def failure(self) -> str:
-        """As of ``PlannedRun``."""
-        return f"failures/sampling-{self.owner}.txt"
+    name: str
+    log: str | None = None
+    slices: list[str]
 
 
-@dataclass(frozen=True)
-class PlannedArm:
-    """An arm, or an arm at a point of the sweep.
+class ShownSlice(Record):
+    """A slice that the tables show under a short ``name``: number ``index`` of a ``family``."""
+
+    name: str
+    title: str | None = None
+    family: str
+    index: int
+
+
+class PlannedArm(Record):
+    """An arm, or a point of an arm's sweep.
 
     Attributes:
         name: ``ARM``, or ``ARM@POINT``.
-        title, note, paper: as in the experiment.
-        against: the arm to compare with; None: it is the baseline.
-        changes: what is set for it beside the baseline.
-        runs: one a seed.
-        of, point: the two parts of the name of a point of the sweep; None: it is none.
-        teacher, sampling: those of the experiment that its runs need.
+        title: the name for people; ``name`` when empty.
+        note: a remark for the report.
+        against: the arm to compare with; None for the experiment's baseline.
+        changes: the values by dotted keys that replace those of the experiment's configuration.
+        paper: what a paper reports, by column: ``accuracy``, ``training_cost``, ``inference_cost``, ``pd``, or any
+            other.
+        seeds: the seeds of its runs.
+        point: the name of a point of the sweep; None for an arm.
+        of: the arm that a point varies; None for an arm.
+        runs: one for each seed.
+        teacher: the teacher whose predictions it distills.
+        sampling: the sampling whose kept rows it learns from.
         families: the slices of its bias constraints.
     """
 
     name: str
-    title: str
-    note: str
-    paper: Mapping[str, str]
-    against: str | None
-    changes: Changes
-    runs: tuple[PlannedRun, ...]
-    of: str | None = None
+    title: str | None = None
+    note: str | None = None
+    against: str | None = None
+    changes: dict[str, Any] = Field(default={}, alias="set")
+    paper: dict[str, Any] = {}
+    seeds: list[int]
     point: str | None = None
+    of: str | None = None
+    runs: list[PlannedRun]
     teacher: str | None = None
     sampling: str | None = None
-    families: tuple[SliceFamily, ...] = ()
+    families: list[PlannedFamily] = []
 
-    def as_dict(self) -> dict[str, Any]:
-        """What plan.json records of it."""
-        return {
-            "name": self.name,
-            "title": self.title,
-            "note": self.note,
-            "against": self.against,
-            "set": self.changes,
-            "paper": dict(self.paper),
-            "seeds": [run.seed for run in self.runs],
-            "point": self.point,
-            "of": self.of,
-            "runs": [{"seed": run.seed, "folder": run.folder, "loop": run.loop} for run in self.runs],
-            "teacher": self.teacher,
-            "sampling": self.sampling,
-            "families": [family.as_dict() for family in self.families],
-        }
+    @property
+    def shown(self) -> str:
+        """The title, or the name where there is none."""
+        return self.title or self.name
 
 
-@dataclass(frozen=True)
-class Plan:
-    """All runs of an experiment; teachers and samplings by name, those alone that an arm needs.
+class PlannedTeacher(Record):
+    """A model that arms learn from; ``sidecar`` is the name under which the log has its predictions."""
+
+    name: str
+    folder: Inside
+    sidecar: str | None = None
+
+
+class PlannedSampling(Record):
+    """Rows that arms learn from; ``sidecar`` is the name under which the log has the decisions."""
+
+    name: str
+    sidecar: str | None = None
+    config: dict[str, Any] = {}
+
+
+class Plan(Record):
+    """An experiment.
 
     Attributes:
-        arms: with their runs.
-        teachers, samplings: as said.
-        slices: those that the tables show, by a short name.
-        loop_days: that runs serve after the log; None: they end with the log.
+        title: the title of the report.
+        note: the text below the title.
+        log: the folder of the log.
+        log_sha256: identifies what the log holds.
+        command: the command that repeats the experiment.
+        created: when the experiment was begun, ISO 8601.
+        ctr_version: the version that planned it.
+        baseline: the name of the arm that the others are compared with.
+        arms: the arms, each with its runs, then the points of the sweep.
+        teachers: the teachers that an arm needs.
+        samplings: the samplings that an arm needs.
+        slices: the slices that the tables show.
+        loop_days: the number of days that runs serve after the log; None: they end with the log.
     """
 
-    arms: tuple[PlannedArm, ...]
-    teachers: Mapping[str, PlannedRun] = field(default_factory=dict)
-    samplings: Mapping[str, PlannedSampling] = field(default_factory=dict)
-    slices: Mapping[str, ShownSliceConfig] = field(default_factory=dict)
+    title: str
+    note: str | None = None
+    log: str
+    log_sha256: str | None = None
+    command: str
+    created: str
+    ctr_version: str
+    baseline: str
+    arms: list[PlannedArm]
+    teachers: list[PlannedTeacher] = []
+    samplings: list[PlannedSampling] = []
+    slices: list[ShownSlice] = []
     loop_days: int | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """What plan.json records of it."""
-        return {
-            "baseline": BASELINE,
-            "arms": [arm.as_dict() for arm in self.arms],
-            "teachers": [
-                {"name": name, "folder": run.folder, "sidecar": run.record}
-                for name, run in self.teachers.items()
-            ],
-            "samplings": [
-                {"name": name, "sidecar": one.sidecar, "config": one.config.model_dump(mode="json")}
-                for name, one in self.samplings.items()
-            ],
-            "slices": [{"name": name, **one.model_dump()} for name, one in self.slices.items()],
-            "loop_days": self.loop_days,
-        }
+    def arm(self, name: str) -> PlannedArm:
+        """The arm of that name."""
+        return next(arm for arm in self.arms if arm.name == name)
+
+    def reference(self, arm: PlannedArm) -> PlannedArm | None:
+        """The arm that ``arm`` is compared with; None for the baseline."""
+        if arm.name == self.baseline:
+            return None
+        return self.arm(arm.against or self.baseline)
+
+    def points(self, arm: PlannedArm) -> list[PlannedArm]:
+        """The points of an arm's sweep."""
+        return [other for other in self.arms if other.of == arm.name]
 
 
-def settings_key(config: StrictModel) -> str:
-    """Tells configurations apart, by what is not a default: a new key of the configuration changes nothing."""
-    content = json.dumps(config.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:12]
-
-
-def make_plan(experiment: ExperimentConfig, content: Mapping[str, Any], log: Path, where: str) -> Plan:
-    """The runs of an experiment, every configuration checked.
-
-    Args:
-        experiment: what is tried.
-        content: its training configuration, as nested keys.
-        log: to train on.
-        where: the experiment's file, for errors.
+def read_plan(folder: Path) -> Plan:
+    """Reads plan.json.
 
     Raises:
-        InputError: an arm's configuration is not possible, with the path of its key, or does not fit the log.
+        InputError: it is missing or damaged, or names an arm that is not there.
     """
-    baseline = changed(content, experiment.baseline.set)
-    fitting: dict[str, tuple[SliceFamily, ...]] = {}
-
-    def checked(own: Mapping[str, Any], seed: int, key: str, where: str = where) -> TrainConfig:
-        config = parse_model(TrainConfig, {**own, "seed": seed}, where, f"{key}.")
-        meaning = _meaning(config)
-        if meaning not in fitting:
-            fitting[meaning] = _check_fit(config, log, f"{where}: {key}")
-        return config
-
-    for key, changes in _all_changes(experiment).items():
-        if "seed" in changes:
-            raise InputError(f"{where}: {key}.seed: not allowed here: set seeds, or the seed of a teacher")
-    used = _used_samplings(experiment)
-    wanted = {arm.teacher for arm in experiment.arms.values()} | {one.teacher for one in used.values()}
-    teachers: dict[str, PlannedRun] = {}
-    for name, teacher in experiment.teachers.items():
-        if name in wanted:
-            own = {**changed(baseline, teacher.set), "record_predictions": True}
-            config = checked(own, teacher.seed, f"teachers.{name}.set")
-            teachers[name] = PlannedRun(
-                f"teacher-{name}", teacher.seed, config, f"replay-{settings_key(config)}"
+    path = folder / PLAN_FILE
+    if not path.exists():
+        raise InputError(
+            f"{folder}: no plan.json, so this is not an experiment; allowed: an output directory of `ctr replay`"
+        )
+    plan = read_record(path, Plan)
+    names = [arm.name for arm in plan.arms]
+    for place, name in enumerate(names):
+        if not _NAME.fullmatch(name):
+            raise InputError(f"{path}: arms.{place}.name must be letters, digits and _.@-, got {name!r:.80}")
+        if name in names[:place]:
+            raise InputError(
+                f"{path}: arms.{place}.name must differ from the others', got {name!r:.80} twice"
             )
-    samplings = {name: _with_sidecar(one, teachers) for name, one in used.items()}
-    plain = PlannedArm(
-        BASELINE, experiment.baseline.title, experiment.baseline.note, {}, None, experiment.baseline.set, ()
-    )
-    contents: dict[str, dict[str, Any]] = {BASELINE: baseline}
-    arms: dict[str, PlannedArm] = {BASELINE: plain}
-    for name, arm in experiment.arms.items():
-        own = changed(baseline, arm.set)
-        if arm.teacher is not None:
-            own = changed(own, {"objective.distillation.teacher": teachers[arm.teacher].record})
-        if arm.sampling is not None:
-            own["sampling"] = {"name": samplings[arm.sampling].sidecar, "score": arm.score}
-        contents[name] = own
-        arms[name] = PlannedArm(
-            name, arm.title or name, arm.note, arm.paper, arm.against, arm.set, (),
-            teacher=arm.teacher, sampling=arm.sampling,
-        )  # fmt: skip
-    planned = []
-    for name, planned_arm in arms.items():
-        key = f"{name}.set" if name == BASELINE else f"arms.{name}.set"
-        days = _loop_days(experiment, name)
-        runs = [
-            PlannedRun(name, seed, checked(contents[name], seed, key), loop_days=days)
-            for seed in experiment.seeds
+    references = [("baseline", plan.baseline)]
+    for place, arm in enumerate(plan.arms):
+        references += [
+            (f"arms.{place}.{key}", name) for key in ("against", "of") if (name := getattr(arm, key))
         ]
-        if days is not None:
-            _check_loop(runs[0].config, log, f"{where}: loop: {name}")
-        planned.append(replace(planned_arm, runs=tuple(runs), families=fitting[_meaning(runs[0].config)]))
-    check_shown(experiment.slices, [arm.families for arm in planned], where)
-    sweep = experiment.sweep
-    for name in sweep.arms if sweep is not None else ():
-        assert sweep is not None
-        for point, changes in sweep.points.items():
-            full = f"{name}@{point}"
-            own, key = changed(contents[name], changes), f"sweep.points.{point}"
-            runs = [
-                PlannedRun(full, seed, checked(own, seed, key, f"{where}: {full}")) for seed in sweep.seeds
-            ]
-            planned.append(
-                replace(
-                    arms[name],
-                    name=full,
-                    title=f"{arms[name].title} ({point})",
-                    paper={},
-                    against=arms[name].against or BASELINE,
-                    changes={**arms[name].changes, **changes},
-                    runs=tuple(runs),
-                    of=name,
-                    point=point,
-                    families=fitting[_meaning(runs[0].config)],
-                )
-            )
-    days = experiment.loop.days if experiment.loop is not None else None
-    return Plan(tuple(planned), teachers, samplings, experiment.slices, days)
+    for key, name in references:
+        if name not in names:
+            raise InputError(f"{path}: {key} must be the name of an arm, got {name!r:.80}")
+    return plan
 
 
-def _meaning(config: TrainConfig) -> str:
-    """Tells configurations apart but for their seeds."""
-    return config.model_copy(update={"seed": 0}).sha256()
+def read_record(path: Path, kind: type[_RecordT]) -> _RecordT:
+    """Reads a JSON file of an experiment.
 
-
-def _check_fit(config: TrainConfig, log: Path, where: str) -> tuple[SliceFamily, ...]:
-    """The slices of a configuration. Raises InputError when it does not fit the log, as training would."""
+    Raises:
+        InputError: it cannot be read, or is not as described; names the file and the key.
+    """
     try:
-        inputs = open_inputs(log, config)
-        config.model.table_layouts(inputs.schema)
-    except InputError as error:
-        raise InputError(f"{where}: {str(error).removeprefix('config: ')}") from None
-    return slice_families(config, inputs.families)
-
-
-def _check_loop(config: TrainConfig, log: Path, where: str) -> None:
-    """Raises InputError when a run cannot serve the days after the log."""
-    try:
-        check_loop(config, log)
-    except InputError as error:
-        raise InputError(f"{where}: {str(error).removeprefix('config: ')}") from None
-
-
-def _loop_days(experiment: ExperimentConfig, arm: str) -> int | None:
-    loop = experiment.loop
-    return loop.days if loop is not None and (loop.arms is None or arm in loop.arms) else None
-
-
-def _all_changes(experiment: ExperimentConfig) -> dict[str, Changes]:
-    """All changes of an experiment by the path of their key."""
-    points = experiment.sweep.points if experiment.sweep is not None else {}
-    return {
-        "baseline.set": experiment.baseline.set,
-        **{f"teachers.{name}.set": teacher.set for name, teacher in experiment.teachers.items()},
-        **{f"arms.{name}.set": arm.set for name, arm in experiment.arms.items()},
-        **{f"sweep.points.{name}": changes for name, changes in points.items()},
-    }
-
-
-def _used_samplings(experiment: ExperimentConfig) -> dict[str, PlannedSampling]:
-    """The samplings of arms, each with that of the experiment's teachers which it needs."""
-    used = {}
-    for name in dict.fromkeys(arm.sampling for arm in experiment.arms.values() if arm.sampling is not None):
-        config = experiment.samplings[name]
-        rule = config.uninformative.low_loss if config.uninformative is not None else None
-        own = rule is not None and rule.log is None and rule.teacher in experiment.teachers
-        used[name] = PlannedSampling(name, config, rule.teacher if own and rule is not None else None)
-    return used
-
-
-def _with_sidecar(one: PlannedSampling, teachers: Mapping[str, PlannedRun]) -> PlannedSampling:
-    """The sampling with its teacher's sidecar in place of the teacher's name."""
-    if one.teacher is None:
-        return one
-    content = changed(
-        one.config.model_dump(), {"uninformative.low_loss.teacher": teachers[one.teacher].record}
-    )
-    return replace(one, config=SamplingConfig.model_validate(content))
+        return kind.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: not readable: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"]))
+        got = f", got {first['input']!r:.80}" if key and first["type"] != "missing" else ""
+        raise InputError(f"{path}: {key + ': ' if key else ''}{first['msg']}{got}") from None

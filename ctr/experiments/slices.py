@@ -1,11 +1,10 @@
 """The slices of bias constraints in words, for tables that know numbers alone (FF 7.2, 7.3)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import Any
 
 from ctr.experiments.config import ShownSliceConfig
+from ctr.experiments.plan import PlannedFamily
 from ctr.io.errors import InputError
 from ctr.objective.bias_constraints import Family
 from ctr.objective.config import RawValue, SliceConfig
@@ -13,39 +12,20 @@ from ctr.training.config import TrainConfig
 from ctr.training.run.metrics import SLICES_MEASURED
 
 
-@dataclass(frozen=True)
-class SliceFamily:
-    """A family whose slices are measured.
-
-    Attributes:
-        name: as configured.
-        log: the constraint log whose rows it is about; None: the training log.
-        slices: what each slice holds, by its number.
-    """
-
-    name: str
-    log: str | None
-    slices: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """What plan.json records of it."""
-        return {"name": self.name, "log": self.log, "slices": list(self.slices)}
-
-
-def slice_families(config: TrainConfig, families: Sequence[Family]) -> tuple[SliceFamily, ...]:
+def slice_families(config: TrainConfig, families: Sequence[Family]) -> list[PlannedFamily]:
     """The families of a configuration that are measured; ``families`` are the same, resolved for its log."""
     constraints = config.objective.bias_constraints
     if constraints is None:
-        return ()
-    return tuple(
-        SliceFamily(given.name, given.log, _slice_names(given, family))
+        return []
+    return [
+        PlannedFamily(name=given.name, log=given.log, slices=_slice_names(given, family))
         for given, family in zip(constraints.families, families, strict=True)
         if family.slices <= SLICES_MEASURED
-    )
+    ]
 
 
 def check_shown(
-    shown: Mapping[str, ShownSliceConfig], arms: Sequence[Sequence[SliceFamily]], where: str
+    shown: Mapping[str, ShownSliceConfig], arms: Sequence[Sequence[PlannedFamily]], where: str
 ) -> None:
     """Raises InputError when no arm measures a slice that the tables are to show."""
     sizes: dict[str, int] = {}
@@ -65,7 +45,7 @@ def check_shown(
             )
 
 
-def _slice_names(config: SliceConfig, family: Family) -> tuple[str, ...]:
+def _slice_names(config: SliceConfig, family: Family) -> list[str]:
     """What each slice holds, in the order of ``ctr.objective.bias_constraints``."""
     axes = []
     for (feature, values), axis in zip(sorted(config.features.items()), family.axes, strict=True):
@@ -75,7 +55,7 @@ def _slice_names(config: SliceConfig, family: Family) -> tuple[str, ...]:
             axes.append([f"{feature} {_value(value)}" for value in values])
     if family.boundaries:
         axes.append(_bucket_names(family.boundaries))
-    return tuple(", ".join(parts) or "all examples" for parts in product(*axes))
+    return [", ".join(parts) or "all examples" for parts in product(*axes)]
 
 
 def _bucket_names(boundaries: Sequence[float]) -> list[str]:

@@ -1,5 +1,6 @@
 """Experiments as they are written: what runs they come down to, and which ones are refused with what line."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,9 @@ import pytest
 import yaml
 
 from ctr.experiments.config import ArmConfig, changed, merged, read_experiment
-from ctr.experiments.plan import Plan, make_plan
+from ctr.experiments.plan import Plan, read_plan
+from ctr.experiments.planning import make_plan
+from ctr.experiments.tasks import Tasks
 from ctr.io.errors import InputError
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
@@ -46,7 +49,7 @@ def log(tmp_path_factory) -> Path:
 def plan_of(log, tmp_path):
     """Writes an experiment and plans it."""
 
-    def plan(content: Any, base: Any = BASE) -> Plan:
+    def plan(content: Any, base: Any = BASE) -> tuple[Plan, Tasks]:
         (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
         file = tmp_path / "experiment.yaml"
         file.write_text(yaml.safe_dump(content, sort_keys=False))
@@ -56,42 +59,48 @@ def plan_of(log, tmp_path):
 
 
 def test_every_arm_has_its_changes_over_the_baseline(plan_of):
-    plan = plan_of(WHOLE)
-    arms = {arm.name: arm for arm in plan.arms}
+    plan, tasks = plan_of(WHOLE)
+    arms = tasks.arms
     assert list(arms) == ["baseline", "smelu", "student", "low", "half", "baseline@narrow", "low@narrow"]
     for arm in plan.arms:
-        assert [run.seed for run in arm.runs] == ([5] if arm.point else [3, 5])
-        for run in arm.runs:
+        assert arm.seeds == [run.seed for run in arm.runs] == ([5] if arm.point else [3, 5])
+        assert [run.folder for run in arm.runs] == [run.folder for run in arms[arm.name]]
+        for run in arms[arm.name]:
             assert run.config.seed == run.seed
             assert run.config.batch.rows == 128
             assert run.config.model.prior == 0.1
             assert run.config.model.deep.units == ((8,) if arm.point else (16,))
             assert run.config.model.deep.activation == ("smelu" if arm.name == "smelu" else "relu")
-    student = arms["student"].runs[0].config.objective.distillation
+    student = arms["student"][0].config.objective.distillation
     assert student is not None
-    assert (student.teacher, student.weight) == (plan.teachers["wide"].record, 0.25)
-    low = arms["low@narrow"].runs[0].config.sampling
+    assert (student.teacher, student.weight) == (tasks.teachers["wide"].record, 0.25)
+    low = arms["low@narrow"][0].config.sampling
     assert low is not None
-    assert (low.name, low.score) == (plan.samplings["low"].sidecar, "kept")
+    assert (low.name, low.score) == (tasks.samplings["low"].sidecar, "kept")
 
 
 def test_only_teachers_and_samplings_that_are_needed(plan_of):
-    plan = plan_of(WHOLE)
-    assert list(plan.teachers) == ["wide"]
-    teacher = plan.teachers["wide"].config
+    _, tasks = plan_of(WHOLE)
+    assert list(tasks.teachers) == ["wide"]
+    teacher = tasks.teachers["wide"].config
     assert (teacher.seed, teacher.model.deep.units, teacher.batch.rows) == (9, (32,), 128)
-    assert list(plan.samplings) == ["low", "half"]
-    rule = plan.samplings["low"].config.uninformative
+    assert list(tasks.samplings) == ["low", "half"]
+    rule = tasks.samplings["low"].config.uninformative
     assert rule is not None and rule.low_loss is not None
-    assert rule.low_loss.teacher == plan.teachers["wide"].record
-    assert plan.samplings["low"].teacher == "wide"
-    assert plan.samplings["half"].teacher is None
+    assert rule.low_loss.teacher == tasks.teachers["wide"].record
+    assert tasks.samplings["low"].needs == (tasks.teachers["wide"],)
+    assert tasks.samplings["half"].needs == ()
 
 
-def test_plan_as_the_report_reads_it(plan_of):
-    told = plan_of(WHOLE).as_dict()
-    arms = {arm["name"]: arm for arm in told["arms"]}
-    assert told["baseline"] == "baseline"
+def test_the_report_reads_the_plan_that_was_written(plan_of, tmp_path):
+    plan, _ = plan_of(WHOLE)
+    written = plan.model_dump(by_alias=True)
+    later = {**written, "of_a_later_version": 1, "arms": [{**arm, "later": 2} for arm in written["arms"]]}
+    for content in (written, later):
+        (tmp_path / "plan.json").write_text(json.dumps(content))
+        assert read_plan(tmp_path) == plan
+    arms = {arm["name"]: arm for arm in written["arms"]}
+    assert written["baseline"] == "baseline"
     assert [arms[name]["against"] for name in ("baseline", "smelu", "low", "baseline@narrow")] == [
         None, "baseline", "student", "baseline",
     ]  # fmt: skip
@@ -101,16 +110,16 @@ def test_plan_as_the_report_reads_it(plan_of):
     assert (arms["low@narrow"]["of"], arms["low@narrow"]["point"]) == ("low", "narrow")
     assert (arms["low"]["of"], arms["low"]["point"]) == (None, None)
     assert arms["low@narrow"]["set"] == {"model.deep.units": [8]}
-    folders = [run["folder"] for arm in told["arms"] for run in arm["runs"]]
+    folders = [run["folder"] for arm in written["arms"] for run in arm["runs"]]
     assert len(set(folders)) == len(folders) == 12
     assert arms["smelu"]["runs"][0]["folder"].startswith("runs/smelu-seed-3-")
-    assert told["teachers"][0]["name"] == "wide"
+    assert written["teachers"][0]["name"] == "wide"
 
 
 def test_a_changed_arm_gets_another_folder_and_the_others_keep_theirs(plan_of):
-    before = plan_of(WHOLE)
+    before, _ = plan_of(WHOLE)
     arms = {**WHOLE["arms"], "smelu": {"set": {"model.deep.activation": "smelu", "model.deep.smelu_beta": 2}}}
-    after = plan_of({**WHOLE, "arms": arms})
+    after, _ = plan_of({**WHOLE, "arms": arms})
     moved = [
         old.name
         for old, new in zip(before.arms, after.arms, strict=True)
@@ -120,16 +129,16 @@ def test_a_changed_arm_gets_another_folder_and_the_others_keep_theirs(plan_of):
 
 
 def test_a_new_teacher_gives_its_students_other_folders(plan_of):
-    before = plan_of(WHOLE)
-    after = plan_of({**WHOLE, "teachers": {"wide": {"set": {"model.deep.units": [64]}}}})
+    _, before = plan_of(WHOLE)
+    _, after = plan_of({**WHOLE, "teachers": {"wide": {"set": {"model.deep.units": [64]}}}})
     assert before.teachers["wide"].record != after.teachers["wide"].record
     assert before.samplings["low"].sidecar != after.samplings["low"].sidecar
     assert before.samplings["half"].sidecar == after.samplings["half"].sidecar
-    assert before.arms[2].runs[0].folder != after.arms[2].runs[0].folder
+    assert before.arms["student"][0].folder != after.arms["student"][0].folder
 
 
 def test_a_baseline_alone_is_an_experiment(plan_of):
-    (arm,) = plan_of({"seeds": [1]}).arms
+    (arm,) = plan_of({"seeds": [1]})[0].arms
     assert arm.name == "baseline"
 
 
@@ -194,7 +203,7 @@ def test_what_an_arm_is_by_default():
     assert (arm.against, arm.score, arm.teacher, arm.sampling) == ("baseline", "all", None, None)
 
 
-def test_slices_are_told_in_words(plan_of):
+def test_slices_are_described_in_words(plan_of):
     families = [
         {"name": "ctr", "estimated_ctr": [0.01, 0.1]},
         {
@@ -209,13 +218,13 @@ def test_slices_are_told_in_words(plan_of):
     arms = {"bound": {"set": {"objective.bias_constraints.families": families}}}
     slices = {"S1": {"title": "good ads low on the page", "family": "low", "index": 1}}
     base = {"config": WHOLE["config"], "base": "base.yaml", "arms": arms}
-    plan = plan_of({**base, "slices": slices}).as_dict()
+    plan = plan_of({**base, "slices": slices})[0].model_dump()
     assert plan["slices"] == [
         {"name": "S1", "title": "good ads low on the page", "family": "low", "index": 1}
     ]
     assert plan["arms"][0]["families"] == []
     found = {family["name"]: family for family in plan["arms"][1]["families"]}
-    # Of more slices than are measured there is nothing to tell.
+    # A family of more slices than are measured is left out.
     assert list(found) == ["ctr", "low", "all", "devices"]
     assert found["ctr"]["slices"] == [
         "estimated CTR < 0.01", "estimated CTR 0.01 to 0.1", "estimated CTR >= 0.1",

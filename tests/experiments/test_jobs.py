@@ -1,4 +1,4 @@
-"""Commands side by side: how many at once, what is told of each, and what a failure leaves."""
+"""Commands side by side: how many at once, what is reported of each, and what a failure leaves."""
 
 import os
 import signal
@@ -10,20 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from ctr.experiments.jobs import Job, Outcome, run_jobs
+from ctr.experiments.jobs import Job, Outcome, run_job, run_jobs
 from ctr.io.errors import InputError
 
+ELSEWHERE = "--runner=FnApiRunner --direct_num_workers=3 --direct_running_mode=multi_threading"
+HERE_AND_ELSEWHERE = ["", ELSEWHERE]
 SCRIPT = """#!/bin/sh
 # Called as python is: -m ctr WHAT ...
 shift 2
 case $1 in
   span) begun=$(date +%s.%N); sleep $2; echo "$begun $(date +%s.%N)" > $3 ;;
-  wait) touch $2; exec sleep 60 ;;
+  wait) echo $$ > $2; exec sleep 60 ;;
+  interrupt) kill -INT $$; sleep 1; exit 130 ;;
   fail) echo "a warning" >&2; echo "error: the log has no rows" >&2; exit 1 ;;
   silent) exit 3 ;;
   die) kill -9 $$ ;;
   long) i=0; while [ $i -lt 90 ]; do echo "line $i" >&2; i=$((i+1)); done; exit 1 ;;
-  tell) echo "$REPLAY_TEST $TF_CPP_MIN_LOG_LEVEL" > $2; echo "much" ; echo "noise" >&2 ;;
+  print) echo "$REPLAY_TEST $TF_CPP_MIN_LOG_LEVEL" > $2; echo "much" ; echo "noise" >&2 ;;
 esac
 """
 
@@ -38,12 +41,25 @@ def script(tmp_path, monkeypatch) -> Path:
     return path
 
 
-@pytest.fixture
-def job(tmp_path):
-    def make(name: str, *arguments: str, environment: tuple[tuple[str, str], ...] = ()) -> Job:
-        return Job(name, arguments, str(tmp_path / "outcomes" / f"{name}.json"), environment)
+def job(name: str, *arguments: str, environment: tuple[tuple[str, str], ...] = ()) -> Job:
+    return Job(name, arguments, environment)
 
-    return make
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs jobs; returns the outcome of each by name, in the order in which they ended."""
+
+    def run(jobs: list[Job], workers: int, beam_options: str = "") -> dict[str, Outcome]:
+        outcomes: dict[str, Outcome] = {}
+
+        def report(one: Job, outcome: Outcome) -> None:
+            assert one.name not in outcomes
+            outcomes[one.name] = outcome
+
+        run_jobs(jobs, workers, report, beam_options, tmp_path / "outcomes")
+        return outcomes
+
+    return run
 
 
 def spans(folder: Path) -> list[tuple[float, float]]:
@@ -60,24 +76,31 @@ def most_at_once(found: list[tuple[float, float]]) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "count"), [(1, 3), (2, 5), (4, 3)])
-def test_so_many_at_once_and_no_more(job, tmp_path, workers, count):
+def test_so_many_at_once_and_no_more(run, tmp_path, workers, count):
     jobs = [job(f"job-{n}", "span", "1", str(tmp_path / f"span-{n}")) for n in range(count)]
-    outcomes = run_jobs(jobs, workers)
+    outcomes = run(jobs, workers)
     assert [outcomes[one.name].ok for one in jobs] == [True] * count
     assert most_at_once(spans(tmp_path)) == min(workers, count)
     assert all(1 <= outcome.seconds < 30 for outcome in outcomes.values())
 
 
-def test_a_long_job_keeps_the_other_worker_from_nothing(job, tmp_path):
+def test_they_begin_in_their_order(run, tmp_path):
+    jobs = [job(f"job-{n}", "span", "0.1", str(tmp_path / f"span-{n}")) for n in range(4)]
+    run(jobs, 1)
+    begun = [float((tmp_path / f"span-{n}").read_text().split()[0]) for n in range(4)]
+    assert begun == sorted(begun)
+
+
+def test_a_long_job_keeps_the_other_worker_from_nothing(run, tmp_path):
     seconds = ["3", *["0.4"] * 6]
-    jobs = [job(f"job-{n}", "span", one, str(tmp_path / f"span-{n}")) for n, one in enumerate(seconds)]
-    run_jobs(jobs, 2)
+    run([job(f"job-{n}", "span", one, str(tmp_path / f"span-{n}")) for n, one in enumerate(seconds)], 2)
     found = spans(tmp_path)
     assert most_at_once(found) == 2
     assert max(end for _, end in found) - found[0][0] < 4.5
 
 
-def test_a_failure_is_its_own(job, tmp_path, capfd):
+@pytest.mark.parametrize("options", HERE_AND_ELSEWHERE)
+def test_a_failure_is_its_own(run, tmp_path, capfd, options):
     jobs = [
         job("good", "span", "0", str(tmp_path / "span-0")),
         job("bad", "fail"),
@@ -85,7 +108,7 @@ def test_a_failure_is_its_own(job, tmp_path, capfd):
         job("silent", "silent"),
         job("long", "long"),
     ]
-    outcomes = run_jobs(jobs, 2)
+    outcomes = run(jobs, 2, options)
     assert outcomes["good"].ok and not outcomes["good"].error
     assert not any(outcomes[name].ok for name in ("bad", "dead", "silent", "long"))
     assert outcomes["bad"].error == "the log has no rows"
@@ -96,59 +119,58 @@ def test_a_failure_is_its_own(job, tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_nothing_that_a_command_prints_is_shown_and_it_gets_its_environment(job, tmp_path, capfd):
-    outcomes = run_jobs([job("one", "tell", str(tmp_path / "told"), environment=(("REPLAY_TEST", "7"),))], 1)
-    assert outcomes["one"].ok
-    assert (tmp_path / "told").read_text() == "7 3\n"
+def test_nothing_that_a_command_prints_is_shown_and_it_gets_its_environment(run, tmp_path, capfd):
+    printed = tmp_path / "printed"
+    assert run([job("one", "print", str(printed), environment=(("REPLAY_TEST", "7"),))], 1)["one"].ok
+    assert printed.read_text() == "7 3\n"
     assert capfd.readouterr() == ("", "")
 
 
-def test_each_is_told_as_it_ends(job, tmp_path):
-    told: list[tuple[str, bool, float]] = []
+@pytest.mark.parametrize("options", HERE_AND_ELSEWHERE)
+def test_each_is_reported_as_it_ends(tmp_path, options):
+    reported: list[tuple[str, bool, float]] = []
 
-    def ended(one: Job, outcome: Outcome) -> None:
-        told.append((one.name, outcome.ok, time.perf_counter()))
+    def report(one: Job, outcome: Outcome) -> None:
+        reported.append((one.name, outcome.ok, time.perf_counter()))
 
-    jobs = [job("bad", "fail"), job("slow", "span", "1.5", str(tmp_path / "span-0"))]
-    run_jobs(jobs, 2, ended=ended)
-    assert [(name, ok) for name, ok, _ in told] == [("bad", False), ("slow", True)]
-    assert told[1][2] - told[0][2] > 0.7
-
-
-def test_an_outcome_from_before_does_not_count(job):
-    one = job("bad", "fail")
-    Path(one.outcome).parent.mkdir()
-    Path(one.outcome).write_text('{"ok": true, "seconds": 1}')
-    assert not run_jobs([one], 1)["bad"].ok
+    jobs = [job("slow", "span", "1.5", str(tmp_path / "span-0")), job("bad", "fail")]
+    run_jobs(jobs, 2, report, options, tmp_path / "outcomes")
+    assert [(name, ok) for name, ok, _ in reported] == [("bad", False), ("slow", True)]
+    assert reported[1][2] - reported[0][2] > 0.7
 
 
-def test_without_jobs_nothing_happens():
-    assert run_jobs([], 4) == {}
+def test_an_outcome_from_before_does_not_count(run, tmp_path):
+    (tmp_path / "outcomes").mkdir()
+    (tmp_path / "outcomes/bad.json").write_text('{"ok": true, "seconds": 1}')
+    assert not run([job("bad", "fail")], 1, ELSEWHERE)["bad"].ok
 
 
-def test_a_pipeline_that_fails_is_told_of_each_job(job, script):
+def test_a_command_that_cannot_be_started_has_failed(run, script):
     script.unlink()
-    outcomes = run_jobs([job("one", "fail")], 1)
-    assert not outcomes["one"].ok
-    assert outcomes["one"].error.startswith("the pipeline failed: ")
-    assert "\n" not in outcomes["one"].error
+    error = run([job("one", "fail")], 1)["one"].error
+    assert error.startswith("its process cannot be started: ") and "\n" not in error
 
 
-def test_other_runners_get_their_options(job, tmp_path):
-    options = "--runner=FnApiRunner --direct_num_workers=3 --direct_running_mode=multi_threading"
-    jobs = [job(f"job-{n}", "span", "1", str(tmp_path / f"span-{n}")) for n in range(3)]
-    run_jobs(jobs, 1, options)
+def test_other_runners_get_their_options(run, tmp_path):
+    run([job(f"job-{n}", "span", "1", str(tmp_path / f"span-{n}")) for n in range(3)], 1, ELSEWHERE)
     assert most_at_once(spans(tmp_path)) == 3
 
 
-def test_a_wrong_option_is_one_line(job, capfd):
+def test_a_wrong_option_is_one_line(run, capfd):
     with pytest.raises(
         InputError, match=r"^--beam-options --direct_num_workers=x: argument .*invalid int value: 'x'$"
     ):
-        run_jobs([job("one", "fail")], 1, "--direct_num_workers=x")
-    failed = run_jobs([job("one", "fail")], 1, "--runner=Nonsense")["one"]
+        run([job("one", "fail")], 1, "--direct_num_workers=x")
+    failed = run([job("one", "fail")], 1, "--runner=Nonsense")["one"]
     assert failed.error.startswith("the pipeline failed: Unexpected pipeline runner: Nonsense")
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_worker_that_leaves_no_outcome_was_lost(run):
+    """As one that is interrupted by itself."""
+    outcomes = run([job("one", "interrupt"), job("bad", "fail")], 2, ELSEWHERE)
+    assert outcomes["one"].error == "its worker was lost"
+    assert run([job("one", "interrupt")], 1)["one"].error == "it was interrupted"
 
 
 @pytest.fixture
@@ -160,7 +182,8 @@ def interruptible():
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interruption_ends_what_runs_and_begins_no_more(job, tmp_path):
+@pytest.mark.parametrize("options", ["", ELSEWHERE.replace("3", "2")])
+def test_an_interruption_ends_what_runs_and_begins_no_more(run, tmp_path, options):
     jobs = [job(f"job-{n}", "wait", str(tmp_path / f"begun-{n}")) for n in range(4)]
 
     def interrupt() -> None:
@@ -169,7 +192,15 @@ def test_an_interruption_ends_what_runs_and_begins_no_more(job, tmp_path):
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
+    begun = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
-        run_jobs(jobs, 2)
-    assert len(list(tmp_path.glob("begun-*"))) == 2
-    assert not list((tmp_path / "outcomes").glob("*"))
+        run(jobs, 2, options)
+    time.sleep(0.5)
+    ended = {path.read_text().strip() for path in tmp_path.glob("begun-*")}
+    assert len(ended) == 2 and not any(Path(f"/proc/{process}").exists() for process in ended)
+    assert time.perf_counter() - begun < 30
+    assert not list((tmp_path / "outcomes").glob("*.json"))
+    # The same process runs the next experiment.
+    outcome = run_job(job("next", "span", "0", str(tmp_path / "span-0")), lambda: False)
+    assert outcome is not None and outcome.ok
+    assert run([job("last", "span", "0", str(tmp_path / "span-1"))], 1, options)["last"].ok

@@ -11,7 +11,7 @@ import yaml
 
 from ctr.data.log import log_sha256, read_manifests
 from ctr.eval.ads_churn import compare_loops
-from ctr.experiments.run import replay
+from ctr.experiments.run import run_experiment
 from ctr.io.errors import InputError
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
@@ -25,9 +25,9 @@ def looped(days: int, **changes: Any) -> dict[str, Any]:
 
 
 def calls(stand_in: Path) -> list[str]:
-    told = stand_in.read_text().splitlines()
+    lines = stand_in.read_text().splitlines()
     stand_in.write_text("")
-    return told
+    return lines
 
 
 def loops(days: int) -> set[str]:
@@ -35,12 +35,12 @@ def loops(days: int) -> set[str]:
 
 
 def test_each_run_serves_once_and_then_its_checkpoints_go(stand_in):
-    told: list[str] = []
-    assert run(looped(3), told, timing=False) == {}
+    lines: list[str] = []
+    assert run(looped(3), lines, timing=False) == {}
     found = calls(stand_in)
     # The last call counts the costs.
     assert set(found[4:8]) == loops(3) and len(found) == 9
-    assert told[7].startswith("[8/8, ") and " loop: 1.500 ads per query, " in told[7]
+    assert lines[7].startswith("[8/8, ") and " loop: 1.500 ads per query, " in lines[7]
     plan = read("plan.json")
     assert plan["loop_days"] == 3
     for arm in plan["arms"]:
@@ -54,9 +54,8 @@ def test_each_run_serves_once_and_then_its_checkpoints_go(stand_in):
     assert calls(stand_in) == []
 
 
-def test_a_loop_that_fails_is_told_alone_and_goes_on_from_where_it_was(stand_in, place):
-    told: list[str] = []
-    failures = run(looped(5), told, timing=False)
+def test_a_loop_that_fails_is_reported_alone_and_goes_on_from_where_it_was(stand_in, place):
+    failures = run(looped(5), timing=False)
     assert failures["smelu seed 2 loop"] == "it was tired" and len(failures) == 4
     assert (place / "out/failures/smelu-seed-2-loop.txt").read_text() == "error: it was tired\n\n"
     assert len(list((place / "out/runs").glob("*/checkpoints/7/state.json"))) == 4
@@ -141,7 +140,7 @@ def test_what_cannot_serve_is_refused_before_the_first_run(stand_in, place, chan
     file = place / "experiment.yaml"
     file.write_text(yaml.safe_dump(looped(3, **changes)))
     with pytest.raises(InputError, match=wanted) as refused:
-        replay(file, Path(log), Path("out"), "ctr replay ...", timing=False)
+        run_experiment(file, Path(log), Path("out"), "ctr replay ...", timing=False)
     assert "\n" not in str(refused.value)
     assert calls(stand_in) == []
 
@@ -155,14 +154,14 @@ def test_real_loops(place):
     )
     (place / "experiment.yaml").write_text(yaml.safe_dump(content))
     arguments = (place / "experiment.yaml", Path("small"), Path("out"), "ctr replay ...")
-    assert replay(*arguments, timing=False) == {}
+    assert run_experiment(*arguments, timing=False) == {}
     one, other = (place / "out" / made["loop"] for made in read("plan.json")["arms"][0]["runs"])
     compared = compare_loops(one, other)
     assert compared.whole.result()["query_churn"] > 0
     # Days that are added begin with the runs, which are trained to the same bits.
     first = {path.parent.parent.name: path.read_bytes() for path in Path("out/loops").glob("*/shown.parquet")}
-    told = [json.loads((folder / "loop.json").read_text())["days"] for folder in (one, other)]
+    served = [json.loads((folder / "loop.json").read_text())["days"] for folder in (one, other)]
     (place / "experiment.yaml").write_text(yaml.safe_dump({**content, "loop": {"days": 2}}))
-    assert replay(*arguments, timing=False) == {} and first
-    for folder, days in zip((one, other), told, strict=True):
+    assert run_experiment(*arguments, timing=False) == {} and first
+    for folder, days in zip((one, other), served, strict=True):
         assert json.loads((folder / "loop.json").read_text())["days"][:1] == days

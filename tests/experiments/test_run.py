@@ -21,8 +21,8 @@ from stand_in_runs import EXPERIMENT, read, run
 
 
 def test_teachers_then_samplings_then_arms_and_nothing_twice(stand_in):
-    told: list[str] = []
-    assert run(told=told) == {}
+    lines: list[str] = []
+    assert run(lines=lines) == {}
     calls = stand_in.read_text().splitlines()
     assert calls[:2] == ["teacher-wide-seed-1", "sample"]
     # The first seeds of all arms come first.
@@ -31,8 +31,8 @@ def test_teachers_then_samplings_then_arms_and_nothing_twice(stand_in):
         f"{arm}-seed-{s}" for arm in ("baseline", "smelu", "student") for s in (1, 2)
     )
     assert calls[8:] == ["measure baseline smelu student", "measure teacher wide"]
-    assert len(told) == 8
-    assert told[0].startswith("[1/8, ") and "left] teacher-wide seed 1: PerQueryAUC 0.7000, " in told[0]
+    assert len(lines) == 8
+    assert lines[0].startswith("[1/8, ") and "left] teacher-wide seed 1: PerQueryAUC 0.7000, " in lines[0]
     plan = read("plan.json")
     assert (plan["title"], plan["note"], plan["command"]) == ("Small", "Of the tests.", "ctr replay ...")
     assert plan["log_sha256"] == log_sha256(read_manifests(Path("log")))
@@ -91,14 +91,14 @@ def test_another_log_is_passed_again(stand_in, place):
     assert len(stand_in.read_text().splitlines()) == 10
 
 
-def test_a_failure_is_told_and_tried_again(stand_in, place):
+def test_a_failure_is_reported_and_tried_again(stand_in, place):
     arms = {**EXPERIMENT["arms"], "bad": {"set": {"model.prior": 0.666}}}
-    told: list[str] = []
-    failures = run({**EXPERIMENT, "arms": arms}, told, timing=False)
+    lines: list[str] = []
+    failures = run({**EXPERIMENT, "arms": arms}, lines, timing=False)
     assert failures == {"bad seed 1": "it broke", "bad seed 2": "it broke"}
-    assert sum(line.endswith("bad seed 1: failed: it broke") for line in told) == 1
+    assert sum(line.endswith("bad seed 1: failed: it broke") for line in lines) == 1
     assert (place / "out/failures/bad-seed-1.txt").read_text() == "Traceback ...\nerror: it broke\n\n"
-    # An arm without a run costs nothing that could be told.
+    # The costs of an arm without a run are not known.
     assert set(read("costs.json")["arms"]) == {"baseline", "smelu", "student"}
     stand_in.write_text("")
     (place / "healed").touch()
@@ -159,7 +159,7 @@ def table(monkeypatch):
     module = ModuleType("ctr.experiments.report.write")
 
     def write_experiment(out: Path) -> str:
-        (out / "result.json").write_text('{"told": 1}')
+        (out / "result.json").write_text('{"arms": 1}')
         return "a table"
 
     module.write_experiment = write_experiment  # type: ignore[attr-defined]
@@ -178,7 +178,7 @@ def test_command_line(stand_in, table, capfd):
     assert read("costs.json")["rounds"] == 0
     calls = stand_in.read_text()
     assert main(["replay", "--out", "out", "--report", "--json"]) == 0
-    assert json.loads(capfd.readouterr().out) == {"told": 1}
+    assert json.loads(capfd.readouterr().out) == {"arms": 1}
     assert stand_in.read_text() == calls
     assert main(["replay", "--out", "out"]) == 1
     assert "EXPERIMENT and --log are required" in capfd.readouterr().err

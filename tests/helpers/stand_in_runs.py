@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from ctr.experiments.run import replay
+from ctr.experiments.run import run_experiment
 
 # Writes what ``ctr train`` and ``ctr sample`` would; fails as a configuration's prior or a file beside it asks.
 STAND_IN = """#!{python}
@@ -91,12 +91,13 @@ EXPERIMENT: dict[str, Any] = {
 
 
 def run(
-    content: dict[str, Any] | None = None, told: list[str] | None = None, **options: Any
+    content: dict[str, Any] | None = None, lines: list[str] | None = None, **options: Any
 ) -> dict[str, str]:
+    """Runs an experiment; ``lines`` gets those of its progress."""
     file = Path("experiment.yaml")
     file.write_text(yaml.safe_dump(content or EXPERIMENT, sort_keys=False))
-    tell = told.append if told is not None else None
-    return replay(file, Path("log"), Path("out"), "ctr replay ...", tell=tell, **options)
+    progress = lines.append if lines is not None else None
+    return run_experiment(file, Path("log"), Path("out"), "ctr replay ...", progress=progress, **options)
 
 
 def read(name: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import ast
 import json
 import os
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,7 @@ import pytest
 import yaml
 
 from ctr.cli import main
-from ctr.experiments import costs as replay_costs
-from ctr.experiments import jobs as replay_jobs
+from ctr.experiments import costs
 from ctr.experiments.jobs import Job, run_job
 from ctr.pipelines.processes import safe_environment, safe_workers
 from ctr.simulator.config import SimulatorConfig
@@ -64,21 +62,18 @@ def test_nothing_else_starts_a_process(root):
     assert {path.relative_to(root).as_posix() for path in paths if starts_processes(path)} == STARTS
 
 
-def test_jobs(trapped, tmp_path, monkeypatch):
+def test_jobs(trapped):
     """What ``ctr replay`` trains, samples and serves with."""
-    # A test in this process that interrupted an experiment before leaves it set.
-    monkeypatch.setattr(replay_jobs, "_stopped", threading.Event())
-    outcome = tmp_path / "outcome.json"
-    done = run_job(Job("one", ("train", "nolog", "--out", "run"), str(outcome)))
-    assert done is not None
-    assert done.error == "nolog is not an example log: it has no schema.json", done.end
+    ended = run_job(Job("one", ("train", "nolog", "--out", "run")), lambda: False)
+    assert ended is not None
+    assert ended.error == "nolog is not an example log: it has no schema.json", ended.end
     assert not trapped()
 
 
 def test_measurements(trapped, tmp_path):
     """What ``ctr replay`` measures costs with."""
-    with pytest.raises(replay_costs._MeasureError) as raised:
-        replay_costs._measure(tmp_path / "nolog", {}, "baseline", 0)
+    with pytest.raises(costs._MeasureError) as raised:
+        costs._measure(tmp_path / "nolog", {}, "baseline", 0)
     assert "nolog is not an example log" in str(raised.value)
     assert not trapped()
 

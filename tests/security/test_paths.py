@@ -14,7 +14,7 @@ from ctr.data.event_mapping import EventSampling, EventTeacher
 from ctr.data.log import read_manifests, read_schema, read_shard
 from ctr.data.sidecar import read_sidecar_interval, sidecar_folder, write_sidecar_interval
 from ctr.experiments.config import ExperimentConfig
-from ctr.experiments.report.files import PlannedRun, PlannedTeacher
+from ctr.experiments.plan import PlannedRun, PlannedTeacher
 from ctr.io.documents import read_sealed, sealed_bytes
 from ctr.io.errors import InputError
 from ctr.objective.config import ConstraintLog, DistillationConfig

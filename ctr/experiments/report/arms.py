@@ -1,7 +1,7 @@
 """What the runs of each arm of an experiment measured, and each arm against its reference."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from ctr.eval.intervals import Estimate, difference, mean, quotient
 from ctr.eval.paired_predictions import last_half, pair_predictions
 from ctr.eval.run_comparison import NotComparableError
 from ctr.eval.run_files import Run, config_text, prediction_parts, read_environment
-from ctr.experiments.report.files import Plan, PlannedArm, PlannedRun, open_run
+from ctr.experiments.plan import Plan, PlannedArm
+from ctr.experiments.report.files import Ending, open_run
 from ctr.experiments.report.slices import FamilyBias, family_biases
 from ctr.io.errors import InputError
 
@@ -27,26 +28,18 @@ PARTS = ("late", "whole")
 
 
 @dataclass(frozen=True)
-class RunOutcome:
-    """How a planned run ended.
+class RunOutcome(Ending):
+    """How a planned run ended, and what it was made with; of a run that is not finished all of that is empty.
 
     Attributes:
-        seed: its own.
-        folder: relative to the experiment's.
-        state: finished, failed, missing, or unreadable.
-        reason: why it is not finished; else empty.
-        config: of a finished run: config.yaml as it stands; else empty.
-        config_sha256: of a finished run; else empty.
-        environment: of a finished run: content of environment.json; else empty.
+        config: config.yaml as it stands.
+        config_sha256: identifies the configuration.
+        environment: content of environment.json.
     """
 
-    seed: int
-    folder: str
-    state: str
-    reason: str
-    config: str
-    config_sha256: str
-    environment: dict[str, Any]
+    config: str = ""
+    config_sha256: str = ""
+    environment: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -124,7 +117,7 @@ class PairChange:
 
 
 def measure_arms(folder: Path, plan: Plan) -> tuple[list[MeasuredArm], int | None]:
-    """Read the runs of all arms, one arm at a time.
+    """Reads the runs of all arms, one arm at a time.
 
     Returns:
         The arms in the order of the plan, and the query time, in microseconds, with which the late part of the
@@ -209,12 +202,12 @@ def _percent(change: Estimate, of: Estimate) -> Estimate:
 def _measure(
     folder: Path, arm: PlannedArm, log: tuple[str, str] | None, late_from: int | None
 ) -> tuple[MeasuredArm, tuple[str, str] | None]:
-    """Measure an arm; `log` is the hash of the log, and who said it, as far as that is known by then."""
+    """Measures an arm; `log` is the hash of the log and where it was read, as far as that is known by then."""
     outcomes, finished = [], {}
     estimates, scored, slices = {}, {}, {}
     together: StreamingAUC | None = None
     for planned in arm.runs:
-        run, state, reason = open_run(folder, arm, planned)
+        run, ending = open_run(folder, arm, planned)
         if run is not None:
             log = log or (run.log_sha256, str(run.folder))
             if run.log_sha256 != log[0]:
@@ -231,7 +224,7 @@ def _measure(
                 together = run.metrics.auc
             else:
                 together.merge(run.metrics.auc)
-        outcomes.append(_outcome(planned, run, state, reason))
+        outcomes.append(_outcome(ending, run))
     measured = MeasuredArm(
         plan=arm,
         outcomes=outcomes,
@@ -244,21 +237,18 @@ def _measure(
     return measured, log
 
 
-def _outcome(planned: PlannedRun, run: Run | None, state: str, reason: str) -> RunOutcome:
-    environment: dict[str, Any] = {}
-    if run is not None:
-        try:
-            environment = read_environment(run.folder)
-        except InputError as error:
-            # The metrics are whole; only how to repeat them is not known.
-            environment = {"unreadable": str(error)}
+def _outcome(ending: Ending, run: Run | None) -> RunOutcome:
+    if run is None:
+        return RunOutcome(**vars(ending))
+    try:
+        environment = read_environment(run.folder)
+    except InputError as error:
+        # The metrics are whole; only how to repeat them is not known.
+        environment = {"unreadable": str(error)}
     return RunOutcome(
-        seed=planned.seed,
-        folder=planned.folder,
-        state=state,
-        reason=reason,
-        config="" if run is None else config_text(run.folder),
-        config_sha256="" if run is None else run.config_sha256,
+        **vars(ending),
+        config=config_text(run.folder),
+        config_sha256=run.config_sha256,
         environment=environment,
     )
 

@@ -145,12 +145,12 @@ def _panel(experiment: Experiment, places: Mapping[str, int], cost: str, label: 
     curves = [
         sorted(curve, key=lambda spot: spot.x)
         for result in experiment.arms
-        if len(curve := _swept(experiment, result, spots)) > 1
+        if len(curve := _sweep_curve(experiment, result, spots)) > 1
     ]
     return Panel(label, list(spots.values()), steps, curves)
 
 
-def _swept(experiment: Experiment, result: ArmResult, spots: Mapping[str, Spot]) -> Sequence[Spot]:
+def _sweep_curve(experiment: Experiment, result: ArmResult, spots: Mapping[str, Spot]) -> Sequence[Spot]:
     """An arm, at the sweep's seeds alone, and its points; nothing for an arm without a sweep."""
     points = experiment.plan.points(result.arm.plan)
     seeds = {seed for point in points for seed in point.seeds}

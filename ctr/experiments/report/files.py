@@ -1,169 +1,24 @@
-"""What a replayed experiment leaves in its folder: the plan, the costs, and how each run ended.
+"""What an experiment leaves in its folder beside its plan: the costs, and how each run and each loop ended.
 
 Every fault of a file becomes an `InputError` that names the file and the key.
 """
 
 import glob
-import re
-from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, TypeVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from ctr.eval.run_files import Run, read_run
+from ctr.experiments.plan import Plan, PlannedArm, PlannedRun, Record, read_record
 from ctr.io.errors import InputError
-
-_NAME = re.compile(r"[A-Za-z0-9_.@-]+")
-_Content = TypeVar("_Content", bound=BaseModel)
-_ENTRY = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
-
-
-def _check_inside(path: str) -> str:
-    if not path or "\0" in path or PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
-        raise ValueError("must be a directory inside that of the experiment")
-    return path
-
-
-Inside = Annotated[str, AfterValidator(_check_inside)]
-"""A path that cannot lead out of the experiment's folder."""
 
 Amount = Annotated[float, Field(ge=0)]
 Quartiles = tuple[Amount, Amount, Amount]
 
 
-class PlannedRun(BaseModel):
-    """A run that the plan asks for; ``folder`` is relative to the experiment's, as that of its ``loop``, if any."""
-
-    model_config = _ENTRY
-
-    seed: int
-    folder: Inside
-    loop: Inside | None = None
-
-
-class PlannedFamily(BaseModel):
-    """A family of slices that an arm measures.
-
-    Attributes:
-        name: its own.
-        log: the constraint log whose rows it is about; None: the training log.
-        slices: what each of its slices holds, by number.
-    """
-
-    model_config = _ENTRY
-
-    name: str
-    log: str | None = None
-    slices: list[str]
-
-
-class ShownSlice(BaseModel):
-    """A slice that the tables show under a short ``name``: number ``index`` of a ``family``."""
-
-    model_config = _ENTRY
-
-    name: str
-    title: str | None = None
-    family: str
-    index: int
-
-
-class PlannedArm(BaseModel):
-    """An arm, or a point of an arm's sweep.
-
-    Attributes:
-        name: distinguishes it from the others.
-        title: for people; the name when empty.
-        note: what it is about.
-        against: name of the arm to compare with; None for the experiment's baseline.
-        changes: settings by dotted key, changed from the experiment's own.
-        paper: texts of a paper by column: ``accuracy``, ``training_cost``, ``inference_cost``, ``pd``, or any other.
-        seeds: one run each.
-        point: of a point, its name in the sweep.
-        of: of a point, the arm that it varies.
-        runs: where the runs are.
-        teacher: name of the model it learns from.
-        sampling: name of the sample it learns from.
-        families: slices that it measures.
-    """
-
-    model_config = _ENTRY
-
-    name: str
-    title: str | None = None
-    note: str | None = None
-    against: str | None = None
-    changes: dict[str, Any] = Field(default={}, alias="set")
-    paper: dict[str, Any] = {}
-    seeds: list[int]
-    point: str | None = None
-    of: str | None = None
-    runs: list[PlannedRun]
-    teacher: str | None = None
-    sampling: str | None = None
-    families: list[PlannedFamily] = []
-
-    @property
-    def shown(self) -> str:
-        """The title, or the name where there is none."""
-        return self.title or self.name
-
-
-class PlannedTeacher(BaseModel):
-    """A model that arms learn from; ``sidecar`` is the name under which the log has its predictions."""
-
-    model_config = _ENTRY
-
-    name: str
-    folder: Inside
-    sidecar: str | None = None
-
-
-class PlannedSampling(BaseModel):
-    """Rows that arms learn from; ``sidecar`` is the name under which the log has the decisions."""
-
-    model_config = _ENTRY
-
-    name: str
-    sidecar: str | None = None
-    config: dict[str, Any] = {}
-
-
-class Plan(BaseModel):
-    """An experiment: which arms, over which log, by which command."""
-
-    model_config = _ENTRY
-
-    title: str
-    note: str | None = None
-    log: str
-    log_sha256: str | None = None
-    command: str
-    created: str
-    ctr_version: str
-    baseline: str
-    arms: list[PlannedArm]
-    teachers: list[PlannedTeacher] = []
-    samplings: list[PlannedSampling] = []
-    slices: list[ShownSlice] = []
-    loop_days: int | None = None
-
-    def arm(self, name: str) -> PlannedArm:
-        """The arm of that name."""
-        return next(arm for arm in self.arms if arm.name == name)
-
-    def reference(self, arm: PlannedArm) -> PlannedArm | None:
-        """The arm that `arm` is compared with; None for the baseline."""
-        if arm.name == self.baseline:
-            return None
-        return self.arm(arm.against or self.baseline)
-
-    def points(self, arm: PlannedArm) -> list[PlannedArm]:
-        """The points of an arm's sweep."""
-        return [other for other in self.arms if other.of == arm.name]
-
-
-class ArmCosts(BaseModel):
+class ArmCosts(Record):
     """What an arm costs; None where it was not measured.
 
     Attributes:
@@ -179,8 +34,6 @@ class ArmCosts(BaseModel):
         learned_share: rows learned from, as a share of the log's.
     """
 
-    model_config = _ENTRY
-
     train_flops: Amount | None = None
     inference_flops: Amount | None = None
     dense_parameters: Amount | None = None
@@ -193,20 +46,33 @@ class ArmCosts(BaseModel):
     learned_share: Amount | None = None
 
 
-class Costs(BaseModel):
+class Costs(Record):
     """What the arms cost, by name; ``rounds`` of timing, and FLOPs of the teachers."""
-
-    model_config = _ENTRY
 
     arms: dict[str, ArmCosts] = {}
     rounds: int | None = None
     teacher_flops: dict[str, Any] | None = None
 
 
-class LoopDay(BaseModel):
-    """What a day of a loop showed: ``examples`` are ads; ``revenue`` is in the bids' currency."""
+@dataclass(frozen=True)
+class Ending:
+    """How a planned run, or its loop, ended.
 
-    model_config = _ENTRY
+    Attributes:
+        seed: the seed of the run.
+        folder: its directory, relative to the experiment's.
+        state: finished, failed, missing, or unreadable.
+        reason: why it is not finished; else empty.
+    """
+
+    seed: int
+    folder: str
+    state: str
+    reason: str = ""
+
+
+class LoopDay(Record):
+    """What a day of a loop showed: ``examples`` are ads; ``revenue`` is in the bids' currency."""
 
     queries: int
     examples: int
@@ -214,90 +80,57 @@ class LoopDay(BaseModel):
     revenue: Amount
 
 
-class Loop(BaseModel):
+class Loop(Record):
     """What a loop showed, day by day."""
-
-    model_config = _ENTRY
 
     days: list[LoopDay]
 
 
-def read_plan(folder: Path) -> Plan:
-    """Read plan.json.
-
-    Raises:
-        InputError: it is missing or damaged, or names an arm that is not there.
-    """
-    path = folder / "plan.json"
-    if not path.exists():
-        raise InputError(
-            f"{folder}: no plan.json, so this is not an experiment; allowed: an output directory of `ctr replay`"
-        )
-    plan = _parsed(path, Plan)
-    names = [arm.name for arm in plan.arms]
-    for place, name in enumerate(names):
-        if not _NAME.fullmatch(name):
-            raise InputError(f"{path}: arms.{place}.name must be letters, digits and _.@-, got {name!r:.80}")
-        if name in names[:place]:
-            raise InputError(
-                f"{path}: arms.{place}.name must differ from the others', got {name!r:.80} twice"
-            )
-    wanted = [("baseline", plan.baseline)]
-    for place, arm in enumerate(plan.arms):
-        wanted += [(f"arms.{place}.{key}", name) for key in ("against", "of") if (name := getattr(arm, key))]
-    for key, name in wanted:
-        if name not in names:
-            raise InputError(f"{path}: {key} must be the name of an arm, got {name!r:.80}")
-    return plan
-
-
 def read_costs(folder: Path) -> Costs:
-    """Read costs.json; nothing is known without one.
+    """Reads costs.json; nothing is known without one.
 
     Raises:
         InputError: it is damaged.
     """
     path = folder / "costs.json"
-    return _parsed(path, Costs) if path.exists() else Costs()
+    return read_record(path, Costs) if path.exists() else Costs()
 
 
-def open_run(folder: Path, arm: PlannedArm, planned: PlannedRun) -> tuple[Run | None, str, str]:
-    """Read a run of an arm, if it can be.
-
-    Returns:
-        The run or None; its state: finished, failed, missing, or unreadable; and, but for finished, why.
-    """
-    where = folder / planned.folder
-    failure = folder / "failures" / f"{arm.name}-seed-{planned.seed}.txt"
-    if (where / "summary.json").exists():
+def open_run(folder: Path, arm: PlannedArm, planned: PlannedRun) -> tuple[Run | None, Ending]:
+    """Reads a run of an arm; there is none unless it is finished."""
+    run_dir = folder / planned.folder
+    if (run_dir / "summary.json").exists():
         try:
-            run = read_run(where)
+            run = read_run(run_dir)
         except InputError as error:
-            return None, "unreadable", str(error)
+            return None, Ending(planned.seed, planned.folder, "unreadable", str(error))
         cause = run.summary.get("learning_failure")
-        return (run, "finished", "") if cause is None else (None, "failed", str(cause))
-    if failure.exists():
-        return None, "failed", _last_line(failure)
-    return None, "missing", f"{planned.folder}: not run, or not finished"
+        if cause is None:
+            return run, Ending(planned.seed, planned.folder, "finished")
+        return None, Ending(planned.seed, planned.folder, "failed", str(cause))
+    return None, _unfinished(folder, f"{arm.name}-seed-{planned.seed}.txt", planned.seed, planned.folder)
 
 
 def open_loop(
-    folder: Path, arm: PlannedArm, planned: PlannedRun, days: int | None
-) -> tuple[Loop | None, str, str]:
-    """Read what the loop of a run showed, if it has served its days; as `open_run`."""
-    assert planned.loop is not None
-    path = folder / planned.loop / "loop.json"
-    failure = folder / "failures" / f"{arm.name}-seed-{planned.seed}-loop.txt"
+    folder: Path, arm: PlannedArm, seed: int, loop_folder: str, days: int | None
+) -> tuple[Loop | None, Ending]:
+    """Reads what the loop of a run showed; nothing unless it has served its days."""
+    path = folder / loop_folder / "loop.json"
     if path.exists():
         try:
-            loop = _parsed(path, Loop)
+            loop = read_record(path, Loop)
         except InputError as error:
-            return None, "unreadable", str(error)
+            return None, Ending(seed, loop_folder, "unreadable", str(error))
         if days is None or len(loop.days) == days:
-            return loop, "finished", ""
-    if failure.exists():
-        return None, "failed", _last_line(failure)
-    return None, "missing", f"{planned.loop}: not run, or not finished"
+            return loop, Ending(seed, loop_folder, "finished")
+    return None, _unfinished(folder, f"{arm.name}-seed-{seed}-loop.txt", seed, loop_folder)
+
+
+def _unfinished(folder: Path, failure: str, seed: int, own_folder: str) -> Ending:
+    path = folder / "failures" / failure
+    if path.exists():
+        return Ending(seed, own_folder, "failed", _last_line(path))
+    return Ending(seed, own_folder, "missing", f"{own_folder}: not run, or not finished")
 
 
 def shared_failures(folder: Path, plan: Plan) -> dict[str, str]:
@@ -320,15 +153,3 @@ def _last_line(path: Path) -> str:
     return next(
         (line.strip() for line in reversed(lines) if line.strip()), "no reason was recorded"
     ).removeprefix("error: ")
-
-
-def _parsed(path: Path, kind: type[_Content]) -> _Content:
-    try:
-        return kind.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: not readable: {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        got = f", got {first['input']!r:.80}" if key and first["type"] != "missing" else ""
-        raise InputError(f"{path}: {key + ': ' if key else ''}{first['msg']}{got}") from None

@@ -10,29 +10,13 @@ import numpy as np
 from ctr.eval.ads_churn import MEASURES, AdsChurn, compare_loops
 from ctr.eval.arrays import ratio
 from ctr.eval.intervals import Estimate, mean
+from ctr.experiments.plan import Plan, PlannedArm
 from ctr.experiments.report.arms import PairChange, pair_change
-from ctr.experiments.report.files import Loop, Plan, PlannedArm, open_loop
+from ctr.experiments.report.files import Ending, Loop, open_loop
 from ctr.io.errors import InputError
 
 SHOWN = ("ads_per_query", "clicks_per_1000_queries", "revenue_per_1000_queries")
 """What is reported of each loop; all queries of its days count."""
-
-
-@dataclass(frozen=True)
-class LoopOutcome:
-    """How a planned loop ended.
-
-    Attributes:
-        seed: of its run.
-        folder: relative to the experiment's.
-        state: finished, failed, missing, or unreadable.
-        reason: why it is not finished; else empty.
-    """
-
-    seed: int
-    folder: str
-    state: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -48,7 +32,7 @@ class MeasuredLoops:
         unavailable: why there is no churn; else empty.
     """
 
-    outcomes: list[LoopOutcome]
+    outcomes: list[Ending]
     shown: Mapping[int, Mapping[str, float]]
     churn: Mapping[str, Mapping[tuple[int, int], Estimate]]
     signed: Mapping[tuple[int, int], float]
@@ -104,8 +88,8 @@ def _measure(folder: Path, arm: PlannedArm, days: int | None) -> MeasuredLoops:
     for planned in arm.runs:
         if planned.loop is None:
             continue
-        loop, state, reason = open_loop(folder, arm, planned, days)
-        outcomes.append(LoopOutcome(planned.seed, planned.loop, state, reason))
+        loop, ending = open_loop(folder, arm, planned.seed, planned.loop, days)
+        outcomes.append(ending)
         if loop is not None:
             shown[planned.seed] = _shown(loop)
             folders[planned.seed] = folder / planned.loop

@@ -1,4 +1,4 @@
-"""An experiment with everything that its table, its report and its files tell."""
+"""An experiment with everything that its report shows."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ctr.eval.intervals import Estimate, mean
 from ctr.eval.run_comparison import NotComparableError
+from ctr.experiments.plan import Plan, read_plan
 from ctr.experiments.report.arms import (
     PARTS,
     MeasuredArm,
@@ -17,7 +18,7 @@ from ctr.experiments.report.arms import (
     prediction_change,
 )
 from ctr.experiments.report.costs import UNKNOWN, CostChange, cost_change, pass_flops, train_time
-from ctr.experiments.report.files import ArmCosts, Costs, Plan, read_costs, read_plan, shared_failures
+from ctr.experiments.report.files import ArmCosts, Costs, read_costs, shared_failures
 from ctr.experiments.report.loops import LoopResult, loop_results
 from ctr.experiments.report.slices import SliceChange, slice_changes
 from ctr.experiments.report.tuning_points import (

@@ -10,7 +10,7 @@ from ctr.eval.arrays import FloatArray
 from ctr.eval.buckets import BUCKETS
 from ctr.eval.intervals import Estimate, mean, quotient
 from ctr.eval.run_files import Run, read_constraint_metrics
-from ctr.experiments.report.files import PlannedFamily, ShownSlice
+from ctr.experiments.plan import PlannedFamily, ShownSlice
 from ctr.io.errors import InputError
 
 
@@ -75,7 +75,7 @@ def family_biases(run: Run, families: Sequence[PlannedFamily]) -> dict[str, Fami
         if metrics is not None and name in metrics.slices:
             found[family.name] = FamilyBias(*metrics.slices[name].estimate(count))
         elif metrics is None and family.log is not None:
-            found[family.name] = _listed(run, family.log, name, count)
+            found[family.name] = _biases_of_summary(run, family.log, name, count)
     return found
 
 
@@ -124,8 +124,8 @@ def _change(
     ours: Sequence[FamilyBias],
     theirs: Sequence[FamilyBias],
 ) -> SliceChange:
-    own = [_one(found.bias, index) for found in ours]
-    reference = [_one(found.bias, index) for found in theirs]
+    own = [_estimate_at(found.bias, index) for found in ours]
+    reference = [_estimate_at(found.bias, index) for found in theirs]
     bias, reference_bias = mean(own), mean(reference)
     change = _size_change(bias, reference_bias)
     by_seed = {
@@ -148,20 +148,20 @@ def _change(
     )
 
 
-def _one(estimate: Estimate, index: int) -> Estimate:
+def _estimate_at(estimate: Estimate, index: int) -> Estimate:
     return Estimate(estimate.point[index], estimate.replicates[:, index], estimate.occupied[:, index])
 
 
 def _size_change(bias: Estimate, reference: Estimate) -> Estimate:
-    share = quotient(_size(bias), _size(reference))
+    share = quotient(_absolute(bias), _absolute(reference))
     return Estimate(100 * (share.point - 1), 100 * (share.replicates - 1), share.occupied)
 
 
-def _size(bias: Estimate) -> Estimate:
+def _absolute(bias: Estimate) -> Estimate:
     return Estimate(np.abs(bias.point), np.abs(bias.replicates), bias.occupied)
 
 
-def _listed(run: Run, log: str, name: str, count: int) -> FamilyBias:
+def _biases_of_summary(run: Run, log: str, name: str, count: int) -> FamilyBias:
     where = f"{run.folder / 'summary.json'}: constraint_logs.{log}.calibration_slices"
     weight, bias = np.zeros(count), np.full(count, np.nan)
     try:

@@ -1,38 +1,69 @@
 """The tables of an experiment, for a terminal and for its report alike."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from ctr.eval import display
 from ctr.eval.intervals import Estimate
 from ctr.experiments.report.arms import MetricChange, PairChange, prediction_difference_of
-from ctr.experiments.report.cells import (
-    NOTHING,
-    PAPER,
-    ArmTable,
-    Cell,
-    bounds,
-    decimals_within,
-    paper_cell,
-    span,
-    without_empty_columns,
-)
 from ctr.experiments.report.costs import Multiple
+from ctr.experiments.report.loops import SHOWN
 from ctr.experiments.report.results import ACCURACY, ArmResult, Experiment, Tuning
-from ctr.experiments.report.system_tables import loop_table, slice_table
+from ctr.experiments.report.slices import SliceChange
 from ctr.experiments.report.tuning_points import TuningPoint
 from ctr.experiments.report.write_json import spread
 
-TABLE_WIDTH = 120
-"""Of a terminal, in characters."""
-
-_FIRST_WIDTH, _FIRST_LEAST = 30, 12
-_WIDTHS = {PAPER: 14, "slice": 36}
-"""Of columns of words."""
 _COSTS = {"flops": "FLOPs", "time": "time"}
+_SLICE_COLUMNS = ("slice", "weight", "reference's bias, %", "bias, %", "size, % [95%]")
+_LEAST_DECIMALS, _MOST_DECIMALS = 2, 5
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in a table.
+
+    Attributes:
+        text: in a terminal and in a report.
+        detail: more of it, in a report alone.
+        verdict: better or worse, if it is significant; else empty.
+    """
+
+    text: str
+    detail: str = ""
+    verdict: str = ""
+
+
+@dataclass(frozen=True)
+class ArmTable:
+    """A table with a row for each of some arms.
+
+    Attributes:
+        name: in links.
+        title: what it says.
+        columns: heads of the cells; `PAPER` is that of what a publication reports.
+        rows: names of the arms, and their cells.
+        notes: how to read it.
+    """
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, list[Cell]]]
+    notes: tuple[str, ...]
+
+
+_NOTHING = Cell(display.ABSENT)
+PAPER = "paper"
+_PAPER_NOTE = (
+    "paper: what the technique's publication reports, on its own data, as the experiment's file quotes it."
+)
 
 
 def experiment_tables(experiment: Experiment) -> list[ArmTable]:
-    """Accuracy always; the others where anything is known of what they tell."""
+    """The table of accuracy, and those of costs, PD, tuning points, loops and slices where anything is known."""
     arms = experiment.arms
     tables = [_accuracy_table(arms)]
     if any(result.costs is not None for result in arms):
@@ -41,83 +72,15 @@ def experiment_tables(experiment: Experiment) -> list[ArmTable]:
         tables.append(_prediction_table(arms))
     if any(result.tuning for result in arms):
         tables.append(_tuning_table(arms))
-    system = loop_table(arms, experiment.plan.loop_days), slice_table(arms)
+    system = _loop_table(arms, experiment.plan.loop_days), _slice_table(arms)
     tables += [table for table in system if table is not None]
-    return [without_empty_columns(table) for table in tables]
+    return [_without_empty_columns(table) for table in tables]
 
 
 def page_tables(experiment: Experiment) -> list[ArmTable]:
     """`experiment_tables`, and those that would be too long for a terminal."""
-    every = slice_table(experiment.arms, every=True)
-    return experiment_tables(experiment) + ([] if every is None else [without_empty_columns(every)])
-
-
-def missing_lines(experiment: Experiment) -> list[str]:
-    """The runs and loops that are not finished and the arms that are not compared, each with its reason."""
-    lines = [f"{name} failed: {reason}" for name, reason in experiment.failures.items()]
-    lines += [
-        f"{result.arm.plan.name} seed {outcome.seed} {outcome.state}: {outcome.reason}"
-        for result in experiment.arms
-        for outcome in result.arm.outcomes
-        if outcome.state != "finished"
-    ]
-    lines += [
-        f"{result.arm.plan.name} seed {outcome.seed} loop {outcome.state}: {outcome.reason}"
-        for result in experiment.arms
-        if result.loops is not None
-        for outcome in result.loops.loops.outcomes
-        if outcome.state != "finished"
-    ]
-    return lines + [
-        f"{result.arm.plan.name} not compared: {result.refusal}"
-        for result in experiment.arms
-        # An arm without any run is among the lines above.
-        if result.refusal and result.arm.estimates
-    ]
-
-
-def as_text(experiment: Experiment) -> str:
-    """The tables for a terminal of `TABLE_WIDTH`, which only reasons may exceed."""
-    plan = experiment.plan
-    others = [
-        f"{result.arm.plan.name} against {result.reference}"
-        for result in experiment.arms
-        if result.reference not in (None, plan.baseline)
-    ]
-    log = f"log {plan.log_sha256[:12]}, " if plan.log_sha256 else ""
-    lines = [
-        " ".join(plan.title.split()),
-        f"{log}ctr {plan.ctr_version}; arms against {plan.baseline}{', but' if others else ''}",
-        *others,
-    ]
-    for table in experiment_tables(experiment):
-        lines += ["", table.title, *_fitted(table), *table.notes]
-    missing = missing_lines(experiment)
-    if missing:
-        lines += ["", "Not in the tables", *(f"- {line}" for line in missing)]
-    return "\n".join(lines) + "\n"
-
-
-def _fitted(table: ArmTable) -> list[str]:
-    """The lines of a table, its first column and words of others cut short where they do not fit."""
-    limits = {place: _WIDTHS[column] for place, column in enumerate(table.columns) if column in _WIDTHS}
-    rows = [["", *table.columns]]
-    for name, cells in table.rows:
-        texts = [cell.text for cell in cells]
-        for place, width in limits.items():
-            texts[place] = _cut(texts[place], width)
-        rows.append([_cut(name, _FIRST_WIDTH), *texts])
-    lines = display.aligned(rows)
-    excess = max(map(len, lines)) - TABLE_WIDTH
-    if excess > 0:
-        width = max(max(len(row[0]) for row in rows) - excess, _FIRST_LEAST)
-        lines = display.aligned([[_cut(row[0], width), *row[1:]] for row in rows])
-    return lines
-
-
-def _cut(text: str, width: int) -> str:
-    plain = " ".join(text.split())
-    return plain if len(plain) <= width else f"{plain[: width - 1]}…"
+    every = _slice_table(experiment.arms, every=True)
+    return experiment_tables(experiment) + ([] if every is None else [_without_empty_columns(every)])
 
 
 def _accuracy_table(arms: Sequence[ArmResult]) -> ArmTable:
@@ -126,10 +89,10 @@ def _accuracy_table(arms: Sequence[ArmResult]) -> ArmTable:
         value = result.arm.metric(ACCURACY)
         changes = result.changes
         cells = [
-            NOTHING if value is None else Cell(display.fixed(float(value.point)), bounds(value, 5)),
-            *(NOTHING for _ in range(2)),
-            paper_cell(result, "accuracy"),
-            *(NOTHING for _ in range(2)),
+            _NOTHING if value is None else Cell(display.fixed(float(value.point)), _bounds(value, 5)),
+            *(_NOTHING for _ in range(2)),
+            _paper_cell(result, "accuracy"),
+            *(_NOTHING for _ in range(2)),
         ]
         if changes:
             cells[1] = _change_cell(ACCURACY, changes[ACCURACY], with_interval=True)
@@ -157,13 +120,13 @@ def _cost_table(arms: Sequence[ArmResult], rounds: int | None) -> ArmTable:
         cells = [
             _multiple_cell(change.train_time, _milliseconds(None if costs is None else costs.step_ms)),
             _multiple_cell(change.train_flops, _flops(None if costs is None else costs.train_flops)),
-            paper_cell(result, "training_cost"),
+            _paper_cell(result, "training_cost"),
             _multiple_cell(
                 change.inference_time, _milliseconds(None if costs is None else costs.inference_ms)
             ),
             _multiple_cell(change.inference_flops, _flops(None if costs is None else costs.inference_flops)),
-            paper_cell(result, "inference_cost"),
-            NOTHING if learned is None else Cell(display.fixed(100 * learned, 1)),
+            _paper_cell(result, "inference_cost"),
+            _NOTHING if learned is None else Cell(display.fixed(100 * learned, 1)),
         ]
         rows.append((result.arm.plan.name, cells))
     timed = f" over {rounds} rounds" if rounds else ""
@@ -192,8 +155,8 @@ def _prediction_table(arms: Sequence[ArmResult]) -> ArmTable:
             Cell(display.ABSENT, unavailable) if late is None else Cell(_percent_with_bounds(late)),
             _pairs_cell(result, "late"),
             *_ratio_cells(result.prediction_changes["late"]),
-            NOTHING if whole is None else Cell(_fixed_percent(float(whole.point)), _percent_bounds(whole)),
-            paper_cell(result, "pd"),
+            _NOTHING if whole is None else Cell(_fixed_percent(float(whole.point)), _percent_bounds(whole)),
+            _paper_cell(result, "pd"),
         ]
         rows.append((result.arm.plan.name, cells))
     return ArmTable(
@@ -234,9 +197,100 @@ def _tuning_table(arms: Sequence[ArmResult]) -> ArmTable:
     )
 
 
+def _loop_table(arms: Sequence[ArmResult], days: int | None) -> ArmTable | None:
+    """What runs showed when they served; None where no loop is finished."""
+    rows = [
+        (result.arm.plan.name, _loop_cells(result))
+        for result in arms
+        if result.loops is not None and result.loops.loops.shown
+    ]
+    if not rows:
+        return None
+    return ArmTable(
+        name="serving",
+        title=f"Serving{_length(days)}: ads shown, and how runs differ in them, in percent",
+        columns=("ads/query", "revenue", "churn", "pairs", "change, % [95%]", "by query", "change, %", PAPER),
+        rows=rows,
+        notes=(
+            "revenue: per 1000 queries. churn: difference of two runs' ads per query over their mean, averaged over",
+            "pairs of seeds; pairs: smallest to largest; by query: each query counts. Changes: of the churn.",
+        ),
+    )
+
+
+def _slice_table(arms: Sequence[ArmResult], *, every: bool = False) -> ArmTable | None:
+    """Bias of the slices that the experiment shows, or of `every` other; None without any."""
+    columns = (*_SLICE_COLUMNS, "constraint log") if every else (*_SLICE_COLUMNS, PAPER)
+    rows = [
+        (result.arm.plan.name, _slice_cells(result, change, every))
+        for result in arms
+        for change in result.slices
+        if (change.shown is None) == every
+    ]
+    if not rows:
+        return None
+    return ArmTable(
+        name="other-slices" if every else "slices",
+        title=f"Bias of {'the other constrained' if every else 'constrained'} slices: label minus prediction",
+        columns=columns,
+        rows=rows,
+        notes=(
+            "bias: points of the click probability, mean over seeds. size: change of its absolute value.",
+            "[95%] over queries, paired. * it excludes 0 and the changes of all seeds have one sign.",
+        ),
+    )
+
+
+def _without_empty_columns(table: ArmTable) -> ArmTable:
+    """The table without the columns that say nothing of any arm; with a note on `PAPER` where that one stays."""
+    kept = [
+        place
+        for place in range(len(table.columns))
+        if any(
+            cells[place].text not in ("", display.ABSENT) or cells[place].detail for _, cells in table.rows
+        )
+    ]
+    columns = tuple(table.columns[place] for place in kept)
+    return replace(
+        table,
+        columns=columns,
+        rows=[(name, [cells[place] for place in kept]) for name, cells in table.rows],
+        notes=(*table.notes, _PAPER_NOTE) if PAPER in columns else table.notes,
+    )
+
+
+def _paper_cell(result: ArmResult, key: str) -> Cell:
+    """What a publication reports of an arm's technique under a column's name."""
+    reported = result.arm.plan.paper.get(key)
+    return _NOTHING if reported is None else Cell(str(reported))
+
+
+def _bounds(estimate: Estimate, decimals: int) -> str:
+    """The interval of a scalar."""
+    low, high = (float(end) for end in estimate.interval())
+    return display.interval(low, high, decimals)
+
+
+def _span(values: Iterable[float], decimals: int) -> str:
+    """Smallest to largest; of a single value only that it is one."""
+    found = list(values)
+    if not found:
+        return display.ABSENT
+    ends = (display.fixed(end, decimals) for end in (min(found), max(found)))
+    return "one" if len(found) == 1 else "..".join(ends)
+
+
+def _decimals_within(low: float, high: float) -> int:
+    """Digits after the point with which half of a span still shows two digits, within reason."""
+    half = (high - low) / 2
+    if not 0 < half < math.inf:
+        return _LEAST_DECIMALS
+    return min(max(_LEAST_DECIMALS, math.ceil(-math.log10(half)) + 1), _MOST_DECIMALS)
+
+
 def _change_cell(metric: str, change: MetricChange, *, with_interval: bool = False) -> Cell:
     low, high = (float(end) for end in change.percent.interval())
-    decimals = decimals_within(low, high)
+    decimals = _decimals_within(low, high)
     value = float(change.percent.point)
     text = display.fixed(value, decimals, signed=True)
     ends = display.interval(low, high, decimals, signed=True)
@@ -253,7 +307,7 @@ def _seeds_cell(change: MetricChange) -> Cell:
     low, high, deviation = spread(change.percent_by_seed.values())
     if deviation is None:
         return Cell("one seed")
-    decimals = decimals_within(low, high)
+    decimals = _decimals_within(low, high)
     ends = f"{display.fixed(low, decimals, signed=True)}..{display.fixed(high, decimals, signed=True)}"
     each = ", ".join(
         f"{seed}: {display.fixed(value, decimals, signed=True)}"
@@ -282,14 +336,14 @@ def _flops(value: float | None) -> str:
 
 def _pairs_cell(result: ArmResult, part: str) -> Cell:
     pairs = result.arm.prediction_pairs.pairs[part].values()
-    return Cell(span((100 * float(one.point) for one in pairs), 2))
+    return Cell(_span((100 * float(one.point) for one in pairs), 2))
 
 
 def _ratio_cells(change: PairChange | None) -> tuple[Cell, Cell]:
     if change is None:
-        return NOTHING, NOTHING
-    text = f"{display.fixed(float(change.ratio.point), 3)} {bounds(change.ratio, 3)}"
-    return Cell(text), Cell(span(change.by_pair.values(), 3))
+        return _NOTHING, _NOTHING
+    text = f"{display.fixed(float(change.ratio.point), 3)} {_bounds(change.ratio, 3)}"
+    return Cell(text), Cell(_span(change.by_pair.values(), 3))
 
 
 def _tuned(point: TuningPoint | None, decimals: int) -> str:
@@ -324,3 +378,94 @@ def _fixed_percent(share: float) -> str:
 def _percent_bounds(estimate: Estimate) -> str:
     low, high = (100 * float(end) for end in estimate.interval())
     return display.interval(low, high, 2)
+
+
+def _length(days: int | None) -> str:
+    return "" if days is None else f" {days} day{'' if days == 1 else 's'}"
+
+
+def _loop_cells(result: ArmResult) -> list[Cell]:
+    assert result.loops is not None
+    loops, changes = result.loops.loops, result.loops.changes
+    ads, clicks, revenue = (loops.mean_shown(name) for name in SHOWN)
+    mean_churn, query_churn = loops.mean_churn("mean_churn"), loops.mean_churn("query_churn")
+    pairs = [100 * float(one.point) for one in loops.churn["mean_churn"].values()]
+    return [
+        Cell(display.fixed(ads, 3), f"{display.fixed(clicks, 1)} clicks per 1000 queries"),
+        Cell(display.fixed(revenue, 1)),
+        _churn_cell(mean_churn, loops.unavailable),
+        Cell(_span(pairs, 2), _signed_pairs(loops.signed)),
+        _churn_change_cell(changes["mean_churn"], with_interval=True),
+        _churn_cell(query_churn, loops.unavailable),
+        _churn_change_cell(changes["query_churn"], with_interval=False),
+        _paper_cell(result, "ads_churn"),
+    ]
+
+
+def _churn_cell(churn: Estimate | None, unavailable: str) -> Cell:
+    if churn is None:
+        return Cell(display.ABSENT, unavailable)
+    low, high = (100 * float(end) for end in churn.interval())
+    return Cell(display.fixed(100 * float(churn.point), 2), display.interval(low, high, 2))
+
+
+def _signed_pairs(signed: Mapping[tuple[int, int], float]) -> str:
+    return ", ".join(
+        f"{one}-{other}: {display.fixed(100 * value, 2, signed=True)}"
+        for (one, other), value in signed.items()
+    )
+
+
+def _churn_change_cell(change: PairChange | None, *, with_interval: bool) -> Cell:
+    if change is None:
+        return _NOTHING
+    percent = _percent_change(change.ratio)
+    low, high = percent.interval()
+    value = display.fixed(float(percent.point), 1, signed=True)
+    ends = display.interval(float(low), float(high), 1, signed=True)
+    verdict = "better" if high < 0 else "worse" if low > 0 else ""
+    return Cell(f"{value} {ends}", "", verdict) if with_interval else Cell(value, ends, verdict)
+
+
+def _percent_change(ratio: Estimate) -> Estimate:
+    return Estimate(100 * (ratio.point - 1), 100 * (ratio.replicates - 1), ratio.occupied)
+
+
+def _slice_cells(result: ArmResult, change: SliceChange, every: bool) -> list[Cell]:
+    low, high = (float(end) for end in change.size_change.interval())
+    value = display.fixed(float(change.size_change.point), 1, signed=True)
+    ends = display.interval(low, high, 1, signed=True)
+    star = "*" if change.significant else " "
+    verdict = ("better" if high < 0 else "worse") if change.significant else ""
+    each = ", ".join(
+        f"{seed}: {display.fixed(one, 1, signed=True)}" for seed, one in change.size_change_by_seed.items()
+    )
+    heavier = f"{display.amount(np.round(change.reference_weight))} of the reference"
+    return [
+        _name_cell(change),
+        Cell(display.amount(np.round(change.weight)), heavier),
+        Cell(_bias(change.reference_bias), _bias_bounds(change.reference_bias)),
+        Cell(_bias(change.bias), _bias_bounds(change.bias)),
+        Cell(f"{value} {ends}{star}", f"by seed {each}", verdict),
+        Cell(change.log or "", "")
+        if every
+        else _paper_cell(result, change.shown.name if change.shown is not None else ""),
+    ]
+
+
+def _name_cell(change: SliceChange) -> Cell:
+    shown = change.shown
+    if shown is None:
+        return Cell(change.holds, change.family)
+    return Cell(
+        f"{shown.name}: {shown.title or change.holds}",
+        change.holds if change.log is None else f"{change.holds}; constraint log {change.log}",
+    )
+
+
+def _bias(bias: Estimate) -> str:
+    return display.fixed(100 * float(bias.point), 3, signed=True)
+
+
+def _bias_bounds(bias: Estimate) -> str:
+    return _bounds(Estimate(100 * bias.point, 100 * bias.replicates, bias.occupied), 3)

@@ -31,7 +31,7 @@ def as_csv(experiment: Experiment) -> str:
     has_loops = any(result.loops is not None for result in experiment.arms)
     slices = [one.name for one in experiment.plan.slices]
     rows = [_row(result, has_loops, slices, list(papers)) for result in experiment.arms]
-    plain = [{_inert(name): _inert(value) for name, value in row.items()} for row in rows]
+    plain = [{_escaped(name): _escaped(value) for name, value in row.items()} for row in rows]
     return pd.DataFrame(plain).to_csv(index=False, lineterminator="\n")
 
 
@@ -40,7 +40,7 @@ _FORMULA_STARTS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 _NUMBER = re.compile(r"[+-]?[0-9]+([.][0-9]+)?%?")
 
 
-def _inert(value: object) -> object:
+def _escaped(value: object) -> object:
     """The titles and notes of an experiment may come from other people."""
     if not isinstance(value, str) or _NUMBER.fullmatch(value):
         return value

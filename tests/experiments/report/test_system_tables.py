@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 
 from ctr.eval.progressive import ProgressiveMetrics
-from ctr.experiments.report.tables import TABLE_WIDTH
-from ctr.experiments.report.write import write_experiment
+from ctr.experiments.report.write import TABLE_WIDTH, write_experiment
 from ctr.io.errors import InputError
 from experiment_folders import edit, read_page, result_of, table_of, write_small
 from run_directories import run_folder, write_plan
