@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Sequence
+import math
+from collections import Counter, deque
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -58,13 +59,13 @@ def count_reports(reports: Sequence[UnitReport]) -> EventCounts:
     return counts
 
 
-def reject_reasons(reports: Sequence[UnitReport]) -> dict[str, int]:
+def reject_reasons(reports: Collection[UnitReport]) -> dict[str, int]:
     """The rejects that are described, by ``key: reason``, the most frequent first."""
     counted = Counter(f"{reject.key}: {reject.reason}" for report in reports for reject in report.rejects)
     return dict(sorted(counted.items(), key=lambda item: (-item[1], item[0])))
 
 
-def check_rejects(reports: Sequence[UnitReport], max_share: float, at_least: int = 1) -> None:
+def check_rejects(reports: Collection[UnitReport], max_share: float, at_least: int = 1) -> None:
     """Raises InputError when more than the allowed share of the events of these units was rejected.
 
     Args:
@@ -87,14 +88,40 @@ def check_rejects(reports: Sequence[UnitReport], max_share: float, at_least: int
     )
 
 
-def check_damaged(reports: Sequence[UnitReport]) -> None:
-    """Raises InputError when most of several units could not be read: then the mapping or the disk is at fault."""
-    damaged = [report for report in reports if report.damaged]
-    if len(damaged) >= _MANY_DAMAGED and 2 * len(damaged) > len(reports):
-        raise InputError(
-            f"{len(damaged)} of the latest {len(reports)} files could not be read, the last one because of "
-            f"{damaged[-1].damaged}"
-        )
+class RecentReports:
+    """The latest units of a job that goes on, by which it is judged: those that hold 100,000 events.
+
+    Args:
+        max_reject_share: of their events.
+        max_units: that are kept; None: any number.
+    """
+
+    def __init__(self, max_reject_share: float, max_units: int | None = None) -> None:
+        self._max_reject_share, self._max_units = max_reject_share, max_units
+        self._reports: deque[UnitReport] = deque()
+        self._events = 0
+
+    def add(self, report: UnitReport) -> None:
+        """Adds a unit, and forgets those before it that are no longer needed."""
+        self._reports.append(report)
+        self._events += report.events
+        while self._events - self._reports[0].events >= RECENT_EVENTS or len(self._reports) > (
+            self._max_units or math.inf
+        ):
+            self._events -= self._reports.popleft().events
+
+    def check_rejects(self, at_least: int = ENOUGH_EVENTS) -> None:
+        """``check_rejects`` for these units."""
+        check_rejects(self._reports, self._max_reject_share, at_least)
+
+    def check_damaged(self) -> None:
+        """Raises InputError when most of several units could not be read: the mapping or the disk is at fault."""
+        damaged = [report for report in self._reports if report.damaged]
+        if len(damaged) >= _MANY_DAMAGED and 2 * len(damaged) > len(self._reports):
+            raise InputError(
+                f"{len(damaged)} of the latest {len(self._reports)} files could not be read, the last one because of "
+                f"{damaged[-1].damaged}"
+            )
 
 
 def write_rejects(log: Path, reports: Sequence[UnitReport]) -> None:

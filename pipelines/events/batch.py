@@ -19,16 +19,15 @@ from ctr.pipelines.events.accounts import (
     sum_counters,
     write_rejects,
 )
-from ctr.pipelines.events.publish import LATE_EVENTS, begin_log
+from ctr.pipelines.events.publish import LATE_EVENTS, begin_log, publish_staged
 from ctr.pipelines.events.read import find_events, split_units
 from ctr.pipelines.events.run import (
     beam_options,
-    publish_staged,
     spool_units,
     stage_spooled,
     with_pinned_teacher,
 )
-from ctr.pipelines.events.spool import is_followed, list_starts, read_report
+from ctr.pipelines.events.spool import is_followed, list_starts, read_report, read_staged
 from ctr.pipelines.spill import spill_folder
 
 _WORKERS = 2
@@ -98,7 +97,7 @@ def ingest_events(
         starts = list_starts(spool)
         stage_spooled(beam, mapping, log, spool, starts)
         seconds["join"] = time.perf_counter() - begun - seconds["spool"]
-        published = publish_staged(log, spool, starts)
+        published = list(publish_staged(log, read_staged(spool, starts)))
     seconds["total"] = time.perf_counter() - begun
     counters = sum_counters(published)
     check_conservation(counts, counters, 0)

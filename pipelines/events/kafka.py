@@ -9,7 +9,7 @@ its partition, which the connector does not know before the first record that it
 # mypy: allow-untyped-calls
 
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,12 +23,13 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from ctr.data.event_mapping import EventMapping
 from ctr.io.errors import InputError
+from ctr.pipelines.events.drivers import KafkaSettings
 from ctr.pipelines.events.read import BLOCK_BYTES, line_reader
 from ctr.pipelines.events.stream import RawEvents
 from ctr.pipelines.events.tables import KINDS, Kind, source_of
 
 
-def kafka_options(given: list[str]) -> dict[str, str]:
+def kafka_options(given: Sequence[str]) -> dict[str, str]:
     """Settings of the consumer, written KEY=VALUE. Raises InputError for what is not."""
     found = {}
     for text in given:
@@ -44,23 +45,14 @@ class EventsInKafka(beam.PTransform[Any, Any]):
 
     Args:
         mapping: with topics.
-        servers: HOST:PORT, several with commas between.
+        settings: the servers, the consumer and the expansion service.
         since_us: records with an earlier timestamp are not read; 0: all are.
-        consumer: settings of Kafka's consumer beside those.
-        expansion_service: HOST:PORT of a running one; empty: Beam starts its own, for which it fetches a jar.
 
     Raises:
-        InputError: a mapping without topics, or of hashed impressions.
+        InputError: a mapping without topics, or of hashed impressions, or a setting of the consumer that is no pair.
     """
 
-    def __init__(
-        self,
-        mapping: EventMapping,
-        servers: str,
-        since_us: int = 0,
-        consumer: dict[str, str] | None = None,
-        expansion_service: str = "",
-    ) -> None:
+    def __init__(self, mapping: EventMapping, settings: KafkaSettings, since_us: int = 0) -> None:
         super().__init__()
         if mapping.impressions.topic is None:
             raise InputError("mapping: impressions.topic and clicks.topic are required to read from Kafka")
@@ -68,12 +60,13 @@ class EventsInKafka(beam.PTransform[Any, Any]):
             raise InputError(
                 "mapping: impressions.hashed: records are JSON objects, hashed impressions are Parquet"
             )
-        self._mapping, self._since_us, self._expansion_service = mapping, since_us, expansion_service
+        self._mapping, self._since_us = mapping, since_us
+        self._expansion_service = settings.expansion_service
         self._consumer = {
-            "bootstrap.servers": servers,
+            "bootstrap.servers": settings.servers,
             "auto.offset.reset": "earliest",
             "enable.auto.commit": "false",
-            **(consumer or {}),
+            **kafka_options(settings.consumer),
         }
 
     def expand(self, begin: Any) -> Any:

@@ -12,6 +12,7 @@ interval's events, so that any number of workers may write it any number of time
 """
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,6 +25,8 @@ from ctr.data.log import (
     list_intervals,
     manifest_bytes,
     manifest_path,
+    parse_manifest,
+    publish_manifest,
     stage_interval,
 )
 from ctr.data.parquet_files import parquet_bytes
@@ -54,6 +57,24 @@ def begin_log(log: Path, mapping: EventMapping) -> None:
     adopt_record(log / MAPPING_FILE, mapping)
     if mapping.sampling is not None:
         adopt_record(log / RECORD, SampledLog(name=mapping.sampling.name, config=mapping.sampling.rule))
+
+
+def last_published(log: Path) -> int:
+    """The start of the last published partition, -1 where there is none."""
+    return max((start for start, _ in list_intervals(log)), default=-1)
+
+
+def publish_staged(log: Path, staged: Iterable[tuple[int, bytes]]) -> Iterator[Manifest]:
+    """Publishes staged partitions in order of time, so that no reader ever sees one before an earlier one.
+
+    Args:
+        staged: the start of each partition and its manifest as JSON; without content, there is nothing to publish.
+    """
+    for start, content in sorted(staged):
+        if content:
+            manifest = parse_manifest(content, f"the staged partition from {start} on")
+            publish_manifest(log, manifest)
+            yield manifest
 
 
 def make_sampling(mapping: EventMapping) -> Sampling | None:

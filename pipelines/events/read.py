@@ -38,6 +38,25 @@ class Unit:
     row_groups: tuple[int, int] | None = None
 
 
+@dataclass(frozen=True)
+class Version:
+    """Distinguishes the content of a file from an earlier or later one.
+
+    Attributes:
+        size: in bytes.
+        modified_ns: in nanoseconds since 1970.
+    """
+
+    size: int = 0
+    modified_ns: int = 0
+
+    @classmethod
+    def read(cls, path: Path) -> "Version":
+        """The version of a file now. Raises OSError where there is none."""
+        stat = path.stat()
+        return cls(stat.st_size, stat.st_mtime_ns)
+
+
 def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
     """The files of events in some folders, in the order in which they count as arriving.
 

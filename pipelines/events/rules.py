@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from ctr.data.durations import duration_us
 from ctr.data.event_mapping import EventMapping
+from ctr.pipelines.events.tables import Kind
 from ctr.pipelines.spill import split_by_interval
 
 Times = TypeVar("Times", int, np.ndarray)
@@ -59,6 +60,11 @@ def interval_rules(mapping: EventMapping) -> IntervalRules:
     return IntervalRules(
         duration_us(mapping.partition), window, late_window, duration_us(mapping.delay), overlap
     )
+
+
+def route(rules: IntervalRules, kind: Kind, table: pa.Table) -> tuple[dict[int, pa.Table], pa.Table]:
+    """Events by the partitions that need them, and those that are too late for their own one."""
+    return (route_impressions if kind == "impressions" else route_clicks)(rules, table)
 
 
 def route_impressions(rules: IntervalRules, table: pa.Table) -> tuple[dict[int, pa.Table], pa.Table]:

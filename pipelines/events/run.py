@@ -13,12 +13,10 @@ from apache_beam.options.pipeline_options import PipelineOptions, StandardOption
 
 from ctr.config import load_record
 from ctr.data.event_mapping import EventMapping, EventTeacher
-from ctr.data.log import Manifest, parse_manifest, publish_manifest
 from ctr.io.errors import InputError
 from ctr.pipelines.beam_options import in_this_process, read_beam_options, split_beam_options
 from ctr.pipelines.events.publish import MAPPING_FILE
 from ctr.pipelines.events.read import Unit
-from ctr.pipelines.events.spool import staged_path
 from ctr.pipelines.events.steps import (
     ReadEvents,
     SpoolEvents,
@@ -27,13 +25,15 @@ from ctr.pipelines.events.steps import (
     note_staged,
     prepare_piece,
 )
+from ctr.pipelines.rows.sources import UnreadableNowError
 
-# What Beam's local runner says of an error in a worker holds its class and its message.
+# What a runner reports of an error in a worker has its class and its message.
+_NAMES = [re.escape(f"{error.__module__}.{error.__name__}") for error in (InputError, UnreadableNowError)]
 _INPUT_ERROR = re.compile(
-    rf"(?:{re.escape(InputError.__module__)}\.InputError: |\bOSError: |PermissionError: )(.*?)(?: \[while running|\n|$)"
+    rf"(?:{'|'.join(_NAMES)}|\bOSError|PermissionError): (.*?)(?: \[while running|\n|$)"
 )
 
-# As the system's errors tell themselves, and not as the command line does.
+# The text of the system's errors, which differs from that of the command line.
 _SYSTEM_ERROR = re.compile(r"^\[Errno \d+\] (.*): '(.*)'$")
 
 
@@ -128,19 +128,6 @@ def stage_spooled(
         )
 
     run_pipeline(options, build)
-
-
-def publish_staged(log: Path, spool: Path, starts: Sequence[int]) -> list[Manifest]:
-    """Publishes staged intervals in order of time, so that no reader ever sees one before an earlier one."""
-    published = []
-    for start in sorted(starts):
-        path = staged_path(spool, start)
-        content = path.read_bytes()
-        if content:
-            manifest = parse_manifest(content, str(path))
-            publish_manifest(log, manifest)
-            published.append(manifest)
-    return published
 
 
 def with_pinned_teacher(mapping: EventMapping, log: Path) -> EventMapping:

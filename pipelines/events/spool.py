@@ -170,6 +170,11 @@ def drop_intervals(spool: Path, before: int) -> None:
             shutil.rmtree(spool / "segments" / f"{start:019d}", ignore_errors=True)
 
 
+def read_staged(spool: Path, starts: Sequence[int]) -> list[tuple[int, bytes]]:
+    """The manifests of staged partitions, as ``ctr.pipelines.events.publish.publish_staged`` takes them."""
+    return [(start, staged_path(spool, start).read_bytes()) for start in starts]
+
+
 def staged_path(spool: Path, start: int) -> Path:
     """Where the manifest of an interval waits to be published."""
     return spool / "staged" / f"{start:019d}.json"

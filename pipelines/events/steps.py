@@ -9,7 +9,7 @@ Elements are whole tables: rows one by one would cost fifty times as much.
 import pickle
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.pipelines.events.join import Joined, Sampling, join_interval, sample_joined
 from ctr.pipelines.events.publish import make_sampling, stage_joined, write_late
-from ctr.pipelines.events.read import BLOCK_BYTES, Unit, read_unit
-from ctr.pipelines.events.rules import interval_rules, route_clicks, route_impressions
+from ctr.pipelines.events.read import BLOCK_BYTES, Unit, Version, read_unit
+from ctr.pipelines.events.rules import interval_rules, route
 from ctr.pipelines.events.spool import (
     UnitReport,
     read_interval,
@@ -52,15 +52,13 @@ class JoinedAt:
 class Piece:
     """A chunk of a unit, or, where there is no chunk, the end of the unit.
 
-    The end tells the size and the time of change (nanoseconds) that the file had before it was read, 0 where there was
-    none any more, and why it could not be read to its end.
+    The end has the version of the file before it was read, and why it could not be read to its end.
     """
 
     unit: Unit
     number: int
     content: Any
-    size: int = 0
-    modified_ns: int = 0
+    version: Version = field(default_factory=Version)
     damaged: str = ""
 
 
@@ -96,23 +94,21 @@ class ReadEvents(beam.DoFn):
         self._mapping, self._keep_going, self._block_bytes = mapping, keep_going, block_bytes
 
     def process(self, unit: Unit) -> Iterator[Piece]:
-        number, size, modified_ns, damaged = 0, 0, 0, ""
+        number, version, damaged = 0, Version(), ""
         try:
             # Before it is read: what is added while it is read must show as a change.
             with faults_named(unit.path):
-                stat = unit.path.stat()
-            size, modified_ns = stat.st_size, stat.st_mtime_ns
+                version = Version.read(unit.path)
             for chunk in read_unit(self._mapping, unit, self._block_bytes):
                 yield Piece(unit, number, chunk)
                 number += 1
-        except UnreadableNowError as error:
-            # By its plain name, which is found in what a runner tells of an error.
-            raise InputError(str(error)) from None
+        except UnreadableNowError:
+            raise
         except InputError as error:
             if not self._keep_going:
                 raise
             damaged = str(error)
-        yield Piece(unit, number, None, size, modified_ns, damaged)
+        yield Piece(unit, number, None, version, damaged)
 
 
 def prepare_piece(piece: Piece, mapping: EventMapping, clock_us: int) -> Piece:
@@ -143,13 +139,13 @@ class SpoolEvents(beam.DoFn):
         if piece.content is not None:
             self._set_down(piece, piece.content, report)
             return
-        report.size, report.modified_ns, report.damaged = piece.size, piece.modified_ns, piece.damaged
+        report.size, report.modified_ns = piece.version.size, piece.version.modified_ns
+        report.damaged = piece.damaged
         write_report(self._spool, unit, self._reports.pop(unit))
 
     def _set_down(self, piece: Piece, prepared: Prepared, report: UnitReport) -> None:
         rules = interval_rules(self._mapping)
-        route = route_impressions if prepared.kind == "impressions" else route_clicks
-        routed, late = route(rules, prepared.table)
+        routed, late = route(rules, prepared.kind, prepared.table)
         for start, table in routed.items():
             write_segment(self._spool, piece.unit, piece.number, start, table)
         if late.num_rows:

@@ -31,19 +31,17 @@ from apache_beam.utils.windowed_value import PaneInfoTiming
 
 from ctr.data.durations import duration_us
 from ctr.data.event_mapping import EventMapping
-from ctr.data.log import list_intervals, parse_manifest, publish_manifest
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.io.signals import Stop
-from ctr.pipelines.events.accounts import ENOUGH_EVENTS, RECENT_EVENTS, check_rejects, describe_rejects
+from ctr.pipelines.events.accounts import RecentReports, describe_rejects
 from ctr.pipelines.events.join import join_interval
-from ctr.pipelines.events.publish import begin_log, write_late
+from ctr.pipelines.events.publish import begin_log, last_published, publish_staged, write_late
 from ctr.pipelines.events.rules import (
     IntervalRules,
     interval_rules,
     known_from,
-    route_clicks,
-    route_impressions,
+    route,
 )
 from ctr.pipelines.events.run import is_local, with_pinned_teacher
 from ctr.pipelines.events.spool import UnitReport
@@ -75,11 +73,6 @@ def first_needed(mapping: EventMapping, log: Path) -> int:
     if last < 0 or mapping.future is None:
         return 0
     return max(0, known_from(rules, last + rules.length) - duration_us(mapping.future))
-
-
-def last_published(log: Path) -> int:
-    """The begin of the last published interval, -1 where there is none."""
-    return max((start for start, _ in list_intervals(log)), default=-1)
 
 
 def check_rules(mapping: EventMapping) -> IntervalRules:
@@ -136,10 +129,8 @@ def _keyed(staged: tuple[int, bytes]) -> tuple[bytes, tuple[int, bytes]]:
 
 
 def _publish(element: tuple[bytes, Iterable[tuple[int, bytes]]], log: Path) -> Iterator[int]:
-    for start, content in sorted(element[1]):
-        if content:
-            publish_manifest(log, parse_manifest(content, f"the staged partition from {start} on"))
-            yield start
+    for manifest in publish_staged(log, element[1]):
+        yield manifest.start
 
 
 # ---------------------------------------------------------------- from events to intervals
@@ -150,17 +141,16 @@ class _Route(beam.DoFn):
     """Parses events, transforms features, and gives each interval what it needs, as an Arrow stream."""
 
     def __init__(self, mapping: EventMapping, log: Path, last: int, max_reject_share: float) -> None:
-        self._mapping, self._log, self._last, self._max_share = mapping, log, last, max_reject_share
+        self._mapping, self._log, self._last = mapping, log, last
         self._rules = interval_rules(mapping)
-        self._recent: list[UnitReport] = []
+        self._recent = RecentReports(max_reject_share)
 
     def process(self, element: RawEvents) -> Iterator[Any]:
         prepared = prepare(self._mapping, element.kind, element.chunk, time.time_ns() // 1000)
         report = UnitReport(element.kind, element.name, events=prepared.count)
         report.add_rejects(prepared.rejects)
         self._judge(report)
-        route = route_impressions if element.kind == "impressions" else route_clicks
-        routed, late = route(self._rules, prepared.table)
+        routed, late = route(self._rules, element.kind, prepared.table)
         if late.num_rows:
             write_late(self._log, element.kind, late)
         for start, table in routed.items():
@@ -187,14 +177,12 @@ class _Route(beam.DoFn):
             yield TimestampedValue((start, (what, _to_bytes(table))), last_moment)
 
     def _judge(self, report: UnitReport) -> None:
-        self._recent.append(report)
-        while sum(other.events for other in self._recent[1:]) >= RECENT_EVENTS:
-            del self._recent[0]
+        self._recent.add(report)
         if report.rejected:
             content = describe_rejects(report)
             name = f"{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
             write_atomic_bytes(self._log / "rejects" / name, content)
-            check_rejects(self._recent, self._max_share, ENOUGH_EVENTS)
+            self._recent.check_rejects()
 
 
 def _to_bytes(table: pa.Table) -> bytes:
