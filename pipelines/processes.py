@@ -1,6 +1,10 @@
-"""Processes that this one starts: Python in them imports nothing from the current directory."""
+"""What runs beside a command: a safe environment for the processes that it starts, and silence for Beam.
+
+This module does not import Beam, so that its first import can be silenced.
+"""
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,3 +36,24 @@ def safe_workers() -> Iterator[None]:
             os.environ.pop(_SAFE_PATH, None)
         else:
             os.environ[_SAFE_PATH] = before
+
+
+@contextlib.contextmanager
+def quiet_beam(level: int = logging.CRITICAL) -> Iterator[None]:
+    """Logs nothing up to ``level`` in the block, which may be the first to import Beam."""
+    # Beam's import also logs through the root logger, which then would get a handler for good.
+    handlers, disabled = list(logging.root.handlers), logging.root.manager.disable
+    logging.disable(level)
+    try:
+        from apache_beam.runners.worker import sdk_worker
+
+        # A worker in this process prints the trace of what it also reports.
+        names = vars(sdk_worker)
+        names["print"] = lambda *_, **__: None
+        try:
+            yield
+        finally:
+            names.pop("print", None)
+    finally:
+        logging.disable(disabled)
+        logging.root.handlers[:] = handlers

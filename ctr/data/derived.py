@@ -9,8 +9,8 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from ctr.config import StrictModel
-from ctr.data.durations import Duration, duration_us
 from ctr.data.spelling import Cast
+from ctr.data.times import Duration, duration_us
 
 TIME_SOURCE = "time"
 """What a rule calls the parsed time of a row."""

@@ -11,10 +11,10 @@ from pydantic import Field, model_validator
 
 from ctr.config import StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column, Derived
-from ctr.data.durations import Duration, duration_us
 from ctr.data.mapping import DelimitedInput, JsonlInput, ParquetInput, Time
 from ctr.data.sampling import SamplingConfig
 from ctr.data.schema import Feature, Number, Schema, make_schema
+from ctr.data.times import Duration, duration_us
 
 _MOST_INTERVALS = 1000
 

@@ -38,6 +38,7 @@ from ctr.io.files import (
     create_exclusively,
     file_sha256,
     is_temporary,
+    names_in,
     write_atomic_bytes,
 )
 
@@ -411,3 +412,30 @@ def read_shard(folder: Path, entry: ShardEntry, schema: Schema) -> pa.Table:
             f"{entry.first_query_time} to {entry.last_query_time}"
         )
     return table
+
+
+class PublishedPartitions:
+    """The published partitions of a log that grows; lists the manifests each time, but reads only the new ones.
+
+    So a manifest that was overwritten is noticed only by another reader; one that was deleted is gone.
+    """
+
+    def __init__(self, folder: Path, known: Sequence[Manifest] = ()) -> None:
+        """Reads nothing. ``known``: manifests of the log in ``folder`` that were read already."""
+        self._folder = folder
+        self._names: frozenset[str] = frozenset()
+        self._manifests = known
+
+    def read(self) -> Sequence[Manifest]:
+        """All of them in order of time; the same object as before when there are no others.
+
+        Raises:
+            InputError: see ``ctr.data.log.read_manifests``.
+        """
+        names = frozenset(names_in(self._folder / "manifests", ".json"))
+        if names != self._names:
+            known = {(manifest.start, manifest.end): manifest for manifest in self._manifests}
+            self._manifests = read_manifests(self._folder, known)
+            # A manifest that appeared in between may be read now and listed next time, which is harmless.
+            self._names = names
+        return self._manifests

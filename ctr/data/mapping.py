@@ -13,8 +13,8 @@ from pydantic import Field, field_validator, model_validator
 
 from ctr.config import StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column, Derived
-from ctr.data.durations import Duration, duration_us
 from ctr.data.schema import Category, Feature, Number, Schema, Text, make_schema
+from ctr.data.times import Duration, duration_us
 from ctr.io.errors import InputError
 
 FORMATS_FOLDER = Path(__file__).parent / "formats"

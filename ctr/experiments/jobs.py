@@ -20,7 +20,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from ctr.io.files import write_atomic_bytes
-from ctr.pipelines.beam_options import in_this_process, read_beam_options, split_beam_options
+from ctr.pipelines.beam import in_this_process, read_beam_options, split_beam_options
 from ctr.pipelines.processes import safe_environment
 
 _LINES_KEPT = 30

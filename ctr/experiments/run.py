@@ -26,8 +26,7 @@ from ctr.experiments.loops import PlannedLoop, loop_of
 from ctr.experiments.plan import Plan, PlannedRun, PlannedSampling, make_plan
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, write_atomic_bytes
-from ctr.pipelines.processes import safe_workers
-from ctr.pipelines.quiet import quiet_beam
+from ctr.pipelines.processes import quiet_beam, safe_workers
 from ctr.training.run.directory import only_process, write_json
 
 if TYPE_CHECKING:

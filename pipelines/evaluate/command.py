@@ -18,8 +18,7 @@ from ctr.eval.display import (
 )
 from ctr.eval.run_files import METRICS
 from ctr.io.errors import InputError
-from ctr.pipelines.processes import safe_workers
-from ctr.pipelines.quiet import quiet_beam
+from ctr.pipelines.processes import quiet_beam, safe_workers
 
 
 def run_evaluate(

@@ -1,17 +1,17 @@
 """What became of the events that were read: counts that must add up, rejects, and when these are too many."""
 
 import hashlib
-import json
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ctr.data.log import Manifest
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.pipelines.events.spool import UnitReport
+from ctr.pipelines.rows.rejects import json_line, reject_line, reject_reasons
 
 ENOUGH_EVENTS = 1_000
 """Fewer events than these say nothing of a job's share of rejects before it ends."""
@@ -59,12 +59,6 @@ def count_reports(reports: Sequence[UnitReport]) -> EventCounts:
     return counts
 
 
-def reject_reasons(reports: Collection[UnitReport]) -> dict[str, int]:
-    """The rejects that are described, by ``key: reason``, the most frequent first."""
-    counted = Counter(f"{reject.key}: {reject.reason}" for report in reports for reject in report.rejects)
-    return dict(sorted(counted.items(), key=lambda item: (-item[1], item[0])))
-
-
 def check_rejects(reports: Collection[UnitReport], max_share: float, at_least: int = 1) -> None:
     """Raises InputError when more than the allowed share of the events of these units was rejected.
 
@@ -75,7 +69,7 @@ def check_rejects(reports: Collection[UnitReport], max_share: float, at_least: i
     rejected = sum(report.rejected for report in reports)
     if events < at_least or rejected <= max_share * events:
         return
-    reason, most = next(iter(reject_reasons(reports).items()))
+    reason, most = next(iter(reject_reasons(r for report in reports for r in report.rejects).items()))
     place, first = next(
         (report.name, reject)
         for report in reports
@@ -142,14 +136,12 @@ def write_rejects(log: Path, reports: Sequence[UnitReport]) -> None:
 
 def describe_rejects(report: UnitReport) -> bytes:
     """JSON lines; nothing where nothing was rejected."""
-    lines: list[dict[str, object]] = [{**asdict(reject), "file": report.name} for reject in report.rejects]
+    lines = [reject_line(reject, report.name) for reject in report.rejects]
     if more := report.rejected - len(report.rejects):
-        lines.append({"file": report.name, "more": more})
+        lines.append(json_line({"file": report.name, "more": more}))
     if report.damaged:
-        lines.append({"file": report.name, "damaged": report.damaged})
-    content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    # A value cut out of broken UTF-8 must not break the record of it.
-    return content.encode("utf-8", errors="backslashreplace")
+        lines.append(json_line({"file": report.name, "damaged": report.damaged}))
+    return b"".join(lines)
 
 
 def sum_counters(manifests: Sequence[Manifest]) -> dict[str, int]:

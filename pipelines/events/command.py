@@ -12,8 +12,7 @@ from ctr.data.log import Manifest, check_log, read_manifests
 from ctr.io.errors import InputError
 from ctr.io.signals import stop_signals
 from ctr.pipelines.events.drivers import BatchSettings, FollowSettings, KafkaSettings, choose_driver
-from ctr.pipelines.processes import safe_workers
-from ctr.pipelines.quiet import quiet_beam
+from ctr.pipelines.processes import quiet_beam, safe_workers
 from ctr.pipelines.rows.rejects import check_reject_share
 
 if TYPE_CHECKING:

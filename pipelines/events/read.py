@@ -18,7 +18,6 @@ BLOCK_BYTES = 16 << 20
 """Bytes of a file that are read, parsed and transformed at a time."""
 
 _UNIT_ROWS = 1 << 20
-_BATCH_ROWS = 65_536
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def read_unit(mapping: EventMapping, unit: Unit, block_bytes: int = BLOCK_BYTES)
     if isinstance(form, JsonlInput):
         yield from line_reader(mapping, unit.kind).read(source, block_bytes)
     elif isinstance(form, ParquetInput):
-        yield from read_parquet(source, wanted, _BATCH_ROWS, unit.row_groups)
+        yield from read_parquet(source, wanted, unit.row_groups)
     else:
         yield from read_table_file(source, form, wanted, block_bytes)
 

@@ -13,8 +13,8 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.durations import duration_us
 from ctr.data.event_mapping import EventMapping
+from ctr.data.times import duration_us
 from ctr.pipelines.events.tables import Kind
 from ctr.pipelines.spill import split_by_interval
 

@@ -14,7 +14,7 @@ from apache_beam.options.pipeline_options import PipelineOptions, StandardOption
 from ctr.config import load_record
 from ctr.data.event_mapping import EventMapping, EventTeacher
 from ctr.io.errors import InputError
-from ctr.pipelines.beam_options import in_this_process, read_beam_options, split_beam_options
+from ctr.pipelines.beam import in_this_process, make_pipeline, read_beam_options, split_beam_options
 from ctr.pipelines.events.publish import MAPPING_FILE
 from ctr.pipelines.events.read import Unit
 from ctr.pipelines.events.steps import (
@@ -69,10 +69,7 @@ def run_pipeline(options: PipelineOptions, build: Callable[[Any], object]) -> No
     Raises:
         InputError: of a worker, or of options that fit no runner.
     """
-    try:
-        pipeline = beam.Pipeline(options=options)
-    except (ValueError, ImportError, AttributeError) as error:
-        raise InputError(f"--beam-options: {' '.join(str(error).split())}") from None
+    pipeline = make_pipeline(options)
     build(pipeline)
     with input_errors_of_workers():
         pipeline.run().wait_until_finish()

@@ -29,8 +29,8 @@ from apache_beam.transforms.window import FixedWindows, TimestampedValue
 from apache_beam.utils.timestamp import Duration, Timestamp
 from apache_beam.utils.windowed_value import PaneInfoTiming
 
-from ctr.data.durations import duration_us
 from ctr.data.event_mapping import EventMapping
+from ctr.data.times import duration_us
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.io.signals import Stop

@@ -10,12 +10,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import apache_beam as beam
 import grpc
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, StandardOptions
 
 from ctr.io.errors import InputError
 from ctr.io.signals import Stop
+from ctr.pipelines.beam import make_pipeline
 from ctr.pipelines.events.run import beam_options, input_errors_of_workers
 
 _FLINK = ("FlinkRunner", "PortableRunner")
@@ -69,10 +69,7 @@ def run_until_stopped(options: PipelineOptions, build: Callable[[Any], object], 
         InputError: of a worker, of options that fit no runner, or a runner that is not there or went away.
     """
     _check_endpoint(options)
-    try:
-        pipeline = beam.Pipeline(options=options)
-    except (ValueError, ImportError, AttributeError) as error:
-        raise InputError(f"--beam-options: {' '.join(str(error).split())}") from None
+    pipeline = make_pipeline(options)
     build(pipeline)
     with _runner_errors(), input_errors_of_workers():
         _run(pipeline, stop)

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ctr.data.durations import duration_us
 from ctr.data.event_mapping import EventMapping, EventSource
 from ctr.data.log import shard_schema
 from ctr.data.reader import FAULTS, rows_of_table
+from ctr.data.times import duration_us
 from ctr.data.transform import pack_table
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.chunks import Chunk

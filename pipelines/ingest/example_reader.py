@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.mapping import Mapping
+from ctr.data.times import format_time
 from ctr.pipelines.ingest.examples import ExampleMaker, Examples
 from ctr.pipelines.ingest.repeats import Repeats, hash_rows
 from ctr.pipelines.rows.chunks import Chunk
@@ -58,6 +59,18 @@ class TimesFound:
             self.last = high if self.last is None else max(self.last, high)
             self.before += int(np.count_nonzero(times < self.early)) if low < self.early else 0
             self.after += int(np.count_nonzero(times >= self.now)) if high >= self.now else 0
+
+    def warnings(self, rows: int) -> Iterator[str]:
+        """Warns of unlikely times among those of so many rows."""
+        for count, what, extreme, time_us in (
+            (self.before, "before the year 2000", "earliest", self.first),
+            (self.after, "in the future", "latest", self.last),
+        ):
+            if count and time_us is not None:
+                yield (
+                    f"{count} of {rows} times lie {what}, the {extreme} at {format_time(time_us)}: "
+                    "if that is wrong, check time.unit or time.format of the mapping"
+                )
 
 
 class ExampleReader:

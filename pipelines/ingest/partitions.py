@@ -3,8 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from datetime import UTC, datetime
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +12,12 @@ import pyarrow as pa
 from ctr.data.log import Manifest, is_published, stage_interval
 from ctr.data.mapping import Mapping
 from ctr.data.row_order import KEY_COLUMNS, sort_rows
+from ctr.data.times import format_time
 from ctr.io.errors import InputError
-from ctr.io.files import file_sha256
+from ctr.io.files import file_sha256, is_temporary
 from ctr.pipelines.ingest.example_reader import timed
 from ctr.pipelines.ingest.examples import FILE_COLUMN, ROW_COLUMN, spill_schema
-from ctr.pipelines.ingest.sessions import assign_queries
+from ctr.pipelines.rows.convert import mix_ids
 from ctr.pipelines.rows.rejects import Reject, RejectLog, make_reject
 from ctr.pipelines.spill import Arrival, IntervalSpill
 
@@ -25,13 +25,6 @@ GROUP_COLUMN = "@group"
 """Beside the columns of ``spill_schema``, in logs that group rows: the group, which sessions cut into queries."""
 
 _FILES_NAMED = 3
-
-
-def iso(time_us: int) -> str:
-    """A time in microseconds as text; a fraction of a second only where there is one."""
-    return datetime.fromtimestamp(time_us // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%S") + (
-        f".{time_us % 1_000_000:06d}Z" if time_us % 1_000_000 else "Z"
-    )
 
 
 def spill_rows(
@@ -70,6 +63,38 @@ def spill_rows(
             spill.append(_with_queries(table, query_ids[first:last], query_times[first:last]))
             first = last
     return spill
+
+
+def assign_queries(
+    groups: np.ndarray, times: np.ndarray, gap_us: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Gives each row its query.
+
+    Args:
+        groups: [N] int64, rows of different groups never share a query.
+        times: [N] int64, microseconds.
+        gap_us: a new session of the group starts after a longer pause than this; None: one query a group.
+
+    Returns:
+        [N] int64 query ids (the group, or a hash of the group and the session's first time) and [N] int64
+        query times: the time of the query's last row, so that no label is known before its query.
+    """
+    order = np.lexsort((times, groups))
+    sorted_groups, sorted_times = groups[order], times[order]
+    starts = np.ones(len(order), bool)
+    starts[1:] = sorted_groups[1:] != sorted_groups[:-1]
+    if gap_us is not None:
+        starts[1:] |= sorted_times[1:] - sorted_times[:-1] > gap_us
+    begins = np.flatnonzero(starts)
+    lengths = np.diff(np.append(begins, len(order)))
+    ids = sorted_groups[begins]
+    if gap_us is not None:
+        ids = mix_ids(ids, sorted_times[begins])
+    query_ids = np.empty(len(order), np.int64)
+    query_times = np.empty(len(order), np.int64)
+    query_ids[order] = np.repeat(ids, lengths)
+    query_times[order] = np.repeat(sorted_times[begins + lengths - 1], lengths)
+    return query_ids, query_times
 
 
 def _with_queries(table: pa.Table, query_ids: np.ndarray, query_times: np.ndarray) -> pa.Table:
@@ -151,6 +176,39 @@ def published_again(out: Path, mapping: Mapping, start: int, table: pa.Table) ->
     return planned
 
 
+@contextmanager
+def new_shards_removed_on_failure(out: Path, mapping: Mapping, starts: Sequence[int]) -> Iterator[None]:
+    """Deletes the new shards of these partitions where the block fails.
+
+    Without a manifest, and before partitions that are published, readers would take their manifests for lost.
+    """
+    before = {path.name for path in (out / "shards").glob("*")}
+    try:
+        yield
+    except BaseException:
+        stems = tuple(f"{start:019d}-{start + mapping.partition_us:019d}" for start in starts)
+        for path in (out / "shards").glob("*"):
+            if path.name not in before and path.name.startswith(stems):
+                path.unlink(missing_ok=True)
+        raise
+
+
+def remove_leftovers(out: Path, manifests: Sequence[Manifest], rejects: Path) -> None:
+    """Deletes what killed ingests have left of these partitions, and of this file of rejects.
+
+    Files of other partitions stay: another publisher may be writing them right now.
+    """
+    shards = {shard.file for manifest in manifests for shard in manifest.shards}
+    names = {manifest.name for manifest in manifests}
+    for path in (out / "shards").glob("*"):
+        if path.name not in shards and path.name[: len(next(iter(names), ""))] in names:
+            path.unlink(missing_ok=True)
+    for folder in (out / "manifests", out / "rejects"):
+        for path in folder.glob("*"):
+            if is_temporary(path) and path.name.startswith((*names, rejects.name)):
+                path.unlink(missing_ok=True)
+
+
 class ClosedRows:
     """Rows whose partition is published already with other rows.
 
@@ -196,7 +254,12 @@ class ClosedRows:
         allowed = "times in partitions that are not published"
         rejects.add(
             make_reject(
-                row[FILE_COLUMN], row[ROW_COLUMN], "partition", "closed", iso(row["query_time"]), allowed
+                row[FILE_COLUMN],
+                row[ROW_COLUMN],
+                "partition",
+                "closed",
+                format_time(row["query_time"]),
+                allowed,
             )
             for table in self._tables
             for row in table.to_pylist()
@@ -219,5 +282,5 @@ class ClosedRows:
         return (
             f"{table.num_rows} of {rows} rows fall into {partitions} closed partition{'s' * (partitions != 1)}: "
             f"{', '.join(named)}; the first is {self._names[files[first]]} row {lines[first]} at "
-            f"{iso(int(times[first]))}, in [{iso(start)}, {iso(start + self._length)})"
+            f"{format_time(int(times[first]))}, in [{format_time(start)}, {format_time(start + self._length)})"
         )

@@ -5,6 +5,7 @@ name, compression or format. Hashed are the examples that rows become, without w
 """
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from ctr.data.mapping import Mapping
 from ctr.data.parquet_files import IDS_COLUMN
 
 _SHORTEST, _LONGEST = 64, 8192
+_WARNED_SHARE = 0.01
 _ENDS = np.uint64((1 << 10) - 1)
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -118,6 +120,24 @@ class Repeats:
             self.new.append((value, number))
         else:
             self.repeated[number, before] += len(hashes)
+
+    def warnings(self, names: Sequence[str], rows: int) -> Iterator[str]:
+        """Warns of many repeated rows.
+
+        Args:
+            names: of all files, by their numbers.
+            rows: of the files that were added.
+        """
+        repeated = sum(self.repeated.values())
+        if repeated > _WARNED_SHARE * rows:
+            pairs = [
+                f"{names[file]} repeats {count} rows of {names[other] if other != file else 'itself'}"
+                for (file, other), count in self.repeated.most_common(3)
+            ]
+            yield (
+                f"{repeated} of {rows} rows ({repeated / rows:.0%}) were seen before: {', '.join(pairs)}. "
+                "They count again: leave copies out and use a new output directory, unless the repetition is intended"
+            )
 
     def finish(self) -> None:
         """Ends a file: what is left of it is its last block."""

@@ -13,8 +13,6 @@ from ctr.pipelines.rows.delimited import delimited_columns, read_delimited
 from ctr.pipelines.rows.parquet import parquet_columns, read_parquet
 from ctr.pipelines.rows.sources import SourceFile
 
-_PARQUET_BATCH_ROWS = 65_536
-
 
 def table_file_columns(path: Path, form: DelimitedInput | ParquetInput) -> tuple[str, ...]:
     """The names of a file's columns. Raises InputError for a damaged file."""
@@ -30,7 +28,7 @@ def read_table_file(
         InputError: a missing column or a damaged file.
     """
     if isinstance(form, ParquetInput):
-        return read_parquet(source, wanted, _PARQUET_BATCH_ROWS)
+        return read_parquet(source, wanted)
     return read_delimited(source, form, wanted, block_bytes)
 
 

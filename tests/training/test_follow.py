@@ -17,8 +17,7 @@ import pytest
 
 from ctr.cli import main
 from ctr.config import dump_yaml, parse_model
-from ctr.data.log import manifest_bytes, read_manifests, read_shard
-from ctr.data.published import PublishedIntervals
+from ctr.data.log import PublishedPartitions, manifest_bytes, read_manifests, read_shard
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
 from ctr.data.sidecar import write_sidecar_interval
@@ -334,7 +333,7 @@ assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 
 
 def test_looks_read_only_what_is_new(short):
-    published = PublishedIntervals(short.folder)
+    published = PublishedPartitions(short.folder)
     assert not published.read()
     short.grow(2)
     two = published.read()

@@ -3,8 +3,7 @@
 from bisect import bisect_left, bisect_right
 from dataclasses import replace
 
-from ctr.data.log import Manifest
-from ctr.data.published import PublishedIntervals
+from ctr.data.log import Manifest, PublishedPartitions
 from ctr.data.sidecar import sidecar_folder
 from ctr.training.inputs import Inputs
 from ctr.training.preflight import Log
@@ -26,7 +25,7 @@ class Publications:
         self._ready = 0
         self.awaited: str | None = None
         logs = [inputs.log, *inputs.others.values(), *([inputs.teacher_log] if inputs.teacher_log else [])]
-        self._published = [(log, PublishedIntervals(log.path, log.manifests)) for log in logs]
+        self._published = [(log, PublishedPartitions(log.path, log.manifests)) for log in logs]
         self.readable = self._read_ready()
 
     def look(self) -> bool:
@@ -48,7 +47,7 @@ class Publications:
         return self.inputs is not before or self._ready != ready
 
     @staticmethod
-    def _grown(log: Log, published: PublishedIntervals) -> Log:
+    def _grown(log: Log, published: PublishedPartitions) -> Log:
         manifests = published.read()
         return log if manifests is log.manifests else Log(log.path, manifests)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctr.data.published import PublishedIntervals
+from ctr.data.log import PublishedPartitions
 from ctr.io.errors import InputError
 from ctr.io.signals import Stop
 from ctr.training.config import TrainConfig
@@ -176,7 +176,7 @@ def _make_awaited(log: Path, config: TrainConfig) -> Callable[[], str | None]:
     others = () if constraints is None else tuple(Path(other.path) for other in constraints.logs)
     read = (log, *others)
     taught = () if distillation is None or distillation.log is None else (Path(distillation.log),)
-    published = [PublishedIntervals(path) for path in read]
+    published = [PublishedPartitions(path) for path in read]
 
     def awaited() -> str | None:
         for path in (*read, *taught):

@@ -1,6 +1,7 @@
-"""Durations as configurations write them: a whole number and a unit, such as ``30m``."""
+"""Durations as configurations write them, such as ``30m``, and times as messages show them."""
 
 import re
+from datetime import UTC, datetime
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -46,3 +47,10 @@ def read_duration(key: str, text: str) -> int:
 Duration = Annotated[
     str, AfterValidator(_check_duration), Field(title="duration such as 30m", examples=["1d"])
 ]
+
+
+def format_time(time_us: int) -> str:
+    """A time in microseconds since 1970 as ISO 8601 in UTC; a fraction of a second only where there is one."""
+    seconds, fraction = divmod(time_us, 1_000_000)
+    text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{text}.{fraction:06d}Z" if fraction else f"{text}Z"
