@@ -1,4 +1,4 @@
-"""Rows set down on disk until all of their interval are there: temporary files inside the log's folder."""
+"""Rows set down on disk until all of their partition are there: temporary files inside the log's folder."""
 
 import secrets
 import shutil
@@ -69,8 +69,8 @@ class Arrival:
         self._path.unlink()
 
 
-def split_by_interval(table: pa.Table, starts: np.ndarray) -> dict[int, pa.Table]:
-    """The rows of a table by the interval that each belongs to, in their order.
+def split_by_partition(table: pa.Table, starts: np.ndarray) -> dict[int, pa.Table]:
+    """The rows of a table by the partition that each belongs to, in their order.
 
     Args:
         starts: int64 [N].
@@ -87,18 +87,18 @@ def split_by_interval(table: pa.Table, starts: np.ndarray) -> dict[int, pa.Table
     }
 
 
-class IntervalSpill:
-    """Rows by interval of query time, each interval in the order of arrival.
+class PartitionSpill:
+    """Rows by partition of query time, each partition in the order of arrival.
 
     Args:
         folder: where the files go.
-        interval_us: the length of an interval; they begin at multiples of it.
+        partition_us: the length of a partition; they begin at multiples of it.
         buffer_bytes: rows kept in memory before they go to disk.
     """
 
-    def __init__(self, folder: Path, interval_us: int, buffer_bytes: int = _BUFFER_BYTES) -> None:
+    def __init__(self, folder: Path, partition_us: int, buffer_bytes: int = _BUFFER_BYTES) -> None:
         self._folder = folder
-        self._interval_us = interval_us
+        self._partition_us = partition_us
         self._buffer_bytes = buffer_bytes
         self._buffers: dict[int, list[pa.Table]] = {}
         self._buffered_bytes = 0
@@ -109,8 +109,8 @@ class IntervalSpill:
         if not table.num_rows:
             return
         times = table.column("query_time").to_numpy()
-        starts = times - times % self._interval_us
-        for start, part in split_by_interval(table, starts).items():
+        starts = times - times % self._partition_us
+        for start, part in split_by_partition(table, starts).items():
             self._starts.add(start)
             self._buffers.setdefault(start, []).append(part)
         self._buffered_bytes += table.nbytes
@@ -120,7 +120,7 @@ class IntervalSpill:
     def _flush(self) -> None:
         # All buffers, not the largest: their tables are slices, and one that stays keeps the whole in memory.
         for start, tables in self._buffers.items():
-            # A file is a run of Arrow streams, one for each flush: no interval holds a file open.
+            # A file is a run of Arrow streams, one for each flush: no partition holds a file open.
             with self._path(start).open("ab") as file, pa.ipc.new_stream(file, tables[0].schema) as writer:
                 for table in tables:
                     writer.write_table(table)
@@ -130,12 +130,12 @@ class IntervalSpill:
     def _path(self, start: int) -> Path:
         return self._folder / f"{start:019d}"
 
-    def intervals(self) -> list[tuple[int, int]]:
-        """The intervals (start, end) that have rows, in order of time."""
-        return [(start, start + self._interval_us) for start in sorted(self._starts)]
+    def partitions(self) -> list[tuple[int, int]]:
+        """The partitions (start, end) that have rows, in order of time."""
+        return [(start, start + self._partition_us) for start in sorted(self._starts)]
 
     def take(self, start: int) -> pa.Table:
-        """All rows of an interval in the order of arrival; frees what they occupied."""
+        """All rows of a partition in the order of arrival; frees what they occupied."""
         tables = []
         path = self._path(start)
         if path.exists():

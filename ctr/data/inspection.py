@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ctr.data.id_counts import IdCounts, make_counts
 from ctr.data.log import Manifest, read_manifests, read_schema, unpack_ids
-from ctr.data.lost_partitions import intervals_in
+from ctr.data.lost_partitions import partitions_in
 from ctr.data.parquet_files import IDS_COLUMN, read_columns
 from ctr.data.sample_log import RECORD, applied_samplings
 from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text
@@ -237,7 +237,7 @@ def _partition(manifest: Manifest) -> Partition:
 def _sidecars(log: Path, manifests: Sequence[Manifest]) -> Iterator[Sidecar]:
     for name in list_sidecars(log):
         folder = sidecar_folder(log, name)
-        published = set(intervals_in(folder))
+        published = set(partitions_in(folder))
         found = [
             read_sidecar_manifest(log, name, manifest)
             for manifest in manifests

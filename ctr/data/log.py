@@ -27,7 +27,7 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 
 from ctr.config import StrictModel, parse_model
-from ctr.data.lost_partitions import intervals_in, published_intervals
+from ctr.data.lost_partitions import partitions_in, published_partitions
 from ctr.data.parquet_files import IDS_COLUMN, cast_table, parquet_bytes, read_verified_parquet
 from ctr.data.row_order import check_order, key_at
 from ctr.data.schema import Schema, differing_features
@@ -126,9 +126,9 @@ class Manifest(StrictModel):
         return self
 
 
-def _shard_file(interval: str, index: int, sha256: str) -> str:
+def _shard_file(partition: str, index: int, sha256: str) -> str:
     # The hash in the name lets two publishers of different content not overwrite each other's shard.
-    return f"{interval}-{index:04d}-{sha256[:16]}.parquet"
+    return f"{partition}-{index:04d}-{sha256[:16]}.parquet"
 
 
 def check_log(folder: Path, schema: Schema) -> None:
@@ -204,7 +204,7 @@ def read_schema_file(path: Path, absent: str) -> Schema:
     return schema
 
 
-def publish_interval(
+def publish_partition(
     folder: Path,
     schema: Schema,
     start: int,
@@ -213,17 +213,17 @@ def publish_interval(
     counters: dict[str, int] | None = None,
     shard_rows: int = 1_000_000,
 ) -> Manifest:
-    """Publishes the partition [start, end) of query time (microseconds) whole: ``stage_interval``, then the manifest.
+    """Publishes the partition [start, end) of query time (microseconds) whole: ``stage_partition``, then the manifest.
 
     Raises:
-        InputError: see ``stage_interval`` and ``publish_manifest``.
+        InputError: see ``stage_partition`` and ``publish_manifest``.
     """
-    manifest = stage_interval(folder, schema, start, end, rows, counters, shard_rows)
+    manifest = stage_partition(folder, schema, start, end, rows, counters, shard_rows)
     publish_manifest(folder, manifest)
     return manifest
 
 
-def stage_interval(
+def stage_partition(
     folder: Path,
     schema: Schema,
     start: int,
@@ -299,7 +299,7 @@ def stage_interval(
 
 def check_no_overlap(folder: Path, start: int, end: int) -> None:
     """Raises InputError when a published partition overlaps [start, end) without being the same."""
-    for other in list_intervals(folder):
+    for other in list_partitions(folder):
         if other != (start, end) and other[0] < end and start < other[1]:
             raise InputError(
                 f"{folder}: the partition [{start}, {end}) overlaps the published [{other[0]}, {other[1]})"
@@ -352,9 +352,9 @@ def _shard_ranges(begins: np.ndarray, rows: int, shard_rows: int) -> Iterator[tu
         first = last
 
 
-def list_intervals(folder: Path) -> list[tuple[int, int]]:
+def list_partitions(folder: Path) -> list[tuple[int, int]]:
     """The published partitions (start, end) in order of time, from the names of the manifests."""
-    return intervals_in(folder / "manifests")
+    return partitions_in(folder / "manifests")
 
 
 def read_manifests(folder: Path, known: Mapping[tuple[int, int], Manifest] | None = None) -> list[Manifest]:
@@ -365,7 +365,7 @@ def read_manifests(folder: Path, known: Mapping[tuple[int, int], Manifest] | Non
     """
     version = read_schema(folder).version
     manifests: list[Manifest] = []
-    for start, end in published_intervals(folder / "shards", folder / "manifests"):
+    for start, end in published_partitions(folder / "shards", folder / "manifests"):
         path = f"{folder}/manifests/{start:019d}-{end:019d}.json"
         manifest = (known or {}).get((start, end)) or parse_model(
             Manifest, read_sealed(Path(path), f"{path}: no such manifest"), path

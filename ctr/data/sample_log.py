@@ -6,7 +6,7 @@
     LOG2/sampling.yaml                what was done to the rows of this log: the sampling and earlier ones
 
 Either file is created before anything beside it, so that one name, or one smaller log, never mixes the
-decisions of two configurations. Intervals are published one by one, as everywhere: the same command completes
+decisions of two configurations. Partitions are published one by one, as everywhere: the same command completes
 what was cut off, and samples what has been added to LOG since.
 """
 
@@ -25,8 +25,8 @@ from ctr.data.log import (
     Manifest,
     check_log,
     create_log,
-    list_intervals,
-    publish_interval,
+    list_partitions,
+    publish_partition,
     read_manifests,
     read_schema,
     read_shard,
@@ -38,9 +38,9 @@ from ctr.data.schema import Schema
 from ctr.data.sidecar import (
     align_sidecar,
     list_sidecars,
-    read_sidecar_interval,
+    read_sidecar_partition,
     sidecar_folder,
-    write_sidecar_interval,
+    write_sidecar_partition,
 )
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
@@ -231,7 +231,7 @@ class _Decided:
 
 
 def _decided_shards(source: _Source, manifest: Manifest, result: SamplingResult) -> Iterator[_Decided]:
-    """The interval's shards with the decisions on their rows, which are counted in ``result``."""
+    """The partition's shards with the decisions on their rows, which are counted in ``result``."""
     for entry in manifest.shards:
         table = read_shard(source.log, entry, source.schema)
         rows = rows_of_table(table, source.schema, 0)
@@ -300,7 +300,7 @@ def write_decisions(
             kept.append(shard.kept)
         columns = {"example_id": ids, "weight": weight, "keep_probability": probability, "kept": kept}
         table = pa.table({column: np.concatenate(parts) for column, parts in columns.items()})
-        write_sidecar_interval(log, name, manifest, table)
+        write_sidecar_partition(log, name, manifest, table)
         result.partitions += 1
     return result
 
@@ -319,7 +319,7 @@ def write_sampled_log(
 ) -> SamplingResult:
     """Writes the kept examples of a log as the log ``out``, their weights multiplied by the importance weight.
 
-    It has the source's schema, its intervals as far as the time range reaches, and its sidecars cut to the kept
+    It has the source's schema, its partitions as far as the time range reaches, and its sidecars cut to the kept
     rows. Decisions of samplings are not carried along: those that made ``out`` are in its weights already.
 
     Args:
@@ -333,7 +333,7 @@ def write_sampled_log(
     sidecar_folder(log, name)
     schema = read_schema(log)
     check_log(out, schema)
-    if out.resolve() == log.resolve() or (not (out / RECORD).exists() and list_intervals(out)):
+    if out.resolve() == log.resolve() or (not (out / RECORD).exists() and list_partitions(out)):
         raise InputError(f"{out} is a log that was not made by sampling: use another output directory")
     decisions = sidecar_folder(log, name) / RECORD
     if decisions.exists():
@@ -355,14 +355,14 @@ def write_sampled_log(
         # Of a log that was itself sampled, the rows before all sampling stay on record.
         counters = {"rows_before_sampling": manifest.rows, **manifest.counters}
         counters["faulty_rows_dropped"] = counters.get("faulty_rows_dropped", 0) + result.faulty - faulty
-        published = publish_interval(out, schema, manifest.start, manifest.end, kept, counters)
+        published = publish_partition(out, schema, manifest.start, manifest.end, kept, counters)
         result.partitions += 1
         for other in sidecars:
             if (sidecar_folder(log, other) / f"{manifest.name}.json").is_file():
-                table = read_sidecar_interval(log, other, manifest)
+                table = read_sidecar_partition(log, other, manifest)
                 where = f"{sidecar_folder(log, other)}, partition [{manifest.start}, {manifest.end})"
                 ids = kept.column("example_id").to_numpy()
-                write_sidecar_interval(out, other, published, align_sidecar(table, ids, where))
+                write_sidecar_partition(out, other, published, align_sidecar(table, ids, where))
                 result.sidecars[other] += 1
     return result
 

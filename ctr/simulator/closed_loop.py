@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ctr.config import differing_keys, dump_yaml, load_record, parse_model
-from ctr.data.log import check_log, list_intervals, log_sha256, read_manifests, read_shard
+from ctr.data.log import check_log, list_partitions, log_sha256, read_manifests, read_shard
 from ctr.data.reader import rows_of_table
-from ctr.data.sidecar import read_sidecar_interval, sidecar_folder
+from ctr.data.sidecar import read_sidecar_partition, sidecar_folder
 from ctr.eval.ads_churn import SHOWN_FILE
 from ctr.io.documents import json_bytes, read_json_object
 from ctr.io.errors import InputError
@@ -138,7 +138,7 @@ def _begin(policy: Path, log: Path, out: Path) -> int:
             f"{log}: is not the log that the run was trained on, or the run has not learned from all of it"
         )
     check_loop(config, log)
-    first = len(list_intervals(log))
+    first = len(list_partitions(log))
     origin = {
         "first_day": first,
         "log_sha256": summary["log_sha256"],
@@ -185,10 +185,10 @@ def check_loop(config: TrainConfig, log: Path) -> None:
         where = f"constraint log {name}, {path}"
         if read_world(path) != world:
             raise InputError(f"{where}: its world is not that of {log}")
-        if list_intervals(path) != list_intervals(log):
+        if list_partitions(path) != list_partitions(log):
             raise InputError(f"{where}: its days are not those of {log}")
         for manifest in read_manifests(path):
-            auction = read_sidecar_interval(path, AUCTION, manifest)
+            auction = read_sidecar_partition(path, AUCTION, manifest)
             if "randomized" not in auction.column_names:
                 raise InputError(
                     f"{where}: its sidecar {AUCTION} has no column randomized: simulate the log again with this version"
@@ -253,7 +253,7 @@ def _describe(config: WorldConfig, world: World, out: Path, first: int) -> dict[
             rows = read_shard(out / "log", entry, SCHEMA)
             shown.append(rows.column("query_id").to_numpy() - base)
             label.append(rows.column("label").to_numpy())
-        price = read_sidecar_interval(out / "log", AUCTION, manifest).column("price").to_numpy()
+        price = read_sidecar_partition(out / "log", AUCTION, manifest).column("price").to_numpy()
         parts.append(
             pa.table(
                 {

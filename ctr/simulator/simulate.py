@@ -1,4 +1,4 @@
-"""The simulated log: a day after the other, each an interval with what only the simulator knows beside it."""
+"""The simulated log: a day after the other, each a partition with what only the simulator knows beside it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctr.config import dump_yaml, load_record
-from ctr.data.log import Manifest, create_log, publish_interval
-from ctr.data.sidecar import write_sidecar_interval
+from ctr.data.log import Manifest, create_log, publish_partition
+from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.io.files import create_exclusively
 from ctr.simulator.auction import Policy, crude_policy
@@ -236,8 +236,8 @@ def _publish(
     folder: Path, config: WorldConfig, day: Day, rows: pa.Table, truth: pa.Table, auction: pa.Table
 ) -> Manifest:
     start = config.day_us(day.number)
-    manifest = publish_interval(folder, SCHEMA, start, start + DAY_US, rows)
+    manifest = publish_partition(folder, SCHEMA, start, start + DAY_US, rows)
     for name, table in ((TRUTH, truth), (AUCTION, auction)):
         table = table.add_column(0, "example_id", rows.column("example_id"))
-        write_sidecar_interval(folder, name, manifest, table)
+        write_sidecar_partition(folder, name, manifest, table)
     return manifest

@@ -1,6 +1,6 @@
 """All events of some folders to a log, at once: in any order, and of any size.
 
-Memory holds the interval that each worker joins and the chunk that it reads; the disk holds all events once more,
+Memory holds the partition that each worker joins and the chunk that it reads; the disk holds all events once more,
 inside the log, until it is published. A job that was killed is simply run again: it publishes the same bytes.
 """
 

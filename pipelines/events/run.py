@@ -1,4 +1,4 @@
-"""Runs the steps of the job as Beam batches: events into the spool, and closed intervals out of it."""
+"""Runs the steps of the job as Beam batches: events into the spool, and closed partitions out of it."""
 
 # mypy: allow-untyped-calls
 
@@ -20,7 +20,7 @@ from ctr.pipelines.events.read import Unit
 from ctr.pipelines.events.steps import (
     ReadEvents,
     SpoolEvents,
-    StageIntervals,
+    StagePartitions,
     join_spooled,
     note_staged,
     prepare_piece,
@@ -89,7 +89,7 @@ def spool_units(
     clock_us: int = 0,
     keep_going: bool = False,
 ) -> None:
-    """Reads units and sets their events down by interval; a report of each is in the spool afterwards.
+    """Reads units and sets their events down by partition; a report of each is in the spool afterwards.
 
     Args:
         clock_us: arrivals before it count as this one (``ctr.pipelines.events.tables.prepare``).
@@ -112,15 +112,15 @@ def spool_units(
 def stage_spooled(
     options: PipelineOptions, mapping: EventMapping, log: Path, spool: Path, starts: Sequence[int]
 ) -> None:
-    """Joins, scores, samples and writes intervals whose events are in the spool, but publishes none of them."""
+    """Joins, scores, samples and writes partitions whose events are in the spool, but publishes none of them."""
 
     def build(pipeline: Any) -> object:
         return (
             pipeline
-            | "Intervals" >> beam.Create(list(starts), reshuffle=False)
+            | "Partitions" >> beam.Create(list(starts), reshuffle=False)
             | "Spread" >> beam.Reshuffle()
             | "Join" >> beam.Map(join_spooled, mapping, spool)
-            | StageIntervals(mapping, log)
+            | StagePartitions(mapping, log)
             | "Note" >> beam.Map(note_staged, spool)
         )
 

@@ -1,10 +1,10 @@
-"""Events on disk until their interval is closed: by interval, in files whose names follow from where they come from.
+"""Events on disk until their partition is closed: by partition, in files whose names follow from where they come from.
 
 ::
 
-    SPOOL/segments/START/KIND-UNIT-N.arrow    what chunk N of a unit has for the interval
+    SPOOL/segments/START/KIND-UNIT-N.arrow    what chunk N of a unit has for the partition
     SPOOL/units/UNIT.json                     a unit that was read to its end: its counts and rejects
-    SPOOL/staged/START.json                   an interval's manifest, its shards being there; empty: nothing happened
+    SPOOL/staged/START.json                   a partition's manifest, its shards being there; empty: nothing happened
 
 A unit that is read again writes the same files again, so that a worker may be killed anywhere.
 """
@@ -21,7 +21,7 @@ import pyarrow as pa
 from ctr.data.event_mapping import EventMapping
 from ctr.io.files import remove_temporaries, write_atomic, write_atomic_bytes
 from ctr.pipelines.events.read import Unit
-from ctr.pipelines.events.rules import IntervalRules, known_from
+from ctr.pipelines.events.rules import PartitionRules, known_from
 from ctr.pipelines.events.tables import EARLIER_SCHEMA, KINDS, Kind, empty
 from ctr.pipelines.rows.rejects import Reject
 
@@ -77,7 +77,7 @@ def unit_digest(unit: Unit) -> str:
 
 
 def write_segment(spool: Path, unit: Unit, number: int, start: int, table: pa.Table) -> None:
-    """Sets down what a unit's chunk has for an interval."""
+    """Sets down what a unit's chunk has for a partition."""
     path = spool / "segments" / f"{start:019d}" / f"{unit.kind}-{unit_digest(unit)}-{number:06d}.arrow"
 
     def write(file: object) -> None:
@@ -116,15 +116,15 @@ def _report_of(text: bytes) -> UnitReport:
 
 
 def list_starts(spool: Path) -> list[int]:
-    """The intervals that have segments, in order."""
+    """The partitions that have segments, in order."""
     folder = spool / "segments"
     return sorted(int(path.name) for path in folder.iterdir()) if folder.is_dir() else []
 
 
-def read_interval(
-    spool: Path, mapping: EventMapping, rules: IntervalRules, start: int
+def read_partition(
+    spool: Path, mapping: EventMapping, rules: PartitionRules, start: int
 ) -> tuple[pa.Table, pa.Table, pa.Table]:
-    """Impressions, earlier impressions and clicks of an interval, as ``join_interval`` takes them."""
+    """Impressions, earlier impressions and clicks of a partition, as ``join_partition`` takes them."""
     found = {kind: _read(_segments(spool, start, kind)) for kind in KINDS}
     first = known_from(rules, start)
     earlier: list[pa.Table] = []
@@ -138,7 +138,7 @@ def read_interval(
 
 
 def count_impressions(spool: Path, starts: Sequence[int]) -> int:
-    """How many impressions wait in some intervals."""
+    """How many impressions wait in some partitions."""
     paths = (path for start in starts for path in _segments(spool, start, "impressions"))
     return sum(table.num_rows for path in paths for table in _read([path]))
 
@@ -148,7 +148,7 @@ def _segments(spool: Path, start: int, kind: Kind) -> list[Path]:
 
 
 def _read(paths: Sequence[Path]) -> list[pa.Table]:
-    # Mapped, so that of earlier intervals only the columns that are looked at are read.
+    # Mapped, so that of earlier partitions only the columns that are looked at are read.
     return [pa.ipc.open_file(pa.memory_map(str(path))).read_all() for path in paths]
 
 
@@ -162,8 +162,8 @@ def drop_unfinished(spool: Path) -> None:
         remove_temporaries(folder)
 
 
-def drop_intervals(spool: Path, before: int) -> None:
-    """Deletes the segments and manifests of the intervals that begin before a time."""
+def drop_partitions(spool: Path, before: int) -> None:
+    """Deletes the segments and manifests of the partitions that begin before a time."""
     for start in list_starts(spool):
         if start < before:
             staged_path(spool, start).unlink(missing_ok=True)
@@ -176,5 +176,5 @@ def read_staged(spool: Path, starts: Sequence[int]) -> list[tuple[int, bytes]]:
 
 
 def staged_path(spool: Path, start: int) -> Path:
-    """Where the manifest of an interval waits to be published."""
+    """Where the manifest of a partition waits to be published."""
     return spool / "staged" / f"{start:019d}.json"

@@ -24,13 +24,13 @@ from ctr.data.log import manifest_bytes
 from ctr.data.reader import rows_of_table
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
-from ctr.pipelines.events.join import Joined, Sampling, join_interval, sample_joined
+from ctr.pipelines.events.join import Joined, Sampling, join_partition, sample_joined
 from ctr.pipelines.events.publish import make_sampling, stage_joined, write_late
 from ctr.pipelines.events.read import BLOCK_BYTES, Unit, Version, read_unit
-from ctr.pipelines.events.rules import interval_rules, route
+from ctr.pipelines.events.rules import partition_rules, route
 from ctr.pipelines.events.spool import (
     UnitReport,
-    read_interval,
+    read_partition,
     staged_path,
     write_report,
     write_segment,
@@ -42,7 +42,7 @@ from ctr.pipelines.rows.sources import UnreadableNowError, faults_named
 
 @dataclass(frozen=True)
 class JoinedAt:
-    """An interval's begin and what it has become."""
+    """A partition's begin and what it has become."""
 
     start: int
     joined: Joined
@@ -144,7 +144,7 @@ class SpoolEvents(beam.DoFn):
         write_report(self._spool, unit, self._reports.pop(unit))
 
     def _set_down(self, piece: Piece, prepared: Prepared, report: UnitReport) -> None:
-        rules = interval_rules(self._mapping)
+        rules = partition_rules(self._mapping)
         routed, late = route(rules, prepared.kind, prepared.table)
         for start, table in routed.items():
             write_segment(self._spool, piece.unit, piece.number, start, table)
@@ -157,14 +157,14 @@ class SpoolEvents(beam.DoFn):
         report.add_rejects(prepared.rejects)
 
 
-# ---------------------------------------------------------------- intervals
+# ---------------------------------------------------------------- partitions
 
 
 class _Teacher(ModelHandler[JoinedAt, PredictionResult, Any]):
-    """An exported model that scores the examples of an interval by their ids."""
+    """An exported model that scores the examples of a partition by their ids."""
 
     def __init__(self, model: Path) -> None:
-        # An interval is a batch of its own: what it is scored with must not depend on its neighbors.
+        # A partition is a batch of its own: what it is scored with must not depend on its neighbors.
         super().__init__(min_batch_size=1, max_batch_size=1)
         self._model = model
 
@@ -201,7 +201,7 @@ def _with_logit(result: PredictionResult) -> JoinedAt:
 
 
 class _Stage(beam.DoFn):
-    """Samples an interval, writes everything but its manifest, and gives the manifest."""
+    """Samples a partition, writes everything but its manifest, and gives the manifest."""
 
     def __init__(self, mapping: EventMapping, log: Path) -> None:
         self._mapping, self._log = mapping, log
@@ -211,7 +211,7 @@ class _Stage(beam.DoFn):
         self._sampling = make_sampling(self._mapping)
 
     def process(self, element: JoinedAt) -> Iterator[tuple[int, bytes]]:
-        mapping, rules = self._mapping, interval_rules(self._mapping)
+        mapping, rules = self._mapping, partition_rules(self._mapping)
         joined = sample_joined(rules, element.start, element.joined, self._sampling)
         if joined.is_empty:
             yield element.start, b""
@@ -223,8 +223,8 @@ class _Stage(beam.DoFn):
         yield element.start, manifest_bytes(manifest)
 
 
-class StageIntervals(beam.PTransform[Any, Any]):
-    """Joined intervals, scored by the teacher, sampled and written; gives (start, manifest as JSON or nothing)."""
+class StagePartitions(beam.PTransform[Any, Any]):
+    """Joined partitions, scored by the teacher, sampled and written; gives (start, manifest as JSON or nothing)."""
 
     def __init__(self, mapping: EventMapping, log: Path) -> None:
         super().__init__()
@@ -238,12 +238,12 @@ class StageIntervals(beam.PTransform[Any, Any]):
 
 
 def join_spooled(start: int, mapping: EventMapping, spool: Path) -> JoinedAt:
-    """Joins an interval whose events are in the spool."""
-    rules = interval_rules(mapping)
-    tables = read_interval(spool, mapping, rules, start)
-    return JoinedAt(start, join_interval(mapping.feature_schema, rules, start, *tables))
+    """Joins a partition whose events are in the spool."""
+    rules = partition_rules(mapping)
+    tables = read_partition(spool, mapping, rules, start)
+    return JoinedAt(start, join_partition(mapping.feature_schema, rules, start, *tables))
 
 
 def note_staged(staged: tuple[int, bytes], spool: Path) -> None:
-    """Leaves an interval's manifest where the driver finds it."""
+    """Leaves a partition's manifest where the driver finds it."""
     write_atomic_bytes(staged_path(spool, staged[0]), staged[1])

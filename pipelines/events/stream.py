@@ -1,12 +1,12 @@
 """The job as a Beam streaming pipeline, for runners such as Flink and Dataflow.
 
-An interval is a window of Beam's event time, which here is the time of arrival: whatever belongs to an interval gets
+A partition is a window of Beam's event time, which here is the time of arrival: whatever belongs to a partition gets
 the last moment before it closes as its timestamp, so that its window ends when it closes and fires once, when the
-watermark of arrivals says that all has arrived. Intervals are joined, scored and written side by side; their manifests
+watermark of arrivals says that all has arrived. Partitions are joined, scored and written side by side; their manifests
 are published by one worker, in order.
 
 The log alone says how far a job has come: one that is started again leaves out what is published. It needs the events
-that the first open interval asks for, and so has to read the source again from there (``first_needed``), or to be
+that the first open partition asks for, and so has to read the source again from there (``first_needed``), or to be
 restored from a checkpoint of the runner.
 """
 
@@ -35,27 +35,27 @@ from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.io.signals import Stop
 from ctr.pipelines.events.accounts import RecentReports, describe_rejects
-from ctr.pipelines.events.join import join_interval
+from ctr.pipelines.events.join import join_partition
 from ctr.pipelines.events.publish import begin_log, last_published, publish_staged, write_late
 from ctr.pipelines.events.rules import (
-    IntervalRules,
-    interval_rules,
+    PartitionRules,
     known_from,
+    partition_rules,
     route,
 )
 from ctr.pipelines.events.run import is_local, with_pinned_teacher
 from ctr.pipelines.events.spool import UnitReport
-from ctr.pipelines.events.steps import JoinedAt, StageIntervals
+from ctr.pipelines.events.steps import JoinedAt, StagePartitions
 from ctr.pipelines.events.stream_job import run_until_stopped
 from ctr.pipelines.events.tables import EARLIER_SCHEMA, KINDS, Kind, empty, prepare
 from ctr.pipelines.rows.chunks import Chunk
-from ctr.pipelines.spill import split_by_interval
+from ctr.pipelines.spill import split_by_partition
 
 _EARLIER = "earlier"
 _MILLISECOND = 1000
 
 LATE_FOR = Duration(seconds=7 * 24 * 3600)
-"""How long after its closing an interval's late events are still told apart; later ones are dropped by the runner."""
+"""How long after its closing a partition's late events are still told apart; later ones are dropped by the runner."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,15 @@ class RawEvents:
 
 def first_needed(mapping: EventMapping, log: Path) -> int:
     """The arrival, in microseconds, from which on a source must be read again for what is not published yet."""
-    rules, last = interval_rules(mapping), last_published(log)
+    rules, last = partition_rules(mapping), last_published(log)
     if last < 0 or mapping.future is None:
         return 0
     return max(0, known_from(rules, last + rules.length) - duration_us(mapping.future))
 
 
-def check_rules(mapping: EventMapping) -> IntervalRules:
+def check_rules(mapping: EventMapping) -> PartitionRules:
     """The durations of a mapping. Raises InputError for those that Beam's windows do not hold."""
-    rules = interval_rules(mapping)
+    rules = partition_rules(mapping)
     for name in ("length", "window", "late_window", "delay"):
         if getattr(rules, name) % _MILLISECOND:
             raise InputError(
@@ -87,7 +87,7 @@ def check_rules(mapping: EventMapping) -> IntervalRules:
 
 
 class PublishStream(beam.PTransform[Any, Any]):
-    """``RawEvents`` with their arrival as Beam's timestamp, to published intervals.
+    """``RawEvents`` with their arrival as Beam's timestamp, to published partitions.
 
     Args:
         mapping: with the pinned teacher.
@@ -115,9 +115,9 @@ class PublishStream(beam.PTransform[Any, Any]):
                 accumulation_mode=AccumulationMode.DISCARDING,
                 allowed_lateness=LATE_FOR,
             )
-            | "By interval" >> beam.GroupByKey()
+            | "By partition" >> beam.GroupByKey()
             | "Join" >> beam.ParDo(_Join(mapping, log))
-            | StageIntervals(mapping, log)
+            | StagePartitions(mapping, log)
             | "To one worker" >> beam.Map(_keyed).with_output_types(tuple[bytes, tuple[int, bytes]])
             | "In order" >> beam.GroupByKey()
             | "Publish" >> beam.FlatMap(_publish, log)
@@ -133,16 +133,16 @@ def _publish(element: tuple[bytes, Iterable[tuple[int, bytes]]], log: Path) -> I
         yield manifest.start
 
 
-# ---------------------------------------------------------------- from events to intervals
+# ---------------------------------------------------------------- from events to partitions
 
 
 @beam.typehints.with_output_types(tuple[int, tuple[str, bytes]])
 class _Route(beam.DoFn):
-    """Parses events, transforms features, and gives each interval what it needs, as an Arrow stream."""
+    """Parses events, transforms features, and gives each partition what it needs, as an Arrow stream."""
 
     def __init__(self, mapping: EventMapping, log: Path, last: int, max_reject_share: float) -> None:
         self._mapping, self._log, self._last = mapping, log, last
-        self._rules = interval_rules(mapping)
+        self._rules = partition_rules(mapping)
         self._recent = RecentReports(max_reject_share)
 
     def process(self, element: RawEvents) -> Iterator[Any]:
@@ -159,7 +159,7 @@ class _Route(beam.DoFn):
             yield from self._earlier(routed)
 
     def _earlier(self, routed: dict[int, pa.Table]) -> Iterator[Any]:
-        """Ids and times for the later intervals whose clicks may be those of these impressions."""
+        """Ids and times for the later partitions whose clicks may be those of these impressions."""
         for table in routed.values():
             known = table.select(EARLIER_SCHEMA.names)
             times = known.column("query_time").to_numpy()
@@ -167,7 +167,7 @@ class _Route(beam.DoFn):
             for ahead in range(1, -(-self._rules.lookback // self._rules.length) + 1):
                 starts = begins + ahead * self._rules.length
                 there = times >= known_from(self._rules, starts)
-                parts = split_by_interval(known.filter(pa.array(there)), starts[there])
+                parts = split_by_partition(known.filter(pa.array(there)), starts[there])
                 for start, part in parts.items():
                     yield from self._send(start, _EARLIER, part)
 
@@ -199,7 +199,7 @@ def _from_bytes(content: bytes) -> pa.Table:
 
 @beam.typehints.with_output_types(JoinedAt)
 class _Join(beam.DoFn):
-    """Joins an interval when its window fires; what comes after that is too late and set aside."""
+    """Joins a partition when its window fires; what comes after that is too late and set aside."""
 
     def __init__(self, mapping: EventMapping, log: Path) -> None:
         self._mapping, self._log = mapping, log
@@ -217,21 +217,21 @@ class _Join(beam.DoFn):
         if pane.timing == PaneInfoTiming.LATE:
             self._set_aside(start, found)
             return
-        mapping, rules = self._mapping, interval_rules(self._mapping)
+        mapping, rules = self._mapping, partition_rules(self._mapping)
         impressions, clicks = (
             pa.concat_tables([empty(kind, mapping), *found.get(kind, [])]) for kind in KINDS
         )
         earlier = pa.concat_tables([EARLIER_SCHEMA.empty_table(), *found.get(_EARLIER, [])])
         yield JoinedAt(
-            start, join_interval(mapping.feature_schema, rules, start, impressions, earlier, clicks)
+            start, join_partition(mapping.feature_schema, rules, start, impressions, earlier, clicks)
         )
 
     def _set_aside(self, start: int, found: dict[str, list[pa.Table]]) -> None:
-        rules = interval_rules(self._mapping)
+        rules = partition_rules(self._mapping)
         for kind in KINDS:
             for table in found.get(kind, []):
                 if kind == "clicks":
-                    # At any other interval the same click is told of again.
+                    # At any other partition the same click is told of again.
                     at_home = rules.start_of(table.column("time").to_numpy()) == start
                     table = table.filter(pa.array(np.asarray(at_home)))
                 if table.num_rows:

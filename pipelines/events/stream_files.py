@@ -26,7 +26,7 @@ from ctr.io.errors import InputError
 from ctr.pipelines.events.drivers import FollowSettings
 from ctr.pipelines.events.folders import EventFolders, ReadSoFar
 from ctr.pipelines.events.read import Unit, read_unit
-from ctr.pipelines.events.rules import interval_rules
+from ctr.pipelines.events.rules import partition_rules
 from ctr.pipelines.events.stream import RawEvents
 from ctr.pipelines.events.tables import KINDS, Kind, arrivals, wanted_columns
 from ctr.pipelines.rows.chunks import Chunk
@@ -96,7 +96,7 @@ class FollowFiles(beam.DoFn):
     def __init__(self, mapping: EventMapping, folders: Sequence[Path], settings: FollowSettings) -> None:
         self._mapping, self._settings = mapping, settings
         self._folders = EventFolders(mapping, folders, settings)
-        self._overlap = interval_rules(mapping).overlap
+        self._overlap = partition_rules(mapping).overlap
 
     @beam.DoFn.unbounded_per_element()
     def process(self, kind: Kind, tracker: Any = _RESTRICTION, estimator: Any = _ESTIMATOR) -> Iterator[Any]:

@@ -33,7 +33,7 @@ _WITH_CHECKPOINTS = {
 # When they are gone no watermark of Kafka's moves; while they are there a job that has read everything does not end.
 _SOURCES_STAY = "--shutdown_sources_after_idle_ms"
 _FOR_EVER = 2**63 - 1
-# A watermark moves when a bundle ends, so that intervals are published this much late; by default a second.
+# A watermark moves when a bundle ends, so that partitions are published this much late; by default a second.
 _ALWAYS = {"--max_bundle_time_mills": "=100"}
 
 

@@ -255,7 +255,7 @@ def _refuse_future(
     verdict: Verdict,
     now_us: int,
 ) -> None:
-    """A single clock that is wrong must not close intervals before their events are there."""
+    """A single clock that is wrong must not close partitions before their events are there."""
     latest = {"arrival": now_us} if "arrival" in times else {"time": now_us}
     if mapping.future is None:
         return

@@ -41,13 +41,13 @@ from ctr.pipelines.events.publish import (
     publish_staged,
 )
 from ctr.pipelines.events.read import Unit, Version
-from ctr.pipelines.events.rules import interval_rules, known_from
+from ctr.pipelines.events.rules import known_from, partition_rules
 from ctr.pipelines.events.run import beam_options, spool_units, stage_spooled, with_pinned_teacher
 from ctr.pipelines.events.spool import (
     SPOOL,
     UnitReport,
     count_impressions,
-    drop_intervals,
+    drop_partitions,
     drop_unfinished,
     list_reports,
     list_starts,
@@ -160,7 +160,7 @@ class _Watch:
         self.spool = log / SPOOL
         self.progress = Progress()
         self._log, self._settings = log, settings
-        self._rules = interval_rules(mapping)
+        self._rules = partition_rules(mapping)
         self._folders = EventFolders(mapping, folders, settings)
         self._files = FilesRead(self._report_change)
         self._recent = RecentReports(settings.max_reject_share, _RECENT_FILES)
@@ -261,7 +261,7 @@ class _Watch:
         self.progress.published += len(published)
         self.progress.rows += sum(manifest.rows for manifest in published)
         # The next partition to be published begins after these.
-        drop_intervals(
+        drop_partitions(
             self.spool, known_from(self._rules, self._published + self._rules.length) - self._rules.length
         )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import Manifest, is_published, stage_interval
+from ctr.data.log import Manifest, is_published, stage_partition
 from ctr.data.mapping import Mapping
 from ctr.data.row_order import KEY_COLUMNS, sort_rows
 from ctr.data.times import format_time
@@ -19,7 +19,7 @@ from ctr.pipelines.ingest.example_reader import timed
 from ctr.pipelines.ingest.examples import FILE_COLUMN, ROW_COLUMN, spill_schema
 from ctr.pipelines.rows.convert import mix_ids
 from ctr.pipelines.rows.rejects import Reject, RejectLog, make_reject
-from ctr.pipelines.spill import Arrival, IntervalSpill
+from ctr.pipelines.spill import Arrival, PartitionSpill
 
 GROUP_COLUMN = "@group"
 """Beside the columns of ``spill_schema``, in logs that group rows: the group, which sessions cut into queries."""
@@ -29,7 +29,7 @@ _FILES_NAMED = 3
 
 def spill_rows(
     mapping: Mapping, tables: Iterable[pa.Table], folder: Path, seconds: dict[str, float]
-) -> IntervalSpill:
+) -> PartitionSpill:
     """Sets all rows down by partition, with their query ids and times.
 
     Args:
@@ -37,7 +37,7 @@ def spill_rows(
         folder: for files.
     """
     folder.mkdir()
-    spill = IntervalSpill(folder, mapping.partition_us)
+    spill = PartitionSpill(folder, mapping.partition_us)
     if mapping.query is None:
         for table in tables:
             with timed(seconds, "spill"):
@@ -113,7 +113,7 @@ def as_read(mapping: Mapping, table: pa.Table) -> pa.Table:
 
 
 def sorted_partitions(
-    spill: IntervalSpill, starts: Sequence[int], seconds: dict[str, float]
+    spill: PartitionSpill, starts: Sequence[int], seconds: dict[str, float]
 ) -> Iterator[tuple[int, pa.Table, list[Reject]]]:
     """Yields partitions in order, sorted, with the rows that stood twice; the next one is sorted meanwhile."""
 
@@ -153,8 +153,8 @@ def examples_of(table: pa.Table) -> pa.Table:
 
 
 def stage(out: Path, mapping: Mapping, start: int, table: pa.Table, write: bool = True) -> Manifest:
-    """``ctr.data.log.stage_interval`` for a partition of ``sorted_partitions``."""
-    return stage_interval(
+    """``ctr.data.log.stage_partition`` for a partition of ``sorted_partitions``."""
+    return stage_partition(
         out,
         mapping.feature_schema,
         start,

@@ -29,7 +29,7 @@ from ctr.data.log import (
     check_log,
     check_no_overlap,
     create_log,
-    list_intervals,
+    list_partitions,
     parse_manifest,
 )
 from ctr.data.mapping import Mapping
@@ -69,7 +69,7 @@ from ctr.pipelines.ingest.state import (
 )
 from ctr.pipelines.rows.rejects import RejectLog, check_reject_share
 from ctr.pipelines.rows.sources import SourceFile, mapped_files
-from ctr.pipelines.spill import IntervalSpill, spill_folder
+from ctr.pipelines.spill import PartitionSpill, spill_folder
 
 BLOCK_BYTES = 16 << 20
 """Bytes of an input file that are read, checked and transformed at a time."""
@@ -180,7 +180,7 @@ class _Ingest:
         """The latest time of the log before this ingest."""
         if self._state.held is not None:
             return self._state.held.last_time
-        partitions = list_intervals(self._out)
+        partitions = list_partitions(self._out)
         if not partitions:
             return None
         path = self._out / "manifests" / f"{partitions[-1][0]:019d}-{partitions[-1][1]:019d}.json"
@@ -270,9 +270,9 @@ class _Ingest:
                 raise InputError(f"{self._out}: another ingest has added {file.name} meanwhile")
         self._state = state
 
-    def _compare(self, read: IntervalSpill) -> list[Manifest]:
+    def _compare(self, read: PartitionSpill) -> list[Manifest]:
         """Compares the rows of known files with the published partitions; returns those to publish again."""
-        published = set(list_intervals(self._out))
+        published = set(list_partitions(self._out))
         restored = []
         for start, table, duplicates in sorted_partitions(read, _starts(read), self.seconds):
             partition = (start, start + self._mapping.partition_us)
@@ -294,11 +294,11 @@ class _Ingest:
         return restored
 
     def _publish(
-        self, merged: IntervalSpill, added: Sequence[InputFile], restored: Sequence[Manifest]
+        self, merged: PartitionSpill, added: Sequence[InputFile], restored: Sequence[Manifest]
     ) -> None:
         """Publishes all partitions of new and held rows but those that stay open, whose rows it holds back."""
         mapping, out = self._mapping, self._out
-        starts, published = _starts(merged), {start for start, _ in list_intervals(out)}
+        starts, published = _starts(merged), {start for start, _ in list_partitions(out)}
         length = mapping.partition_us
         for start in starts:
             check_no_overlap(out, start, start + length)
@@ -326,7 +326,7 @@ class _Ingest:
         self._manifests = sorted([*self._manifests, *staged], key=lambda manifest: manifest.start)
         remove_leftovers(out, self._manifests, self._rejects_path)
 
-    def _publish_again(self, merged: IntervalSpill, starts: Sequence[int]) -> None:
+    def _publish_again(self, merged: PartitionSpill, starts: Sequence[int]) -> None:
         """Recognizes published partitions that consist of just these rows, and rejects the rows of all others."""
         closed = ClosedRows(self._rejects.names, self._mapping.partition_us)
         for start, table, duplicates in sorted_partitions(merged, starts, self.seconds):
@@ -348,7 +348,7 @@ class _Ingest:
 
     def _store(
         self,
-        merged: IntervalSpill,
+        merged: PartitionSpill,
         added: Sequence[InputFile],
         staged: Sequence[Manifest],
         open_starts: Sequence[int],
@@ -368,7 +368,7 @@ class _Ingest:
             write_blocks(out, blocks, [(value, number + later) for value, number in self._repeats.new])
         return Commit(added, staged, held, blocks)
 
-    def _hold(self, merged: IntervalSpill, starts: Sequence[int], file: str, last_time: int) -> HeldRows:
+    def _hold(self, merged: PartitionSpill, starts: Sequence[int], file: str, last_time: int) -> HeldRows:
         numbers: set[int] = set()
 
         def tables() -> Iterator[pa.Table]:
@@ -416,7 +416,7 @@ class _Ingest:
             )
         shards = [shard for manifest in manifests for shard in manifest.shards]
         repeated = sum(self._repeats.repeated.values()) if self._repeats is not None else 0
-        published = list_intervals(self._out)
+        published = list_partitions(self._out)
         length = self._mapping.partition_us
         return IngestResult(
             rows=self._rows,
@@ -448,5 +448,5 @@ class _Ingest:
         yield from self._times.warnings(self._rows - len(self._rejects.rejects))
 
 
-def _starts(spill: IntervalSpill) -> list[int]:
-    return [start for start, _ in spill.intervals()]
+def _starts(spill: PartitionSpill) -> list[int]:
+    return [start for start, _ in spill.partitions()]

@@ -13,7 +13,7 @@ import pytest
 from ctr.config import parse_model
 from ctr.data.batches import set_rejects_apart
 from ctr.data.derived import TIME_COLUMN
-from ctr.data.log import create_log, publish_interval
+from ctr.data.log import create_log, publish_partition
 from ctr.data.reader import rows_of_table
 from ctr.data.row_order import sort_rows
 from ctr.data.schema import Schema
@@ -210,7 +210,7 @@ def publish_rows() -> Callable[[Path, pa.Table, Schema], Path]:
 
     def publish(folder: Path, table: pa.Table, schema: Schema = SCHEMA) -> Path:
         create_log(folder, schema)
-        publish_interval(folder, schema, 0, 10**9, sort_rows(table), shard_rows=40)
+        publish_partition(folder, schema, 0, 10**9, sort_rows(table), shard_rows=40)
         return folder
 
     return publish

@@ -18,11 +18,11 @@ from ctr.config import parse_model, read_yaml
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import read_manifests
 from ctr.data.sample_log import write_sampled_log
-from ctr.data.sidecar import read_sidecar_interval
+from ctr.data.sidecar import read_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.pipelines.events.batch import EventsResult, ingest_events
 from ctr.pipelines.events.join import NOT_PUBLISHED, TOLD_CLICKS
-from ctr.pipelines.events.rules import interval_rules
+from ctr.pipelines.events.rules import partition_rules
 from ctr.serving.metadata import find_model
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
@@ -186,8 +186,8 @@ def test_the_log_is_that_of_a_join_of_single_events(made: Any, helpers: Any, eve
         for e in events["impressions"]
     ]
     clicks = [plainly["Click"](*(e[name] for name in CLICK)) for e in events["clicks"]]
-    told, late_shown, late_clicks = plainly["tell"](interval_rules(mapping), shown, clicks)
-    examples = {number: row for interval in told.values() for number, row in interval.examples.items()}
+    told, late_shown, late_clicks = plainly["tell"](partition_rules(mapping), shown, clicks)
+    examples = {number: row for partition in told.values() for number, row in partition.examples.items()}
     found = helpers.read_log(log)
     assert [(e["query_time"], e["query_id"], e["example_id"], e["label"]) for e in found] == sorted(
         (time, query, number, label) for number, (time, query, _, label) in examples.items()
@@ -203,19 +203,19 @@ def test_the_log_is_that_of_a_join_of_single_events(made: Any, helpers: Any, eve
         (row["impression_id"], row["time"], row["arrival"], row["reason"])
         for row in made.read_side(log, "unmatched")
     }
-    assert unmatched == {row for interval in told.values() for row in interval.unmatched}
+    assert unmatched == {row for partition in told.values() for row in partition.unmatched}
     assert {reason for *_, reason in unmatched} == {"late", "orphan"}
     conflicting = Counter(
         (row["example_id"], row["query_time"], row["arrival"]) for row in made.read_side(log, "conflicting")
     )
     assert conflicting == Counter(
-        (f.id, f.time, f.arrival) for interval in told.values() for f in interval.conflicting
+        (f.id, f.time, f.arrival) for partition in told.values() for f in partition.conflicting
     )
-    # Some of them conflict with an impression of an earlier interval.
+    # Some of them conflict with an impression of an earlier partition.
     assert any(
-        set(interval.examples).isdisjoint({f.id for f in interval.conflicting})
-        for interval in told.values()
-        if interval.conflicting
+        set(partition.examples).isdisjoint({f.id for f in partition.conflicting})
+        for partition in told.values()
+        if partition.conflicting
     )
     late = Counter(row["arrival"] for row in made.read_side(log, "late"))
     assert late == Counter(event.arrival for event in [*late_shown, *late_clicks])
@@ -460,7 +460,7 @@ def scored(log: Path, model: Path, out: Path) -> dict[int, float]:
 def recorded(log: Path, name: str) -> dict[int, float]:
     found: dict[int, float] = {}
     for manifest in read_manifests(log):
-        table = read_sidecar_interval(log, name, manifest)
+        table = read_sidecar_partition(log, name, manifest)
         found |= zip(table.column("example_id").to_pylist(), table.column("logit").to_pylist(), strict=True)
     return found
 

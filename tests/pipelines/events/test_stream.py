@@ -1,4 +1,4 @@
-"""The streaming job under a watermark that is moved by hand: when an interval is published, and what of it."""
+"""The streaming job under a watermark that is moved by hand: when a partition is published, and what of it."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from ctr.data.log import list_intervals
+from ctr.data.log import list_partitions
 from ctr.io.errors import InputError
 from ctr.pipelines.events.publish import begin_log
 from ctr.pipelines.events.stream import check_rules, first_needed, last_published
@@ -28,13 +28,13 @@ def made() -> ModuleType:
 
 
 def starts(log: Path, begin: int) -> list[int]:
-    return [start - begin for start, _ in list_intervals(log)]
+    return [start - begin for start, _ in list_partitions(log)]
 
 
 # ---------------------------------------------------------------- when
 
 
-def test_an_interval_is_the_batch_jobs_and_all_are_published_in_order(made, tmp_path):
+def test_an_partition_is_the_batch_jobs_and_all_are_published_in_order(made, tmp_path):
     impressions = [made.impression(number, 3.0 * number) for number in range(40)]
     clicks = [made.click(number, 3.0 * number + number % 12) for number in range(0, 40, 2)]
     steps = [made.raw("clicks", *clicks), made.raw("impressions", *impressions[20:])]
@@ -46,7 +46,7 @@ def test_an_interval_is_the_batch_jobs_and_all_are_published_in_order(made, tmp_
 
 
 @pytest.mark.parametrize(("early", "label"), [(MILLISECOND, 1), (0, 0)])
-def test_an_interval_waits_until_the_very_moment_at_which_it_closes(made, tmp_path, early, label):
+def test_an_partition_waits_until_the_very_moment_at_which_it_closes(made, tmp_path, early, label):
     closes = made.CLOSES * made.SECOND
     # The click lies about its arrival: it says that it came long before the watermark that it stands behind.
     steps = [made.raw("impressions", made.impression(1, 5)), closes - early]
@@ -56,7 +56,7 @@ def test_an_interval_waits_until_the_very_moment_at_which_it_closes(made, tmp_pa
     assert [row["impression_id"] for row in late] == ([] if label else [1])
 
 
-def test_an_interval_is_published_once_whatever_comes_later(made, tmp_path):
+def test_an_partition_is_published_once_whatever_comes_later(made, tmp_path):
     first = made.raw("impressions", made.impression(1, 5))
     steps = [first, made.CLOSES * made.SECOND, made.raw("impressions", made.impression(2, 6, 7))]
     order = made.run_stream(tmp_path / "log", [*steps, made.raw("impressions", made.impression(3, 41))])
@@ -65,7 +65,7 @@ def test_an_interval_is_published_once_whatever_comes_later(made, tmp_path):
     assert [row["example_id"] for row in made.side_rows(tmp_path / "log", "late")] == [2]
 
 
-def test_the_watermark_may_pass_many_intervals_at_once(made, tmp_path):
+def test_the_watermark_may_pass_many_partitions_at_once(made, tmp_path):
     impressions = [made.impression(number, 20.0 * number) for number in (0, 1, 50, 51)]
     order = made.run_stream(tmp_path / "log", [made.raw("impressions", *impressions), 3000 * made.SECOND])
     assert order == [20 * made.SECOND * number for number in (0, 1, 50, 51)]
@@ -73,7 +73,7 @@ def test_the_watermark_may_pass_many_intervals_at_once(made, tmp_path):
 
 def test_without_events_nothing_is_published(made, tmp_path):
     assert made.run_stream(tmp_path / "log", [100 * made.SECOND]) == []
-    assert list_intervals(tmp_path / "log") == []
+    assert list_partitions(tmp_path / "log") == []
 
 
 # ---------------------------------------------------------------- what is late
@@ -91,8 +91,8 @@ def test_an_event_whose_arrival_is_too_late_is_set_aside_even_before_the_waterma
     assert len(made.side_rows(batch, "late")) == 2
 
 
-def test_a_click_that_is_late_for_its_impressions_interval_is_told_of_in_its_own(made, tmp_path):
-    # It happened in the second interval, and arrives when the first one is closed.
+def test_a_click_that_is_late_for_its_impressions_partition_is_told_of_in_its_own(made, tmp_path):
+    # It happened in the second partition, and arrives when the first one is closed.
     impressions, clicks = [made.impression(1, 19)], [made.click(1, 22, 36)]
     steps = [made.raw("impressions", *impressions), 36 * made.SECOND, made.raw("clicks", *clicks)]
     made.run_stream(tmp_path / "log", steps)
@@ -102,7 +102,7 @@ def test_a_click_that_is_late_for_its_impressions_interval_is_told_of_in_its_own
     assert made.side_rows(tmp_path / "log", "late") == []
 
 
-def test_a_late_click_is_set_aside_once_though_several_intervals_had_wanted_it(made, tmp_path):
+def test_a_late_click_is_set_aside_once_though_several_partitions_had_wanted_it(made, tmp_path):
     steps = [made.raw("impressions", made.impression(1, 19), made.impression(2, 25)), 60 * made.SECOND]
     made.run_stream(tmp_path / "log", [*steps, made.raw("clicks", made.click(1, 22, 23))])
     assert made.labels(tmp_path / "log") == {1: 0, 2: 0}
@@ -122,7 +122,7 @@ def test_bad_events_are_described_and_too_many_end_the_job(made, tmp_path):
     assert [reject["row"] for reject in made.rejects(tmp_path / "few")] == [1000]
     with pytest.raises(Exception, match="1 of 1000 events rejected, more than the allowed share of 0"):
         made.run_stream(tmp_path / "many", [few], max_reject_share=0.0)
-    assert list_intervals(tmp_path / "many") == []
+    assert list_partitions(tmp_path / "many") == []
 
 
 def test_few_events_say_nothing_of_the_share_of_rejects(made, tmp_path):
@@ -140,9 +140,9 @@ def test_a_job_that_is_started_again_publishes_what_is_left_with_the_same_bytes(
     log = tmp_path / "log"
     made.run_stream(log, [made.raw("impressions", *impressions), made.raw("clicks", *clicks)], future="1ms")
     whole = made.published(log)
-    assert len(list_intervals(log)) == 7
+    assert len(list_partitions(log)) == 7
     for kept in (5, 3, 0):
-        for start, end in list_intervals(log)[kept:]:
+        for start, end in list_partitions(log)[kept:]:
             (log / "manifests" / f"{start:019d}-{end:019d}.json").unlink()
         since = first_needed(made.mapping(future="1ms"), log)
         # A source need not give what arrived before, and more than is needed does no harm.

@@ -19,7 +19,7 @@ QUIET = 2
 """A partition of each topic without events: records without a value alone say what time it is there."""
 
 SLOWLY = ("--kafka-option", "max.poll.records=40")
-"""So that the first intervals are published before the last record is read."""
+"""So that the first partitions are published before the last record is read."""
 
 OPTIONS = ("--max_bundle_time_mills=50",)
 
@@ -53,7 +53,7 @@ def mapping(jobs, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def traffic(jobs, mapping, tmp_path_factory):
-    """Events whose last interval has closed before now: a partition that is read to its end says what time it is."""
+    """Events whose last partition has closed before now: a partition that is read to its end says what time it is."""
 
     def later(last: int) -> int:
         return time.time_ns() // 1000 - 3 * 3600 * 10**6 - last
@@ -114,10 +114,10 @@ def test_topics_become_the_log_of_the_batch_job_and_bad_records_are_set_aside(
         jobs.java_services.expansion_service(tmp_path / "expansion") as expansion,
         start(jobs, (endpoint, expansion), broker, log, mapping) as process,
     ):
-        jobs.wait(lambda: jobs.manifests(log) >= traffic.intervals, process)
+        jobs.wait(lambda: jobs.manifests(log) >= traffic.partitions, process)
         status, said, complaints = jobs.told_to_stop(process, signal.SIGINT)
     assert (status, complaints) == (0, "")
-    assert said.startswith(f"{log}: {traffic.intervals} partitions, ")
+    assert said.startswith(f"{log}: {traffic.partitions} partitions, ")
     assert jobs.published(log) == traffic.whole
     found = [json.loads(line) for path in (log / "rejects").iterdir() for line in path.open()]
     assert {reject["file"] for reject in found} == {"impressions/0"}
@@ -137,13 +137,13 @@ def test_a_killed_job_goes_on(jobs, traffic, broker, mapping, tmp_path, checkpoi
     ):
         newest = jobs.java_services.newest_checkpoint
         jobs.wait(lambda: jobs.manifests(log) >= 2 and (not checkpoints or newest(folder)), process)
-    assert jobs.manifests(log) < traffic.intervals
+    assert jobs.manifests(log) < traffic.partitions
     settings = jobs.resumed(folder) if checkpoints else {}
     with (
         jobs.java_services.flink_job_server(tmp_path / "again", settings=settings) as endpoint,
         jobs.java_services.expansion_service(tmp_path / "expansion") as expansion,
         start(jobs, (endpoint, expansion), broker, log, mapping, *options, slowly=checkpoints) as process,
     ):
-        jobs.wait(lambda: jobs.manifests(log) >= traffic.intervals, process)
+        jobs.wait(lambda: jobs.manifests(log) >= traffic.partitions, process)
         assert jobs.told_to_stop(process, signal.SIGTERM)[0] == 0
     assert jobs.published(log) == traffic.whole

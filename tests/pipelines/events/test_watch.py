@@ -548,7 +548,7 @@ def test_a_folder_that_is_not_there_is_named(made: Any, tmp_path: Path) -> None:
         drain(made.mapping(), tmp_path / "nowhere", tmp_path / "log")
 
 
-def test_no_events_are_no_interval(made: Any, tmp_path: Path) -> None:
+def test_no_events_are_no_partition(made: Any, tmp_path: Path) -> None:
     (tmp_path / "events").mkdir()
     progress = drain(made.mapping(), tmp_path / "events", tmp_path / "log")
     assert progress == Progress()
