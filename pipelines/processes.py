@@ -17,8 +17,8 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 def safe_environment() -> dict[str, str]:
     """The environment for a Python process that is started as ``python -m MODULE``.
 
-    Python would otherwise look for every module in the current directory first, so that a ``json.py`` there would be
-    run. Where that directory is the checkout that this very package is imported from, it has to stay on the path.
+    Python would otherwise search every module in the current directory first, so that a ``json.py`` there would be
+    run. If that directory is the checkout that this package is imported from, it has to stay on the path.
     """
     own = Path(ctr.__file__).resolve().parents[1] == Path.cwd().resolve()
     return {**os.environ, **({} if own else {_SAFE_PATH: "1"})}
@@ -26,7 +26,7 @@ def safe_environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def safe_workers() -> Iterator[None]:
-    """Gives that environment to the processes that a Beam runner starts within the block."""
+    """Sets ``safe_environment`` for the processes that a Beam runner starts within the block."""
     before = os.environ.get(_SAFE_PATH)
     os.environ.update(safe_environment())
     try:
@@ -47,7 +47,7 @@ def quiet_beam(level: int = logging.CRITICAL) -> Iterator[None]:
     try:
         from apache_beam.runners.worker import sdk_worker
 
-        # A worker in this process prints the trace of what it also reports.
+        # A worker in this process prints the traces of errors that it also reports.
         names = vars(sdk_worker)
         names["print"] = lambda *_, **__: None
         try:

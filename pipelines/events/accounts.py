@@ -1,4 +1,4 @@
-"""What became of the events that were read: counts that must add up, rejects, and when these are too many."""
+"""Accounts for the events that were read: counts that must add up, rejects, and the limit to their share."""
 
 import hashlib
 import math
@@ -14,24 +14,24 @@ from ctr.pipelines.events.spool import UnitReport
 from ctr.pipelines.rows.rejects import json_line, reject_line, reject_reasons
 
 ENOUGH_EVENTS = 1_000
-"""Fewer events than these say nothing of a job's share of rejects before it ends."""
+"""The share of rejects is not judged from fewer events before the end of a job."""
 
 RECENT_EVENTS = 100_000
-"""What a job that goes on is judged by: the latest units that hold so many events."""
+"""A job that does not end is judged by its latest units with so many events."""
 
 _MANY_DAMAGED = 8
 
 
 @dataclass(frozen=True)
 class KindCounts:
-    """Events of one kind: those that were read, and what was set aside of them."""
+    """Events of one kind: those that were read, and those of them that were too late or rejected."""
 
     read: int = 0
     late: int = 0
     rejected: int = 0
 
     def plus(self, report: UnitReport) -> "KindCounts":
-        """With those of one more unit."""
+        """Adds those of one more unit."""
         return KindCounts(self.read + report.events, self.late + report.late, self.rejected + report.rejected)
 
 
@@ -44,7 +44,7 @@ class EventCounts:
     damaged: int = 0
 
     def plus(self, report: UnitReport) -> "EventCounts":
-        """With those of one more unit."""
+        """Adds those of one more unit."""
         counts = replace(self, damaged=self.damaged + bool(report.damaged))
         if report.kind == "impressions":
             return replace(counts, impressions=self.impressions.plus(report))
@@ -63,7 +63,7 @@ def check_rejects(reports: Collection[UnitReport], max_share: float, at_least: i
     """Raises InputError when more than the allowed share of the events of these units was rejected.
 
     Args:
-        at_least: events, below which nothing is said.
+        at_least: the number of events from which on the share is judged.
     """
     events = sum(report.events for report in reports)
     rejected = sum(report.rejected for report in reports)
@@ -83,7 +83,7 @@ def check_rejects(reports: Collection[UnitReport], max_share: float, at_least: i
 
 
 class RecentReports:
-    """The latest units of a job that goes on, by which it is judged: those that hold 100,000 events.
+    """The latest units of a job that does not end, with 100,000 events; it is judged by them.
 
     Args:
         max_reject_share: of their events.
@@ -121,7 +121,7 @@ class RecentReports:
 def write_rejects(log: Path, reports: Sequence[UnitReport]) -> None:
     """Describes rejects in ``LOG/rejects/``: a file for each file of events, an object for each reject.
 
-    Of a unit's rejects the first thousand are described; a line says how many there were more.
+    The first thousand rejects of a unit are described; a line has the number of the others.
     """
     by_name: dict[str, list[bytes]] = {}
     for report in reports:
@@ -135,7 +135,7 @@ def write_rejects(log: Path, reports: Sequence[UnitReport]) -> None:
 
 
 def describe_rejects(report: UnitReport) -> bytes:
-    """JSON lines; nothing where nothing was rejected."""
+    """The rejects of a unit as lines of JSON; empty without any."""
     lines = [reject_line(reject, report.name) for reject in report.rejects]
     if more := report.rejected - len(report.rejects):
         lines.append(json_line({"file": report.name, "more": more}))

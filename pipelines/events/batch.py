@@ -1,7 +1,7 @@
-"""All events of some folders to a log, at once: in any order, and of any size.
+"""Joins all events of some folders to a log at once: in any order, and of any size.
 
-Memory holds the partition that each worker joins and the chunk that it reads; the disk holds all events once more,
-inside the log, until it is published. A job that was killed is simply run again: it publishes the same bytes.
+Memory holds the partition that each worker joins and the chunk that it reads; the disk holds a copy of all events
+inside the log until they are published. A job that was killed can be run again: it publishes the same bytes.
 """
 
 import time
@@ -35,7 +35,7 @@ _WORKERS = 2
 
 @dataclass(frozen=True)
 class EventsResult:
-    """What became of the events of a job.
+    """The result of a batch.
 
     Attributes:
         counts: of the events that were read.
@@ -66,13 +66,13 @@ def ingest_events(
     Args:
         mapping: how events become examples.
         folders: with impressions and clicks (``ctr.pipelines.events.read.find_events``).
-        log: the log's folder. Every partition that the events reach is closed: what is published of it stays.
+        log: the log's folder. Every partition with events is closed: it cannot be published with others later.
         max_reject_share: the job stops when a larger share of events, in [0, 1], is rejected.
         options: Beam's. The workers of another runner must see the same folders under the same paths.
 
     Raises:
-        InputError: no events, a damaged file, a missing column, too many rejects, or a log of something else,
-            or not a single example.
+        InputError: no events, a damaged file, a missing column, too many rejects, a log of something else, or not a
+            single example.
     """
     begun = time.perf_counter()
     mapping = with_pinned_teacher(mapping, log)

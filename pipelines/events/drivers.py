@@ -114,7 +114,7 @@ def _name(flag: str) -> str:
 
 
 def _is_given(value: object) -> bool:
-    """Whether an argument is not the default; a number has none."""
+    """Whether the user gave an argument; numbers have no default."""
     return isinstance(value, float) or bool(value)
 
 

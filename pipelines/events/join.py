@@ -1,7 +1,7 @@
 """The join of one closed partition: impressions and clicks in, labeled examples and side tables out. Pure.
 
-What the order of the input, its cuts or repeated deliveries do to it: nothing. Every event is counted once, and that
-the counts add up is checked before anything is returned.
+The result does not depend on the order of the input, how it is cut into chunks, or repeated deliveries. Every event is
+counted once, and the counts are checked to add up before anything is returned.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from ctr.pipelines.events.tables import ARRIVAL, CLICK_SCHEMA
 
 LATE, ORPHAN = "late", "orphan"
 NOT_PUBLISHED = ("sampled_out", "duplicate_impressions", "conflicting_impressions")
-TOLD_CLICKS = ("matched_clicks", "duplicate_clicks", "late_clicks", "orphan_clicks")
+CLICK_COUNTERS = ("matched_clicks", "duplicate_clicks", "late_clicks", "orphan_clicks")
 UNMATCHED_SCHEMA = pa.schema([*CLICK_SCHEMA, pa.field("reason", pa.string(), False)])
 
 
@@ -34,14 +34,14 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Joined:
-    """What a partition has become.
+    """The examples and the other events of a partition.
 
     Attributes:
         examples: rows of a shard, in the order of a log.
         unmatched: clicks of this home without an example, under ``UNMATCHED_SCHEMA``, sorted.
-        conflicting: impressions whose id another one has, in the columns of the input, sorted.
+        conflicting: impressions with the id of another one, in the columns of the input, sorted.
         counters: ``impressions``, which is the rows of ``examples`` plus all of ``NOT_PUBLISHED``; ``clicks`` of this
-            home, which is the sum of ``TOLD_CLICKS``.
+            home, which is the sum of ``CLICK_COUNTERS``.
         teacher_logit: float32, of the examples in their order; None where no teacher scored them.
     """
 
@@ -74,7 +74,7 @@ def join_partition(
     Args:
         schema: the features.
         impressions: those of this partition, ``ctr.pipelines.events.tables.impression_schema``.
-        earlier: ``example_id, query_time`` of impressions before the partition; those that lie further back than
+        earlier: ``example_id, query_time`` of impressions before the partition; those earlier than
             ``rules.lookback`` are ignored.
         clicks: whatever ``rules.route_clicks`` gives the partition, ``CLICK_SCHEMA``.
     """
@@ -90,8 +90,8 @@ def join_partition(
     at = rows.column_names.index("label")
     rows = sort_rows(rows.set_column(at, rows.schema.field("label"), pa.array(label)))
     counters["sampled_out"] = 0
-    unmatched, told = _told_clicks(rules, start, rows, earlier, clicks)
-    counters |= {"duplicate_clicks": repeated, **told}
+    unmatched, matches = _match_clicks(rules, start, rows, earlier, clicks)
+    counters |= {"duplicate_clicks": repeated, **matches}
     joined = Joined(rows.select(shard_schema(schema).names), unmatched, conflicting, counters)
     _check_conservation(rules, start, joined)
     return joined
@@ -101,7 +101,7 @@ def sample_joined(rules: PartitionRules, start: int, joined: Joined, sampling: S
     """Keeps the examples that the rule keeps, with their weights multiplied (FF 3.3).
 
     Raises:
-        InputError: the rule asks for a teacher's logit and an example has none that is finite.
+        InputError: the rule requires a teacher's logit, and that of an example is missing or not finite.
     """
     if sampling is None:
         return joined
@@ -129,10 +129,10 @@ def sample_joined(rules: PartitionRules, start: int, joined: Joined, sampling: S
 
 
 def _check_conservation(rules: PartitionRules, start: int, joined: Joined) -> None:
-    """Raises RuntimeError when something is not accounted for: a fault of this module, never of its input."""
+    """Raises RuntimeError when an event is not accounted for: a bug of this module, never its input."""
     counters = joined.counters
     dropped = sum(counters[name] for name in NOT_PUBLISHED)
-    clicks = sum(counters[name] for name in TOLD_CLICKS)
+    clicks = sum(counters[name] for name in CLICK_COUNTERS)
     if joined.examples.num_rows + dropped != counters["impressions"] or clicks != counters["clicks"]:
         raise RuntimeError(
             f"partition [{start}, {start + rules.length}): the counts do not add up: "
@@ -229,10 +229,10 @@ def _labels(rules: PartitionRules, start: int, rows: pa.Table, clicks: pa.Table)
     return label
 
 
-def _told_clicks(
+def _match_clicks(
     rules: PartitionRules, start: int, rows: pa.Table, earlier: pa.Table, clicks: pa.Table
 ) -> tuple[pa.Table, dict[str, int]]:
-    """What becomes of the distinct clicks that happened in this partition."""
+    """Matches the distinct clicks of this partition; returns the unmatched ones and the counts."""
     home = clicks.filter(pa.array(rules.start_of(clicks.column("time").to_numpy()) == start))
     clicked, times, arrival = (home.column(name).to_numpy() for name in CLICK_SCHEMA.names)
     wanted = np.sort(clicked)

@@ -1,4 +1,4 @@
-"""From files and records of raw events to chunks of raw columns."""
+"""Finds files of raw events, and reads files and records to chunks of raw columns."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ _UNIT_ROWS = 1 << 20
 
 @dataclass(frozen=True)
 class Unit:
-    """What one worker reads at a time: a file of events, or some row groups of one.
+    """The work of one worker at a time: a file of events, or some row groups of one.
 
     Attributes:
         kind: of its events.
         name: of the file, which does not depend on the machine.
         path: of the file.
-        row_groups: those [begin, end) that it consists of; None: all that there is.
+        row_groups: those [begin, end) of the unit; None: the whole file.
     """
 
     kind: Kind
@@ -51,7 +51,7 @@ class Version:
 
     @classmethod
     def read(cls, path: Path) -> "Version":
-        """The version of a file now. Raises OSError where there is none."""
+        """Reads the version of a file. Raises OSError when it cannot."""
         stat = path.stat()
         return cls(stat.st_size, stat.st_mtime_ns)
 
@@ -59,8 +59,8 @@ class Version:
 def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
     """The files of events in some folders, in the order in which they count as arriving.
 
-    Looked for are ``impressions/`` and ``clicks/`` with files of the mapping's forms, or what its patterns say. What
-    begins with a dot or ends in ``.tmp`` is being written and left out.
+    Searches ``impressions/`` and ``clicks/`` for files of the mapping's formats, or for the mapping's patterns. Skips
+    files that are being written: their names begin with a dot or end in ``.tmp``.
 
     Raises:
         InputError: no such folder, or two files of one name.
@@ -95,7 +95,7 @@ def _matches(folder: Path, patterns: Sequence[str]) -> set[Path]:
 
 
 def split_units(units: Sequence[Unit]) -> list[Unit]:
-    """The same events in units of about a million rows, where the form of the file allows it.
+    """Splits Parquet files into units of about a million rows; other files stay whole.
 
     Raises:
         InputError: a damaged file.
@@ -133,7 +133,7 @@ def read_unit(mapping: EventMapping, unit: Unit, block_bytes: int = BLOCK_BYTES)
 
 
 def line_reader(mapping: EventMapping, kind: Kind) -> JsonlReader:
-    """Reads events that are JSON objects; a key that an object lacks is null."""
+    """A reader of events that are JSON objects; a key that an object lacks is null."""
     source = source_of(mapping, kind)
     numbers = {time.column or "" for time in source.times.values() if time.unit is not None}
     texts = {source.impression_id}

@@ -22,8 +22,8 @@ from ctr.pipelines.events.steps import (
     SpoolEvents,
     StagePartitions,
     join_spooled,
-    note_staged,
     prepare_piece,
+    store_staged,
 )
 from ctr.pipelines.rows.sources import UnreadableNowError
 
@@ -51,7 +51,7 @@ def beam_options(given: str, workers: int) -> PipelineOptions:
 
 @contextlib.contextmanager
 def input_errors_of_workers() -> Iterator[None]:
-    """Turns what a runner reports of an InputError in a worker into that InputError."""
+    """Turns a runner's report of an InputError in a worker into that InputError."""
     try:
         yield
     except InputError:
@@ -76,7 +76,7 @@ def run_pipeline(options: PipelineOptions, build: Callable[[Any], object]) -> No
 
 
 def is_local(options: PipelineOptions) -> bool:
-    """Whether the runner is that of this process."""
+    """Whether the runner works inside this process."""
     return str(options.view_as(StandardOptions).runner).rpartition(".")[2] == "FnApiRunner"
 
 
@@ -89,11 +89,11 @@ def spool_units(
     clock_us: int = 0,
     keep_going: bool = False,
 ) -> None:
-    """Reads units and sets their events down by partition; a report of each is in the spool afterwards.
+    """Reads units and stores their events in the spool by partition, with a report of each unit.
 
     Args:
         clock_us: arrivals before it count as this one (``ctr.pipelines.events.tables.prepare``).
-        keep_going: whether a unit that cannot be read is noted as damaged instead of ending the job.
+        keep_going: whether a unit that cannot be read is recorded as damaged instead of ending the job.
     """
 
     def build(pipeline: Any) -> object:
@@ -103,7 +103,7 @@ def spool_units(
             | "Spread" >> beam.Reshuffle()
             | "Read" >> beam.ParDo(ReadEvents(mapping, keep_going))
             | "Prepare" >> beam.Map(prepare_piece, mapping, clock_us)
-            | "Set down" >> beam.ParDo(SpoolEvents(mapping, log, spool))
+            | "Store" >> beam.ParDo(SpoolEvents(mapping, log, spool))
         )
 
     run_pipeline(options, build)
@@ -121,17 +121,17 @@ def stage_spooled(
             | "Spread" >> beam.Reshuffle()
             | "Join" >> beam.Map(join_spooled, mapping, spool)
             | StagePartitions(mapping, log)
-            | "Note" >> beam.Map(note_staged, spool)
+            | "Store" >> beam.Map(store_staged, spool)
         )
 
     run_pipeline(options, build)
 
 
 def with_pinned_teacher(mapping: EventMapping, log: Path) -> EventMapping:
-    """The mapping with the very version of the teacher's model: what the log was begun with, else the newest.
+    """The mapping with the version of the teacher's model: the one that the log was started with, else the newest.
 
     Raises:
-        InputError: no model, or one of other features.
+        InputError: no model, or one with other features.
     """
     if mapping.teacher is None:
         return mapping

@@ -1,10 +1,10 @@
-"""Events on disk until their partition is closed: by partition, in files whose names follow from where they come from.
+"""Events stored by partition until it is closed, in files whose names depend only on their source.
 
 ::
 
-    SPOOL/segments/START/KIND-UNIT-N.arrow    what chunk N of a unit has for the partition
+    SPOOL/segments/START/KIND-UNIT-N.arrow    the events of chunk N of a unit for the partition
     SPOOL/units/UNIT.json                     a unit that was read to its end: its counts and rejects
-    SPOOL/staged/START.json                   a partition's manifest, its shards being there; empty: nothing happened
+    SPOOL/staged/START.json                   a partition's manifest, whose shards are complete; empty: no events
 
 A unit that is read again writes the same files again, so that a worker may be killed anywhere.
 """
@@ -33,13 +33,13 @@ _REJECTS_KEPT = 1000
 
 @dataclass
 class UnitReport:
-    """What a unit had.
+    """The events of a unit, counted.
 
     Attributes:
         kind, name: of the unit.
         size, modified_ns: of the file when it was read.
-        events: of the input; ``good`` of them are set down, ``late`` set aside as too late, the others rejected.
-        last_arrival: the latest arrival, -1 where nothing was good.
+        events: of the input; ``good`` of them are stored, ``late`` were too late, the others rejected.
+        last_arrival: the latest arrival, -1 without good events.
         rejected: how many.
         rejects: the first of them.
         damaged: why the unit could not be read to its end; empty: it was.
@@ -58,7 +58,7 @@ class UnitReport:
     damaged: str = ""
 
     def add_rejects(self, rejects: Iterable[Reject]) -> None:
-        """Counts them all and keeps the first."""
+        """Counts all and keeps the first."""
         for reject in rejects:
             self.rejected += 1
             if len(self.rejects) < _REJECTS_KEPT:
@@ -66,18 +66,18 @@ class UnitReport:
 
 
 def is_followed(log: Path) -> bool:
-    """Whether the log has a spool that outlives the process: that of a job that goes on."""
+    """Whether the log has a spool that outlives the process: that of a job that follows folders."""
     return (log / SPOOL / "units").is_dir()
 
 
 def unit_digest(unit: Unit) -> str:
-    """Names a unit's files."""
+    """The part of the names of a unit's files that identifies it."""
     text = f"{unit.kind}\0{unit.name}\0{unit.row_groups}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def write_segment(spool: Path, unit: Unit, number: int, start: int, table: pa.Table) -> None:
-    """Sets down what a unit's chunk has for a partition."""
+    """Stores the events of a unit's chunk for a partition."""
     path = spool / "segments" / f"{start:019d}" / f"{unit.kind}-{unit_digest(unit)}-{number:06d}.arrow"
 
     def write(file: object) -> None:
@@ -88,7 +88,7 @@ def write_segment(spool: Path, unit: Unit, number: int, start: int, table: pa.Ta
 
 
 def write_report(spool: Path, unit: Unit, report: UnitReport) -> None:
-    """Notes that a unit was read to its end."""
+    """Records that a unit was read to its end."""
     write_atomic_bytes(_report_path(spool, unit), json.dumps(asdict(report)).encode())
 
 
@@ -97,7 +97,7 @@ def _report_path(spool: Path, unit: Unit) -> Path:
 
 
 def read_report(spool: Path, unit: Unit) -> UnitReport | None:
-    """What ``write_report`` noted, or None."""
+    """The report of a unit; None if it was not read to its end."""
     try:
         return _report_of(_report_path(spool, unit).read_bytes())
     except FileNotFoundError:
@@ -105,7 +105,7 @@ def read_report(spool: Path, unit: Unit) -> UnitReport | None:
 
 
 def list_reports(spool: Path) -> list[UnitReport]:
-    """Of all units that were ever read."""
+    """The reports of all units that were ever read."""
     return [_report_of(path.read_bytes()) for path in sorted((spool / "units").glob("*.json"))]
 
 
@@ -148,12 +148,12 @@ def _segments(spool: Path, start: int, kind: Kind) -> list[Path]:
 
 
 def _read(paths: Sequence[Path]) -> list[pa.Table]:
-    # Mapped, so that of earlier partitions only the columns that are looked at are read.
+    # Memory-mapped, so that only the selected columns of earlier partitions are read.
     return [pa.ipc.open_file(pa.memory_map(str(path))).read_all() for path in paths]
 
 
 def drop_unfinished(spool: Path) -> None:
-    """Deletes what units have set down that were not read to their end: they will be read again, maybe changed."""
+    """Deletes the segments of units that were not read to their end: they are read again, maybe changed."""
     finished = {path.stem for path in (spool / "units").glob("*.json")}
     for path in (spool / "segments").glob("*/*.arrow"):
         if path.name.split("-")[1] not in finished:

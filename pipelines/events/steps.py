@@ -1,4 +1,4 @@
-"""The steps of the job as Beam transforms, which the drivers put together.
+"""The steps of the job as Beam transforms, which the drivers combine.
 
 Elements are whole tables: rows one by one would cost fifty times as much.
 """
@@ -41,8 +41,8 @@ from ctr.pipelines.rows.sources import UnreadableNowError, faults_named
 
 
 @dataclass(frozen=True)
-class JoinedAt:
-    """A partition's begin and what it has become."""
+class JoinedPartition:
+    """A partition's start and its joined events."""
 
     start: int
     joined: Joined
@@ -63,7 +63,7 @@ class Piece:
 
 
 class _TablesCoder(Coder):
-    """Pickles; tells sizes without doing so, since the runner asks for that of every few elements it passes on."""
+    """Pickles; estimates sizes without pickling, because the runner does that for every few elements."""
 
     def encode(self, value: Any) -> bytes:
         return pickle.dumps(value, protocol=5)
@@ -78,7 +78,7 @@ class _TablesCoder(Coder):
         return False
 
 
-for _kind in (Piece, JoinedAt):
+for _kind in (Piece, JoinedPartition):
     registry.register_coder(_kind, _TablesCoder)
 
 
@@ -137,13 +137,13 @@ class SpoolEvents(beam.DoFn):
         unit = piece.unit
         report = self._reports.setdefault(unit, UnitReport(unit.kind, unit.name))
         if piece.content is not None:
-            self._set_down(piece, piece.content, report)
+            self._store(piece, piece.content, report)
             return
         report.size, report.modified_ns = piece.version.size, piece.version.modified_ns
         report.damaged = piece.damaged
         write_report(self._spool, unit, self._reports.pop(unit))
 
-    def _set_down(self, piece: Piece, prepared: Prepared, report: UnitReport) -> None:
+    def _store(self, piece: Piece, prepared: Prepared, report: UnitReport) -> None:
         rules = partition_rules(self._mapping)
         routed, late = route(rules, prepared.kind, prepared.table)
         for start, table in routed.items():
@@ -160,11 +160,11 @@ class SpoolEvents(beam.DoFn):
 # ---------------------------------------------------------------- partitions
 
 
-class _Teacher(ModelHandler[JoinedAt, PredictionResult, Any]):
+class _Teacher(ModelHandler[JoinedPartition, PredictionResult, Any]):
     """An exported model that scores the examples of a partition by their ids."""
 
     def __init__(self, model: Path) -> None:
-        # A partition is a batch of its own: what it is scored with must not depend on its neighbors.
+        # A partition is a batch of its own: its scores must not depend on its neighbors.
         super().__init__(min_batch_size=1, max_batch_size=1)
         self._model = model
 
@@ -174,11 +174,11 @@ class _Teacher(ModelHandler[JoinedAt, PredictionResult, Any]):
 
         return Scorer(self._model)
 
-    def get_num_bytes(self, batch: Sequence[JoinedAt]) -> int:
+    def get_num_bytes(self, batch: Sequence[JoinedPartition]) -> int:
         return sum(element.joined.examples.nbytes for element in batch)
 
     def run_inference(
-        self, batch: Sequence[JoinedAt], model: Any, inference_args: dict[str, Any] | None = None
+        self, batch: Sequence[JoinedPartition], model: Any, inference_args: dict[str, Any] | None = None
     ) -> Iterable[PredictionResult]:
         from ctr.serving.score import score_rows
 
@@ -194,14 +194,14 @@ class _Teacher(ModelHandler[JoinedAt, PredictionResult, Any]):
             yield PredictionResult(element, score_rows(model, rows))
 
 
-def _with_logit(result: PredictionResult) -> JoinedAt:
+def _with_logit(result: PredictionResult) -> JoinedPartition:
     element: Any = result.example
     logit = np.asarray(result.inference, np.float32)
-    return JoinedAt(element.start, replace(element.joined, teacher_logit=logit))
+    return JoinedPartition(element.start, replace(element.joined, teacher_logit=logit))
 
 
 class _Stage(beam.DoFn):
-    """Samples a partition, writes everything but its manifest, and gives the manifest."""
+    """Samples a partition, writes everything but its manifest, and outputs the manifest."""
 
     def __init__(self, mapping: EventMapping, log: Path) -> None:
         self._mapping, self._log = mapping, log
@@ -210,7 +210,7 @@ class _Stage(beam.DoFn):
     def setup(self) -> None:
         self._sampling = make_sampling(self._mapping)
 
-    def process(self, element: JoinedAt) -> Iterator[tuple[int, bytes]]:
+    def process(self, element: JoinedPartition) -> Iterator[tuple[int, bytes]]:
         mapping, rules = self._mapping, partition_rules(self._mapping)
         joined = sample_joined(rules, element.start, element.joined, self._sampling)
         if joined.is_empty:
@@ -224,7 +224,7 @@ class _Stage(beam.DoFn):
 
 
 class StagePartitions(beam.PTransform[Any, Any]):
-    """Joined partitions, scored by the teacher, sampled and written; gives (start, manifest as JSON or nothing)."""
+    """Scores joined partitions, samples and writes them; outputs (start, manifest as JSON, or empty without events)."""
 
     def __init__(self, mapping: EventMapping, log: Path) -> None:
         super().__init__()
@@ -237,13 +237,13 @@ class StagePartitions(beam.PTransform[Any, Any]):
         return joined | "Sample and write" >> beam.ParDo(_Stage(self._mapping, self._log))
 
 
-def join_spooled(start: int, mapping: EventMapping, spool: Path) -> JoinedAt:
+def join_spooled(start: int, mapping: EventMapping, spool: Path) -> JoinedPartition:
     """Joins a partition whose events are in the spool."""
     rules = partition_rules(mapping)
     tables = read_partition(spool, mapping, rules, start)
-    return JoinedAt(start, join_partition(mapping.feature_schema, rules, start, *tables))
+    return JoinedPartition(start, join_partition(mapping.feature_schema, rules, start, *tables))
 
 
-def note_staged(staged: tuple[int, bytes], spool: Path) -> None:
-    """Leaves a partition's manifest where the driver finds it."""
+def store_staged(staged: tuple[int, bytes], spool: Path) -> None:
+    """Stores a partition's manifest where the driver finds it."""
     write_atomic_bytes(staged_path(spool, staged[0]), staged[1])

@@ -1,13 +1,13 @@
 """The job as a Beam streaming pipeline, for runners such as Flink and Dataflow.
 
-A partition is a window of Beam's event time, which here is the time of arrival: whatever belongs to a partition gets
-the last moment before it closes as its timestamp, so that its window ends when it closes and fires once, when the
-watermark of arrivals says that all has arrived. Partitions are joined, scored and written side by side; their manifests
-are published by one worker, in order.
+A partition is a window of Beam's event time, which here is the time of arrival. The events of a partition get the last
+moment before it closes as their timestamp, so that its window ends when it closes, and fires once, when the watermark
+shows that all of them have arrived. Partitions are joined, scored and written in parallel; one worker publishes their
+manifests in order.
 
-The log alone says how far a job has come: one that is started again leaves out what is published. It needs the events
-that the first open partition asks for, and so has to read the source again from there (``first_needed``), or to be
-restored from a checkpoint of the runner.
+The log shows how far a job has come: a job that is started again skips what is published. It needs the events of the
+first open partition, and so has to read the source again from there (``first_needed``), or to be restored from a
+checkpoint of the runner.
 """
 
 # Beam types its classes, few of its functions.
@@ -45,7 +45,7 @@ from ctr.pipelines.events.rules import (
 )
 from ctr.pipelines.events.run import is_local, with_pinned_teacher
 from ctr.pipelines.events.spool import UnitReport
-from ctr.pipelines.events.steps import JoinedAt, StagePartitions
+from ctr.pipelines.events.steps import JoinedPartition, StagePartitions
 from ctr.pipelines.events.stream_job import run_until_stopped
 from ctr.pipelines.events.tables import EARLIER_SCHEMA, KINDS, Kind, empty, prepare
 from ctr.pipelines.rows.chunks import Chunk
@@ -55,12 +55,12 @@ _EARLIER = "earlier"
 _MILLISECOND = 1000
 
 LATE_FOR = Duration(seconds=7 * 24 * 3600)
-"""How long after its closing a partition's late events are still told apart; later ones are dropped by the runner."""
+"""How long after a partition closes its late events are still recorded; the runner drops later ones."""
 
 
 @dataclass(frozen=True)
 class RawEvents:
-    """Raw columns of events of one kind, and the name of where they come from."""
+    """Raw columns of events of one kind, and the name of their source."""
 
     kind: Kind
     name: str
@@ -68,7 +68,7 @@ class RawEvents:
 
 
 def first_needed(mapping: EventMapping, log: Path) -> int:
-    """The arrival, in microseconds, from which on a source must be read again for what is not published yet."""
+    """The arrival, in microseconds, from which on a source must be read again for the open partitions."""
     rules, last = partition_rules(mapping), last_published(log)
     if last < 0 or mapping.future is None:
         return 0
@@ -138,7 +138,7 @@ def _publish(element: tuple[bytes, Iterable[tuple[int, bytes]]], log: Path) -> I
 
 @beam.typehints.with_output_types(tuple[int, tuple[str, bytes]])
 class _Route(beam.DoFn):
-    """Parses events, transforms features, and gives each partition what it needs, as an Arrow stream."""
+    """Parses events, transforms features, and sends each partition the events that it needs, as an Arrow stream."""
 
     def __init__(self, mapping: EventMapping, log: Path, last: int, max_reject_share: float) -> None:
         self._mapping, self._log, self._last = mapping, log, last
@@ -149,7 +149,7 @@ class _Route(beam.DoFn):
         prepared = prepare(self._mapping, element.kind, element.chunk, time.time_ns() // 1000)
         report = UnitReport(element.kind, element.name, events=prepared.count)
         report.add_rejects(prepared.rejects)
-        self._judge(report)
+        self._check_rejects(report)
         routed, late = route(self._rules, element.kind, prepared.table)
         if late.num_rows:
             write_late(self._log, element.kind, late)
@@ -176,7 +176,7 @@ class _Route(beam.DoFn):
             last_moment = Timestamp(micros=self._rules.closes_at(start) - _MILLISECOND)
             yield TimestampedValue((start, (what, _to_bytes(table))), last_moment)
 
-    def _judge(self, report: UnitReport) -> None:
+    def _check_rejects(self, report: UnitReport) -> None:
         self._recent.add(report)
         if report.rejected:
             content = describe_rejects(report)
@@ -197,16 +197,16 @@ def _from_bytes(content: bytes) -> pa.Table:
         return reader.read_all()
 
 
-@beam.typehints.with_output_types(JoinedAt)
+@beam.typehints.with_output_types(JoinedPartition)
 class _Join(beam.DoFn):
-    """Joins a partition when its window fires; what comes after that is too late and set aside."""
+    """Joins a partition when its window fires; events that come after that are too late, and are written apart."""
 
     def __init__(self, mapping: EventMapping, log: Path) -> None:
         self._mapping, self._log = mapping, log
 
     def process(
         self, element: tuple[int, Iterable[tuple[str, bytes]]], pane: Any = beam.DoFn.PaneInfoParam
-    ) -> Iterator[JoinedAt]:
+    ) -> Iterator[JoinedPartition]:
         start, parts = element
         found: dict[str, list[pa.Table]] = {}
         for what, content in parts:
@@ -215,23 +215,23 @@ class _Join(beam.DoFn):
             # A runner may fire once more, with nothing, when it forgets a window.
             return
         if pane.timing == PaneInfoTiming.LATE:
-            self._set_aside(start, found)
+            self._write_late(start, found)
             return
         mapping, rules = self._mapping, partition_rules(self._mapping)
         impressions, clicks = (
             pa.concat_tables([empty(kind, mapping), *found.get(kind, [])]) for kind in KINDS
         )
         earlier = pa.concat_tables([EARLIER_SCHEMA.empty_table(), *found.get(_EARLIER, [])])
-        yield JoinedAt(
+        yield JoinedPartition(
             start, join_partition(mapping.feature_schema, rules, start, impressions, earlier, clicks)
         )
 
-    def _set_aside(self, start: int, found: dict[str, list[pa.Table]]) -> None:
+    def _write_late(self, start: int, found: dict[str, list[pa.Table]]) -> None:
         rules = partition_rules(self._mapping)
         for kind in KINDS:
             for table in found.get(kind, []):
                 if kind == "clicks":
-                    # At any other partition the same click is told of again.
+                    # Other partitions than its own get the same click too.
                     at_home = rules.start_of(table.column("time").to_numpy()) == start
                     table = table.filter(pa.array(np.asarray(at_home)))
                 if table.num_rows:
@@ -246,7 +246,7 @@ def stream_events(
     max_reject_share: float = 0.01,
     stop: Stop = lambda: None,
 ) -> None:
-    """Runs the job on a streaming runner until its source ends, or it is asked to stop and canceled.
+    """Runs the job on a streaming runner until its source ends, or it is canceled.
 
     Args:
         mapping: how events become examples.
@@ -254,7 +254,7 @@ def stream_events(
         source: makes the transform that gives ``RawEvents``, of the mapping with its teacher pinned.
         options: Beam's, with a runner (``ctr.pipelines.events.stream_job.streaming_options``).
         max_reject_share: of the latest events of each worker; more of them end the job.
-        stop: asked ten times a second.
+        stop: called ten times a second; a signal cancels the job.
 
     Raises:
         InputError: a runner that cannot do it, another mapping's log, or too many rejects.

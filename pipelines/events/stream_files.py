@@ -1,6 +1,6 @@
 """Folders of events as an unbounded Beam source: a splittable function for each kind, whose watermark is its arrivals.
 
-What has been read is in the checkpoint of the runner: the name of the last file, behind which all later ones come.
+The runner's checkpoint has the name of the last file that was read; the names of all later files sort after it.
 """
 
 # Beam types its classes, few of its functions.
@@ -70,7 +70,7 @@ class FilesTracker(RestrictionTracker):
 
 
 class _Files(RestrictionProvider):
-    """All files of a kind, also those to come."""
+    """All files of a kind, also future ones."""
 
     def initial_restriction(self, element: Kind) -> ReadSoFar:
         return ReadSoFar(written=time.time())
@@ -91,7 +91,7 @@ _ESTIMATOR = beam.DoFn.WatermarkEstimatorParam(ManualWatermarkEstimator.default_
 
 @beam.typehints.with_output_types(RawEvents)
 class FollowFiles(beam.DoFn):
-    """The files of a kind as ``RawEvents``, some at a time; then it asks to be called again."""
+    """The files of a kind as ``RawEvents``, some at a time; then it defers the rest."""
 
     def __init__(self, mapping: EventMapping, folders: Sequence[Path], settings: FollowSettings) -> None:
         self._mapping, self._settings = mapping, settings

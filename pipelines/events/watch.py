@@ -1,4 +1,4 @@
-"""Folders of events that are being filled to a log, partition by partition, until it is asked to stop.
+"""Joins the events of folders that are being filled to a log, partition by partition, until it is stopped.
 
 ::
 
@@ -83,7 +83,7 @@ class Progress:
 
     Attributes:
         counts: of the events that were read.
-        clock_us: arrivals before it have been waited for, -1 before the first.
+        clock_us: the arrival that the clock has reached, -1 before the first.
         pending: impressions that wait in open partitions.
         published: partitions, by this process.
         rows: of these.
@@ -175,7 +175,7 @@ class _Watch:
         if clock.exists():
             self.progress.clock_us = json.loads(clock.read_bytes())["clock_us"]
         elif self._published >= 0:
-            # Neither would clicks find their impressions in there, nor would the counts add up.
+            # Clicks would not find their impressions in the spool, and the counts would not add up.
             raise InputError(
                 f"{self._log}: this log was not made by following events, and its events are not in its spool: use "
                 "another output directory"

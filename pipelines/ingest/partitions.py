@@ -1,4 +1,4 @@
-"""Rows into the partitions of a log: grouped, sorted, compared with what is published, refused where that is closed."""
+"""From rows to the partitions of a log: groups and sorts rows, compares them with published partitions."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ from ctr.pipelines.ingest.example_reader import timed
 from ctr.pipelines.ingest.examples import FILE_COLUMN, ROW_COLUMN, spill_schema
 from ctr.pipelines.rows.convert import mix_ids
 from ctr.pipelines.rows.rejects import Reject, RejectLog, make_reject
-from ctr.pipelines.spill import Arrival, PartitionSpill
+from ctr.pipelines.spill import ArrivalSpill, PartitionSpill
 
 GROUP_COLUMN = "@group"
 """Beside the columns of ``spill_schema``, in logs that group rows: the group, which sessions cut into queries."""
@@ -30,7 +30,7 @@ _FILES_NAMED = 3
 def spill_rows(
     mapping: Mapping, tables: Iterable[pa.Table], folder: Path, seconds: dict[str, float]
 ) -> PartitionSpill:
-    """Sets all rows down by partition, with their query ids and times.
+    """Stores all rows by partition, with their query ids and times.
 
     Args:
         tables: under ``spill_schema``, with groups for query ids and rows' own times for query times.
@@ -43,7 +43,7 @@ def spill_rows(
             with timed(seconds, "spill"):
                 spill.append(table)
         return spill
-    arrival = Arrival(folder, spill_schema(mapping.feature_schema))
+    arrival = ArrivalSpill(folder, spill_schema(mapping.feature_schema))
     groups, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     with closing(arrival):
         for table in tables:
@@ -104,8 +104,8 @@ def _with_queries(table: pa.Table, query_ids: np.ndarray, query_times: np.ndarra
     return table
 
 
-def as_read(mapping: Mapping, table: pa.Table) -> pa.Table:
-    """Rows of ``spill_rows`` as they were before they were grouped: what is held back is grouped again."""
+def ungrouped(mapping: Mapping, table: pa.Table) -> pa.Table:
+    """Restores rows of ``spill_rows`` as they were before they were grouped: held rows are grouped again."""
     if mapping.query is None:
         return table
     groups, times = table.column(GROUP_COLUMN).to_numpy(), table.column("timestamp").to_numpy()
@@ -115,11 +115,11 @@ def as_read(mapping: Mapping, table: pa.Table) -> pa.Table:
 def sorted_partitions(
     spill: PartitionSpill, starts: Sequence[int], seconds: dict[str, float]
 ) -> Iterator[tuple[int, pa.Table, list[Reject]]]:
-    """Yields partitions in order, sorted, with the rows that stood twice; the next one is sorted meanwhile."""
+    """Yields sorted partitions in order, with their duplicates as rejects; the next one is sorted meanwhile."""
 
     def load(start: int) -> tuple[pa.Table, list[Reject]]:
         with timed(seconds, "sort"):
-            return _sorted_once(spill.take(start))
+            return _sorted_once(spill.pop(start))
 
     with ThreadPoolExecutor(1, "ingest-sort") as pool:
         ahead = [pool.submit(load, start) for start in starts[:1]]
@@ -130,7 +130,7 @@ def sorted_partitions(
 
 
 def _sorted_once(table: pa.Table) -> tuple[pa.Table, list[Reject]]:
-    """Sorts a partition; of the rows with one example id in one query the first to arrive stays."""
+    """Sorts a partition; of the rows with one example id in one query, the first to arrive is kept."""
     table = sort_rows(table)
     keys = [table.column(name).to_numpy() for name in KEY_COLUMNS]
     repeated = np.zeros(table.num_rows, bool)
@@ -165,8 +165,8 @@ def stage(out: Path, mapping: Mapping, start: int, table: pa.Table, write: bool 
     )
 
 
-def published_again(out: Path, mapping: Mapping, start: int, table: pa.Table) -> Manifest | None:
-    """The manifest of a published partition that consists of just these rows; its shards are mended. Else None."""
+def find_published(out: Path, mapping: Mapping, start: int, table: pa.Table) -> Manifest | None:
+    """The manifest of a published partition with exactly these rows, whose shards are repaired; else None."""
     planned = stage(out, mapping, start, table, write=False)
     if not is_published(out, planned):
         return None
@@ -223,24 +223,24 @@ class ClosedRows:
 
     @property
     def count(self) -> int:
-        """How many rows."""
+        """The number of rows."""
         return sum(table.num_rows for table in self._tables)
 
     def add(self, table: pa.Table) -> None:
-        """Takes the rows of one partition."""
+        """Adds the rows of one partition."""
         self._tables.append(table.select([FILE_COLUMN, ROW_COLUMN, "query_time"]))
 
     def reject(self, rejects: RejectLog, rows: int, out: Path, changed: Sequence[str]) -> None:
         """Rejects them one by one.
 
         Args:
-            rejects: takes them.
+            rejects: to which they are added.
             rows: of the input, which ``rejects.max_share`` is a share of.
             out: the log.
             changed: files that were added to the log before with other content.
 
         Raises:
-            InputError: there are too many of them; what they are, and what to do.
+            InputError: there are too many of them.
         """
         if self.count > rejects.max_share * rows:
             added = f". With other content {', '.join(changed)} was added before" if changed else ""
@@ -266,7 +266,7 @@ class ClosedRows:
         )
 
     def describe(self, rows: int) -> str:
-        """How many they are, of which files, and which is the first."""
+        """Describes their number, their files and the first of them."""
         table = pa.concat_tables(self._tables)
         files, lines = table.column(FILE_COLUMN).to_numpy(), table.column(ROW_COLUMN).to_numpy()
         times = table.column("query_time").to_numpy()

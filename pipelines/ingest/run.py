@@ -1,17 +1,17 @@
-"""Raw files to an example log: read, check, transform, set down by partition, sort, publish.
+"""Ingests raw files to an example log: read, check, transform, spill by partition, sort, publish.
 
-One mechanism for any order of the input. Rows are spilled by the partition of their query time, and when
-the input has ended every partition is loaded, sorted and published, in order of time. So memory is bounded
-by the largest partition, disk by the log, and the log does not depend on the order of the input or on how
-it was cut into chunks. Where rows are grouped (a query column, sessions) query times are known only at
-the end: rows are first set down in order of arrival, and the group and time of each stay in memory.
+The input may have any order. Rows are spilled by the partition of their query time, and when the input has ended every
+partition is loaded, sorted and published, in order of time. So memory is bounded by the largest partition, disk by the
+log, and the log does not depend on the order of the input or on its chunks. If rows are grouped (by a query column or
+as sessions), query times are known only at the end: rows are first stored in order of arrival, and the group and time
+of each stay in memory.
 
-A partition that is published is closed. For files that come one after another the rows of the partitions that
-may still get some are held back inside the log's folder (``ctr.pipelines.ingest.state``) and taken together with
-the next files' rows, so that the log is that of one ingest of all files.
+A partition that is published is closed. For files that come one after another, the rows of the open partitions are held
+back inside the log's folder (``ctr.pipelines.ingest.state``) and merged with the rows of the next files, so that the
+log is that of one ingest of all files.
 
-An ingest happens at one moment: one that was killed before is simply run again, one that was killed after is
-completed by the next, and a file that is in the log is not added again.
+An ingest is committed at one moment: one that was killed before is run again, one that was killed after is completed by
+the next, and a file that is in the log is not added again.
 """
 
 import time
@@ -41,13 +41,13 @@ from ctr.pipelines.ingest.examples import FILE_COLUMN, spill_schema
 from ctr.pipelines.ingest.inputs import Inputs, compare_inputs
 from ctr.pipelines.ingest.partitions import (
     ClosedRows,
-    as_read,
+    find_published,
     new_shards_removed_on_failure,
-    published_again,
     remove_leftovers,
     sorted_partitions,
     spill_rows,
     stage,
+    ungrouped,
 )
 from ctr.pipelines.ingest.repeats import Repeats
 from ctr.pipelines.ingest.result import IngestResult
@@ -59,8 +59,8 @@ from ctr.pipelines.ingest.state import (
     commit,
     digest_of,
     finish_publishing,
+    ingest_lock,
     manifest_sha256,
-    only_ingest,
     read_blocks,
     read_held,
     read_state,
@@ -75,7 +75,7 @@ BLOCK_BYTES = 16 << 20
 """Bytes of an input file that are read, checked and transformed at a time."""
 
 EARLY_US = 946_684_800_000_000
-"""2000-01-01: what lies before it is more often a wrong unit of time than a log."""
+"""2000-01-01: an earlier time is more often a wrong unit of time than a log."""
 
 _STAGES = ("read", "transform", "spill", "sort", "publish")
 
@@ -151,7 +151,7 @@ class _Ingest:
         self._mapping, self._out, self._append = mapping, out, append
         session = None if mapping.query is None else mapping.query.session
         self._open_us = lateness_us + (0 if session is None else session.gap_us)
-        with only_ingest(out):
+        with ingest_lock(out):
             self._state = finish_publishing(out, read_state(out))
         self._inputs = compare_inputs(given, self._state, append)
         self._refuse_changed_files()
@@ -230,7 +230,7 @@ class _Ingest:
                 for source, sha256 in zip(inputs.sources, hashes, strict=False)
             ]
         create_log(self._out, mapping.feature_schema)
-        with only_ingest(self._out):
+        with ingest_lock(self._out):
             self._refresh(added)
             restored = self._compare(read) if inputs.again else []
             self._publish(merged, added, restored)
@@ -279,7 +279,7 @@ class _Ingest:
             with timed(self.seconds, "publish"):
                 manifest = None
                 if partition in published:
-                    manifest = published_again(self._out, self._mapping, start, table)
+                    manifest = find_published(self._out, self._mapping, start, table)
                 elif recorded := self._state.published.get(f"{start:019d}-{partition[1]:019d}"):
                     planned = stage(self._out, self._mapping, start, table, write=False)
                     if manifest_sha256(planned) == recorded:
@@ -332,7 +332,7 @@ class _Ingest:
         for start, table, duplicates in sorted_partitions(merged, starts, self.seconds):
             with timed(self.seconds, "publish"):
                 self._rejects.add(duplicates)
-                manifest = published_again(self._out, self._mapping, start, table)
+                manifest = find_published(self._out, self._mapping, start, table)
                 if manifest is None:
                     closed.add(table)
                 else:
@@ -373,7 +373,7 @@ class _Ingest:
 
         def tables() -> Iterator[pa.Table]:
             for start in starts:
-                table = as_read(self._mapping, merged.take(start))
+                table = ungrouped(self._mapping, merged.pop(start))
                 numbers.update(np.unique(table.column(FILE_COLUMN).to_numpy()).tolist())
                 yield table
 

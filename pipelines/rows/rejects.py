@@ -1,4 +1,4 @@
-"""Rows that an ingest sets aside: why, where they stand, and when there are too many of them."""
+"""Rejected rows: their places and reasons, and the limit to their share."""
 
 import json
 from collections import Counter
@@ -17,10 +17,10 @@ _SHOWN = 80
 
 @dataclass(frozen=True)
 class Reject:
-    """One row set aside.
+    """One rejected row.
 
     ``file`` is the number of the source file, ``row`` its 1-based line or record number, ``key`` the column
-    or the part of the mapping that refused it, ``value`` what stood there, ``allowed`` what may.
+    or the part of the mapping that refused it, ``value`` its value there, ``allowed`` the allowed ones.
     """
 
     file: int
@@ -57,7 +57,7 @@ def reject_reasons(rejects: Iterable[Reject]) -> dict[str, int]:
 
 
 def check_reject_share(share: float) -> None:
-    """Raises InputError where the largest allowed share of rejects is none."""
+    """Raises InputError for a share of rejects that is not from 0 to 1."""
     if not 0 <= share <= 1:
         raise InputError(f"--max-reject-share {share} is not allowed: a share from 0 to 1")
 
@@ -76,7 +76,7 @@ class RejectLog:
     rejects: list[Reject] = field(default_factory=list)
 
     def add(self, rejects: Iterable[Reject]) -> None:
-        """Takes more rejects, in any order."""
+        """Adds rejects, in any order."""
         self.rejects.extend(rejects)
 
     def check(self, rows: int) -> None:

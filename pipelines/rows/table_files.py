@@ -1,4 +1,4 @@
-"""Files that are tables as they lie: csv, tsv and Parquet, in chunks or whole."""
+"""Files that are tables already, csv, tsv and Parquet, in chunks or whole."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ctr.pipelines.spill import Arrival, PartitionSpill, spill_folder
+from ctr.pipelines.spill import ArrivalSpill, PartitionSpill, spill_folder
 
 SCHEMA = pa.schema([pa.field("query_time", pa.int64()), pa.field("place", pa.int64())])
 
@@ -36,7 +36,7 @@ def test_rows_come_back_by_partition_in_order_of_arrival(tmp_path, chunks, parti
                 expected.setdefault(time // partition * partition, []).append((time, place))
         assert spill.partitions() == [(start, start + partition) for start in sorted(expected)]
         for start, rows in expected.items():
-            table = spill.take(start)
+            table = spill.pop(start)
             assert [(row["query_time"], row["place"]) for row in table.to_pylist()] == rows
         assert list(folder.iterdir()) == []
 
@@ -50,7 +50,7 @@ def test_a_small_buffer_spills_to_disk(tmp_path):
 
 def test_arrivals_come_back_in_order(tmp_path):
     with spill_folder(tmp_path) as folder:
-        arrival = Arrival(folder, SCHEMA)
+        arrival = ArrivalSpill(folder, SCHEMA)
         for first in (0, 3):
             arrival.append(
                 pa.table({"query_time": [9, 8, 7], "place": range(first, first + 3)}, schema=SCHEMA)

@@ -21,7 +21,7 @@ from ctr.data.sample_log import write_sampled_log
 from ctr.data.sidecar import read_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.pipelines.events.batch import EventsResult, ingest_events
-from ctr.pipelines.events.join import NOT_PUBLISHED, TOLD_CLICKS
+from ctr.pipelines.events.join import CLICK_COUNTERS, NOT_PUBLISHED
 from ctr.pipelines.events.rules import partition_rules
 from ctr.serving.metadata import find_model
 from ctr.simulator.config import SimulatorConfig
@@ -235,8 +235,8 @@ def test_all_events_are_accounted_for(
         assert counts.read == len(events[kind]) == counters[kind] + counts.late
         assert counts.late > 0
     assert result.examples == counters["impressions"] - sum(counters[name] for name in NOT_PUBLISHED)
-    assert counters["clicks"] == sum(counters[name] for name in TOLD_CLICKS)
-    assert all(counters[name] > 0 for name in (*TOLD_CLICKS, *NOT_PUBLISHED) if name != "sampled_out")
+    assert counters["clicks"] == sum(counters[name] for name in CLICK_COUNTERS)
+    assert all(counters[name] > 0 for name in (*CLICK_COUNTERS, *NOT_PUBLISHED) if name != "sampled_out")
     assert result.partitions == len(manifests) > 3
     assert result.examples == sum(manifest.rows for manifest in manifests)
     unmatched = made.read_side(log, "unmatched")

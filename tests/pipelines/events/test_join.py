@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ctr.config import parse_model
 from ctr.data.log import pack_ids, shard_schema, unpack_ids
 from ctr.data.schema import Schema
-from ctr.pipelines.events.join import NOT_PUBLISHED, TOLD_CLICKS, UNMATCHED_SCHEMA, Joined, join_partition
+from ctr.pipelines.events.join import CLICK_COUNTERS, NOT_PUBLISHED, UNMATCHED_SCHEMA, Joined, join_partition
 from ctr.pipelines.events.rules import PartitionRules, route_clicks, route_impressions, split_by_partition
 from ctr.pipelines.events.tables import CLICK_SCHEMA, EARLIER_SCHEMA
 
@@ -192,10 +192,10 @@ def test_every_event_is_counted_once(case: Case) -> None:
     found, late_shown, late_clicked = join_all(rules, [impression_table(impressions)], [click_table(clicks)])
     for joined in found.values():
         counters = joined.counters
-        assert set(counters) == {"impressions", "clicks", *NOT_PUBLISHED, *TOLD_CLICKS}
+        assert set(counters) == {"impressions", "clicks", *NOT_PUBLISHED, *CLICK_COUNTERS}
         dropped = sum(counters[name] for name in NOT_PUBLISHED)
         assert counters["impressions"] == joined.examples.num_rows + dropped
-        assert counters["clicks"] == sum(counters[name] for name in TOLD_CLICKS)
+        assert counters["clicks"] == sum(counters[name] for name in CLICK_COUNTERS)
         assert counters["conflicting_impressions"] == joined.conflicting.num_rows
         assert joined.unmatched.num_rows == counters["late_clicks"] + counters["orphan_clicks"]
     total = Counter[str]()
