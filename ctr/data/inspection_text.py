@@ -1,4 +1,4 @@
-"""What ``ctr inspect`` prints of a log, and what in it an engineer should look at."""
+"""The text of ``ctr inspect``: the summary of a log, and warnings of what is unusual in it."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise

@@ -1,7 +1,7 @@
-"""A sidecar's columns for the rows of a log, joined by example_id; the sidecar may lie beside another log.
+"""A sidecar's columns for the rows of a log, joined by example_id; the sidecar may belong to another log.
 
 So a student on a short or sampled log reads the predictions of a teacher that was trained on a longer, denser
-one (FF 4.1.2). An example's row is looked for in the partition that holds its query_time, since example_ids
+one (FF 4.1.2). An example's row is searched in the partition of its query_time, since example_ids
 need be unique only within a partition.
 """
 
@@ -38,7 +38,7 @@ class _Partition:
         self._next = 0
 
     def find(self, example_id: np.ndarray) -> tuple[slice | np.ndarray, np.ndarray]:
-        """Where the examples' rows are; returns those rows, and whether each of them is the one asked for."""
+        """Finds the rows of examples; returns their places, and whether each example was found there."""
         end = self._next + len(example_id)
         if np.array_equal(self.example_id[self._next : end], example_id):
             begin, self._next = self._next, end
@@ -53,20 +53,20 @@ class _Partition:
                 raise InputError(f"{self.where}: example_id {self._sorted[repeated[0]]} appears twice")
         places = np.searchsorted(self._sorted, example_id)
         rows = self._order[np.minimum(places, len(self._order) - 1)]
-        # After a resume in the middle of a partition its rows may go on in their order.
+        # After a resume in the middle of a partition its rows may continue in their order.
         self._next = int(rows[-1]) + 1
         return rows, self.example_id[rows] == example_id
 
 
 class JoinedSidecar:
-    """Some columns of one sidecar, for rows that are asked for in the order of their time.
+    """Some columns of one sidecar, for rows in the order of their time.
 
     Args:
-        log: the log beside which the sidecar lies.
+        log: the log of the sidecar.
         name: of the sidecar.
         columns: the wanted ones; numbers or truth values.
         manifests: the log's partitions; None: those that are published.
-        begin: query time, microseconds; rows of partitions that end before it are not going to be asked for.
+        begin: query time, microseconds; rows of partitions that end before it are never needed.
 
     Raises:
         InputError: there is no such sidecar, it lacks a column, or lost a partition's manifest. Later, in ``at``:
@@ -90,7 +90,7 @@ class JoinedSidecar:
         self._types: dict[str, np.dtype] = {}
         needed = bisect_right(self._manifests, begin, key=lambda manifest: manifest.end)
         published = [number for number in range(needed, len(self._manifests)) if self._is_published(number)]
-        # What was there earlier tells the types, too.
+        # Earlier partitions show the types, too.
         published = published or [*islice(filter(self._is_published, reversed(range(needed))), 1)]
         if not published:
             there = ", ".join(list_sidecars(log)) or "none"
@@ -140,7 +140,7 @@ class JoinedSidecar:
         return array
 
     def _partition(self, index: int) -> _Partition | None:
-        """The partition's rows; None when the sidecar has not got them (yet)."""
+        """The partition's rows; None when the sidecar does not have them (yet)."""
         if self._cache.get(index) is None:
             self._cache[index] = self._read(self._manifests[index]) if self._is_published(index) else None
         return self._cache[index]
@@ -148,7 +148,7 @@ class JoinedSidecar:
     def at(self, query_time: np.ndarray, example_id: np.ndarray) -> dict[str, np.ndarray]:
         """The columns for N rows.
 
-        Fast where the sidecar's rows stand in the order in which they are asked for. What lies before the
+        Fast if the sidecar's rows are in the same order. What lies before the
         first of these rows is forgotten; going back is possible and reads it again.
 
         Args:
@@ -197,7 +197,7 @@ class MissingValues:
     """How many of a log's rows have no finite value in a sidecar's column.
 
     Attributes:
-        rows: the rows looked at.
+        rows: the number of rows checked.
         missing: those without a value.
         first: of up to five of these: example_id, query_time (microseconds), row of the log (from 0).
     """
@@ -207,7 +207,7 @@ class MissingValues:
     first: tuple[tuple[int, int, int], ...]
 
     def describe(self) -> str:
-        """For an error: how many, and where the first ones are."""
+        """Describes for an error how many they are, and the first ones."""
         places = ", ".join(f"example_id {example} (row {row} of the log)" for example, _, row in self.first)
         return f"no value for {self.missing} of {self.rows} rows, first: {places}"
 
@@ -220,13 +220,13 @@ def count_missing(
     time_range: TimeRange | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> MissingValues:
-    """Looks for rows of a log that have no finite value in a column of floats.
+    """Counts the rows of a log that have no finite value in a column of floats.
 
     Faulty rows (``ctr.data.reader.FAULTS``) are passed over: no teacher has scored them either.
 
     Args:
-        log: the log whose rows are looked up, not necessarily the sidecar's.
-        manifests: its partitions to look through.
+        log: the log whose rows are checked, not necessarily the sidecar's.
+        manifests: its partitions to check.
         time_range: rows outside it are passed over.
         progress: called with the number of rows read since its last call.
 

@@ -78,7 +78,7 @@ def unpack_ids(column: pa.FixedSizeBinaryArray) -> np.ndarray:
 
 
 class ShardEntry(StrictModel):
-    """What a manifest says of one shard. Times are query times in microseconds."""
+    """The entry of a shard in a manifest. Times are query times in microseconds."""
 
     file: str = Field(pattern=r"^[0-9a-zA-Z.\-]+\.parquet$")
     rows: int = Field(ge=1)
@@ -152,7 +152,7 @@ def check_log(folder: Path, schema: Schema) -> None:
 
 
 def check_log_folder(folder: Path) -> None:
-    """Checks that the folder is a log or can become one, whatever its features; as ``check_log`` otherwise."""
+    """Checks that the folder is a log of any features or can become one; see ``check_log``."""
 
     def can_be_log(found: Path) -> bool:
         # A run directory has a schema too.
@@ -238,7 +238,7 @@ def stage_partition(
     Args:
         rows: the partition's examples under ``shard_schema(schema)``, sorted as ``sort_rows`` does, no
             (query, example_id) twice.
-        counters: what became of the partition's input, kept in the manifest.
+        counters: the partition's input, counted by its outcome; kept in the manifest.
         shard_rows: a new shard starts at the first query boundary after this many rows.
         write: False only makes the manifest.
 
@@ -307,7 +307,7 @@ def check_no_overlap(folder: Path, start: int, end: int) -> None:
 
 
 def publish_manifest(folder: Path, manifest: Manifest) -> None:
-    """Publishes a partition whose shards are there.
+    """Publishes a partition whose shards are complete.
 
     Raises:
         InputError: it overlaps a published one, or was published before with other content.
@@ -321,7 +321,7 @@ def publish_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def is_published(folder: Path, manifest: Manifest) -> bool:
-    """Whether the partition is published with exactly this content. Its shards are not looked at."""
+    """Whether the partition is published with exactly this content. Its shards are not read."""
     try:
         return manifest_path(folder, manifest).read_bytes() == manifest_bytes(manifest)
     except FileNotFoundError:
@@ -329,17 +329,17 @@ def is_published(folder: Path, manifest: Manifest) -> bool:
 
 
 def manifest_path(folder: Path, manifest: Manifest) -> Path:
-    """Where a manifest lies when it is published."""
+    """The path of a published manifest."""
     return folder / "manifests" / f"{manifest.name}.json"
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
-    """What its file holds, with a hash of itself."""
+    """The content of a manifest's file, with a hash of itself."""
     return sealed_bytes(manifest.model_dump(mode="json"))
 
 
 def parse_manifest(content: bytes, where: str) -> Manifest:
-    """The inverse of ``manifest_bytes``. Raises InputError, which names ``where``: not what was written."""
+    """The inverse of ``manifest_bytes``. Raises InputError, which names ``where``, for a damaged one."""
     return parse_model(Manifest, parse_sealed(content, where), where)
 
 
@@ -383,7 +383,7 @@ def read_manifests(folder: Path, known: Mapping[tuple[int, int], Manifest] | Non
 
 
 def log_sha256(manifests: Sequence[Manifest]) -> str:
-    """One hash for the content of the whole log: of its manifests, which hold the shards' hashes."""
+    """Hashes the content of a whole log: its manifests, which have the hashes of the shards."""
     content = (json_bytes(manifest.model_dump(mode="json")) for manifest in manifests)
     return hashlib.sha256(b"".join(content)).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Partitions of a log or a sidecar whose manifest is gone while what it named still lies there."""
+"""Lists the partitions of a log or a sidecar, and finds those whose manifest is lost while their shards are there."""
 
 import re
 from bisect import bisect_left
@@ -14,10 +14,10 @@ _NAME = re.compile(_PARTITION.pattern + r"\.json")
 
 
 def partitions_in(folder: Path) -> list[tuple[int, int]]:
-    """The partitions (start, end) in order of time whose manifests lie in a folder, from their names.
+    """The partitions (start, end) in order of time of the manifests in a folder, from their names.
 
     Raises:
-        InputError: a JSON file there has not the name of a manifest.
+        InputError: a JSON file there does not have the name of a manifest.
     """
     partitions = []
     for name in names_in(folder, ".json"):
@@ -31,18 +31,18 @@ def partitions_in(folder: Path) -> list[tuple[int, int]]:
 def published_partitions(
     shards: Path, manifests: Path, among: Set[str] | None = None
 ) -> list[tuple[int, int]]:
-    """``partitions_in`` the folder of manifests, of which none before the last one has shards but no manifest.
+    """``partitions_in`` the folder of manifests, checked: no manifest before the last one is lost.
 
-    What lies behind the last partition is just being published. What overlaps a published partition never can be:
+    Shards after the last partition are just being published. Shards that overlap a published partition never can be:
     another publisher was first.
 
     Args:
         shards: the folder of the files START-END-*.parquet.
         manifests: the folder of the manifests.
-        among: the partitions START-END to look at; None: all.
+        among: the partitions START-END to check; None: all.
 
     Raises:
-        InputError: there is such a partition.
+        InputError: a partition has shards, but its manifest is lost.
     """
     while True:
         partitions = partitions_in(manifests)

@@ -6,8 +6,8 @@
     LOG2/sampling.yaml                what was done to the rows of this log: the sampling and earlier ones
 
 Either file is created before anything beside it, so that one name, or one smaller log, never mixes the
-decisions of two configurations. Partitions are published one by one, as everywhere: the same command completes
-what was cut off, and samples what has been added to LOG since.
+decisions of two configurations. Partitions are published one by one: the same command completes an interrupted
+sampling, and samples partitions that were added to LOG since.
 """
 
 from collections import Counter
@@ -67,7 +67,7 @@ class Count:
 
     @property
     def kept_fraction(self) -> float | None:
-        """Kept examples by examples; None when there are none."""
+        """The share of examples that were kept; None without examples."""
         return self.kept / self.rows if self.rows else None
 
     def add(self, mask: np.ndarray, kept: np.ndarray, weight: np.ndarray) -> None:
@@ -78,7 +78,7 @@ class Count:
 
 
 class SamplingResult:
-    """What a sampling did.
+    """The counts of a sampling.
 
     Attributes:
         name: of the sampling.
@@ -98,7 +98,7 @@ class SamplingResult:
         self.sidecars: Counter[str] = Counter()
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as JSON takes it."""
+        """The result as JSON values."""
         conditions = {
             name: {**vars(count), "kept_fraction": count.kept_fraction}
             for name, count in self.conditions.items()
@@ -107,7 +107,7 @@ class SamplingResult:
         return {**content, "conditions": conditions}
 
     def as_text(self) -> str:
-        """A table for people."""
+        """The result as a table."""
         lines = [f"{self.output}: {self.rows} rows in, {self.partitions} partitions written"]
         lines.append(f"  {'':<16}{'rows':>12}{'kept':>12}{'kept share':>12}{'weight sum':>16}")
         for name, count in self.conditions.items():
@@ -125,14 +125,14 @@ class SamplingResult:
 
 
 class AppliedSampling(StrictModel):
-    """A sampling that went into the rows and weights of a log."""
+    """A sampling that the rows and weights of a log have been through."""
 
     name: str
     config: SamplingConfig
 
 
 class SampledLog(AppliedSampling):
-    """What ``sampling.yaml`` of a smaller log says: the sampling that made it, and those of its source."""
+    """The content of a smaller log's ``sampling.yaml``: the sampling that made it, and those of its source."""
 
     earlier: tuple[AppliedSampling, ...] = ()
 
@@ -147,7 +147,7 @@ def applied_samplings(log: Path) -> tuple[AppliedSampling, ...]:
 
 
 def adopt_record(path: Path, record: StrictModel) -> None:
-    """Creates the file, or checks that it says the same. Raises InputError when it does not."""
+    """Creates the file, or checks that it has the same content. Raises InputError when it does not."""
     if create_exclusively(path, dump_yaml(record).encode()):
         return
     before = load_record(type(record), path, "record of sampling")
@@ -175,7 +175,7 @@ def low_visibility_ids(schema: Schema, rule: LowVisibility) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Source:
-    """A log that is sampled, and what the decisions on its rows need."""
+    """A log that is sampled, and the inputs of the decisions on its rows."""
 
     log: Path
     schema: Schema
@@ -276,7 +276,7 @@ def write_decisions(
 
     Args:
         progress: called with the number of rows read since its last call; all rows are read once, and once
-            more where a teacher's recordings are looked through first.
+            more if a teacher's recordings are checked first.
 
     Raises:
         InputError: the name is taken by another configuration or another kind of sidecar; the teacher lacks

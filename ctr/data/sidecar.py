@@ -5,8 +5,8 @@
     LOG/sidecars/NAME/START-END.json          the manifest of one partition of the log, with its own hash, as in log.py
     LOG/sidecars/NAME/START-END-HASH.parquet  example_id and the columns, one row for each of the partition's
 
-A sidecar's partition belongs to the content of the log's partition, whose hash its manifest records: read
-beside another log it is refused. It is published as partitions are, whole or not at all and only once.
+A sidecar's partition belongs to the content of the log's partition, whose hash its manifest records: it is refused
+beside another log. It is published like a partition, whole or not at all and only once.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ class SidecarManifest(StrictModel):
 
 
 def sidecar_folder(log: Path, name: str) -> Path:
-    """Where the sidecar lies. Raises InputError for a name that is not letters, digits, ``_`` and ``-``."""
+    """The sidecar's folder. Raises InputError for a name that is not letters, digits, ``_`` and ``-``."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
         raise InputError(f"sidecar {name!r}: a name is made of letters, digits, _ and -")
     return log / "sidecars" / name
@@ -135,10 +135,10 @@ def read_sidecar_partition(log: Path, name: str, partition: Manifest) -> pa.Tabl
 
 
 class SidecarHash:
-    """A hash of the content of a sidecar's first partitions, asked for again and again as more are read.
+    """Hashes the content of a sidecar's first partitions, repeatedly as more are read.
 
-    Each manifest is read once, when it is first asked for; anew are they read only when among them one has appeared
-    or vanished. So it tells what they were then; another object tells what they are.
+    Each manifest is read once, when it is first needed, and again only if another one before it has appeared or was
+    deleted. So the hash is that of the manifests at that time.
     """
 
     def __init__(self, log: Path, name: str) -> None:
@@ -168,7 +168,7 @@ class SidecarHash:
 
 
 def read_sidecar_manifest(log: Path, name: str, partition: Manifest) -> SidecarManifest:
-    """What a sidecar says of one partition of the log. Raises InputError: it lacks the partition, or is damaged."""
+    """Reads a sidecar's manifest of one partition. Raises InputError: it lacks the partition, or is damaged."""
     folder = sidecar_folder(log, name)
     path = folder / f"{partition.name}.json"
     absent = f"{folder}: the sidecar {name} lacks the partition [{partition.start}, {partition.end}): no {path.name}"

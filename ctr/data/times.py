@@ -23,7 +23,7 @@ _UNIT_US = {
 
 
 def duration_us(text: str) -> int:
-    """Microseconds of a duration such as ``30m`` or ``1d``. Raises ValueError when it is none."""
+    """Microseconds of a duration such as ``30m`` or ``1d``. Raises ValueError for any other text."""
     match = _DURATION.fullmatch(text)
     if match is None:
         raise ValueError("a duration is a whole number and a unit of us, ms, s, m, h, d, such as 30m")
@@ -37,7 +37,7 @@ def _check_duration(text: str) -> str:
 
 
 def read_duration(key: str, text: str) -> int:
-    """Microseconds of a duration that an option holds, 0 of ``0s``. Raises InputError, which names the option."""
+    """Microseconds of a duration given as an option, 0 for ``0s``. Raises InputError, which names the option."""
     try:
         return 0 if text == "0s" else duration_us(_check_duration(text))
     except ValueError as error:
