@@ -1,4 +1,4 @@
-"""The simulated log: a day after the other, each a partition with what only the simulator knows beside it."""
+"""The simulated log: each day is a partition, with sidecars of the values that only the simulator knows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ AUCTION = "auction"
 
 @dataclass
 class Counts:
-    """What was simulated.
+    """The counts of a simulation.
 
     Attributes:
         queries: all that the log could have, those that showed nothing included.
@@ -156,7 +156,7 @@ def publish_day(
     most: int | None = None,
     events: EventFiles | None = None,
 ) -> None:
-    """Serves a day and publishes what it shows.
+    """Serves a day and publishes its impressions.
 
     Args:
         ids: makes feature ids.

@@ -246,7 +246,7 @@ class _Ingest:
 
     def _require_examples(self) -> None:
         """Raises InputError when no row of the input is left."""
-        if len(self._rejects.rejects) < self._rows:
+        if len(self._rejects.rejects) != self._rows:
             return
         sources = self._inputs.sources
         names = ", ".join(source.name for source in sources[:3]) + (", ..." if len(sources) > 3 else "")
