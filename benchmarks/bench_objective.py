@@ -26,7 +26,7 @@ from ctr.data.batches import whole_query_batches
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
-from ctr.data.sidecar import read_sidecar_interval, write_sidecar_interval
+from ctr.data.sidecar import read_sidecar_partition, write_sidecar_partition
 from ctr.data.stream import read_selection
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import TRUTH, simulate
@@ -77,11 +77,11 @@ def make_log(folder: Path, rows: int) -> Path:
     """A simulated log with a teacher, which is the truth, and a sample."""
     simulate(SimulatorConfig(examples=rows), folder)
     for manifest in read_manifests(folder):
-        truth = read_sidecar_interval(folder, TRUTH, manifest)
+        truth = read_sidecar_partition(folder, TRUTH, manifest)
         probability = truth.column("probability").to_numpy()
         logit = np.log(probability / (1 - probability)).astype(np.float32)
         table = pa.table({"example_id": truth.column("example_id"), "logit": logit})
-        write_sidecar_interval(folder, "teacher", manifest, table)
+        write_sidecar_partition(folder, "teacher", manifest, table)
     write_decisions(folder, "sample", parse_model(SamplingConfig, {"non_click_rate": 0.3}, "benchmark"))
     return folder
 

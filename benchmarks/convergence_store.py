@@ -26,7 +26,7 @@ from convergence_curves import BINS, expected_excess, sum_by_cell
 from convergence_settings import run_key
 
 from ctr.data.log import log_sha256, read_manifests
-from ctr.data.sidecar import read_sidecar_interval
+from ctr.data.sidecar import read_sidecar_partition
 from ctr.eval.buckets import BUCKETS, query_bucket
 from ctr.eval.run_files import prediction_parts
 from ctr.io.files import write_atomic
@@ -59,7 +59,7 @@ class SimulatedLog:
 def read_log(folder: Path) -> SimulatedLog:
     """Reads the truth of a simulated log."""
     manifests = read_manifests(folder)
-    truth = [read_sidecar_interval(folder, TRUTH, manifest) for manifest in manifests]
+    truth = [read_sidecar_partition(folder, TRUTH, manifest) for manifest in manifests]
     return SimulatedLog(
         folder,
         log_sha256(manifests),

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.batches import Batch, set_rejects_apart
-from ctr.data.log import create_log, pack_ids, publish_interval
+from ctr.data.log import create_log, pack_ids, publish_partition
 from ctr.data.reader import Rows
 from ctr.data.schema import Category, Schema
 
@@ -111,7 +111,7 @@ def make_log(folder: Path, rows: int, size: Size = REFERENCE) -> Path:
             "metric_weight": ones,
             "ids": pack_ids(ids),
         }
-        publish_interval(folder, schema, int(query[0]), int(query[-1]) + 1, pa.table(columns))
+        publish_partition(folder, schema, int(query[0]), int(query[-1]) + 1, pa.table(columns))
     return folder
 
 

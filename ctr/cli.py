@@ -145,9 +145,9 @@ def _ingest(arguments: argparse.Namespace) -> None:
         _load_tensorflow()
         _print_result(arguments, *run_events(arguments, events))
         return
-    from ctr.data.durations import read_duration
     from ctr.data.log import check_log
     from ctr.data.mapping import load_format, load_mapping
+    from ctr.data.times import read_duration
     from ctr.pipelines.ingest.state import check_anything_to_do
     from ctr.pipelines.rows.rejects import check_reject_share
     from ctr.pipelines.rows.sources import mapped_files

@@ -1,6 +1,10 @@
-"""Processes that this one starts: Python in them imports nothing from the current directory."""
+"""What runs beside a command: a safe environment for the processes that it starts, and silence for Beam.
+
+This module does not import Beam, so that its first import can be silenced.
+"""
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +17,8 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 def safe_environment() -> dict[str, str]:
     """The environment for a Python process that is started as ``python -m MODULE``.
 
-    Python would otherwise look for every module in the current directory first, so that a ``json.py`` there would be
-    run. Where that directory is the checkout that this very package is imported from, it has to stay on the path.
+    Python would otherwise search every module in the current directory first, so that a ``json.py`` there would be
+    run. If that directory is the checkout that this package is imported from, it has to stay on the path.
     """
     own = Path(ctr.__file__).resolve().parents[1] == Path.cwd().resolve()
     return {**os.environ, **({} if own else {_SAFE_PATH: "1"})}
@@ -22,7 +26,7 @@ def safe_environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def safe_workers() -> Iterator[None]:
-    """Gives that environment to the processes that a Beam runner starts within the block."""
+    """Sets ``safe_environment`` for the processes that a Beam runner starts within the block."""
     before = os.environ.get(_SAFE_PATH)
     os.environ.update(safe_environment())
     try:
@@ -32,3 +36,24 @@ def safe_workers() -> Iterator[None]:
             os.environ.pop(_SAFE_PATH, None)
         else:
             os.environ[_SAFE_PATH] = before
+
+
+@contextlib.contextmanager
+def quiet_beam(level: int = logging.CRITICAL) -> Iterator[None]:
+    """Logs nothing up to ``level`` in the block, which may be the first to import Beam."""
+    # Beam's import also logs through the root logger, which then would get a handler for good.
+    handlers, disabled = list(logging.root.handlers), logging.root.manager.disable
+    logging.disable(level)
+    try:
+        from apache_beam.runners.worker import sdk_worker
+
+        # A worker in this process prints the traces of errors that it also reports.
+        names = vars(sdk_worker)
+        names["print"] = lambda *_, **__: None
+        try:
+            yield
+        finally:
+            names.pop("print", None)
+    finally:
+        logging.disable(disabled)
+        logging.root.handlers[:] = handlers

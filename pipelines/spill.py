@@ -1,4 +1,4 @@
-"""Rows set down on disk until all of their interval are there: temporary files inside the log's folder."""
+"""Rows stored on disk until their partition is complete: temporary files inside the log's folder."""
 
 import secrets
 import shutil
@@ -21,16 +21,16 @@ _BUFFER_BYTES = 128 << 20
 def spill_folder(log: Path) -> Iterator[Path]:
     """A temporary folder inside ``log``, removed at the end, whatever happens.
 
-    A process that is killed leaves its folder behind: the next one removes it, which it can tell from the
-    folder of a process that lives by the lock that the latter holds.
+    A process that is killed leaves its folder behind, and the next one removes it. The folder of a living process is
+    protected by a lock.
     """
     make_folder(log)
-    # The log's own lock is held only while folders are looked through and made: another process then never
-    # finds a folder that is made but not yet locked.
+    # The log's own lock is held only while folders are listed and made, so that no other process finds a folder
+    # that is made but not yet locked.
     with ExitStack() as held:
         with hold(log):
             for left in log.glob(f"{_PREFIX}*"):
-                # Not one that a living process holds, nor one that its process has just removed.
+                # Except folders that a living process holds, or has just removed.
                 with suppress(InputError, FileNotFoundError), hold(left, "in use"):
                     shutil.rmtree(left, ignore_errors=True)
             folder = log / f"{_PREFIX}{secrets.token_hex(8)}"
@@ -43,8 +43,8 @@ def spill_folder(log: Path) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-class Arrival:
-    """All rows in the order of arrival, for logs whose query times are known only at the end."""
+class ArrivalSpill:
+    """Rows in the order of arrival, for logs whose query times are known only at the end."""
 
     def __init__(self, folder: Path, schema: pa.Schema) -> None:
         self._path = folder / "arrival"
@@ -53,24 +53,24 @@ class Arrival:
         self._writer = pa.ipc.new_stream(self._file, schema)
 
     def append(self, table: pa.Table) -> None:
-        """Takes the next rows."""
+        """Appends rows."""
         self._writer.write_table(table)
 
     def close(self) -> None:
-        """Ends the writing."""
+        """Closes the file."""
         self._writer.close()
         self._file.close()
 
     def read_back(self) -> Iterator[pa.Table]:
-        """Yields all rows in order, after ``close``; then nothing is left."""
+        """Yields all rows in order, after ``close``, and deletes the file."""
         with pa.memory_map(str(self._path)) as file, pa.ipc.open_stream(file) as reader:
             for batch in reader:
                 yield pa.Table.from_batches([batch])
         self._path.unlink()
 
 
-def split_by_interval(table: pa.Table, starts: np.ndarray) -> dict[int, pa.Table]:
-    """The rows of a table by the interval that each belongs to, in their order.
+def split_by_partition(table: pa.Table, starts: np.ndarray) -> dict[int, pa.Table]:
+    """The rows of a table by the partition that each belongs to, in their order.
 
     Args:
         starts: int64 [N].
@@ -87,30 +87,30 @@ def split_by_interval(table: pa.Table, starts: np.ndarray) -> dict[int, pa.Table
     }
 
 
-class IntervalSpill:
-    """Rows by interval of query time, each interval in the order of arrival.
+class PartitionSpill:
+    """Stores rows by partition of query time, each partition in the order of arrival.
 
     Args:
         folder: where the files go.
-        interval_us: the length of an interval; they begin at multiples of it.
+        partition_us: the length of a partition; they begin at multiples of it.
         buffer_bytes: rows kept in memory before they go to disk.
     """
 
-    def __init__(self, folder: Path, interval_us: int, buffer_bytes: int = _BUFFER_BYTES) -> None:
+    def __init__(self, folder: Path, partition_us: int, buffer_bytes: int = _BUFFER_BYTES) -> None:
         self._folder = folder
-        self._interval_us = interval_us
+        self._partition_us = partition_us
         self._buffer_bytes = buffer_bytes
         self._buffers: dict[int, list[pa.Table]] = {}
         self._buffered_bytes = 0
         self._starts: set[int] = set()
 
     def append(self, table: pa.Table) -> None:
-        """Takes rows with their final query times."""
+        """Appends rows with their final query times."""
         if not table.num_rows:
             return
         times = table.column("query_time").to_numpy()
-        starts = times - times % self._interval_us
-        for start, part in split_by_interval(table, starts).items():
+        starts = times - times % self._partition_us
+        for start, part in split_by_partition(table, starts).items():
             self._starts.add(start)
             self._buffers.setdefault(start, []).append(part)
         self._buffered_bytes += table.nbytes
@@ -118,9 +118,9 @@ class IntervalSpill:
             self._flush()
 
     def _flush(self) -> None:
-        # All buffers, not the largest: their tables are slices, and one that stays keeps the whole in memory.
+        # All buffers, not the largest: their tables are slices, and one slice keeps the whole table in memory.
         for start, tables in self._buffers.items():
-            # A file is a run of Arrow streams, one for each flush: no interval holds a file open.
+            # A file is a run of Arrow streams, one for each flush: no partition holds a file open.
             with self._path(start).open("ab") as file, pa.ipc.new_stream(file, tables[0].schema) as writer:
                 for table in tables:
                     writer.write_table(table)
@@ -130,12 +130,12 @@ class IntervalSpill:
     def _path(self, start: int) -> Path:
         return self._folder / f"{start:019d}"
 
-    def intervals(self) -> list[tuple[int, int]]:
-        """The intervals (start, end) that have rows, in order of time."""
-        return [(start, start + self._interval_us) for start in sorted(self._starts)]
+    def partitions(self) -> list[tuple[int, int]]:
+        """The partitions (start, end) that have rows, in order of time."""
+        return [(start, start + self._partition_us) for start in sorted(self._starts)]
 
-    def take(self, start: int) -> pa.Table:
-        """All rows of an interval in the order of arrival; frees what they occupied."""
+    def pop(self, start: int) -> pa.Table:
+        """Returns all rows of a partition in the order of arrival, and frees their space."""
         tables = []
         path = self._path(start)
         if path.exists():

@@ -20,7 +20,7 @@ import pytest
 from ctr import __version__
 from ctr.cli import main
 from ctr.config import load_model
-from ctr.data.log import create_log, pack_ids, publish_interval, read_manifests
+from ctr.data.log import create_log, pack_ids, publish_partition, read_manifests
 from ctr.data.schema import Category, Schema
 from ctr.training.config import TrainConfig
 from ctr.training.preflight import check_run
@@ -57,7 +57,7 @@ def made_log(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("cli") / "log"
     create_log(folder, SCHEMA)
     table = made_rows(0)
-    publish_interval(folder, SCHEMA, 0, 10**6, table, shard_rows=45)
+    publish_partition(folder, SCHEMA, 0, 10**6, table, shard_rows=45)
     return folder
 
 
@@ -286,7 +286,7 @@ def test_a_finished_run_is_told_without_tensorflow(place, root, fresh_python, ca
     config = load_model(TrainConfig, place / "run.yaml", "config")
     assert check_run(place / "log", config, place / "run") == summary
     later = read_manifests(place / "log")[0].end
-    publish_interval(place / "log", SCHEMA, later, later + 10**6, made_rows(later))
+    publish_partition(place / "log", SCHEMA, later, later + 10**6, made_rows(later))
     assert check_run(place / "log", config, place / "run") is None
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from ctr.cli import main
-from ctr.data.log import create_log, pack_ids, publish_interval
+from ctr.data.log import create_log, pack_ids, publish_partition
 from ctr.data.schema import Category, Schema
 
 SCHEMA = Schema(features=(Category(name="a", source="a", buckets=9, width=2),))
@@ -33,7 +33,7 @@ def log(tmp_path_factory) -> Path:
             "ids": pack_ids((row % 9).astype(np.int32).reshape(-1, 1)),
         }
     )
-    publish_interval(folder, SCHEMA, 0, 10**9, table)
+    publish_partition(folder, SCHEMA, 0, 10**9, table)
     return folder
 
 

@@ -84,7 +84,7 @@ def whole_query_batches(blocks: Iterable[Rows], batch_rows: int, max_query_rows:
 
 
 def _pack_seam(pending: Sequence[Rows], batch_rows: int, max_query_rows: int) -> Generator[Batch, None, Rows]:
-    """Packs the rows that wait before the last block, with as many of it as their batch takes; returns the others.
+    """Packs the waiting rows before the last block, and as many of the block as fit; returns the remaining rows.
 
     So a block, which may be large, is copied only where a query is larger than a batch.
     """
@@ -106,7 +106,7 @@ def _pack_seam(pending: Sequence[Rows], batch_rows: int, max_query_rows: int) ->
 def batches_within(
     ends: np.ndarray, blocks: Iterable[Rows], batch_rows: int, max_query_rows: int
 ) -> Iterator[Batch]:
-    """As ``whole_query_batches``, but what comes after an end begins a new batch.
+    """Packs like ``whole_query_batches``, but begins a new batch after each end.
 
     Args:
         ends: int64, rising: positions in the log that no block and no query goes across.
@@ -117,7 +117,7 @@ def batches_within(
 
 
 def _pack(rows: Rows, batch_rows: int, max_query_rows: int, ended: bool) -> Iterator[Batch]:
-    # Unless the log has ended, the last query may go on in the next block.
+    # Unless the log has ended, the last query may continue in the next block.
     begins = rows.query_begins()
     # Where queries are known to end: the last one of ``rows`` only when the log does.
     ends = np.concatenate([begins[1:], [len(rows)]]) if ended else begins[1:]

@@ -9,11 +9,11 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from ctr.config import StrictModel
-from ctr.data.durations import Duration, duration_us
 from ctr.data.spelling import Cast
+from ctr.data.times import Duration, duration_us
 
 TIME_SOURCE = "time"
-"""What a rule calls the parsed time of a row."""
+"""The name of a row's parsed time in a rule."""
 
 TIME_COLUMN = "time_us"
 """The raw column of that time: int64 microseconds since 1970-01-01 UTC. Before 1970 it is missing."""
@@ -71,7 +71,7 @@ class Derived(StrictModel):
 
     @property
     def periods(self) -> tuple[int, int, int]:
-        """Of a time: length in microseconds, shift and count of ``(time // length + shift) % count``; count 0: all."""
+        """For a time: length in microseconds, shift and count of ``(time // length + shift) % count``; count 0: all."""
         if self.part is not None:
             # 1970-01-01 was a Thursday; Monday is 0.
             return (duration_us("1h"), 0, 24) if self.part == "hour" else (duration_us("1d"), 3, 7)

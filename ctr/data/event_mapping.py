@@ -11,12 +11,12 @@ from pydantic import Field, model_validator
 
 from ctr.config import StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column, Derived
-from ctr.data.durations import Duration, duration_us
 from ctr.data.mapping import DelimitedInput, JsonlInput, ParquetInput, Time
 from ctr.data.sampling import SamplingConfig
 from ctr.data.schema import Feature, Number, Schema, make_schema
+from ctr.data.times import Duration, duration_us
 
-_MOST_INTERVALS = 1000
+_MOST_PARTITIONS = 1000
 
 
 class EventSource(StrictModel):
@@ -150,7 +150,7 @@ class EventMapping(StrictModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         make_schema(self.features, self.impressions.derive)
-        if sum(self.windows_us) > _MOST_INTERVALS * duration_us(self.partition):
+        if sum(self.windows_us) > _MOST_PARTITIONS * duration_us(self.partition):
             raise ValueError(
                 f"partition: {self.partition} is less than a thousandth of both windows: "
                 "a click would belong to more than a thousand partitions"

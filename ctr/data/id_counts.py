@@ -156,7 +156,7 @@ def _top(
 
 
 def _hash(ids: np.ndarray) -> np.ndarray:
-    """64 bits of each id (int64) that look random: the finalizer of SplitMix64."""
+    """Mixes the 64 bits of each id (int64): the finalizer of SplitMix64."""
     state = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

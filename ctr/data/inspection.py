@@ -1,4 +1,4 @@
-"""What a log holds: rows, clicks and times, features with their ids, gaps, and what lies beside it.
+"""Summarizes a log: rows, clicks and times, features with their ids, gaps, and sidecars.
 
 Counts of rows, queries and clicks by partition come from the manifests; everything else from one pass over the
 shards, of which only some columns are read (their page checksums are verified, the SHA-256 of whole files is not).
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ctr.data.id_counts import IdCounts, make_counts
 from ctr.data.log import Manifest, read_manifests, read_schema, unpack_ids
-from ctr.data.lost_partitions import intervals_in
+from ctr.data.lost_partitions import partitions_in
 from ctr.data.parquet_files import IDS_COLUMN, read_columns
 from ctr.data.sample_log import RECORD, applied_samplings
 from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text
@@ -133,14 +133,14 @@ class LogSummary:
         first, last: query times of the first and of the last row; None without any.
         max_query_rows: rows of the longest query.
         ranked_queries: queries with both a click and a non-click, which PerQueryAUC is about.
-        metric_weight: mean of the rows' weights; 1 where they have none.
+        metric_weight: mean of the rows' weights; 1 without weights.
         weighted_click_rate: with these weights.
         period: length of the entries of ``over_time``, in microseconds.
         over_time: rows and clicks by period; periods without rows are there too.
         pauses: the longest stretches between two queries, the longest first.
         partitions: in order of time.
-        gaps: spans between two partitions that none covers.
-        counters: what became of the input, added up over the partitions.
+        gaps: spans between two partitions that no partition covers.
+        counters: the input by its outcome, added up over the partitions.
         samplings: names of the samplings that made this log from another one.
     """
 
@@ -237,7 +237,7 @@ def _partition(manifest: Manifest) -> Partition:
 def _sidecars(log: Path, manifests: Sequence[Manifest]) -> Iterator[Sidecar]:
     for name in list_sidecars(log):
         folder = sidecar_folder(log, name)
-        published = set(intervals_in(folder))
+        published = set(partitions_in(folder))
         found = [
             read_sidecar_manifest(log, name, manifest)
             for manifest in manifests
@@ -425,7 +425,7 @@ def _value_of(feature: Category | Number | Text | Cross, number: int) -> str | N
 
 
 def shared_buckets(ids: int, buckets: int) -> tuple[int, float]:
-    """How many values lie behind the ids that they were hashed to, and which share of them shares its id.
+    """Estimates the number of values that were hashed to some ids, and the share of them that shares its id.
 
     n values thrown into m buckets are expected to fill m (1 - (1 - 1/m)^n) of them, and each shares its bucket with
     another one with probability 1 - (1 - 1/m)^(n - 1).

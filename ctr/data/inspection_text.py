@@ -1,10 +1,10 @@
-"""What ``ctr inspect`` prints of a log, and what in it an engineer should look at."""
+"""The text of ``ctr inspect``: the summary of a log, and warnings of what is unusual in it."""
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from itertools import pairwise
 
 from ctr.data.inspection import FeatureSummary, LogSummary, Period, Span
+from ctr.data.times import format_time
 
 # From here on a warning is worth a line.
 SHARED = 0.1
@@ -249,7 +249,8 @@ def _share(share: float) -> str:
 
 
 def _time(time_us: int) -> str:
-    return datetime.fromtimestamp(time_us // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    """To the second, as a column of a table shows it."""
+    return format_time(time_us // 1_000_000 * 1_000_000).removesuffix("Z").replace("T", " ")
 
 
 def _span(span: Span) -> str:

@@ -1,4 +1,4 @@
-"""A second log beside a first one: its rows become available as the first one's time goes on."""
+"""Interleaves a second log with a first one: its rows become available as the time of the first one advances."""
 
 from collections.abc import Iterable
 
@@ -9,10 +9,10 @@ from ctr.io.errors import InputError
 
 
 class Interleaved:
-    """Gives out the whole queries of a log up to a time that only rises.
+    """Returns the whole queries of a log up to a time that only rises.
 
-    Which rows come when is a function of the position that it starts at and of the times asked for, so that
-    a resume from the position of the last row given out goes on with the same rows.
+    The rows of each call depend only on the position at the start and on the times, so that a resume from the position
+    of the last returned row continues with the same rows.
     """
 
     def __init__(self, blocks: Iterable[Rows], most: int, max_query_rows: int, where: str) -> None:
@@ -20,7 +20,7 @@ class Interleaved:
 
         Args:
             blocks: a log's rows in order.
-            most: rows that are given out at once, unless a single query has more. What is left comes later.
+            most: rows to return at once, unless a single query has more. The others follow later.
             max_query_rows: the number of rows that a query may have.
             where: names the log in an error.
         """
@@ -32,7 +32,7 @@ class Interleaved:
         self._ended = False
 
     def until(self, time: int) -> Rows | None:
-        """The next queries whose query time, in microseconds, is at most ``time``; None when there is none.
+        """The next queries whose query time, in microseconds, is at most ``time``; None without any.
 
         Raises:
             InputError: one of them has more than ``max_query_rows`` rows.
@@ -64,7 +64,7 @@ class Interleaved:
         return given
 
     def _enough(self, time: int) -> bool:
-        """Whether the queries to give out are known to be whole."""
+        """Whether the queries to return are known to be whole."""
         pending = self._pending
         if pending is None:
             return False

@@ -1,8 +1,8 @@
-"""A sidecar's columns for the rows of a log, joined by example_id; the sidecar may lie beside another log.
+"""A sidecar's columns for the rows of a log, joined by example_id; the sidecar may belong to another log.
 
 So a student on a short or sampled log reads the predictions of a teacher that was trained on a longer, denser
-one (FF 4.1.2). An example's row is looked for in the interval that holds its query_time, since example_ids
-need be unique only within an interval.
+one (FF 4.1.2). An example's row is searched in the partition of its query_time, since example_ids
+need be unique only within a partition.
 """
 
 from bisect import bisect_right
@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.log import Manifest, read_manifests, read_schema, read_shard
-from ctr.data.lost_partitions import published_intervals
+from ctr.data.lost_partitions import published_partitions
 from ctr.data.reader import rows_of_table
-from ctr.data.sidecar import list_sidecars, read_sidecar_interval, read_sidecar_manifest, sidecar_folder
+from ctr.data.sidecar import list_sidecars, read_sidecar_manifest, read_sidecar_partition, sidecar_folder
 from ctr.data.time_range import TimeRange
 from ctr.io.errors import InputError
 
@@ -26,8 +26,8 @@ _EXAMPLE_ID = "example_id"
 PLACES_NAMED = 5
 
 
-class _Interval:
-    """One interval of the sidecar, in memory."""
+class _Partition:
+    """One partition of the sidecar, in memory."""
 
     def __init__(self, where: str, example_id: np.ndarray, columns: dict[str, np.ndarray]) -> None:
         self.where = where
@@ -38,7 +38,7 @@ class _Interval:
         self._next = 0
 
     def find(self, example_id: np.ndarray) -> tuple[slice | np.ndarray, np.ndarray]:
-        """Where the examples' rows are; returns those rows, and whether each of them is the one asked for."""
+        """Finds the rows of examples; returns their places, and whether each example was found there."""
         end = self._next + len(example_id)
         if np.array_equal(self.example_id[self._next : end], example_id):
             begin, self._next = self._next, end
@@ -53,24 +53,24 @@ class _Interval:
                 raise InputError(f"{self.where}: example_id {self._sorted[repeated[0]]} appears twice")
         places = np.searchsorted(self._sorted, example_id)
         rows = self._order[np.minimum(places, len(self._order) - 1)]
-        # After a resume in the middle of an interval its rows may go on in their order.
+        # After a resume in the middle of a partition its rows may continue in their order.
         self._next = int(rows[-1]) + 1
         return rows, self.example_id[rows] == example_id
 
 
 class JoinedSidecar:
-    """Some columns of one sidecar, for rows that are asked for in the order of their time.
+    """Some columns of one sidecar, for rows in the order of their time.
 
     Args:
-        log: the log beside which the sidecar lies.
+        log: the log of the sidecar.
         name: of the sidecar.
         columns: the wanted ones; numbers or truth values.
-        manifests: the log's intervals; None: those that are published.
-        begin: query time, microseconds; rows of intervals that end before it are not going to be asked for.
+        manifests: the log's partitions; None: those that are published.
+        begin: query time, microseconds; rows of partitions that end before it are never needed.
 
     Raises:
-        InputError: there is no such sidecar, it lacks a column, or lost an interval's manifest. Later, in ``at``:
-            an interval of it is damaged or belongs to another log.
+        InputError: there is no such sidecar, it lacks a column, or lost a partition's manifest. Later, in ``at``:
+            a partition of it is damaged or belongs to another log.
     """
 
     def __init__(
@@ -86,18 +86,18 @@ class JoinedSidecar:
         self._log, self._name, self._columns = log, name, tuple(columns)
         self._manifests = read_manifests(log) if manifests is None else manifests
         self._starts = np.array([manifest.start for manifest in self._manifests], np.int64)
-        self._cache: dict[int, _Interval | None] = {}
+        self._cache: dict[int, _Partition | None] = {}
         self._types: dict[str, np.dtype] = {}
         needed = bisect_right(self._manifests, begin, key=lambda manifest: manifest.end)
         published = [number for number in range(needed, len(self._manifests)) if self._is_published(number)]
-        # What was there earlier tells the types, too.
+        # Earlier partitions show the types, too.
         published = published or [*islice(filter(self._is_published, reversed(range(needed))), 1)]
         if not published:
             there = ", ".join(list_sidecars(log)) or "none"
             raise InputError(f"{log} has no sidecar {name}; the sidecars beside it: {there}")
-        # Only the intervals of the log are published in their order: those of a sidecar may be written side by side.
+        # Only the partitions of the log are published in their order: those of a sidecar may be written side by side.
         folder = sidecar_folder(log, name)
-        published_intervals(folder, folder, {manifest.name for manifest in self._manifests})
+        published_partitions(folder, folder, {manifest.name for manifest in self._manifests})
         for number in published:
             self._check_columns(self._manifests[number])
         # The types of the columns are known from here on, also for rows that are not found.
@@ -106,27 +106,27 @@ class JoinedSidecar:
     def __str__(self) -> str:
         return f"sidecar {self._name} of {self._log}"
 
-    def _path(self, interval: Manifest) -> Path:
-        return sidecar_folder(self._log, self._name) / f"{interval.name}.json"
+    def _path(self, partition: Manifest) -> Path:
+        return sidecar_folder(self._log, self._name) / f"{partition.name}.json"
 
     def _is_published(self, number: int) -> bool:
         return self._path(self._manifests[number]).is_file()
 
-    def _check_columns(self, interval: Manifest) -> None:
-        path = self._path(interval)
-        manifest = read_sidecar_manifest(self._log, self._name, interval)
+    def _check_columns(self, partition: Manifest) -> None:
+        path = self._path(partition)
+        manifest = read_sidecar_manifest(self._log, self._name, partition)
         for column in self._columns:
             if column not in manifest.columns:
                 names = ", ".join(other for other in manifest.columns if other != _EXAMPLE_ID)
                 raise InputError(f"{path}: the sidecar {self._name} has no column {column}; it has {names}")
 
-    def _read(self, interval: Manifest) -> _Interval:
-        table = read_sidecar_interval(self._log, self._name, interval)
-        columns = {name: self._array(table.column(name), name, interval) for name in self._columns}
-        return _Interval(str(self._path(interval)), table.column(_EXAMPLE_ID).to_numpy(), columns)
+    def _read(self, partition: Manifest) -> _Partition:
+        table = read_sidecar_partition(self._log, self._name, partition)
+        columns = {name: self._array(table.column(name), name, partition) for name in self._columns}
+        return _Partition(str(self._path(partition)), table.column(_EXAMPLE_ID).to_numpy(), columns)
 
-    def _array(self, column: pa.ChunkedArray, name: str, interval: Manifest) -> np.ndarray:
-        where = f"{self._path(interval)}: the column {name}"
+    def _array(self, column: pa.ChunkedArray, name: str, partition: Manifest) -> np.ndarray:
+        where = f"{self._path(partition)}: the column {name}"
         kind = column.type
         types = pa.types
         if not (types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind)):
@@ -139,8 +139,8 @@ class JoinedSidecar:
             raise InputError(f"{where} is of type {kind}, in other partitions {expected}")
         return array
 
-    def _interval(self, index: int) -> _Interval | None:
-        """The interval's rows; None when the sidecar has not got them (yet)."""
+    def _partition(self, index: int) -> _Partition | None:
+        """The partition's rows; None when the sidecar does not have them (yet)."""
         if self._cache.get(index) is None:
             self._cache[index] = self._read(self._manifests[index]) if self._is_published(index) else None
         return self._cache[index]
@@ -148,7 +148,7 @@ class JoinedSidecar:
     def at(self, query_time: np.ndarray, example_id: np.ndarray) -> dict[str, np.ndarray]:
         """The columns for N rows.
 
-        Fast where the sidecar's rows stand in the order in which they are asked for. What lies before the
+        Fast if the sidecar's rows are in the same order. What lies before the
         first of these rows is forgotten; going back is possible and reads it again.
 
         Args:
@@ -160,7 +160,7 @@ class JoinedSidecar:
             NaN, integers 0 and truth values False.
 
         Raises:
-            InputError: a damaged interval, or one written for another log.
+            InputError: a damaged partition, or one written for another log.
         """
         rows = len(example_id)
         found = np.zeros(rows, bool)
@@ -177,17 +177,17 @@ class JoinedSidecar:
         for index in range(first, last):
             manifest = self._manifests[index]
             begin, end = np.searchsorted(query_time, [manifest.start, manifest.end])
-            interval = self._interval(index) if begin < end else None
-            if interval is None:
+            partition = self._partition(index) if begin < end else None
+            if partition is None:
                 continue
-            places, there = interval.find(example_id[begin:end])
+            places, there = partition.find(example_id[begin:end])
             found[begin:end] = there
             if there.all():
-                for name, column in interval.columns.items():
+                for name, column in partition.columns.items():
                     result[name][begin:end] = column[places]
             elif there.any():
                 assert isinstance(places, np.ndarray)
-                for name, column in interval.columns.items():
+                for name, column in partition.columns.items():
                     result[name][begin:end][there] = column[places[there]]
         return {**result, FOUND: found}
 
@@ -197,7 +197,7 @@ class MissingValues:
     """How many of a log's rows have no finite value in a sidecar's column.
 
     Attributes:
-        rows: the rows looked at.
+        rows: the number of rows checked.
         missing: those without a value.
         first: of up to five of these: example_id, query_time (microseconds), row of the log (from 0).
     """
@@ -207,7 +207,7 @@ class MissingValues:
     first: tuple[tuple[int, int, int], ...]
 
     def describe(self) -> str:
-        """For an error: how many, and where the first ones are."""
+        """Describes for an error how many they are, and the first ones."""
         places = ", ".join(f"example_id {example} (row {row} of the log)" for example, _, row in self.first)
         return f"no value for {self.missing} of {self.rows} rows, first: {places}"
 
@@ -220,13 +220,13 @@ def count_missing(
     time_range: TimeRange | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> MissingValues:
-    """Looks for rows of a log that have no finite value in a column of floats.
+    """Counts the rows of a log that have no finite value in a column of floats.
 
     Faulty rows (``ctr.data.reader.FAULTS``) are passed over: no teacher has scored them either.
 
     Args:
-        log: the log whose rows are looked up, not necessarily the sidecar's.
-        manifests: its intervals to look through.
+        log: the log whose rows are checked, not necessarily the sidecar's.
+        manifests: its partitions to check.
         time_range: rows outside it are passed over.
         progress: called with the number of rows read since its last call.
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 
 from ctr.config import StrictModel, parse_model
-from ctr.data.lost_partitions import intervals_in, published_intervals
+from ctr.data.lost_partitions import partitions_in, published_partitions
 from ctr.data.parquet_files import IDS_COLUMN, cast_table, parquet_bytes, read_verified_parquet
 from ctr.data.row_order import check_order, key_at
 from ctr.data.schema import Schema, differing_features
@@ -38,6 +38,7 @@ from ctr.io.files import (
     create_exclusively,
     file_sha256,
     is_temporary,
+    names_in,
     write_atomic_bytes,
 )
 
@@ -77,7 +78,7 @@ def unpack_ids(column: pa.FixedSizeBinaryArray) -> np.ndarray:
 
 
 class ShardEntry(StrictModel):
-    """What a manifest says of one shard. Times are query times in microseconds."""
+    """The entry of a shard in a manifest. Times are query times in microseconds."""
 
     file: str = Field(pattern=r"^[0-9a-zA-Z.\-]+\.parquet$")
     rows: int = Field(ge=1)
@@ -125,9 +126,9 @@ class Manifest(StrictModel):
         return self
 
 
-def _shard_file(interval: str, index: int, sha256: str) -> str:
+def _shard_file(partition: str, index: int, sha256: str) -> str:
     # The hash in the name lets two publishers of different content not overwrite each other's shard.
-    return f"{interval}-{index:04d}-{sha256[:16]}.parquet"
+    return f"{partition}-{index:04d}-{sha256[:16]}.parquet"
 
 
 def check_log(folder: Path, schema: Schema) -> None:
@@ -151,7 +152,7 @@ def check_log(folder: Path, schema: Schema) -> None:
 
 
 def check_log_folder(folder: Path) -> None:
-    """Checks that the folder is a log or can become one, whatever its features; as ``check_log`` otherwise."""
+    """Checks that the folder is a log of any features or can become one; see ``check_log``."""
 
     def can_be_log(found: Path) -> bool:
         # A run directory has a schema too.
@@ -203,7 +204,7 @@ def read_schema_file(path: Path, absent: str) -> Schema:
     return schema
 
 
-def publish_interval(
+def publish_partition(
     folder: Path,
     schema: Schema,
     start: int,
@@ -212,17 +213,17 @@ def publish_interval(
     counters: dict[str, int] | None = None,
     shard_rows: int = 1_000_000,
 ) -> Manifest:
-    """Publishes the partition [start, end) of query time (microseconds) whole: ``stage_interval``, then the manifest.
+    """Publishes the partition [start, end) of query time (microseconds) whole: ``stage_partition``, then the manifest.
 
     Raises:
-        InputError: see ``stage_interval`` and ``publish_manifest``.
+        InputError: see ``stage_partition`` and ``publish_manifest``.
     """
-    manifest = stage_interval(folder, schema, start, end, rows, counters, shard_rows)
+    manifest = stage_partition(folder, schema, start, end, rows, counters, shard_rows)
     publish_manifest(folder, manifest)
     return manifest
 
 
-def stage_interval(
+def stage_partition(
     folder: Path,
     schema: Schema,
     start: int,
@@ -237,7 +238,7 @@ def stage_interval(
     Args:
         rows: the partition's examples under ``shard_schema(schema)``, sorted as ``sort_rows`` does, no
             (query, example_id) twice.
-        counters: what became of the partition's input, kept in the manifest.
+        counters: the partition's input, counted by its outcome; kept in the manifest.
         shard_rows: a new shard starts at the first query boundary after this many rows.
         write: False only makes the manifest.
 
@@ -298,7 +299,7 @@ def stage_interval(
 
 def check_no_overlap(folder: Path, start: int, end: int) -> None:
     """Raises InputError when a published partition overlaps [start, end) without being the same."""
-    for other in list_intervals(folder):
+    for other in list_partitions(folder):
         if other != (start, end) and other[0] < end and start < other[1]:
             raise InputError(
                 f"{folder}: the partition [{start}, {end}) overlaps the published [{other[0]}, {other[1]})"
@@ -306,7 +307,7 @@ def check_no_overlap(folder: Path, start: int, end: int) -> None:
 
 
 def publish_manifest(folder: Path, manifest: Manifest) -> None:
-    """Publishes a partition whose shards are there.
+    """Publishes a partition whose shards are complete.
 
     Raises:
         InputError: it overlaps a published one, or was published before with other content.
@@ -320,7 +321,7 @@ def publish_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def is_published(folder: Path, manifest: Manifest) -> bool:
-    """Whether the partition is published with exactly this content. Its shards are not looked at."""
+    """Whether the partition is published with exactly this content. Its shards are not read."""
     try:
         return manifest_path(folder, manifest).read_bytes() == manifest_bytes(manifest)
     except FileNotFoundError:
@@ -328,17 +329,17 @@ def is_published(folder: Path, manifest: Manifest) -> bool:
 
 
 def manifest_path(folder: Path, manifest: Manifest) -> Path:
-    """Where a manifest lies when it is published."""
+    """The path of a published manifest."""
     return folder / "manifests" / f"{manifest.name}.json"
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
-    """What its file holds, with a hash of itself."""
+    """The content of a manifest's file, with a hash of itself."""
     return sealed_bytes(manifest.model_dump(mode="json"))
 
 
 def parse_manifest(content: bytes, where: str) -> Manifest:
-    """The inverse of ``manifest_bytes``. Raises InputError, which names ``where``: not what was written."""
+    """The inverse of ``manifest_bytes``. Raises InputError, which names ``where``, for a damaged one."""
     return parse_model(Manifest, parse_sealed(content, where), where)
 
 
@@ -351,9 +352,9 @@ def _shard_ranges(begins: np.ndarray, rows: int, shard_rows: int) -> Iterator[tu
         first = last
 
 
-def list_intervals(folder: Path) -> list[tuple[int, int]]:
+def list_partitions(folder: Path) -> list[tuple[int, int]]:
     """The published partitions (start, end) in order of time, from the names of the manifests."""
-    return intervals_in(folder / "manifests")
+    return partitions_in(folder / "manifests")
 
 
 def read_manifests(folder: Path, known: Mapping[tuple[int, int], Manifest] | None = None) -> list[Manifest]:
@@ -364,7 +365,7 @@ def read_manifests(folder: Path, known: Mapping[tuple[int, int], Manifest] | Non
     """
     version = read_schema(folder).version
     manifests: list[Manifest] = []
-    for start, end in published_intervals(folder / "shards", folder / "manifests"):
+    for start, end in published_partitions(folder / "shards", folder / "manifests"):
         path = f"{folder}/manifests/{start:019d}-{end:019d}.json"
         manifest = (known or {}).get((start, end)) or parse_model(
             Manifest, read_sealed(Path(path), f"{path}: no such manifest"), path
@@ -382,7 +383,7 @@ def read_manifests(folder: Path, known: Mapping[tuple[int, int], Manifest] | Non
 
 
 def log_sha256(manifests: Sequence[Manifest]) -> str:
-    """One hash for the content of the whole log: of its manifests, which hold the shards' hashes."""
+    """Hashes the content of a whole log: its manifests, which have the hashes of the shards."""
     content = (json_bytes(manifest.model_dump(mode="json")) for manifest in manifests)
     return hashlib.sha256(b"".join(content)).hexdigest()
 
@@ -411,3 +412,30 @@ def read_shard(folder: Path, entry: ShardEntry, schema: Schema) -> pa.Table:
             f"{entry.first_query_time} to {entry.last_query_time}"
         )
     return table
+
+
+class PublishedPartitions:
+    """The published partitions of a log that grows; lists the manifests each time, but reads only the new ones.
+
+    So a manifest that was overwritten is noticed only by another reader; one that was deleted is gone.
+    """
+
+    def __init__(self, folder: Path, known: Sequence[Manifest] = ()) -> None:
+        """Reads nothing. ``known``: manifests of the log in ``folder`` that were read already."""
+        self._folder = folder
+        self._names: frozenset[str] = frozenset()
+        self._manifests = known
+
+    def read(self) -> Sequence[Manifest]:
+        """All of them in order of time; the same object as before when there are no others.
+
+        Raises:
+            InputError: see ``ctr.data.log.read_manifests``.
+        """
+        names = frozenset(names_in(self._folder / "manifests", ".json"))
+        if names != self._names:
+            known = {(manifest.start, manifest.end): manifest for manifest in self._manifests}
+            self._manifests = read_manifests(self._folder, known)
+            # A manifest that appeared in between may be read now and listed next time, which is harmless.
+            self._names = names
+        return self._manifests

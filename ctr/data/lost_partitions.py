@@ -1,4 +1,4 @@
-"""Intervals of a log or a sidecar whose manifest is gone while what it named still lies there."""
+"""Lists the partitions of a log or a sidecar, and finds those whose manifest is lost while their shards are there."""
 
 import re
 from bisect import bisect_left
@@ -9,46 +9,46 @@ from ctr.io.errors import InputError
 from ctr.io.files import names_in
 
 _STEM = len(f"{0:019d}-{0:019d}")
-_INTERVAL = re.compile(r"([0-9]{19})-([0-9]{19})")
-_NAME = re.compile(_INTERVAL.pattern + r"\.json")
+_PARTITION = re.compile(r"([0-9]{19})-([0-9]{19})")
+_NAME = re.compile(_PARTITION.pattern + r"\.json")
 
 
-def intervals_in(folder: Path) -> list[tuple[int, int]]:
-    """The intervals (start, end) in order of time whose manifests lie in a folder, from their names.
+def partitions_in(folder: Path) -> list[tuple[int, int]]:
+    """The partitions (start, end) in order of time of the manifests in a folder, from their names.
 
     Raises:
-        InputError: a JSON file there has not the name of a manifest.
+        InputError: a JSON file there does not have the name of a manifest.
     """
-    intervals = []
+    partitions = []
     for name in names_in(folder, ".json"):
         match = _NAME.fullmatch(name)
         if match is None:
             raise InputError(f"{folder / name}: not the name of a manifest (START-END.json)")
-        intervals.append((int(match[1]), int(match[2])))
-    return sorted(intervals)
+        partitions.append((int(match[1]), int(match[2])))
+    return sorted(partitions)
 
 
-def published_intervals(
+def published_partitions(
     shards: Path, manifests: Path, among: Set[str] | None = None
 ) -> list[tuple[int, int]]:
-    """``intervals_in`` the folder of manifests, of which none before the last one has shards but no manifest.
+    """``partitions_in`` the folder of manifests, checked: no manifest before the last one is lost.
 
-    What lies behind the last interval is just being published. What overlaps a published interval never can be:
+    Shards after the last partition are just being published. Shards that overlap a published partition never can be:
     another publisher was first.
 
     Args:
         shards: the folder of the files START-END-*.parquet.
         manifests: the folder of the manifests.
-        among: the intervals START-END to look at; None: all.
+        among: the partitions START-END to check; None: all.
 
     Raises:
-        InputError: there is such an interval.
+        InputError: a partition has shards, but its manifest is lost.
     """
     while True:
-        intervals = intervals_in(manifests)
-        lost = _first_lost(shards, intervals, among)
+        partitions = partitions_in(manifests)
+        lost = _first_lost(shards, partitions, among)
         if lost is None:
-            return intervals
+            return partitions
         # Unless it was published while names were listed, of which those that come meanwhile may be left out.
         if not (manifests / f"{lost}.json").exists():
             raise InputError(
@@ -58,15 +58,15 @@ def published_intervals(
             )
 
 
-def _first_lost(shards: Path, intervals: Sequence[tuple[int, int]], among: Set[str] | None) -> str | None:
-    known = {f"{start:019d}-{end:019d}" for start, end in intervals}
+def _first_lost(shards: Path, partitions: Sequence[tuple[int, int]], among: Set[str] | None) -> str | None:
+    known = {f"{start:019d}-{end:019d}" for start, end in partitions}
     unpublished = {name[:_STEM] for name in names_in(shards, ".parquet")} - known
     for stem in sorted(unpublished if among is None else unpublished & among):
-        match = _INTERVAL.fullmatch(stem)
+        match = _PARTITION.fullmatch(stem)
         if match is None:
             continue
         start, end = int(match[1]), int(match[2])
-        later = bisect_left(intervals, end, key=lambda interval: interval[0])
-        if later < len(intervals) and not (later and intervals[later - 1][1] > start):
+        later = bisect_left(partitions, end, key=lambda partition: partition[0])
+        if later < len(partitions) and not (later and partitions[later - 1][1] > start):
             return stem
     return None

@@ -13,8 +13,8 @@ from pydantic import Field, field_validator, model_validator
 
 from ctr.config import StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column, Derived
-from ctr.data.durations import Duration, duration_us
 from ctr.data.schema import Category, Feature, Number, Schema, Text, make_schema
+from ctr.data.times import Duration, duration_us
 from ctr.io.errors import InputError
 
 FORMATS_FOLDER = Path(__file__).parent / "formats"
@@ -90,7 +90,7 @@ class ParquetInput(StrictModel):
 
 
 class MindInput(StrictModel):
-    """Behaviors of the MIND news data set; ``news.tsv`` lies beside each file.
+    """Behaviors of the MIND news data set; ``news.tsv`` is beside each file.
 
     Attributes:
         type: the format of the files.
@@ -364,7 +364,7 @@ def format_names() -> tuple[str, ...]:
 
 
 def load_format(name: str) -> Mapping:
-    """The mapping of a shipped format. Raises InputError naming the formats when there is none of the name."""
+    """The mapping of a shipped format. Raises InputError, which names the formats, for an unknown one."""
     if name not in format_names():
         raise InputError(
             f"format {name}: unknown; the formats are {', '.join(format_names())}; or give --mapping"

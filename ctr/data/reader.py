@@ -93,7 +93,7 @@ class Rows:
 
 
 def join_rows(parts: Sequence[Rows]) -> Rows:
-    """Blocks as one, in their order."""
+    """Concatenates blocks in their order."""
     if len(parts) == 1:
         return parts[0]
     columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in Rows._COLUMNS}
@@ -111,11 +111,11 @@ def _single_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _rows_beyond(ids: np.ndarray, buckets: np.ndarray) -> np.ndarray:
-    """bool [N]: whether of a row's ids (int32 [N, F]) one lies outside its feature's buckets (uint32 [F])."""
+    """bool [N]: whether one of a row's ids (int32 [N, F]) is outside its feature's buckets (uint32 [F])."""
     outside = np.zeros(len(ids), bool)
     for begin in range(0, len(ids), _ROWS_AT_ONCE):
         part = slice(begin, begin + _ROWS_AT_ONCE)
-        # As an unsigned number what is below 0 lies beyond any number of buckets.
+        # As an unsigned number a negative id exceeds any number of buckets.
         beyond = ids[part].view(np.uint32) >= buckets
         # To bring cells together by rows costs five times what the comparison does, and seldom is there any.
         if beyond.any():
@@ -124,7 +124,7 @@ def _rows_beyond(ids: np.ndarray, buckets: np.ndarray) -> np.ndarray:
 
 
 def rows_of_table(table: pa.Table, schema: Schema, first: int) -> Rows:
-    """A shard's table (``ctr.data.log.read_shard``) as arrays, its faulty rows marked."""
+    """Converts a shard's table (``ctr.data.log.read_shard``) to arrays, with its faulty rows marked."""
     count = table.num_rows
     columns: dict[str, np.ndarray] = {name: table.column(name).to_numpy() for name in KEYS}
     for name in ("label", "train_weight", "metric_weight"):
@@ -164,8 +164,8 @@ def read_rows(
         times: the query times [begin, end) in microseconds to which the rows are restricted.
 
     Raises:
-        InputError: a shard that is read is damaged, missing, not what its manifest says, or does not go on where the
-            one before it ended. None of its rows is given out then.
+        InputError: a shard that is read is damaged, missing, not as its manifest describes it, or does not continue the
+            shard before it. Then none of its rows is returned.
     """
     begin, end = times
     position = 0

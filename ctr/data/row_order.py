@@ -47,7 +47,7 @@ def key_at(table: pa.Table, row: int) -> Key:
 
 
 def check_goes_on(last: Key, first: Key, where: str) -> None:
-    """Checks that a shard goes on after the one before it, with another query.
+    """Checks that a shard continues the one before it, with another query.
 
     Args:
         last, first: the keys of the one's last and the other's first row.

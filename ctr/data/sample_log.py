@@ -6,13 +6,15 @@
     LOG2/sampling.yaml                what was done to the rows of this log: the sampling and earlier ones
 
 Either file is created before anything beside it, so that one name, or one smaller log, never mixes the
-decisions of two configurations. Intervals are published one by one, as everywhere: the same command completes
-what was cut off, and samples what has been added to LOG since.
+decisions of two configurations. Partitions are published one by one: the same command completes an interrupted
+sampling, and samples partitions that were added to LOG since.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,8 +25,8 @@ from ctr.data.log import (
     Manifest,
     check_log,
     create_log,
-    list_intervals,
-    publish_interval,
+    list_partitions,
+    publish_partition,
     read_manifests,
     read_schema,
     read_shard,
@@ -32,15 +34,15 @@ from ctr.data.log import (
 )
 from ctr.data.reader import rows_of_table
 from ctr.data.sampling import LowVisibility, SamplingConfig, condition_names, decide
-from ctr.data.sampling_counts import SamplingResult
 from ctr.data.schema import Schema
 from ctr.data.sidecar import (
     align_sidecar,
     list_sidecars,
-    read_sidecar_interval,
+    read_sidecar_partition,
     sidecar_folder,
-    write_sidecar_interval,
+    write_sidecar_partition,
 )
+from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import create_exclusively
 
@@ -49,18 +51,88 @@ Progress = Callable[[int], None]
 RECORD = "sampling.yaml"
 _WEIGHTS = ("train_weight", "metric_weight")
 
+# ---------------------------------------------------------------- the result
+
+
+@dataclass
+class Count:
+    """Examples that meet a condition: how many there are, how many were kept, and the sum of their weights.
+
+    The sum of the weights estimates the number of examples without bias.
+    """
+
+    rows: int = 0
+    kept: int = 0
+    weight_sum: float = 0.0
+
+    @property
+    def kept_fraction(self) -> float | None:
+        """The share of examples that were kept; None without examples."""
+        return self.kept / self.rows if self.rows else None
+
+    def add(self, mask: np.ndarray, kept: np.ndarray, weight: np.ndarray) -> None:
+        """Counts the N examples where ``mask`` holds; all three [N], the weight 0 where not kept."""
+        self.rows += int(np.count_nonzero(mask))
+        self.kept += int(np.count_nonzero(mask & kept))
+        self.weight_sum += float(weight[mask].sum(dtype=np.float64))
+
+
+class SamplingResult:
+    """The counts of a sampling.
+
+    Attributes:
+        name: of the sampling.
+        output: the folder that was written: a sidecar's, or a log's.
+        rows: of the sampled log.
+        partitions: published ones, those of an earlier run among them.
+        outside_time_range, faulty: rows that no condition counts; they are dropped. The faulty ones are those
+            inside the range that no model can train on (``ctr.data.reader.FAULTS``).
+        conditions: the counts by the conditions of ``Decisions``.
+        sidecars: those carried along to a smaller log, and the number of their partitions.
+    """
+
+    def __init__(self, name: str, output: Path, conditions: Sequence[str], rows: int) -> None:
+        self.name, self.output, self.rows = name, output, rows
+        self.partitions = self.outside_time_range = self.faulty = 0
+        self.conditions = {condition: Count() for condition in conditions}
+        self.sidecars: Counter[str] = Counter()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as JSON values."""
+        conditions = {
+            name: {**vars(count), "kept_fraction": count.kept_fraction}
+            for name, count in self.conditions.items()
+        }
+        content = {**vars(self), "output": str(self.output), "sidecars": dict(self.sidecars)}
+        return {**content, "conditions": conditions}
+
+    def as_text(self) -> str:
+        """The result as a table."""
+        lines = [f"{self.output}: {self.rows} rows in, {self.partitions} partitions written"]
+        lines.append(f"  {'':<16}{'rows':>12}{'kept':>12}{'kept share':>12}{'weight sum':>16}")
+        for name, count in self.conditions.items():
+            share = "-" if count.kept_fraction is None else f"{count.kept_fraction:.4f}"
+            lines.append(f"  {name:<16}{count.rows:>12}{count.kept:>12}{share:>12}{count.weight_sum:>16.1f}")
+        if self.outside_time_range:
+            lines.append(f"  dropped: {self.outside_time_range} rows outside the time range")
+        if self.faulty:
+            lines.append(f"  dropped: {self.faulty} faulty rows")
+        lines += [f"  sidecar {name}: {count} partitions copied" for name, count in self.sidecars.items()]
+        return "\n".join(lines)
+
+
 # ---------------------------------------------------------------- what was sampled how
 
 
 class AppliedSampling(StrictModel):
-    """A sampling that went into the rows and weights of a log."""
+    """A sampling that the rows and weights of a log have been through."""
 
     name: str
     config: SamplingConfig
 
 
 class SampledLog(AppliedSampling):
-    """What ``sampling.yaml`` of a smaller log says: the sampling that made it, and those of its source."""
+    """The content of a smaller log's ``sampling.yaml``: the sampling that made it, and those of its source."""
 
     earlier: tuple[AppliedSampling, ...] = ()
 
@@ -75,7 +147,7 @@ def applied_samplings(log: Path) -> tuple[AppliedSampling, ...]:
 
 
 def adopt_record(path: Path, record: StrictModel) -> None:
-    """Creates the file, or checks that it says the same. Raises InputError when it does not."""
+    """Creates the file, or checks that it has the same content. Raises InputError when it does not."""
     if create_exclusively(path, dump_yaml(record).encode()):
         return
     before = load_record(type(record), path, "record of sampling")
@@ -103,7 +175,7 @@ def low_visibility_ids(schema: Schema, rule: LowVisibility) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Source:
-    """A log that is sampled, and what the decisions on its rows need."""
+    """A log that is sampled, and the inputs of the decisions on its rows."""
 
     log: Path
     schema: Schema
@@ -119,7 +191,7 @@ def _open_source(log: Path, config: SamplingConfig, progress: Progress | None) -
     schema, manifests = read_schema(log), read_manifests(log)
     if not any(config.time_range.selects(manifest) for manifest in manifests):
         reach = (
-            f"its partitions reach from {_iso(manifests[0].start)} to {_iso(manifests[-1].end)}"
+            f"its partitions reach from {format_time(manifests[0].start)} to {format_time(manifests[-1].end)}"
             if manifests
             else "it has no partition"
         )
@@ -144,10 +216,6 @@ def _open_source(log: Path, config: SamplingConfig, progress: Progress | None) -
     return source
 
 
-def _iso(time_us: int) -> str:
-    return f"{np.datetime64(time_us, 'us').astype('datetime64[s]')}Z"
-
-
 def _selected(source: _Source) -> list[Manifest]:
     return [manifest for manifest in source.manifests if source.config.time_range.selects(manifest)]
 
@@ -163,7 +231,7 @@ class _Decided:
 
 
 def _decided_shards(source: _Source, manifest: Manifest, result: SamplingResult) -> Iterator[_Decided]:
-    """The interval's shards with the decisions on their rows, which are counted in ``result``."""
+    """The partition's shards with the decisions on their rows, which are counted in ``result``."""
     for entry in manifest.shards:
         table = read_shard(source.log, entry, source.schema)
         rows = rows_of_table(table, source.schema, 0)
@@ -208,7 +276,7 @@ def write_decisions(
 
     Args:
         progress: called with the number of rows read since its last call; all rows are read once, and once
-            more where a teacher's recordings are looked through first.
+            more if a teacher's recordings are checked first.
 
     Raises:
         InputError: the name is taken by another configuration or another kind of sidecar; the teacher lacks
@@ -232,7 +300,7 @@ def write_decisions(
             kept.append(shard.kept)
         columns = {"example_id": ids, "weight": weight, "keep_probability": probability, "kept": kept}
         table = pa.table({column: np.concatenate(parts) for column, parts in columns.items()})
-        write_sidecar_interval(log, name, manifest, table)
+        write_sidecar_partition(log, name, manifest, table)
         result.partitions += 1
     return result
 
@@ -251,7 +319,7 @@ def write_sampled_log(
 ) -> SamplingResult:
     """Writes the kept examples of a log as the log ``out``, their weights multiplied by the importance weight.
 
-    It has the source's schema, its intervals as far as the time range reaches, and its sidecars cut to the kept
+    It has the source's schema, its partitions as far as the time range reaches, and its sidecars cut to the kept
     rows. Decisions of samplings are not carried along: those that made ``out`` are in its weights already.
 
     Args:
@@ -265,7 +333,7 @@ def write_sampled_log(
     sidecar_folder(log, name)
     schema = read_schema(log)
     check_log(out, schema)
-    if out.resolve() == log.resolve() or (not (out / RECORD).exists() and list_intervals(out)):
+    if out.resolve() == log.resolve() or (not (out / RECORD).exists() and list_partitions(out)):
         raise InputError(f"{out} is a log that was not made by sampling: use another output directory")
     decisions = sidecar_folder(log, name) / RECORD
     if decisions.exists():
@@ -287,14 +355,14 @@ def write_sampled_log(
         # Of a log that was itself sampled, the rows before all sampling stay on record.
         counters = {"rows_before_sampling": manifest.rows, **manifest.counters}
         counters["faulty_rows_dropped"] = counters.get("faulty_rows_dropped", 0) + result.faulty - faulty
-        published = publish_interval(out, schema, manifest.start, manifest.end, kept, counters)
+        published = publish_partition(out, schema, manifest.start, manifest.end, kept, counters)
         result.partitions += 1
         for other in sidecars:
             if (sidecar_folder(log, other) / f"{manifest.name}.json").is_file():
-                table = read_sidecar_interval(log, other, manifest)
+                table = read_sidecar_partition(log, other, manifest)
                 where = f"{sidecar_folder(log, other)}, partition [{manifest.start}, {manifest.end})"
                 ids = kept.column("example_id").to_numpy()
-                write_sidecar_interval(out, other, published, align_sidecar(table, ids, where))
+                write_sidecar_partition(out, other, published, align_sidecar(table, ids, where))
                 result.sidecars[other] += 1
     return result
 

@@ -2,11 +2,11 @@
 
 ::
 
-    LOG/sidecars/NAME/START-END.json          the manifest of one interval of the log, with its own hash, as in log.py
-    LOG/sidecars/NAME/START-END-HASH.parquet  example_id and the columns, one row for each of the interval's
+    LOG/sidecars/NAME/START-END.json          the manifest of one partition of the log, with its own hash, as in log.py
+    LOG/sidecars/NAME/START-END-HASH.parquet  example_id and the columns, one row for each of the partition's
 
-A sidecar's interval belongs to the content of the log's interval, whose hash its manifest records: read
-beside another log it is refused. It is published as intervals are, whole or not at all and only once.
+A sidecar's partition belongs to the content of the log's partition, whose hash its manifest records: it is refused
+beside another log. It is published like a partition, whole or not at all and only once.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from pydantic import Field
 
 from ctr.config import StrictModel, parse_model
 from ctr.data.log import MAX_TIME_US, Manifest, log_sha256
-from ctr.data.lost_partitions import intervals_in
+from ctr.data.lost_partitions import partitions_in
 from ctr.data.parquet_files import parquet_bytes, read_verified_parquet
 from ctr.io.documents import read_bytes, read_sealed, sealed_bytes
 from ctr.io.errors import InputError
@@ -31,7 +31,7 @@ _FORMAT = 1
 
 
 class SidecarManifest(StrictModel):
-    """One interval of a sidecar. Times are those of the log's interval, in microseconds."""
+    """One partition of a sidecar. Times are those of the log's partition, in microseconds."""
 
     format: int = Field(default=_FORMAT, ge=_FORMAT, le=_FORMAT)
     start: int
@@ -45,30 +45,30 @@ class SidecarManifest(StrictModel):
 
 
 def sidecar_folder(log: Path, name: str) -> Path:
-    """Where the sidecar lies. Raises InputError for a name that is not letters, digits, ``_`` and ``-``."""
+    """The sidecar's folder. Raises InputError for a name that is not letters, digits, ``_`` and ``-``."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
         raise InputError(f"sidecar {name!r}: a name is made of letters, digits, _ and -")
     return log / "sidecars" / name
 
 
 def list_sidecars(log: Path) -> list[str]:
-    """The names of the log's sidecars that have at least one published interval."""
+    """The names of the log's sidecars that have at least one published partition."""
     return sorted({path.parent.name for path in (log / "sidecars").glob("*/*.json")})
 
 
-def write_sidecar_interval(log: Path, name: str, interval: Manifest, table: pa.Table) -> SidecarManifest:
-    """Publishes a sidecar's columns for one published interval of the log.
+def write_sidecar_partition(log: Path, name: str, partition: Manifest, table: pa.Table) -> SidecarManifest:
+    """Publishes a sidecar's columns for one published partition of the log.
 
     Args:
-        interval: the log's manifest of the interval.
-        table: ``example_id`` (int64) and at least one more column; one row for each row of the interval,
+        partition: the log's manifest of the partition.
+        table: ``example_id`` (int64) and at least one more column; one row for each row of the partition,
             in any order (that of the log is the fastest to read), no example_id twice.
 
     Raises:
-        InputError: a bad name or table, or the interval published before with other content.
+        InputError: a bad name or table, or the partition published before with other content.
     """
     folder = sidecar_folder(log, name)
-    where = f"{folder}, partition [{interval.start}, {interval.end})"
+    where = f"{folder}, partition [{partition.start}, {partition.end})"
     if _EXAMPLE_ID not in table.column_names or table.num_columns < 2:
         raise InputError(
             f"{where}: example_id and at least one more column are required, not {table.column_names}"
@@ -78,26 +78,28 @@ def write_sidecar_interval(log: Path, name: str, interval: Manifest, table: pa.T
         raise InputError(
             f"{where}: example_id must be int64 without nulls, not {ids.type}, {ids.null_count} nulls"
         )
-    if table.num_rows != interval.rows:
-        raise InputError(f"{where}: {table.num_rows} rows are given, the log's partition has {interval.rows}")
+    if table.num_rows != partition.rows:
+        raise InputError(
+            f"{where}: {table.num_rows} rows are given, the log's partition has {partition.rows}"
+        )
     if len(np.unique(ids.to_numpy())) != table.num_rows:
         raise InputError(f"{where}: an example_id appears twice; it must identify a row")
     content = parquet_bytes(table.combine_chunks())
     digest = hashlib.sha256(content).hexdigest()
-    path = folder / f"{interval.name}-{digest[:16]}.parquet"
+    path = folder / f"{partition.name}-{digest[:16]}.parquet"
     if not path.exists() or file_sha256(path) != digest:
         write_atomic_bytes(path, content)
     manifest = SidecarManifest(
-        start=interval.start,
-        end=interval.end,
-        interval_sha256=log_sha256([interval]),
+        start=partition.start,
+        end=partition.end,
+        interval_sha256=log_sha256([partition]),
         file=path.name,
         rows=table.num_rows,
         columns=tuple(table.column_names),
         bytes=len(content),
         sha256=digest,
     )
-    target = folder / f"{interval.name}.json"
+    target = folder / f"{partition.name}.json"
     text = sealed_bytes(manifest.model_dump(mode="json"))
     if not create_exclusively(target, text) and target.read_bytes() != text:
         raise InputError(
@@ -106,21 +108,21 @@ def write_sidecar_interval(log: Path, name: str, interval: Manifest, table: pa.T
     return manifest
 
 
-def read_sidecar_interval(log: Path, name: str, interval: Manifest) -> pa.Table:
-    """Reads and verifies a sidecar's columns for one interval of the log, as they were written.
+def read_sidecar_partition(log: Path, name: str, partition: Manifest) -> pa.Table:
+    """Reads and verifies a sidecar's columns for one partition of the log, as they were written.
 
     Raises:
-        InputError: the sidecar lacks the interval, belongs to another log, or is damaged.
+        InputError: the sidecar lacks the partition, belongs to another log, or is damaged.
     """
     folder = sidecar_folder(log, name)
-    path = folder / f"{interval.name}.json"
-    manifest = read_sidecar_manifest(log, name, interval)
-    if (manifest.start, manifest.end) != (interval.start, interval.end):
+    path = folder / f"{partition.name}.json"
+    manifest = read_sidecar_manifest(log, name, partition)
+    if (manifest.start, manifest.end) != (partition.start, partition.end):
         raise InputError(f"{path}: names another partition, [{manifest.start}, {manifest.end})")
-    if manifest.interval_sha256 != log_sha256([interval]):
+    if manifest.interval_sha256 != log_sha256([partition]):
         raise InputError(f"{path}: was written for a partition with other content: the log is not the same")
-    if manifest.rows != interval.rows:
-        raise InputError(f"{path}: has {manifest.rows} rows, the log's partition has {interval.rows}")
+    if manifest.rows != partition.rows:
+        raise InputError(f"{path}: has {manifest.rows} rows, the log's partition has {partition.rows}")
     table = read_verified_parquet(folder / manifest.file, manifest.bytes, manifest.sha256)
     if tuple(table.column_names) != manifest.columns or table.num_rows != manifest.rows:
         raise InputError(
@@ -133,10 +135,10 @@ def read_sidecar_interval(log: Path, name: str, interval: Manifest) -> pa.Table:
 
 
 class SidecarHash:
-    """A hash of the content of a sidecar's first intervals, asked for again and again as more are read.
+    """Hashes the content of a sidecar's first partitions, repeatedly as more are read.
 
-    Each manifest is read once, when it is first asked for; anew are they read only when among them one has appeared
-    or vanished. So it tells what they were then; another object tells what they are.
+    Each manifest is read once, when it is first needed, and again only if another one before it has appeared or was
+    deleted. So the hash is that of the manifests at that time.
     """
 
     def __init__(self, log: Path, name: str) -> None:
@@ -146,32 +148,30 @@ class SidecarHash:
         self._digest = hashlib.sha256()
 
     def until(self, time: int = MAX_TIME_US) -> str:
-        """SHA-256 of names and contents of the manifests of intervals that begin before ``time`` (microseconds).
+        """SHA-256 of names and contents of the manifests of partitions that begin before ``time`` (microseconds).
 
         Raises:
             InputError: a file among them has not the name of a manifest.
         """
-        intervals = intervals_in(self._folder)
-        intervals = intervals[: bisect_left(intervals, time, key=lambda interval: interval[0])]
+        partitions = partitions_in(self._folder)
+        partitions = partitions[: bisect_left(partitions, time, key=lambda partition: partition[0])]
         done = len(self._hashed)
-        if intervals[:done] != self._hashed:
+        if partitions[:done] != self._hashed:
             done, self._digest = 0, hashlib.sha256()
-        for start, end in intervals[done:]:
+        for start, end in partitions[done:]:
             name = f"{start:019d}-{end:019d}.json"
             self._digest.update(
                 name.encode() + read_bytes(self._folder / name, f"{self._folder / name}: vanished")
             )
-        self._hashed = intervals
+        self._hashed = partitions
         return self._digest.hexdigest()
 
 
-def read_sidecar_manifest(log: Path, name: str, interval: Manifest) -> SidecarManifest:
-    """What a sidecar says of one interval of the log. Raises InputError: it lacks the interval, or is damaged."""
+def read_sidecar_manifest(log: Path, name: str, partition: Manifest) -> SidecarManifest:
+    """Reads a sidecar's manifest of one partition. Raises InputError: it lacks the partition, or is damaged."""
     folder = sidecar_folder(log, name)
-    path = folder / f"{interval.name}.json"
-    absent = (
-        f"{folder}: the sidecar {name} lacks the partition [{interval.start}, {interval.end}): no {path.name}"
-    )
+    path = folder / f"{partition.name}.json"
+    absent = f"{folder}: the sidecar {name} lacks the partition [{partition.start}, {partition.end}): no {path.name}"
     return parse_model(SidecarManifest, read_sealed(path, absent), str(path))
 
 
@@ -179,8 +179,8 @@ def align_sidecar(table: pa.Table, example_ids: np.ndarray, where: str) -> pa.Ta
     """The sidecar's rows for these examples, in their order.
 
     Args:
-        table: what ``read_sidecar_interval`` returned.
-        example_ids: int64 [N], of examples of that interval.
+        table: what ``read_sidecar_partition`` returned.
+        example_ids: int64 [N], of examples of that partition.
         where: names the sidecar in the error.
 
     Raises:

@@ -57,7 +57,7 @@ def float_text(value: float | np.floating) -> str:
 
 
 def may_spell(strings: pa.Array) -> bool:
-    """Whether a string of an Arrow array may be spelled in another way: a quick test that finds most columns clean."""
+    """Whether a string of an Arrow array may have another spelling: a quick test that excludes most columns."""
     content = strings.buffers()[2]
     # One byte is found many times faster than two.
     return content is not None and b"." in (found := content.to_pybytes()) and b".0" in found

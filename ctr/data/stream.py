@@ -1,4 +1,4 @@
-"""The rows of a log that a run is about: those of a time range, weighted by a sample, with a teacher's logits."""
+"""The rows of a log that a run reads: those of a time range, weighted by a sample, with a teacher's logits."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -77,13 +77,13 @@ def check_selection(
     start: int = 0,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Goes over a log's selected rows, from position ``start`` on, before training does.
+    """Checks a log's selected rows, from position ``start`` on, before they are trained on.
 
     Args:
-        stop: asked between two blocks whether to give up.
+        stop: called between two blocks; whether to give up.
 
     Returns:
-        Whether it went over all of them.
+        Whether it has checked all of them.
 
     Raises:
         InputError: the sample lacks a row, or the teacher a logit for a row that would be learned from: how many,

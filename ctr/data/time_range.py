@@ -61,6 +61,6 @@ class TimeRange(StrictModel):
         """Bool [N]: whether each query time (int64 [N], microseconds) lies in the range."""
         return (query_time >= self.start_us) & (query_time < self.end_us)
 
-    def selects(self, interval: Manifest) -> bool:
-        """Whether the log's interval shares any time with the range."""
-        return interval.start < self.end_us and self.start_us < interval.end
+    def selects(self, partition: Manifest) -> bool:
+        """Whether the log's partition shares any time with the range."""
+        return partition.start < self.end_us and self.start_us < partition.end

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctr.io.files import make_folder, write_atomic_bytes
-from ctr.pipelines.processes import safe_environment, safe_workers
-from ctr.pipelines.quiet import quiet_beam
+from ctr.pipelines.processes import quiet_beam, safe_environment, safe_workers
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -149,7 +148,7 @@ def _run_here(jobs: Sequence[Job], workers: int, report: Report) -> None:
 
 def _options_elsewhere(beam_options: str) -> "PipelineOptions | None":
     """The options of another runner; None where they name none."""
-    from ctr.pipelines.beam_options import read_beam_options, split_beam_options
+    from ctr.pipelines.beam import read_beam_options, split_beam_options
 
     given = split_beam_options(beam_options)
     options = read_beam_options(given, f"--beam-options {beam_options}")

@@ -1,4 +1,4 @@
-"""Which ads a query shows, at which places and at what price."""
+"""The auction: which ads a query shows, at which places and at what price."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ def _placed(ads: Ads, candidates: Candidates, where: tuple[np.ndarray, ...], pos
 
 
 def crude_policy(config: WorldConfig, world: World) -> Policy:
-    """What a system knows before it has a model: topics and words that agree, advertisers, repute, the position."""
+    """A policy without a model: by topics and words that agree, advertisers, repute, and the position."""
 
     def predict(queries: Queries, ads: Ads, placed: Placed) -> np.ndarray:
         query, ad = placed.query, placed.ad

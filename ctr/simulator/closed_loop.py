@@ -1,12 +1,12 @@
-"""A trained run in the loop: day after day it serves, what it showed is logged, and it learns from the log.
+"""A trained run in a closed loop: each day it serves queries, its impressions are logged, and it learns from them.
 
 ::
 
-    OUT/log/             the run's log, going on with the days that the run served
-    OUT/constraints/     the same for each simulated constraint log, going on with their randomized traffic
-    OUT/run/             the run, going on
-    OUT/origin.json      which run and log the loop began with
-    OUT/shown.parquet    each query of those days that the log could have: day, query_id, randomized, ads (it showed)
+    OUT/log/             the run's log, continued with the days that the run served
+    OUT/constraints/     the same for each simulated constraint log, continued with their randomized traffic
+    OUT/run/             the run, continued
+    OUT/origin.json      the run and log that the loop began with
+    OUT/shown.parquet    each logged query of those days: day, query_id, randomized, ads (that it showed)
     OUT/loop.json        what happened on each day
 """
 
@@ -19,28 +19,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ctr.config import differing_keys, dump_yaml, load_record, parse_model
-from ctr.data.log import check_log, list_intervals, log_sha256, read_manifests, read_shard
+from ctr.data.log import check_log, list_partitions, log_sha256, read_manifests
 from ctr.data.reader import rows_of_table
-from ctr.data.sidecar import read_sidecar_interval, sidecar_folder
-from ctr.eval.ads_churn import SHOWN_FILE
+from ctr.data.sidecar import read_sidecar_partition, sidecar_folder
 from ctr.io.documents import json_bytes, read_json_object
 from ctr.io.errors import InputError
-from ctr.io.files import make_folder, sync_folder, write_atomic
+from ctr.io.files import make_folder, sync_folder
 from ctr.serving.export import export_from_run
 from ctr.simulator.auction import Policy
 from ctr.simulator.clicks import Placed, logistic
-from ctr.simulator.config import DAY_US, WorldConfig
-from ctr.simulator.day import QUERIES_PER_DAY_LIMIT, days, make_world
+from ctr.simulator.day import days, make_world
 from ctr.simulator.features import SCHEMA, FeatureIds
 from ctr.simulator.folders import ORIGIN_FILE, check_days, check_loop_folders
 from ctr.simulator.inventory import Ads
-from ctr.simulator.simulate import AUCTION, Counts, logged_queries, publish_day, read_world
-from ctr.simulator.traffic import Queries, draw_queries
-from ctr.simulator.world import World
+from ctr.simulator.loop_record import record_days
+from ctr.simulator.simulate import AUCTION, Counts, publish_day, read_world
+from ctr.simulator.traffic import Queries
 from ctr.training.config import TrainConfig
 from ctr.training.loop import TIMING, Session, open_session
 from ctr.training.run.directory import write_json
@@ -57,19 +53,19 @@ def run_closed_loop(
 ) -> dict[str, Any]:
     """Lets a run serve the days after those of its log, and learn from each of them before it serves the next.
 
-    The run and its logs stay as they are: copies of them go on. The same call again continues where it was stopped,
-    with more days also a loop that ended, and ends in the same bytes.
+    The run and its logs stay as they are; the loop continues copies of them. The same call again continues a loop that
+    was stopped, or extends one that has ended if there are more days, and gives the same bytes.
 
     Args:
         policy: a finished run.
         log: the simulated log that it was trained on.
-        day_count: days to serve in all. Of a loop that has served more of them none is taken back.
-        out: the folder for all that grows.
+        day_count: days to serve in all. A loop that has already served more keeps them.
+        out: the folder of the loop.
         progress: called with the number of days served so far.
 
     Returns:
-        The content of loop.json: ``first_day``, the number of the first day that the run served, and ``days``, of each
-        what it showed.
+        The content of loop.json: ``first_day``, the number of the first day that the run served, and ``days``, the
+        counts of each.
 
     Raises:
         InputError: the log was not simulated, the run is not finished, of another log or needs more than the
@@ -92,7 +88,9 @@ def run_closed_loop(
             if progress is not None:
                 progress(day.number - first + 1)
         session.finish()
-    return _describe(world_config, world, out, first)
+    served = {"first_day": first, "days": record_days(world_config, world, out, first)}
+    write_json(out / LOOP_FILE, served)
+    return served
 
 
 def _learn(session: Session) -> None:
@@ -118,9 +116,9 @@ def _first_day_to_serve(session: Session, logs: Sequence[Path], first: int) -> i
 
 
 def _whole_days(log: Path) -> int:
-    """How many days of a log are there with all that ``publish_day`` gives them: of the last one it may be less."""
+    """The number of days of a log that ``publish_day`` has completed; the last one may lack its last sidecar."""
     manifests = read_manifests(log)
-    # What it publishes last.
+    # The last thing that it publishes.
     lacking = manifests and not (sidecar_folder(log, AUCTION) / f"{manifests[-1].name}.json").is_file()
     return len(manifests) - bool(lacking)
 
@@ -131,14 +129,14 @@ def _begin(policy: Path, log: Path, out: Path) -> int:
     summary = read_json_object(policy / "summary.json", f"{policy}: no summary.json")
     results = {key: value for key, value in summary.items() if key not in TIMING}
     config = load_record(TrainConfig, policy / "config.yaml", "config")
-    others = _constraint_logs(config)
+    constraint_logs = _constraint_logs(config)
     read_world(log)
     if summary.get("log_sha256") != log_sha256(read_manifests(log)):
         raise InputError(
             f"{log}: is not the log that the run was trained on, or the run has not learned from all of it"
         )
     check_loop(config, log)
-    first = len(list_intervals(log))
+    first = len(list_partitions(log))
     origin = {
         "first_day": first,
         "log_sha256": summary["log_sha256"],
@@ -153,12 +151,12 @@ def _begin(policy: Path, log: Path, out: Path) -> int:
                 "use another output directory"
             )
     else:
-        _copy(policy, log, others, origin, out)
+        _copy(policy, log, constraint_logs, origin, out)
     return first
 
 
 def check_loop(config: TrainConfig, log: Path) -> None:
-    """Refuses what would fail, or mean something else, on the days to come.
+    """Refuses configurations that would fail, or mean something else, on the days to come.
 
     Args:
         config: of a run.
@@ -185,10 +183,10 @@ def check_loop(config: TrainConfig, log: Path) -> None:
         where = f"constraint log {name}, {path}"
         if read_world(path) != world:
             raise InputError(f"{where}: its world is not that of {log}")
-        if list_intervals(path) != list_intervals(log):
+        if list_partitions(path) != list_partitions(log):
             raise InputError(f"{where}: its days are not those of {log}")
         for manifest in read_manifests(path):
-            auction = read_sidecar_interval(path, AUCTION, manifest)
+            auction = read_sidecar_partition(path, AUCTION, manifest)
             if "randomized" not in auction.column_names:
                 raise InputError(
                     f"{where}: its sidecar {AUCTION} has no column randomized: simulate the log again with this version"
@@ -204,17 +202,19 @@ def _constraint_logs(config: TrainConfig) -> dict[str, Path]:
     return {other.name: Path(other.path) for other in (constraints.logs if constraints is not None else ())}
 
 
-def _copy(policy: Path, log: Path, others: dict[str, Path], origin: dict[str, Any], out: Path) -> None:
+def _copy(
+    policy: Path, log: Path, constraint_logs: dict[str, Path], origin: dict[str, Any], out: Path
+) -> None:
     """Makes the folder of a loop; it appears whole or not at all."""
-    # A name that nobody would give to anything of theirs: what is there was left by a copy that was killed.
+    # No user would choose this name: whatever is there was left by a copy that was killed.
     partial = out.with_name(f".{out.name}.loop-partial")
     shutil.rmtree(partial, ignore_errors=True)
     make_folder(partial)
-    for name, path in others.items():
+    for name, path in constraint_logs.items():
         _copy_log(path, partial / "constraints" / name)
     _copy_log(log, partial / "log")
     shutil.copytree(policy, partial / "run")
-    if others:
+    if constraint_logs:
         content = load_record(TrainConfig, policy / "config.yaml", "config").model_dump(
             mode="json", by_alias=True
         )
@@ -228,7 +228,7 @@ def _copy(policy: Path, log: Path, others: dict[str, Path], origin: dict[str, An
 
 
 def _copy_log(log: Path, copy: Path) -> None:
-    """A log under another name that can grow by itself; the files of its intervals never change and are shared."""
+    """Copies a log that is to grow independently; the files of its partitions never change and are shared."""
 
     def link(source: str, target: str) -> None:
         try:
@@ -237,48 +237,6 @@ def _copy_log(log: Path, copy: Path) -> None:
             shutil.copy2(source, target)
 
     shutil.copytree(log, copy, copy_function=link)
-
-
-def _describe(config: WorldConfig, world: World, out: Path, first: int) -> dict[str, Any]:
-    """Writes what the queries of the days that were served showed, and what happened."""
-    days_told, parts = [], []
-    for number, manifest in enumerate(read_manifests(out / "log")[first:], first):
-        queries = draw_queries(config, world, number)
-        # Of the others the log does not tell how many ads they showed.
-        kept = logged_queries(config, queries)
-        base = (config.start_us // DAY_US + number) * QUERIES_PER_DAY_LIMIT
-        # A day on which nothing was shown has no shards.
-        shown, label = [np.zeros(0, np.int64)], [np.zeros(0, np.int8)]
-        for entry in manifest.shards:
-            rows = read_shard(out / "log", entry, SCHEMA)
-            shown.append(rows.column("query_id").to_numpy() - base)
-            label.append(rows.column("label").to_numpy())
-        price = read_sidecar_interval(out / "log", AUCTION, manifest).column("price").to_numpy()
-        parts.append(
-            pa.table(
-                {
-                    "day": np.full(kept.sum(), number, np.int32),
-                    "query_id": (base + queries.number)[kept],
-                    "randomized": queries.randomized[kept],
-                    "ads": np.bincount(np.concatenate(shown), minlength=len(queries))[kept].astype(np.int16),
-                }
-            )
-        )
-        days_told.append(
-            {
-                "day": number,
-                "queries": int(kept.sum()),
-                "answered": manifest.queries,
-                "examples": manifest.rows,
-                "clicks": manifest.clicks,
-                "revenue": round(float(price[np.concatenate(label) > 0].sum(dtype=np.float64)), 2),
-                "ads_per_query": manifest.rows / max(int(kept.sum()), 1),
-            }
-        )
-    write_atomic(out / SHOWN_FILE, lambda stream: pq.write_table(pa.concat_tables(parts), stream))
-    told = {"first_day": first, "days": days_told}
-    write_json(out / LOOP_FILE, told)
-    return told
 
 
 def model_policy(session: Session, ids: FeatureIds) -> Policy:

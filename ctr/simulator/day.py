@@ -84,11 +84,11 @@ def calibrate(config: WorldConfig, world: World) -> World:
 
 @dataclass(frozen=True)
 class Served:
-    """What became of some queries.
+    """Queries, and the impressions and clicks that they led to.
 
     Attributes:
-        queries: they.
-        impressions: what they showed.
+        queries: the queries.
+        impressions: the ads that they showed.
         quality: float32 [N], the probability of a click on the ad when it is examined.
         visibility: float32 [N], the probability that it is.
         examined: bool [N].

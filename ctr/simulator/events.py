@@ -60,7 +60,7 @@ class EventFiles:
         self._files = 0
 
     def add(self, served: Served, rows: pa.Table, kept: np.ndarray) -> None:
-        """Takes what some queries showed, and writes the hours that are over at the last of them.
+        """Adds the events of some queries, and writes the hours that are complete at the last of them.
 
         Args:
             served: the queries, in the order of the log.
@@ -77,7 +77,7 @@ class EventFiles:
         self._write(int(served.queries.time_us[-1]) // HOUR_US)
 
     def finish(self) -> dict[str, int]:
-        """Writes all the rest.
+        """Writes the remaining events.
 
         Returns:
             ``delivered_impressions`` and ``delivered_clicks``, duplicates included, and ``event_files``.
@@ -86,7 +86,7 @@ class EventFiles:
         return {**{f"delivered_{kind}": self._delivered[kind] for kind in KINDS}, "event_files": self._files}
 
     def _write(self, until: int | None) -> None:
-        """Writes what arrived before an hour, or everything."""
+        """Writes the events that arrived before an hour, or all."""
         if until is not None and until <= self._written_until:
             return
         for kind, tables in self._waiting.items():

@@ -1,4 +1,4 @@
-"""What the log shows of the simulated world: raw columns, and the feature schema they go through."""
+"""The logged part of the simulated world: raw columns, and the schema of their features."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +56,7 @@ def _numbered(prefix: str, numbers: np.ndarray) -> pa.Array:
 
 
 def raw_users(world: World) -> pa.Table:
-    """Of each user what the log shows."""
+    """The logged columns of each user."""
     return pa.table(
         {
             "user_id": _numbered("u", np.arange(len(world.user_age))),
@@ -67,7 +67,7 @@ def raw_users(world: World) -> pa.Table:
 
 
 def raw_queries(queries: Queries) -> pa.Table:
-    """Of each query what the log shows, but for its user."""
+    """The logged columns of each query, without those of its user."""
     return pa.table(
         {
             "device": _named(queries.device, pa.array(DEVICES)),
@@ -79,7 +79,7 @@ def raw_queries(queries: Queries) -> pa.Table:
 
 
 def raw_ads(ads: Ads, day: int) -> pa.Table:
-    """Of each ad what the log shows on day number ``day``."""
+    """The logged columns of each ad on day number ``day``."""
     return pa.table(
         {
             "ad_id": _numbered("a", ads.number),
@@ -158,7 +158,7 @@ class FeatureIds:
         self._day: tuple[_Ids, _Ids] | None = None
 
     def begin_day(self, queries: Queries, ads: Ads) -> None:
-        """Hashes what is new on a day."""
+        """Hashes the new entities of a day."""
         self._day = (
             _ids_of(raw_queries(queries), ("device", "hour", "day_of_week", "query_words")),
             _ids_of(raw_ads(ads, queries.day), ("ad_id", "advertiser", "ad_words", "ad_age")),
@@ -190,7 +190,7 @@ class FeatureIds:
         return pa.table(columns)
 
     def _entities(self, queries: Queries, placed: Placed) -> tuple[tuple[_Ids, np.ndarray], ...]:
-        """Users, queries, ads and pages, and which of them each row is of."""
+        """Users, queries, ads and pages, and those of each row."""
         assert self._day is not None
         of_queries, of_ads = self._day
         query = placed.query

@@ -1,4 +1,4 @@
-"""The directories that the simulator writes, and what they are known by; loads no TensorFlow."""
+"""The directories that the simulator writes, and the files that identify them; loads no TensorFlow."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ ORIGIN_FILE = "origin.json"
 
 
 def check_simulation(logs: Sequence[Path], events: Path | None) -> None:
-    """Refuses directories that hold something else than a simulation writes.
+    """Refuses directories with other content than a simulation writes.
 
     Args:
         logs: for logs.
@@ -45,7 +45,7 @@ def check_days(count: int) -> None:
 
 
 def check_loop_folders(policy: Path, log: Path, out: Path) -> None:
-    """Refuses what a closed loop cannot begin with.
+    """Refuses inputs that a closed loop cannot begin with.
 
     Args:
         policy: the run that is to serve.

@@ -1,4 +1,4 @@
-"""The simulated log: a day after the other, each an interval with what only the simulator knows beside it."""
+"""The simulated log: each day is a partition, with sidecars of the values that only the simulator knows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctr.config import dump_yaml, load_record
-from ctr.data.log import Manifest, create_log, publish_interval
-from ctr.data.sidecar import write_sidecar_interval
+from ctr.data.log import Manifest, create_log, publish_partition
+from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.io.files import create_exclusively
 from ctr.simulator.auction import Policy, crude_policy
@@ -46,7 +46,7 @@ AUCTION = "auction"
 
 @dataclass
 class Counts:
-    """What was simulated.
+    """The counts of a simulation.
 
     Attributes:
         queries: all that the log could have, those that showed nothing included.
@@ -156,7 +156,7 @@ def publish_day(
     most: int | None = None,
     events: EventFiles | None = None,
 ) -> None:
-    """Serves a day and publishes what it shows.
+    """Serves a day and publishes its impressions.
 
     Args:
         ids: makes feature ids.
@@ -236,8 +236,8 @@ def _publish(
     folder: Path, config: WorldConfig, day: Day, rows: pa.Table, truth: pa.Table, auction: pa.Table
 ) -> Manifest:
     start = config.day_us(day.number)
-    manifest = publish_interval(folder, SCHEMA, start, start + DAY_US, rows)
+    manifest = publish_partition(folder, SCHEMA, start, start + DAY_US, rows)
     for name, table in ((TRUTH, truth), (AUCTION, auction)):
         table = table.add_column(0, "example_id", rows.column("example_id"))
-        write_sidecar_interval(folder, name, manifest, table)
+        write_sidecar_partition(folder, name, manifest, table)
     return manifest

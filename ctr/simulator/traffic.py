@@ -123,7 +123,7 @@ def _draw_words(config: WorldConfig, world: World, topic: np.ndarray, rng: np.ra
 
 @dataclass(frozen=True)
 class Candidates:
-    """C ads for each of Q queries, and all the chance that will be in what becomes of them.
+    """C ads for each of Q queries, and the random numbers of their auction and clicks.
 
     Attributes:
         ad: [Q, C], places in ``Ads``.

@@ -1,4 +1,4 @@
-"""What stays in the simulated world: users, words, topics, advertisers; and the coefficients that walk."""
+"""The constant part of the simulated world, users, words, topics and advertisers; and the coefficients that walk."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -51,7 +51,7 @@ class Coefficients:
 
 @dataclass(frozen=True)
 class World:
-    """All that stays. Entities are numbered from 0; lower numbers are more frequent."""
+    """The constant part of the world. Entities are numbered from 0; lower numbers are more frequent."""
 
     user_age: np.ndarray  # [users]
     user_country: np.ndarray  # [users]

@@ -1,4 +1,4 @@
-"""The metrics' states as Beam combiners: what they see may be cut and merged anywhere between two queries."""
+"""The metrics' states as Beam combiners: their input may be cut and merged anywhere between two queries."""
 
 import io
 from collections.abc import Iterable

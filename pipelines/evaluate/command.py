@@ -18,14 +18,13 @@ from ctr.eval.display import (
 )
 from ctr.eval.run_files import METRICS
 from ctr.io.errors import InputError
-from ctr.pipelines.processes import safe_workers
-from ctr.pipelines.quiet import quiet_beam
+from ctr.pipelines.processes import quiet_beam, safe_workers
 
 
 def run_evaluate(
     predictions: Sequence[Path], against: Sequence[Path] | None = None, beam_options: str = ""
 ) -> dict[str, Any]:
-    """Measure predictions, or compare them with others; Beam's own notices are kept away.
+    """Measure predictions, or compare them with others; Beam's own notices are hidden.
 
     Args:
         predictions: Parquet files, folders of them, or run directories.
@@ -51,7 +50,7 @@ def run_evaluate(
 
 
 def evaluate_text(result: dict[str, Any]) -> str:
-    """What `run_evaluate` returned, as tables for a terminal."""
+    """Format the result of `run_evaluate` as tables for a terminal."""
     if "prediction_difference" not in result:
         return "\n".join([_traffic(result), *aligned([["", "value", "95% interval"], *_metric_rows(result)])])
     difference = result["prediction_difference"]

@@ -1,4 +1,4 @@
-"""Rows of recorded predictions: which files hold them, how they are checked, and how whole queries meet.
+"""Rows of recorded predictions: their files, their checks, and how the rows of whole queries are gathered.
 
 A piece is some rows of one file as a structured array of `ROW`; the pieces of a key are together the whole
 queries that fall to it.

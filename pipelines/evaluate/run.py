@@ -21,7 +21,7 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
 from ctr.io.errors import InputError
-from ctr.pipelines.beam_options import read_beam_options
+from ctr.pipelines.beam import make_pipeline, read_beam_options
 from ctr.pipelines.evaluate.rows import RowGroup, find_row_groups, read_row_group
 from ctr.pipelines.evaluate.transforms import FAULT, KINDS, difference_of, metric_states
 
@@ -136,7 +136,7 @@ def _run_pass(
             tempfile.TemporaryDirectory(prefix="ctr-evaluate-")
         )
         path = FileSystems.join(folder, f"ctr-evaluate-{secrets.token_hex(8)}.npz")
-        pipeline = _pipeline(options)
+        pipeline = make_pipeline(options, "Beam options")
         elements = {
             side: pipeline
             | f"Row groups {side}" >> beam.Create(list(groups))
@@ -156,13 +156,6 @@ def _options(given: Sequence[str]) -> PipelineOptions:
         # Beam's own default may look for a runner on the network.
         standard.runner = "FnApiRunner"
     return options
-
-
-def _pipeline(options: PipelineOptions) -> beam.Pipeline:
-    try:
-        return beam.Pipeline(options=options)
-    except (ValueError, ImportError, AttributeError) as error:
-        raise InputError(f"Beam options: {' '.join(str(error).split())}") from None
 
 
 def _write_states(states: Mapping[str, Any], path: str) -> None:

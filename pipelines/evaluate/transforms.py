@@ -36,7 +36,7 @@ TABLE_KEYS = 256
 """Keys for tables whose number of rows is not known in advance."""
 
 FAULT = "fault"
-"""Where `metric_states` puts the line that says what is wrong, empty when all is well."""
+"""The key of `metric_states` for the message of an error; the message is empty without one."""
 
 KINDS: dict[str, type[Any]] = {
     "a": ProgressiveMetrics,

@@ -1,36 +1,37 @@
-"""What became of the events that were read: counts that must add up, rejects, and when these are too many."""
+"""Accounts for the events that were read: counts that must add up, rejects, and the limit to their share."""
 
 import hashlib
-import json
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+import math
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ctr.data.log import Manifest
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.pipelines.events.spool import UnitReport
+from ctr.pipelines.rows.rejects import json_line, reject_line, reject_reasons
 
 ENOUGH_EVENTS = 1_000
-"""Fewer events than these say nothing of a job's share of rejects before it ends."""
+"""The share of rejects is not judged from fewer events before the end of a job."""
 
 RECENT_EVENTS = 100_000
-"""What a job that goes on is judged by: the latest units that hold so many events."""
+"""A job that does not end is judged by its latest units with so many events."""
 
 _MANY_DAMAGED = 8
 
 
 @dataclass(frozen=True)
 class KindCounts:
-    """Events of one kind: those that were read, and what was set aside of them."""
+    """Events of one kind: those that were read, and those of them that were too late or rejected."""
 
     read: int = 0
     late: int = 0
     rejected: int = 0
 
     def plus(self, report: UnitReport) -> "KindCounts":
-        """With those of one more unit."""
+        """Adds those of one more unit."""
         return KindCounts(self.read + report.events, self.late + report.late, self.rejected + report.rejected)
 
 
@@ -43,7 +44,7 @@ class EventCounts:
     damaged: int = 0
 
     def plus(self, report: UnitReport) -> "EventCounts":
-        """With those of one more unit."""
+        """Adds those of one more unit."""
         counts = replace(self, damaged=self.damaged + bool(report.damaged))
         if report.kind == "impressions":
             return replace(counts, impressions=self.impressions.plus(report))
@@ -58,23 +59,17 @@ def count_reports(reports: Sequence[UnitReport]) -> EventCounts:
     return counts
 
 
-def reject_reasons(reports: Sequence[UnitReport]) -> dict[str, int]:
-    """The rejects that are described, by ``key: reason``, the most frequent first."""
-    counted = Counter(f"{reject.key}: {reject.reason}" for report in reports for reject in report.rejects)
-    return dict(sorted(counted.items(), key=lambda item: (-item[1], item[0])))
-
-
-def check_rejects(reports: Sequence[UnitReport], max_share: float, at_least: int = 1) -> None:
+def check_rejects(reports: Collection[UnitReport], max_share: float, at_least: int = 1) -> None:
     """Raises InputError when more than the allowed share of the events of these units was rejected.
 
     Args:
-        at_least: events, below which nothing is said.
+        at_least: the number of events from which on the share is judged.
     """
     events = sum(report.events for report in reports)
     rejected = sum(report.rejected for report in reports)
     if events < at_least or rejected <= max_share * events:
         return
-    reason, most = next(iter(reject_reasons(reports).items()))
+    reason, most = next(iter(reject_reasons(r for report in reports for r in report.rejects).items()))
     place, first = next(
         (report.name, reject)
         for report in reports
@@ -87,20 +82,46 @@ def check_rejects(reports: Sequence[UnitReport], max_share: float, at_least: int
     )
 
 
-def check_damaged(reports: Sequence[UnitReport]) -> None:
-    """Raises InputError when most of several units could not be read: then the mapping or the disk is at fault."""
-    damaged = [report for report in reports if report.damaged]
-    if len(damaged) >= _MANY_DAMAGED and 2 * len(damaged) > len(reports):
-        raise InputError(
-            f"{len(damaged)} of the latest {len(reports)} files could not be read, the last one because of "
-            f"{damaged[-1].damaged}"
-        )
+class RecentReports:
+    """The latest units of a job that does not end, with 100,000 events; it is judged by them.
+
+    Args:
+        max_reject_share: of their events.
+        max_units: that are kept; None: any number.
+    """
+
+    def __init__(self, max_reject_share: float, max_units: int | None = None) -> None:
+        self._max_reject_share, self._max_units = max_reject_share, max_units
+        self._reports: deque[UnitReport] = deque()
+        self._events = 0
+
+    def add(self, report: UnitReport) -> None:
+        """Adds a unit, and forgets those before it that are no longer needed."""
+        self._reports.append(report)
+        self._events += report.events
+        while self._events - self._reports[0].events >= RECENT_EVENTS or len(self._reports) > (
+            self._max_units or math.inf
+        ):
+            self._events -= self._reports.popleft().events
+
+    def check_rejects(self, at_least: int = ENOUGH_EVENTS) -> None:
+        """``check_rejects`` for these units."""
+        check_rejects(self._reports, self._max_reject_share, at_least)
+
+    def check_damaged(self) -> None:
+        """Raises InputError when most of several units could not be read: the mapping or the disk is at fault."""
+        damaged = [report for report in self._reports if report.damaged]
+        if len(damaged) >= _MANY_DAMAGED and 2 * len(damaged) > len(self._reports):
+            raise InputError(
+                f"{len(damaged)} of the latest {len(self._reports)} files could not be read, the last one because of "
+                f"{damaged[-1].damaged}"
+            )
 
 
 def write_rejects(log: Path, reports: Sequence[UnitReport]) -> None:
     """Describes rejects in ``LOG/rejects/``: a file for each file of events, an object for each reject.
 
-    Of a unit's rejects the first thousand are described; a line says how many there were more.
+    The first thousand rejects of a unit are described; a line has the number of the others.
     """
     by_name: dict[str, list[bytes]] = {}
     for report in reports:
@@ -114,15 +135,13 @@ def write_rejects(log: Path, reports: Sequence[UnitReport]) -> None:
 
 
 def describe_rejects(report: UnitReport) -> bytes:
-    """JSON lines; nothing where nothing was rejected."""
-    lines: list[dict[str, object]] = [{**asdict(reject), "file": report.name} for reject in report.rejects]
+    """The rejects of a unit as lines of JSON; empty without any."""
+    lines = [reject_line(reject, report.name) for reject in report.rejects]
     if more := report.rejected - len(report.rejects):
-        lines.append({"file": report.name, "more": more})
+        lines.append(json_line({"file": report.name, "more": more}))
     if report.damaged:
-        lines.append({"file": report.name, "damaged": report.damaged})
-    content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    # A value cut out of broken UTF-8 must not break the record of it.
-    return content.encode("utf-8", errors="backslashreplace")
+        lines.append(json_line({"file": report.name, "damaged": report.damaged}))
+    return b"".join(lines)
 
 
 def sum_counters(manifests: Sequence[Manifest]) -> dict[str, int]:

@@ -1,7 +1,7 @@
-"""All events of some folders to a log, at once: in any order, and of any size.
+"""Joins all events of some folders to a log at once: in any order, and of any size.
 
-Memory holds the interval that each worker joins and the chunk that it reads; the disk holds all events once more,
-inside the log, until it is published. A job that was killed is simply run again: it publishes the same bytes.
+Memory holds the partition that each worker joins and the chunk that it reads; the disk holds a copy of all events
+inside the log until they are published. A job that was killed can be run again: it publishes the same bytes.
 """
 
 import time
@@ -19,16 +19,15 @@ from ctr.pipelines.events.accounts import (
     sum_counters,
     write_rejects,
 )
-from ctr.pipelines.events.publish import LATE_EVENTS, begin_log
+from ctr.pipelines.events.publish import LATE_EVENTS, begin_log, publish_staged
 from ctr.pipelines.events.read import find_events, split_units
 from ctr.pipelines.events.run import (
     beam_options,
-    publish_staged,
     spool_units,
     stage_spooled,
     with_pinned_teacher,
 )
-from ctr.pipelines.events.spool import is_followed, list_starts, read_report
+from ctr.pipelines.events.spool import is_followed, list_starts, read_report, read_staged
 from ctr.pipelines.spill import spill_folder
 
 _WORKERS = 2
@@ -36,7 +35,7 @@ _WORKERS = 2
 
 @dataclass(frozen=True)
 class EventsResult:
-    """What became of the events of a job.
+    """The result of a batch.
 
     Attributes:
         counts: of the events that were read.
@@ -67,13 +66,13 @@ def ingest_events(
     Args:
         mapping: how events become examples.
         folders: with impressions and clicks (``ctr.pipelines.events.read.find_events``).
-        log: the log's folder. Every partition that the events reach is closed: what is published of it stays.
+        log: the log's folder. Every partition with events is closed: it cannot be published with others later.
         max_reject_share: the job stops when a larger share of events, in [0, 1], is rejected.
         options: Beam's. The workers of another runner must see the same folders under the same paths.
 
     Raises:
-        InputError: no events, a damaged file, a missing column, too many rejects, or a log of something else,
-            or not a single example.
+        InputError: no events, a damaged file, a missing column, too many rejects, a log of something else, or not a
+            single example.
     """
     begun = time.perf_counter()
     mapping = with_pinned_teacher(mapping, log)
@@ -98,7 +97,7 @@ def ingest_events(
         starts = list_starts(spool)
         stage_spooled(beam, mapping, log, spool, starts)
         seconds["join"] = time.perf_counter() - begun - seconds["spool"]
-        published = publish_staged(log, spool, starts)
+        published = list(publish_staged(log, read_staged(spool, starts)))
     seconds["total"] = time.perf_counter() - begun
     counters = sum_counters(published)
     check_conservation(counts, counters, 0)

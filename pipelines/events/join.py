@@ -1,7 +1,7 @@
-"""The join of one closed interval: impressions and clicks in, labeled examples and side tables out. Pure.
+"""The join of one closed partition: impressions and clicks in, labeled examples and side tables out. Pure.
 
-What the order of the input, its cuts or repeated deliveries do to it: nothing. Every event is counted once, and that
-the counts add up is checked before anything is returned.
+The result does not depend on the order of the input, how it is cut into chunks, or repeated deliveries. Every event is
+counted once, and the counts are checked to add up before anything is returned.
 """
 
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.row_order import sort_rows
 from ctr.data.sampling import SamplingConfig, decide
 from ctr.data.schema import Schema
-from ctr.pipelines.events.rules import IntervalRules, known_from
+from ctr.pipelines.events.rules import PartitionRules, known_from
 from ctr.pipelines.events.tables import ARRIVAL, CLICK_SCHEMA
 
 LATE, ORPHAN = "late", "orphan"
 NOT_PUBLISHED = ("sampled_out", "duplicate_impressions", "conflicting_impressions")
-TOLD_CLICKS = ("matched_clicks", "duplicate_clicks", "late_clicks", "orphan_clicks")
+CLICK_COUNTERS = ("matched_clicks", "duplicate_clicks", "late_clicks", "orphan_clicks")
 UNMATCHED_SCHEMA = pa.schema([*CLICK_SCHEMA, pa.field("reason", pa.string(), False)])
 
 
@@ -34,14 +34,14 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Joined:
-    """What an interval has become.
+    """The examples and the other events of a partition.
 
     Attributes:
         examples: rows of a shard, in the order of a log.
         unmatched: clicks of this home without an example, under ``UNMATCHED_SCHEMA``, sorted.
-        conflicting: impressions whose id another one has, in the columns of the input, sorted.
+        conflicting: impressions with the id of another one, in the columns of the input, sorted.
         counters: ``impressions``, which is the rows of ``examples`` plus all of ``NOT_PUBLISHED``; ``clicks`` of this
-            home, which is the sum of ``TOLD_CLICKS``.
+            home, which is the sum of ``CLICK_COUNTERS``.
         teacher_logit: float32, of the examples in their order; None where no teacher scored them.
     """
 
@@ -53,19 +53,19 @@ class Joined:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing happened in the interval, so that there is nothing to publish."""
+        """Whether nothing happened in the partition, so that there is nothing to publish."""
         return not (self.counters["impressions"] or self.counters["clicks"])
 
 
-def join_interval(
+def join_partition(
     schema: Schema,
-    rules: IntervalRules,
+    rules: PartitionRules,
     start: int,
     impressions: pa.Table,
     earlier: pa.Table,
     clicks: pa.Table,
 ) -> Joined:
-    """Joins the events of the interval that begins at ``start`` (microseconds of query time).
+    """Joins the events of the partition that begins at ``start`` (microseconds of query time).
 
     A click counts for the impression of its id if it happened 0 to ``rules.window`` after it. Of impressions with one
     id the earliest stays. One that differs from it in its arrival alone is a duplicate; any other one conflicts.
@@ -73,10 +73,10 @@ def join_interval(
 
     Args:
         schema: the features.
-        impressions: those of this interval, ``ctr.pipelines.events.tables.impression_schema``.
-        earlier: ``example_id, query_time`` of impressions before the interval; those that lie further back than
+        impressions: those of this partition, ``ctr.pipelines.events.tables.impression_schema``.
+        earlier: ``example_id, query_time`` of impressions before the partition; those earlier than
             ``rules.lookback`` are ignored.
-        clicks: whatever ``rules.route_clicks`` gives the interval, ``CLICK_SCHEMA``.
+        clicks: whatever ``rules.route_clicks`` gives the partition, ``CLICK_SCHEMA``.
     """
     impressions, clicks, earlier = (table.combine_chunks() for table in (impressions, clicks, earlier))
     recent = pc.greater_equal(earlier.column("query_time"), known_from(rules, start))
@@ -90,18 +90,18 @@ def join_interval(
     at = rows.column_names.index("label")
     rows = sort_rows(rows.set_column(at, rows.schema.field("label"), pa.array(label)))
     counters["sampled_out"] = 0
-    unmatched, told = _told_clicks(rules, start, rows, earlier, clicks)
-    counters |= {"duplicate_clicks": repeated, **told}
+    unmatched, matches = _match_clicks(rules, start, rows, earlier, clicks)
+    counters |= {"duplicate_clicks": repeated, **matches}
     joined = Joined(rows.select(shard_schema(schema).names), unmatched, conflicting, counters)
     _check_conservation(rules, start, joined)
     return joined
 
 
-def sample_joined(rules: IntervalRules, start: int, joined: Joined, sampling: Sampling | None) -> Joined:
+def sample_joined(rules: PartitionRules, start: int, joined: Joined, sampling: Sampling | None) -> Joined:
     """Keeps the examples that the rule keeps, with their weights multiplied (FF 3.3).
 
     Raises:
-        InputError: the rule asks for a teacher's logit and an example has none that is finite.
+        InputError: the rule requires a teacher's logit, and that of an example is missing or not finite.
     """
     if sampling is None:
         return joined
@@ -128,11 +128,11 @@ def sample_joined(rules: IntervalRules, start: int, joined: Joined, sampling: Sa
     return sampled
 
 
-def _check_conservation(rules: IntervalRules, start: int, joined: Joined) -> None:
-    """Raises RuntimeError when something is not accounted for: a fault of this module, never of its input."""
+def _check_conservation(rules: PartitionRules, start: int, joined: Joined) -> None:
+    """Raises RuntimeError when an event is not accounted for: a bug of this module, never its input."""
     counters = joined.counters
     dropped = sum(counters[name] for name in NOT_PUBLISHED)
-    clicks = sum(counters[name] for name in TOLD_CLICKS)
+    clicks = sum(counters[name] for name in CLICK_COUNTERS)
     if joined.examples.num_rows + dropped != counters["impressions"] or clicks != counters["clicks"]:
         raise RuntimeError(
             f"partition [{start}, {start + rules.length}): the counts do not add up: "
@@ -168,7 +168,7 @@ def _first_of_each(impressions: pa.Table, earlier: pa.Table) -> tuple[pa.Table, 
             if first is not None and place == first[1]:
                 continue
             dropped[place] = True
-            # One that was there in an earlier interval has another query time, so it is not the same.
+            # One that was there in an earlier partition has another query time, so it is not the same.
             if first is None or row[:-1] != first[0][:-1]:
                 conflicting.append((key, row, place))
     duplicates = int(dropped.sum()) - len(conflicting)
@@ -199,11 +199,11 @@ def _contents(table: pa.Table) -> list[tuple[int, tuple[object, ...]]]:
 # ---------------------------------------------------------------- clicks
 
 
-def _home_clicks(rules: IntervalRules, start: int, clicks: pa.Table) -> int:
+def _home_clicks(rules: PartitionRules, start: int, clicks: pa.Table) -> int:
     return int(np.count_nonzero(rules.start_of(clicks.column("time").to_numpy()) == start))
 
 
-def _distinct_clicks(rules: IntervalRules, start: int, clicks: pa.Table) -> tuple[pa.Table, int]:
+def _distinct_clicks(rules: PartitionRules, start: int, clicks: pa.Table) -> tuple[pa.Table, int]:
     """Each click once, as it first arrived, by (id, time); and how many repetitions this home had."""
     ids, times, arrival = (clicks.column(name).to_numpy() for name in CLICK_SCHEMA.names)
     order = np.lexsort((arrival, times, ids))
@@ -214,7 +214,7 @@ def _distinct_clicks(rules: IntervalRules, start: int, clicks: pa.Table) -> tupl
     return clicks.take(pa.array(order[~again])), int(np.count_nonzero(again & at_home))
 
 
-def _labels(rules: IntervalRules, start: int, rows: pa.Table, clicks: pa.Table) -> np.ndarray:
+def _labels(rules: PartitionRules, start: int, rows: pa.Table, clicks: pa.Table) -> np.ndarray:
     """1 for each impression with a click inside the window that was there in time, else 0; int8."""
     label = np.zeros(rows.num_rows, np.int8)
     ids = rows.column("example_id").to_numpy()
@@ -229,10 +229,10 @@ def _labels(rules: IntervalRules, start: int, rows: pa.Table, clicks: pa.Table) 
     return label
 
 
-def _told_clicks(
-    rules: IntervalRules, start: int, rows: pa.Table, earlier: pa.Table, clicks: pa.Table
+def _match_clicks(
+    rules: PartitionRules, start: int, rows: pa.Table, earlier: pa.Table, clicks: pa.Table
 ) -> tuple[pa.Table, dict[str, int]]:
-    """What becomes of the distinct clicks that happened in this interval."""
+    """Matches the distinct clicks of this partition; returns the unmatched ones and the counts."""
     home = clicks.filter(pa.array(rules.start_of(clicks.column("time").to_numpy()) == start))
     clicked, times, arrival = (home.column(name).to_numpy() for name in CLICK_SCHEMA.names)
     wanted = np.sort(clicked)

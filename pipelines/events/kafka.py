@@ -1,15 +1,15 @@
 """Kafka topics as a source of events, through Beam's own connector.
 
-Records are JSON objects. Their timestamps are their arrivals: a topic either lets the broker set them, or producers
-give the time at which they got the event. A record without a value (null) is no event: it only says what time it is in
-its partition, which the connector does not know before the first record that it reads there.
+Records are JSON objects. Their timestamps are their arrivals: either the broker sets them, or producers set them to the
+time when they received the event. A record without a value (null) is no event: it only moves the watermark of its Kafka
+partition, which the connector does not know before it has read a record there.
 """
 
 # Beam types its classes, few of its functions.
 # mypy: allow-untyped-calls
 
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,13 +23,14 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from ctr.data.event_mapping import EventMapping
 from ctr.io.errors import InputError
+from ctr.pipelines.events.drivers import KafkaSettings
 from ctr.pipelines.events.read import BLOCK_BYTES, line_reader
 from ctr.pipelines.events.stream import RawEvents
 from ctr.pipelines.events.tables import KINDS, Kind, source_of
 
 
-def kafka_options(given: list[str]) -> dict[str, str]:
-    """Settings of the consumer, written KEY=VALUE. Raises InputError for what is not."""
+def kafka_options(given: Sequence[str]) -> dict[str, str]:
+    """Parses settings of the consumer, written KEY=VALUE. Raises InputError for any other text."""
     found = {}
     for text in given:
         key, equals, value = text.partition("=")
@@ -44,23 +45,14 @@ class EventsInKafka(beam.PTransform[Any, Any]):
 
     Args:
         mapping: with topics.
-        servers: HOST:PORT, several with commas between.
+        settings: the servers, the consumer and the expansion service.
         since_us: records with an earlier timestamp are not read; 0: all are.
-        consumer: settings of Kafka's consumer beside those.
-        expansion_service: HOST:PORT of a running one; empty: Beam starts its own, for which it fetches a jar.
 
     Raises:
-        InputError: a mapping without topics, or of hashed impressions.
+        InputError: a mapping without topics, or of hashed impressions, or a setting of the consumer that is no pair.
     """
 
-    def __init__(
-        self,
-        mapping: EventMapping,
-        servers: str,
-        since_us: int = 0,
-        consumer: dict[str, str] | None = None,
-        expansion_service: str = "",
-    ) -> None:
+    def __init__(self, mapping: EventMapping, settings: KafkaSettings, since_us: int = 0) -> None:
         super().__init__()
         if mapping.impressions.topic is None:
             raise InputError("mapping: impressions.topic and clicks.topic are required to read from Kafka")
@@ -68,12 +60,13 @@ class EventsInKafka(beam.PTransform[Any, Any]):
             raise InputError(
                 "mapping: impressions.hashed: records are JSON objects, hashed impressions are Parquet"
             )
-        self._mapping, self._since_us, self._expansion_service = mapping, since_us, expansion_service
+        self._mapping, self._since_us = mapping, since_us
+        self._expansion_service = settings.expansion_service
         self._consumer = {
-            "bootstrap.servers": servers,
+            "bootstrap.servers": settings.servers,
             "auto.offset.reset": "earliest",
             "enable.auto.commit": "false",
-            **(consumer or {}),
+            **kafka_options(settings.consumer),
         }
 
     def expand(self, begin: Any) -> Any:
@@ -93,7 +86,7 @@ class EventsInKafka(beam.PTransform[Any, Any]):
 
 
 def _connector(service: Any, fields: dict[str, Any]) -> ExternalTransform:
-    """Beam's ReadFromKafka with metadata, sending ``fields`` and what every version asks for.
+    """Beam's ReadFromKafka with metadata, sending ``fields`` and what every version requires.
 
     The Java side refuses fields that it does not know, and a newer Python side would send all of its own.
     """
@@ -115,7 +108,7 @@ def _connector(service: Any, fields: dict[str, Any]) -> ExternalTransform:
 
 @beam.typehints.with_output_types(RawEvents)
 class _Gather(beam.DoFn):
-    """Records of a partition to chunks, as many as a bundle brings, or as many bytes as are read at a time."""
+    """Gathers the records of a Kafka partition to chunks: those of a bundle, or as many bytes as are read at a time."""
 
     def __init__(self, mapping: EventMapping, kind: Kind) -> None:
         self._mapping, self._kind = mapping, kind
@@ -143,7 +136,7 @@ class _Gather(beam.DoFn):
     def _chunk(self, topic: str, partition: int) -> WindowedValue:
         found = self._waiting.pop((topic, partition))
         offsets = np.array([offset for offset, _, _ in found], np.int64)
-        # A record is a line here. An empty one is no object, and is set aside as such.
+        # A record becomes a line. An empty one is no object, and is rejected as such.
         values = [value if not value.isspace() and value else b"null" for _, value, _ in found]
         lines = [value.replace(b"\n", b" ").replace(b"\r", b" ") for value in values]
         chunk, _, _ = line_reader(self._mapping, self._kind).read_block(0, b"\n".join(lines) + b"\n", 0)

@@ -1,17 +1,18 @@
-"""Sets down what an interval has become, so that a later step only has to name it.
+"""Writes all files of a joined partition, so that a later step only has to publish its manifest.
 
 ::
 
     LOG/events.yaml                       the mapping of the job
-    LOG/unmatched/START-END.parquet       clicks that happened in the interval and count for no example, with the reason
-    LOG/conflicting/START-END.parquet     impressions whose id another one has
-    LOG/late/KIND-HASH.parquet            events that arrived after their interval was closed
+    LOG/unmatched/START-END.parquet       clicks in the partition that count for no example, with the reason
+    LOG/conflicting/START-END.parquet     impressions with the id of another one
+    LOG/late/KIND-HASH.parquet            events that arrived after their partition was closed
 
-Shards, sidecar and side files of an interval are there before its manifest names them. All of it follows from the
-interval's events, so that any number of workers may write it any number of times.
+Shards, sidecar and side files of a partition are there before its manifest names them. Their content depends only on
+the partition's events, so any number of workers may write them any number of times.
 """
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,19 +22,21 @@ from ctr.data.log import (
     Manifest,
     check_log,
     create_log,
-    list_intervals,
+    list_partitions,
     manifest_bytes,
     manifest_path,
-    stage_interval,
+    parse_manifest,
+    publish_manifest,
+    stage_partition,
 )
 from ctr.data.parquet_files import parquet_bytes
 from ctr.data.sample_log import RECORD, SampledLog, adopt_record, low_visibility_ids
 from ctr.data.schema import Schema
-from ctr.data.sidecar import write_sidecar_interval
+from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.pipelines.events.join import Joined, Sampling
-from ctr.pipelines.events.rules import IntervalRules
+from ctr.pipelines.events.rules import PartitionRules
 from ctr.pipelines.events.tables import Kind
 
 MAPPING_FILE = "events.yaml"
@@ -48,12 +51,30 @@ def begin_log(log: Path, mapping: EventMapping) -> None:
     """
     schema = mapping.feature_schema
     check_log(log, schema)
-    if not (log / MAPPING_FILE).exists() and list_intervals(log):
+    if not (log / MAPPING_FILE).exists() and list_partitions(log):
         raise InputError(f"{log}: this log was not made from events: use another output directory")
     create_log(log, schema)
     adopt_record(log / MAPPING_FILE, mapping)
     if mapping.sampling is not None:
         adopt_record(log / RECORD, SampledLog(name=mapping.sampling.name, config=mapping.sampling.rule))
+
+
+def last_published(log: Path) -> int:
+    """The start of the last published partition, -1 where there is none."""
+    return max((start for start, _ in list_partitions(log)), default=-1)
+
+
+def publish_staged(log: Path, staged: Iterable[tuple[int, bytes]]) -> Iterator[Manifest]:
+    """Publishes staged partitions in order of time, so that no reader ever sees one before an earlier one.
+
+    Args:
+        staged: the start of each partition and its manifest as JSON; without content, there is nothing to publish.
+    """
+    for start, content in sorted(staged):
+        if content:
+            manifest = parse_manifest(content, f"the staged partition from {start} on")
+            publish_manifest(log, manifest)
+            yield manifest
 
 
 def make_sampling(mapping: EventMapping) -> Sampling | None:
@@ -72,45 +93,44 @@ def make_sampling(mapping: EventMapping) -> Sampling | None:
 def stage_joined(
     log: Path,
     schema: Schema,
-    rules: IntervalRules,
+    rules: PartitionRules,
     start: int,
     joined: Joined,
     shard_rows: int,
     teacher: str | None = None,
 ) -> Manifest:
-    """Writes all of an interval but the manifest, and returns that.
+    """Writes all of a partition but the manifest, and returns that.
 
     Args:
         teacher: the sidecar for the teacher's logits.
 
     Raises:
-        InputError: something else was written for this interval before.
+        InputError: something else was written for this partition before.
     """
     end = start + rules.length
-    manifest = stage_interval(log, schema, start, end, joined.examples, joined.counters, shard_rows)
+    manifest = stage_partition(log, schema, start, end, joined.examples, joined.counters, shard_rows)
     _check_unpublished(log, manifest)
     for name, table in ((UNMATCHED, joined.unmatched), (CONFLICTING, joined.conflicting)):
         if table.num_rows:
             write_atomic_bytes(log / name / f"{manifest.name}.parquet", parquet_bytes(table))
     if teacher is not None and joined.teacher_logit is not None:
         columns = {"example_id": joined.examples.column("example_id"), "logit": joined.teacher_logit}
-        write_sidecar_interval(log, teacher, manifest, pa.table(columns))
+        write_sidecar_partition(log, teacher, manifest, pa.table(columns))
     return manifest
 
 
 def _check_unpublished(log: Path, manifest: Manifest) -> None:
-    """What lies beside a published interval must stay what it is."""
+    """Refuses to change the files beside a published partition."""
     path = manifest_path(log, manifest)
     if path.exists() and path.read_bytes() != manifest_bytes(manifest):
         raise InputError(
             f"{log}: the partition [{manifest.start}, {manifest.end}) was published before with other content; "
-            "the first "
-            "version is kept: publish later events to another log"
+            "the first version is kept: publish later events to another log"
         )
 
 
 def write_late(log: Path, kind: Kind, table: pa.Table) -> None:
-    """Sets events aside that arrived after their interval was closed; the same events make the same file."""
+    """Writes events that arrived after their partition was closed; the same events make the same file."""
     content = parquet_bytes(table.combine_chunks())
     digest = hashlib.sha256(content).hexdigest()[:16]
     write_atomic_bytes(log / LATE_EVENTS / f"{kind}-{digest}.parquet", content)

@@ -1,4 +1,4 @@
-"""From files and records of raw events to chunks of raw columns."""
+"""Finds files of raw events, and reads files and records to chunks of raw columns."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,18 +18,17 @@ BLOCK_BYTES = 16 << 20
 """Bytes of a file that are read, parsed and transformed at a time."""
 
 _UNIT_ROWS = 1 << 20
-_BATCH_ROWS = 65_536
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What one worker reads at a time: a file of events, or some row groups of one.
+    """The work of one worker at a time: a file of events, or some row groups of one.
 
     Attributes:
         kind: of its events.
         name: of the file, which does not depend on the machine.
         path: of the file.
-        row_groups: those [begin, end) that it consists of; None: all that there is.
+        row_groups: those [begin, end) of the unit; None: the whole file.
     """
 
     kind: Kind
@@ -38,11 +37,30 @@ class Unit:
     row_groups: tuple[int, int] | None = None
 
 
+@dataclass(frozen=True)
+class Version:
+    """Distinguishes the content of a file from an earlier or later one.
+
+    Attributes:
+        size: in bytes.
+        modified_ns: in nanoseconds since 1970.
+    """
+
+    size: int = 0
+    modified_ns: int = 0
+
+    @classmethod
+    def read(cls, path: Path) -> "Version":
+        """Reads the version of a file. Raises OSError when it cannot."""
+        stat = path.stat()
+        return cls(stat.st_size, stat.st_mtime_ns)
+
+
 def find_events(mapping: EventMapping, folders: Sequence[Path]) -> list[Unit]:
     """The files of events in some folders, in the order in which they count as arriving.
 
-    Looked for are ``impressions/`` and ``clicks/`` with files of the mapping's forms, or what its patterns say. What
-    begins with a dot or ends in ``.tmp`` is being written and left out.
+    Searches ``impressions/`` and ``clicks/`` for files of the mapping's formats, or for the mapping's patterns. Skips
+    files that are being written: their names begin with a dot or end in ``.tmp``.
 
     Raises:
         InputError: no such folder, or two files of one name.
@@ -77,7 +95,7 @@ def _matches(folder: Path, patterns: Sequence[str]) -> set[Path]:
 
 
 def split_units(units: Sequence[Unit]) -> list[Unit]:
-    """The same events in units of about a million rows, where the form of the file allows it.
+    """Splits Parquet files into units of about a million rows; other files stay whole.
 
     Raises:
         InputError: a damaged file.
@@ -109,13 +127,13 @@ def read_unit(mapping: EventMapping, unit: Unit, block_bytes: int = BLOCK_BYTES)
     if isinstance(form, JsonlInput):
         yield from line_reader(mapping, unit.kind).read(source, block_bytes)
     elif isinstance(form, ParquetInput):
-        yield from read_parquet(source, wanted, _BATCH_ROWS, unit.row_groups)
+        yield from read_parquet(source, wanted, unit.row_groups)
     else:
         yield from read_table_file(source, form, wanted, block_bytes)
 
 
 def line_reader(mapping: EventMapping, kind: Kind) -> JsonlReader:
-    """Reads events that are JSON objects; a key that an object lacks is null."""
+    """A reader of events that are JSON objects; a key that an object lacks is null."""
     source = source_of(mapping, kind)
     numbers = {time.column or "" for time in source.times.values() if time.unit is not None}
     texts = {source.impression_id}

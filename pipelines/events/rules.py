@@ -1,10 +1,10 @@
-"""Which intervals an event belongs to, and when each interval is closed. Times are microseconds, UTC.
+"""Which partitions an event belongs to, and when each partition is closed. Times are microseconds, UTC.
 
-An impression is published in the interval of its query time. A click is needed wherever its impression may lie, and has
-one *home*, the interval of its own time, which counts it and says what became of it. An interval closes when all
-that happened before its end plus the click window has had its time to arrive; what arrives from then on is too late
-for it. So whether an event is too late follows from the event alone where its arrival is known: it does not
-depend on what else has been seen by then.
+An impression is published in the partition of its query time. A click is needed in every partition that may have its
+impression, and has one *home*, the partition of its own time, which counts it and reports whether it was matched. A
+partition closes when all that happened before its end plus the click window has had its time to arrive; what arrives
+later is too late for it. So if its arrival is known, the event alone shows whether it is too late: it does not depend
+on what else has been seen by then.
 """
 
 from dataclasses import dataclass
@@ -13,19 +13,20 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.durations import duration_us
 from ctr.data.event_mapping import EventMapping
-from ctr.pipelines.spill import split_by_interval
+from ctr.data.times import duration_us
+from ctr.pipelines.events.tables import Kind
+from ctr.pipelines.spill import split_by_partition
 
 Times = TypeVar("Times", int, np.ndarray)
 
 
 @dataclass(frozen=True)
-class IntervalRules:
-    """The durations behind it all, in microseconds.
+class PartitionRules:
+    """The durations of the join, in microseconds.
 
     Attributes:
-        length: of an interval; they begin at multiples of it.
+        length: of a partition; they begin at multiples of it.
         window: from an impression, in which a click counts.
         late_window: after the window, in which a click is called late.
         delay: from an event to its arrival, at most.
@@ -39,40 +40,45 @@ class IntervalRules:
     overlap: int = 0
 
     def start_of(self, times: Times) -> Times:
-        """The begin of the interval of each time."""
+        """The begin of the partition of each time."""
         return times - times % self.length
 
     def closes_at(self, start: Times) -> Times:
-        """The arrival from which on an event is too late for the interval that begins at ``start``."""
+        """The arrival from which on an event is too late for the partition that begins at ``start``."""
         return start + (self.length + self.window + self.delay)
 
     @property
     def lookback(self) -> int:
-        """How long before an interval an impression can have been whose click is told late in it."""
+        """How long before a partition the impression of a late click in it can have been."""
         return self.window + self.late_window
 
 
-def interval_rules(mapping: EventMapping) -> IntervalRules:
+def partition_rules(mapping: EventMapping) -> PartitionRules:
     """The durations of a mapping."""
     window, late_window = mapping.windows_us
     overlap = 0 if mapping.overlap is None else duration_us(mapping.overlap)
-    return IntervalRules(
+    return PartitionRules(
         duration_us(mapping.partition), window, late_window, duration_us(mapping.delay), overlap
     )
 
 
-def route_impressions(rules: IntervalRules, table: pa.Table) -> tuple[dict[int, pa.Table], pa.Table]:
-    """Impressions by the interval that publishes them, and those that are too late for it."""
+def route(rules: PartitionRules, kind: Kind, table: pa.Table) -> tuple[dict[int, pa.Table], pa.Table]:
+    """Events by the partitions that need them, and those that are too late for their own one."""
+    return (route_impressions if kind == "impressions" else route_clicks)(rules, table)
+
+
+def route_impressions(rules: PartitionRules, table: pa.Table) -> tuple[dict[int, pa.Table], pa.Table]:
+    """Impressions by the partition that publishes them, and those that are too late for it."""
     starts = rules.start_of(table.column("query_time").to_numpy())
     late = table.column("arrival").to_numpy() >= rules.closes_at(starts)
     if not late.any():
-        return split_by_interval(table, starts), table.slice(0, 0)
+        return split_by_partition(table, starts), table.slice(0, 0)
     kept = pa.array(~late)
-    return split_by_interval(table.filter(kept), starts[~late]), table.filter(pa.array(late))
+    return split_by_partition(table.filter(kept), starts[~late]), table.filter(pa.array(late))
 
 
-def route_clicks(rules: IntervalRules, table: pa.Table) -> tuple[dict[int, pa.Table], pa.Table]:
-    """Clicks by each interval that may hold their impression, and those that are too late for their home."""
+def route_clicks(rules: PartitionRules, table: pa.Table) -> tuple[dict[int, pa.Table], pa.Table]:
+    """Clicks by each partition that may hold their impression, and those that are too late for their home."""
     times = table.column("time").to_numpy()
     arrival = table.column("arrival").to_numpy()
     home = rules.start_of(times)
@@ -82,15 +88,15 @@ def route_clicks(rules: IntervalRules, table: pa.Table) -> tuple[dict[int, pa.Ta
     for back in range(-(-rules.window // rules.length) + 1):
         start = home - back * rules.length
         there = ~late & (start >= first)
-        # Whoever is too late for an earlier interval can still be told apart at home.
+        # A click that is too late for an earlier partition can still be counted as late at home.
         if back:
             there &= arrival < rules.closes_at(start)
         if there.any():
-            for begin, part in split_by_interval(table.filter(pa.array(there)), start[there]).items():
+            for begin, part in split_by_partition(table.filter(pa.array(there)), start[there]).items():
                 parts.setdefault(begin, []).append(part)
     return {start: pa.concat_tables(found) for start, found in parts.items()}, table.filter(pa.array(late))
 
 
-def known_from(rules: IntervalRules, start: int) -> int:
-    """The query time from which on earlier impressions matter to the interval that begins at ``start``."""
+def known_from(rules: PartitionRules, start: int) -> int:
+    """The query time from which on earlier impressions matter to the partition that begins at ``start``."""
     return start - rules.lookback

@@ -1,4 +1,4 @@
-"""Runs the steps of the job as Beam batches: events into the spool, and closed intervals out of it."""
+"""Runs the steps of the job as Beam batches: events into the spool, and closed partitions out of it."""
 
 # mypy: allow-untyped-calls
 
@@ -13,27 +13,27 @@ from apache_beam.options.pipeline_options import PipelineOptions, StandardOption
 
 from ctr.config import load_record
 from ctr.data.event_mapping import EventMapping, EventTeacher
-from ctr.data.log import Manifest, parse_manifest, publish_manifest
 from ctr.io.errors import InputError
-from ctr.pipelines.beam_options import in_this_process, read_beam_options, split_beam_options
+from ctr.pipelines.beam import in_this_process, make_pipeline, read_beam_options, split_beam_options
 from ctr.pipelines.events.publish import MAPPING_FILE
 from ctr.pipelines.events.read import Unit
-from ctr.pipelines.events.spool import staged_path
 from ctr.pipelines.events.steps import (
     ReadEvents,
     SpoolEvents,
-    StageIntervals,
+    StagePartitions,
     join_spooled,
-    note_staged,
     prepare_piece,
+    store_staged,
 )
+from ctr.pipelines.rows.sources import UnreadableNowError
 
-# What Beam's local runner says of an error in a worker holds its class and its message.
+# What a runner reports of an error in a worker has its class and its message.
+_NAMES = [re.escape(f"{error.__module__}.{error.__name__}") for error in (InputError, UnreadableNowError)]
 _INPUT_ERROR = re.compile(
-    rf"(?:{re.escape(InputError.__module__)}\.InputError: |\bOSError: |PermissionError: )(.*?)(?: \[while running|\n|$)"
+    rf"(?:{'|'.join(_NAMES)}|\bOSError|PermissionError): (.*?)(?: \[while running|\n|$)"
 )
 
-# As the system's errors tell themselves, and not as the command line does.
+# The text of the system's errors, which differs from that of the command line.
 _SYSTEM_ERROR = re.compile(r"^\[Errno \d+\] (.*): '(.*)'$")
 
 
@@ -51,7 +51,7 @@ def beam_options(given: str, workers: int) -> PipelineOptions:
 
 @contextlib.contextmanager
 def input_errors_of_workers() -> Iterator[None]:
-    """Turns what a runner reports of an InputError in a worker into that InputError."""
+    """Turns a runner's report of an InputError in a worker into that InputError."""
     try:
         yield
     except InputError:
@@ -69,17 +69,14 @@ def run_pipeline(options: PipelineOptions, build: Callable[[Any], object]) -> No
     Raises:
         InputError: of a worker, or of options that fit no runner.
     """
-    try:
-        pipeline = beam.Pipeline(options=options)
-    except (ValueError, ImportError, AttributeError) as error:
-        raise InputError(f"--beam-options: {' '.join(str(error).split())}") from None
+    pipeline = make_pipeline(options)
     build(pipeline)
     with input_errors_of_workers():
         pipeline.run().wait_until_finish()
 
 
 def is_local(options: PipelineOptions) -> bool:
-    """Whether the runner is that of this process."""
+    """Whether the runner works inside this process."""
     return str(options.view_as(StandardOptions).runner).rpartition(".")[2] == "FnApiRunner"
 
 
@@ -92,11 +89,11 @@ def spool_units(
     clock_us: int = 0,
     keep_going: bool = False,
 ) -> None:
-    """Reads units and sets their events down by interval; a report of each is in the spool afterwards.
+    """Reads units and stores their events in the spool by partition, with a report of each unit.
 
     Args:
         clock_us: arrivals before it count as this one (``ctr.pipelines.events.tables.prepare``).
-        keep_going: whether a unit that cannot be read is noted as damaged instead of ending the job.
+        keep_going: whether a unit that cannot be read is recorded as damaged instead of ending the job.
     """
 
     def build(pipeline: Any) -> object:
@@ -106,7 +103,7 @@ def spool_units(
             | "Spread" >> beam.Reshuffle()
             | "Read" >> beam.ParDo(ReadEvents(mapping, keep_going))
             | "Prepare" >> beam.Map(prepare_piece, mapping, clock_us)
-            | "Set down" >> beam.ParDo(SpoolEvents(mapping, log, spool))
+            | "Store" >> beam.ParDo(SpoolEvents(mapping, log, spool))
         )
 
     run_pipeline(options, build)
@@ -115,39 +112,26 @@ def spool_units(
 def stage_spooled(
     options: PipelineOptions, mapping: EventMapping, log: Path, spool: Path, starts: Sequence[int]
 ) -> None:
-    """Joins, scores, samples and writes intervals whose events are in the spool, but publishes none of them."""
+    """Joins, scores, samples and writes partitions whose events are in the spool, but publishes none of them."""
 
     def build(pipeline: Any) -> object:
         return (
             pipeline
-            | "Intervals" >> beam.Create(list(starts), reshuffle=False)
+            | "Partitions" >> beam.Create(list(starts), reshuffle=False)
             | "Spread" >> beam.Reshuffle()
             | "Join" >> beam.Map(join_spooled, mapping, spool)
-            | StageIntervals(mapping, log)
-            | "Note" >> beam.Map(note_staged, spool)
+            | StagePartitions(mapping, log)
+            | "Store" >> beam.Map(store_staged, spool)
         )
 
     run_pipeline(options, build)
 
 
-def publish_staged(log: Path, spool: Path, starts: Sequence[int]) -> list[Manifest]:
-    """Publishes staged intervals in order of time, so that no reader ever sees one before an earlier one."""
-    published = []
-    for start in sorted(starts):
-        path = staged_path(spool, start)
-        content = path.read_bytes()
-        if content:
-            manifest = parse_manifest(content, str(path))
-            publish_manifest(log, manifest)
-            published.append(manifest)
-    return published
-
-
 def with_pinned_teacher(mapping: EventMapping, log: Path) -> EventMapping:
-    """The mapping with the very version of the teacher's model: what the log was begun with, else the newest.
+    """The mapping with the version of the teacher's model: the one that the log was started with, else the newest.
 
     Raises:
-        InputError: no model, or one of other features.
+        InputError: no model, or one with other features.
     """
     if mapping.teacher is None:
         return mapping

@@ -1,10 +1,10 @@
-"""Events on disk until their interval is closed: by interval, in files whose names follow from where they come from.
+"""Events stored by partition until it is closed, in files whose names depend only on their source.
 
 ::
 
-    SPOOL/segments/START/KIND-UNIT-N.arrow    what chunk N of a unit has for the interval
+    SPOOL/segments/START/KIND-UNIT-N.arrow    the events of chunk N of a unit for the partition
     SPOOL/units/UNIT.json                     a unit that was read to its end: its counts and rejects
-    SPOOL/staged/START.json                   an interval's manifest, its shards being there; empty: nothing happened
+    SPOOL/staged/START.json                   a partition's manifest, whose shards are complete; empty: no events
 
 A unit that is read again writes the same files again, so that a worker may be killed anywhere.
 """
@@ -21,7 +21,7 @@ import pyarrow as pa
 from ctr.data.event_mapping import EventMapping
 from ctr.io.files import remove_temporaries, write_atomic, write_atomic_bytes
 from ctr.pipelines.events.read import Unit
-from ctr.pipelines.events.rules import IntervalRules, known_from
+from ctr.pipelines.events.rules import PartitionRules, known_from
 from ctr.pipelines.events.tables import EARLIER_SCHEMA, KINDS, Kind, empty
 from ctr.pipelines.rows.rejects import Reject
 
@@ -33,13 +33,13 @@ _REJECTS_KEPT = 1000
 
 @dataclass
 class UnitReport:
-    """What a unit had.
+    """The events of a unit, counted.
 
     Attributes:
         kind, name: of the unit.
         size, modified_ns: of the file when it was read.
-        events: of the input; ``good`` of them are set down, ``late`` set aside as too late, the others rejected.
-        last_arrival: the latest arrival, -1 where nothing was good.
+        events: of the input; ``good`` of them are stored, ``late`` were too late, the others rejected.
+        last_arrival: the latest arrival, -1 without good events.
         rejected: how many.
         rejects: the first of them.
         damaged: why the unit could not be read to its end; empty: it was.
@@ -58,7 +58,7 @@ class UnitReport:
     damaged: str = ""
 
     def add_rejects(self, rejects: Iterable[Reject]) -> None:
-        """Counts them all and keeps the first."""
+        """Counts all and keeps the first."""
         for reject in rejects:
             self.rejected += 1
             if len(self.rejects) < _REJECTS_KEPT:
@@ -66,18 +66,18 @@ class UnitReport:
 
 
 def is_followed(log: Path) -> bool:
-    """Whether the log has a spool that outlives the process: that of a job that goes on."""
+    """Whether the log has a spool that outlives the process: that of a job that follows folders."""
     return (log / SPOOL / "units").is_dir()
 
 
 def unit_digest(unit: Unit) -> str:
-    """Names a unit's files."""
+    """The part of the names of a unit's files that identifies it."""
     text = f"{unit.kind}\0{unit.name}\0{unit.row_groups}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def write_segment(spool: Path, unit: Unit, number: int, start: int, table: pa.Table) -> None:
-    """Sets down what a unit's chunk has for an interval."""
+    """Stores the events of a unit's chunk for a partition."""
     path = spool / "segments" / f"{start:019d}" / f"{unit.kind}-{unit_digest(unit)}-{number:06d}.arrow"
 
     def write(file: object) -> None:
@@ -88,7 +88,7 @@ def write_segment(spool: Path, unit: Unit, number: int, start: int, table: pa.Ta
 
 
 def write_report(spool: Path, unit: Unit, report: UnitReport) -> None:
-    """Notes that a unit was read to its end."""
+    """Records that a unit was read to its end."""
     write_atomic_bytes(_report_path(spool, unit), json.dumps(asdict(report)).encode())
 
 
@@ -97,7 +97,7 @@ def _report_path(spool: Path, unit: Unit) -> Path:
 
 
 def read_report(spool: Path, unit: Unit) -> UnitReport | None:
-    """What ``write_report`` noted, or None."""
+    """The report of a unit; None if it was not read to its end."""
     try:
         return _report_of(_report_path(spool, unit).read_bytes())
     except FileNotFoundError:
@@ -105,7 +105,7 @@ def read_report(spool: Path, unit: Unit) -> UnitReport | None:
 
 
 def list_reports(spool: Path) -> list[UnitReport]:
-    """Of all units that were ever read."""
+    """The reports of all units that were ever read."""
     return [_report_of(path.read_bytes()) for path in sorted((spool / "units").glob("*.json"))]
 
 
@@ -116,15 +116,15 @@ def _report_of(text: bytes) -> UnitReport:
 
 
 def list_starts(spool: Path) -> list[int]:
-    """The intervals that have segments, in order."""
+    """The partitions that have segments, in order."""
     folder = spool / "segments"
     return sorted(int(path.name) for path in folder.iterdir()) if folder.is_dir() else []
 
 
-def read_interval(
-    spool: Path, mapping: EventMapping, rules: IntervalRules, start: int
+def read_partition(
+    spool: Path, mapping: EventMapping, rules: PartitionRules, start: int
 ) -> tuple[pa.Table, pa.Table, pa.Table]:
-    """Impressions, earlier impressions and clicks of an interval, as ``join_interval`` takes them."""
+    """Impressions, earlier impressions and clicks of a partition, as ``join_partition`` takes them."""
     found = {kind: _read(_segments(spool, start, kind)) for kind in KINDS}
     first = known_from(rules, start)
     earlier: list[pa.Table] = []
@@ -138,7 +138,7 @@ def read_interval(
 
 
 def count_impressions(spool: Path, starts: Sequence[int]) -> int:
-    """How many impressions wait in some intervals."""
+    """How many impressions wait in some partitions."""
     paths = (path for start in starts for path in _segments(spool, start, "impressions"))
     return sum(table.num_rows for path in paths for table in _read([path]))
 
@@ -148,12 +148,12 @@ def _segments(spool: Path, start: int, kind: Kind) -> list[Path]:
 
 
 def _read(paths: Sequence[Path]) -> list[pa.Table]:
-    # Mapped, so that of earlier intervals only the columns that are looked at are read.
+    # Memory-mapped, so that only the selected columns of earlier partitions are read.
     return [pa.ipc.open_file(pa.memory_map(str(path))).read_all() for path in paths]
 
 
 def drop_unfinished(spool: Path) -> None:
-    """Deletes what units have set down that were not read to their end: they will be read again, maybe changed."""
+    """Deletes the segments of units that were not read to their end: they are read again, maybe changed."""
     finished = {path.stem for path in (spool / "units").glob("*.json")}
     for path in (spool / "segments").glob("*/*.arrow"):
         if path.name.split("-")[1] not in finished:
@@ -162,14 +162,19 @@ def drop_unfinished(spool: Path) -> None:
         remove_temporaries(folder)
 
 
-def drop_intervals(spool: Path, before: int) -> None:
-    """Deletes the segments and manifests of the intervals that begin before a time."""
+def drop_partitions(spool: Path, before: int) -> None:
+    """Deletes the segments and manifests of the partitions that begin before a time."""
     for start in list_starts(spool):
         if start < before:
             staged_path(spool, start).unlink(missing_ok=True)
             shutil.rmtree(spool / "segments" / f"{start:019d}", ignore_errors=True)
 
 
+def read_staged(spool: Path, starts: Sequence[int]) -> list[tuple[int, bytes]]:
+    """The manifests of staged partitions, as ``ctr.pipelines.events.publish.publish_staged`` takes them."""
+    return [(start, staged_path(spool, start).read_bytes()) for start in starts]
+
+
 def staged_path(spool: Path, start: int) -> Path:
-    """Where the manifest of an interval waits to be published."""
+    """Where the manifest of a partition waits to be published."""
     return spool / "staged" / f"{start:019d}.json"

@@ -1,4 +1,4 @@
-"""The steps of the job as Beam transforms, which the drivers put together.
+"""The steps of the job as Beam transforms, which the drivers combine.
 
 Elements are whole tables: rows one by one would cost fifty times as much.
 """
@@ -9,7 +9,7 @@ Elements are whole tables: rows one by one would cost fifty times as much.
 import pickle
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,13 @@ from ctr.data.log import manifest_bytes
 from ctr.data.reader import rows_of_table
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
-from ctr.pipelines.events.join import Joined, Sampling, join_interval, sample_joined
+from ctr.pipelines.events.join import Joined, Sampling, join_partition, sample_joined
 from ctr.pipelines.events.publish import make_sampling, stage_joined, write_late
-from ctr.pipelines.events.read import BLOCK_BYTES, Unit, read_unit
-from ctr.pipelines.events.rules import interval_rules, route_clicks, route_impressions
+from ctr.pipelines.events.read import BLOCK_BYTES, Unit, Version, read_unit
+from ctr.pipelines.events.rules import partition_rules, route
 from ctr.pipelines.events.spool import (
     UnitReport,
-    read_interval,
+    read_partition,
     staged_path,
     write_report,
     write_segment,
@@ -41,8 +41,8 @@ from ctr.pipelines.rows.sources import UnreadableNowError, faults_named
 
 
 @dataclass(frozen=True)
-class JoinedAt:
-    """An interval's begin and what it has become."""
+class JoinedPartition:
+    """A partition's start and its joined events."""
 
     start: int
     joined: Joined
@@ -52,20 +52,18 @@ class JoinedAt:
 class Piece:
     """A chunk of a unit, or, where there is no chunk, the end of the unit.
 
-    The end tells the size and the time of change (nanoseconds) that the file had before it was read, 0 where there was
-    none any more, and why it could not be read to its end.
+    The end has the version of the file before it was read, and why it could not be read to its end.
     """
 
     unit: Unit
     number: int
     content: Any
-    size: int = 0
-    modified_ns: int = 0
+    version: Version = field(default_factory=Version)
     damaged: str = ""
 
 
 class _TablesCoder(Coder):
-    """Pickles; tells sizes without doing so, since the runner asks for that of every few elements it passes on."""
+    """Pickles; estimates sizes without pickling, because the runner does that for every few elements."""
 
     def encode(self, value: Any) -> bytes:
         return pickle.dumps(value, protocol=5)
@@ -80,7 +78,7 @@ class _TablesCoder(Coder):
         return False
 
 
-for _kind in (Piece, JoinedAt):
+for _kind in (Piece, JoinedPartition):
     registry.register_coder(_kind, _TablesCoder)
 
 
@@ -96,23 +94,21 @@ class ReadEvents(beam.DoFn):
         self._mapping, self._keep_going, self._block_bytes = mapping, keep_going, block_bytes
 
     def process(self, unit: Unit) -> Iterator[Piece]:
-        number, size, modified_ns, damaged = 0, 0, 0, ""
+        number, version, damaged = 0, Version(), ""
         try:
             # Before it is read: what is added while it is read must show as a change.
             with faults_named(unit.path):
-                stat = unit.path.stat()
-            size, modified_ns = stat.st_size, stat.st_mtime_ns
+                version = Version.read(unit.path)
             for chunk in read_unit(self._mapping, unit, self._block_bytes):
                 yield Piece(unit, number, chunk)
                 number += 1
-        except UnreadableNowError as error:
-            # By its plain name, which is found in what a runner tells of an error.
-            raise InputError(str(error)) from None
+        except UnreadableNowError:
+            raise
         except InputError as error:
             if not self._keep_going:
                 raise
             damaged = str(error)
-        yield Piece(unit, number, None, size, modified_ns, damaged)
+        yield Piece(unit, number, None, version, damaged)
 
 
 def prepare_piece(piece: Piece, mapping: EventMapping, clock_us: int) -> Piece:
@@ -141,15 +137,15 @@ class SpoolEvents(beam.DoFn):
         unit = piece.unit
         report = self._reports.setdefault(unit, UnitReport(unit.kind, unit.name))
         if piece.content is not None:
-            self._set_down(piece, piece.content, report)
+            self._store(piece, piece.content, report)
             return
-        report.size, report.modified_ns, report.damaged = piece.size, piece.modified_ns, piece.damaged
+        report.size, report.modified_ns = piece.version.size, piece.version.modified_ns
+        report.damaged = piece.damaged
         write_report(self._spool, unit, self._reports.pop(unit))
 
-    def _set_down(self, piece: Piece, prepared: Prepared, report: UnitReport) -> None:
-        rules = interval_rules(self._mapping)
-        route = route_impressions if prepared.kind == "impressions" else route_clicks
-        routed, late = route(rules, prepared.table)
+    def _store(self, piece: Piece, prepared: Prepared, report: UnitReport) -> None:
+        rules = partition_rules(self._mapping)
+        routed, late = route(rules, prepared.kind, prepared.table)
         for start, table in routed.items():
             write_segment(self._spool, piece.unit, piece.number, start, table)
         if late.num_rows:
@@ -161,14 +157,14 @@ class SpoolEvents(beam.DoFn):
         report.add_rejects(prepared.rejects)
 
 
-# ---------------------------------------------------------------- intervals
+# ---------------------------------------------------------------- partitions
 
 
-class _Teacher(ModelHandler[JoinedAt, PredictionResult, Any]):
-    """An exported model that scores the examples of an interval by their ids."""
+class _Teacher(ModelHandler[JoinedPartition, PredictionResult, Any]):
+    """An exported model that scores the examples of a partition by their ids."""
 
     def __init__(self, model: Path) -> None:
-        # An interval is a batch of its own: what it is scored with must not depend on its neighbors.
+        # A partition is a batch of its own: its scores must not depend on its neighbors.
         super().__init__(min_batch_size=1, max_batch_size=1)
         self._model = model
 
@@ -178,11 +174,11 @@ class _Teacher(ModelHandler[JoinedAt, PredictionResult, Any]):
 
         return Scorer(self._model)
 
-    def get_num_bytes(self, batch: Sequence[JoinedAt]) -> int:
+    def get_num_bytes(self, batch: Sequence[JoinedPartition]) -> int:
         return sum(element.joined.examples.nbytes for element in batch)
 
     def run_inference(
-        self, batch: Sequence[JoinedAt], model: Any, inference_args: dict[str, Any] | None = None
+        self, batch: Sequence[JoinedPartition], model: Any, inference_args: dict[str, Any] | None = None
     ) -> Iterable[PredictionResult]:
         from ctr.serving.score import score_rows
 
@@ -198,14 +194,14 @@ class _Teacher(ModelHandler[JoinedAt, PredictionResult, Any]):
             yield PredictionResult(element, score_rows(model, rows))
 
 
-def _with_logit(result: PredictionResult) -> JoinedAt:
+def _with_logit(result: PredictionResult) -> JoinedPartition:
     element: Any = result.example
     logit = np.asarray(result.inference, np.float32)
-    return JoinedAt(element.start, replace(element.joined, teacher_logit=logit))
+    return JoinedPartition(element.start, replace(element.joined, teacher_logit=logit))
 
 
 class _Stage(beam.DoFn):
-    """Samples an interval, writes everything but its manifest, and gives the manifest."""
+    """Samples a partition, writes everything but its manifest, and outputs the manifest."""
 
     def __init__(self, mapping: EventMapping, log: Path) -> None:
         self._mapping, self._log = mapping, log
@@ -214,8 +210,8 @@ class _Stage(beam.DoFn):
     def setup(self) -> None:
         self._sampling = make_sampling(self._mapping)
 
-    def process(self, element: JoinedAt) -> Iterator[tuple[int, bytes]]:
-        mapping, rules = self._mapping, interval_rules(self._mapping)
+    def process(self, element: JoinedPartition) -> Iterator[tuple[int, bytes]]:
+        mapping, rules = self._mapping, partition_rules(self._mapping)
         joined = sample_joined(rules, element.start, element.joined, self._sampling)
         if joined.is_empty:
             yield element.start, b""
@@ -227,8 +223,8 @@ class _Stage(beam.DoFn):
         yield element.start, manifest_bytes(manifest)
 
 
-class StageIntervals(beam.PTransform[Any, Any]):
-    """Joined intervals, scored by the teacher, sampled and written; gives (start, manifest as JSON or nothing)."""
+class StagePartitions(beam.PTransform[Any, Any]):
+    """Scores joined partitions, samples and writes them; outputs (start, manifest as JSON, or empty without events)."""
 
     def __init__(self, mapping: EventMapping, log: Path) -> None:
         super().__init__()
@@ -241,13 +237,13 @@ class StageIntervals(beam.PTransform[Any, Any]):
         return joined | "Sample and write" >> beam.ParDo(_Stage(self._mapping, self._log))
 
 
-def join_spooled(start: int, mapping: EventMapping, spool: Path) -> JoinedAt:
-    """Joins an interval whose events are in the spool."""
-    rules = interval_rules(mapping)
-    tables = read_interval(spool, mapping, rules, start)
-    return JoinedAt(start, join_interval(mapping.feature_schema, rules, start, *tables))
+def join_spooled(start: int, mapping: EventMapping, spool: Path) -> JoinedPartition:
+    """Joins a partition whose events are in the spool."""
+    rules = partition_rules(mapping)
+    tables = read_partition(spool, mapping, rules, start)
+    return JoinedPartition(start, join_partition(mapping.feature_schema, rules, start, *tables))
 
 
-def note_staged(staged: tuple[int, bytes], spool: Path) -> None:
-    """Leaves an interval's manifest where the driver finds it."""
+def store_staged(staged: tuple[int, bytes], spool: Path) -> None:
+    """Stores a partition's manifest where the driver finds it."""
     write_atomic_bytes(staged_path(spool, staged[0]), staged[1])

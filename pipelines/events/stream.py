@@ -1,13 +1,13 @@
 """The job as a Beam streaming pipeline, for runners such as Flink and Dataflow.
 
-An interval is a window of Beam's event time, which here is the time of arrival: whatever belongs to an interval gets
-the last moment before it closes as its timestamp, so that its window ends when it closes and fires once, when the
-watermark of arrivals says that all has arrived. Intervals are joined, scored and written side by side; their manifests
-are published by one worker, in order.
+A partition is a window of Beam's event time, which here is the time of arrival. The events of a partition get the last
+moment before it closes as their timestamp, so that its window ends when it closes, and fires once, when the watermark
+shows that all of them have arrived. Partitions are joined, scored and written in parallel; one worker publishes their
+manifests in order.
 
-The log alone says how far a job has come: one that is started again leaves out what is published. It needs the events
-that the first open interval asks for, and so has to read the source again from there (``first_needed``), or to be
-restored from a checkpoint of the runner.
+The log shows how far a job has come: a job that is started again skips what is published. It needs the events of the
+first open partition, and so has to read the source again from there (``first_needed``), or to be restored from a
+checkpoint of the runner.
 """
 
 # Beam types its classes, few of its functions.
@@ -29,40 +29,38 @@ from apache_beam.transforms.window import FixedWindows, TimestampedValue
 from apache_beam.utils.timestamp import Duration, Timestamp
 from apache_beam.utils.windowed_value import PaneInfoTiming
 
-from ctr.data.durations import duration_us
 from ctr.data.event_mapping import EventMapping
-from ctr.data.log import list_intervals, parse_manifest, publish_manifest
+from ctr.data.times import duration_us
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.io.signals import Stop
-from ctr.pipelines.events.accounts import ENOUGH_EVENTS, RECENT_EVENTS, check_rejects, describe_rejects
-from ctr.pipelines.events.join import join_interval
-from ctr.pipelines.events.publish import begin_log, write_late
+from ctr.pipelines.events.accounts import RecentReports, describe_rejects
+from ctr.pipelines.events.join import join_partition
+from ctr.pipelines.events.publish import begin_log, last_published, publish_staged, write_late
 from ctr.pipelines.events.rules import (
-    IntervalRules,
-    interval_rules,
+    PartitionRules,
     known_from,
-    route_clicks,
-    route_impressions,
+    partition_rules,
+    route,
 )
 from ctr.pipelines.events.run import is_local, with_pinned_teacher
 from ctr.pipelines.events.spool import UnitReport
-from ctr.pipelines.events.steps import JoinedAt, StageIntervals
+from ctr.pipelines.events.steps import JoinedPartition, StagePartitions
 from ctr.pipelines.events.stream_job import run_until_stopped
 from ctr.pipelines.events.tables import EARLIER_SCHEMA, KINDS, Kind, empty, prepare
 from ctr.pipelines.rows.chunks import Chunk
-from ctr.pipelines.spill import split_by_interval
+from ctr.pipelines.spill import split_by_partition
 
 _EARLIER = "earlier"
 _MILLISECOND = 1000
 
 LATE_FOR = Duration(seconds=7 * 24 * 3600)
-"""How long after its closing an interval's late events are still told apart; later ones are dropped by the runner."""
+"""How long after a partition closes its late events are still recorded; the runner drops later ones."""
 
 
 @dataclass(frozen=True)
 class RawEvents:
-    """Raw columns of events of one kind, and the name of where they come from."""
+    """Raw columns of events of one kind, and the name of their source."""
 
     kind: Kind
     name: str
@@ -70,21 +68,16 @@ class RawEvents:
 
 
 def first_needed(mapping: EventMapping, log: Path) -> int:
-    """The arrival, in microseconds, from which on a source must be read again for what is not published yet."""
-    rules, last = interval_rules(mapping), last_published(log)
+    """The arrival, in microseconds, from which on a source must be read again for the open partitions."""
+    rules, last = partition_rules(mapping), last_published(log)
     if last < 0 or mapping.future is None:
         return 0
     return max(0, known_from(rules, last + rules.length) - duration_us(mapping.future))
 
 
-def last_published(log: Path) -> int:
-    """The begin of the last published interval, -1 where there is none."""
-    return max((start for start, _ in list_intervals(log)), default=-1)
-
-
-def check_rules(mapping: EventMapping) -> IntervalRules:
+def check_rules(mapping: EventMapping) -> PartitionRules:
     """The durations of a mapping. Raises InputError for those that Beam's windows do not hold."""
-    rules = interval_rules(mapping)
+    rules = partition_rules(mapping)
     for name in ("length", "window", "late_window", "delay"):
         if getattr(rules, name) % _MILLISECOND:
             raise InputError(
@@ -94,7 +87,7 @@ def check_rules(mapping: EventMapping) -> IntervalRules:
 
 
 class PublishStream(beam.PTransform[Any, Any]):
-    """``RawEvents`` with their arrival as Beam's timestamp, to published intervals.
+    """``RawEvents`` with their arrival as Beam's timestamp, to published partitions.
 
     Args:
         mapping: with the pinned teacher.
@@ -122,9 +115,9 @@ class PublishStream(beam.PTransform[Any, Any]):
                 accumulation_mode=AccumulationMode.DISCARDING,
                 allowed_lateness=LATE_FOR,
             )
-            | "By interval" >> beam.GroupByKey()
+            | "By partition" >> beam.GroupByKey()
             | "Join" >> beam.ParDo(_Join(mapping, log))
-            | StageIntervals(mapping, log)
+            | StagePartitions(mapping, log)
             | "To one worker" >> beam.Map(_keyed).with_output_types(tuple[bytes, tuple[int, bytes]])
             | "In order" >> beam.GroupByKey()
             | "Publish" >> beam.FlatMap(_publish, log)
@@ -136,31 +129,28 @@ def _keyed(staged: tuple[int, bytes]) -> tuple[bytes, tuple[int, bytes]]:
 
 
 def _publish(element: tuple[bytes, Iterable[tuple[int, bytes]]], log: Path) -> Iterator[int]:
-    for start, content in sorted(element[1]):
-        if content:
-            publish_manifest(log, parse_manifest(content, f"the staged partition from {start} on"))
-            yield start
+    for manifest in publish_staged(log, element[1]):
+        yield manifest.start
 
 
-# ---------------------------------------------------------------- from events to intervals
+# ---------------------------------------------------------------- from events to partitions
 
 
 @beam.typehints.with_output_types(tuple[int, tuple[str, bytes]])
 class _Route(beam.DoFn):
-    """Parses events, transforms features, and gives each interval what it needs, as an Arrow stream."""
+    """Parses events, transforms features, and sends each partition the events that it needs, as an Arrow stream."""
 
     def __init__(self, mapping: EventMapping, log: Path, last: int, max_reject_share: float) -> None:
-        self._mapping, self._log, self._last, self._max_share = mapping, log, last, max_reject_share
-        self._rules = interval_rules(mapping)
-        self._recent: list[UnitReport] = []
+        self._mapping, self._log, self._last = mapping, log, last
+        self._rules = partition_rules(mapping)
+        self._recent = RecentReports(max_reject_share)
 
     def process(self, element: RawEvents) -> Iterator[Any]:
         prepared = prepare(self._mapping, element.kind, element.chunk, time.time_ns() // 1000)
         report = UnitReport(element.kind, element.name, events=prepared.count)
         report.add_rejects(prepared.rejects)
-        self._judge(report)
-        route = route_impressions if element.kind == "impressions" else route_clicks
-        routed, late = route(self._rules, prepared.table)
+        self._check_rejects(report)
+        routed, late = route(self._rules, element.kind, prepared.table)
         if late.num_rows:
             write_late(self._log, element.kind, late)
         for start, table in routed.items():
@@ -169,7 +159,7 @@ class _Route(beam.DoFn):
             yield from self._earlier(routed)
 
     def _earlier(self, routed: dict[int, pa.Table]) -> Iterator[Any]:
-        """Ids and times for the later intervals whose clicks may be those of these impressions."""
+        """Ids and times for the later partitions whose clicks may be those of these impressions."""
         for table in routed.values():
             known = table.select(EARLIER_SCHEMA.names)
             times = known.column("query_time").to_numpy()
@@ -177,7 +167,7 @@ class _Route(beam.DoFn):
             for ahead in range(1, -(-self._rules.lookback // self._rules.length) + 1):
                 starts = begins + ahead * self._rules.length
                 there = times >= known_from(self._rules, starts)
-                parts = split_by_interval(known.filter(pa.array(there)), starts[there])
+                parts = split_by_partition(known.filter(pa.array(there)), starts[there])
                 for start, part in parts.items():
                     yield from self._send(start, _EARLIER, part)
 
@@ -186,15 +176,13 @@ class _Route(beam.DoFn):
             last_moment = Timestamp(micros=self._rules.closes_at(start) - _MILLISECOND)
             yield TimestampedValue((start, (what, _to_bytes(table))), last_moment)
 
-    def _judge(self, report: UnitReport) -> None:
-        self._recent.append(report)
-        while sum(other.events for other in self._recent[1:]) >= RECENT_EVENTS:
-            del self._recent[0]
+    def _check_rejects(self, report: UnitReport) -> None:
+        self._recent.add(report)
         if report.rejected:
             content = describe_rejects(report)
             name = f"{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
             write_atomic_bytes(self._log / "rejects" / name, content)
-            check_rejects(self._recent, self._max_share, ENOUGH_EVENTS)
+            self._recent.check_rejects()
 
 
 def _to_bytes(table: pa.Table) -> bytes:
@@ -209,16 +197,16 @@ def _from_bytes(content: bytes) -> pa.Table:
         return reader.read_all()
 
 
-@beam.typehints.with_output_types(JoinedAt)
+@beam.typehints.with_output_types(JoinedPartition)
 class _Join(beam.DoFn):
-    """Joins an interval when its window fires; what comes after that is too late and set aside."""
+    """Joins a partition when its window fires; events that come after that are too late, and are written apart."""
 
     def __init__(self, mapping: EventMapping, log: Path) -> None:
         self._mapping, self._log = mapping, log
 
     def process(
         self, element: tuple[int, Iterable[tuple[str, bytes]]], pane: Any = beam.DoFn.PaneInfoParam
-    ) -> Iterator[JoinedAt]:
+    ) -> Iterator[JoinedPartition]:
         start, parts = element
         found: dict[str, list[pa.Table]] = {}
         for what, content in parts:
@@ -227,23 +215,23 @@ class _Join(beam.DoFn):
             # A runner may fire once more, with nothing, when it forgets a window.
             return
         if pane.timing == PaneInfoTiming.LATE:
-            self._set_aside(start, found)
+            self._write_late(start, found)
             return
-        mapping, rules = self._mapping, interval_rules(self._mapping)
+        mapping, rules = self._mapping, partition_rules(self._mapping)
         impressions, clicks = (
             pa.concat_tables([empty(kind, mapping), *found.get(kind, [])]) for kind in KINDS
         )
         earlier = pa.concat_tables([EARLIER_SCHEMA.empty_table(), *found.get(_EARLIER, [])])
-        yield JoinedAt(
-            start, join_interval(mapping.feature_schema, rules, start, impressions, earlier, clicks)
+        yield JoinedPartition(
+            start, join_partition(mapping.feature_schema, rules, start, impressions, earlier, clicks)
         )
 
-    def _set_aside(self, start: int, found: dict[str, list[pa.Table]]) -> None:
-        rules = interval_rules(self._mapping)
+    def _write_late(self, start: int, found: dict[str, list[pa.Table]]) -> None:
+        rules = partition_rules(self._mapping)
         for kind in KINDS:
             for table in found.get(kind, []):
                 if kind == "clicks":
-                    # At any other interval the same click is told of again.
+                    # Other partitions than its own get the same click too.
                     at_home = rules.start_of(table.column("time").to_numpy()) == start
                     table = table.filter(pa.array(np.asarray(at_home)))
                 if table.num_rows:
@@ -258,7 +246,7 @@ def stream_events(
     max_reject_share: float = 0.01,
     stop: Stop = lambda: None,
 ) -> None:
-    """Runs the job on a streaming runner until its source ends, or it is asked to stop and canceled.
+    """Runs the job on a streaming runner until its source ends, or it is canceled.
 
     Args:
         mapping: how events become examples.
@@ -266,7 +254,7 @@ def stream_events(
         source: makes the transform that gives ``RawEvents``, of the mapping with its teacher pinned.
         options: Beam's, with a runner (``ctr.pipelines.events.stream_job.streaming_options``).
         max_reject_share: of the latest events of each worker; more of them end the job.
-        stop: asked ten times a second.
+        stop: called ten times a second; a signal cancels the job.
 
     Raises:
         InputError: a runner that cannot do it, another mapping's log, or too many rejects.

@@ -1,4 +1,4 @@
-"""A streaming job from its submission to its end: options that every such job needs, signals, and what goes wrong."""
+"""A streaming job from its submission to its end: required options, signals and errors."""
 
 # mypy: allow-untyped-calls
 
@@ -10,12 +10,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import apache_beam as beam
 import grpc
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, StandardOptions
 
 from ctr.io.errors import InputError
 from ctr.io.signals import Stop
+from ctr.pipelines.beam import make_pipeline
 from ctr.pipelines.events.run import beam_options, input_errors_of_workers
 
 _FLINK = ("FlinkRunner", "PortableRunner")
@@ -24,16 +24,16 @@ _CANCEL_SECONDS = 60
 _CONNECT_SECONDS = 10
 
 _WITH_CHECKPOINTS = {
-    # Without it what a bundle gives that a checkpoint ends waits for the next one, which a source may never have.
+    # Without it the output of a bundle that a checkpoint ends waits for the next bundle, which may never come.
     "--finish_bundle_before_checkpointing": "",
-    # By default Flink starts a failing job again for ever.
+    # By default Flink restarts a failing job forever.
     "--number_of_execution_retries": "=3",
 }
-# How long sources stay that have nothing more to say; Flink's own default depends on whether there are checkpoints.
-# When they are gone no watermark of Kafka's moves; while they are there a job that has read everything does not end.
+# How long finished sources stay; Flink's own default depends on whether there are checkpoints. Without these sources
+# the watermark of Kafka no longer moves; with them a job that has read everything does not end.
 _SOURCES_STAY = "--shutdown_sources_after_idle_ms"
 _FOR_EVER = 2**63 - 1
-# A watermark moves when a bundle ends, so that intervals are published this much late; by default a second.
+# A watermark moves when a bundle ends, so that partitions are published this much late; by default a second.
 _ALWAYS = {"--max_bundle_time_mills": "=100"}
 
 
@@ -63,23 +63,20 @@ def runner_name(options: PipelineOptions) -> str:
 
 
 def run_until_stopped(options: PipelineOptions, build: Callable[[Any], object], stop: Stop) -> None:
-    """Submits a pipeline and waits until it is done, or is asked to stop and canceled.
+    """Submits a pipeline and waits until it is done, or is canceled.
 
     Raises:
-        InputError: of a worker, of options that fit no runner, or a runner that is not there or went away.
+        InputError: of a worker, of options that fit no runner, or a runner that cannot be reached (any more).
     """
     _check_endpoint(options)
-    try:
-        pipeline = beam.Pipeline(options=options)
-    except (ValueError, ImportError, AttributeError) as error:
-        raise InputError(f"--beam-options: {' '.join(str(error).split())}") from None
+    pipeline = make_pipeline(options)
     build(pipeline)
     with _runner_errors(), input_errors_of_workers():
         _run(pipeline, stop)
 
 
 def _check_endpoint(options: PipelineOptions) -> None:
-    """Beam itself waits minutes for a job server that is not there."""
+    """Refuses a job server that does not answer; Beam itself would wait minutes for it."""
     endpoint = str(options.view_as(PortableOptions).job_endpoint or "")
     host, colon, port = endpoint.rpartition(":")
     if runner_name(options) not in _FLINK or not colon or not port.isdecimal():
@@ -104,7 +101,7 @@ def _run(pipeline: Any, stop: Stop) -> None:
         finally:
             ended.set()
 
-    # A thread of its own: a signal must not break off what Beam does.
+    # A thread of its own: a signal must not interrupt Beam.
     threading.Thread(target=run, daemon=True).start()
     while not ended.wait(0.1):
         if stop() is not None:
@@ -118,26 +115,26 @@ def _run(pipeline: Any, stop: Stop) -> None:
 
 @contextlib.contextmanager
 def _runner_errors() -> Iterator[None]:
-    """Turns what is said of a runner that cannot be reached, or cannot do it, into one line."""
+    """Turns the errors of a runner that cannot be reached, or cannot run the job, into one line."""
     try:
         yield
     except (grpc.RpcError, grpc.FutureTimeoutError) as error:
-        told = error.details() if hasattr(error, "details") else "no answer"
-        raise InputError(f"--beam-options: the runner cannot be reached (any more): {told}") from None
+        details = error.details() if hasattr(error, "details") else "no answer"
+        raise InputError(f"--beam-options: the runner cannot be reached (any more): {details}") from None
     except RuntimeError as error:
         if "Traceback" in str(error):
             raise
-        # Not of a worker: the runner itself could not go on.
+        # Not from a worker: the runner itself has failed.
         raise InputError(f"--beam-options: {error}") from None
 
 
 @contextlib.contextmanager
 def silent_workers() -> Iterator[None]:
-    """Keeps away what workers inside this process print, each try and each thread anew.
+    """Hides what workers inside this process print, in each try and each thread again.
 
-    What has gone wrong is said once, by the error that the job ends with.
+    The error that the job ends with has it all.
     """
-    # For good: threads of a worker that has lost its runner end whenever they notice.
+    # Also after the block: threads of a worker that has lost its runner end some time later.
     threading.excepthook = lambda failure: None
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
         yield

@@ -1,4 +1,4 @@
-"""From raw events to tables: keys parsed, features made ids, bad events set aside one by one.
+"""From raw events to tables: parses keys, transforms features to ids, and rejects bad events one by one.
 
 An impression is a row of a shard (``ctr.data.log.shard_schema``) without its label yet, followed by ``arrival``
 (int64). A click is ``impression_id, time, arrival`` (int64). Times are microseconds, UTC.
@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ctr.data.durations import duration_us
 from ctr.data.event_mapping import EventMapping, EventSource
 from ctr.data.log import shard_schema
 from ctr.data.reader import FAULTS, rows_of_table
+from ctr.data.times import duration_us
 from ctr.data.transform import pack_table
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.chunks import Chunk
@@ -41,12 +41,12 @@ EARLIER_SCHEMA = pa.schema([pa.field(name, pa.int64(), False) for name in ("exam
 
 @dataclass(frozen=True)
 class Prepared:
-    """What became of a chunk of events.
+    """A chunk of events, parsed.
 
     Attributes:
         kind: of the events.
         table: the good ones.
-        rejects: the others.
+        rejects: the bad ones.
     """
 
     kind: Kind
@@ -60,7 +60,7 @@ class Prepared:
 
     @property
     def last_arrival(self) -> int:
-        """The latest arrival of the good ones, -1 where there is none."""
+        """The latest arrival of the good events, -1 without any."""
         latest = pc.max(self.table.column(ARRIVAL)).as_py()
         return -1 if latest is None else int(latest)
 
@@ -76,11 +76,10 @@ def prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_
     Args:
         kind: what its rows are.
         chunk: the raw columns.
-        now_us: no event can have arrived later, but for ``mapping.future``.
-        clock_us: nothing arrives before it any more: an earlier arrival counts as this one. Where arrivals are
-            not known, an event's own time stands for it.
+        now_us: the present; an event cannot have arrived later than ``mapping.future`` after it.
+        clock_us: an earlier arrival counts as this one. Without arrivals, an event's own time is used.
 
-    A column of a type that its use cannot read is a fault of each row.
+    A column whose type cannot be read rejects each row.
     """
     try:
         return _prepare(mapping, kind, chunk, now_us, clock_us)
@@ -126,7 +125,7 @@ def _prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock
 
 
 def arrivals(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int) -> tuple[int, int] | None:
-    """The first and the last arrival of raw events whose times are good; None where none are. As of ``prepare``."""
+    """The first and the last arrival of the raw events with valid times, see ``prepare``; None without any."""
     source = source_of(mapping, kind)
     names = dict.fromkeys(time.column or "" for time in source.times.values())
     slim = replace(chunk, table=chunk.table.select(list(names)), rejects=[])
@@ -198,9 +197,9 @@ def _pack_hashed(
 
 
 def _whole_lists(field: pa.Field, column: pa.Array, verdict: Verdict) -> pa.Array:
-    """The column, in which lists are null that lack an item or hold what is no id.
+    """The column with null for each list that lacks an item or has a value that is no id.
 
-    It has the type of ``field`` where it has none of its own.
+    A column of nulls gets the type of ``field``.
     """
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), field.type)
@@ -236,7 +235,7 @@ def _refuse_large(columns: Columns, limit: int, verdict: Verdict) -> None:
 
 
 def _list_sizes(column: pa.Array) -> np.ndarray:
-    """Of each list the number of its items or, where that is more, the bytes of its texts; int64."""
+    """The number of items of each list or, if that is more, the bytes of its texts; int64."""
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     kind = column.type.value_type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
@@ -255,7 +254,7 @@ def _refuse_future(
     verdict: Verdict,
     now_us: int,
 ) -> None:
-    """A single clock that is wrong must not close intervals before their events are there."""
+    """Rejects events of the future: one wrong clock must not close partitions before their events are there."""
     latest = {"arrival": now_us} if "arrival" in times else {"time": now_us}
     if mapping.future is None:
         return

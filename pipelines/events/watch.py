@@ -1,17 +1,17 @@
-"""Folders of events that are being filled to a log, interval by interval, until it is asked to stop.
+"""Joins the events of folders that are being filled to a log, partition by partition, until it is stopped.
 
 ::
 
     LOG/.events/            the spool, which outlives the process (``ctr.pipelines.events.spool``)
-    LOG/.events/clock.json  the arrival up to which all is known to be there, and so which intervals are closed
+    LOG/.events/clock.json  the arrival that the clock has reached, and so which partitions are closed
 
-Each round takes the files that are new, sets their events down, moves the clock to the arrival that both kinds have
-reached, and publishes the intervals that are closed by it, in order. A round that is killed is done again with the same
-result: files are read again until their report is there, intervals are staged again until their manifest is.
+Each round reads the files that are new, stores their events in the spool, moves the clock to the arrival that both
+kinds have reached, and publishes the partitions that are closed by it, in order. A round that is killed is done again
+with the same result: files are read again until their report is there, partitions are staged again until their
+manifest is.
 """
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,77 +19,62 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ctr.data.event_mapping import EventMapping
-from ctr.data.log import Manifest, list_intervals, read_manifests
+from ctr.data.log import Manifest, read_manifests
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, remove_temporaries, write_atomic_bytes
 from ctr.io.locks import hold
 from ctr.pipelines.events.accounts import (
-    ENOUGH_EVENTS,
-    RECENT_EVENTS,
     EventCounts,
+    RecentReports,
     check_conservation,
-    check_damaged,
-    check_rejects,
     sum_counters,
     write_rejects,
 )
-from ctr.pipelines.events.publish import CONFLICTING, LATE_EVENTS, UNMATCHED, begin_log
-from ctr.pipelines.events.read import Unit, find_events
-from ctr.pipelines.events.rules import interval_rules, known_from
-from ctr.pipelines.events.run import (
-    beam_options,
+from ctr.pipelines.events.drivers import FollowSettings
+from ctr.pipelines.events.folders import EventFolders, FilesRead
+from ctr.pipelines.events.publish import (
+    CONFLICTING,
+    LATE_EVENTS,
+    UNMATCHED,
+    begin_log,
+    last_published,
     publish_staged,
-    spool_units,
-    stage_spooled,
-    with_pinned_teacher,
 )
+from ctr.pipelines.events.read import Unit, Version
+from ctr.pipelines.events.rules import known_from, partition_rules
+from ctr.pipelines.events.run import beam_options, spool_units, stage_spooled, with_pinned_teacher
 from ctr.pipelines.events.spool import (
     SPOOL,
     UnitReport,
     count_impressions,
-    drop_intervals,
+    drop_partitions,
     drop_unfinished,
     list_reports,
     list_starts,
     read_report,
+    read_staged,
 )
 from ctr.pipelines.events.tables import KINDS, Kind
 
 _CLOCK = "clock.json"
 _FILES_A_ROUND = 32
 _RECENT_FILES = 1000
+_CHANGED = "changed after it was read: the added part is not read; put new events into a new file"
 
 
 @dataclass(frozen=True)
-class WatchSettings:
+class WatchSettings(FollowSettings):
     """How folders are watched.
 
     Attributes:
-        poll_seconds: between two looks at the folders.
-        settle_seconds: for which a file must not have changed before it is read.
-        idle_seconds: after which a kind without a new file holds the clock back no longer; when both are idle the
-            clock goes on with the time of day. It must be longer than the time between two files. None: each kind is
-            waited for as long as it takes.
         max_reject_share: of the latest events; more of them end the job.
-        drain: whether to end when there is no new file, with every interval published.
         workers: threads of the runner inside this process.
         beam_options: of another runner, whose workers see the same folders under the same paths.
     """
 
-    poll_seconds: float = 0.5
-    settle_seconds: float = 0.5
-    idle_seconds: float | None = None
     max_reject_share: float = 0.01
-    drain: bool = False
     workers: int = 1
     beam_options: str = ""
-
-    def __post_init__(self) -> None:
-        """Raises InputError for seconds that are none."""
-        for name in ("poll_seconds", "settle_seconds", "idle_seconds"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise InputError(f"{name}: {value:g} is not allowed; allowed: 0 or more")
 
 
 @dataclass
@@ -98,9 +83,9 @@ class Progress:
 
     Attributes:
         counts: of the events that were read.
-        clock_us: arrivals before it have been waited for, -1 before the first.
-        pending: impressions that wait in open intervals.
-        published: intervals, by this process.
+        clock_us: the arrival that the clock has reached, -1 before the first.
+        pending: impressions that wait in open partitions.
+        published: partitions, by this process.
         rows: of these.
     """
 
@@ -117,16 +102,17 @@ def watch_events(
     log: Path,
     settings: WatchSettings,
     stop: Callable[[], bool],
-    tell: Callable[[Progress, list[Manifest]], None] = lambda progress, published: None,
+    report: Callable[[Progress, list[Manifest]], None] = lambda progress, published: None,
 ) -> Progress:
-    """Publishes intervals as their events arrive; returns when ``stop`` says so, or, draining, when all is published.
+    """Publishes partitions as their events arrive; returns when ``stop`` says so, or, draining, when all is published.
 
     Args:
-        folders: with impressions and clicks (``ctr.pipelines.events.read.find_events``). The files of a kind count as
-            arriving in the order of their names, and must not change once they are there under their name.
+        mapping: how events become examples.
+        folders: with impressions and clicks (``ctr.pipelines.events.folders``).
         log: the log's folder.
-        stop: asked between rounds.
-        tell: called after each round with what it published.
+        settings: how the folders are watched.
+        stop: called between rounds.
+        report: called after each round with what it published.
 
     Raises:
         InputError: too many rejects, another mapping or another process at work on the log, or wrong options.
@@ -135,27 +121,27 @@ def watch_events(
     options = beam_options(settings.beam_options, settings.workers)
     begin_log(log, mapping)
     with _only_process(log / SPOOL):
-        state = _State(mapping, folders, log, log / SPOOL, settings)
+        watch = _Watch(mapping, folders, log, settings)
         while not stop():
-            new = state.new_units()
+            new = watch.new_units()
             if new:
-                # Arrivals before the clock of now are too late for what is closed by it, whenever they are read.
-                spool_units(options, mapping, log, state.spool, new, state.progress.clock_us, keep_going=True)
-                state.take_in(new)
-            state.move_clock(drained=settings.drain and not new)
-            due = state.closed_starts()
+                # Arrivals before the present clock are too late for what is closed by it, whenever they are read.
+                spool_units(options, mapping, log, watch.spool, new, watch.progress.clock_us, keep_going=True)
+                watch.add_units(new)
+            watch.move_clock(drained=settings.drain and not new)
+            due = watch.due_starts()
             published: list[Manifest] = []
             if due:
-                stage_spooled(options, mapping, log, state.spool, due)
-                published = publish_staged(log, state.spool, due)
-                state.closed(due, published)
-            tell(state.progress, published)
+                stage_spooled(options, mapping, log, watch.spool, due)
+                published = list(publish_staged(log, read_staged(watch.spool, due)))
+                watch.add_published(due, published)
+            report(watch.progress, published)
             if settings.drain and not new:
                 break
             if not new:
                 time.sleep(settings.poll_seconds)
-        state.finish()
-        return state.progress
+        watch.finish()
+        return watch.progress
 
 
 @contextmanager
@@ -165,123 +151,86 @@ def _only_process(spool: Path) -> Iterator[None]:
         yield
 
 
-class _State:
-    """What is known of the folders and the spool."""
+class _Watch:
+    """The state of a watch: the files that were read, the arrivals and the clock, and what is published."""
 
     def __init__(
-        self, mapping: EventMapping, folders: Sequence[Path], log: Path, spool: Path, settings: WatchSettings
+        self, mapping: EventMapping, folders: Sequence[Path], log: Path, settings: WatchSettings
     ) -> None:
-        self.spool = spool
+        self.spool = log / SPOOL
         self.progress = Progress()
-        self._mapping, self._folders, self._log, self._settings = mapping, folders, log, settings
-        self._rules = interval_rules(mapping)
-        # Size and time of change of each file that was read.
-        self._read: dict[tuple[Kind, str], tuple[int, int]] = {}
-        self._unsettled: dict[tuple[Kind, str], tuple[tuple[int, int], float]] = {}
-        self._recent: list[UnitReport] = []
-        self._changed: set[tuple[Kind, str]] = set()
+        self._log, self._settings = log, settings
+        self._rules = partition_rules(mapping)
+        self._folders = EventFolders(mapping, folders, settings)
+        self._files = FilesRead(self._report_change)
+        self._recent = RecentReports(settings.max_reject_share, _RECENT_FILES)
         self._arrived: dict[Kind, int] = dict.fromkeys(KINDS, -1)
         self._seen: dict[Kind, float] = dict.fromkeys(KINDS, time.monotonic())
-        self._published = max((start for start, _ in list_intervals(log)), default=-1)
-        clock = spool / _CLOCK
+        self._published = last_published(log)
+        self._restore()
+
+    def _restore(self) -> None:
+        """Continues where the process before this one has stopped, or was killed."""
+        clock = self.spool / _CLOCK
         if clock.exists():
             self.progress.clock_us = json.loads(clock.read_bytes())["clock_us"]
         elif self._published >= 0:
-            # Neither would clicks find their impressions in there, nor would the counts add up.
+            # Clicks would not find their impressions in the spool, and the counts would not add up.
             raise InputError(
-                f"{log}: this log was not made by following events, and its events are not in its spool: use "
+                f"{self._log}: this log was not made by following events, and its events are not in its spool: use "
                 "another output directory"
             )
-        drop_unfinished(spool)
+        drop_unfinished(self.spool)
         for folder in ("manifests", "shards", UNMATCHED, CONFLICTING, LATE_EVENTS, "rejects"):
-            remove_temporaries(log / folder)
-        reports = sorted(list_reports(spool), key=lambda report: report.modified_ns)
+            remove_temporaries(self._log / folder)
+        reports = sorted(list_reports(self.spool), key=lambda report: report.modified_ns)
+        # A process may have been killed between a report and the description of its rejects.
+        self._add_reports(reports, [report for report in reports if report.rejected or report.damaged])
+
+    def _add_reports(self, reports: Sequence[UnitReport], described: Sequence[UnitReport]) -> None:
+        """Counts units, describes the rejects of some of them, and checks that there are not too many."""
         for report in reports:
-            self._count(report)
-        # A process before this one may have been killed between a report and the description of its rejects.
-        write_rejects(log, [report for report in reports if report.rejected or report.damaged])
-        self._judge()
+            self._files.add(report.kind, report.name, Version(report.size, report.modified_ns))
+            self._recent.add(report)
+            self.progress.counts = self.progress.counts.plus(report)
+            self._arrived[report.kind] = max(self._arrived[report.kind], report.last_arrival)
+        write_rejects(self._log, described)
+        self._recent.check_damaged()
+        self._recent.check_rejects()
 
-    def _count(self, report: UnitReport) -> None:
-        self._read[report.kind, report.name] = report.size, report.modified_ns
-        self._recent.append(report)
-        while (
-            sum(other.events for other in self._recent[1:]) >= RECENT_EVENTS
-            or len(self._recent) > _RECENT_FILES
-        ):
-            del self._recent[0]
-        self.progress.counts = self.progress.counts.plus(report)
-        self._arrived[report.kind] = max(self._arrived[report.kind], report.last_arrival)
-
-    def _judge(self) -> None:
-        check_damaged(self._recent)
-        check_rejects(self._recent, self._settings.max_reject_share, ENOUGH_EVENTS)
+    def _report_change(self, unit: Unit) -> None:
+        """Describes a file that was changed among the rejects: what was added to it is not read."""
+        report = read_report(self.spool, unit)
+        if report is not None:
+            write_rejects(self._log, [replace(report, damaged=_CHANGED)])
 
     def new_units(self) -> list[Unit]:
-        """The next files to read, some at a time; of each kind those that arrived first.
+        """The next files to read, some at a time; of each kind those that arrived first."""
+        unread = self._files.unread(self._folders.scan())
+        units: list[Unit] = []
+        for kind in KINDS:
+            new = self._folders.complete_files(kind, [unit for unit in unread if unit.kind == kind])
+            if new.unsettled:
+                # A file is on its way: its kind is not idle.
+                self._seen[kind] = time.monotonic()
+            units += [file.unit for file in new.files[:_FILES_A_ROUND]]
+        return units
 
-        A file that is still being written holds back those of its kind after it.
-        """
-        found: dict[Kind, list[Unit]] = {kind: [] for kind in KINDS}
-        waiting: set[Kind] = set()
-        for unit in find_events(self._mapping, self._folders):
-            try:
-                stat = unit.path.stat()
-            except FileNotFoundError:
-                continue
-            found_now = stat.st_size, stat.st_mtime_ns
-            if (unit.kind, unit.name) in self._read:
-                if found_now != self._read[unit.kind, unit.name]:
-                    self._note_change(unit)
-                continue
-            if not self._settings.drain and not self._is_settled(unit, found_now):
-                waiting.add(unit.kind)
-                # It is on its way: nobody is idle.
-                self._seen[unit.kind] = time.monotonic()
-            if unit.kind not in waiting:
-                found[unit.kind].append(unit)
-        return [unit for kind in KINDS for unit in found[kind][:_FILES_A_ROUND]]
-
-    def _is_settled(self, unit: Unit, found: tuple[int, int]) -> bool:
-        """Whether a file has not changed for long enough, by its own time or by what was seen of it."""
-        limit = self._settings.settle_seconds
-        if time.time_ns() - found[1] >= limit * 1e9:
-            self._unsettled.pop((unit.kind, unit.name), None)
-            return True
-        # Its clock may not be ours.
-        before, since = self._unsettled.get((unit.kind, unit.name), (None, 0.0))
-        if before != found:
-            self._unsettled[unit.kind, unit.name] = found, time.monotonic()
-            return False
-        return time.monotonic() - since >= limit
-
-    def _note_change(self, unit: Unit) -> None:
-        """Whatever was added to a file that is read already is no event of the job, and nobody shall miss that."""
-        if (unit.kind, unit.name) not in self._changed:
-            self._changed.add((unit.kind, unit.name))
-            told = "changed after it was read: the added part is not read; put new events into a new file"
-            report = read_report(self.spool, unit)
-            if report is not None:
-                write_rejects(self._log, [replace(report, damaged=told)])
-
-    def take_in(self, units: Sequence[Unit]) -> None:
-        """Counts units that are in the spool now, and judges their rejects.
+    def add_units(self, units: Sequence[Unit]) -> None:
+        """Counts units that are in the spool now.
 
         Raises:
-            InputError: too many of them, or a runner that has set nothing down here.
+            InputError: too many of their events were rejected, or the runner has written no reports here.
         """
-        reports = [read_report(self.spool, unit) for unit in units]
-        for unit, report in zip(units, reports, strict=True):
-            if report is None:
-                raise InputError("--beam-options: workers must see the log's folder under the same path")
-            self._count(report)
+        reports = [report for unit in units if (report := read_report(self.spool, unit)) is not None]
+        if len(reports) != len(units):
+            raise InputError("--beam-options: workers must see the log's folder under the same path")
+        for unit in units:
             self._seen[unit.kind] = time.monotonic()
-            self._unsettled.pop((unit.kind, unit.name), None)
-        write_rejects(self._log, [report for report in reports if report is not None])
-        self._judge()
+        self._add_reports(reports, reports)
 
     def move_clock(self, drained: bool) -> None:
-        """Moves the clock to the arrival that every kind has reached that is not idle."""
+        """Moves the clock to the arrival that every kind but the idle ones has reached."""
         now = time.monotonic()
         limit = self._settings.idle_seconds
         idle = {kind: limit is not None and now - self._seen[kind] > limit for kind in KINDS}
@@ -295,24 +244,24 @@ class _State:
             clock = max(self._arrived.values()) + round(since * 1e6)
         if clock > self.progress.clock_us:
             self.progress.clock_us = clock
-            # Set down before anything is closed by it: a process after this one must judge arrivals by the same clock.
+            # Before anything is closed by it: a process after this one must judge arrivals by the same clock.
             write_atomic_bytes(self.spool / _CLOCK, json.dumps({"clock_us": clock}).encode())
 
-    def closed_starts(self) -> list[int]:
-        """The intervals with events that are closed and not published, in order."""
+    def due_starts(self) -> list[int]:
+        """The starts of the partitions with events that are closed and not published, in order."""
         return [
             start
             for start in list_starts(self.spool)
             if start > self._published and self._rules.closes_at(start) <= self.progress.clock_us
         ]
 
-    def closed(self, starts: Sequence[int], published: Sequence[Manifest]) -> None:
-        """Takes note of published intervals, and deletes what no interval to come can ask for."""
+    def add_published(self, starts: Sequence[int], published: Sequence[Manifest]) -> None:
+        """Counts published partitions, and deletes what no later partition needs."""
         self._published = max(self._published, *starts)
         self.progress.published += len(published)
         self.progress.rows += sum(manifest.rows for manifest in published)
-        # The next one to be published begins after these: all others are closed.
-        drop_intervals(
+        # The next partition to be published begins after these.
+        drop_partitions(
             self.spool, known_from(self._rules, self._published + self._rules.length) - self._rules.length
         )
 
@@ -320,7 +269,7 @@ class _State:
         """Counts what is pending, and checks that every impression that was ever read is accounted for.
 
         Raises:
-            InputError: a drained job had too many rejects for so few events that nothing was said before.
+            InputError: a drained job had too many rejects, for fewer events than are judged before the end.
         """
         open_starts = [start for start in list_starts(self.spool) if start > self._published]
         self.progress.pending = count_impressions(self.spool, open_starts)
@@ -328,4 +277,4 @@ class _State:
             self.progress.counts, sum_counters(read_manifests(self._log)), self.progress.pending
         )
         if self._settings.drain:
-            check_rejects(self._recent, self._settings.max_reject_share)
+            self._recent.check_rejects(at_least=1)

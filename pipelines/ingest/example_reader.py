@@ -1,4 +1,4 @@
-"""The examples of all input files in their order, with threads that work ahead, and what is noticed on the way."""
+"""Reads the examples of all input files in order, with threads that work ahead; counts rows, times and rejects."""
 
 import time
 from collections import Counter, deque
@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.mapping import Mapping
+from ctr.data.times import format_time
 from ctr.pipelines.ingest.examples import ExampleMaker, Examples
 from ctr.pipelines.ingest.repeats import Repeats, hash_rows
 from ctr.pipelines.rows.chunks import Chunk
@@ -35,7 +36,7 @@ def timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
 
 @dataclass
 class TimesFound:
-    """The times of rows, in microseconds: of those before ``early`` and from ``now`` on how many there are.
+    """The range of the rows' times, in microseconds, and how many are unlikely.
 
     Attributes:
         early, now: times.
@@ -51,13 +52,25 @@ class TimesFound:
     after: int = 0
 
     def add(self, times: np.ndarray) -> None:
-        """Takes more rows, [N] int64."""
+        """Adds the times of rows, [N] int64."""
         if len(times):
             low, high = int(times.min()), int(times.max())
             self.first = low if self.first is None else min(self.first, low)
             self.last = high if self.last is None else max(self.last, high)
             self.before += int(np.count_nonzero(times < self.early)) if low < self.early else 0
             self.after += int(np.count_nonzero(times >= self.now)) if high >= self.now else 0
+
+    def warnings(self, rows: int) -> Iterator[str]:
+        """Warns of unlikely times among those of so many rows."""
+        for count, what, extreme, time_us in (
+            (self.before, "before the year 2000", "earliest", self.first),
+            (self.after, "in the future", "latest", self.last),
+        ):
+            if count and time_us is not None:
+                yield (
+                    f"{count} of {rows} times lie {what}, the {extreme} at {format_time(time_us)}: "
+                    "if that is wrong, check time.unit or time.format of the mapping"
+                )
 
 
 class ExampleReader:
@@ -66,12 +79,12 @@ class ExampleReader:
     Args:
         mapping: how the files become examples.
         sources: the files.
-        first_lines: for each file the lines that are taken to stand before it (``row_order`` counts them); None: the
-            files of ``sources`` before it count, from ``line`` on.
+        first_lines: for each file the number of lines before it (``row_order`` counts them); None: those of the files
+            of ``sources`` before it, from ``line`` on.
         line: see ``first_lines``.
-        rejects: takes the rows that are set aside.
-        times: takes the times of rows.
-        repeats: takes the hashes of rows; None: none are made.
+        rejects: to which bad rows are added.
+        times: to which the times of rows are added.
+        repeats: to which the hashes of rows are added; None: rows are not hashed.
         progress: called with the number of rows read since its last call.
         block_bytes: how much of a file is handled at a time.
         seconds: how long each stage was busy.
@@ -111,16 +124,16 @@ class ExampleReader:
         self.lines_of: dict[int, tuple[int, int]] = {}
 
     def __iter__(self) -> Iterator[pa.Table]:
-        """Yields tables under ``spill_schema``; their rejects are noted and counted on the way."""
+        """Yields tables under ``spill_schema``; counts their rows, and adds their rejects, times and hashes."""
         with ThreadPoolExecutor(_WORKERS, "ingest") as pool:
             waiting: deque[Future[tuple[int, Examples, np.ndarray | None]]] = deque()
             try:
                 for job in self._jobs():
                     waiting.append(pool.submit(self._make, *job))
                     if len(waiting) > _AHEAD + 1:
-                        yield self._note(*waiting.popleft().result())
+                        yield self._count(*waiting.popleft().result())
                 while waiting:
-                    yield self._note(*waiting.popleft().result())
+                    yield self._count(*waiting.popleft().result())
             finally:
                 for future in waiting:
                     future.cancel()
@@ -153,7 +166,7 @@ class ExampleReader:
             hashes = None if self._repeats is None else hash_rows(self._mapping, examples.table)
             return chunk.file, examples, hashes
 
-    def _note(self, file: int, examples: Examples, hashes: np.ndarray | None) -> pa.Table:
+    def _count(self, file: int, examples: Examples, hashes: np.ndarray | None) -> pa.Table:
         self.rows += examples.count
         self.rows_of[file] += examples.count
         self._rejects.add(examples.rejects)

@@ -1,4 +1,4 @@
-"""From a chunk of raw rows to examples: keys parsed, bad rows set aside one by one, features transformed."""
+"""From a chunk of raw rows to examples: parses keys, rejects bad rows one by one, transforms features."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from ctr.pipelines.rows.rejects import Reject
 from ctr.pipelines.rows.sources import SourceFile
 
 FILE_COLUMN, ROW_COLUMN = "@file", "@row"
-"""Columns beside those of a shard that say where an example comes from; no feature can have such a name."""
+"""Columns beside those of a shard, with the source of each example; no feature can have such a name."""
 
 
 def spill_schema(schema: Schema) -> pa.Schema:
@@ -40,7 +40,7 @@ def spill_schema(schema: Schema) -> pa.Schema:
 
 @dataclass(frozen=True)
 class Examples:
-    """What became of a chunk: a table under ``spill_schema``, and the rows set aside.
+    """The examples of a chunk, as a table under ``spill_schema``, and the rejected rows.
 
     In a log that groups rows, ``query_id`` is still the group and ``query_time`` the row's own time.
     """
@@ -51,7 +51,7 @@ class Examples:
 
 
 class ExampleMaker:
-    """Makes examples of chunks; has no state that changes, so that threads may share it.
+    """Makes examples of chunks; immutable, so that threads may share it.
 
     Args:
         mapping: the mapping of the log.

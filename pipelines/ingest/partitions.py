@@ -1,25 +1,25 @@
-"""Rows into the partitions of a log: grouped, sorted, compared with what is published, refused where that is closed."""
+"""From rows to the partitions of a log: groups and sorts rows, compares them with published partitions."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from datetime import UTC, datetime
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import Manifest, is_published, stage_interval
+from ctr.data.log import Manifest, is_published, stage_partition
 from ctr.data.mapping import Mapping
 from ctr.data.row_order import KEY_COLUMNS, sort_rows
+from ctr.data.times import format_time
 from ctr.io.errors import InputError
-from ctr.io.files import file_sha256
+from ctr.io.files import file_sha256, is_temporary
 from ctr.pipelines.ingest.example_reader import timed
 from ctr.pipelines.ingest.examples import FILE_COLUMN, ROW_COLUMN, spill_schema
-from ctr.pipelines.ingest.sessions import assign_queries
+from ctr.pipelines.rows.convert import mix_ids
 from ctr.pipelines.rows.rejects import Reject, RejectLog, make_reject
-from ctr.pipelines.spill import Arrival, IntervalSpill
+from ctr.pipelines.spill import ArrivalSpill, PartitionSpill
 
 GROUP_COLUMN = "@group"
 """Beside the columns of ``spill_schema``, in logs that group rows: the group, which sessions cut into queries."""
@@ -27,30 +27,23 @@ GROUP_COLUMN = "@group"
 _FILES_NAMED = 3
 
 
-def iso(time_us: int) -> str:
-    """A time in microseconds as text; a fraction of a second only where there is one."""
-    return datetime.fromtimestamp(time_us // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%S") + (
-        f".{time_us % 1_000_000:06d}Z" if time_us % 1_000_000 else "Z"
-    )
-
-
 def spill_rows(
     mapping: Mapping, tables: Iterable[pa.Table], folder: Path, seconds: dict[str, float]
-) -> IntervalSpill:
-    """Sets all rows down by partition, with their query ids and times.
+) -> PartitionSpill:
+    """Stores all rows by partition, with their query ids and times.
 
     Args:
         tables: under ``spill_schema``, with groups for query ids and rows' own times for query times.
         folder: for files.
     """
     folder.mkdir()
-    spill = IntervalSpill(folder, mapping.partition_us)
+    spill = PartitionSpill(folder, mapping.partition_us)
     if mapping.query is None:
         for table in tables:
             with timed(seconds, "spill"):
                 spill.append(table)
         return spill
-    arrival = Arrival(folder, spill_schema(mapping.feature_schema))
+    arrival = ArrivalSpill(folder, spill_schema(mapping.feature_schema))
     groups, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     with closing(arrival):
         for table in tables:
@@ -72,6 +65,38 @@ def spill_rows(
     return spill
 
 
+def assign_queries(
+    groups: np.ndarray, times: np.ndarray, gap_us: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Gives each row its query.
+
+    Args:
+        groups: [N] int64, rows of different groups never share a query.
+        times: [N] int64, microseconds.
+        gap_us: a new session of the group starts after a longer pause than this; None: one query a group.
+
+    Returns:
+        [N] int64 query ids (the group, or a hash of the group and the session's first time) and [N] int64
+        query times: the time of the query's last row, so that no label is known before its query.
+    """
+    order = np.lexsort((times, groups))
+    sorted_groups, sorted_times = groups[order], times[order]
+    starts = np.ones(len(order), bool)
+    starts[1:] = sorted_groups[1:] != sorted_groups[:-1]
+    if gap_us is not None:
+        starts[1:] |= sorted_times[1:] - sorted_times[:-1] > gap_us
+    begins = np.flatnonzero(starts)
+    lengths = np.diff(np.append(begins, len(order)))
+    ids = sorted_groups[begins]
+    if gap_us is not None:
+        ids = mix_ids(ids, sorted_times[begins])
+    query_ids = np.empty(len(order), np.int64)
+    query_times = np.empty(len(order), np.int64)
+    query_ids[order] = np.repeat(ids, lengths)
+    query_times[order] = np.repeat(sorted_times[begins + lengths - 1], lengths)
+    return query_ids, query_times
+
+
 def _with_queries(table: pa.Table, query_ids: np.ndarray, query_times: np.ndarray) -> pa.Table:
     for name, values in (("query_id", query_ids), ("query_time", query_times)):
         place = table.schema.get_field_index(name)
@@ -79,8 +104,8 @@ def _with_queries(table: pa.Table, query_ids: np.ndarray, query_times: np.ndarra
     return table
 
 
-def as_read(mapping: Mapping, table: pa.Table) -> pa.Table:
-    """Rows of ``spill_rows`` as they were before they were grouped: what is held back is grouped again."""
+def ungrouped(mapping: Mapping, table: pa.Table) -> pa.Table:
+    """Restores rows of ``spill_rows`` as they were before they were grouped: held rows are grouped again."""
     if mapping.query is None:
         return table
     groups, times = table.column(GROUP_COLUMN).to_numpy(), table.column("timestamp").to_numpy()
@@ -88,13 +113,13 @@ def as_read(mapping: Mapping, table: pa.Table) -> pa.Table:
 
 
 def sorted_partitions(
-    spill: IntervalSpill, starts: Sequence[int], seconds: dict[str, float]
+    spill: PartitionSpill, starts: Sequence[int], seconds: dict[str, float]
 ) -> Iterator[tuple[int, pa.Table, list[Reject]]]:
-    """Yields partitions in order, sorted, with the rows that stood twice; the next one is sorted meanwhile."""
+    """Yields sorted partitions in order, with their duplicates as rejects; the next one is sorted meanwhile."""
 
     def load(start: int) -> tuple[pa.Table, list[Reject]]:
         with timed(seconds, "sort"):
-            return _sorted_once(spill.take(start))
+            return _sorted_once(spill.pop(start))
 
     with ThreadPoolExecutor(1, "ingest-sort") as pool:
         ahead = [pool.submit(load, start) for start in starts[:1]]
@@ -105,7 +130,7 @@ def sorted_partitions(
 
 
 def _sorted_once(table: pa.Table) -> tuple[pa.Table, list[Reject]]:
-    """Sorts a partition; of the rows with one example id in one query the first to arrive stays."""
+    """Sorts a partition; of the rows with one example id in one query, the first to arrive is kept."""
     table = sort_rows(table)
     keys = [table.column(name).to_numpy() for name in KEY_COLUMNS]
     repeated = np.zeros(table.num_rows, bool)
@@ -128,8 +153,8 @@ def examples_of(table: pa.Table) -> pa.Table:
 
 
 def stage(out: Path, mapping: Mapping, start: int, table: pa.Table, write: bool = True) -> Manifest:
-    """``ctr.data.log.stage_interval`` for a partition of ``sorted_partitions``."""
-    return stage_interval(
+    """``ctr.data.log.stage_partition`` for a partition of ``sorted_partitions``."""
+    return stage_partition(
         out,
         mapping.feature_schema,
         start,
@@ -140,8 +165,8 @@ def stage(out: Path, mapping: Mapping, start: int, table: pa.Table, write: bool 
     )
 
 
-def published_again(out: Path, mapping: Mapping, start: int, table: pa.Table) -> Manifest | None:
-    """The manifest of a published partition that consists of just these rows; its shards are mended. Else None."""
+def find_published(out: Path, mapping: Mapping, start: int, table: pa.Table) -> Manifest | None:
+    """The manifest of a published partition with exactly these rows, whose shards are repaired; else None."""
     planned = stage(out, mapping, start, table, write=False)
     if not is_published(out, planned):
         return None
@@ -149,6 +174,39 @@ def published_again(out: Path, mapping: Mapping, start: int, table: pa.Table) ->
     if not all(path.exists() and file_sha256(path) == sha256 for path, sha256 in paths):
         stage(out, mapping, start, table)
     return planned
+
+
+@contextmanager
+def new_shards_removed_on_failure(out: Path, mapping: Mapping, starts: Sequence[int]) -> Iterator[None]:
+    """Deletes the new shards of these partitions where the block fails.
+
+    Without a manifest, and before partitions that are published, readers would take their manifests for lost.
+    """
+    before = {path.name for path in (out / "shards").glob("*")}
+    try:
+        yield
+    except BaseException:
+        stems = tuple(f"{start:019d}-{start + mapping.partition_us:019d}" for start in starts)
+        for path in (out / "shards").glob("*"):
+            if path.name not in before and path.name.startswith(stems):
+                path.unlink(missing_ok=True)
+        raise
+
+
+def remove_leftovers(out: Path, manifests: Sequence[Manifest], rejects: Path) -> None:
+    """Deletes what killed ingests have left of these partitions, and of this file of rejects.
+
+    Files of other partitions stay: another publisher may be writing them right now.
+    """
+    shards = {shard.file for manifest in manifests for shard in manifest.shards}
+    names = {manifest.name for manifest in manifests}
+    for path in (out / "shards").glob("*"):
+        if path.name not in shards and path.name[: len(next(iter(names), ""))] in names:
+            path.unlink(missing_ok=True)
+    for folder in (out / "manifests", out / "rejects"):
+        for path in folder.glob("*"):
+            if is_temporary(path) and path.name.startswith((*names, rejects.name)):
+                path.unlink(missing_ok=True)
 
 
 class ClosedRows:
@@ -165,24 +223,24 @@ class ClosedRows:
 
     @property
     def count(self) -> int:
-        """How many rows."""
+        """The number of rows."""
         return sum(table.num_rows for table in self._tables)
 
     def add(self, table: pa.Table) -> None:
-        """Takes the rows of one partition."""
+        """Adds the rows of one partition."""
         self._tables.append(table.select([FILE_COLUMN, ROW_COLUMN, "query_time"]))
 
     def reject(self, rejects: RejectLog, rows: int, out: Path, changed: Sequence[str]) -> None:
         """Rejects them one by one.
 
         Args:
-            rejects: takes them.
+            rejects: to which they are added.
             rows: of the input, which ``rejects.max_share`` is a share of.
             out: the log.
             changed: files that were added to the log before with other content.
 
         Raises:
-            InputError: there are too many of them; what they are, and what to do.
+            InputError: there are too many of them.
         """
         if self.count > rejects.max_share * rows:
             added = f". With other content {', '.join(changed)} was added before" if changed else ""
@@ -196,14 +254,19 @@ class ClosedRows:
         allowed = "times in partitions that are not published"
         rejects.add(
             make_reject(
-                row[FILE_COLUMN], row[ROW_COLUMN], "partition", "closed", iso(row["query_time"]), allowed
+                row[FILE_COLUMN],
+                row[ROW_COLUMN],
+                "partition",
+                "closed",
+                format_time(row["query_time"]),
+                allowed,
             )
             for table in self._tables
             for row in table.to_pylist()
         )
 
     def describe(self, rows: int) -> str:
-        """How many they are, of which files, and which is the first."""
+        """Describes their number, their files and the first of them."""
         table = pa.concat_tables(self._tables)
         files, lines = table.column(FILE_COLUMN).to_numpy(), table.column(ROW_COLUMN).to_numpy()
         times = table.column("query_time").to_numpy()
@@ -219,5 +282,5 @@ class ClosedRows:
         return (
             f"{table.num_rows} of {rows} rows fall into {partitions} closed partition{'s' * (partitions != 1)}: "
             f"{', '.join(named)}; the first is {self._names[files[first]]} row {lines[first]} at "
-            f"{iso(int(times[first]))}, in [{iso(start)}, {iso(start + self._length)})"
+            f"{format_time(int(times[first]))}, in [{format_time(start)}, {format_time(start + self._length)})"
         )

@@ -1,10 +1,11 @@
-"""Finds rows that were read before: blocks of rows whose content was seen in another file, or earlier in the same one.
+"""Finds rows that were read before: blocks of rows whose content was in another file, or earlier in the same one.
 
-A block ends at a row whose hash says so, not at a number of rows: a copy is found wherever it begins, in a file of any
-name, compression or format. Hashed are the examples that rows become, without what their file's name gives them.
+The end of a block depends on the hash of its last row, not on a number of rows: a copy is found wherever it begins, in
+a file of any name, compression or format. Hashes are those of the examples, without values made from the file's name.
 """
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from ctr.data.mapping import Mapping
 from ctr.data.parquet_files import IDS_COLUMN
 
 _SHORTEST, _LONGEST = 64, 8192
+_WARNED_SHARE = 0.01
 _ENDS = np.uint64((1 << 10) - 1)
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -35,7 +37,7 @@ def _mixed(values: np.ndarray) -> np.ndarray:
 def hash_rows(mapping: Mapping, table: pa.Table) -> np.ndarray:
     """[N] uint64: a hash of the content of each row of a table under ``ctr.pipelines.ingest.examples.spill_schema``.
 
-    Of times and ids only those that the file itself holds count.
+    Only times and ids that are in the file itself are included.
     """
     names = ["label", "train_weight"]
     names += ["query_time"] if mapping.time.row_order is None else []
@@ -53,7 +55,7 @@ def hash_rows(mapping: Mapping, table: pa.Table) -> np.ndarray:
         ids = np.concatenate(
             [unpack_ids(chunk) for chunk in table.column(IDS_COLUMN).chunks] or [np.zeros((0, 1))]
         )
-        # Products of 32 bits, that wrap: without a copy of all ids in 64 bits.
+        # Products of 32 bits that wrap, to avoid a copy of all ids in 64 bits.
         factors = _odd_numbers(len(schema.single_valued), 1, np.uint32)
         state = _mixed(state * np.uint64(_GOLDEN) + ids.view(np.uint32) @ factors) if len(ids) else state
     for place, name in enumerate(schema.multivalent):
@@ -68,7 +70,7 @@ def hash_rows(mapping: Mapping, table: pa.Table) -> np.ndarray:
 
 
 class Repeats:
-    """Goes over the hashes of all rows in the order of the files.
+    """Finds repeated blocks among the hashes of all rows, in the order of the files.
 
     Args:
         seen: hashes of blocks, each with the number of the file that had it.
@@ -88,7 +90,7 @@ class Repeats:
         self.repeated: Counter[tuple[int, int]] = Counter()
 
     def add(self, file: int, hashes: np.ndarray) -> None:
-        """Takes the next rows: ``file`` counts from 0, ``hashes`` are those of ``hash_rows``."""
+        """Adds the next rows: ``file`` counts from 0, ``hashes`` are those of ``hash_rows``."""
         if file != self._file:
             self.finish()
             self._file = file
@@ -109,7 +111,6 @@ class Repeats:
         return start
 
     def _block(self, hashes: np.ndarray) -> None:
-        """Takes the hashes of a block whole."""
         value = (int((hashes * _POWERS[: len(hashes)]).sum()) * _GOLDEN + len(hashes)) & _MASK
         number = self._first + self._file
         before = self._seen.get(value)
@@ -119,8 +120,26 @@ class Repeats:
         else:
             self.repeated[number, before] += len(hashes)
 
+    def warnings(self, names: Sequence[str], rows: int) -> Iterator[str]:
+        """Warns of many repeated rows.
+
+        Args:
+            names: of all files, by their numbers.
+            rows: of the files that were added.
+        """
+        repeated = sum(self.repeated.values())
+        if repeated > _WARNED_SHARE * rows:
+            pairs = [
+                f"{names[file]} repeats {count} rows of {names[other] if other != file else 'itself'}"
+                for (file, other), count in self.repeated.most_common(3)
+            ]
+            yield (
+                f"{repeated} of {rows} rows ({repeated / rows:.0%}) were seen before: {', '.join(pairs)}. "
+                "They count again: leave copies out and use a new output directory, unless the repetition is intended"
+            )
+
     def finish(self) -> None:
-        """Ends a file: what is left of it is its last block."""
+        """Ends a file: the rest of it is its last block."""
         if len(self._rest):
             self._block(self._rest)
         self._rest = np.zeros(0, np.uint64)

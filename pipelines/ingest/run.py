@@ -1,25 +1,24 @@
-"""Raw files to an example log: read, check, transform, set down by partition, sort, publish.
+"""Ingests raw files to an example log: read, check, transform, spill by partition, sort, publish.
 
-One mechanism for any order of the input. Rows are spilled by the partition of their query time, and when
-the input has ended every partition is loaded, sorted and published, in order of time. So memory is bounded
-by the largest partition, disk by the log, and the log does not depend on the order of the input or on how
-it was cut into chunks. Where rows are grouped (a query column, sessions) query times are known only at
-the end: rows are first set down in order of arrival, and the group and time of each stay in memory.
+The input may have any order. Rows are spilled by the partition of their query time, and when the input has ended every
+partition is loaded, sorted and published, in order of time. So memory is bounded by the largest partition, disk by the
+log, and the log does not depend on the order of the input or on its chunks. If rows are grouped (by a query column or
+as sessions), query times are known only at the end: rows are first stored in order of arrival, and the group and time
+of each stay in memory.
 
-A partition that is published is closed. For files that come one after another the rows of the partitions that
-may still get some are held back inside the log's folder (``ctr.pipelines.ingest.state``) and taken together with
-the next files' rows, so that the log is that of one ingest of all files.
+A partition that is published is closed. For files that come one after another, the rows of the open partitions are held
+back inside the log's folder (``ctr.pipelines.ingest.state``) and merged with the rows of the next files, so that the
+log is that of one ingest of all files.
 
-An ingest happens at one moment: one that was killed before is simply run again, one that was killed after is
-completed by the next, and a file that is in the log is not added again.
+An ingest is committed at one moment: one that was killed before is run again, one that was killed after is completed by
+the next, and a file that is in the log is not added again.
 """
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -30,35 +29,38 @@ from ctr.data.log import (
     check_log,
     check_no_overlap,
     create_log,
-    list_intervals,
+    list_partitions,
     parse_manifest,
 )
 from ctr.data.mapping import Mapping
+from ctr.data.times import format_time
 from ctr.io.errors import InputError
-from ctr.io.files import file_sha256, is_temporary
+from ctr.io.files import file_sha256
 from ctr.pipelines.ingest.example_reader import ExampleReader, TimesFound, timed
 from ctr.pipelines.ingest.examples import FILE_COLUMN, spill_schema
+from ctr.pipelines.ingest.inputs import Inputs, compare_inputs
 from ctr.pipelines.ingest.partitions import (
     ClosedRows,
-    as_read,
-    iso,
-    published_again,
+    find_published,
+    new_shards_removed_on_failure,
+    remove_leftovers,
     sorted_partitions,
     spill_rows,
     stage,
+    ungrouped,
 )
 from ctr.pipelines.ingest.repeats import Repeats
+from ctr.pipelines.ingest.result import IngestResult
 from ctr.pipelines.ingest.state import (
     Commit,
     HeldRows,
-    IngestState,
     InputFile,
     check_anything_to_do,
     commit,
     digest_of,
     finish_publishing,
+    ingest_lock,
     manifest_sha256,
-    only_ingest,
     read_blocks,
     read_held,
     read_state,
@@ -67,90 +69,15 @@ from ctr.pipelines.ingest.state import (
 )
 from ctr.pipelines.rows.rejects import RejectLog, check_reject_share
 from ctr.pipelines.rows.sources import SourceFile, mapped_files
-from ctr.pipelines.spill import IntervalSpill, spill_folder
+from ctr.pipelines.spill import PartitionSpill, spill_folder
 
 BLOCK_BYTES = 16 << 20
 """Bytes of an input file that are read, checked and transformed at a time."""
 
 EARLY_US = 946_684_800_000_000
-"""2000-01-01: what lies before it is more often a wrong unit of time than a log."""
+"""2000-01-01: an earlier time is more often a wrong unit of time than a log."""
 
 _STAGES = ("read", "transform", "spill", "sort", "publish")
-_WARNED_SHARE = 0.01
-
-
-@dataclass(frozen=True)
-class IngestResult:
-    """What an ingest did.
-
-    Attributes:
-        rows: rows of the input that were read.
-        examples: rows in the partitions that it published, those that were held back before among them.
-        queries: groups of rows that share a query.
-        clicks: examples with label 1.
-        rejected: rows set aside.
-        reject_reasons: their number by ``key: reason``, the most frequent first.
-        rejects_file: where each of them is described; None when there are none.
-        partitions: the published partitions (start, end) of query time, in microseconds.
-        first_time_us: the earliest query time, None where nothing was published.
-        last_time_us: the latest query time.
-        held_rows: rows that are held back until later ones come.
-        held_partitions: their partitions (start, end).
-        closed_until_us: before this query time the log takes no more rows, but in partitions without any.
-        known_files: files of the input that were in the log before; they were not added again.
-        known_rows: rows of theirs that were read, and are in partitions with rows of other files.
-        repeated_rows: rows whose content was read before, in another file or earlier in the same one.
-        repeated_share: of the rows that were read.
-        warnings: what may be wrong, a line each.
-        seconds: how long each stage was busy; stages overlap.
-    """
-
-    rows: int
-    examples: int
-    queries: int
-    clicks: int
-    rejected: int
-    reject_reasons: dict[str, int]
-    rejects_file: Path | None
-    partitions: list[tuple[int, int]]
-    first_time_us: int | None
-    last_time_us: int | None
-    held_rows: int
-    held_partitions: list[tuple[int, int]]
-    closed_until_us: int | None
-    known_files: list[str]
-    known_rows: int
-    repeated_rows: int
-    repeated_share: float
-    warnings: list[str]
-    seconds: dict[str, float]
-
-    def as_text(self) -> str:
-        """In a line, followed by what is held back, the reasons of rejects, and warnings."""
-        text = f"{self.examples} examples, {self.queries} queries, {self.clicks} clicks"
-        text += f", {len(self.partitions)} partitions, {self.seconds['total']:.1f} s"
-        if self.known_files:
-            shown = ", ".join(self.known_files[:3]) + (", ..." if len(self.known_files) > 3 else "")
-            text += (
-                f"\n{len(self.known_files)} files are in the log already and were not added again: {shown}"
-            )
-        if self.held_rows:
-            start, end = self.held_partitions[0][0], self.held_partitions[-1][1]
-            text += (
-                f"\n{self.held_rows} rows of [{iso(start)}, {iso(end)}) are held back, as --append asks, until later "
-                "rows come; ctr ingest without files and without --append publishes them"
-            )
-        elif self.closed_until_us is not None:
-            text += (
-                f"\nclosed until {iso(self.closed_until_us)}: rows before that time are no longer accepted; "
-                "--append keeps the last partition open for files to come"
-            )
-        if self.rejected:
-            # Without new files, duplicates among the rows that were held back.
-            share = f"{self.rejected} of {self.rows}" if self.rows else f"{self.rejected}"
-            text += f"\n{share} rows rejected, see {self.rejects_file}:"
-            text += "".join(f"\n  {count} x {reason}" for reason, count in self.reject_reasons.items())
-        return text + "".join(f"\nwarning: {warning}" for warning in self.warnings)
 
 
 def ingest(
@@ -199,14 +126,17 @@ def ingest(
     return work.result()
 
 
-def _names_digest(sources: Sequence[SourceFile], held: Sequence[str]) -> str:
-    """Names the rejects of these inputs and held rows, so that those of another day's ingest into the log stay."""
-    names = [*(source.name for source in sources), *held]
-    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+def _rejects_path(out: Path, inputs: Inputs) -> Path:
+    """Named after the inputs and held rows, so that the rejects of another day's ingest into the log stay."""
+    # Where no file is new, what is rejected is among the rows that were held back.
+    alone = inputs.held is not None and (not inputs.sources or inputs.again)
+    names = [source.name for source in inputs.sources]
+    names += [inputs.held.file] if inputs.held is not None and alone else []
+    return out / "rejects" / f"{digest_of(*names)}.jsonl"
 
 
 class _Ingest:
-    """One ingest, from the files that it is given to what it has done."""
+    """One ingest, from the files that it is given to its result."""
 
     def __init__(
         self,
@@ -221,28 +151,13 @@ class _Ingest:
         self._mapping, self._out, self._append = mapping, out, append
         session = None if mapping.query is None else mapping.query.session
         self._open_us = lateness_us + (0 if session is None else session.gap_us)
-        with only_ingest(out):
+        with ingest_lock(out):
             self._state = finish_publishing(out, read_state(out))
-        known = {source.number: file for source in given if (file := _known(self._state, source)) is not None}
-        self._known_files = [file.name for file in known.values()]
-        # Files that are all in the log are read to see that it has them; beside new ones they are left out.
-        self._again = bool(known) and len(known) == len(given)
-        new = [source for source in given if source.number not in known]
-        self._sources = list(given) if self._again else [replace(s, number=n) for n, s in enumerate(new)]
-        self._first_lines = [known[source.number].first_line for source in given] if self._again else None
-        self._held = None if self._again and append else self._state.held
+        self._inputs = compare_inputs(given, self._state, append)
         self._refuse_changed_files()
-        # The files of rows that were held back have numbers behind those of the input's.
-        held_files = {} if self._held is None else self._held.inputs
-        self._held_numbers = np.array(sorted(int(number) for number in held_files), np.int64)
-        names = [source.name for source in self._sources]
-        names += [held_files[str(number)] for number in self._held_numbers.tolist()]
-        self._rejects = RejectLog(names, max_reject_share)
-        # Where no file is new, what is rejected is among the rows that were held back.
-        alone = [] if self._held is None or (self._sources and not self._again) else [self._held.file]
-        self._rejects_path = out / "rejects" / f"{_names_digest(self._sources, alone)}.jsonl"
-        now = time.time_ns() // 1000 if now_us is None else now_us
-        self._times = TimesFound(EARLY_US, now)
+        self._rejects = RejectLog(self._inputs.names, max_reject_share)
+        self._rejects_path = _rejects_path(out, self._inputs)
+        self._times = TimesFound(EARLY_US, time.time_ns() // 1000 if now_us is None else now_us)
         self._last_before = self._last_time()
         self._inputs_before = len(self._state.inputs)
         self.seconds = dict.fromkeys(_STAGES, 0.0)
@@ -252,74 +167,58 @@ class _Ingest:
         self._known_rows = self._rows = 0
 
     def _refuse_changed_files(self) -> None:
-        """Under ``row_order`` a file that changed would be added behind itself, with other times."""
-        if self._mapping.time.row_order is None or not self._continues or self._again:
-            return
-        for name in self._changed:
+        """Under ``row_order`` a file that changed would be added after itself, with other times."""
+        inputs = self._inputs
+        if self._mapping.time.row_order is not None and inputs.continues and inputs.changed:
             raise InputError(
-                f"input {name}: a file of this name with other content is in {self._out} already, and rows without a "
-                "time are identified by the names of their files: rename it, or use another output directory"
+                f"input {inputs.changed[0]}: a file of this name with other content is in {self._out} already, and "
+                "rows without a time are identified by the names of their files: rename it, or use another output "
+                "directory"
             )
-
-    @property
-    def _changed(self) -> list[str]:
-        """The names of files that were added before with other content."""
-        names = set() if self._again else {file.name for file in self._state.inputs}
-        return [source.name for source in self._sources if source.name in names]
-
-    @property
-    def _continues(self) -> bool:
-        """Whether the lines of new files count from the end of those before."""
-        beside_known = bool(self._known_files) and not self._again
-        return self._append or self._state.held is not None or beside_known
-
-    @property
-    def _merged_rows(self) -> int:
-        """Rows of the input and rows that were held back: duplicates are found among both."""
-        return self._rows + (0 if self._held is None else self._held.rows)
 
     def _last_time(self) -> int | None:
         """The latest time of the log before this ingest."""
         if self._state.held is not None:
             return self._state.held.last_time
-        intervals = list_intervals(self._out)
-        if not intervals:
+        partitions = list_partitions(self._out)
+        if not partitions:
             return None
-        path = self._out / "manifests" / f"{intervals[-1][0]:019d}-{intervals[-1][1]:019d}.json"
+        path = self._out / "manifests" / f"{partitions[-1][0]:019d}-{partitions[-1][1]:019d}.json"
         shards = parse_manifest(path.read_bytes(), str(path)).shards
         return shards[-1].last_query_time if shards else None
 
     def run(self, folder: Path, progress: Callable[[int], None] | None, block_bytes: int) -> None:
         """Reads, sorts and publishes."""
-        mapping, new = self._mapping, not self._again
-        if new:
+        mapping, inputs = self._mapping, self._inputs
+        if not inputs.again:
             self._repeats = Repeats(read_blocks(self._out, self._state), len(self._state.inputs))
         reading = ExampleReader(
             mapping,
-            self._sources,
+            inputs.sources,
             self._rejects,
             self._times,
             self._repeats,
             progress,
             block_bytes,
             self.seconds,
-            self._state.lines if self._continues else 0,
-            self._first_lines,
+            inputs.first_line,
+            inputs.first_lines,
         )
         with ExitStack() as stack:
             hashing = ThreadPoolExecutor(1, "ingest-hash")
             stack.callback(hashing.shutdown, cancel_futures=True)
-            hashes = [hashing.submit(file_sha256, source.path) for source in self._sources if new]
+            hashes = [
+                hashing.submit(file_sha256, source.path) for source in inputs.sources if not inputs.again
+            ]
             held = self._held_tables()
-            read = spill_rows(
-                mapping, reading if self._again else _chain(held, reading), folder / "rows", self.seconds
-            )
-            merged = spill_rows(mapping, held, folder / "held", self.seconds) if self._again else read
+            rows = reading if inputs.again else chain(held, reading)
+            read = spill_rows(mapping, rows, folder / "rows", self.seconds)
+            merged = spill_rows(mapping, held, folder / "held", self.seconds) if inputs.again else read
             self._rows = reading.rows
             self._rejects.check(self._rows)
-            if self._sources and len(self._rejects.rejects) == self._rows:
-                raise InputError(self._no_example())
-            inputs = [
+            if inputs.sources:
+                self._require_examples()
+            added = [
                 InputFile(
                     name=source.name,
                     bytes=source.path.stat().st_size,
@@ -328,55 +227,60 @@ class _Ingest:
                     first_line=reading.lines_of[source.number][0],
                     lines=reading.lines_of[source.number][1],
                 )
-                for source, sha256 in zip(self._sources, hashes, strict=False)
+                for source, sha256 in zip(inputs.sources, hashes, strict=False)
             ]
         create_log(self._out, mapping.feature_schema)
-        with only_ingest(self._out):
-            self._refresh(inputs)
-            restored = self._compare(read) if self._again else []
-            self._publish(merged, inputs, restored)
+        with ingest_lock(self._out):
+            self._refresh(added)
+            restored = self._compare(read) if inputs.again else []
+            self._publish(merged, added, restored)
 
     def _held_tables(self) -> Iterator[pa.Table]:
-        for table in read_held(self._out, self._held):
+        """The rows that were held back, their files numbered after those of the input."""
+        held_numbers = np.array(list(self._inputs.held_files), np.int64)
+        for table in read_held(self._out, self._inputs.held):
             place = table.schema.get_field_index(FILE_COLUMN)
-            numbers = np.searchsorted(self._held_numbers, table.column(FILE_COLUMN).to_numpy())
-            column = pa.array((numbers + len(self._sources)).astype(np.int32))
+            numbers = np.searchsorted(held_numbers, table.column(FILE_COLUMN).to_numpy())
+            column = pa.array((numbers + len(self._inputs.sources)).astype(np.int32))
             yield table.set_column(place, table.schema.field(place), column)
 
-    def _no_example(self) -> str:
-        names = ", ".join(source.name for source in self._sources[:3])
-        names += ", ..." if len(self._sources) > 3 else ""
+    def _require_examples(self) -> None:
+        """Raises InputError when no row of the input is left."""
+        if len(self._rejects.rejects) != self._rows:
+            return
+        sources = self._inputs.sources
+        names = ", ".join(source.name for source in sources[:3]) + (", ..." if len(sources) > 3 else "")
         if not self._rows:
-            return f"{self._out}: nothing was added: no row in {names}"
+            raise InputError(f"{self._out}: nothing was added: no row in {names}")
         reason, count = next(iter(self._rejects.counts().items()))
-        return (
+        raise InputError(
             f"{self._out}: nothing was added: all {self._rows} rows of {names} were rejected, most often {reason} "
             f"({count} rows); see {self._rejects_path}"
         )
 
     def _refresh(self, inputs: Sequence[InputFile]) -> None:
-        """Looks again at what other ingests have done meanwhile."""
+        """Reads the state again, and refuses what other ingests have added meanwhile if it concerns this one."""
         state = finish_publishing(self._out, read_state(self._out))
         added = state.inputs[len(self._state.inputs) :]
         names = {(file.name, file.sha256) for file in inputs}
-        if state.held != self._state.held or (added and self._continues):
+        if state.held != self._state.held or (added and self._inputs.continues):
             raise InputError(f"{self._out}: another ingest has added files meanwhile; run this one again")
         for file in added:
             if (file.name, file.sha256) in names:
                 raise InputError(f"{self._out}: another ingest has added {file.name} meanwhile")
         self._state = state
 
-    def _compare(self, read: IntervalSpill) -> list[Manifest]:
-        """Compares rows of files that are in the log with what is published; returns what has to be published again."""
-        published = set(list_intervals(self._out))
+    def _compare(self, read: PartitionSpill) -> list[Manifest]:
+        """Compares the rows of known files with the published partitions; returns those to publish again."""
+        published = set(list_partitions(self._out))
         restored = []
         for start, table, duplicates in sorted_partitions(read, _starts(read), self.seconds):
-            interval = (start, start + self._mapping.partition_us)
+            partition = (start, start + self._mapping.partition_us)
             with timed(self.seconds, "publish"):
                 manifest = None
-                if interval in published:
-                    manifest = published_again(self._out, self._mapping, start, table)
-                elif recorded := self._state.published.get(f"{start:019d}-{interval[1]:019d}"):
+                if partition in published:
+                    manifest = find_published(self._out, self._mapping, start, table)
+                elif recorded := self._state.published.get(f"{start:019d}-{partition[1]:019d}"):
                     planned = stage(self._out, self._mapping, start, table, write=False)
                     if manifest_sha256(planned) == recorded:
                         manifest = stage(self._out, self._mapping, start, table)
@@ -385,101 +289,91 @@ class _Ingest:
                     self._known_rows += table.num_rows + len(duplicates)
                     continue
                 self._rejects.add(duplicates)
-                if interval in published:
+                if partition in published:
                     self._manifests.append(manifest)
         return restored
 
     def _publish(
-        self, merged: IntervalSpill, inputs: Sequence[InputFile], restored: Sequence[Manifest]
+        self, merged: PartitionSpill, added: Sequence[InputFile], restored: Sequence[Manifest]
     ) -> None:
         """Publishes all partitions of new and held rows but those that stay open, whose rows it holds back."""
         mapping, out = self._mapping, self._out
-        starts, published = _starts(merged), {start for start, _ in list_intervals(out)}
+        starts, published = _starts(merged), {start for start, _ in list_partitions(out)}
         length = mapping.partition_us
         for start in starts:
             check_no_overlap(out, start, start + length)
-        latest: list[int] = [] if self._held is None else [self._held.last_time]
+        held_before = self._inputs.held
+        latest: list[int] = [] if held_before is None else [held_before.last_time]
         latest += [] if self._times.last is None else [self._times.last]
         open_from = max(latest, default=0) - self._open_us
         held = [s for s in starts if self._append and s not in published and s + length > open_from]
-        closed = ClosedRows(self._rejects.names, length)
-        there = [start for start in starts if start in published]
-        for start, table, duplicates in sorted_partitions(merged, there, self.seconds):
+        self._publish_again(merged, [start for start in starts if start in published])
+        # Duplicates are found among the rows of the input and those that were held back.
+        merged_rows = self._rows + (0 if held_before is None else held_before.rows)
+        staged = list(restored)
+        due = [start for start in starts if start not in published and start not in held]
+        with new_shards_removed_on_failure(out, mapping, due):
+            for start, table, duplicates in sorted_partitions(merged, due, self.seconds):
+                with timed(self.seconds, "publish"):
+                    self._rejects.add(duplicates)
+                    self._rejects.check(merged_rows)
+                    staged.append(stage(out, mapping, start, table))
+            self._warn_of_order(staged, published)
+            with timed(self.seconds, "publish"):
+                change = self._store(merged, added, staged, held, max(latest, default=0))
+        with timed(self.seconds, "publish"):
+            self._state = commit(out, self._state, change)
+        self._manifests = sorted([*self._manifests, *staged], key=lambda manifest: manifest.start)
+        remove_leftovers(out, self._manifests, self._rejects_path)
+
+    def _publish_again(self, merged: PartitionSpill, starts: Sequence[int]) -> None:
+        """Recognizes published partitions that consist of just these rows, and rejects the rows of all others."""
+        closed = ClosedRows(self._rejects.names, self._mapping.partition_us)
+        for start, table, duplicates in sorted_partitions(merged, starts, self.seconds):
             with timed(self.seconds, "publish"):
                 self._rejects.add(duplicates)
-                manifest = published_again(out, mapping, start, table)
+                manifest = find_published(self._out, self._mapping, start, table)
                 if manifest is None:
                     closed.add(table)
                 else:
                     self._manifests.append(manifest)
         if closed.count:
-            closed.reject(self._rejects, self._rows, out, self._changed)
+            closed.reject(self._rejects, self._rows, self._out, self._inputs.changed)
             self._warnings.append(
                 f"{closed.describe(self._rows)}; they were rejected. --append holds partitions open"
             )
             self._rejects.check(self._rows)
-            if self._sources and not self._again and len(self._rejects.rejects) == self._rows:
-                raise InputError(self._no_example())
-        staged = list(restored)
-        due = [start for start in starts if start not in published and start not in held]
-        with self._leaving_no_shards(due):
-            for start, table, duplicates in sorted_partitions(merged, due, self.seconds):
-                with timed(self.seconds, "publish"):
-                    self._rejects.add(duplicates)
-                    self._rejects.check(self._merged_rows)
-                    staged.append(stage(out, mapping, start, table))
-            self._warn_of_order(staged, published)
-            with timed(self.seconds, "publish"):
-                change = self._set_down(merged, inputs, staged, held, max(latest, default=0))
-        with timed(self.seconds, "publish"):
-            self._state = commit(out, self._state, change)
-        self._manifests = sorted([*self._manifests, *staged], key=lambda manifest: manifest.start)
-        self._remove_leftovers()
+            if self._inputs.sources and not self._inputs.again:
+                self._require_examples()
 
-    @contextmanager
-    def _leaving_no_shards(self, starts: Sequence[int]) -> Iterator[None]:
-        """Deletes the new shards of these partitions where the block fails.
-
-        Without a manifest, and before partitions that are published, readers would take their manifests for lost.
-        """
-        before = {path.name for path in (self._out / "shards").glob("*")}
-        try:
-            yield
-        except BaseException:
-            stems = tuple(f"{start:019d}-{start + self._mapping.partition_us:019d}" for start in starts)
-            for path in (self._out / "shards").glob("*"):
-                if path.name not in before and path.name.startswith(stems):
-                    path.unlink(missing_ok=True)
-            raise
-
-    def _set_down(
+    def _store(
         self,
-        merged: IntervalSpill,
-        inputs: Sequence[InputFile],
+        merged: PartitionSpill,
+        added: Sequence[InputFile],
         staged: Sequence[Manifest],
         open_starts: Sequence[int],
         last_time: int,
     ) -> Commit:
-        """Sets down what is held back and remembered; returns what makes it, and the staged partitions, hold."""
+        """Writes the rows to hold back and the hashes of blocks; returns the commit that makes all of it valid."""
         out, state = self._out, self._state
-        held = state.held if self._again and self._append else None
+        held = state.held if self._inputs.again and self._append else None
         if open_starts:
-            parts = [state.held.file if state.held else "", *(file.sha256 for file in inputs)]
+            parts = [state.held.file if state.held else "", *(file.sha256 for file in added)]
             held = self._hold(merged, open_starts, f"held-{digest_of(*parts)}.arrow", last_time)
         blocks = None
         if self._repeats is not None and self._repeats.new:
             # Where files were added meanwhile those of this ingest have later numbers.
             later = len(state.inputs) - self._inputs_before
-            blocks = f"blocks-{digest_of(*(file.sha256 for file in inputs), str(len(state.inputs)))}.npy"
+            blocks = f"blocks-{digest_of(*(file.sha256 for file in added), str(len(state.inputs)))}.npy"
             write_blocks(out, blocks, [(value, number + later) for value, number in self._repeats.new])
-        return Commit(inputs, staged, held, blocks)
+        return Commit(added, staged, held, blocks)
 
-    def _hold(self, merged: IntervalSpill, starts: Sequence[int], file: str, last_time: int) -> HeldRows:
+    def _hold(self, merged: PartitionSpill, starts: Sequence[int], file: str, last_time: int) -> HeldRows:
         numbers: set[int] = set()
 
         def tables() -> Iterator[pa.Table]:
             for start in starts:
-                table = as_read(self._mapping, merged.take(start))
+                table = ungrouped(self._mapping, merged.pop(start))
                 numbers.update(np.unique(table.column(FILE_COLUMN).to_numpy()).tolist())
                 yield table
 
@@ -487,51 +381,34 @@ class _Ingest:
         names = {str(number): self._rejects.names[number] for number in sorted(numbers)}
         return HeldRows(file=file, rows=rows, inputs=names, last_time=last_time, partitions=tuple(starts))
 
-    def _remove_leftovers(self) -> None:
-        """Deletes what killed runs have left of the files and partitions that this run has written.
-
-        Of no others, since another publisher may be writing them right now.
-        """
-        shards = {shard.file for manifest in self._manifests for shard in manifest.shards}
-        names = {manifest.name for manifest in self._manifests}
-        for path in (self._out / "shards").glob("*"):
-            if path.name not in shards and path.name[: len(next(iter(names), ""))] in names:
-                path.unlink(missing_ok=True)
-        for folder in (self._out / "manifests", self._out / "rejects"):
-            for path in folder.glob("*"):
-                if is_temporary(path) and any(
-                    path.name.startswith(n) for n in {*names, self._rejects_path.name}
-                ):
-                    path.unlink(missing_ok=True)
-
     def _warn_of_order(self, staged: Sequence[Manifest], published: set[int]) -> None:
         """Warns of a hole before the new rows, and of partitions that come after later ones."""
         before, first = self._last_before, self._times.first
-        gap = None if before is None or first is None or self._again else first - before
-        if before is not None and first is not None and gap is not None and gap > self._mapping.partition_us:
+        length, again = self._mapping.partition_us, self._inputs.again
+        if before is not None and first is not None and not again and first - before > length:
             self._warnings.append(
-                f"no row between {iso(before)}, where the log ended, and {iso(first)}: if a file is missing, its rows "
-                "may fall into partitions that are closed now"
+                f"no row between {format_time(before)}, where the log ended, and {format_time(first)}: if a file is "
+                "missing, its rows may fall into partitions that are closed now"
             )
         early = [manifest for manifest in staged if published and manifest.start < max(published)]
         if early:
             self._warnings.append(
-                f"{len(early)} partitions, from {iso(early[0].start)} on, came after later ones: a run that has read "
-                "those refuses to continue with this log"
+                f"{len(early)} partitions, from {format_time(early[0].start)} on, came after later ones: a run that "
+                "has read those refuses to continue with this log"
             )
 
     def write_rejects(self) -> None:
         """Describes what was rejected, unless the same files were described when they were added."""
-        if not (self._again and self._rejects_path.exists()):
+        if not (self._inputs.again and self._rejects_path.exists()):
             self._rejects.write(self._rejects_path)
 
     def result(self) -> IngestResult:
         """What was done; raises RuntimeError when rows were lost on the way."""
         manifests, rejected = self._manifests, len(self._rejects.rejects)
         examples = sum(manifest.rows for manifest in manifests)
-        held_before = 0 if self._held is None else self._held.rows
+        held_before = 0 if self._inputs.held is None else self._inputs.held.rows
         held = self._state.held
-        held_now = 0 if held is None or (self._again and self._append) else held.rows
+        held_now = 0 if held is None or (self._inputs.again and self._append) else held.rows
         if self._rows + held_before != examples + rejected + self._known_rows + held_now:
             raise RuntimeError(
                 f"{self._rows} rows were read and {held_before} were held back before, but {examples} published, "
@@ -539,7 +416,7 @@ class _Ingest:
             )
         shards = [shard for manifest in manifests for shard in manifest.shards]
         repeated = sum(self._repeats.repeated.values()) if self._repeats is not None else 0
-        published = list_intervals(self._out)
+        published = list_partitions(self._out)
         length = self._mapping.partition_us
         return IngestResult(
             rows=self._rows,
@@ -555,53 +432,21 @@ class _Ingest:
             held_rows=0 if held is None else held.rows,
             held_partitions=[] if held is None else [(start, start + length) for start in held.partitions],
             closed_until_us=published[-1][1] if published else None,
-            known_files=self._known_files,
+            known_files=self._inputs.known,
             known_rows=self._known_rows,
             repeated_rows=repeated,
             repeated_share=repeated / self._rows if self._rows else 0.0,
-            warnings=[*self._warnings, *self._warnings_of_content(repeated)],
+            warnings=[*self._warnings, *self._content_warnings()],
             seconds=self.seconds,
         )
 
-    def _warnings_of_content(self, repeated: int) -> Iterator[str]:
+    def _content_warnings(self) -> Iterator[str]:
         """Warns of rows that were seen before and of times that are unlikely."""
-        if self._repeats is not None and repeated > _WARNED_SHARE * self._rows:
+        if self._repeats is not None:
             names = [file.name for file in self._state.inputs[: self._inputs_before]]
-            names += [source.name for source in self._sources]
-            pairs = [
-                f"{names[file]} repeats {count} rows of {names[other] if other != file else 'itself'}"
-                for (file, other), count in self._repeats.repeated.most_common(3)
-            ]
-            yield (
-                f"{repeated} of {self._rows} rows ({repeated / self._rows:.0%}) were seen before: {', '.join(pairs)}. "
-                "They count again: leave copies out and use a new output directory, unless the repetition is intended"
-            )
-        times = self._times
-        good = self._rows - len(self._rejects.rejects)
-        if times.before and times.first is not None:
-            yield (
-                f"{times.before} of {good} times lie before the year 2000, the earliest at {iso(times.first)}: "
-                "if that is wrong, check time.unit or time.format of the mapping"
-            )
-        if times.after and times.last is not None:
-            yield (
-                f"{times.after} of {good} times lie in the future, the latest at {iso(times.last)}: "
-                "if that is wrong, check time.unit or time.format of the mapping"
-            )
+            yield from self._repeats.warnings([*names, *self._inputs.names], self._rows)
+        yield from self._times.warnings(self._rows - len(self._rejects.rejects))
 
 
-def _known(state: IngestState, source: SourceFile) -> InputFile | None:
-    """The file as it was added to the log before; None: it was not, or it has changed."""
-    size = source.path.stat().st_size
-    alike = [file for file in state.inputs if (file.name, file.bytes) == (source.name, size)]
-    sha256 = file_sha256(source.path) if alike else ""
-    return next((file for file in alike if file.sha256 == sha256), None)
-
-
-def _starts(spill: IntervalSpill) -> list[int]:
-    return [start for start, _ in spill.intervals()]
-
-
-def _chain(held: Iterator[pa.Table], reading: ExampleReader) -> Iterator[pa.Table]:
-    yield from held
-    yield from reading
+def _starts(spill: PartitionSpill) -> list[int]:
+    return [start for start, _ in spill.partitions()]

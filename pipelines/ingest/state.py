@@ -1,13 +1,13 @@
-"""What an ingest remembers inside a log's folder: the files that are in the log, and the rows that are held back.
+"""The state of ingests inside a log's folder: the files that are in the log, and the rows that are held back.
 
 ::
 
-    LOG/.ingest/state.json            the files, what is held back, and what is just being published; with its own hash
+    LOG/.ingest/state.json            the files, the held rows and the manifests being published; with its own hash
     LOG/.ingest/held-DIGEST.arrow     the rows of open partitions, as they were read: not sorted, not grouped
-    LOG/.ingest/blocks-DIGEST.npy     hashes of blocks of rows, by which rows that come again are recognized
+    LOG/.ingest/blocks-DIGEST.npy     hashes of blocks of rows, to recognize repeated rows
 
-``state.json`` is replaced in one step, and that is the moment at which an ingest has happened: shards and held rows are
-complete before it, and the manifests that it names are published after it, by the next ingest if this one is killed.
+``state.json`` is replaced in one step, which commits an ingest: shards and held rows are complete before it, and the
+manifests that it names are published after it, by the next ingest if this one is killed.
 """
 
 import hashlib
@@ -36,9 +36,9 @@ class InputFile(StrictModel):
     """A file whose rows are in the log.
 
     Attributes:
-        name, bytes, sha256: which file it was.
+        name, bytes, sha256: identify it.
         rows: how many it had, rejected ones included.
-        first_line, lines: the lines of the files before it, and its own, by which ``row_order`` tells times.
+        first_line, lines: the number of lines of the files before it, and its own; ``row_order`` makes times of them.
     """
 
     name: str
@@ -68,7 +68,7 @@ class HeldRows(StrictModel):
 
 
 class IngestState(StrictModel):
-    """All that is remembered.
+    """The content of ``state.json``.
 
     Attributes:
         inputs: the files that are in the log, in the order in which they came.
@@ -93,13 +93,13 @@ class IngestState(StrictModel):
 
 @dataclass(frozen=True)
 class Commit:
-    """What an ingest adds.
+    """The additions of an ingest.
 
     Attributes:
         inputs: the files that it has read.
         manifests: what it publishes, the shards being there.
         held: what is held back from now on; None: nothing.
-        blocks: the name of a file with hashes of blocks; None: none.
+        blocks: the name of a file with hashes of blocks, if any.
     """
 
     inputs: Sequence[InputFile]
@@ -109,15 +109,15 @@ class Commit:
 
 
 @contextmanager
-def only_ingest(log: Path) -> Iterator[None]:
-    """Waits until no other ingest is publishing into the log, and keeps others waiting."""
+def ingest_lock(log: Path) -> Iterator[None]:
+    """Holds the lock of the log's ingests; waits until it is free."""
     make_folder(log / FOLDER)
     with hold(log / FOLDER):
         yield
 
 
 def read_state(log: Path) -> IngestState:
-    """What is remembered, which may be nothing. Raises InputError: the record is damaged."""
+    """Reads the state, which is empty before the first ingest. Raises InputError when it is damaged."""
     path = log / FOLDER / _STATE
     if not path.exists():
         return IngestState()
@@ -136,7 +136,7 @@ def check_anything_to_do(log: Path, has_input: bool, append: bool) -> None:
 
 
 def finish_publishing(log: Path, state: IngestState) -> IngestState:
-    """Publishes what an ingest that was killed had decided to publish. The lock must be held.
+    """Publishes the manifests of an ingest that was killed after its commit. The lock must be held.
 
     Raises:
         InputError: something else was published there meanwhile.
@@ -153,7 +153,7 @@ def finish_publishing(log: Path, state: IngestState) -> IngestState:
 
 
 def commit(log: Path, state: IngestState, added: Commit) -> IngestState:
-    """Makes an ingest happen, and publishes what it adds. The lock must be held."""
+    """Commits an ingest and publishes its partitions. The lock must be held."""
     state = state.model_copy(
         update={
             "inputs": (*state.inputs, *added.inputs),
@@ -176,17 +176,17 @@ def _write_state(log: Path, state: IngestState) -> None:
 
 
 def manifest_sha256(manifest: Manifest) -> str:
-    """Tells a manifest from others of its partition."""
+    """The hash of a manifest's content."""
     return hashlib.sha256(manifest_bytes(manifest)).hexdigest()
 
 
 def digest_of(*parts: str) -> str:
-    """Names a file after what it follows from."""
+    """Hashes the texts that a file's content depends on, for its name."""
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def write_held(log: Path, file: str, schema: pa.Schema, tables: Iterator[pa.Table]) -> int:
-    """Sets rows down, which count as held once a commit names the file; returns how many."""
+    """Writes rows, which are held back once a commit names the file; returns their number."""
     rows = 0
 
     def write(stream: object) -> None:
@@ -224,7 +224,7 @@ def read_held(log: Path, held: HeldRows | None) -> Iterator[pa.Table]:
 
 
 def write_blocks(log: Path, file: str, hashes: Sequence[tuple[int, int]]) -> None:
-    """Sets hashes of blocks of rows down, each with the number of its file among ``IngestState.inputs``."""
+    """Writes hashes of blocks of rows, each with the number of its file among ``IngestState.inputs``."""
     write_atomic(log / FOLDER / file, lambda stream: np.save(stream, np.array(list(hashes), _BLOCKS)))
 
 

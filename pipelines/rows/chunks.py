@@ -1,4 +1,4 @@
-"""A stretch of a source file: raw columns with their row numbers, and the rows already set aside."""
+"""A chunk of a source file: raw columns with their row numbers, and the rows that were rejected already."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Chunk:
         file: number of the source file.
         table: the raw columns of N rows, text as ``binary`` (not yet checked to be UTF-8) or ``string``.
         rows: [N] int64, the 1-based line or record number of each.
-        rejects: rows of this stretch that could not be read at all.
+        rejects: rows of this chunk that could not be read at all.
     """
 
     file: int

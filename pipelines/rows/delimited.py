@@ -1,4 +1,4 @@
-"""Reads csv and tsv files in chunks; every column as bytes, lines with malformed quotes or fields set aside."""
+"""Reads csv and tsv files in chunks; every column as bytes; rejects lines with malformed quotes or fields."""
 
 import csv
 import sys
@@ -48,7 +48,7 @@ def read_delimited(
 ) -> Iterator[Chunk]:
     """Yields the wanted columns of a csv or tsv file, as binary with nulls.
 
-    Rows are numbered as records: the header is one, empty lines are none, a quoted value may hold line ends.
+    Rows are numbered as records: the header counts, empty lines do not, and a quoted value may hold line ends.
 
     Raises:
         InputError: a missing column, a damaged file, a record longer than ``block_bytes``.
@@ -61,7 +61,7 @@ def read_delimited(
         refused.append(row)
         return "skip"
 
-    # Columns that nobody asks for get names of their own, since a header may repeat them.
+    # Columns that are not wanted get unique names, since a header may repeat them.
     given = [name if name in wanted else f"\0{place}" for place, name in enumerate(names)]
     first = 2 if form.header else 1
     faults: dict[str, tuple[str, bytes]] = {}

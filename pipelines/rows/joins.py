@@ -34,7 +34,7 @@ def _key_texts(column: pa.ChunkedArray) -> pa.Array:
 
 
 def find_side_file(join: Join, folder: Path) -> Path:
-    """The one file that a join means for input files of ``folder``. Raises InputError for none or several."""
+    """The file of a join for the input files of ``folder``. Raises InputError for none or several."""
     found = sorted(path for path in folder.glob(join.file) if path.is_file())
     if len(found) != 1:
         several = f"matches {', '.join(path.name for path in found)}" if found else "no such file"

@@ -1,7 +1,7 @@
 """Reads files of one JSON object a line, in blocks.
 
 A block goes through Arrow's parser when its result is certain to be what reading it line by line gives;
-otherwise it is read line by line, and malformed lines are set aside. So the rows do not depend on where
+otherwise it is read line by line, and malformed lines are rejected. So the rows do not depend on where
 blocks are cut.
 """
 
@@ -50,11 +50,11 @@ class JsonlReader:
         self._all_needed = all_needed
         self._numbers = frozenset(numbers)
         self._lists = dict(lists)
-        # Arrow reads text that looks like a time as a time; once seen, such a column is declared as text.
+        # Arrow reads text in the format of a time as a time; such a column is then declared as text.
         self._declared: dict[str, pa.DataType] = {}
 
     def read(self, source: SourceFile, block_bytes: int) -> Iterator[Chunk]:
-        """Yields the lines of a file; rows are numbered by line, empty lines are no rows.
+        """Yields the lines of a file; rows are numbered by line, and empty lines are skipped.
 
         Raises:
             InputError: a damaged file, or a needed column that no line of the file has.
@@ -95,7 +95,7 @@ class JsonlReader:
         return chunk, keys, len(texts)
 
     def _fast(self, block: bytes, rows: int) -> pa.Table | None:
-        """The block by Arrow's parser, or None where only single lines tell."""
+        """Parses the block by Arrow; None if it has to be read line by line."""
         if not _is_harmless(block, rows):
             return None
         try:
@@ -243,7 +243,7 @@ def _blocks(source: SourceFile, block_bytes: int) -> Iterator[bytes]:
         while part := bytes(stream.read(block_bytes)):
             cut = part.rfind(b"\n") + 1
             if not cut:
-                # Where it is cut no JSON object ends, so that the line is set aside as malformed.
+                # No JSON object ends at the cut, so that the line is rejected as malformed.
                 if len(rest) * block_bytes < _LONGEST_LINE:
                     rest.append(part)
                 continue

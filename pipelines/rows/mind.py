@@ -1,4 +1,4 @@
-"""Reads the MIND news data set: impression lines exploded into candidates, with what is known of the news.
+"""Reads the MIND news data set: impression lines exploded into candidates, with the columns of the news.
 
 ``behaviors.tsv`` has a line for each impression: its id, user, time, the news read before, and the
 candidates with their clicks (``N123-1 N45-0``). ``news.tsv`` beside it has a line for each article.
@@ -94,7 +94,7 @@ class News:
 
 
 def _entities(path: Path, rows: Sequence[int], column: pa.ChunkedArray) -> list[list[str]]:
-    """The Wikidata ids of each row's JSON list of entities, each once; an empty field has none."""
+    """The Wikidata ids of each row's JSON list of entities, each once; no ids for an empty field."""
     lists = []
     for row, text in zip(rows, column.to_pylist(), strict=True):
         try:

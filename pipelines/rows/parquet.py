@@ -10,6 +10,8 @@ import pyarrow.parquet as pq
 from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.sources import SourceFile, faults_named, require_columns
 
+_BATCH_ROWS = 65_536
+
 
 def parquet_columns(path: Path) -> tuple[str, ...]:
     """The names of a file's columns. Raises InputError when the file is damaged."""
@@ -26,12 +28,13 @@ def row_group_sizes(path: Path) -> list[int]:
 def read_parquet(
     source: SourceFile,
     wanted: Sequence[str],
-    batch_rows: int,
     row_groups: tuple[int, int] | None = None,
 ) -> Iterator[Chunk]:
     """Yields the wanted columns in their own types; rows are numbered from 1.
 
     Args:
+        source: the file.
+        wanted: the columns.
         row_groups: those [begin, end) that are read; None: all.
 
     Raises:
@@ -43,7 +46,7 @@ def read_parquet(
     row = 1 + sum(sizes[:begin])
     with faults_named(source.path), pq.ParquetFile(source.path, page_checksum_verification=True) as file:
         for batch in file.iter_batches(
-            batch_rows, row_groups=list(range(begin, end)), columns=list(wanted), use_threads=False
+            _BATCH_ROWS, row_groups=list(range(begin, end)), columns=list(wanted), use_threads=False
         ):
             rows = np.arange(row, row + batch.num_rows)
             row += batch.num_rows

@@ -1,4 +1,4 @@
-"""Finds records of a csv stream whose quotes are malformed, before a parser sees them that would not mind.
+"""Finds records of a csv stream whose quotes are malformed, which a parser would accept.
 
 A value may stand in quotes (RFC 4180): its quote is the first character of a field, its end is followed by a delimiter,
 a line end or nothing, and a quote within is doubled. A quote elsewhere in a field is a plain character. Where that
@@ -24,7 +24,7 @@ _IS_BOUNDARY, _IS_QUOTE = 1, 2
 
 @dataclass
 class StrictQuotes:
-    """A csv stream, read-only, with each malformed line replaced by one that no table has: of too many or few fields.
+    """A csv stream, read-only, with each malformed line replaced by an invalid one, of too many or few fields.
 
     So who parses it refuses that line, at its place.
 
@@ -158,12 +158,12 @@ class StrictQuotes:
 
 
 def _line_end_before(data: bytes, first: int, last: int) -> int:
-    """The place after the last line end in data[first:last]; 0: there is none."""
+    """The place after the last line end in data[first:last]; 0 without any."""
     return max(data.rfind(b"\n", first, last), data.rfind(b"\r", first, last)) + 1
 
 
 def _line_end_after(data: bytes, first: int) -> int:
-    """The place after the first line end from ``first`` on; the end of the data where there is none."""
+    """The place after the first line end from ``first`` on; the end of the data without any."""
     newline = data.find(b"\n", first)
     stop = len(data) if newline < 0 else newline
     ret = data.find(b"\r", first, stop)

@@ -94,7 +94,7 @@ def read_ids(name: str, key: str, columns: Columns, verdict: Verdict) -> np.ndar
 def add_derived(
     derive: Table[str, Derived], columns: Columns, times: np.ndarray | None, verdict: Verdict
 ) -> None:
-    """Adds the columns that a mapping derives; ``times`` may be None where none is derived of the time."""
+    """Adds the columns that a mapping derives; ``times`` may be None if no column is derived from the time."""
     made = {}
     for name, rule in derive.items():
         if rule.of_time:

@@ -62,7 +62,7 @@ _TABLE_INPUTS: dict[str, Any] = {
 
 
 def plain_mapping(schema: Schema, inputs: Sequence[Path]) -> Mapping:
-    """For files, of the one type that their names tell, whose columns have the names of the model's inputs.
+    """The mapping of files of one type, by their names, whose columns have the names of the model's inputs.
 
     The time, where the model takes one, is the column ``time_us`` of microseconds since 1970-01-01 UTC.
 
@@ -111,13 +111,13 @@ def read_raw_rows(
         InputError: no input, a damaged file, a missing column, or one of a type that its features cannot read.
     """
     given = [name for name, kind in schema.inputs.items() if kind != "time"]
-    asked = {name: mapping.derive[name] for name in given if name in mapping.derive}
-    timed = len(given) < len(schema.inputs) or any(rule.of_time for rule in asked.values())
-    needed = [rule.source for rule in asked.values() if not rule.of_time]
-    needed += [name for name in given if name not in asked]
+    wanted = {name: mapping.derive[name] for name in given if name in mapping.derive}
+    timed = len(given) < len(schema.inputs) or any(rule.of_time for rule in wanted.values())
+    needed = [rule.source for rule in wanted.values() if not rule.of_time]
+    needed += [name for name in given if name not in wanted]
     needed += [mapping.example_id] if mapping.example_id else []
     needed += [mapping.time.column] if timed and mapping.time.column else []
-    mapping = mapping.model_copy(update={"features": schema.features, "derive": {**schema.derive, **asked}})
+    mapping = mapping.model_copy(update={"features": schema.features, "derive": {**schema.derive, **wanted}})
     files = mapped_files(mapping, inputs)
     reader = RawReader(mapping, block_bytes, tuple(dict.fromkeys(needed)))
     lines = 0
@@ -143,9 +143,9 @@ def _make_rows(
     keys = {"file": pa.repeat(file.name, len(chunk.rows)), "row": pa.array(chunk.rows, pa.int64())}
     if mapping.example_id is not None:
         keys["example_id"] = pa.array(read_ids(mapping.example_id, "example_id", columns, verdict))
-    asked = {name: rule for name, rule in mapping.derive.items() if name in schema.inputs}
-    add_derived(asked, columns, times, verdict)
-    # Only to see which rows an ingest would reject.
+    wanted = {name: rule for name, rule in mapping.derive.items() if name in schema.inputs}
+    add_derived(wanted, columns, times, verdict)
+    # Only to find the rows that an ingest would reject.
     made = dict(columns)
     add_derived(schema.derive, made, times, verdict)
     check_numbers(mapping.number_sources, made, verdict)

@@ -1,9 +1,9 @@
-"""Rows that an ingest sets aside: why, where they stand, and when there are too many of them."""
+"""Rejected rows: their places and reasons, and the limit to their share."""
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ctr.io.errors import InputError
@@ -17,10 +17,10 @@ _SHOWN = 80
 
 @dataclass(frozen=True)
 class Reject:
-    """One row set aside.
+    """One rejected row.
 
     ``file`` is the number of the source file, ``row`` its 1-based line or record number, ``key`` the column
-    or the part of the mapping that refused it, ``value`` what stood there, ``allowed`` what may.
+    or the part of the mapping that refused it, ``value`` its value there, ``allowed`` the allowed ones.
     """
 
     file: int
@@ -39,8 +39,25 @@ def make_reject(file: int, row: int, key: str, reason: str, value: object, allow
     return Reject(file, row, key, reason, text[:_SHOWN], allowed)
 
 
+def reject_line(reject: Reject, file: str) -> bytes:
+    """A reject of the named file as a line of JSON."""
+    return json_line({**asdict(reject), "file": file})
+
+
+def json_line(content: Mapping[str, object]) -> bytes:
+    """An object as a line of JSON in UTF-8."""
+    # A value cut out of broken UTF-8 (a lone surrogate from JSON, say) must not break the record of it.
+    return f"{json.dumps(content, ensure_ascii=False)}\n".encode("utf-8", errors="backslashreplace")
+
+
+def reject_reasons(rejects: Iterable[Reject]) -> dict[str, int]:
+    """Rejects by ``key: reason``, the most frequent first."""
+    counted = Counter(f"{reject.key}: {reject.reason}" for reject in rejects)
+    return dict(sorted(counted.items(), key=lambda item: (-item[1], item[0])))
+
+
 def check_reject_share(share: float) -> None:
-    """Raises InputError where the largest allowed share of rejects is none."""
+    """Raises InputError for a share of rejects that is not from 0 to 1."""
     if not 0 <= share <= 1:
         raise InputError(f"--max-reject-share {share} is not allowed: a share from 0 to 1")
 
@@ -59,7 +76,7 @@ class RejectLog:
     rejects: list[Reject] = field(default_factory=list)
 
     def add(self, rejects: Iterable[Reject]) -> None:
-        """Takes more rejects, in any order."""
+        """Adds rejects, in any order."""
         self.rejects.extend(rejects)
 
     def check(self, rows: int) -> None:
@@ -78,24 +95,12 @@ class RejectLog:
 
     def counts(self) -> dict[str, int]:
         """Rows by ``key: reason``, the most frequent first."""
-        counted = Counter(f"{reject.key}: {reject.reason}" for reject in self.rejects)
-        return dict(sorted(counted.items(), key=lambda item: (-item[1], item[0])))
+        return reject_reasons(self.rejects)
 
     def write(self, path: Path) -> None:
         """Writes one JSON object a line, by file and row; without rejects, removes what a run before left."""
         if not self.rejects:
             path.unlink(missing_ok=True)
             return
-        lines = []
-        for reject in sorted(self.rejects, key=lambda r: (r.file, r.row, r.key, r.reason, r.value)):
-            content = {
-                "file": self.names[reject.file],
-                "row": reject.row,
-                "key": reject.key,
-                "reason": reject.reason,
-                "value": reject.value,
-                "allowed": reject.allowed,
-            }
-            lines.append(json.dumps(content, ensure_ascii=False) + "\n")
-        # A value cut out of broken UTF-8 (a lone surrogate from JSON, say) must not break the record of it.
-        write_atomic_bytes(path, "".join(lines).encode("utf-8", errors="backslashreplace"))
+        ordered = sorted(self.rejects, key=lambda r: (r.file, r.row, r.key, r.reason, r.value))
+        write_atomic_bytes(path, b"".join(reject_line(reject, self.names[reject.file]) for reject in ordered))

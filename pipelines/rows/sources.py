@@ -1,4 +1,4 @@
-"""Input files: which ones, in what order, under which names, and how their bytes are read."""
+"""Input files: finds them, orders and names them, and opens them."""
 
 import errno
 import re
@@ -19,7 +19,7 @@ _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One input file. ``name`` stands in rejects and in the hashes of rows: it does not depend on the machine."""
+    """One input file. ``name`` is used in rejects and in the hashes of rows, and does not depend on the machine."""
 
     number: int
     path: Path
@@ -67,7 +67,7 @@ def find_files(inputs: Sequence[Path], patterns: Sequence[str], excluded: Sequen
 
 
 def mapped_files(mapping: Mapping, inputs: Sequence[Path]) -> list[SourceFile]:
-    """The files of ``inputs`` that a mapping reads (see ``find_files``); side tables are none of them."""
+    """The files of ``inputs`` that a mapping reads (see ``find_files``); without side tables."""
     return find_files(inputs, input_patterns(mapping.input), [join.file for join in mapping.joins])
 
 
@@ -79,7 +79,7 @@ def natural_order(name: str) -> list[tuple[int, str]]:
 
 
 class UnreadableNowError(InputError):
-    """A file that may be read another time: the machine or the rights to it are at fault, not its content."""
+    """A file that may be read later: the machine or its permissions are at fault, not its content."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Files that are tables as they lie: csv, tsv and Parquet, in chunks or whole."""
+"""Files that are tables already, csv, tsv and Parquet, in chunks or whole."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,8 +12,6 @@ from ctr.pipelines.rows.convert import check_utf8
 from ctr.pipelines.rows.delimited import delimited_columns, read_delimited
 from ctr.pipelines.rows.parquet import parquet_columns, read_parquet
 from ctr.pipelines.rows.sources import SourceFile
-
-_PARQUET_BATCH_ROWS = 65_536
 
 
 def table_file_columns(path: Path, form: DelimitedInput | ParquetInput) -> tuple[str, ...]:
@@ -30,7 +28,7 @@ def read_table_file(
         InputError: a missing column or a damaged file.
     """
     if isinstance(form, ParquetInput):
-        return read_parquet(source, wanted, _PARQUET_BATCH_ROWS)
+        return read_parquet(source, wanted)
     return read_delimited(source, form, wanted, block_bytes)
 
 

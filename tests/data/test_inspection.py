@@ -12,11 +12,11 @@ import pytest
 from ctr.cli import main
 from ctr.data.inspection import Period, Span, inspect_log, shared_buckets
 from ctr.data.inspection_text import inspection_text, log_warnings
-from ctr.data.log import create_log, pack_ids, publish_interval, read_manifests
+from ctr.data.log import create_log, pack_ids, publish_partition, read_manifests
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
 from ctr.data.schema import Category, Cross, LogBuckets, Number, Schema, Text
-from ctr.data.sidecar import write_sidecar_interval
+from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError
 
 HOUR = 3_600_000_000
@@ -72,9 +72,9 @@ def log(tmp_path_factory) -> Path:
     for number, hour in enumerate((0, 1, 4)):
         start = START + hour * HOUR
         rows = table(rng, start + rng.integers(0, HOUR, 60), 60 * number)
-        publish_interval(folder, SCHEMA, start, start + HOUR, rows, {"rejected": number}, shard_rows=100)
+        publish_partition(folder, SCHEMA, start, start + HOUR, rows, {"rejected": number}, shard_rows=100)
     empty = table(rng, np.zeros(0, np.int64), 0)
-    publish_interval(folder, SCHEMA, START + 5 * HOUR, START + 6 * HOUR, empty)
+    publish_partition(folder, SCHEMA, START + 5 * HOUR, START + 6 * HOUR, empty)
     return folder
 
 
@@ -190,7 +190,7 @@ def inspect_log_of(rng, queries: int, rate: float = 0.3, largest=None, change=No
         path = Path(folder) / "log"
         create_log(path, SCHEMA)
         rows = table(rng, START + np.arange(queries) * 1_000_000, 0, rate, largest)
-        publish_interval(path, SCHEMA, START, START + HOUR, rows if change is None else change(rows))
+        publish_partition(path, SCHEMA, START, START + HOUR, rows if change is None else change(rows))
         return inspect_log(path)
 
 
@@ -257,7 +257,7 @@ def test_what_lies_beside_the_log(log, tmp_path):
     write_decisions(copy, "half", SamplingConfig(non_click_rate=0.5))
     first = read_manifests(copy)[0]
     ids = np.concatenate([np.arange(180)])
-    write_sidecar_interval(copy, "teacher", first, pa.table({"example_id": ids, "logit": ids / 9}))
+    write_sidecar_partition(copy, "teacher", first, pa.table({"example_id": ids, "logit": ids / 9}))
     half, teacher = inspect_log(copy).sidecars
     assert (half.name, half.sample, half.partitions, half.rows) == ("half", True, 4, 540)
     assert (teacher.sample, teacher.partitions, teacher.columns) == (False, 1, ("example_id", "logit"))

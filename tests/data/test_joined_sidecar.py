@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from ctr.config import parse_model
 from ctr.data import joined_sidecar
 from ctr.data.joined_sidecar import JoinedSidecar, count_missing
-from ctr.data.log import Manifest, create_log, pack_ids, publish_interval, read_manifests
+from ctr.data.log import Manifest, create_log, pack_ids, publish_partition, read_manifests
 from ctr.data.schema import Category, Schema
-from ctr.data.sidecar import write_sidecar_interval
+from ctr.data.sidecar import write_sidecar_partition
 from ctr.data.time_range import TimeRange
 from ctr.io.errors import InputError
 
@@ -21,11 +21,13 @@ SCHEMA = Schema(features=(Category(name="a", source="a", buckets=9),))
 STEP = 100
 
 
-def publish(log: Path, interval: int, example_id: np.ndarray, shard_rows: int = 10**6, **columns) -> Manifest:
-    """An interval [100 k, 100 k + 100) with one query an example, times rising by 1."""
+def publish(
+    log: Path, partition: int, example_id: np.ndarray, shard_rows: int = 10**6, **columns
+) -> Manifest:
+    """A partition [100 k, 100 k + 100) with one query an example, times rising by 1."""
     create_log(log, SCHEMA)
     rows = len(example_id)
-    time = interval * STEP + np.arange(rows)
+    time = partition * STEP + np.arange(rows)
     table = pa.table(
         {
             "query_time": time,
@@ -38,7 +40,9 @@ def publish(log: Path, interval: int, example_id: np.ndarray, shard_rows: int = 
             "ids": pack_ids(np.zeros((rows, 1), np.int32)),
         }
     )
-    return publish_interval(log, SCHEMA, interval * STEP, (interval + 1) * STEP, table, shard_rows=shard_rows)
+    return publish_partition(
+        log, SCHEMA, partition * STEP, (partition + 1) * STEP, table, shard_rows=shard_rows
+    )
 
 
 def values_of(example_id: np.ndarray) -> dict[str, np.ndarray]:
@@ -53,11 +57,11 @@ def values_of(example_id: np.ndarray) -> dict[str, np.ndarray]:
 
 def write(log: Path, manifest: Manifest, example_id: np.ndarray, name: str = "teacher") -> None:
     table = pa.table({"example_id": pa.array(example_id, pa.int64()), **values_of(example_id)})
-    write_sidecar_interval(log, name, manifest, table)
+    write_sidecar_partition(log, name, manifest, table)
 
 
-def times_of(interval: int, rows: int) -> np.ndarray:
-    return interval * STEP + np.arange(rows)
+def times_of(partition: int, rows: int) -> np.ndarray:
+    return partition * STEP + np.arange(rows)
 
 
 COLUMNS = ("logit", "wide", "count", "kept")
@@ -65,16 +69,16 @@ COLUMNS = ("logit", "wide", "count", "kept")
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """Three intervals of 10 examples each, numbered through, with the sidecar teacher."""
+    """Three partitions of 10 examples each, numbered through, with the sidecar teacher."""
     folder = tmp_path / "log"
-    for interval in range(3):
-        ids = np.arange(10) + 10 * interval
-        write(folder, publish(folder, interval, ids), ids)
+    for partition in range(3):
+        ids = np.arange(10) + 10 * partition
+        write(folder, publish(folder, partition, ids), ids)
     return folder
 
 
 def all_times() -> np.ndarray:
-    return np.concatenate([times_of(interval, 10) for interval in range(3)])
+    return np.concatenate([times_of(partition, 10) for partition in range(3)])
 
 
 def check(result: dict[str, np.ndarray], example_id: np.ndarray, found: np.ndarray) -> None:
@@ -104,16 +108,16 @@ def test_any_rows_in_any_blocks(tmp_path_factory, data):
     """Against brute force: a sidecar in any order of rows, asked for rows that may not be there."""
     folder = tmp_path_factory.mktemp("any") / "log"
     known = set()
-    for interval in range(3):
+    for partition in range(3):
         rows = data.draw(st.integers(0, 6))
-        # Ids may repeat from one interval to another.
+        # Ids may repeat from one partition to another.
         ids = np.array(sorted(data.draw(st.sets(st.integers(0, 9), min_size=rows, max_size=rows))), np.int64)
-        manifest = publish(folder, interval, ids)
-        if interval == 1 or data.draw(st.booleans()):
+        manifest = publish(folder, partition, ids)
+        if partition == 1 or data.draw(st.booleans()):
             write(folder, manifest, np.array(data.draw(st.permutations(ids.tolist())), np.int64))
-            known |= {(interval, number) for number in ids.tolist()}
+            known |= {(partition, number) for number in ids.tolist()}
     sidecar = JoinedSidecar(folder, "teacher", COLUMNS)
-    # Times may lie before, between and after the log's intervals.
+    # Times may lie before, between and after the log's partitions.
     for _ in range(3):
         times = np.array(sorted(data.draw(st.lists(st.integers(0, 4 * STEP), max_size=12))), np.int64)
         ids = np.array(
@@ -124,7 +128,7 @@ def test_any_rows_in_any_blocks(tmp_path_factory, data):
 
 
 def test_a_student_on_part_of_the_teachers_log(log, tmp_path):
-    # Fewer rows, other intervals, and one example that the teacher does not know.
+    # Fewer rows, other partitions, and one example that the teacher does not know.
     kept = np.array([1, 4, 5, 9, 10, 13, 22, 28, 29])
     sidecar = JoinedSidecar(log, "teacher", COLUMNS)
     times = all_times()[kept]
@@ -133,12 +137,12 @@ def test_a_student_on_part_of_the_teachers_log(log, tmp_path):
     check(sidecar.at(np.append(times[5:], times[-1]), unknown), unknown, unknown != 999)
 
 
-def test_an_id_is_looked_for_in_the_interval_of_its_time(tmp_path):
+def test_an_id_is_looked_for_in_the_partition_of_its_time(tmp_path):
     folder = tmp_path / "log"
-    for interval, value in ((0, 1.5), (1, 2.5)):
-        manifest = publish(folder, interval, np.array([7]))
+    for partition, value in ((0, 1.5), (1, 2.5)):
+        manifest = publish(folder, partition, np.array([7]))
         table = pa.table({"example_id": [7], "logit": pa.array([value], pa.float32())})
-        write_sidecar_interval(folder, "teacher", manifest, table)
+        write_sidecar_partition(folder, "teacher", manifest, table)
     sidecar = JoinedSidecar(folder, "teacher", ["logit"])
     result = sidecar.at(np.array([5, 105, 205]), np.array([7, 7, 7]))
     assert result["found"].tolist() == [True, True, False]
@@ -152,21 +156,21 @@ def test_going_back(log):
         check(sidecar.at(times[rows], ids[rows]), ids[rows], np.ones(len(ids[rows]), bool))
 
 
-def test_each_interval_is_read_once_and_then_forgotten(log, monkeypatch):
+def test_each_partition_is_read_once_and_then_forgotten(log, monkeypatch):
     reads = []
-    read = joined_sidecar.read_sidecar_interval
+    read = joined_sidecar.read_sidecar_partition
 
-    def counted(folder, name, interval):
-        reads.append(interval.start // STEP)
-        return read(folder, name, interval)
+    def counted(folder, name, partition):
+        reads.append(partition.start // STEP)
+        return read(folder, name, partition)
 
-    monkeypatch.setattr(joined_sidecar, "read_sidecar_interval", counted)
+    monkeypatch.setattr(joined_sidecar, "read_sidecar_partition", counted)
     sidecar = JoinedSidecar(log, "teacher", COLUMNS)
     times, ids = all_times(), np.arange(30)
     for row in range(30):
         sidecar.at(times[row : row + 1], ids[row : row + 1])
     assert reads == [0, 1, 2]
-    # The last block needed only interval 2: the others are gone.
+    # The last block needed only partition 2: the others are gone.
     sidecar.at(times[25:], ids[25:])
     assert reads == [0, 1, 2]
     sidecar.at(times[8:12], ids[8:12])
@@ -187,9 +191,9 @@ def test_rows_in_order_are_not_sorted(log, monkeypatch):
         sidecar.at(times[25:28], ids[25:28][::-1])
 
 
-def test_an_interval_without_a_sidecar_is_not_found_until_it_is_there(tmp_path):
+def test_an_partition_without_a_sidecar_is_not_found_until_it_is_there(tmp_path):
     folder = tmp_path / "log"
-    manifests = [publish(folder, interval, np.arange(10) + 10 * interval) for interval in range(3)]
+    manifests = [publish(folder, partition, np.arange(10) + 10 * partition) for partition in range(3)]
     write(folder, manifests[1], np.arange(10, 20))
     sidecar = JoinedSidecar(folder, "teacher", COLUMNS)
     ids = np.arange(30)
@@ -207,13 +211,13 @@ def test_nulls(tmp_path):
     folder = tmp_path / "log"
     manifest = publish(folder, 0, np.arange(3))
     logit = pa.array([1.0, None, 3.0], pa.float32())
-    write_sidecar_interval(folder, "floats", manifest, pa.table({"example_id": [0, 1, 2], "logit": logit}))
+    write_sidecar_partition(folder, "floats", manifest, pa.table({"example_id": [0, 1, 2], "logit": logit}))
     result = JoinedSidecar(folder, "floats", ["logit"]).at(times_of(0, 3), np.arange(3))
     assert result["logit"].dtype == np.float32
     assert np.array_equal(result["logit"], np.array([1, np.nan, 3], np.float32), equal_nan=True)
     assert result["found"].all()
     truth = pa.table({"example_id": [0, 1, 2], "kept": [True, None, False]})
-    write_sidecar_interval(folder, "truth", manifest, truth)
+    write_sidecar_partition(folder, "truth", manifest, truth)
     with pytest.raises(InputError, match="the column kept has 1 nulls"):
         JoinedSidecar(folder, "truth", ["kept"])
 
@@ -232,23 +236,23 @@ def test_what_is_not_there_is_named(log, tmp_path):
         JoinedSidecar(tmp_path / "bare", "teacher", ["logit"])
 
 
-def test_columns_must_be_the_same_in_every_interval(tmp_path):
+def test_columns_must_be_the_same_in_every_partition(tmp_path):
     folder = tmp_path / "log"
-    manifests = [publish(folder, interval, np.arange(3)) for interval in range(3)]
+    manifests = [publish(folder, partition, np.arange(3)) for partition in range(3)]
     for manifest, kind in zip(manifests, (pa.float32(), pa.float64(), pa.float32()), strict=True):
         table = pa.table({"example_id": [0, 1, 2], "logit": pa.array([0, 0, 0], kind)})
-        write_sidecar_interval(folder, "mixed", manifest, table)
+        write_sidecar_partition(folder, "mixed", manifest, table)
     sidecar = JoinedSidecar(folder, "mixed", ["logit"])
     with pytest.raises(InputError, match="the column logit is of type double, in other partitions float32"):
         sidecar.at(times_of(1, 3), np.arange(3))
     text = pa.table({"example_id": [0, 1, 2], "logit": ["a", "b", "c"]})
-    write_sidecar_interval(folder, "text", manifests[0], text)
+    write_sidecar_partition(folder, "text", manifests[0], text)
     with pytest.raises(InputError, match="is of type string; numbers or booleans are required"):
         JoinedSidecar(folder, "text", ["logit"])
-    # A column that a later interval lacks is found before any row is asked for.
+    # A column that a later partition lacks is found before any row is asked for.
     write(folder, manifests[0], np.arange(3), "short")
     only = pa.table({"example_id": [0, 1, 2], "other": [1, 2, 3]})
-    write_sidecar_interval(folder, "short", manifests[2], only)
+    write_sidecar_partition(folder, "short", manifests[2], only)
     with pytest.raises(InputError, match="has no column logit; it has other"):
         JoinedSidecar(folder, "short", ["logit"])
 
@@ -273,12 +277,12 @@ def test_it_names_itself(log):
 
 @pytest.fixture
 def student(tmp_path: Path) -> Path:
-    """Three intervals like the log's, in shards of 4; the second has examples that the teacher does not know."""
+    """Three partitions like the log's, in shards of 4; the second has examples that the teacher does not know."""
     folder = tmp_path / "student"
-    for interval in range(3):
-        ids = np.arange(10) + 10 * interval
-        ids[3:9] += 1000 * (interval == 1)
-        publish(folder, interval, ids, shard_rows=4)
+    for partition in range(3):
+        ids = np.arange(10) + 10 * partition
+        ids[3:9] += 1000 * (partition == 1)
+        publish(folder, partition, ids, shard_rows=4)
     return folder
 
 
@@ -317,7 +321,7 @@ def test_values_that_are_not_finite_are_missing_and_faulty_rows_are_passed_over(
     weights = np.array([1, 1, 1, -1, np.nan, 1])
     manifest = publish(folder, 0, np.arange(6), train_weight=weights, label=[0, 1, 0, 0, 0, 7])
     logit = pa.array([0.5, np.nan, np.inf, np.nan, np.nan, np.nan], pa.float32())
-    write_sidecar_interval(folder, "t", manifest, pa.table({"example_id": np.arange(6), "logit": logit}))
+    write_sidecar_partition(folder, "t", manifest, pa.table({"example_id": np.arange(6), "logit": logit}))
     missing = count_missing(folder, [manifest], JoinedSidecar(folder, "t", ["logit"]), "logit")
     assert (missing.rows, missing.missing) == (3, 2)
     assert [place[0] for place in missing.first] == [1, 2]

@@ -17,10 +17,10 @@ from ctr.config import parse_model
 from ctr.data.log import (
     check_log,
     create_log,
-    list_intervals,
+    list_partitions,
     log_sha256,
     pack_ids,
-    publish_interval,
+    publish_partition,
     read_manifests,
     read_schema,
     read_shard,
@@ -48,7 +48,7 @@ OTHER = parse_model(Schema, {"features": [{"kind": "category", "name": "a", "sou
 
 
 def make_rows(rows: int, start: int = 0, end: int = 1000, seed: int = 0) -> pa.Table:
-    """Sorted rows of an interval, about three to a query."""
+    """Sorted rows of a partition, about three to a query."""
     rng = np.random.default_rng(seed)
     query = np.sort(rng.integers(0, rows // 3 + 1, rows))
     time = start + query * (end - start) // (rows // 3 + 1)
@@ -86,11 +86,11 @@ def log(tmp_path: Path) -> Path:
 
 def test_what_is_published_is_read(log: Path) -> None:
     first, second = make_rows(50), make_rows(20, 2000, 3000, seed=1)
-    publish_interval(log, SCHEMA, 2000, 3000, second, {"rows_in": 21})
-    publish_interval(log, SCHEMA, 0, 1000, first, shard_rows=10)
+    publish_partition(log, SCHEMA, 2000, 3000, second, {"rows_in": 21})
+    publish_partition(log, SCHEMA, 0, 1000, first, shard_rows=10)
     assert read_schema(log) == SCHEMA
     manifests = read_manifests(log)
-    assert [(one.start, one.end) for one in manifests] == list_intervals(log) == [(0, 1000), (2000, 3000)]
+    assert [(one.start, one.end) for one in manifests] == list_partitions(log) == [(0, 1000), (2000, 3000)]
     assert manifests[1].counters == {"rows_in": 21}
     for manifest, rows in zip(manifests, (first, second), strict=True):
         assert manifest.clicks == sum(rows.column("label").to_pylist())
@@ -103,31 +103,31 @@ def test_what_is_published_is_read(log: Path) -> None:
     assert len(manifests[1].shards) == 1
 
 
-def test_an_empty_interval_is_published(log: Path) -> None:
-    manifest = publish_interval(log, SCHEMA, 0, 1000, make_rows(0))
+def test_an_empty_partition_is_published(log: Path) -> None:
+    manifest = publish_partition(log, SCHEMA, 0, 1000, make_rows(0))
     assert (manifest.rows, manifest.queries, manifest.clicks, manifest.shards) == (0, 0, 0, ())
     assert read_manifests(log) == [manifest]
 
 
 def test_publishing_again_gives_the_same_bytes(log: Path, tmp_path: Path) -> None:
     rows = make_rows(50)
-    publish_interval(log, SCHEMA, 0, 1000, rows, shard_rows=10)
+    publish_partition(log, SCHEMA, 0, 1000, rows, shard_rows=10)
     before = contents(log)
     chunked = pa.concat_tables([rows.slice(0, 7), rows.slice(7)])
-    publish_interval(log, SCHEMA, 0, 1000, chunked, shard_rows=10)
+    publish_partition(log, SCHEMA, 0, 1000, chunked, shard_rows=10)
     assert contents(log) == before
     create_log(tmp_path / "elsewhere", SCHEMA)
-    publish_interval(tmp_path / "elsewhere", SCHEMA, 0, 1000, rows, shard_rows=10)
+    publish_partition(tmp_path / "elsewhere", SCHEMA, 0, 1000, rows, shard_rows=10)
     assert contents(tmp_path / "elsewhere") == before
 
 
-def test_other_content_for_a_published_interval_is_refused(log: Path) -> None:
-    publish_interval(log, SCHEMA, 0, 1000, make_rows(50))
+def test_other_content_for_a_published_partition_is_refused(log: Path) -> None:
+    publish_partition(log, SCHEMA, 0, 1000, make_rows(50))
     before = log_sha256(read_manifests(log))
     with pytest.raises(InputError, match="published before with other content; the first version is kept"):
-        publish_interval(log, SCHEMA, 0, 1000, make_rows(50, seed=1))
+        publish_partition(log, SCHEMA, 0, 1000, make_rows(50, seed=1))
     with pytest.raises(InputError, match="published before with other content"):
-        publish_interval(log, SCHEMA, 0, 1000, make_rows(50), {"more": 1})
+        publish_partition(log, SCHEMA, 0, 1000, make_rows(50), {"more": 1})
     assert log_sha256(read_manifests(log)) == before
     read_shard(log, read_manifests(log)[0].shards[0], SCHEMA)
 
@@ -136,7 +136,7 @@ def _publish(log: Path, seed: int, start: Any, results: Any) -> None:
     rows = make_rows(300, seed=seed)
     start.wait()
     try:
-        publish_interval(log, SCHEMA, 0, 1000, rows)
+        publish_partition(log, SCHEMA, 0, 1000, rows)
         results.put((seed, "published"))
     except InputError as error:
         results.put((seed, str(error)))
@@ -168,17 +168,17 @@ def test_two_publishers_at_once(log: Path, seeds: tuple[int, int]) -> None:
         (100, 200, "overlaps the published"),
     ],
 )
-def test_overlapping_intervals_are_refused(log: Path, start: int, end: int, message: str) -> None:
-    publish_interval(log, SCHEMA, 0, 1000, make_rows(50))
+def test_overlapping_partitions_are_refused(log: Path, start: int, end: int, message: str) -> None:
+    publish_partition(log, SCHEMA, 0, 1000, make_rows(50))
     with pytest.raises(InputError, match=message):
-        publish_interval(log, SCHEMA, start, end, make_rows(0))
-    assert list_intervals(log) == [(0, 1000)]
+        publish_partition(log, SCHEMA, start, end, make_rows(0))
+    assert list_partitions(log) == [(0, 1000)]
 
 
 def test_an_overlap_that_two_publishers_made_is_not_read(log: Path, tmp_path: Path) -> None:
-    publish_interval(log, SCHEMA, 0, 1000, make_rows(50))
+    publish_partition(log, SCHEMA, 0, 1000, make_rows(50))
     create_log(tmp_path / "other", SCHEMA)
-    publish_interval(tmp_path / "other", SCHEMA, 500, 1500, make_rows(0))
+    publish_partition(tmp_path / "other", SCHEMA, 500, 1500, make_rows(0))
     (path,) = (tmp_path / "other" / "manifests").iterdir()
     shutil.copy(path, log / "manifests")
     with pytest.raises(InputError, match="overlaps the partition before it"):
@@ -211,17 +211,17 @@ def test_an_overlap_that_two_publishers_made_is_not_read(log: Path, tmp_path: Pa
 )
 def test_bad_rows_are_refused(log: Path, start: int, end: int, change: Any, message: str) -> None:
     with pytest.raises(InputError) as refusal:
-        publish_interval(log, SCHEMA, start, end, change(make_rows(50)))
+        publish_partition(log, SCHEMA, start, end, change(make_rows(50)))
     assert message in str(refusal.value)
     assert "\n" not in str(refusal.value)
-    assert list_intervals(log) == []
+    assert list_partitions(log) == []
 
 
 def test_rows_of_another_schema_are_refused(log: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="were made under schema"):
-        publish_interval(log, OTHER, 0, 1000, make_rows(0).select(range(8)))
+        publish_partition(log, OTHER, 0, 1000, make_rows(0).select(range(8)))
     with pytest.raises(InputError, match=r"is not an example log: it has no schema\.json"):
-        publish_interval(tmp_path / "nowhere", SCHEMA, 0, 1000, make_rows(5))
+        publish_partition(tmp_path / "nowhere", SCHEMA, 0, 1000, make_rows(5))
 
 
 def test_sort_rows_gives_the_order_of_a_log(log: Path) -> None:
@@ -235,7 +235,7 @@ def test_sort_rows_gives_the_order_of_a_log(log: Path) -> None:
 def shard(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, bytes]:
     folder = tmp_path_factory.mktemp("damage") / "log"
     create_log(folder, SCHEMA)
-    (entry,) = publish_interval(folder, SCHEMA, 0, 1000, make_rows(200)).shards
+    (entry,) = publish_partition(folder, SCHEMA, 0, 1000, make_rows(200)).shards
     return folder, entry, (folder / "shards" / entry.file).read_bytes()
 
 
@@ -261,21 +261,21 @@ def test_a_truncated_shard_is_detected(shard: tuple[Path, Any, bytes], data: st.
 
 
 def test_a_missing_shard_is_named(log: Path) -> None:
-    (entry,) = publish_interval(log, SCHEMA, 0, 1000, make_rows(50)).shards
+    (entry,) = publish_partition(log, SCHEMA, 0, 1000, make_rows(50)).shards
     (log / "shards" / entry.file).unlink()
     with pytest.raises(InputError, match="the file is missing, though a manifest names it"):
         read_shard(log, entry, SCHEMA)
 
 
 def test_a_damaged_shard_is_repaired_by_publishing_again(log: Path) -> None:
-    (entry,) = publish_interval(log, SCHEMA, 0, 1000, make_rows(50)).shards
+    (entry,) = publish_partition(log, SCHEMA, 0, 1000, make_rows(50)).shards
     (log / "shards" / entry.file).write_bytes(b"PAR1")
-    publish_interval(log, SCHEMA, 0, 1000, make_rows(50))
+    publish_partition(log, SCHEMA, 0, 1000, make_rows(50))
     assert read_shard(log, entry, SCHEMA).equals(make_rows(50))
 
 
 def test_a_shard_that_says_other_than_its_manifest(log: Path) -> None:
-    (entry,) = publish_interval(log, SCHEMA, 0, 1000, make_rows(50)).shards
+    (entry,) = publish_partition(log, SCHEMA, 0, 1000, make_rows(50)).shards
     with pytest.raises(InputError, match="holds 50 rows, the manifest says 49"):
         read_shard(log, entry.model_copy(update={"rows": 49}), SCHEMA)
     with pytest.raises(InputError, match="holds the columns"):
@@ -335,7 +335,7 @@ def test_a_schema_whose_features_were_changed(log: Path) -> None:
     ],
 )
 def test_a_changed_manifest_is_refused(log: Path, values: dict[str, Any], message: str) -> None:
-    publish_interval(log, SCHEMA, 0, 1000, make_rows(50))
+    publish_partition(log, SCHEMA, 0, 1000, make_rows(50))
     change_manifest(next((log / "manifests").iterdir()), **values)
     with pytest.raises(InputError) as refusal:
         read_manifests(log)
@@ -362,7 +362,7 @@ def test_what_an_interrupted_publisher_left_is_ignored(tmp_path: Path) -> None:
     assert read_manifests(folder) == []
     # A shard that no manifest names, complete or not, is no part of the log either.
     (folder / "shards" / f"{stem}-0000-0123.parquet").write_text("PAR1")
-    manifest = publish_interval(folder, SCHEMA, 0, 1000, make_rows(50))
+    manifest = publish_partition(folder, SCHEMA, 0, 1000, make_rows(50))
     assert read_manifests(folder) == [manifest]
 
 

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr.data.joined_sidecar import JoinedSidecar
-from ctr.data.log import create_log, pack_ids, publish_interval, read_manifests, read_schema, shard_schema
+from ctr.data.log import create_log, pack_ids, publish_partition, read_manifests, read_schema, shard_schema
 from ctr.data.parquet_files import parquet_bytes
 from ctr.data.reader import Rows, read_rows
 from ctr.data.schema import Category, Number, Schema, StepBuckets
-from ctr.data.sidecar import write_sidecar_interval
+from ctr.data.sidecar import write_sidecar_partition
 from ctr.data.stream import Selection, check_selection, read_selection
 from ctr.io.documents import sealed_bytes
 from ctr.io.errors import InputError
@@ -57,13 +57,13 @@ def make_table(first: int, count: int) -> pa.Table:
 
 
 def make_log(folder: Path) -> Path:
-    """100 rows in three intervals and five shards, with a teacher's logits for all of them."""
+    """100 rows in three partitions and five shards, with a teacher's logits for all of them."""
     create_log(folder, SCHEMA)
     for start, end in pairwise(ENDS):
         rows = make_table(start // 500, (end - start) // 500)
-        manifest = publish_interval(folder, SCHEMA, start, end, rows, {"late": 3}, shard_rows=20)
+        manifest = publish_partition(folder, SCHEMA, start, end, rows, {"late": 3}, shard_rows=20)
         ids = rows.column("example_id")
-        write_sidecar_interval(
+        write_sidecar_partition(
             folder, "teacher", manifest, pa.table({"example_id": ids, "logit": ids.to_numpy() / 7})
         )
     return folder
@@ -230,7 +230,7 @@ def test_any_missing_file_is_refused_but_the_last_manifest(whole: Whole) -> None
             assert whole.check({path: None}) is not None
     found: list[tuple] = []
     with whole.damaged({last: None}):
-        # As long as it is not there the interval is one that is just being published.
+        # As long as it is not there the partition is one that is just being published.
         give_out(whole.log, found)
     assert found == whole.rows[:60]
 
@@ -393,7 +393,7 @@ def test_times_of_impressions_may_step_back_within_a_query(tmp_path: Path) -> No
     at = table.column_names.index("timestamp")
     table = table.set_column(at, "timestamp", pa.array(np.arange(20)[::-1] * 500))
     create_log(tmp_path / "log", SCHEMA)
-    publish_interval(tmp_path / "log", SCHEMA, 0, 10_000, table)
+    publish_partition(tmp_path / "log", SCHEMA, 0, 10_000, table)
     (block,) = read_rows(tmp_path / "log", SCHEMA, read_manifests(tmp_path / "log"))
     assert block.timestamp.tolist() == table.column("timestamp").to_pylist()
 
@@ -401,9 +401,9 @@ def test_times_of_impressions_may_step_back_within_a_query(tmp_path: Path) -> No
 def test_an_example_that_a_sidecar_has_twice_is_named(tmp_path: Path) -> None:
     log = tmp_path / "log"
     create_log(log, SCHEMA)
-    manifest = publish_interval(log, SCHEMA, 0, 10_000, make_table(0, 20))
+    manifest = publish_partition(log, SCHEMA, 0, 10_000, make_table(0, 20))
     ids = np.arange(50, 70)
-    written = write_sidecar_interval(
+    written = write_sidecar_partition(
         log, "teacher", manifest, pa.table({"example_id": ids, "logit": ids / 7})
     )
     ids[4] = 60
@@ -424,7 +424,7 @@ def test_what_the_forger_of_these_tests_writes_can_be_read(tmp_path: Path) -> No
         assert [id for block in blocks for id in block.example_id.tolist()] == list(range(50, 80))
 
 
-# ---------------------------------------------------------------- lost intervals
+# ---------------------------------------------------------------- lost partitions
 
 
 def manifest_of(log: Path, start: int, end: int) -> Path:
@@ -446,7 +446,7 @@ def test_a_lost_manifest_is_told_from_one_that_is_still_to_come(tmp_path: Path, 
             read_manifests(log)
     else:
         assert read_manifests(log) == kept
-    # As the message says, whoever does not want the interval deletes what is left of it.
+    # As the message says, whoever does not want the partition deletes what is left of it.
     for path in paths:
         for shard in (log / "shards").glob(f"{path.stem}-*"):
             shard.unlink()
@@ -457,7 +457,7 @@ def test_what_was_never_published_beside_what_was_is_harmless(tmp_path: Path) ->
     log = make_log(tmp_path / "log")
     manifests = read_manifests(log)
     for name in (
-        # Another publisher's of a published interval, and of one that overlaps published ones.
+        # Another publisher's of a published partition, and of one that overlaps published ones.
         f"{0:019d}-{20_000:019d}-0000-0123456789abcdef.parquet",
         f"{0:019d}-{25_000:019d}-0000-0123456789abcdef.parquet",
         f"{25_000:019d}-{35_000:019d}-0000-0123456789abcdef.parquet",
@@ -467,7 +467,7 @@ def test_what_was_never_published_beside_what_was_is_harmless(tmp_path: Path) ->
     ):
         (log / "shards" / name).write_bytes(b"PAR1")
     assert read_manifests(log) == manifests
-    publish_interval(log, SCHEMA, 60_000, 70_000, make_table(120, 20))
+    publish_partition(log, SCHEMA, 60_000, 70_000, make_table(120, 20))
     with pytest.raises(InputError, match=f"{manifest_of(log, 50_000, 60_000).name}: missing"):
         read_manifests(log)
 

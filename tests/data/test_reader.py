@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.data.log import create_log, pack_ids, publish_interval, read_manifests
+from ctr.data.log import create_log, pack_ids, publish_partition, read_manifests
 from ctr.data.reader import FAULTS, Rows, join_rows, read_rows, rows_of_table
 from ctr.data.schema import Category, Schema
 from ctr.io.errors import InputError
@@ -84,11 +84,11 @@ def as_written(table: pa.Table) -> list[dict]:
 
 @pytest.fixture
 def log(tmp_path) -> Path:
-    """60 rows in two intervals and five shards."""
+    """60 rows in two partitions and five shards."""
     folder = tmp_path / "log"
     create_log(folder, SCHEMA)
-    publish_interval(folder, SCHEMA, 0, 20_000, make_table(40), shard_rows=15)
-    publish_interval(folder, SCHEMA, 20_000, 30_000, make_table(20, first=40), shard_rows=15)
+    publish_partition(folder, SCHEMA, 0, 20_000, make_table(40), shard_rows=15)
+    publish_partition(folder, SCHEMA, 20_000, 30_000, make_table(20, first=40), shard_rows=15)
     assert [len(manifest.shards) for manifest in read_manifests(folder)] == [3, 2]
     return folder
 
@@ -271,7 +271,7 @@ def test_a_shard_before_the_start_is_not_read(log):
 def test_nothing_of_a_damaged_shard_is_used(tmp_path_factory, place, bit):
     folder = tmp_path_factory.mktemp("damaged") / "log"
     create_log(folder, SCHEMA)
-    manifest = publish_interval(folder, SCHEMA, 0, 20_000, make_table(40), shard_rows=15)
+    manifest = publish_partition(folder, SCHEMA, 0, 20_000, make_table(40), shard_rows=15)
     path = folder / "shards" / manifest.shards[1].file
     content = bytearray(path.read_bytes())
     content[int(place * len(content))] ^= 1 << bit

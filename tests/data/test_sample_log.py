@@ -15,7 +15,7 @@ from ctr.data.joined_sidecar import JoinedSidecar
 from ctr.data.log import (
     Manifest,
     create_log,
-    publish_interval,
+    publish_partition,
     read_manifests,
     read_schema,
     read_shard,
@@ -25,7 +25,7 @@ from ctr.data.reader import read_rows
 from ctr.data.sample_log import applied_samplings, write_decisions, write_sampled_log
 from ctr.data.sampling import SamplingConfig, decide
 from ctr.data.schema import Schema
-from ctr.data.sidecar import list_sidecars, read_sidecar_interval, write_sidecar_interval
+from ctr.data.sidecar import list_sidecars, read_sidecar_partition, write_sidecar_partition
 from ctr.data.transform import pack_table
 from ctr.eval.logistic import row_logloss
 from ctr.io.errors import InputError
@@ -51,9 +51,9 @@ def make_config(**content: Any) -> SamplingConfig:
     return parse_model(SamplingConfig, content, "test")
 
 
-def raw_columns(interval: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(100 + interval)
-    rows = SIZES[interval]
+def raw_columns(partition: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(100 + partition)
+    rows = SIZES[partition]
     return {
         "place": rng.integers(1, 5, rows).astype(str),
         "device": np.array([f"d{number}" for number in rng.integers(0, 6, rows)], str),
@@ -62,17 +62,17 @@ def raw_columns(interval: int) -> dict[str, np.ndarray]:
     }
 
 
-def publish(log: Path, interval: int, shard_rows: int = 25) -> Manifest:
-    rng = np.random.default_rng(interval)
-    rows = SIZES[interval]
+def publish(log: Path, partition: int, shard_rows: int = 25) -> Manifest:
+    rng = np.random.default_rng(partition)
+    rows = SIZES[partition]
     query = np.arange(rows) // 3
-    time = interval * STEP + query * 1000
+    time = partition * STEP + query * 1000
     keys = pa.table(
         {
             "query_time": time,
             "timestamp": time + 1,
-            "query_id": query + 1000 * interval,
-            "example_id": np.arange(rows) + 1000 * interval,
+            "query_id": query + 1000 * partition,
+            "example_id": np.arange(rows) + 1000 * partition,
             "label": rng.integers(0, 2, rows),
             # Neither weight is 1, and the two differ.
             "train_weight": rng.uniform(0.5, 3, rows).astype(np.float32),
@@ -80,13 +80,13 @@ def publish(log: Path, interval: int, shard_rows: int = 25) -> Manifest:
         }
     )
     create_log(log, SCHEMA)
-    packed = pack_table(SCHEMA, keys, pa.table(raw_columns(interval)))
-    start = interval * STEP
-    return publish_interval(log, SCHEMA, start, start + STEP, packed, {"seen": 7}, shard_rows)
+    packed = pack_table(SCHEMA, keys, pa.table(raw_columns(partition)))
+    start = partition * STEP
+    return publish_partition(log, SCHEMA, start, start + STEP, packed, {"seen": 7}, shard_rows)
 
 
 def column(log: Path, name: str) -> np.ndarray:
-    """A column of a log, over all its intervals."""
+    """A column of a log, over all its partitions."""
     parts = [getattr(block, name) for block in read_rows(log, read_schema(log), read_manifests(log))]
     return np.concatenate(parts)
 
@@ -97,8 +97,8 @@ def table_of(log: Path, manifest: Manifest) -> pa.Table:
 
 
 def decisions_of(log: Path, name: str) -> dict[str, np.ndarray]:
-    """The columns of a sidecar over all intervals of its log."""
-    tables = [read_sidecar_interval(log, name, manifest) for manifest in read_manifests(log)]
+    """The columns of a sidecar over all partitions of its log."""
+    tables = [read_sidecar_partition(log, name, manifest) for manifest in read_manifests(log)]
     whole = pa.concat_tables(tables)
     return {key: whole.column(key).to_numpy() for key in whole.column_names}
 
@@ -115,19 +115,19 @@ def add_teacher(log: Path, name: str = "teacher", missing: tuple[int, ...] = ())
         logit = np.random.default_rng(50 + first).normal(-1, 2, len(ids)).astype(np.float32)
         logit[[row - first for row in missing if first <= row < first + len(ids)]] = np.nan
         first += len(ids)
-        write_sidecar_interval(log, name, manifest, pa.table({"example_id": ids, "logit": logit}))
+        write_sidecar_partition(log, name, manifest, pa.table({"example_id": ids, "logit": logit}))
 
 
 @pytest.fixture(scope="module")
 def made_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four intervals, the second empty, with the sidecars teacher (whole) and part (one interval)."""
+    """Four partitions, the second empty, with the sidecars teacher (whole) and part (one partition)."""
     folder = tmp_path_factory.mktemp("sample") / "log"
-    manifests = [publish(folder, interval) for interval in range(4)]
+    manifests = [publish(folder, partition) for partition in range(4)]
     add_teacher(folder)
     ids = table_of(folder, manifests[2]).column("example_id").to_numpy()
     # In another order than the log's.
     part = pa.table({"example_id": ids[::-1], "probability": ids[::-1] / 1e4})
-    write_sidecar_interval(folder, "part", manifests[2], part)
+    write_sidecar_partition(folder, "part", manifests[2], part)
     return folder
 
 
@@ -146,7 +146,7 @@ ALL_RULES = {
 
 def expected_probability(log: Path) -> np.ndarray:
     """Of ``ALL_RULES``, from the raw values."""
-    raw = np.concatenate([raw_columns(interval)["place"] for interval in range(4)])
+    raw = np.concatenate([raw_columns(partition)["place"] for partition in range(4)])
     click = column(log, "label") == 1
     loss = row_logloss(click, decisions_of(log, "teacher")["logit"].astype(np.float64))
     rare = (loss < 0.2) | np.isin(raw, ["3", "4"])
@@ -210,8 +210,8 @@ def test_the_same_command_again_gives_the_same_bytes(log, tmp_path):
     assert result.partitions == 4
     # And beside a copy of the log, with other shards: the decisions follow from the rows.
     other = tmp_path / "other"
-    for interval in range(4):
-        publish(other, interval, shard_rows=10)
+    for partition in range(4):
+        publish(other, partition, shard_rows=10)
     add_teacher(other)
     write_decisions(other, "quarter", make_config(**ALL_RULES))
     assert len(list((other / "shards").iterdir())) > len(list((log / "shards").iterdir()))
@@ -221,7 +221,7 @@ def test_the_same_command_again_gives_the_same_bytes(log, tmp_path):
 
 @pytest.mark.parametrize(
     ("smaller", "killed_in"),
-    [(False, "write_sidecar_interval"), (True, "publish_interval"), (True, "write_sidecar_interval")],
+    [(False, "write_sidecar_partition"), (True, "publish_partition"), (True, "write_sidecar_partition")],
 )
 @pytest.mark.parametrize("calls", [0, 1, 3])
 def test_what_was_cut_off_is_completed_to_the_same_bytes(
@@ -256,14 +256,14 @@ def test_what_was_cut_off_is_completed_to_the_same_bytes(
     assert made(log.parent) == made(whole.parent)
 
 
-def test_intervals_that_were_added_since_are_sampled(tmp_path):
+def test_partitions_that_were_added_since_are_sampled(tmp_path):
     log = tmp_path / "log"
     config = make_config(non_click_rate=0.5)
-    for interval in range(4):
-        publish(log, interval)
+    for partition in range(4):
+        publish(log, partition)
         result = write_decisions(log, "half", config)
         small = write_sampled_log(log, "half", config, tmp_path / "small")
-        assert result.partitions == small.partitions == interval + 1
+        assert result.partitions == small.partitions == partition + 1
     kept = decisions_of(log, "half")["kept"]
     assert np.array_equal(column(tmp_path / "small", "example_id"), column(log, "example_id")[kept])
 
@@ -277,7 +277,7 @@ def test_one_name_is_one_configuration(log):
         write_decisions(log, "half", make_config(non_click_rate=0.4))
     with pytest.raises(InputError, match=r"salt was '1', is '2'"):
         write_decisions(log, "half", make_config(non_click_rate=0.5, salt="2"))
-    # Also where the first interval would come out the same.
+    # Also where the first partition would come out the same.
     late = {"end": "1970-01-01T00:00:03.5"}
     with pytest.raises(InputError, match=r"time_range\.end was None, is '1970-01-01T00:00:03\.500000Z'"):
         write_decisions(log, "half", make_config(non_click_rate=0.5, time_range=late))
@@ -290,7 +290,7 @@ def test_one_name_is_one_configuration(log):
 
 
 def test_a_name_taken_before_anything_was_published(log):
-    # The configuration stands first: another one cannot slip in before the first interval.
+    # The configuration stands first: another one cannot slip in before the first partition.
     write_decisions(log, "half", make_config(non_click_rate=0.5))
     for path in (log / "sidecars" / "half").iterdir():
         if path.name != "sampling.yaml":
@@ -429,7 +429,7 @@ def test_a_salt_is_used_once(log, tmp_path):
 def test_low_visibility_by_raw_values(log, feature, values, holds):
     rule = {"rate": 0.5, "low_visibility": {"feature": feature, "values": values}}
     result = write_decisions(log, "s", make_config(uninformative=rule))
-    expected = np.concatenate([holds(raw_columns(interval)) for interval in range(4)])
+    expected = np.concatenate([holds(raw_columns(partition)) for partition in range(4)])
     assert 0 < expected.sum() < 150
     assert np.array_equal(decisions_of(log, "s")["keep_probability"], np.where(expected, 0.5, 1))
     assert result.conditions["low_visibility"].rows == expected.sum()
@@ -502,7 +502,7 @@ def test_missing_teacher_values_are_counted_and_nothing_is_written(log):
 
 def test_a_time_range(log, tmp_path):
     times = column(log, "query_time")
-    # From a time inside the first interval to one inside the third.
+    # From a time inside the first partition to one inside the third.
     start, end = int(times[12]), int(times[70])
     assert start % STEP and end % STEP and 0 < start < STEP and 2 * STEP < end < 3 * STEP
     text = [f"1970-01-01T00:00:{time / STEP:09.6f}" for time in (start, end)]
@@ -519,7 +519,7 @@ def test_a_time_range(log, tmp_path):
     assert result.outside_time_range == (~mask).sum()
     assert result.conditions["all"].rows == mask.sum()
     small = write_sampled_log(log, "range", inside, tmp_path / "small")
-    # The last interval lies outside: it is not published.
+    # The last partition lies outside: it is not published.
     assert [m.start // STEP for m in read_manifests(tmp_path / "small")] == [0, 1, 2]
     assert np.array_equal(column(tmp_path / "small", "example_id"), column(log, "example_id")[part["kept"]])
     assert small.conditions == result.conditions
@@ -544,12 +544,12 @@ def test_nothing_inside_the_time_range(log):
         write_decisions(log.parent / "nowhere", "s", make_config())
 
 
-def test_an_interval_with_nothing_kept_and_one_example(tmp_path):
+def test_an_partition_with_nothing_kept_and_one_example(tmp_path):
     log, small = tmp_path / "log", tmp_path / "small"
     create_log(log, SCHEMA)
     one = table_of_one(example_id=5)
-    publish_interval(log, SCHEMA, 0, STEP, one)
-    write_sidecar_interval(log, "t", read_manifests(log)[0], pa.table({"example_id": [5], "logit": [0.5]}))
+    publish_partition(log, SCHEMA, 0, STEP, one)
+    write_sidecar_partition(log, "t", read_manifests(log)[0], pa.table({"example_id": [5], "logit": [0.5]}))
     ids = np.array([5])
     dropped = next(
         config
@@ -559,7 +559,7 @@ def test_an_interval_with_nothing_kept_and_one_example(tmp_path):
     result = write_sampled_log(log, "s", dropped, small)
     (manifest,) = read_manifests(small)
     assert (manifest.rows, manifest.shards) == (0, ())
-    assert read_sidecar_interval(small, "t", manifest).num_rows == 0
+    assert read_sidecar_partition(small, "t", manifest).num_rows == 0
     assert result.conditions["clicks"].kept_fraction is None
     assert result.conditions["non_clicks"].kept_fraction == 0
     write_decisions(log, "s", dropped)
@@ -594,10 +594,10 @@ def test_faulty_rows_are_dropped_and_counted(tmp_path):
     log, small = tmp_path / "log", tmp_path / "small"
     create_log(log, SCHEMA)
     rows = pa.concat_tables([table_of_one(5), table_of_one(6, train_weight=np.nan), table_of_one(7)])
-    publish_interval(log, SCHEMA, 0, STEP, rows)
+    publish_partition(log, SCHEMA, 0, STEP, rows)
     (manifest,) = read_manifests(log)
     logit = pa.array([-1.0, np.nan, 3.0], pa.float32())
-    write_sidecar_interval(log, "teacher", manifest, pa.table({"example_id": [5, 6, 7], "logit": logit}))
+    write_sidecar_partition(log, "teacher", manifest, pa.table({"example_id": [5, 6, 7], "logit": logit}))
     config = make_config(uninformative={"rate": 1.0, "low_loss": LOW_LOSS})
     result = write_decisions(log, "s", config)
     assert decisions_of(log, "s")["weight"].tolist() == [1, 0, 1]

@@ -373,10 +373,10 @@ def test_the_end_is_outside():
         (0, 9 * DAY, True),
     ],
 )
-def test_intervals_that_a_range_selects(start, end, selected):
-    interval = Manifest(start=start, end=end, schema_version="x", rows=0, queries=0, clicks=0, shards=())
-    assert TimeRange(start=datetime(1970, 1, 2), end=datetime(1970, 1, 3)).selects(interval) is selected
-    assert TimeRange().selects(interval)
+def test_partitions_that_a_range_selects(start, end, selected):
+    partition = Manifest(start=start, end=end, schema_version="x", rows=0, queries=0, clicks=0, shards=())
+    assert TimeRange(start=datetime(1970, 1, 2), end=datetime(1970, 1, 3)).selects(partition) is selected
+    assert TimeRange().selects(partition)
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ import pyarrow as pa
 import pytest
 
 from ctr.config import parse_model
-from ctr.data.log import Manifest, create_log, publish_interval
+from ctr.data.log import Manifest, create_log, publish_partition
 from ctr.data.schema import Schema
 from ctr.data.sidecar import (
     SidecarHash,
     align_sidecar,
     list_sidecars,
-    read_sidecar_interval,
-    write_sidecar_interval,
+    read_sidecar_partition,
+    write_sidecar_partition,
 )
 from ctr.data.transform import pack_table
 from ctr.io.documents import sealed_bytes
@@ -26,14 +26,14 @@ from ctr.io.errors import InputError
 SCHEMA = parse_model(Schema, {"features": [{"kind": "category", "name": "a", "source": "a"}]}, "test")
 
 
-def make_interval(log: Path, rows: int, start: int = 0, value: str = "x") -> Manifest:
+def make_partition(log: Path, rows: int, start: int = 0, value: str = "x") -> Manifest:
     create_log(log, SCHEMA)
     keys = {
         name: np.arange(start, start + rows) for name in ("query_time", "timestamp", "query_id", "example_id")
     }
     ones = np.ones(rows)
     table = pa.table({**keys, "label": np.zeros(rows), "train_weight": ones, "metric_weight": ones})
-    return publish_interval(
+    return publish_partition(
         log, SCHEMA, start, start + 100, pack_table(SCHEMA, table, pa.table({"a": [value] * rows}))
     )
 
@@ -49,34 +49,34 @@ def log(tmp_path: Path) -> Path:
 
 
 def test_what_is_written_is_read(log: Path) -> None:
-    interval, empty = make_interval(log, 30), make_interval(log, 0, start=100)
+    partition, empty = make_partition(log, 30), make_partition(log, 0, start=100)
     assert list_sidecars(log) == []
-    write_sidecar_interval(log, "teacher-1", interval, columns(30))
-    write_sidecar_interval(log, "teacher-1", empty, columns(0))
-    write_sidecar_interval(log, "truth", interval, columns(30, seed=1))
+    write_sidecar_partition(log, "teacher-1", partition, columns(30))
+    write_sidecar_partition(log, "teacher-1", empty, columns(0))
+    write_sidecar_partition(log, "truth", partition, columns(30, seed=1))
     assert list_sidecars(log) == ["teacher-1", "truth"]
-    assert read_sidecar_interval(log, "teacher-1", interval).equals(columns(30))
-    assert read_sidecar_interval(log, "truth", interval).equals(columns(30, seed=1))
-    assert read_sidecar_interval(log, "teacher-1", empty).equals(columns(0))
+    assert read_sidecar_partition(log, "teacher-1", partition).equals(columns(30))
+    assert read_sidecar_partition(log, "truth", partition).equals(columns(30, seed=1))
+    assert read_sidecar_partition(log, "teacher-1", empty).equals(columns(0))
 
 
 def test_writing_again_gives_the_same_bytes_and_nothing_else_is_taken(log: Path) -> None:
-    interval = make_interval(log, 30)
-    first = write_sidecar_interval(log, "truth", interval, columns(30))
+    partition = make_partition(log, 30)
+    first = write_sidecar_partition(log, "truth", partition, columns(30))
     parts = pa.concat_tables([columns(30).slice(0, 3), columns(30).slice(3)])
-    assert write_sidecar_interval(log, "truth", interval, parts) == first
+    assert write_sidecar_partition(log, "truth", partition, parts) == first
     with pytest.raises(InputError, match="published before with other content; the first version is kept"):
-        write_sidecar_interval(log, "truth", interval, columns(30, seed=1))
-    assert read_sidecar_interval(log, "truth", interval).equals(columns(30))
+        write_sidecar_partition(log, "truth", partition, columns(30, seed=1))
+    assert read_sidecar_partition(log, "truth", partition).equals(columns(30))
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "a b", "ä", "a\n", "a.b"])
 def test_names_stay_inside_the_folder(log: Path, name: str) -> None:
-    interval = make_interval(log, 3)
+    partition = make_partition(log, 3)
     with pytest.raises(InputError, match="a name is made of letters, digits, _ and -"):
-        write_sidecar_interval(log, name, interval, columns(3))
+        write_sidecar_partition(log, name, partition, columns(3))
     with pytest.raises(InputError, match="a name is made of letters, digits, _ and -"):
-        read_sidecar_interval(log, name, interval)
+        read_sidecar_partition(log, name, partition)
 
 
 @pytest.mark.parametrize(
@@ -91,26 +91,26 @@ def test_names_stay_inside_the_folder(log: Path, name: str) -> None:
     ],
 )
 def test_bad_tables_are_refused(log: Path, table: pa.Table, message: str) -> None:
-    interval = make_interval(log, 3)
+    partition = make_partition(log, 3)
     with pytest.raises(InputError, match=message):
-        write_sidecar_interval(log, "truth", interval, table)
+        write_sidecar_partition(log, "truth", partition, table)
     assert list_sidecars(log) == []
 
 
 def test_damage_and_absence_are_named(log: Path) -> None:
-    interval = make_interval(log, 30)
+    partition = make_partition(log, 30)
     with pytest.raises(InputError, match=r"the sidecar truth lacks the partition \[0, 100\)"):
-        read_sidecar_interval(log, "truth", interval)
-    manifest = write_sidecar_interval(log, "truth", interval, columns(30))
+        read_sidecar_partition(log, "truth", partition)
+    manifest = write_sidecar_partition(log, "truth", partition, columns(30))
     path = log / "sidecars" / "truth" / manifest.file
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     with pytest.raises(InputError, match="damaged"):
-        read_sidecar_interval(log, "truth", interval)
+        read_sidecar_partition(log, "truth", partition)
     path.unlink()
     with pytest.raises(InputError, match="the file is missing, though a manifest names it"):
-        read_sidecar_interval(log, "truth", interval)
+        read_sidecar_partition(log, "truth", partition)
 
 
 @pytest.mark.parametrize(
@@ -124,22 +124,22 @@ def test_damage_and_absence_are_named(log: Path) -> None:
     ],
 )
 def test_a_changed_manifest_is_refused(log: Path, values: dict[str, Any], message: str) -> None:
-    interval = make_interval(log, 30)
-    write_sidecar_interval(log, "truth", interval, columns(30))
-    path = log / "sidecars" / "truth" / f"{interval.name}.json"
+    partition = make_partition(log, 30)
+    write_sidecar_partition(log, "truth", partition, columns(30))
+    path = log / "sidecars" / "truth" / f"{partition.name}.json"
     content = json.loads(path.read_text())
     del content["manifest_sha256"]
     path.write_bytes(sealed_bytes({**content, **values}))
     with pytest.raises(InputError, match=message):
-        read_sidecar_interval(log, "truth", interval)
+        read_sidecar_partition(log, "truth", partition)
 
 
 def test_a_sidecar_of_another_log_is_refused(log: Path, tmp_path: Path) -> None:
-    interval = make_interval(log, 30)
-    other = make_interval(tmp_path / "other", 30, value="y")
-    write_sidecar_interval(log, "truth", interval, columns(30))
+    partition = make_partition(log, 30)
+    other = make_partition(tmp_path / "other", 30, value="y")
+    write_sidecar_partition(log, "truth", partition, columns(30))
     with pytest.raises(InputError, match="was written for a partition with other content"):
-        read_sidecar_interval(log, "truth", other)
+        read_sidecar_partition(log, "truth", other)
 
 
 def test_alignment_by_example_id() -> None:
@@ -177,7 +177,7 @@ def test_the_hash_of_what_was_read_grows_with_it(log: Path) -> None:
     running = SidecarHash(log, "truth")
     assert running.until() == hash_of_all(folder) == hashlib.sha256().hexdigest()
     for number in range(4):
-        write_sidecar_interval(log, "truth", make_interval(log, 5, 100 * number), columns(5, 100 * number))
+        write_sidecar_partition(log, "truth", make_partition(log, 5, 100 * number), columns(5, 100 * number))
     # Also back, as a run asks that goes on from an earlier checkpoint.
     for time in (0, 1, 100, 101, 250, 250, 1, 301, 2**62):
         assert running.until(time) == SidecarHash(log, "truth").until(time) == hash_of_all(folder, time)
@@ -187,7 +187,7 @@ def test_the_hash_of_what_was_read_grows_with_it(log: Path) -> None:
 def test_what_changes_among_the_manifests_that_were_read(log: Path) -> None:
     folder = log / "sidecars" / "truth"
     for number in (0, 2, 3):
-        write_sidecar_interval(log, "truth", make_interval(log, 5, 100 * number), columns(5, 100 * number))
+        write_sidecar_partition(log, "truth", make_partition(log, 5, 100 * number), columns(5, 100 * number))
     running = SidecarHash(log, "truth")
     read = running.until()
     first, second, _ = sorted(folder.glob("*.json"))
@@ -196,7 +196,7 @@ def test_what_changes_among_the_manifests_that_were_read(log: Path) -> None:
     assert running.until() == read != SidecarHash(log, "truth").until() == hash_of_all(folder)
     second.unlink()
     assert running.until() == hash_of_all(folder)
-    write_sidecar_interval(log, "truth", make_interval(log, 5, 100), columns(5, 100))
+    write_sidecar_partition(log, "truth", make_partition(log, 5, 100), columns(5, 100))
     assert running.until() == hash_of_all(folder)
     (folder / "notes.json").write_text("{}")
     with pytest.raises(InputError, match=r"notes\.json: not the name of a manifest \(START-END\.json\)"):

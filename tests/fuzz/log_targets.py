@@ -13,7 +13,7 @@ from ctr.config import parse_model
 from ctr.data.log import read_manifests, read_schema, read_shard, schema_bytes
 from ctr.data.reader import rows_of_table
 from ctr.data.schema import Schema
-from ctr.data.sidecar import SidecarHash, read_sidecar_interval, write_sidecar_interval
+from ctr.data.sidecar import SidecarHash, read_sidecar_partition, write_sidecar_partition
 from ctr.io.documents import parse_sealed, sealed_bytes
 from ctr.io.errors import InputError
 
@@ -31,7 +31,7 @@ def small_log(folder: Path) -> tuple[Path, Any]:
             table = pa.table(
                 {"example_id": ids, "logit": np.zeros(len(ids), np.float32), "kept": np.ones(len(ids), bool)}
             )
-            write_sidecar_interval(log, "teacher", interval, table)
+            write_sidecar_partition(log, "teacher", interval, table)
     return log, small.SCHEMA
 
 
@@ -50,7 +50,7 @@ def require_log(log: Path) -> int:
 def _read_log(log: Path) -> None:
     require_log(log)
     for interval in read_manifests(log):
-        read_sidecar_interval(log, "teacher", interval)
+        read_sidecar_partition(log, "teacher", interval)
     SidecarHash(log, "teacher").until()
 
 

@@ -18,7 +18,7 @@ from ctr.io.files import is_temporary
 
 SECOND_US = 1_000_000
 BEGIN_US = 1_767_600_000 * SECOND_US
-"""A whole number of every interval in use here."""
+"""A whole number of every partition in use here."""
 
 Event = dict[str, Any]
 FEATURES: list[dict[str, Any]] = [

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import create_log, publish_interval
+from ctr.data.log import create_log, publish_partition
 from ctr.data.schema import Schema
 
 ENDS = (0, 80_000, 160_000, 240_000)
@@ -40,7 +40,7 @@ class Growing:
         for _ in range(intervals):
             start, end = self.ends[self.intervals : self.intervals + 2]
             inside = np.flatnonzero((times >= start) & (times < end))
-            publish_interval(
+            publish_partition(
                 self.folder, self.schema, start, end, self.table.take(pa.array(inside)), shard_rows=170
             )
             self.intervals += 1

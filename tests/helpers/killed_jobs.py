@@ -2,7 +2,7 @@
 
 Given as JSON on the command line: ``driver`` (``batch`` or ``watch``), ``mapping``, ``files`` (a folder of all of them,
 from which they appear in ``events`` one by one), ``events``, ``log``, ``kills`` and ``seed``. Prints how many processes
-were killed, and how many intervals were there after each of them.
+were killed, and how many partitions were there after each of them.
 
 Jobs are forked from a process that has loaded everything and computed nothing: starting Python takes much longer.
 """
@@ -24,7 +24,7 @@ import tensorflow  # noqa: F401
 
 from ctr.config import parse_model
 from ctr.data.event_mapping import EventMapping
-from ctr.data.log import list_intervals
+from ctr.data.log import list_partitions
 from ctr.pipelines.events.batch import ingest_events
 from ctr.pipelines.events.watch import WatchSettings, watch_events
 
@@ -120,7 +120,7 @@ def main() -> None:
         for kind in KINDS:
             while waiting[kind]:
                 appear(kind)
-    killed, intervals = 0, []
+    killed, partitions = 0, []
     while killed < given["kills"]:
         for kind in KINDS:
             appear(kind)
@@ -134,14 +134,14 @@ def main() -> None:
         if ended not in (0, -signal.SIGKILL):
             sys.exit(f"a job ended with {ended}")
         killed += ended != 0
-        intervals.append(len(list_intervals(log)))
+        partitions.append(len(list_partitions(log)))
     for kind in KINDS:
         while waiting[kind]:
             appear(kind)
     last = wait(start(sys.maxsize, sys.maxsize, drain=True), LONGEST_SECONDS)
     if last != 0:
         sys.exit(f"the last job ended with {last}")
-    print(json.dumps({"killed": killed, "intervals": intervals}))
+    print(json.dumps({"killed": killed, "partitions": partitions}))
 
 
 main()

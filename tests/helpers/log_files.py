@@ -18,6 +18,6 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def rows_of(log: Path, manifest: Manifest) -> pa.Table:
-    """The rows of an interval."""
+    """The rows of a partition."""
     schema = read_schema(log)
     return pa.concat_tables([read_shard(log, entry, schema) for entry in manifest.shards])

@@ -26,7 +26,7 @@ class Click(NamedTuple):
 
 @dataclass
 class Told:
-    """What an interval has become, as plain values."""
+    """What a partition has become, as plain values."""
 
     examples: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
     unmatched: list[tuple[int, int, int, str]] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Told:
 def tell(
     rules: Any, impressions: Sequence[Impression], clicks: Sequence[Click]
 ) -> tuple[dict[int, Told], list[Impression], list[Click]]:
-    """Each interval in which something happened, and the events that came too late."""
+    """Each partition in which something happened, and the events that came too late."""
     told: dict[int, Told] = defaultdict(Told)
 
     def begin(time: int) -> int:
@@ -53,30 +53,30 @@ def tell(
     there = [found for found in impressions if not too_late(found)]
     reach = rules.window + rules.late_window
     for start in {begin(found.time) for found in there}:
-        interval = told[start]
+        partition = told[start]
         inside = [found for found in there if begin(found.time) == start]
-        interval.counters["impressions"] = len(inside)
+        partition.counters["impressions"] = len(inside)
         for number in {found.id for found in inside}:
             copies = sorted((found for found in inside if found.id == number), key=lambda f: f[1:])
             if any(f.id == number and start - reach <= f.time < start for f in there):
-                interval.conflicting += copies
+                partition.conflicting += copies
                 continue
             first, *others = copies
-            interval.examples[number] = (first.time, first.query, first.color, 0)
+            partition.examples[number] = (first.time, first.query, first.color, 0)
             for other in others:
                 if other.content == first.content:
-                    interval.counters["duplicate_impressions"] += 1
+                    partition.counters["duplicate_impressions"] += 1
                 else:
-                    interval.conflicting.append(other)
+                    partition.conflicting.append(other)
     first_arrivals: dict[tuple[int, int], int] = {}
     for click in clicks:
         if too_late(click):
             continue
-        interval = told[begin(click.time)]
-        interval.counters["clicks"] += 1
+        partition = told[begin(click.time)]
+        partition.counters["clicks"] += 1
         key = (click.id, click.time)
         if key in first_arrivals:
-            interval.counters["duplicate_clicks"] += 1
+            partition.counters["duplicate_clicks"] += 1
         first_arrivals[key] = min(click.arrival, first_arrivals.get(key, click.arrival))
     for (number, time), arrival in first_arrivals.items():
         home = told[begin(time)]
@@ -93,13 +93,13 @@ def tell(
             reason = "late" if 0 <= after <= reach else "orphan"
             home.counters[f"{reason}_clicks"] += 1
             home.unmatched.append((number, time, arrival, reason))
-        for interval in told.values():
-            row = interval.examples.get(number)
+        for partition in told.values():
+            row = partition.examples.get(number)
             if row and 0 <= time - row[0] <= rules.window and arrival < closes(begin(row[0])):
-                interval.examples[number] = (*row[:3], 1)
-    for interval in told.values():
-        interval.counters["conflicting_impressions"] = len(interval.conflicting)
-        interval.unmatched.sort()
-        interval.conflicting.sort()
+                partition.examples[number] = (*row[:3], 1)
+    for partition in told.values():
+        partition.counters["conflicting_impressions"] = len(partition.conflicting)
+        partition.unmatched.sort()
+        partition.conflicting.sort()
     late = [found for found in impressions if too_late(found)], [click for click in clicks if too_late(click)]
     return dict(told), *late

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ctr.data.log import create_log, pack_ids, publish_interval
+from ctr.data.log import create_log, pack_ids, publish_partition
 from ctr.data.schema import Category, Schema
 
 SCHEMA = Schema(
@@ -79,7 +79,7 @@ def publish(folder: Path, table: pa.Table, intervals: tuple[tuple[int, int], ...
     times = table.column("query_time").to_numpy()
     for start, end in intervals:
         inside = np.flatnonzero((times >= start) & (times < end))
-        publish_interval(folder, SCHEMA, start, end, table.take(pa.array(inside)), shard_rows=170)
+        publish_partition(folder, SCHEMA, start, end, table.take(pa.array(inside)), shard_rows=170)
     return folder
 
 

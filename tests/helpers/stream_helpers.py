@@ -24,11 +24,11 @@ from ctr.pipelines.events.tables import KINDS, Kind
 
 SECOND = 1_000_000
 BEGIN = 1_767_600_000 * SECOND
-"""A whole number of the interval."""
+"""A whole number of the partition."""
 
 LENGTH, WINDOW, DELAY = 20, 10, 5
 CLOSES = LENGTH + WINDOW + DELAY
-"""Seconds after its begin at which an interval is closed."""
+"""Seconds after its begin at which a partition is closed."""
 
 Event = dict[str, Any]
 Step = RawEvents | int
@@ -86,7 +86,7 @@ def raw(kind: Kind, *events: Event, content: bytes = b"") -> RawEvents:
 
 
 def run_stream(log: Path, steps: Sequence[Step], max_reject_share: float = 0.0, **changes: Any) -> list[int]:
-    """Runs the job over the steps, the watermark at the end of time after the last; returns the open intervals' begins.
+    """Runs the job over the steps, the watermark at the end of time after the last; returns the partitions' starts.
 
     They are in the order in which they were published.
     """

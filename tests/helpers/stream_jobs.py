@@ -56,7 +56,7 @@ class Traffic:
         return published(self.log)
 
     @property
-    def intervals(self) -> int:
+    def partitions(self) -> int:
         return len(list((self.log / "manifests").iterdir()))
 
 
@@ -77,7 +77,7 @@ def make_traffic(folder: Path, later: Callable[[int], int] | None = None, mappin
 
 
 def begin(log: Path) -> Path:
-    """A log without intervals."""
+    """A log without partitions."""
     begin_log(log, load_event_mapping(MAPPING))
     return log
 
@@ -145,7 +145,7 @@ def wait(condition: Callable[[], object], process: subprocess.Popen[str] | None 
 
 
 def stands_still(log: Path, seconds: float = 2.0) -> None:
-    """Waits until no interval has been published for a while."""
+    """Waits until no partition has been published for a while."""
     seen, since = 0, time.monotonic()
     while time.monotonic() < since + seconds:
         if manifests(log) > seen:

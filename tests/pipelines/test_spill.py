@@ -1,4 +1,4 @@
-"""Rows come back by interval, in the order of arrival; nothing is left behind."""
+"""Rows come back by partition, in the order of arrival; nothing is left behind."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ctr.pipelines.spill import Arrival, IntervalSpill, spill_folder
+from ctr.pipelines.spill import ArrivalSpill, PartitionSpill, spill_folder
 
 SCHEMA = pa.schema([pa.field("query_time", pa.int64()), pa.field("place", pa.int64())])
 
@@ -18,12 +18,12 @@ SCHEMA = pa.schema([pa.field("query_time", pa.int64()), pa.field("place", pa.int
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     chunks=st.lists(st.lists(st.integers(0, 99), max_size=12), max_size=8),
-    interval=st.integers(1, 40),
+    partition=st.integers(1, 40),
     buffer_bytes=st.sampled_from([0, 200, 1 << 20]),
 )
-def test_rows_come_back_by_interval_in_order_of_arrival(tmp_path, chunks, interval, buffer_bytes):
+def test_rows_come_back_by_partition_in_order_of_arrival(tmp_path, chunks, partition, buffer_bytes):
     with spill_folder(tmp_path) as folder:
-        spill = IntervalSpill(folder, interval, buffer_bytes)
+        spill = PartitionSpill(folder, partition, buffer_bytes)
         expected = {}
         count = 0
         for chunk in chunks:
@@ -33,24 +33,24 @@ def test_rows_come_back_by_interval_in_order_of_arrival(tmp_path, chunks, interv
                 pa.table({"query_time": pa.array(chunk, pa.int64()), "place": places}, schema=SCHEMA)
             )
             for time, place in zip(chunk, places, strict=True):
-                expected.setdefault(time // interval * interval, []).append((time, place))
-        assert spill.intervals() == [(start, start + interval) for start in sorted(expected)]
+                expected.setdefault(time // partition * partition, []).append((time, place))
+        assert spill.partitions() == [(start, start + partition) for start in sorted(expected)]
         for start, rows in expected.items():
-            table = spill.take(start)
+            table = spill.pop(start)
             assert [(row["query_time"], row["place"]) for row in table.to_pylist()] == rows
         assert list(folder.iterdir()) == []
 
 
 def test_a_small_buffer_spills_to_disk(tmp_path):
     with spill_folder(tmp_path) as folder:
-        spill = IntervalSpill(folder, 10, buffer_bytes=0)
+        spill = PartitionSpill(folder, 10, buffer_bytes=0)
         spill.append(pa.table({"query_time": [3, 15, 4], "place": [0, 1, 2]}, schema=SCHEMA))
         assert len(list(folder.iterdir())) == 2
 
 
 def test_arrivals_come_back_in_order(tmp_path):
     with spill_folder(tmp_path) as folder:
-        arrival = Arrival(folder, SCHEMA)
+        arrival = ArrivalSpill(folder, SCHEMA)
         for first in (0, 3):
             arrival.append(
                 pa.table({"query_time": [9, 8, 7], "place": range(first, first + 3)}, schema=SCHEMA)

@@ -12,7 +12,7 @@ import small_runs
 from ctr.config import parse_model
 from ctr.data.event_mapping import EventSampling, EventTeacher
 from ctr.data.log import read_manifests, read_schema, read_shard
-from ctr.data.sidecar import read_sidecar_interval, sidecar_folder, write_sidecar_interval
+from ctr.data.sidecar import read_sidecar_partition, sidecar_folder, write_sidecar_partition
 from ctr.experiments.config import ExperimentConfig
 from ctr.experiments.plan import PlannedRun, PlannedTeacher
 from ctr.io.documents import read_sealed, sealed_bytes
@@ -42,7 +42,7 @@ def log(tmp_path):
     (interval,) = read_manifests(folder)
     schema = read_schema(folder)
     ids = np.concatenate([read_shard(folder, e, schema)["example_id"].to_numpy() for e in interval.shards])
-    write_sidecar_interval(folder, "teacher", interval, pa.table({"example_id": ids, "logit": ids * 0.5}))
+    write_sidecar_partition(folder, "teacher", interval, pa.table({"example_id": ids, "logit": ids * 0.5}))
     return folder
 
 
@@ -68,7 +68,7 @@ def test_files_of_a_sidecar(log, name):
     (path,) = log.glob("sidecars/teacher/*.json")
     edit(path, lambda content: content.update(file=f"{name}.parquet"))
     with pytest.raises(InputError, match=r"\.json: file: "):
-        read_sidecar_interval(log, "teacher", read_manifests(log)[0])
+        read_sidecar_partition(log, "teacher", read_manifests(log)[0])
 
 
 @pytest.mark.parametrize("name", OUTSIDE)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from ctr.data.log import create_log, publish_interval
+from ctr.data.log import create_log, publish_partition
 from ctr.data.row_order import sort_rows
 from ctr.data.schema import Schema
 from model_cases import MODELS, SCHEMA, Case, draw_raw, make_case, packed_table
@@ -48,7 +48,7 @@ def publish_rows() -> Callable[[Path, pa.Table, Schema], Path]:
 
     def publish(folder: Path, table: pa.Table, schema: Schema = SCHEMA) -> Path:
         create_log(folder, schema)
-        publish_interval(folder, schema, 0, 10**9, sort_rows(table), shard_rows=40)
+        publish_partition(folder, schema, 0, 10**9, sort_rows(table), shard_rows=40)
         return folder
 
     return publish

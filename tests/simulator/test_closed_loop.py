@@ -16,8 +16,8 @@ import ctr.data.log
 import ctr.data.sidecar
 from ctr.cli import main
 from ctr.config import parse_model
-from ctr.data.log import create_log, list_intervals, read_manifests
-from ctr.data.sidecar import read_sidecar_interval
+from ctr.data.log import create_log, list_partitions, read_manifests
+from ctr.data.sidecar import read_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.simulator import closed_loop
 from ctr.simulator.closed_loop import run_closed_loop
@@ -134,7 +134,7 @@ def test_each_day_is_served_by_the_weights_from_before_it(loop: Path) -> None:
         )
     )
     for manifest in read_manifests(loop / "log")[FIRST:]:
-        auction = read_sidecar_interval(loop / "log", AUCTION, manifest)
+        auction = read_sidecar_partition(loop / "log", AUCTION, manifest)
         own = np.array([logit[example] for example in auction.column("example_id").to_pylist()])
         served = auction.column("predicted").to_numpy()
         batch = rows_of(loop / "log", manifest).column("query_id").to_numpy()
@@ -159,13 +159,13 @@ def test_what_was_served_is_logged_and_learned(place: Path, loop: Path) -> None:
     assert drawn[:FIRST] == read_manifests(place / "random")
     assert summary["constraint_logs"]["random"]["examples"] > sum(manifest.rows for manifest in drawn[:FIRST])
     for whole, some in zip(manifests, drawn, strict=True):
-        flags = read_sidecar_interval(loop / "log", AUCTION, whole).column("randomized").combine_chunks()
+        flags = read_sidecar_partition(loop / "log", AUCTION, whole).column("randomized").combine_chunks()
         assert 0 < some.rows < whole.rows
         copied = rows_of(loop / "constraints" / "random", some)
         assert rows_of(loop / "log", whole).filter(flags).equals(copied)
         for name in (TRUTH, AUCTION):
-            own = read_sidecar_interval(loop / "constraints" / "random", name, some)
-            assert own.equals(read_sidecar_interval(loop / "log", name, whole).filter(flags))
+            own = read_sidecar_partition(loop / "constraints" / "random", name, some)
+            assert own.equals(read_sidecar_partition(loop / "log", name, whole).filter(flags))
 
 
 def test_what_each_query_showed(loop: Path) -> None:
@@ -178,7 +178,7 @@ def test_what_each_query_showed(loop: Path) -> None:
     for manifest, day in zip(manifests, told["days"], strict=True):
         rows, auction = (
             rows_of(loop / "log", manifest).to_pydict(),
-            read_sidecar_interval(loop / "log", AUCTION, manifest).to_pydict(),
+            read_sidecar_partition(loop / "log", AUCTION, manifest).to_pydict(),
         )
         for query in rows["query_id"]:
             ads[query] = ads.get(query, 0) + 1
@@ -391,10 +391,10 @@ def test_no_days_are_refused(place: Path) -> None:
 def test_a_loop_of_another_run_is_refused(place: Path, loop: Path, tmp_path: Path) -> None:
     simulate(world(days=2), tmp_path / "log")
     learn(tmp_path / "log", tmp_path / "run", MODEL)
-    intervals = list_intervals(loop / "log")
+    intervals = list_partitions(loop / "log")
     with pytest.raises(InputError, match=r"another run or log \(first_day was 3, is 2; log_sha256 was "):
         run_closed_loop(tmp_path / "run", tmp_path / "log", 9, loop)
-    assert list_intervals(loop / "log") == intervals
+    assert list_partitions(loop / "log") == intervals
 
 
 def test_the_command_serves_and_compares(

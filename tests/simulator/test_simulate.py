@@ -9,7 +9,7 @@ import pytest
 
 from ctr.config import parse_model
 from ctr.data.log import read_manifests, unpack_ids
-from ctr.data.sidecar import read_sidecar_interval
+from ctr.data.sidecar import read_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.simulator.config import DAY_US, SimulatorConfig
 from ctr.simulator.day import QUERIES_PER_DAY_LIMIT, make_world
@@ -137,7 +137,7 @@ def test_the_truth_joins_exactly_and_agrees_with_the_labels(tmp_path: Path) -> N
 def _truth(log: Path) -> list[tuple[np.ndarray, ...]]:
     parts = []
     for manifest in read_manifests(log):
-        rows, sidecar = rows_of(log, manifest), read_sidecar_interval(log, TRUTH, manifest)
+        rows, sidecar = rows_of(log, manifest), read_sidecar_partition(log, TRUTH, manifest)
         assert rows.column("example_id").to_pylist() == sidecar.column("example_id").to_pylist()
         columns = [sidecar.column(name).to_numpy() for name in ("probability", "quality", "visibility")]
         examined = sidecar.column("examined").to_numpy(zero_copy_only=False)
@@ -154,11 +154,11 @@ def test_randomized_traffic_is_flagged_and_a_log_of_its_own(tmp_path: Path) -> N
     ):
         rows, flags = (
             rows_of(tmp_path / "log", whole),
-            read_sidecar_interval(tmp_path / "log", AUCTION, whole),
+            read_sidecar_partition(tmp_path / "log", AUCTION, whole),
         )
         mask = flags.column("randomized").combine_chunks()
         assert rows.filter(mask).equals(rows_of(tmp_path / "random", drawn))
-        kept = read_sidecar_interval(tmp_path / "random", AUCTION, drawn)
+        kept = read_sidecar_partition(tmp_path / "random", AUCTION, drawn)
         assert kept.equals(flags.filter(mask))
         assert not kept.column("price").to_numpy().any()
         ids = unpack_ids(rows.filter(mask).combine_chunks().column("ids").combine_chunks())

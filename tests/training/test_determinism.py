@@ -15,7 +15,7 @@ import growing_logs
 from ctr.data.log import read_manifests, read_shard
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
-from ctr.data.sidecar import write_sidecar_interval
+from ctr.data.sidecar import write_sidecar_partition
 
 # Arrow computes on as many threads as OMP's variable says; sets of texts have the order of the hash seed.
 VARIABLES = (
@@ -131,7 +131,7 @@ def test_a_run_gives_the_bits_of_any_other(
             [read_shard(log, one, schema)["example_id"].to_numpy() for one in manifest.shards]
         )
         table = pa.table({"example_id": ids, "logit": np.sin(ids)})
-        write_sidecar_interval(log, "teacher", manifest, table)
+        write_sidecar_partition(log, "teacher", manifest, table)
     write_decisions(log, "part", SamplingConfig(non_click_rate=0.5, salt="test"))
     changes = {
         **growing_logs.ROOTS,

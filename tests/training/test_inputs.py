@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from ctr.config import parse_model
-from ctr.data.log import create_log, pack_ids, publish_interval
+from ctr.data.log import create_log, pack_ids, publish_partition
 from ctr.data.sample_log import write_decisions, write_sampled_log
 from ctr.data.sampling import SamplingConfig
 from ctr.data.schema import Category, Schema
@@ -210,7 +210,7 @@ def test_another_schema_or_an_empty_constraint_log_is_refused(log, make_config, 
     other = Schema(features=features)
     create_log(tmp_path / "other", other)
     table = log_table({"ids": pack_ids(np.zeros((1, 1), np.int32))})
-    publish_interval(tmp_path / "other", other, 0, 10, table)
+    publish_partition(tmp_path / "other", other, 0, 10, table)
     with pytest.raises(InputError, match="both must have the same features"):
         train(log, make_config(constrained(tmp_path / "other")), tmp_path / "run")
     with pytest.raises(InputError, match="not an example log"):

@@ -14,7 +14,7 @@ import pytest
 
 import numerical_faults
 from ctr.data.log import read_manifests, read_shard
-from ctr.data.sidecar import write_sidecar_interval
+from ctr.data.sidecar import write_sidecar_partition
 from ctr.eval.report import render_report
 from ctr.io.errors import InputError
 from ctr.training.config import ExportConfig
@@ -147,7 +147,7 @@ def test_a_teacher_that_says_anything(
         table = pa.table(
             {"example_id": ids.column("example_id"), "logit": pa.array(logit[begin : begin + len(ids)])}
         )
-        write_sidecar_interval(log, "teacher", manifest, table)
+        write_sidecar_partition(log, "teacher", manifest, table)
         begin += len(ids)
     summary = train(log, config, tmp_path / "run")
     assert_within(summary, summary_of(clean_runs(make_config({**CONTENT, **OPTIMIZERS[optimizer]}))))

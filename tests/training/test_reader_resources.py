@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from ctr.data.log import read_manifests, read_shard
-from ctr.data.sidecar import write_sidecar_interval
+from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.training.feed import Feed
 from ctr.training.inputs import Inputs, open_inputs, read_feeds
@@ -30,7 +30,7 @@ def inputs(growing, exposure, schema, make_config) -> Inputs:
         ids = np.concatenate(
             [read_shard(log, one, schema)["example_id"].to_numpy() for one in manifest.shards]
         )
-        write_sidecar_interval(log, "teacher", manifest, pa.table({"example_id": ids, "logit": np.sin(ids)}))
+        write_sidecar_partition(log, "teacher", manifest, pa.table({"example_id": ids, "logit": np.sin(ids)}))
     objective: dict[str, Any] = {
         "distillation": {"teacher": "teacher"},
         "bias_constraints": {

@@ -15,7 +15,7 @@ from ctr.data.log import read_manifests, read_shard
 from ctr.data.reader import FAULTS, join_rows, read_rows
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
-from ctr.data.sidecar import write_sidecar_interval
+from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.models.rows import padded_size
 from ctr.training import trainer as module
@@ -197,7 +197,7 @@ def test_an_interval_waits_for_its_teacher(growing, make_config, tmp_path):
         tables = [read_shard(growing.folder, entry, growing.schema) for entry in manifest.shards]
         ids = pa.concat_tables(tables).column("example_id")
         logit = pa.array(rng.normal(size=len(ids)), pa.float32())
-        write_sidecar_interval(
+        write_sidecar_partition(
             growing.folder, "teacher", manifest, pa.table({"example_id": ids, "logit": logit})
         )
 

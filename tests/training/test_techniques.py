@@ -14,7 +14,7 @@ from ctr.config import parse_model
 from ctr.data.log import read_manifests
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
-from ctr.data.sidecar import read_sidecar_interval, write_sidecar_interval
+from ctr.data.sidecar import read_sidecar_partition, write_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
@@ -32,7 +32,7 @@ CONSTRAINTS: dict[str, Any] = {
 
 
 def sidecar(log, name) -> pd.DataFrame:
-    tables = [read_sidecar_interval(log, name, manifest) for manifest in read_manifests(log)]
+    tables = [read_sidecar_partition(log, name, manifest) for manifest in read_manifests(log)]
     return pa.concat_tables(tables).to_pandas()
 
 
@@ -136,7 +136,7 @@ def test_rows_without_a_teacher_are_refused_with_count_and_place_or_trained_with
         ids = np.arange(len(examples))[rows] + 10_000
         for name, values in (("gaps", logit), ("complete", np.nan_to_num(logit))):
             table = pa.table({"example_id": ids, "logit": values[rows]})
-            write_sidecar_interval(log, name, manifest, table)
+            write_sidecar_partition(log, name, manifest, table)
         begin += manifest.rows
     changes: dict[str, Any] = {"objective": {"distillation": {"teacher": "gaps"}}}
     learned = int((examples.train_weight > 0).sum())

@@ -1,43 +1,12 @@
 """What is published by now of logs and sidecars that grow, read again and again at little cost."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from ctr.data.log import Manifest, read_manifests
+from ctr.data.log import Manifest, PublishedPartitions
 from ctr.data.sidecar import sidecar_folder
-from ctr.io.files import names_in
 from ctr.training.inputs import Inputs
 from ctr.training.preflight import Log
-
-
-class PublishedPartitions:
-    """The partitions of a log that grows: each manifest is read once, however often one asks.
-
-    Only the names of the manifests are looked at each time: one that was written over is not read again, and one that
-    vanished is gone.
-    """
-
-    def __init__(self, folder: Path, known: Sequence[Manifest] = ()) -> None:
-        """Reads nothing. ``known``: manifests of the log in ``folder`` that were read before."""
-        self._folder = folder
-        self._names: frozenset[str] = frozenset()
-        self._manifests = known
-
-    def read(self) -> Sequence[Manifest]:
-        """Returns all manifests in order of time; the same object as before when there are no others.
-
-        Raises:
-            InputError: see ``ctr.data.log.read_manifests``.
-        """
-        names = frozenset(names_in(self._folder / "manifests", ".json"))
-        if names != self._names:
-            known = {(manifest.start, manifest.end): manifest for manifest in self._manifests}
-            self._manifests = read_manifests(self._folder, known)
-            # A manifest that appeared in between is in both or in the next call's names alone, which is harmless.
-            self._names = names
-        return self._manifests
 
 
 class PublishedInputs:

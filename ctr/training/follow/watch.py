@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctr.data.log import PublishedPartitions
 from ctr.io.errors import InputError
 from ctr.io.signals import Stop
 from ctr.training.config import TrainConfig
 from ctr.training.follow.lag import Lag, LagReport
-from ctr.training.follow.published import PublishedPartitions
 from ctr.training.loop import Phase, Session, open_session
 from ctr.training.preflight import LearningError, read_warm_start
 from ctr.training.run.results import learning_failure

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ctr.data.log import Manifest, read_manifests, read_schema, read_shard
-from ctr.data.sidecar import sidecar_folder, write_sidecar_interval
+from ctr.data.sidecar import sidecar_folder, write_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 
@@ -52,7 +52,7 @@ def record_predictions(log: Path, run_dir: Path, name: str, log_rows: int) -> di
         logit = predictions.read_logits(manifest, ids)
         rows += len(ids)
         missing += int(np.isnan(logit).sum())
-        write_sidecar_interval(log, name, manifest, pa.table({"example_id": ids, "logit": logit}))
+        write_sidecar_partition(log, name, manifest, pa.table({"example_id": ids, "logit": logit}))
     return {"sidecar": name, "rows": rows, "without_prediction": missing}
 
 

@@ -21,11 +21,11 @@ from ctr.config import parse_model, read_yaml
 from ctr.data.event_mapping import EventMapping
 from ctr.data.log import read_manifests
 from ctr.data.sample_log import write_sampled_log
-from ctr.data.sidecar import read_sidecar_interval
+from ctr.data.sidecar import read_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.pipelines.events.batch import EventsResult, ingest_events
-from ctr.pipelines.events.join import NOT_PUBLISHED, TOLD_CLICKS
-from ctr.pipelines.events.rules import interval_rules
+from ctr.pipelines.events.join import CLICK_COUNTERS, NOT_PUBLISHED
+from ctr.pipelines.events.rules import partition_rules
 from ctr.serving.metadata import find_model
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import simulate
@@ -163,7 +163,7 @@ def test_row_groups_that_are_read_apart_count_together(
 ) -> None:
     # And more than one chunk of each.
     monkeypatch.setattr("ctr.pipelines.events.read._UNIT_ROWS", 40)
-    monkeypatch.setattr("ctr.pipelines.events.read._BATCH_ROWS", 12)
+    monkeypatch.setattr("ctr.pipelines.rows.parquet._BATCH_ROWS", 12)
     folder = event_files.write_events(tmp_path / "events", events, 2, "parquet")
     bad = {**events["impressions"][0], "weight": -1.0}
     more = [*[events["impressions"][0]] * 30, bad, *[events["impressions"][0]] * 30, bad]
@@ -191,7 +191,7 @@ def test_the_log_is_that_of_a_join_of_single_events(events: Any, log: Path) -> N
         for e in events["impressions"]
     ]
     clicks = [single_events.Click(*(e[name] for name in CLICK)) for e in events["clicks"]]
-    told, late_shown, late_clicks = single_events.tell(interval_rules(mapping), shown, clicks)
+    told, late_shown, late_clicks = single_events.tell(partition_rules(mapping), shown, clicks)
     examples = {number: row for interval in told.values() for number, row in interval.examples.items()}
     found = raw_logs.read_log(log)
     assert [(e["query_time"], e["query_id"], e["example_id"], e["label"]) for e in found] == sorted(
@@ -208,20 +208,20 @@ def test_the_log_is_that_of_a_join_of_single_events(events: Any, log: Path) -> N
         (row["impression_id"], row["time"], row["arrival"], row["reason"])
         for row in event_files.read_side(log, "unmatched")
     }
-    assert unmatched == {row for interval in told.values() for row in interval.unmatched}
+    assert unmatched == {row for partition in told.values() for row in partition.unmatched}
     assert {reason for *_, reason in unmatched} == {"late", "orphan"}
     conflicting = Counter(
         (row["example_id"], row["query_time"], row["arrival"])
         for row in event_files.read_side(log, "conflicting")
     )
     assert conflicting == Counter(
-        (f.id, f.time, f.arrival) for interval in told.values() for f in interval.conflicting
+        (f.id, f.time, f.arrival) for partition in told.values() for f in partition.conflicting
     )
-    # Some of them conflict with an impression of an earlier interval.
+    # Some of them conflict with an impression of an earlier partition.
     assert any(
-        set(interval.examples).isdisjoint({f.id for f in interval.conflicting})
-        for interval in told.values()
-        if interval.conflicting
+        set(partition.examples).isdisjoint({f.id for f in partition.conflicting})
+        for partition in told.values()
+        if partition.conflicting
     )
     late = Counter(row["arrival"] for row in event_files.read_side(log, "late"))
     assert late == Counter(event.arrival for event in [*late_shown, *late_clicks])
@@ -239,8 +239,8 @@ def test_all_events_are_accounted_for(events: Any, folder: Path, log: Path, tmp_
         assert counts.read == len(events[kind]) == counters[kind] + counts.late
         assert counts.late > 0
     assert result.examples == counters["impressions"] - sum(counters[name] for name in NOT_PUBLISHED)
-    assert counters["clicks"] == sum(counters[name] for name in TOLD_CLICKS)
-    assert all(counters[name] > 0 for name in (*TOLD_CLICKS, *NOT_PUBLISHED) if name != "sampled_out")
+    assert counters["clicks"] == sum(counters[name] for name in CLICK_COUNTERS)
+    assert all(counters[name] > 0 for name in (*CLICK_COUNTERS, *NOT_PUBLISHED) if name != "sampled_out")
     assert result.partitions == len(manifests) > 3
     assert result.examples == sum(manifest.rows for manifest in manifests)
     unmatched = event_files.read_side(log, "unmatched")
@@ -467,7 +467,7 @@ def scored(log: Path, model: Path, out: Path) -> dict[int, float]:
 def recorded(log: Path, name: str) -> dict[int, float]:
     found: dict[int, float] = {}
     for manifest in read_manifests(log):
-        table = read_sidecar_interval(log, name, manifest)
+        table = read_sidecar_partition(log, name, manifest)
         found |= zip(table.column("example_id").to_pylist(), table.column("logit").to_pylist(), strict=True)
     return found
 

@@ -1,4 +1,4 @@
-"""The join of intervals against one of single events, written from what the modules say of themselves."""
+"""The join of partitions against one of single events, written from what the modules say of themselves."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ctr.config import parse_model
 from ctr.data.log import pack_ids, shard_schema, unpack_ids
 from ctr.data.schema import Schema
-from ctr.pipelines.events.join import NOT_PUBLISHED, TOLD_CLICKS, UNMATCHED_SCHEMA, Joined, join_interval
-from ctr.pipelines.events.rules import IntervalRules, route_clicks, route_impressions, split_by_interval
+from ctr.pipelines.events.join import CLICK_COUNTERS, NOT_PUBLISHED, UNMATCHED_SCHEMA, Joined, join_partition
+from ctr.pipelines.events.rules import PartitionRules, route_clicks, route_impressions, split_by_partition
 from ctr.pipelines.events.tables import CLICK_SCHEMA, EARLIER_SCHEMA
 from single_events import Click, Impression, Told, tell
 
@@ -41,9 +41,9 @@ def click_table(found: Sequence[Click]) -> pa.Table:
 
 
 def route(
-    rules: IntervalRules, route_kind: Any, tables: Sequence[pa.Table]
+    rules: PartitionRules, route_kind: Any, tables: Sequence[pa.Table]
 ) -> tuple[dict[int, pa.Table], pa.Table]:
-    """The pieces of an input by interval, and those too late."""
+    """The pieces of an input by partition, and those too late."""
     parts: dict[int, list[pa.Table]] = defaultdict(list)
     late = []
     for table in tables:
@@ -55,9 +55,9 @@ def route(
 
 
 def join_all(
-    rules: IntervalRules, impressions: Sequence[pa.Table], clicks: Sequence[pa.Table]
+    rules: PartitionRules, impressions: Sequence[pa.Table], clicks: Sequence[pa.Table]
 ) -> tuple[dict[int, Joined], pa.Table, pa.Table]:
-    """Every interval that has something, and the events that came too late."""
+    """Every partition that has something, and the events that came too late."""
     shown, late_shown = route(rules, route_impressions, impressions)
     clicked, late_clicked = route(rules, route_clicks, clicks)
     joined = {}
@@ -68,7 +68,7 @@ def join_all(
             pa.concat_tables([EARLIER_SCHEMA.empty_table(), *before]),
             clicked.get(start, CLICK_SCHEMA.empty_table()),
         )
-        joined[start] = join_interval(SCHEMA, rules, start, *tables)
+        joined[start] = join_partition(SCHEMA, rules, start, *tables)
     return {start: found for start, found in joined.items() if not found.is_empty}, late_shown, late_clicked
 
 
@@ -111,17 +111,17 @@ def assert_same(found: dict[int, Joined], told: dict[int, Told]) -> None:
 # ---------------------------------------------------------------- what is drawn
 
 RULES = st.builds(
-    IntervalRules,
+    PartitionRules,
     length=st.sampled_from([5, 10]),
     window=st.sampled_from([1, 4, 10, 23]),
     late_window=st.sampled_from([1, 6, 30]),
     delay=st.sampled_from([1, 3, 12]),
 )
-Case = tuple[IntervalRules, list[Impression], list[Click]]
+Case = tuple[PartitionRules, list[Impression], list[Click]]
 
 
-def arrivals(rules: IntervalRules, time: int) -> st.SearchStrategy[int]:
-    """Soon, or about when an interval closes that the event may belong to."""
+def arrivals(rules: PartitionRules, time: int) -> st.SearchStrategy[int]:
+    """Soon, or about when a partition closes that the event may belong to."""
     ends = [rules.closes_at(rules.start_of(time)) - back * rules.length for back in range(3)]
     edges = [max(end + by, 0) for end in ends for by in (-1, 0)]
     return st.one_of(st.integers(time, time + 3), st.sampled_from(edges), st.integers(time, time + 60))
@@ -164,7 +164,7 @@ def cut(draw: st.DrawFn, rows: list[Any]) -> list[list[Any]]:
 
 
 @given(cases(), st.data())
-def test_intervals_are_those_of_a_join_of_single_events_in_any_order_and_cut(
+def test_partitions_are_those_of_a_join_of_single_events_in_any_order_and_cut(
     case: Case, data: st.DataObject
 ) -> None:
     rules, impressions, clicks = case
@@ -172,8 +172,8 @@ def test_intervals_are_those_of_a_join_of_single_events_in_any_order_and_cut(
     click_pieces = [click_table(part) for part in cut(data.draw, clicks)]
     found, late_shown, late_clicked = join_all(rules, pieces, click_pieces)
     told, too_late, clicks_too_late = tell(rules, impressions, clicks)
-    for interval in told.values():
-        for name in interval.counters:
+    for partition in told.values():
+        for name in partition.counters:
             event(name)
     assert_same(found, told)
     assert Counter(plain_impressions(late_shown)) == Counter(too_late)
@@ -188,10 +188,10 @@ def test_every_event_is_counted_once(case: Case) -> None:
     found, late_shown, late_clicked = join_all(rules, [impression_table(impressions)], [click_table(clicks)])
     for joined in found.values():
         counters = joined.counters
-        assert set(counters) == {"impressions", "clicks", *NOT_PUBLISHED, *TOLD_CLICKS}
+        assert set(counters) == {"impressions", "clicks", *NOT_PUBLISHED, *CLICK_COUNTERS}
         dropped = sum(counters[name] for name in NOT_PUBLISHED)
         assert counters["impressions"] == joined.examples.num_rows + dropped
-        assert counters["clicks"] == sum(counters[name] for name in TOLD_CLICKS)
+        assert counters["clicks"] == sum(counters[name] for name in CLICK_COUNTERS)
         assert counters["conflicting_impressions"] == joined.conflicting.num_rows
         assert joined.unmatched.num_rows == counters["late_clicks"] + counters["orphan_clicks"]
     total = Counter[str]()
@@ -221,12 +221,12 @@ def test_matched_clicks_are_those_of_the_clicked_examples(case: Case) -> None:
     shown = defaultdict(list)
     for found in impressions:
         shown[found.id].append(found.time)
-    # An id that is given again after it was forgotten is another one to some intervals only.
+    # An id that is given again after it was forgotten is another one to some partitions only.
     impressions = [f for f in impressions if max(shown[f.id]) - min(shown[f.id]) <= rules.late_window]
     told, *_ = tell(rules, impressions, clicks)
     joined, *_ = join_all(rules, [impression_table(impressions)], [click_table(clicks)])
     clicked = {number for found in joined.values() for number, row in plain(found).examples.items() if row[3]}
-    assert clicked == {number for interval in told.values() for number in interval.matched}
+    assert clicked == {number for partition in told.values() for number in partition.matched}
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_matched_clicks_are_those_of_the_clicked_examples(case: Case) -> None:
 def test_a_click_counts_from_its_impression_to_the_end_of_the_window(
     after: int, label: int, reason: str | None
 ) -> None:
-    rules = IntervalRules(length=5, window=10, late_window=4, delay=100)
+    rules = PartitionRules(length=5, window=10, late_window=4, delay=100)
     impression, click = Impression(7, 3, 0, 0, 3), Click(7, 3 + after, 20)
     joined, *_ = join_all(rules, [impression_table([impression])], [click_table([click])])
     assert joined[0].examples.column("label").to_pylist() == [label]
@@ -245,9 +245,11 @@ def test_a_click_counts_from_its_impression_to_the_end_of_the_window(
 
 
 @pytest.mark.parametrize(("arrival", "label", "late"), [(17, 1, 0), (18, 0, 0), (22, 0, 0), (23, 0, 1)])
-def test_a_click_that_arrives_as_the_interval_closes_is_too_late(arrival: int, label: int, late: int) -> None:
-    # The interval of the impression closes at 5 + 10 + 3, that of the click 5 later.
-    rules = IntervalRules(length=5, window=10, late_window=4, delay=3)
+def test_a_click_that_arrives_as_the_partition_closes_is_too_late(
+    arrival: int, label: int, late: int
+) -> None:
+    # The partition of the impression closes at 5 + 10 + 3, that of the click 5 later.
+    rules = PartitionRules(length=5, window=10, late_window=4, delay=3)
     impressions = impression_table([Impression(7, 3, 0, 0, 3)])
     joined, _, aside = join_all(rules, [impressions], [click_table([Click(7, 6, arrival)])])
     assert joined[0].examples.column("label").to_pylist() == [label]
@@ -255,19 +257,19 @@ def test_a_click_that_arrives_as_the_interval_closes_is_too_late(arrival: int, l
     assert (5 in joined) == (not late)
 
 
-def test_an_impression_that_arrives_as_its_interval_closes_is_too_late() -> None:
-    rules = IntervalRules(length=5, window=10, late_window=4, delay=3)
+def test_an_impression_that_arrives_as_its_partition_closes_is_too_late() -> None:
+    rules = PartitionRules(length=5, window=10, late_window=4, delay=3)
     table = impression_table([Impression(1, 3, 0, 0, 17), Impression(2, 3, 0, 0, 18)])
     routed, late = route_impressions(rules, table)
     assert routed[0].column("example_id").to_pylist() == [1]
     assert late.column("example_id").to_pylist() == [2]
 
 
-def test_no_events_are_no_interval() -> None:
-    rules = IntervalRules(length=5, window=10, late_window=4, delay=3)
-    assert split_by_interval(click_table([]), np.zeros(0, np.int64)) == {}
+def test_no_events_are_no_partition() -> None:
+    rules = PartitionRules(length=5, window=10, late_window=4, delay=3)
+    assert split_by_partition(click_table([]), np.zeros(0, np.int64)) == {}
     assert join_all(rules, [impression_table([])], [click_table([])])[0] == {}
     tables = IMPRESSIONS.empty_table(), EARLIER_SCHEMA.empty_table(), CLICK_SCHEMA.empty_table()
-    joined = join_interval(SCHEMA, rules, 0, *tables)
+    joined = join_partition(SCHEMA, rules, 0, *tables)
     assert joined.is_empty
     assert joined.examples.num_rows == joined.unmatched.num_rows == joined.conflicting.num_rows == 0

@@ -13,7 +13,7 @@ import pytest
 
 import event_files
 from ctr.config import dump_yaml
-from ctr.data.log import list_intervals
+from ctr.data.log import list_partitions
 from ctr.pipelines.events.batch import ingest_events
 from ctr.pipelines.events.spool import list_reports
 
@@ -62,7 +62,7 @@ def test_a_job_that_is_killed_many_times_publishes_the_same(
     assert not list(log.glob(".spill-*"))
     if driver == "watch":
         # They died all along the way, not at its beginning or its end.
-        assert len(set(result["intervals"])) > 5
+        assert len(set(result["partitions"])) > 5
         counted = sum(report.events for report in list_reports(log / ".events"))
         assert counted == sum(map(len, event_files.draw_events(600, seconds=400).values()))
 
@@ -85,9 +85,9 @@ def test_the_command_goes_on_after_a_kill_and_ends_in_peace_when_it_is_asked_to(
 
     def until_published(process: subprocess.Popen[str], more_than: int) -> int:
         end = time.monotonic() + 120
-        while len(list_intervals(log)) <= more_than and time.monotonic() < end and process.poll() is None:
+        while len(list_partitions(log)) <= more_than and time.monotonic() < end and process.poll() is None:
             time.sleep(0.05)
-        return len(list_intervals(log))
+        return len(list_partitions(log))
 
     def start() -> subprocess.Popen[str]:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -1,4 +1,4 @@
-"""The streaming job under a watermark that is moved by hand: when an interval is published, and what of it."""
+"""The streaming job under a watermark that is moved by hand: when a partition is published, and what of it."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from ctr.data.log import list_intervals
+from ctr.data.log import list_partitions
 from ctr.io.errors import InputError
 from ctr.pipelines.events.publish import begin_log
 from ctr.pipelines.events.stream import check_rules, first_needed, last_published
@@ -34,13 +34,13 @@ MILLISECOND = 1000
 
 
 def starts(log: Path, begin: int) -> list[int]:
-    return [start - begin for start, _ in list_intervals(log)]
+    return [start - begin for start, _ in list_partitions(log)]
 
 
 # ---------------------------------------------------------------- when
 
 
-def test_an_interval_is_the_batch_jobs_and_all_are_published_in_order(tmp_path):
+def test_a_partition_is_the_batch_jobs_and_all_are_published_in_order(tmp_path):
     impressions = [impression(number, 3.0 * number) for number in range(40)]
     clicks = [click(number, 3.0 * number + number % 12) for number in range(0, 40, 2)]
     steps = [raw("clicks", *clicks), raw("impressions", *impressions[20:])]
@@ -50,7 +50,7 @@ def test_an_interval_is_the_batch_jobs_and_all_are_published_in_order(tmp_path):
 
 
 @pytest.mark.parametrize(("early", "label"), [(MILLISECOND, 1), (0, 0)])
-def test_an_interval_waits_until_the_very_moment_at_which_it_closes(tmp_path, early, label):
+def test_a_partition_waits_until_the_very_moment_at_which_it_closes(tmp_path, early, label):
     closes = CLOSES * SECOND
     # The click lies about its arrival: it says that it came long before the watermark that it stands behind.
     steps = [raw("impressions", impression(1, 5)), closes - early]
@@ -60,7 +60,7 @@ def test_an_interval_waits_until_the_very_moment_at_which_it_closes(tmp_path, ea
     assert [row["impression_id"] for row in late] == ([] if label else [1])
 
 
-def test_an_interval_is_published_once_whatever_comes_later(tmp_path):
+def test_a_partition_is_published_once_whatever_comes_later(tmp_path):
     first = raw("impressions", impression(1, 5))
     steps = [
         first,
@@ -73,7 +73,7 @@ def test_an_interval_is_published_once_whatever_comes_later(tmp_path):
     assert [row["example_id"] for row in side_rows(tmp_path / "log", "late")] == [2]
 
 
-def test_the_watermark_may_pass_many_intervals_at_once(tmp_path):
+def test_the_watermark_may_pass_many_partitions_at_once(tmp_path):
     impressions = [impression(number, 20.0 * number) for number in (0, 1, 50, 51)]
     order = run_stream(tmp_path / "log", [raw("impressions", *impressions), 3000 * SECOND])
     assert order == [20 * SECOND * number for number in (0, 1, 50, 51)]
@@ -81,7 +81,7 @@ def test_the_watermark_may_pass_many_intervals_at_once(tmp_path):
 
 def test_without_events_nothing_is_published(tmp_path):
     assert run_stream(tmp_path / "log", [100 * SECOND]) == []
-    assert list_intervals(tmp_path / "log") == []
+    assert list_partitions(tmp_path / "log") == []
 
 
 # ---------------------------------------------------------------- what is late
@@ -103,8 +103,8 @@ def test_an_event_whose_arrival_is_too_late_is_set_aside_even_before_the_waterma
     assert len(side_rows(batch, "late")) == 2
 
 
-def test_a_click_that_is_late_for_its_impressions_interval_is_told_of_in_its_own(tmp_path):
-    # It happened in the second interval, and arrives when the first one is closed.
+def test_a_click_that_is_late_for_its_impressions_partition_is_told_of_in_its_own(tmp_path):
+    # It happened in the second partition, and arrives when the first one is closed.
     impressions, clicks = [impression(1, 19)], [click(1, 22, 36)]
     steps = [
         raw("impressions", *impressions),
@@ -118,7 +118,7 @@ def test_a_click_that_is_late_for_its_impressions_interval_is_told_of_in_its_own
     assert side_rows(tmp_path / "log", "late") == []
 
 
-def test_a_late_click_is_set_aside_once_though_several_intervals_had_wanted_it(tmp_path):
+def test_a_late_click_is_set_aside_once_though_several_partitions_had_wanted_it(tmp_path):
     steps = [
         raw("impressions", impression(1, 19), impression(2, 25)),
         60 * SECOND,
@@ -141,7 +141,7 @@ def test_bad_events_are_described_and_too_many_end_the_job(tmp_path):
     assert [reject["row"] for reject in rejects(tmp_path / "few")] == [1000]
     with pytest.raises(Exception, match="1 of 1000 events rejected, more than the allowed share of 0"):
         run_stream(tmp_path / "many", [few], max_reject_share=0.0)
-    assert list_intervals(tmp_path / "many") == []
+    assert list_partitions(tmp_path / "many") == []
 
 
 def test_few_events_say_nothing_of_the_share_of_rejects(tmp_path):
@@ -163,9 +163,9 @@ def test_a_job_that_is_started_again_publishes_what_is_left_with_the_same_bytes(
         future="1ms",
     )
     whole = published(log)
-    assert len(list_intervals(log)) == 7
+    assert len(list_partitions(log)) == 7
     for kept in (5, 3, 0):
-        for start, end in list_intervals(log)[kept:]:
+        for start, end in list_partitions(log)[kept:]:
             (log / "manifests" / f"{start:019d}-{end:019d}.json").unlink()
         since = first_needed(mapping(future="1ms"), log)
         # A source need not give what arrived before, and more than is needed does no harm.

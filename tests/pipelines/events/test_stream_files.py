@@ -11,7 +11,9 @@ from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRest
 from apache_beam.utils.timestamp import MAX_TIMESTAMP, Timestamp
 
 from ctr.io.errors import InputError
-from ctr.pipelines.events.stream_files import EventsInFolders, FilesTracker, FollowFiles, ReadSoFar
+from ctr.pipelines.events.drivers import FollowSettings
+from ctr.pipelines.events.folders import ReadSoFar
+from ctr.pipelines.events.stream_files import EventsInFolders, FilesTracker, FollowFiles
 from stream_helpers import click, impression, labels, lines, mapping, microseconds, rejects, run_stream
 
 HOUR = 3600.0
@@ -21,15 +23,14 @@ class Reader:
     """The source of impressions as a runner calls it, again and again."""
 
     def __init__(self, folder: Path, **settings: object) -> None:
-        self._source = EventsInFolders(mapping(), [folder], **settings)
+        self._follow = FollowFiles(mapping(), [folder], FollowSettings(**settings))
         self._estimator = ManualWatermarkEstimator(None)
         self.position = ReadSoFar(written=time.time())
 
     def read(self) -> list[str]:
         """Names of the files that a call gives chunks of."""
         tracker = ThreadsafeRestrictionTracker(FilesTracker(self.position))
-        follow = FollowFiles(self._source)
-        found = list(follow.process("impressions", RestrictionTrackerView(tracker), self._estimator))
+        found = list(self._follow.process("impressions", RestrictionTrackerView(tracker), self._estimator))
         self.chunks = [element.value for element in found]
         self.times = [element.timestamp.micros for element in found]
         tracker.check_done()
@@ -183,7 +184,7 @@ def test_beams_local_runner_reads_both_kinds_of_a_drained_folder(tmp_path):
     with beam.Pipeline() as pipeline:
         _ = (
             pipeline
-            | EventsInFolders(mapping(), [tmp_path], drain=True)
+            | EventsInFolders(mapping(), [tmp_path], FollowSettings(drain=True))
             | beam.Map(
                 lambda events, path: path.open("a").write(f"{events.kind} {events.chunk.count}\n"), found
             )

@@ -29,14 +29,14 @@ def test_a_drained_job_is_the_batch_job_and_ends_by_itself(traffic, tmp_path):
     ):
         status, said, complaints = stream_jobs.ended(process)
     assert (status, complaints) == (0, "")
-    assert said.startswith(f"{log}: {traffic.intervals} partitions, ")
+    assert said.startswith(f"{log}: {traffic.partitions} partitions, ")
     assert stream_helpers.published(log) == traffic.whole
     assert len(traffic.whole) > 50
 
 
 def test_a_job_that_is_killed_again_and_again_is_simply_run_again(traffic, tmp_path):
     log, source = tmp_path / "log", random.Random(7)
-    # Seeded places at which it is killed: before the first interval, and where some more are published.
+    # Seeded places at which it is killed: before the first partition, and where some more are published.
     for number, more in enumerate([0, source.randrange(1, 10), source.randrange(10, 20)]):
         with (
             java_services.flink_job_server(tmp_path / f"flink{number}") as endpoint,
@@ -48,7 +48,7 @@ def test_a_job_that_is_killed_again_and_again_is_simply_run_again(traffic, tmp_p
             else:
                 stream_jobs.wait(lambda: (log / "events.yaml").exists(), process)
                 time.sleep(source.uniform(1, 3))
-    assert 0 < stream_jobs.manifests(log) < traffic.intervals
+    assert 0 < stream_jobs.manifests(log) < traffic.partitions
     with (
         java_services.flink_job_server(tmp_path / "flink") as endpoint,
         stream_jobs.job(log, endpoint, traffic.events, "--drain") as process,
@@ -71,8 +71,8 @@ def test_a_killed_job_goes_on_from_its_checkpoint_without_what_it_has_read(traff
         # It stands still when it has published what the first half closes.
         stream_jobs.stands_still(log)
         stream_jobs.next_checkpoint(checkpoints, process)
-    assert 10 <= stream_jobs.manifests(log) < traffic.intervals
-    # The open intervals' events are in the checkpoint alone.
+    assert 10 <= stream_jobs.manifests(log) < traffic.partitions
+    # The open partitions' events are in the checkpoint alone.
     for path in traffic.files[:half]:
         (events / path.parent.name / path.name).unlink()
     # Nothing has been written for an hour, so that the arrivals go on with the time of day and close the rest.
@@ -83,16 +83,16 @@ def test_a_killed_job_goes_on_from_its_checkpoint_without_what_it_has_read(traff
         ) as endpoint,
         stream_jobs.job(log, endpoint, events, "--idle-timeout=300", beam=options) as process,
     ):
-        stream_jobs.wait(lambda: stream_jobs.manifests(log) >= traffic.intervals, process)
+        stream_jobs.wait(lambda: stream_jobs.manifests(log) >= traffic.partitions, process)
         status, said, complaints = stream_jobs.told_to_stop(process, signal.SIGTERM)
     assert (status, complaints) == (0, "")
-    assert said.startswith(f"{log}: {traffic.intervals} partitions, ")
+    assert said.startswith(f"{log}: {traffic.partitions} partitions, ")
     assert stream_helpers.published(log) == traffic.whole
 
 
 def test_a_worker_that_fails_is_tried_again_by_flink(traffic, tmp_path):
     log = stream_jobs.begin(tmp_path / "log")
-    # A file where a folder should be: no interval with an unmatched click can be written.
+    # A file where a folder should be: no partition with an unmatched click can be written.
     (log / "unmatched").touch()
     with (
         java_services.flink_job_server(tmp_path / "flink") as endpoint,
@@ -143,7 +143,7 @@ def test_a_late_event_is_set_aside_and_a_job_server_that_goes_away_ends_the_comm
     with contextlib.ExitStack() as stack:
         endpoint = stack.enter_context(server)
         process = stack.enter_context(stream_jobs.job(log, endpoint, events, "--idle-timeout=300"))
-        stream_jobs.wait(lambda: stream_jobs.manifests(log) >= traffic.intervals, process)
+        stream_jobs.wait(lambda: stream_jobs.manifests(log) >= traffic.partitions, process)
         before = {path.name for path in (log / "late").iterdir()}
         # The same events once more, in a file behind all others: now all of them are late, though they say otherwise.
         again = traffic.files[0]

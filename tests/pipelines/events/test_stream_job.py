@@ -12,6 +12,7 @@ from ctr.config import parse_model
 from ctr.data.event_mapping import EventMapping
 from ctr.io.errors import InputError
 from ctr.pipelines.events.command import check_events, run_events
+from ctr.pipelines.events.drivers import KafkaSettings
 from ctr.pipelines.events.kafka import EventsInKafka, kafka_options
 from ctr.pipelines.events.stream_job import run_until_stopped, streaming_options
 
@@ -100,4 +101,4 @@ def test_hashed_impressions_are_no_records():
         "features": [{"name": "a", "kind": "category", "source": "a", "buckets": 2}],
     }
     with pytest.raises(InputError, match="hashed impressions are Parquet"):
-        EventsInKafka(parse_model(EventMapping, content, "test"), "h:1")
+        EventsInKafka(parse_model(EventMapping, content, "test"), KafkaSettings("h:1"))

@@ -21,7 +21,7 @@ QUIET = 2
 """A partition of each topic without events: records without a value alone say what time it is there."""
 
 SLOWLY = ("--kafka-option", "max.poll.records=40")
-"""So that the first intervals are published before the last record is read."""
+"""So that the first partitions are published before the last record is read."""
 
 OPTIONS = ("--max_bundle_time_mills=50",)
 
@@ -38,7 +38,7 @@ def mapping(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def traffic(mapping, tmp_path_factory):
-    """Events whose last interval has closed before now: a partition that is read to its end says what time it is."""
+    """Events whose last partition has closed before now: a partition that is read to its end says what time it is."""
 
     def later(last: int) -> int:
         return time.time_ns() // 1000 - 3 * 3600 * 10**6 - last
@@ -99,10 +99,10 @@ def test_topics_become_the_log_of_the_batch_job_and_bad_records_are_set_aside(
         java_services.expansion_service(tmp_path / "expansion") as expansion,
         start((endpoint, expansion), broker, log, mapping) as process,
     ):
-        stream_jobs.wait(lambda: stream_jobs.manifests(log) >= traffic.intervals, process)
+        stream_jobs.wait(lambda: stream_jobs.manifests(log) >= traffic.partitions, process)
         status, said, complaints = stream_jobs.told_to_stop(process, signal.SIGINT)
     assert (status, complaints) == (0, "")
-    assert said.startswith(f"{log}: {traffic.intervals} partitions, ")
+    assert said.startswith(f"{log}: {traffic.partitions} partitions, ")
     assert stream_helpers.published(log) == traffic.whole
     found = [json.loads(line) for path in (log / "rejects").iterdir() for line in path.open()]
     assert {reject["file"] for reject in found} == {"impressions/0"}
@@ -124,13 +124,13 @@ def test_a_killed_job_goes_on(traffic, broker, mapping, tmp_path, checkpoints):
         stream_jobs.wait(
             lambda: stream_jobs.manifests(log) >= 2 and (not checkpoints or newest(folder)), process
         )
-    assert stream_jobs.manifests(log) < traffic.intervals
+    assert stream_jobs.manifests(log) < traffic.partitions
     settings = stream_jobs.resumed(folder) if checkpoints else {}
     with (
         java_services.flink_job_server(tmp_path / "again", settings=settings) as endpoint,
         java_services.expansion_service(tmp_path / "expansion") as expansion,
         start((endpoint, expansion), broker, log, mapping, *options, slowly=checkpoints) as process,
     ):
-        stream_jobs.wait(lambda: stream_jobs.manifests(log) >= traffic.intervals, process)
+        stream_jobs.wait(lambda: stream_jobs.manifests(log) >= traffic.partitions, process)
         assert stream_jobs.told_to_stop(process, signal.SIGTERM)[0] == 0
     assert stream_helpers.published(log) == traffic.whole

@@ -545,7 +545,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
         drain(event_files.mapping(), tmp_path / "nowhere", tmp_path / "log")
 
 
-def test_no_events_are_no_interval(tmp_path: Path) -> None:
+def test_no_events_are_no_partition(tmp_path: Path) -> None:
     (tmp_path / "events").mkdir()
     progress = drain(event_files.mapping(), tmp_path / "events", tmp_path / "log")
     assert progress == Progress()

@@ -8,7 +8,7 @@ import fault_points
 import raw_logs
 from ctr.cli import main
 from ctr.config import parse_model
-from ctr.data.log import list_intervals, read_manifests
+from ctr.data.log import list_partitions, read_manifests
 from ctr.data.mapping import Mapping
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest.run import ingest
@@ -80,7 +80,7 @@ def test_what_is_held_back_is_said_and_published_by_an_ingest_without_files(tmp_
     for path in paths:
         result = ingest(mapping, [path], tmp_path / "log", append=True, now_us=NOW)
     start = FIRST * 1_000_000 + DAY_US
-    assert list_intervals(tmp_path / "log")[-1] == (start - DAY_US, start)
+    assert list_partitions(tmp_path / "log")[-1] == (start - DAY_US, start)
     assert result.held_partitions == [(start, start + DAY_US)]
     assert (
         f"{result.held_rows} rows of [2020-09-15T00:00:00Z, 2020-09-16T00:00:00Z) are held back"
@@ -229,7 +229,7 @@ def test_the_next_ingest_completes_one_that_was_killed_while_it_published(tmp_pa
         fault_points.watching(fault_points.Counting("link.after", 3, die, str(log)), training=False),
     ):
         ingest(mapping, [paths[0]], log, append=True, now_us=NOW)
-    assert len(list_intervals(log)) == 2
+    assert len(list_partitions(log)) == 2
     ingest(mapping, [paths[1]], log, now_us=NOW)
     assert_same_log(log, tmp_path / "whole")
 
@@ -340,9 +340,9 @@ def test_a_close_that_was_killed_while_it_published_is_completed_by_the_same_com
         ),
     ):
         ingest(mapping, [], tmp_path / "log", now_us=NOW)
-    assert not list_intervals(tmp_path / "log")
+    assert not list_partitions(tmp_path / "log")
     ingest(mapping, [], tmp_path / "log", now_us=NOW)
-    assert len(list_intervals(tmp_path / "log")) == 1
+    assert len(list_partitions(tmp_path / "log")) == 1
     with pytest.raises(InputError, match="no input is given"):
         ingest(mapping, [], tmp_path / "log", now_us=NOW)
 

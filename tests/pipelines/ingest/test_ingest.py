@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 import raw_logs
-from ctr.data.log import list_intervals
+from ctr.data.log import list_partitions
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest import partitions as partitions_module
 from ctr.pipelines.ingest import state as state_module
 from ctr.pipelines.ingest.examples import ExampleMaker
 from ctr.pipelines.ingest.run import ingest
-from ctr.pipelines.spill import IntervalSpill
+from ctr.pipelines.spill import PartitionSpill
 
 QUERIES = {
     "none": None,
@@ -48,7 +48,7 @@ def test_the_log_is_that_of_a_plain_ingestion(tmp_path, suffix, query):
         expected[0]["query_time"],
         expected[-1]["query_time"],
     )
-    assert result.partitions == list_intervals(tmp_path / "log")
+    assert result.partitions == list_partitions(tmp_path / "log")
     hours = {e["query_time"] // raw_logs.HOUR_US for e in expected}
     assert [start for start, _ in result.partitions] == [hour * raw_logs.HOUR_US for hour in sorted(hours)]
     assert result.rejects_file is None
@@ -133,7 +133,7 @@ def test_row_order_counts_the_lines_of_all_files(tmp_path):
     assert [e["example_id"] for e in examples] == [int(row["id"]) for row in rows if row["rating"] != "bad"]
 
 
-def test_a_second_ingest_adds_other_intervals_and_keeps_its_own_rejects(tmp_path):
+def test_a_second_ingest_adds_other_partitions_and_keeps_its_own_rejects(tmp_path):
     rows = sort_by_time(raw_logs.make_rows(200, seed=7))
     cut = next(p for p, row in enumerate(rows) if int(row["time"]) >= 1_600_005_600)
     early, late = rows[:cut], rows[cut:]
@@ -180,9 +180,9 @@ def test_a_failure_anywhere_is_made_good_by_the_next_run(tmp_path, monkeypatch, 
     ingest(mapping, [path], tmp_path / "whole", block_bytes=5000)
     target, name = {
         "transform": (ExampleMaker, "make"),
-        "spill": (IntervalSpill, "append"),
-        "load": (IntervalSpill, "take"),
-        "stage": (partitions_module, "stage_interval"),
+        "spill": (PartitionSpill, "append"),
+        "load": (PartitionSpill, "take"),
+        "stage": (partitions_module, "stage_partition"),
         "publish": (state_module, "publish_manifest"),
     }[stage]
     original = getattr(target, name)
@@ -235,7 +235,7 @@ def test_a_killed_run_is_simply_run_again(root, tmp_path):
     process.wait()
     process.stdout.close()
     assert list(log.glob(".spill-*"))
-    assert 1 <= len(list_intervals(log)) < len(list_intervals(tmp_path / "whole"))
+    assert 1 <= len(list_partitions(log)) < len(list_partitions(tmp_path / "whole"))
     ingest(mapping, [path], log)
     assert raw_logs.log_bytes(log) == raw_logs.log_bytes(tmp_path / "whole")
 
@@ -317,7 +317,7 @@ def test_a_share_outside_0_to_1_is_refused(tmp_path, share):
 
 def test_a_lost_row_ends_the_run(tmp_path, monkeypatch):
     path = raw_logs.write_rows(tmp_path / "in", raw_logs.make_rows(50))
-    monkeypatch.setattr(IntervalSpill, "append", lambda self, table: None)
+    monkeypatch.setattr(PartitionSpill, "append", lambda self, table: None)
     with pytest.raises(RuntimeError, match="50 rows were read and 0 were held back before, but 0 published"):
         ingest(raw_logs.make_mapping(), [path], tmp_path / "log")
 

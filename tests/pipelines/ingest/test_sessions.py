@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raw_logs
-from ctr.pipelines.ingest.sessions import assign_queries
+from ctr.pipelines.ingest.partitions import assign_queries
 
 EVENTS = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 60)), max_size=40)
 GAPS = st.one_of(st.none(), st.integers(1, 20))

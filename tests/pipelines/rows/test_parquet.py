@@ -11,10 +11,11 @@ from ctr.pipelines.rows.parquet import read_parquet
 from ctr.pipelines.rows.sources import SourceFile
 
 
-def test_rows_are_numbered_through_row_groups_and_batches(tmp_path):
+def test_rows_are_numbered_through_row_groups_and_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr("ctr.pipelines.rows.parquet._BATCH_ROWS", 7)
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"a": range(23), "b": ["x"] * 23}), path, row_group_size=10)
-    chunks = list(read_parquet(SourceFile(4, path, "x"), ["a"], 7))
+    chunks = list(read_parquet(SourceFile(4, path, "x"), ["a"]))
     assert [row for chunk in chunks for row in chunk.rows.tolist()] == list(range(1, 24))
     assert [a for chunk in chunks for a in chunk.table.column("a").to_pylist()] == list(range(23))
     assert all(chunk.table.column_names == ["a"] and chunk.file == 4 for chunk in chunks)

@@ -17,13 +17,12 @@ import pytest
 import growing_logs
 from ctr.cli import main
 from ctr.config import dump_yaml, parse_model
-from ctr.data.log import manifest_bytes, read_manifests, read_shard
+from ctr.data.log import PublishedPartitions, manifest_bytes, read_manifests, read_shard
 from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
-from ctr.data.sidecar import write_sidecar_interval
+from ctr.data.sidecar import write_sidecar_partition
 from ctr.io.errors import InputError
 from ctr.training.analysis.speed import RunningMedian
-from ctr.training.follow.published import PublishedPartitions
 from ctr.training.follow.watch import Followed, Polling, follow
 from ctr.training.loop import train
 from growing_logs import ROOTS, Growing, constrained
@@ -176,7 +175,7 @@ def test_an_interval_waits_for_its_sidecars(short, make_config, read_predictions
                 ids = pa.concat_tables(tables).column("example_id") if tables else pa.array([], pa.int64())
                 logit = pa.array(rng.normal(size=len(ids)), pa.float32())
                 table = pa.table({"example_id": ids, "logit": logit})
-                write_sidecar_interval(short.folder, "teacher", manifest, table)
+                write_sidecar_partition(short.folder, "teacher", manifest, table)
 
     run = tmp_path / "run"
     stopped = followed(short.folder, config, run, Script(*[short.grow] * 4, decide))

@@ -18,7 +18,7 @@ from tensorboard.plugins.hparams import metadata as hparams_metadata
 from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 
-from ctr.data.log import publish_interval
+from ctr.data.log import publish_partition
 from ctr.training.loop import train
 from ctr.training.run.event_file import EventFiles
 from growing_logs import outcome
@@ -168,7 +168,7 @@ def resumed(examples, schema, publish_log, make_config, tmp_path) -> tuple[Path,
     (file,) = (tmp_path / "run/tensorboard").glob("events*")
     # As a power cut leaves it.
     file.write_bytes(file.read_bytes()[:-7])
-    publish_interval(log, schema, 160_000, 240_000, table.take(pa.array(np.flatnonzero(times >= 160_000))))
+    publish_partition(log, schema, 160_000, 240_000, table.take(pa.array(np.flatnonzero(times >= 160_000))))
     train(log, config, tmp_path / "run")
     return tmp_path / "run", before
 

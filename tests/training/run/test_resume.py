@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from ctr.config import parse_model
-from ctr.data.log import publish_interval
+from ctr.data.log import publish_partition
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.loop import TIMING, train
@@ -309,7 +309,7 @@ def test_a_log_that_grew_is_gone_on_with(examples, schema, publish_log, tmp_path
     assert short["log_rows"] == seen
     before = read_predictions(run)
 
-    publish_interval(log, schema, 160_000, 240_000, table.take(pa.array(np.flatnonzero(times >= 160_000))))
+    publish_partition(log, schema, 160_000, 240_000, table.take(pa.array(np.flatnonzero(times >= 160_000))))
     positions = []
     summary = train(log, CONFIG, run, lambda position, _: positions.append(position))
     assert positions[0] > seen
@@ -328,6 +328,6 @@ def test_a_log_that_grew_before_where_the_run_stands_is_refused(examples, schema
     times = table.column("query_time").to_numpy()
     log = publish_log(tmp_path / "log", table, ((80_000, 160_000),))
     train(log, CONFIG, tmp_path / "run")
-    publish_interval(log, schema, 0, 80_000, table.take(pa.array(np.flatnonzero(times < 80_000))))
+    publish_partition(log, schema, 0, 80_000, table.take(pa.array(np.flatnonzero(times < 80_000))))
     with pytest.raises(InputError, match="its first 1 partitions differ"):
         train(log, CONFIG, tmp_path / "run")

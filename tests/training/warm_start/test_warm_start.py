@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import killed_warm_start
-from ctr.data.log import create_log, pack_ids, publish_interval, read_schema
+from ctr.data.log import create_log, pack_ids, publish_partition, read_schema
 from ctr.data.schema import Schema
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
@@ -95,7 +95,7 @@ class Logs:
 
     def grow(self, folder: Path, table: pa.Table, start: int, end: int) -> None:
         inside = np.flatnonzero((self.times >= start) & (self.times < end))
-        publish_interval(
+        publish_partition(
             folder, read_schema(folder), start, end, table.take(pa.array(inside)), shard_rows=170
         )
 
@@ -495,7 +495,7 @@ def test_rows_up_to_a_query_are_counted_in_the_order_of_the_log(examples, schema
     create_log(tmp_path / "log", schema)
     for start, end in ((0, 3000), (3000, 4000), (4000, 9000)):
         inside = np.array([start <= time < end for time in table.column("query_time").to_pylist()])
-        publish_interval(
+        publish_partition(
             tmp_path / "log",
             schema,
             start,

@@ -1,6 +1,7 @@
-"""Durations as configurations write them: a whole number and a unit, such as ``30m``."""
+"""Durations as configurations write them, such as ``30m``, and times as messages show them."""
 
 import re
+from datetime import UTC, datetime
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -22,7 +23,7 @@ _UNIT_US = {
 
 
 def duration_us(text: str) -> int:
-    """Microseconds of a duration such as ``30m`` or ``1d``. Raises ValueError when it is none."""
+    """Microseconds of a duration such as ``30m`` or ``1d``. Raises ValueError for any other text."""
     match = _DURATION.fullmatch(text)
     if match is None:
         raise ValueError("a duration is a whole number and a unit of us, ms, s, m, h, d, such as 30m")
@@ -36,7 +37,7 @@ def _check_duration(text: str) -> str:
 
 
 def read_duration(key: str, text: str) -> int:
-    """Microseconds of a duration that an option holds, 0 of ``0s``. Raises InputError, which names the option."""
+    """Microseconds of a duration given as an option, 0 for ``0s``. Raises InputError, which names the option."""
     try:
         return 0 if text == "0s" else duration_us(_check_duration(text))
     except ValueError as error:
@@ -46,3 +47,10 @@ def read_duration(key: str, text: str) -> int:
 Duration = Annotated[
     str, AfterValidator(_check_duration), Field(title="duration such as 30m", examples=["1d"])
 ]
+
+
+def format_time(time_us: int) -> str:
+    """A time in microseconds since 1970 as ISO 8601 in UTC; a fraction of a second only where there is one."""
+    seconds, fraction = divmod(time_us, 1_000_000)
+    text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{text}.{fraction:06d}Z" if fraction else f"{text}Z"

@@ -1,4 +1,4 @@
-"""Beam's options as a user writes them, read once and refused in one line."""
+"""Beam's options as a user writes them, and pipelines made with them; wrong ones are refused in one line."""
 
 # mypy: allow-untyped-calls
 
@@ -7,17 +7,18 @@ import io
 import shlex
 from collections.abc import Sequence
 
+import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from ctr.io.errors import InputError
 
 
-def read_beam_options(arguments: Sequence[str], told: str) -> PipelineOptions:
+def read_beam_options(arguments: Sequence[str], given: str) -> PipelineOptions:
     """Beam's options.
 
     Args:
         arguments: ``--runner=...`` and so on.
-        told: how the user gave them, for the message.
+        given: the options as the user wrote them, for the message.
 
     Raises:
         InputError: an option that Beam does not read.
@@ -30,7 +31,7 @@ def read_beam_options(arguments: Sequence[str], told: str) -> PipelineOptions:
             options.get_all_options()
     except SystemExit:
         fault = complaint.getvalue().strip().rpartition("error: ")[2]
-        raise InputError(f"{told}: {fault}") from None
+        raise InputError(f"{given}: {fault}") from None
     return options
 
 
@@ -49,3 +50,19 @@ def in_this_process(threads: int) -> list[str]:
         "--direct_running_mode=multi_threading",
         f"--direct_num_workers={threads}",
     ]
+
+
+def make_pipeline(options: PipelineOptions, given: str = "--beam-options") -> beam.Pipeline:
+    """An empty pipeline.
+
+    Args:
+        options: Beam's.
+        given: where the user gave them, for the message.
+
+    Raises:
+        InputError: options that fit no runner.
+    """
+    try:
+        return beam.Pipeline(options=options)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise InputError(f"{given}: {' '.join(str(error).split())}") from None

@@ -1,0 +1,157 @@
+"""Folders that are being filled with events: which files are new, and which of them are complete.
+
+What was read before is kept by the two drivers, each in its own way: ``FilesRead`` knows every file, ``ReadSoFar`` only
+the last one, because it is part of a runner's checkpoint. Both return the files that are left to read.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctr.data.event_mapping import EventMapping
+from ctr.io.errors import InputError
+from ctr.pipelines.events.drivers import FollowSettings
+from ctr.pipelines.events.read import Unit, Version, find_events
+from ctr.pipelines.events.tables import Kind
+from ctr.pipelines.rows.sources import natural_order
+
+
+@dataclass(frozen=True)
+class NewFile:
+    """A file to read, and its version when it was found."""
+
+    unit: Unit
+    version: Version
+
+
+@dataclass(frozen=True)
+class NewFiles:
+    """Files that were not read.
+
+    Attributes:
+        files: to read, in order.
+        unsettled: whether files that are still being written follow them.
+    """
+
+    files: list[NewFile]
+    unsettled: bool
+
+
+class FilesRead:
+    """Every file that was read, with its version; reports those that have changed since.
+
+    Args:
+        report_change: called once for each changed file.
+    """
+
+    def __init__(self, report_change: Callable[[Unit], None]) -> None:
+        self._report_change = report_change
+        self._read: dict[tuple[Kind, str], Version] = {}
+        self._changed: set[tuple[Kind, str]] = set()
+
+    def add(self, kind: Kind, name: str, version: Version) -> None:
+        """Remembers a file."""
+        self._read[kind, name] = version
+
+    def unread(self, units: Sequence[Unit]) -> list[Unit]:
+        """The units of which nothing was read."""
+        return [unit for unit in units if not self._is_read(unit)]
+
+    def _is_read(self, unit: Unit) -> bool:
+        key = unit.kind, unit.name
+        if key not in self._read:
+            return False
+        if key not in self._changed and _version(unit.path) not in (None, self._read[key]):
+            self._changed.add(key)
+            self._report_change(unit)
+        return True
+
+
+@dataclass(frozen=True)
+class ReadSoFar:
+    """What has been read of a kind whose new files always sort after the older ones.
+
+    Attributes:
+        last: the name of the last file; empty before the first.
+        files: how many there were up to that name when it was read.
+        arrival: the latest arrival, in microseconds; 0 before the first.
+        written: when the last file was written, before the first when the job began; seconds since 1970.
+        over: whether this part of the work is done.
+    """
+
+    last: str = ""
+    files: int = 0
+    arrival: int = 0
+    written: float = 0.0
+    over: bool = False
+
+    def unread(self, units: Sequence[Unit]) -> Sequence[Unit]:
+        """The units after the last one that was read.
+
+        Raises:
+            InputError: a file was added whose name stands before one that was read.
+        """
+        place = natural_order(self.last)
+        before = sum(1 for unit in units if self.last and natural_order(unit.name) <= place)
+        if before > self.files:
+            raise InputError(
+                f"events: there are {before} files up to {self.last}, of which {self.files} were read: the "
+                "names of new files must sort after those of older ones"
+            )
+        return units[before:]
+
+
+class EventFolders:
+    """Scans folders for files of events that are new and complete.
+
+    Args:
+        mapping: how events are read.
+        folders: with impressions and clicks (``ctr.pipelines.events.read.find_events``). The files of a kind count as
+            arriving in the order of their names, and must not change once they are there under their name.
+        settings: when a file is complete: always, if the folders are drained.
+    """
+
+    def __init__(self, mapping: EventMapping, folders: Sequence[Path], settings: FollowSettings) -> None:
+        self._mapping, self._folders, self._settings = mapping, tuple(folders), settings
+        self._waiting: dict[Kind, dict[str, tuple[Version, float]]] = {}
+
+    def scan(self) -> list[Unit]:
+        """All files, in the order in which they count as arriving."""
+        return find_events(self._mapping, self._folders)
+
+    def complete_files(self, kind: Kind, unread: Sequence[Unit]) -> NewFiles:
+        """The files to read now; one that is still being written holds back those after it.
+
+        Args:
+            kind: of the files.
+            unread: all files of the kind that are left to read, in order.
+        """
+        versions = [(unit, _version(unit.path)) for unit in unread]
+        found = [NewFile(unit, version) for unit, version in versions if version is not None]
+        if self._settings.drain:
+            return NewFiles(found, unsettled=False)
+        before, self._waiting[kind] = self._waiting.get(kind, {}), {}
+        settled = [self._is_settled(file, before) for file in found]
+        end = settled.index(False) if False in settled else len(found)
+        return NewFiles(found[:end], unsettled=end < len(found))
+
+    def _is_settled(self, file: NewFile, before: dict[str, tuple[Version, float]]) -> bool:
+        """Whether a file has not changed for long enough, by its own time or by what earlier scans have seen."""
+        limit, now = self._settings.settle_seconds, time.monotonic()
+        if time.time_ns() - file.version.modified_ns >= limit * 1e9:
+            return True
+        # The clock of its machine may be ahead of ours.
+        version, since = before.get(file.unit.name, (file.version, now))
+        if version != file.version:
+            since = now
+        self._waiting[file.unit.kind][file.unit.name] = file.version, since
+        return now - since >= limit
+
+
+def _version(path: Path) -> Version | None:
+    """None: the file was deleted since the scan."""
+    try:
+        return Version.read(path)
+    except FileNotFoundError:
+        return None

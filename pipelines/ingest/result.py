@@ -1,0 +1,80 @@
+"""The result of an ingest, and its text for people."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctr.data.times import format_time
+
+
+@dataclass(frozen=True)
+class IngestResult:
+    """What an ingest has read, rejected and published.
+
+    Attributes:
+        rows: rows of the input that were read.
+        examples: rows in the partitions that it published, those that were held back before among them.
+        queries: groups of rows that share a query.
+        clicks: examples with label 1.
+        rejected: rows that no example could be made of.
+        reject_reasons: their number by ``key: reason``, the most frequent first.
+        rejects_file: where each of them is described; None when there are none.
+        partitions: the published partitions (start, end) of query time, in microseconds.
+        first_time_us: the earliest query time, None where nothing was published.
+        last_time_us: the latest query time.
+        held_rows: rows that are held back until later ones come.
+        held_partitions: their partitions (start, end).
+        closed_until_us: before this query time the log takes no more rows, but in partitions without any.
+        known_files: files of the input that were in the log before; they were not added again.
+        known_rows: rows of these files that were read, and are in partitions with rows of other files.
+        repeated_rows: rows whose content was read before, in another file or earlier in the same one.
+        repeated_share: of the rows that were read.
+        warnings: what may be wrong, a line each.
+        seconds: how long each stage was busy; stages overlap.
+    """
+
+    rows: int
+    examples: int
+    queries: int
+    clicks: int
+    rejected: int
+    reject_reasons: dict[str, int]
+    rejects_file: Path | None
+    partitions: list[tuple[int, int]]
+    first_time_us: int | None
+    last_time_us: int | None
+    held_rows: int
+    held_partitions: list[tuple[int, int]]
+    closed_until_us: int | None
+    known_files: list[str]
+    known_rows: int
+    repeated_rows: int
+    repeated_share: float
+    warnings: list[str]
+    seconds: dict[str, float]
+
+    def as_text(self) -> str:
+        """Describes it in a line, followed by what is held back, the reasons of rejects, and warnings."""
+        text = f"{self.examples} examples, {self.queries} queries, {self.clicks} clicks"
+        text += f", {len(self.partitions)} partitions, {self.seconds['total']:.1f} s"
+        if self.known_files:
+            shown = ", ".join(self.known_files[:3]) + (", ..." if len(self.known_files) > 3 else "")
+            text += (
+                f"\n{len(self.known_files)} files are in the log already and were not added again: {shown}"
+            )
+        if self.held_rows:
+            start, end = self.held_partitions[0][0], self.held_partitions[-1][1]
+            text += (
+                f"\n{self.held_rows} rows of [{format_time(start)}, {format_time(end)}) are held back, as --append "
+                "asks, until later rows come; ctr ingest without files and without --append publishes them"
+            )
+        elif self.closed_until_us is not None:
+            text += (
+                f"\nclosed until {format_time(self.closed_until_us)}: rows before that time are no longer accepted; "
+                "--append keeps the last partition open for files to come"
+            )
+        if self.rejected:
+            # Without new files, duplicates among the rows that were held back.
+            share = f"{self.rejected} of {self.rows}" if self.rows else f"{self.rejected}"
+            text += f"\n{share} rows rejected, see {self.rejects_file}:"
+            text += "".join(f"\n  {count} x {reason}" for reason, count in self.reject_reasons.items())
+        return text + "".join(f"\nwarning: {warning}" for warning in self.warnings)
