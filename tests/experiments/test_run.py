@@ -50,6 +50,16 @@ def test_teachers_then_samplings_then_arms_and_nothing_twice(stand_in):
     assert read("plan.json")["created"] == plan["created"]
 
 
+def test_another_runner_makes_the_same(stand_in, place):
+    options = "--runner=FnApiRunner --direct_num_workers=2 --direct_running_mode=multi_threading"
+    lines: list[str] = []
+    assert run(lines=lines, timing=False, beam_options=options, workers=2) == {}
+    assert stand_in.read_text().splitlines()[:2] == ["teacher-wide-seed-1", "sample"]
+    assert len(lines) == 8 and lines[-1].startswith("[8/8, ")
+    assert len(list((place / "out/runs").glob("*/summary.json"))) == 7
+    assert not (place / "out/outcomes").exists()
+
+
 def test_another_experiment_takes_the_teacher_that_is_there(stand_in, place):
     run()
     shutil.rmtree(place / "out")
