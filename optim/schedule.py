@@ -10,7 +10,7 @@ import tensorflow as tf
 from ctr.optim.options import ShampooOptions
 
 
-def interval(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
+def steps_to_next_exchange(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
     """Steps from an exchange after ``step`` (int64 scalar) to the next one, int64 scalar."""
     frequency = tf.constant(options.precondition_frequency, tf.int64)
     if not options.early_growth:
@@ -21,7 +21,7 @@ def interval(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
 
 def is_early(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
     """Whether exchanges after ``step`` are not yet tau1 apart, bool scalar."""
-    return interval(options, step) < options.precondition_frequency
+    return steps_to_next_exchange(options, step) < options.precondition_frequency
 
 
 def exchange_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
@@ -33,7 +33,7 @@ def exchange_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) -> t
         last: int64 scalar, the step of the last exchange; -1: there was none.
     """
     start = tf.constant(options.start_preconditioning_step, tf.int64)
-    return step >= tf.where(last < 0, start, last + interval(options, last))
+    return step >= tf.where(last < 0, start, last + steps_to_next_exchange(options, last))
 
 
 def collection_due(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor | bool:

@@ -112,16 +112,16 @@ class TrainState:
         }
 
     def pieces(self) -> Iterator[tuple[str, int, np.ndarray]]:
-        """The values of all variables, those of tables in pieces: name, first row and values.
+        """The values of all variables, those of many rows in pieces: name, first row and values.
 
         TensorFlow hands a whole table out as a copy, in memory that is touched for the first time, which takes
         several times as long.
         """
         for name, variable in self.variables().items():
-            if not name.startswith("rows"):
+            rows = variable.shape[0] if variable.shape.rank == 2 else 0
+            if rows <= _PIECE:
                 yield name, 0, np.asarray(variable.read_value())
                 continue
-            rows = variable.shape[0]
             for begin in range(0, rows, _PIECE):
                 piece = variable.sparse_read(tf.range(begin, min(begin + _PIECE, rows)))
                 yield name, begin, np.asarray(piece)

@@ -25,7 +25,7 @@ _Tensors: TypeAlias = dict[str, tf.Tensor]
 
 
 class StepResult(NamedTuple):
-    """What a step gives back.
+    """What a step returns.
 
     Attributes:
         logit: float32 [B], the prediction of record: from the weights before the update.
@@ -54,7 +54,7 @@ class _Differentiated(NamedTuple):
 
 
 def scored_part(objective: ObjectiveConfig) -> ObjectiveConfig:
-    """What of the objective a batch needs to be scored only: which slices its rows are in."""
+    """The part of the objective that scoring needs: which slices the rows are in."""
     return ObjectiveConfig(bias_constraints=objective.bias_constraints)
 
 
@@ -69,7 +69,7 @@ class TrainStep:
 
     def __init__(self, state: TrainState, config: TrainConfig, jit: bool) -> None:
         self.state, self.config, self.jit = state, config, jit
-        # Of which GPUs have no deterministic kernel.
+        # Products with sparse matrices, of which GPUs have no deterministic kernel.
         self._by_products = not jit and not tf.config.list_physical_devices("GPU")
         self._learned_targets = target_signature(config.objective, state.families)
         # What is scored may also be a feed to learn from, which has more.
@@ -102,15 +102,13 @@ class TrainStep:
         )
         return compiled
 
-    # What runs call.
-
     def learn(self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]) -> StepResult:
         """Scores a batch and then learns from it.
 
         Args:
             feed: the batch.
-            ramps: the ramps' weights (``TrainConfig.ramps_at``) and
-            rates: learning rates (``TrainConfig.rates_at``) before it.
+            ramps: what the ramps have reached before it (``TrainConfig.ramps_at``).
+            rates: the learning rates (``TrainConfig.rates_at``).
         """
         result = self._compiled_learn(
             *_tensors(feed, self._learned_targets), _scalars(ramps), _scalars(rates)
@@ -135,13 +133,13 @@ class TrainStep:
         of_rows, of_dense = self._compiled_gradients(*_tensors(feed, self._learned_targets), _scalars(ramps))
         return of_rows, of_dense
 
-    # What is compiled.
+    # The functions that are compiled.
 
     def _learn(
         self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors, rates: _Tensors
     ) -> StepResult:
         state = self.state
-        # The optimizer's state of the rows, too, here, where there is time for it beside the products.
+        # The optimizer's state of the rows is read here, too, where there is time for it beside the products.
         rows, row_state = self._gather(plans), self._read_row_state(plans)
         duals = [dual.read_value() for dual in state.duals]
         found = self._differentiate(targets, plans, rows, ramps, duals)
@@ -189,7 +187,7 @@ class TrainStep:
         found = self._differentiate(targets, plans, rows, ramps, duals)
         return found.row_gradients, found.dense_gradients
 
-    # Its parts.
+    # Their parts.
 
     def _gather(self, plans: Sequence[_Tensors]) -> list[tf.Tensor]:
         """The distinct rows of the batch in each table, float32 [U, C]."""

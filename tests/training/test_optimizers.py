@@ -128,6 +128,7 @@ def test_its_operations_are_counted(descent):
     assert (flops.statistics, flops.preconditioning, flops.roots) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_warm_start_takes_weights_without_the_state_of_another_optimizer(
     log, make_config, monkeypatch, tmp_path
 ):
