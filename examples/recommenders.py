@@ -6,9 +6,8 @@ python examples/recommenders.py
 
 import os
 
-os.environ["TF_USE_LEGACY_KERAS"] = (
-    "1"  # before TensorFlow is loaded: tensorflow-recommenders works with Keras 2 alone
-)
+# Before TensorFlow is loaded: tensorflow-recommenders works with Keras 2 alone.
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
 
 import numpy as np
 import tensorflow as tf
