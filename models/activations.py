@@ -9,9 +9,9 @@ Activation = Callable[[tf.Tensor], tf.Tensor]
 
 
 def smelu(z: tf.Tensor, beta: float) -> tf.Tensor:
-    """Smooth ReLU (FF eq. 1): 0 below -beta, (z + beta)^2 / (4 beta) between, z above beta.
+    """Computes the smooth ReLU (FF eq. 1): 0 below -beta, (z + beta)^2 / (4 beta) between, z above beta.
 
-    The derivative goes straight from 0 to 1 between the two joints.
+    The derivative rises linearly from 0 to 1 between -beta and beta.
 
     Args:
         z: of any floating dtype and shape.
@@ -27,12 +27,12 @@ def smelu(z: tf.Tensor, beta: float) -> tf.Tensor:
 
 
 def relu(z: tf.Tensor) -> tf.Tensor:
-    """max(z, 0), which leaves NaN as it is; compiled, ``tf.nn.relu`` may not."""
+    """Computes max(z, 0) and keeps NaN, which ``tf.nn.relu`` may not when it is compiled."""
     return tf.where(z <= 0, tf.zeros_like(z), z)
 
 
 def mish(z: tf.Tensor) -> tf.Tensor:
-    """z tanh(softplus(z)) (Misra, arXiv 1908.08681)."""
+    """Computes z tanh(softplus(z)) (Misra, arXiv 1908.08681)."""
     return z * tf.tanh(tf.nn.softplus(z))
 
 
@@ -49,7 +49,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 @functools.cache
 def make_activation(name: str, smelu_beta: float) -> Activation:
-    """An activation, of float32; the same object for the same arguments.
+    """Returns an activation of float32; the same object for the same arguments.
 
     Args:
         name: ``smelu`` or a key of ``ACTIVATIONS``.

@@ -26,7 +26,7 @@ from ctr.models.transfer import PiecewiseLinearTransfer, SigmoidTransfer, Transf
 
 
 class TowerInput(NamedTuple):
-    """What a tower sees of B rows: c = 1, or the number of components where each has embeddings of its own.
+    """The input of a tower for B rows: c = 1, or the number of components where each has embeddings of its own.
 
     Attributes:
         e0: [c, B, m], the concatenated embeddings, float32 or of the compute dtype.
@@ -38,11 +38,11 @@ class TowerInput(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What n components say of B rows.
+    """The scores of n components for B rows.
 
     Attributes:
         logits: float32 [n, B], of the click.
-        rank_scores: float32 [n, B], to rank by, which only training uses; without a rank head the logits.
+        rank_scores: float32 [n, B], of the rank head, which only training uses; without such a head the logits.
     """
 
     logits: tf.Tensor
@@ -51,13 +51,13 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True)
 class Factors:
-    """How a model is factorized.
+    """The factorization of a model, p = tau(Q . U).
 
     Attributes:
         width: of the learned part of Q and U.
         ui_units: widths of the UI tower's hidden layers.
         pieces: of a piecewise-linear transfer function; 0: a sigmoid with scale and bias.
-        reach: of its inner joints.
+        reach: its joints are evenly spaced over [-reach, reach].
     """
 
     width: int
@@ -68,7 +68,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Architecture:
-    """What ``ClickModel`` is to be.
+    """The shape of a ``ClickModel``.
 
     Attributes:
         cross_layers: number of crosses; 0 for none.
@@ -77,7 +77,7 @@ class Architecture:
         deep_ranks: of their bottlenecks, 0 for none; empty for none at all.
         activation: its name, for ``ctr.models.activations.make_activation``.
         smelu_beta: beta of SmeLU.
-        prior: expected click probability, at which the output starts.
+        prior: the initial predicted click probability.
         compute_dtype: ``float32`` or ``bfloat16``; weights are float32 in both.
         rank_head: whether there is a second output, for a ranking loss (FF 4.1.1, multi-task).
         components: of the ensemble; 1: no ensemble.
@@ -158,7 +158,7 @@ class ClickModel(tf.Module):
     """Everything of the model but its embedding tables.
 
     Args:
-        architecture: what it is.
+        architecture: its shape.
         widths: m of each tower's input: ``quality``, and ``ui`` in a factorized model.
         compiled: whether XLA compiles what lies between the products (``ctr.models.passes``).
         seed: of the initial weights.
@@ -185,7 +185,7 @@ class ClickModel(tf.Module):
 
     @property
     def components(self) -> int:
-        """How many networks there are."""
+        """The number of networks."""
         return len(self._components)
 
     @property
@@ -194,7 +194,7 @@ class ClickModel(tf.Module):
         return self.architecture.factors is not None
 
     def input_dtype(self, tower: str) -> str:
-        """What a tower takes its embeddings in: the compute dtype, float32 where no layer computes with them."""
+        """Returns the dtype of a tower's embeddings: the compute dtype, float32 where no layer computes with them."""
         a = self.architecture
         layers = (
             a.factors.ui_units
@@ -204,12 +204,12 @@ class ClickModel(tf.Module):
         return a.compute_dtype if layers else "float32"
 
     def drop_rank_head(self) -> None:
-        """Forgets the second output, of which only training makes use."""
+        """Drops the second output, which only training uses."""
         for component in self._components:
             component.heads.pop("rank", None)
 
     def weights(self) -> dict[str, tf.Variable]:
-        """All weights by readable names, in an order that does not change: ``quality/deep_0/w``."""
+        """Returns all weights by readable names, in an order that does not change: ``quality/deep_0/w``."""
         named: dict[str, tf.Variable] = {}
         for index, component in enumerate(self._components):
             prefix = f"component_{index}/" if self.components > 1 else ""
@@ -217,10 +217,10 @@ class ClickModel(tf.Module):
         return named
 
     def __call__(self, inputs: Mapping[str, TowerInput], alpha2: tf.Tensor) -> Scores:
-        """What the components say of B rows.
+        """Scores B rows.
 
         Args:
-            inputs: for each tower of a factorized model, ``quality`` alone otherwise.
+            inputs: of each tower of a factorized model, otherwise of ``quality`` alone.
             alpha2: float32 scalar in [0, 1].
         """
         return _score(self._components, inputs, alpha2)
@@ -231,16 +231,16 @@ class ClickModel(tf.Module):
         return [component.transfer for component in self._components if component.transfer is not None]
 
     def quality(self, inputs: TowerInput, alpha2: tf.Tensor) -> tf.Tensor:
-        """Q of a factorized model, float32 [B, n, K + 2], with the K learned numbers first."""
+        """Computes Q of a factorized model, float32 [B, n, K + 2], with the K learned numbers first."""
         quality, _ = _quality(self._components, inputs, alpha2)
         return tf.transpose(quality, [1, 0, 2])
 
     def ui(self, inputs: TowerInput) -> tf.Tensor:
-        """U of a factorized model, float32 [B, n, K + 2]."""
+        """Computes U of a factorized model, float32 [B, n, K + 2]."""
         return tf.transpose(_ui(self._components, inputs), [1, 0, 2])
 
     def combine(self, quality: tf.Tensor, ui: tf.Tensor) -> tf.Tensor:
-        """The components' logits tau(Q . U), float32 [n, B].
+        """Computes the components' logits tau(Q . U), float32 [n, B].
 
         Args:
             quality: Q, float32 [B, n, K + 2].
@@ -250,7 +250,7 @@ class ClickModel(tf.Module):
 
 
 def ensemble_logit(logits: tf.Tensor) -> tf.Tensor:
-    """The logit of the mean of n probabilities, exact for logits of any size.
+    """Computes the logit of the mean of n probabilities, exact for logits of any size.
 
     Args:
         logits: float32 [n, B].
@@ -290,7 +290,7 @@ def _plain_scores(components: Sequence[_Component], inputs: TowerInput, alpha2: 
 
 
 def _head(components: Sequence[_Component], head: str, hidden: tf.Tensor) -> tf.Tensor:
-    """float32 [n, B, units]: what a head makes of the last hidden layer, [n or 1, B, h]."""
+    """Computes the outputs of a head, float32 [n, B, units], from the last hidden layer, [n or 1, B, h]."""
     layers = [component.heads[head] for component in components]
     if layers[0].bias is None:
         return multiply(hidden, stack_matrices(layers))
@@ -301,23 +301,23 @@ def _head(components: Sequence[_Component], head: str, hidden: tf.Tensor) -> tf.
 def _quality(
     components: Sequence[_Component], inputs: TowerInput, alpha2: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """Q, [n, B, K + 2], and the Q of a rank head, [n, B, K]."""
+    """Computes Q, [n, B, K + 2], and the Q of a rank head, [n, B, K]."""
     hidden = hidden_layers([component.towers["quality"] for component in components], inputs.e0, alpha2)
     learned = _head(components, "quality", hidden)
     ranked = _head(components, "rank", hidden) if "rank" in components[0].heads else None
-    linear = _each(inputs.linear, learned)
+    linear = _broadcast_linear(inputs.linear, learned)
     return tf.concat([learned, linear, tf.ones_like(linear)], axis=2), ranked
 
 
 def _ui(components: Sequence[_Component], inputs: TowerInput) -> tf.Tensor:
     hidden = hidden_layers([component.towers["ui"] for component in components], inputs.e0, tf.constant(0.0))
     learned = _head(components, "ui", hidden)
-    linear = _each(inputs.linear, learned)
+    linear = _broadcast_linear(inputs.linear, learned)
     return tf.concat([learned, tf.ones_like(linear), linear], axis=2)
 
 
-def _each(linear: tf.Tensor, learned: tf.Tensor) -> tf.Tensor:
-    """[c, B] -> [n, B, 1], with the number of components and rows of ``learned``."""
+def _broadcast_linear(linear: tf.Tensor, learned: tf.Tensor) -> tf.Tensor:
+    """Broadcasts [c, B] to [n, B, 1], with the components of ``learned``."""
     return tf.broadcast_to(linear[:, :, tf.newaxis], tf.concat([tf.shape(learned)[:2], [1]], 0))
 
 

@@ -19,14 +19,14 @@ from ctr.models.passes import one_pass, sum_of_rows
 def make_cross_layers(
     count: int, width: int, rank: int, compute_dtype: str, seeds: random.Random
 ) -> list[Linear]:
-    """Fresh crosses of inputs of ``width`` numbers; rank 0: full matrices."""
+    """Makes fresh crosses for inputs of ``width`` numbers; rank 0: full matrices."""
     sizes = [width, rank, width] if rank else [width, width]
     initializers = [small_normal] * (len(sizes) - 1)
     return [Linear(sizes, initializers, seeds, compute_dtype=compute_dtype) for _ in range(count)]
 
 
 def crosses(e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Weights]) -> tf.Tensor:
-    """The last e_i of n towers. Products are of the dtype of e_0, everything else is float32.
+    """Computes the last e_i of n towers, products in the dtype of e_0 and everything else in float32.
 
     Args:
         e0: [n, B, m], or [1, B, m] for all towers.
@@ -48,10 +48,10 @@ def _float32(x: tf.Tensor) -> tf.Tensor:
 
 
 def fused_crosses(e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Weights]) -> tf.Tensor:
-    """``crosses``, equal to rounding, with one compiled pass a cross in each direction and its own gradient.
+    """Computes the same as ``crosses``, up to rounding, with one compiled pass per cross in each direction.
 
-    For the gradient only the products are kept; everything else is computed again. alpha2 has no gradient, and that
-    of e_0 is float32, since sums over a batch come next.
+    The gradient is its own: it keeps the products alone and computes everything else again. alpha2 has no gradient, and
+    that of e_0 is float32, since sums over a batch come next.
     """
 
     @tf.custom_gradient
@@ -73,7 +73,7 @@ def fused_crosses(e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Weights]) -
 def _forward(
     e0: tf.Tensor, alpha2: tf.Tensor, layers: Sequence[Weights]
 ) -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
-    """The last e_i, and of each cross its input and all products."""
+    """Returns the last e_i, and for each cross its input and all products."""
     e, chains = e0, []
     for matrices, bias in layers:
         chain = [e]
@@ -93,7 +93,7 @@ def _backward(
     layers: Sequence[Weights],
     chains: Sequence[Sequence[tf.Tensor]],
 ) -> list[tf.Tensor]:
-    """The gradients of e_0 and of all weights, in their order."""
+    """Returns the gradients of e_0 and of all weights, in their order."""
     towers = layers[0][1].shape[0]
     shape = [towers, None, e0.shape[2]]
     of_weights: list[tf.Tensor] = []
@@ -129,7 +129,7 @@ def _cross(
 def _cross_gradient(
     upstream: tf.Tensor, inner: tf.Tensor, bias: tf.Tensor, e0: tf.Tensor, alpha2: tf.Tensor
 ) -> list[tf.Tensor]:
-    """The gradients of ``inner`` and of e_0, at the last cross."""
+    """Returns the gradients of ``inner`` and of e_0, at the last cross."""
     scaled = alpha2 * upstream
     return [scaled * e0, scaled * (inner + bias)]
 
@@ -143,7 +143,12 @@ def _next_cross_gradient(
     of_input: tf.Tensor,
     of_e0: tf.Tensor,
 ) -> list[tf.Tensor]:
-    """The same before the last cross, whose input's and e_0's gradients are added; and the sum for e_i."""
+    """Returns the same at an earlier cross, and the whole gradient of e_i.
+
+    Args:
+        of_input: the gradient of the next cross' input by way of its product.
+        of_e0: the gradient of e_0 by way of the later crosses, to which this one's is added.
+    """
     total = upstream + of_input
     scaled = alpha2 * total
     return [scaled * e0, scaled * (inner + bias) + of_e0, total]

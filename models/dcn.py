@@ -1,4 +1,4 @@
-"""The hidden layers of a tower, crosses and then deep layers, of one or of several components at once."""
+"""The hidden layers of a tower: crosses, then deep layers. The towers of several components are computed at once."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ class DCN(tf.Module):
         self.deep = make_deep_layers(width, deep_units, deep_ranks, compute_dtype, seeds)
 
     def weights(self) -> Iterator[tuple[str, tf.Variable]]:
-        """All weights with readable names: ``cross_0/u``, ``cross_0/v``, ``cross_0/v_bias``, ``deep_0/w``."""
+        """Yields all weights with readable names: ``cross_0/u``, ``cross_0/v``, ``cross_0/v_bias``, ``deep_0/w``."""
         for kind, layers in (("cross", self.crosses), ("deep", self.deep)):
             for index, layer in enumerate(layers):
                 for name, weight in layer.weights():
@@ -55,14 +55,14 @@ class DCN(tf.Module):
 
 
 def hidden_layers(towers: Sequence[DCN], e0: tf.Tensor, alpha2: tf.Tensor) -> tf.Tensor:
-    """The last hidden layer of n towers of one shape.
+    """Computes the last hidden layer of n towers of one shape.
 
     Args:
         e0: [n, B, m], the concatenated embeddings, or [1, B, m], the same for all towers; float32 or the compute dtype.
         alpha2: float32 scalar in [0, 1].
 
     Returns:
-        float32 [n, B, h]; where the towers have no layers ``e0``.
+        float32 [n, B, h]; ``e0`` where the towers have no layers.
     """
     first, hidden = towers[0], e0
     if first.crosses:

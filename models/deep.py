@@ -21,10 +21,14 @@ BiasedActivation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 def make_deep_layers(
     width: int, units: Sequence[int], ranks: Sequence[int], compute_dtype: str, seeds: random.Random
 ) -> list[Linear]:
-    """Fresh layers of ``units``, the first of inputs of ``width`` numbers.
+    """Makes fresh layers.
 
     Args:
+        width: of the first layer's inputs.
+        units: of each layer.
         ranks: of each layer's bottleneck, 0 for none; empty: no bottlenecks.
+        compute_dtype: ``float32`` or ``bfloat16``.
+        seeds: of the initial weights.
     """
     layers = []
     for size, rank in zip_longest(units, ranks, fillvalue=0):
@@ -37,7 +41,7 @@ def make_deep_layers(
 
 
 def deep_layers(h: tf.Tensor, layers: Sequence[Weights], activation: BiasedActivation) -> tf.Tensor:
-    """The last h_i of n towers, [n, B, units]; h_0 is [n, B, m], or [1, B, m] for all towers."""
+    """Computes the last h_i of n towers, [n, B, units], from h_0, [n, B, m], or [1, B, m] for all towers."""
     for matrices, bias in layers:
         h = activation(multiply(h, matrices), bias)
     return h
@@ -45,10 +49,10 @@ def deep_layers(h: tf.Tensor, layers: Sequence[Weights], activation: BiasedActiv
 
 @functools.cache
 def biased_activation(activation: Activation, compiled: bool) -> BiasedActivation:
-    """An activation of a product and its bias, in float32 and rounded to the dtype of the product.
+    """Makes an activation of a product and its bias, which computes in float32 and rounds to the product's dtype.
 
     Args:
-        activation: of float32.
+        activation: takes and returns float32.
         compiled: whether it is one compiled pass in each direction (``ctr.models.passes``).
     """
 

@@ -1,4 +1,4 @@
-"""The embedding tables and what a batch sees of them."""
+"""The embedding tables and the embeddings of a batch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ Plan = Mapping[str, tf.Tensor]
 
 
 def create_table(layout: TableLayout, init_scale: float, seed: int) -> tf.Variable:
-    """A float32 [rows, columns] table: embeddings normal with ``init_scale``, linear weights 0."""
+    """Creates a float32 [rows, columns] table: embeddings normal with deviation ``init_scale``, linear weights 0."""
     columns = []
     for copy in range(layout.copies):
         # The name is in the seed, so that adding a table or a copy does not change another one's start.
@@ -28,7 +28,7 @@ def create_table(layout: TableLayout, init_scale: float, seed: int) -> tf.Variab
 
 
 class LookedUp(NamedTuple):
-    """What B rows have in one table, for each of its copies.
+    """The entries of B rows in one table, for each of its copies.
 
     Attributes:
         embeddings: of the compute dtype [B, features * width], feature by feature; multivalent ones averaged (FF 4.3).
@@ -46,22 +46,22 @@ def look_up(
     compute_dtype: str = "float32",
     gradient_by_products: bool = False,
 ) -> LookedUp:
-    """Each batch row's own table rows; a multivalent feature without values gives zeros.
+    """Looks up the embeddings and linear weights of each batch row; a multivalent feature without values gives zeros.
 
-    Means, and the sums of the gradient, which may have thousands of terms, are float32 in any case: bfloat16 would
-    lose most of them.
+    Means, and the sums of the gradient, which may have thousands of terms, are always float32: bfloat16 would lose most
+    of the terms.
 
     Args:
         rows: float32 [U, C], the distinct rows of the batch.
         plan: ``single``, ``values`` and ``segments`` of ``ctr.models.rows.TablePlan`` as tensors.
-        compute_dtype: ``float32`` or ``bfloat16``, of the embeddings that come out.
+        compute_dtype: ``float32`` or ``bfloat16``, of the embeddings that are returned.
         gradient_by_products: whether the gradient's sums by row are products with a sparse matrix, which a CPU computes
             in a fifth of the time, and which XLA does not compile.
     """
     widths = [layout.width, 1] * layout.copies
     dtypes = [compute_dtype, "float32"] * layout.copies
     if gradient_by_products:
-        # Columns are separated where each row is there only once, and not where a batch has it thousands of times.
+        # Columns are split where each row occurs once, not after the gather, where it may occur thousands of times.
         parts = tf.split(rows, widths, axis=1)
         entries = {name: _entries(tf.reshape(plan[name], [-1])) for name in ("single", "values")}
         expanded = [
@@ -69,7 +69,7 @@ def look_up(
             for part, dtype in zip(parts, dtypes, strict=True)
         ]
     else:
-        # A model that is served looks up in the whole table, of which nothing may be copied.
+        # An exported model looks up in the whole table, which must not be copied.
         looked_up = _expand(layout, rows, plan, "float32")
         ends = np.cumsum(widths)
         expanded = [
@@ -86,7 +86,7 @@ def look_up(
 
 
 def _expand(layout: TableLayout, part: tf.Tensor, plan: Plan, dtype: str) -> tf.Tensor:
-    """Some columns of the rows [U, C] for each batch row and feature, [B, S + M, C]."""
+    """Gathers some columns of the rows, [U, C], for each batch row and feature: [B, S + M, C]."""
     count, single = len(layout.multivalent), plan["single"]
     parts = []
     if layout.single:
@@ -101,7 +101,7 @@ def _expand(layout: TableLayout, part: tf.Tensor, plan: Plan, dtype: str) -> tf.
 
 
 def _sizes(segments: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """float32 [count, 1]: the number of entries of each segment, 1 for none."""
+    """Counts the entries of each segment: float32 [count, 1], 1 for none."""
     ones = tf.ones_like(segments, tf.float32)
     return tf.maximum(tf.math.unsorted_segment_sum(ones, segments, count), 1.0)[:, tf.newaxis]
 
@@ -109,7 +109,7 @@ def _sizes(segments: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 def _expand_with_gradient(
     layout: TableLayout, part: tf.Tensor, plan: Plan, entries: Plan, dtype: str
 ) -> tf.Tensor:
-    """``_expand`` with a gradient that is a product with a sparse matrix, whose ``entries`` are those of the plan."""
+    """Computes ``_expand`` with a gradient that is a product with a sparse matrix, made of the plan's ``entries``."""
     columns, singles, count = part.shape[1], len(layout.single), len(layout.multivalent)
 
     @tf.custom_gradient
@@ -118,7 +118,7 @@ def _expand_with_gradient(
             with tf.name_scope("gradient_tape/look_up"):
                 distinct = tf.shape(part)[0]
                 upstream = tf.cast(upstream, tf.float32)
-                # A split is a copy, even where there is but one kind.
+                # A split is a copy, even into a single part.
                 pieces = tf.split(upstream, [singles, count], axis=1) if singles and count else [upstream] * 2
                 found = []
                 if singles:
@@ -136,13 +136,13 @@ def _expand_with_gradient(
     return expand(part)
 
 
-def _entries(places: tf.Tensor) -> tf.Tensor:
-    """The sparse matrix that sums rows by place: int32 [N, 2], row and column of each of its ones."""
-    return tf.stack([places, tf.range(tf.size(places))], axis=1)
+def _entries(positions: tf.Tensor) -> tf.Tensor:
+    """Returns the sparse matrix that sums rows by position: int32 [N, 2], the row and column of each of its ones."""
+    return tf.stack([positions, tf.range(tf.size(positions))], axis=1)
 
 
 def _sums(values: tf.Tensor, entries: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """float32 [count, C]: the sums of ``values`` [N, C] by place."""
+    """Sums ``values``, [N, C], by position: float32 [count, C]."""
     number = tf.shape(entries)[0]
     return tf.raw_ops.SparseTensorDenseMatMul(
         a_indices=entries,
@@ -158,12 +158,12 @@ def tower_inputs(
     """Concatenates what the tables of each tower give.
 
     Args:
-        looked_up: for each table what the rows have there.
+        looked_up: for each table the entries of the rows.
         layouts: of these tables, which may be those of one tower alone.
-        factorized: whether towers are kept apart; otherwise ``quality`` stands for both.
+        factorized: whether towers are separate; otherwise ``quality`` has the features of both.
 
     Returns:
-        What each tower sees that has a table.
+        The input of each tower that has a table.
     """
     groups: dict[str, list[LookedUp]] = {}
     for value, layout in zip(looked_up, layouts, strict=True):
@@ -185,7 +185,7 @@ def _concat_columns(parts: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def tower_widths(layouts: Sequence[TableLayout], factorized: bool) -> dict[str, int]:
-    """The width of each tower's concatenated embeddings, for ``tower_inputs``."""
+    """Returns the width of each tower's concatenated embeddings, as ``tower_inputs`` makes them."""
     widths: dict[str, int] = {}
     for layout in layouts:
         tower = _tower(layout, factorized)
@@ -194,14 +194,14 @@ def tower_widths(layouts: Sequence[TableLayout], factorized: bool) -> dict[str, 
 
 
 def tower_columns(layouts: Sequence[TableLayout], factorized: bool) -> dict[str, dict[str, slice]]:
-    """Where in each tower's input the embedding of each feature lies, as ``tower_inputs`` puts them side by side."""
-    columns: dict[str, dict[str, slice]] = {}
+    """Returns the columns of each feature's embedding in the input of its tower, as ``tower_inputs`` makes it."""
+    by_tower: dict[str, dict[str, slice]] = {}
     for layout in layouts:
-        own = columns.setdefault(_tower(layout, factorized), {})
+        own = by_tower.setdefault(_tower(layout, factorized), {})
         for feature in layout.features:
-            begin = max((place.stop for place in own.values()), default=0)
+            begin = max((columns.stop for columns in own.values()), default=0)
             own[feature.name] = slice(begin, begin + layout.width)
-    return columns
+    return by_tower
 
 
 def _tower(layout: TableLayout, factorized: bool) -> str:

@@ -1,7 +1,4 @@
-"""Linear layers of plain variables, one or several of one shape at once.
-
-Layers of n towers compute as batched products: inputs are [n, B, m], or [1, B, m] where all towers have the same.
-"""
+"""Linear layers of plain variables, and the batched products of n layers of one shape."""
 
 import math
 import random
@@ -21,22 +18,22 @@ _TRUNCATED_DEVIATION = 0.87962566103423978
 
 
 def small_normal(shape: Sequence[int], seed: int) -> tf.Tensor:
-    """Truncated normal of standard deviation 0.05 before truncation."""
+    """Draws from the truncated normal distribution, of standard deviation 0.05 before truncation."""
     return _truncated_normal(shape, seed, 0.05)
 
 
 def lecun_normal(shape: Sequence[int], seed: int) -> tf.Tensor:
-    """Truncated normal of variance 1 / inputs: the product has the variance of the inputs."""
+    """Draws truncated normal values of variance 1 / inputs, which keep the variance of the inputs."""
     return _truncated_normal(shape, seed, math.sqrt(1 / shape[0]) / _TRUNCATED_DEVIATION)
 
 
 def he_normal(shape: Sequence[int], seed: int) -> tf.Tensor:
-    """Truncated normal of variance 2 / inputs (He et al., arXiv 1502.01852), for a ReLU that follows."""
+    """Draws truncated normal values of variance 2 / inputs, for a ReLU that follows (He et al., arXiv 1502.01852)."""
     return _truncated_normal(shape, seed, math.sqrt(2 / shape[0]) / _TRUNCATED_DEVIATION)
 
 
 def glorot_uniform(shape: Sequence[int], seed: int) -> tf.Tensor:
-    """Uniform of variance 2 / (inputs + units) (Glorot and Bengio, 2010)."""
+    """Draws uniform values of variance 2 / (inputs + units) (Glorot and Bengio, 2010)."""
     limit = math.sqrt(3 / (sum(shape) / 2))
     return tf.random.stateless_uniform(shape, [seed, 0], -limit, limit)
 
@@ -46,12 +43,12 @@ def _truncated_normal(shape: Sequence[int], seed: int, deviation: float) -> tf.T
 
 
 class Linear(tf.Module):
-    """x W + b, or with a low-rank pair x U V + b.
+    """Computes x W + b, or with a low-rank pair x U V + b.
 
     Args:
         sizes: [inputs, units], or with the rank of the pair between them [inputs, rank, units].
         initializers: of each matrix.
-        seeds: gives the seeds of the matrices, in their order.
+        seeds: draws a seed for each matrix, in their order.
         bias: the initial value of all biases; None: no bias.
         compute_dtype: ``float32`` or ``bfloat16``; weights are float32 in both.
 
@@ -77,14 +74,14 @@ class Linear(tf.Module):
         self.bias = None if bias is None else tf.Variable(tf.fill([sizes[-1]], bias), name="bias")
 
     def weights(self) -> Iterator[tuple[str, tf.Variable]]:
-        """All weights with their names: ``w`` or ``u`` and ``v``, then ``w_bias`` or ``v_bias``."""
+        """Yields all weights with their names: ``w`` or ``u`` and ``v``, then ``w_bias`` or ``v_bias``."""
         names = ["w"] if len(self.matrices) == 1 else ["u", "v"]
         yield from zip(names, self.matrices, strict=True)
         if self.bias is not None:
             yield f"{names[-1]}_bias", self.bias
 
     def round_weights(self) -> None:
-        """Replaces the weights by what they are rounded to in every product: the same results, for serving alone."""
+        """Replaces the weights by what every product rounds them to: the same results, but no more training."""
         if self.compute_dtype != "float32":
             self.matrices = [self._rounded(matrix) for matrix in self.matrices]
             self.bias = None if self.bias is None else self._rounded(self.bias)
@@ -94,24 +91,32 @@ class Linear(tf.Module):
 
 
 def multiply(inputs: tf.Tensor, matrices: Sequence[tf.Tensor]) -> tf.Tensor:
-    """[n or 1, B, m] times matrices [n, ., .], one after the other, in their dtype: [n, B, units]."""
+    """Multiplies by one matrix after the other.
+
+    Args:
+        inputs: [n, B, m], or [1, B, m] for all n layers, of the dtype of the matrices.
+        matrices: each [n, ., .].
+
+    Returns:
+        [n, B, units].
+    """
     for matrix in matrices:
         inputs = tf.matmul(inputs, matrix)
     return inputs
 
 
 def stack_matrices(layers: Sequence[Linear]) -> list[tf.Tensor]:
-    """The matrices of n layers of one shape, each [n, ., .], in their compute dtype."""
+    """Stacks the matrices of n layers of one shape, in their compute dtype: each [n, ., .]."""
     groups = zip(*(layer.matrices for layer in layers), strict=True)
     return [stack([tf.cast(matrix, layers[0].compute_dtype) for matrix in group]) for group in groups]
 
 
 def stack_weights(layers: Sequence[Linear]) -> Weights:
-    """The weights of n layers of one shape that have a bias, in their compute dtype."""
+    """Stacks the weights of n layers of one shape that have a bias, in their compute dtype."""
     bias = stack([tf.cast(layer.bias, layers[0].compute_dtype) for layer in layers])
     return stack_matrices(layers), tf.expand_dims(bias, 1)
 
 
 def stack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """n tensors of one shape along a new first axis; a single one is not copied."""
+    """Stacks tensors of one shape along a new first axis; a single one is not copied."""
     return tf.expand_dims(tensors[0], 0) if len(tensors) == 1 else tf.stack(tensors)

@@ -1,9 +1,8 @@
-"""Element-wise functions as one pass over memory.
+"""Element-wise functions that XLA compiles into one pass over memory.
 
-On a CPU every element-wise operation reads and writes whole activations, and in bfloat16 converts each number twice
-besides. So what lies between two products is compiled into one pass, which computes in float32 and rounds what it
-writes. A model that is served has no use for it: then everything is made of plain operations, and the last bits may
-differ.
+On a CPU every element-wise operation reads and writes whole activations, and in bfloat16 also converts each number
+twice. So what lies between two products is compiled into one pass, which computes in float32 and rounds what it writes.
+An exported model contains no XLA: there everything consists of plain operations, and the last bits may differ.
 """
 
 import functools
@@ -16,12 +15,12 @@ import tensorflow as tf
 def one_pass(
     function: Callable[..., list[tf.Tensor]], compiled: bool = True, rounded: bool = True
 ) -> Callable[..., list[tf.Tensor]]:
-    """An element-wise function in float32, whose results are rounded to the dtype of its first argument.
+    """Makes an element-wise function compute in float32 and round its results to the dtype of its first argument.
 
     Args:
-        function: of tensors of any shapes.
+        function: takes tensors of any shapes.
         compiled: whether XLA compiles it, once in a process for all models with layers of these sizes.
-        rounded: False: they stay float32.
+        rounded: False: the results stay float32.
     """
 
     def in_float32(*inputs: tf.Tensor) -> list[tf.Tensor]:
@@ -40,5 +39,5 @@ def one_pass(
 
 
 def sum_of_rows(values: tf.Tensor) -> tf.Tensor:
-    """[n, B, m] -> [n, 1, m]: sums over B, as a product, which is faster than a reduction and adds up in float32."""
+    """Sums [n, B, m] over B to [n, 1, m], as a product: faster than a reduction, and it adds up in float32."""
     return tf.matmul(tf.ones([1, 1, tf.shape(values)[1]], values.dtype), values)

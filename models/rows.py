@@ -1,14 +1,14 @@
-"""Where each feature's embedding rows lie, and which distinct rows a batch needs.
+"""The layout of embedding rows in tables, and the distinct rows that a batch needs.
 
 The rows of all features that share a tower and an embedding width lie in one table. A row holds the
 embedding and, as its last column, the feature's linear weight::
 
     table (quality, 16):  [ embedding 0..15 | linear ]   row = offset of the feature + id
 
-Where the components of an ensemble have embeddings of their own, a row holds all of these side by side.
+Where the components of an ensemble have embeddings of their own, a row holds those of all components.
 
-A batch names each row it touches once (``distinct``) and refers to it by position. So a row is gathered
-once however often it occurs, and its gradient arrives already summed over the batch.
+A batch lists each row that it needs once (``distinct``) and refers to it by position. So a row is gathered once,
+however often it occurs, and its gradient is already summed over the batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,7 +66,7 @@ class TableLayout:
         return self.copies * (self.width + 1)
 
     def by_column(self, embedding: float, linear: float) -> np.ndarray:
-        """float32 [columns]: one number for the columns of embeddings, the other one for those of linear weights."""
+        """Returns float32 [columns]: one number for the columns of embeddings, another for those of linear weights."""
         values = np.full((self.copies, self.width + 1), embedding, np.float32)
         values[:, self.width] = linear
         return values.ravel()
@@ -96,7 +96,7 @@ def lay_out_tables(features: Sequence[FeatureRows], copies: int = 1) -> tuple[Ta
 
 
 def padded_size(size: int, smallest: int = 64) -> int:
-    """The capacity for ``size`` entries: few different ones, at most a quarter of it empty beyond ``smallest``."""
+    """Returns a capacity for ``size`` entries: one of few, at most a quarter of it empty beyond ``smallest``."""
     if size <= smallest:
         return smallest
     step = 1 << max(0, int(size - 1).bit_length() - 3)
@@ -108,8 +108,8 @@ class TablePlan:
     """What a batch of B rows (padded) needs of one table with S single- and M multivalent features.
 
     Attributes:
-        distinct: int32 [U], rows of the table, each once; the padding names rows that the batch does not need,
-            which then get a gradient of zero.
+        distinct: int32 [U], rows of the table, each once; padded with rows that the batch does not need, whose gradient
+            is zero.
         single: int32 [B, S], positions in ``distinct``.
         values: int32 [V], positions in ``distinct`` of the multivalent ids, row by row and in a row
             feature by feature.
@@ -145,7 +145,7 @@ def plan_table(
     single = ids[:, single_columns] + np.array([offsets[f.name] for f in layout.single], np.int32)
     values, segments = _merge_multivalent(layout, offsets, multivalent, rows)
     everything = np.concatenate([single.ravel(), values])
-    distinct, positions, counts = _distinct(everything)
+    distinct, positions, counts = _find_distinct(everything)
     padded_single = np.zeros((padded_rows, len(single_columns)), np.int32)
     padded_single[:rows] = positions[: single.size].reshape(single.shape)
     value_capacity = padded_size(len(values)) if layout.multivalent else 0
@@ -154,39 +154,40 @@ def plan_table(
     padded_segments = np.full(value_capacity, padded_rows * len(layout.multivalent), np.int32)
     padded_segments[: len(values)] = segments
     capacity = min(_row_capacity(len(distinct)), layout.rows)
-    padded_distinct = np.concatenate([distinct, _others(distinct, capacity - len(distinct))])
+    padded_distinct = np.concatenate([distinct, _unused_rows(distinct, capacity - len(distinct))])
     return TablePlan(padded_distinct, padded_single, padded_values, padded_segments, len(distinct), counts)
 
 
 def _row_capacity(count: int) -> int:
-    """The capacity for ``count`` distinct rows: at most 255 or 1/32 of them too many.
+    """Returns a capacity for ``count`` distinct rows: at most 255 or 1/32 of them too many.
 
-    Closer than that of batches, which have a few sizes by themselves: every row costs, also one that only pads; and
-    further apart than the numbers of rows in batches of one size are, since XLA compiles for each capacity.
+    These capacities are closer together than those of batches, since every row costs time, padding too; and further
+    apart than the numbers of rows in batches of one size, since XLA compiles for each capacity.
     """
     step = max(256, 1 << (count.bit_length() - 6) if count >= 64 else 0)
     return max(step, -(-count // step) * step)
 
 
-def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The distinct ones of ``rows`` (int32 [N], not negative), rising, and two more arrays.
+def _find_distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Finds the distinct values of ``rows``, int32 [N], not negative.
 
-    These are the place of each row among them, int32 [N], and how often each of them occurs, int64.
+    Returns:
+        The values, sorted; the position of each row among them, int32 [N]; and how often each occurs, int64.
     """
-    # Row and place in one number: NumPy sorts those several times as fast as it finds an order.
+    # Row and position in one number: NumPy sorts numbers several times as fast as it finds their order.
     keys = (rows.astype(np.int64) << 32) | np.arange(len(rows))
     keys.sort()
     ordered = (keys >> 32).astype(np.int32)
     is_new = np.ones(len(rows), np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=is_new[1:])
-    places = np.empty(len(rows), np.int32)
-    places[keys & 0xFFFFFFFF] = np.cumsum(is_new, dtype=np.int32) - 1
+    positions = np.empty(len(rows), np.int32)
+    positions[keys & 0xFFFFFFFF] = np.cumsum(is_new, dtype=np.int32) - 1
     counts = np.diff(np.flatnonzero(is_new), append=len(rows))
-    return ordered[is_new], places, counts
+    return ordered[is_new], positions, counts
 
 
-def _others(distinct: np.ndarray, count: int) -> np.ndarray:
-    """The first ``count`` numbers, int32, that are not among ``distinct``, which rises."""
+def _unused_rows(distinct: np.ndarray, count: int) -> np.ndarray:
+    """Returns the first ``count`` row numbers, int32, that are not in ``distinct``, which is sorted."""
     numbers = np.arange(count)
     missing_before = distinct - np.arange(len(distinct))
     return (numbers + np.searchsorted(missing_before, numbers, side="right")).astype(np.int32)

@@ -1,6 +1,6 @@
 """The transfer function tau of a factorized model, p = tau(Q . U), in logits (FF section 6).
 
-Both kinds rise with Q . U as they start, and start at tau(0) = prior.
+Both kinds start increasing in Q . U, with tau(0) = prior.
 """
 
 import math
@@ -12,10 +12,10 @@ import tensorflow as tf
 
 
 class Pieces(NamedTuple):
-    """A transfer function as a continuous piecewise-linear one of p pieces, for those who evaluate it elsewhere.
+    """A transfer function as a continuous piecewise-linear one of p pieces, to be evaluated without TensorFlow.
 
     Attributes:
-        joints: float32 [p - 1], rising.
+        joints: float32 [p - 1], increasing: where two pieces meet.
         slopes: float32 [p].
         bias: its value at 0.
     """
@@ -34,25 +34,24 @@ class SigmoidTransfer(tf.Module):
         self.bias = tf.Variable(math.log(prior / (1 - prior)))
 
     def __call__(self, s: tf.Tensor) -> tf.Tensor:
-        """Logits, float32 [B], of products s, float32 [B]."""
+        """Computes logits, float32 [B], of products s, float32 [B]."""
         return self.scale * s + self.bias
 
     def weights(self) -> Iterator[tuple[str, tf.Variable]]:
-        """All weights with their names."""
+        """Yields all weights with their names."""
         yield "transfer_scale", self.scale
         yield "transfer_bias", self.bias
 
     def pieces(self) -> Pieces:
-        """One piece."""
+        """Returns its one piece."""
         return Pieces(np.zeros(0, np.float32), self.scale.numpy()[np.newaxis], float(self.bias.numpy()))
 
 
 class PiecewiseLinearTransfer(tf.Module):
-    """A learned continuous function of ``pieces`` straight pieces, each of which rises.
+    """A learned continuous function of ``pieces`` linear pieces, each of which increases.
 
-    The inner joints lie evenly in [-reach, reach], a single one at 0; the first and the last piece go on for ever. All
-    slopes start at 1.
-    A slope is softplus of its weight, so above 0 whatever is learned.
+    The joints are evenly spaced over [-reach, reach], a single one at 0; the first and the last piece are unbounded.
+    All slopes start at 1. A slope is the softplus of its weight, so it is always above 0.
     """
 
     def __init__(self, prior: float, pieces: int, reach: float) -> None:
@@ -68,23 +67,24 @@ class PiecewiseLinearTransfer(tf.Module):
         self.bias = tf.Variable(math.log(prior / (1 - prior)))
 
     def __call__(self, s: tf.Tensor) -> tf.Tensor:
-        """Logits, float32 [B], of products s, float32 [B]."""
-        # How far the way from 0 to s lies in each piece.
-        way = self._within(s[:, tf.newaxis]) - self._within(tf.constant(0.0))
-        return tf.linalg.matvec(way, tf.nn.softplus(self.slopes)) + self.bias
+        """Computes logits, float32 [B], of products s, float32 [B]."""
+        # The length of the way from 0 to s in each piece.
+        lengths = self._clip(s[:, tf.newaxis]) - self._clip(tf.constant(0.0))
+        return tf.linalg.matvec(lengths, tf.nn.softplus(self.slopes)) + self.bias
 
-    def _within(self, s: tf.Tensor) -> tf.Tensor:
+    def _clip(self, s: tf.Tensor) -> tf.Tensor:
+        """Clips s to each piece."""
         # At a joint the slope is that of the piece above: minimum and maximum alone would give both pieces'.
         outside = tf.stop_gradient(tf.minimum(tf.maximum(s, self._lower), self._upper))
         return tf.where((s >= self._lower) & (s < self._upper), s, outside)
 
     def weights(self) -> Iterator[tuple[str, tf.Variable]]:
-        """All weights with their names."""
+        """Yields all weights with their names."""
         yield "transfer_slopes", self.slopes
         yield "transfer_bias", self.bias
 
     def pieces(self) -> Pieces:
-        """The pieces as they are now."""
+        """Returns the pieces with their present slopes."""
         slopes = tf.nn.softplus(self.slopes).numpy()
         return Pieces(self._upper.numpy()[:-1], slopes, float(self.bias.numpy()))
 

@@ -73,7 +73,7 @@ class Family:
 
 
 def resolve_families(config: BiasConstraintsConfig, schema: Schema) -> tuple[Family, ...]:
-    """The families of a configuration for logs of this schema.
+    """Resolves the families of a configuration for logs of this schema.
 
     Raises:
         InputError: a feature is unknown or multivalent, a value has no id of its own, or a family has more than
@@ -111,10 +111,10 @@ def _resolve(config: BiasConstraintsConfig, family: SliceConfig, index: int, sch
 
 
 def feature_slices(family: Family, ids: np.ndarray, source: np.ndarray) -> np.ndarray:
-    """Which slice each row's features put it into, before the estimated CTR.
+    """Finds each row's slice by its features, before the estimated CTR.
 
     Args:
-        family: what ``resolve_families`` made.
+        family: from ``resolve_families``.
         ids: int32 [N, F], the single-valued ids (``Rows.ids``).
         source: int8 [N], the log of each row: 0 the training log, i the i-th constraint log.
 
@@ -138,12 +138,12 @@ def feature_slices(family: Family, ids: np.ndarray, source: np.ndarray) -> np.nd
 
 
 def slice_index(feature_index: tf.Tensor, probability: tf.Tensor, boundaries: Sequence[float]) -> tf.Tensor:
-    """Each row's slice: that of its features and of its estimated CTR together.
+    """Finds each row's slice by its features and its estimated CTR together.
 
     Args:
         feature_index: int32 [B], from ``feature_slices``; -1: in no slice.
         probability: float32 [B], predictions; no gradient goes through the choice of a slice.
-        boundaries: of the family, n of them, rising. Bucket i holds boundaries[i - 1] <= p < boundaries[i], compared
+        boundaries: of the family, n increasing numbers. Bucket i holds boundaries[i - 1] <= p < boundaries[i], compared
             in the precision of ``probability``, the first bucket all below and the last all from its boundary on.
 
     Returns:
@@ -159,7 +159,7 @@ def slice_index(feature_index: tf.Tensor, probability: tf.Tensor, boundaries: Se
 def constraint_term(
     duals: tf.Tensor, index: tf.Tensor, label: tf.Tensor, probability: tf.Tensor, weight: tf.Tensor
 ) -> tf.Tensor:
-    """Sum of w_i lambda_k (y_i - p_i) over the rows of one family's slices; lambda is constant for the gradient.
+    """Sums w_i lambda_k (y_i - p_i) over the rows of one family's slices; lambda is constant for the gradient.
 
     Args:
         duals: float32 [K].
@@ -187,11 +187,11 @@ def dual_step(
     learning_rate: tf.Tensor | float,
     regularization: tf.Tensor | float,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """lambda_k + eta * c * (weighted mean of y - p over S_k in the batch - alpha3 * lambda_k).
+    """Computes lambda_k + eta * c * (weighted mean of y - p over S_k in the batch - alpha3 * lambda_k).
 
     c is the slice's weight in the batch over its running mean, 1 where all batches are alike. With c the steps add up
     to the weighted sum of y - p over S_k; without, a batch in which a sample has left little of the slice, and of that
-    rather clicks, would count as much as any, and lambda_k would settle where the slice is overpredicted.
+    more clicks, would count as much as any, and lambda_k would settle where the slice is over-predicted.
 
     Args:
         duals: float32 [K].
@@ -221,6 +221,6 @@ def dual_step(
 def _errors(
     index: tf.Tensor, label: tf.Tensor, probability: tf.Tensor, weight: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Which rows count, bool [B], and their y - p; 0 with a gradient of zero for the others."""
+    """Returns which rows count, bool [B], and their y - p; 0 with a gradient of zero for the others."""
     inside = (index >= 0) & (weight > 0)
     return inside, tf.where(inside, label - probability, tf.zeros_like(probability))

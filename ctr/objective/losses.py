@@ -1,18 +1,18 @@
 """Losses on logits, differentiable, of any floating dtype. Train weights multiply every term.
 
-All of them are exact for logits of any size that the dtype holds: sums of positive terms, no differences.
+All are exact for logits of any size that the dtype holds: sums of positive terms, no differences.
 """
 
 import tensorflow as tf
 
 
 def logistic_loss(label: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
-    """Cross-entropy of a click (1) or no click (0) with sigmoid(logit), float32 [B] (FF section 2)."""
+    """Computes the cross-entropy of a click (1) or no click (0) with sigmoid(logit), float32 [B] (FF section 2)."""
     return tf.nn.sigmoid_cross_entropy_with_logits(labels=label, logits=logit)
 
 
 def distillation_loss(teacher_logit: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
-    """Cross-entropy of the teacher's probability with the student's (FF 4.1.2).
+    """Computes the cross-entropy of the teacher's probability with the student's (FF 4.1.2).
 
     Its smallest value, at equal logits, is the entropy of the teacher's probability, not 0.
 
@@ -37,7 +37,7 @@ def distillation_loss(teacher_logit: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
 def rank_loss(
     logit: tf.Tensor, pairs_clicked: tf.Tensor, pairs_other: tf.Tensor, pair_weight: tf.Tensor
 ) -> tf.Tensor:
-    """RankNet: the sum over pairs of weight * -log sigmoid(s_i - s_j) (FF 4.1.1).
+    """Computes RankNet's loss: the sum over pairs of weight * -log sigmoid(s_i - s_j) (FF 4.1.1).
 
     The gradient adds up in the order of the pairs, so that it is the same at every run.
 
@@ -56,7 +56,7 @@ def rank_loss(
 
 
 def squared_correlation(logits: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    """Anti-distillation: the mean over pairs of components of their logits' squared correlation in the batch (FF 5).
+    """Averages the squared correlation of the logits of two components in the batch over all pairs (FF 5).
 
     FF names the technique; de-correlating outputs over a batch is how Shamir and Coviello (arXiv 2010.09923) push
     components apart.
@@ -66,7 +66,7 @@ def squared_correlation(logits: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         weight: float32 [B]; rows of weight 0 do not count.
 
     Returns:
-        float32 scalar in [0, 1]; a component whose logits are all alike correlates with none.
+        float32 scalar in [0, 1]; a component of constant logits correlates with no other.
     """
     count = logits.shape[0]
     logits = tf.where(weight > 0, logits, tf.zeros_like(logits))
@@ -80,9 +80,9 @@ def squared_correlation(logits: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
 
 
 def weighted_sum(loss: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    """Sum of ``weight * loss``, both [B].
+    """Sums ``weight * loss``, both [B].
 
-    Rows of weight 0 do not count, not even with a loss that is not finite. (Its gradient may be NaN all
-    the same: where the logit is not finite, zero times its derivative is not zero.)
+    Rows of weight 0 do not count, not even with a loss that is not finite. (Its gradient may still be NaN: where the
+    logit is not finite, zero times its derivative is not zero.)
     """
     return tf.reduce_sum(weight * tf.where(weight > 0, loss, tf.zeros_like(loss)))

@@ -36,7 +36,7 @@ class Pairs(NamedTuple):
     weight: np.ndarray
 
     def padded(self, smallest: int = 64) -> "Pairs":
-        """As many pairs as one of a few capacities has, ``smallest`` at least; the added ones have weight 0."""
+        """Pads the pairs to one of a few capacities, at least ``smallest``; the added ones have weight 0."""
         count = len(self.weight)
         added = padded_size(count, smallest) - count
         return Pairs(*(np.concatenate([part, np.zeros(added, part.dtype)]) for part in self))
@@ -51,7 +51,7 @@ def click_pairs(
     max_pairs: int,
     query_exponent: float = 0.0,
 ) -> Pairs:
-    """All pairs of a clicked and another row of one query; of a query with too many, a sample.
+    """Lists all pairs of a clicked and another row of one query; of a query with too many, a sample.
 
     Args:
         query_begins: int64 [Q], rising from 0, the row at which each query begins (``Rows.query_begins``).
@@ -109,14 +109,14 @@ def click_pairs(
 
 
 def _begins(counts: np.ndarray) -> np.ndarray:
-    """Where each of consecutive groups begins."""
+    """Returns the begins of consecutive groups."""
     return np.cumsum(counts) - counts
 
 
 def _order_by_hash(
     members: np.ndarray, query: np.ndarray, sampled: np.ndarray, example_id: np.ndarray
 ) -> np.ndarray:
-    """``members``, row numbers grouped by query, in another order within each sampled query."""
+    """Reorders ``members``, row numbers grouped by query, within each sampled query."""
     of_sampled = np.flatnonzero(sampled[query[members]])
     mixed = members[of_sampled]
     order = np.lexsort((uniform_hash(example_id[mixed], "rank pairs: order"), query[mixed]))
@@ -126,5 +126,5 @@ def _order_by_hash(
 
 
 def _random_below(ids: np.ndarray, purpose: str, bounds: np.ndarray) -> np.ndarray:
-    """int64 [M], each uniform in 0..bound-1, from the hash of an id; bounds are at most 2^42."""
+    """Draws int64 [M], each uniform in 0..bound-1, from the hash of an id; bounds are at most 2^42."""
     return np.floor(uniform_hash(ids, f"rank pairs: {purpose}") * bounds).astype(np.int64)

@@ -1,4 +1,4 @@
-"""What a batch's losses need to know of its rows, as arrays of a few fixed sizes. NumPy, in the reading thread."""
+"""The targets of a batch: what its losses need of its rows, in arrays of a few sizes. NumPy, in the reading thread."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ def make_targets(
     source: np.ndarray,
     capacity: int,
 ) -> Targets:
-    """The targets of N rows, padded to ``capacity`` B with weight 0.
+    """Makes the targets of N rows, padded to ``capacity`` B with weight 0.
 
     Args:
         families: the resolved families of ``config.bias_constraints``.
@@ -75,7 +75,7 @@ def make_targets(
 
 
 def target_signature(config: ObjectiveConfig, families: Sequence[Family]) -> dict[str, tf.TensorSpec]:
-    """The names and types of what ``make_targets`` gives."""
+    """Returns the names and types of what ``make_targets`` returns."""
     vector, indices = tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)
     signature = {"label": vector, "weight": vector, "own_weight": vector}
     if config.distillation is not None:

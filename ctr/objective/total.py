@@ -1,9 +1,9 @@
-"""The objective: all losses of a batch in one number, and what the duals of its constraints learn from it.
+"""The objective: the weighted sum of all losses of a batch, and the step of the duals of its constraints.
 
     (1 - a) L_logistic + a L_rank + d L_distillation + r sum_k sum_{i in S_k} w_i lambda_k (y_i - p_i)
 
 with a = alpha1, d = the weight of distillation and r each times its ramp (FF 4.1, 7.1). Each L is a sum over rows or
-pairs, multiplied by train weights. All of them are divided by one number, ``normalizer``: the train weights of the rows
+pairs, multiplied by train weights. All are divided by one number, ``normalizer``: the train weights of the rows
 that have losses of their own. So the balance between the terms is FF's, none depends on the size of the batch, and rows
 that are there for a constraint alone leave the gradient of the others as it is.
 
@@ -27,7 +27,7 @@ from ctr.objective.losses import (
 
 
 def normalizer(config: ObjectiveConfig, targets: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """What the sums over a batch are divided by, float32 scalar; 0 for a batch without any weight.
+    """Returns the divisor of the sums over a batch, float32 scalar; 0 for a batch without any weight.
 
     The sum of the train weights of rows with losses of their own. A batch that has none, where a sample dropped all
     rows of the training log, still learns from its constraint logs: there it is the sum of all train weights.
@@ -39,7 +39,7 @@ def normalizer(config: ObjectiveConfig, targets: Mapping[str, tf.Tensor]) -> tf.
 
 
 def loss_terms(config: ObjectiveConfig) -> tuple[str, ...]:
-    """The names of the terms that the objective adds up, in the order of ``loss_and_terms``."""
+    """Returns the names of the terms that the objective adds up, in the order of ``loss_and_terms``."""
     added = ("ranking", "distillation", "anti_distillation", "bias_constraints")
     return "logistic", *(name for name in added if getattr(config, name) is not None)
 
@@ -54,13 +54,13 @@ def loss_and_terms(
     duals: Sequence[tf.Tensor],
     slices: Sequence[tf.Tensor],
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The loss that the weights minimize, and what each term contributes to it.
+    """Computes the loss that the weights minimize, and what each term contributes to it.
 
     Args:
         targets: of ``ctr.objective.targets.make_targets``, B rows.
         logit: float32 [B], the prediction.
         logits: float32 [n, B], the predictions of its components; of a single one again ``logit``.
-        rank_scores: float32 [n, B], what the rank loss is about: the same, or a head of its own.
+        rank_scores: float32 [n, B], the scores of the rank loss: the same logits, or those of a head of its own.
         ramps: ``ranking``, ``distillation``, ``anti_distillation`` and ``bias_constraints``, float32 scalars in [0, 1].
         duals: lambda_k of each family, float32 [slices].
         slices: each row's slice of each family, int32 [B] (``slices_of``).
@@ -111,7 +111,7 @@ def loss_and_terms(
 def slices_of(
     families: Sequence[Family], targets: Mapping[str, tf.Tensor], logit: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Each row's slice in each family, int32 [B], -1 for none. The estimated CTR has no gradient here."""
+    """Finds each row's slice in each family, int32 [B], -1 for none. The estimated CTR has no gradient here."""
     probability = tf.stop_gradient(tf.sigmoid(logit))
     return [
         slice_index(targets[f"slice/{family.name}"], probability, family.boundaries) for family in families
@@ -128,7 +128,7 @@ def next_duals(
     seen: Sequence[tf.Tensor],
     slices: Sequence[tf.Tensor],
 ) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """lambda_k and ``seen`` of each family after a batch, from the predictions that it was scored with."""
+    """Computes lambda_k and ``seen`` of each family after a batch, from the predictions that it was scored with."""
     constraints = config.bias_constraints
     if constraints is None:
         return []

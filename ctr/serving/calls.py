@@ -1,6 +1,6 @@
-"""Calls of an exported model that can be run as they are: ``curl``, gRPC, and ``Scorer``, with its own inputs.
+"""Example calls of an exported model with its own inputs, ready to run: ``curl``, gRPC, and ``Scorer``.
 
-They are made from the exported functions' own description, so that they name every input and nothing else.
+They are made from the description of the exported functions, so they name every input and nothing else.
 """
 
 import json
@@ -91,7 +91,7 @@ print(p)
 def calls_text(
     signatures: Mapping[str, Any], schema: Schema, name: str = "model", folder: str = "models/model"
 ) -> str:
-    """A page in Markdown with the calls.
+    """Writes a page in Markdown with the calls.
 
     Args:
         signatures: the functions as ``ctr.json`` describes them: inputs by name, each with its column and dtype.
@@ -131,7 +131,7 @@ def _columns(inputs: Mapping[str, Any], schema: Schema) -> str:
 
 
 def _examples(described: Mapping[str, Any], schema: Schema) -> list[str | int | float]:
-    """A value for each row of an input, such as its feature reads."""
+    """Makes a value for each row of an input, of the kind that its feature reads."""
     features = [f for f in schema.features if getattr(f, "source", None) == described["column"]]
     if described["dtype"] == "string":
         for feature in features:

@@ -69,14 +69,14 @@ def _rename_functions(graph: Any) -> None:
 
 
 def _numbered(names: Iterable[str], mark: str) -> dict[str, str]:
-    """New names for each of them, with their own number for the counter's at the end."""
+    """Maps names to new ones, with a number of their own in place of the counter's."""
     return {
         name: f"{_COUNTED.sub('', name)}{mark}{number}" for number, name in enumerate(dict.fromkeys(names))
     }
 
 
 def _reached(nodes: Iterable[Any], functions: Mapping[str, Any]) -> Iterator[str]:
-    """The functions that operations call, each followed by those that it calls itself."""
+    """Yields the functions that operations call, each followed by those that it calls itself."""
     for node in nodes:
         for reference in _references(node):
             yield reference.name
@@ -84,7 +84,7 @@ def _reached(nodes: Iterable[Any], functions: Mapping[str, Any]) -> Iterator[str
 
 
 def _references(node: Any) -> Iterator[Any]:
-    """The functions that an operation names, attribute by attribute."""
+    """Yields the functions that an operation names, attribute by attribute."""
     for key in sorted(node.attr):
         value = node.attr[key]
         if value.HasField("func"):

@@ -9,10 +9,10 @@ Transfer = Callable[[np.ndarray], np.ndarray]
 
 
 def make_transfer(joints: Sequence[float], slopes: Sequence[float], bias: float) -> Transfer:
-    """The continuous function with these pieces and ``bias`` at 0, from products to logits (any shape, float32).
+    """Makes the continuous function with these pieces and ``bias`` at 0, from products to logits (any shape, float32).
 
     Args:
-        joints: [p - 1], rising.
+        joints: [p - 1], increasing.
         slopes: [p].
     """
     if len(slopes) != len(joints) + 1:
@@ -22,8 +22,8 @@ def make_transfer(joints: Sequence[float], slopes: Sequence[float], bias: float)
         return lambda products: scale * products + constant
     places, steep = np.array(joints, np.float64), np.array(slopes, np.float64)
     lower, upper = np.append(-np.inf, places), np.append(places, np.inf)
-    way = np.clip(places[:, np.newaxis], lower, upper) - np.clip(0.0, lower, upper)
-    values = way @ steep + bias
+    lengths = np.clip(places[:, np.newaxis], lower, upper) - np.clip(0.0, lower, upper)
+    values = lengths @ steep + bias
     first, last = steep[0], steep[-1]
 
     def transfer(products: np.ndarray) -> np.ndarray:
@@ -35,12 +35,12 @@ def make_transfer(joints: Sequence[float], slopes: Sequence[float], bias: float)
 
 
 def transfers_of(model: Mapping[str, Any]) -> list[Transfer]:
-    """The components' functions, as an export's metadata describe them. Raises KeyError or ValueError if malformed."""
+    """Makes the components' functions from an export's metadata. Raises KeyError or ValueError if malformed."""
     return [make_transfer(piece["joints"], piece["slopes"], piece["bias"]) for piece in model["transfer"]]
 
 
 def probabilities(products: np.ndarray, transfers: Sequence[Transfer]) -> np.ndarray:
-    """The mean of the components' probabilities.
+    """Computes the mean of the components' probabilities.
 
     Args:
         products: Q . U, float32 [n, ...].

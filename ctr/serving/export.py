@@ -67,7 +67,7 @@ def export_run(run: Path, out: Path, checkpoint: int | None = None) -> Exported:
 
 
 def example_calls(exported: Exported) -> str:
-    """Calls of a published model by its own name, which is that of the folder of its versions, as Markdown."""
+    """Returns calls of a published model as Markdown, under the name of the folder of its versions."""
     folder = exported.path.parent
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", folder.resolve().name) or "model"
     schema = model_schema(dict(exported.metadata), exported.path)
@@ -112,7 +112,7 @@ def publish(snapshot: Snapshot, out: Path, keep: int | None = None, wait: bool =
             keep is not None
             and len([path for path in versions(out) if int(path.name) > snapshot.examples]) >= keep
         ):
-            # A run that was resumed makes no export anew that it had deleted.
+            # A resumed run does not repeat an export that it had deleted.
             return Exported(final, False, described)
         partial = out / f"{final.name}{PARTIAL}"
         metadata = _write(snapshot, partial, described)
@@ -151,9 +151,9 @@ def _check_same_run(out: Path, described: Mapping[str, Any]) -> None:
 
 
 def _in_present_words(metadata: Mapping[str, Any], model: Path) -> dict[str, Any]:
-    """Metadata whose configuration and features have the keys of this version, where an earlier one wrote them.
+    """Returns metadata with the configuration and features in the keys of this version, whichever version wrote them.
 
-    What cannot be read stays as it is: it is then no model's that is compared with it.
+    What cannot be read stays as it is, and so differs from every model.
     """
     recorded = dict(metadata)
     with contextlib.suppress(InputError):
@@ -165,7 +165,7 @@ def _in_present_words(metadata: Mapping[str, Any], model: Path) -> dict[str, Any
 
 
 def _other_logs(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether two positions cannot be of the same logs. Hashes of equally many partitions can be compared."""
+    """Returns whether two positions cannot be of the same logs. Hashes of equally many partitions can be compared."""
     hashes = [{log["log"]: (log["intervals"], log["sha256"]) for log in logs} for logs in (one, other)]
     if hashes[0].keys() != hashes[1].keys():
         return True
@@ -174,7 +174,7 @@ def _other_logs(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, A
 
 
 def describe(snapshot: Snapshot) -> dict[str, Any]:
-    """The metadata of a model, but for its signatures and files."""
+    """Describes a model: its metadata without signatures and files."""
     position, progress = snapshot.progress["position"], snapshot.progress
     content = {
         "format": FORMAT,
@@ -211,7 +211,7 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _hash_weights(snapshot: Snapshot) -> str:
-    """SHA-256 of all weights as float32: two runs that agree in all they say may have learned otherwise."""
+    """Hashes all weights as float32 (SHA-256): two runs of the same description may have learned otherwise."""
     names = [f"rows/{layout.name}" for layout in snapshot.layouts]
     weights = [*zip(names, snapshot.tables, strict=True), *dense_weights(snapshot.network).items()]
     digest = hashlib.sha256()
@@ -286,7 +286,7 @@ def _write_warmup(path: Path, signatures: Mapping[str, Mapping[str, tf.TensorSpe
 
 
 def _read_by(functions: Iterable[Any]) -> list[tf.Variable]:
-    """The variables that functions read, in the order in which they first do: a graph's own order is that of a set."""
+    """Lists the variables that functions read, in the order of first use: a graph's own order is that of a set."""
     used: dict[int, tf.Variable] = {}
     for function in functions:
         by_handle = {id(variable.handle): variable for variable in function.graph.variables}
@@ -297,7 +297,7 @@ def _read_by(functions: Iterable[Any]) -> list[tf.Variable]:
 
 
 def _tensor_type(spec: Any) -> dict[str, Any]:
-    """Dtype and shape, -1 for any number."""
+    """Describes dtype and shape, -1 for any size."""
     return {"dtype": spec.dtype.name, "shape": [-1 if size is None else size for size in spec.shape]}
 
 

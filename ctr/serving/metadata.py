@@ -1,4 +1,4 @@
-"""What an exported model says of itself: ``assets.extra/ctr.json``, and the folders that models are published in.
+"""The metadata of an exported model, ``assets.extra/ctr.json``, and the folders that models are published in.
 
 ::
 
@@ -26,13 +26,13 @@ WARMUP = "tf_serving_warmup_requests"
 
 
 def versions(folder: Path) -> list[Path]:
-    """The published versions in a folder, the oldest first."""
+    """Lists the published versions in a folder, the oldest first."""
     found = [path for path in folder.glob("*") if path.is_dir() and path.name.isdecimal()]
     return sorted(found, key=lambda path: int(path.name))
 
 
 def find_model(path: Path) -> Path:
-    """``path`` itself where it is a model, else the newest version in it. Raises InputError when there is none."""
+    """Returns ``path`` where it is a model, else the newest version in it. Raises InputError when there is none."""
     if (path / "saved_model.pb").is_file():
         return path
     found = versions(path)
@@ -44,14 +44,14 @@ def find_model(path: Path) -> Path:
 
 
 def hash_files(model: Path) -> dict[str, str]:
-    """The SHA-256 of every file of a model but the metadata, by its path below ``model``."""
+    """Hashes every file of a model but the metadata (SHA-256), by its path below ``model``."""
     paths = sorted(path for path in model.rglob("*") if path.is_file())
     names = {path: path.relative_to(model).as_posix() for path in paths}
     return {name: file_sha256(path) for path, name in names.items() if name != f"{EXTRA}/{FILE}"}
 
 
 def read_metadata(model: Path) -> dict[str, Any]:
-    """The metadata of a model. Raises InputError when they are missing or malformed."""
+    """Reads the metadata of a model. Raises InputError when it is missing or malformed."""
     path = model / EXTRA / FILE
     content: dict[str, Any] = read_json_object(path, f"{path}: no such file; ctr export writes it")
     if content.get("format") != FORMAT:
@@ -63,10 +63,10 @@ def read_metadata(model: Path) -> dict[str, Any]:
 
 
 def model_schema(metadata: dict[str, Any], model: Path) -> Schema:
-    """The features of a model. Raises InputError when they were changed by hand."""
+    """Returns the features of a model. Raises InputError when they were changed by hand."""
     content = metadata["schema"]
     if isinstance(content, dict):
-        # Exports of before there was a rule spell numbers as they are given.
+        # Exports without this key are older than the rule, and spell numbers as they are given.
         content = {"spelling": "text", **content}
     return parse_model(Schema, content, str(model / EXTRA / FILE))
 

@@ -1,6 +1,6 @@
-"""Whether an exported model may be loaded at all: a SavedModel is a program, and this says what it may do.
+"""The check before an exported model is loaded: a SavedModel is a program, and this limits what it can do.
 
-TensorFlow's operations read and write files, call back into Python and run code of other libraries. A model of ours
+TensorFlow's operations read and write files, call back into Python and run code of other libraries. An export
 needs none of this: every operation but those below is refused before anything of the model runs.
 """
 
@@ -113,10 +113,10 @@ OPERATIONS = frozenset(
         "ZerosLike",
     ]
 )
-"""What exports of every kind of model and feature consist of; none of them touches files, Python or the network."""
+"""The operations of exports of every kind of model and feature; none accesses files, Python or the network."""
 
 SAVING = frozenset(("MergeV2Checkpoints", "RestoreV2", "SaveV2", "ShardedFilename"))
-"""What TensorFlow adds to every SavedModel to save it and restore it: allowed where no function of the model gets."""
+"""What TensorFlow adds to every SavedModel to save and restore it: allowed where no function of the model calls it."""
 
 _KINDS = frozenset(("bare_concrete_function", "captured_tensor", "constant", "user_object", "variable"))
 _OBJECTS = frozenset(("_generic_user_object", "signature_map", "trackable_list_wrapper"))
@@ -157,9 +157,9 @@ def _check_graph(path: Path, graph: Any) -> None:
         raise InputError(f"{path}: a function appears twice, or has a custom gradient; exports have neither")
     if graph.asset_file_def:
         raise InputError(f"{path}: refers to asset files; exports have none")
-    callable_ones = _reached(graph.object_graph_def.concrete_functions, functions)
+    callable_names = _reached(graph.object_graph_def.concrete_functions, functions)
     for name, nodes in (("", graph.graph_def.node), *functions.items()):
-        allowed = OPERATIONS if name in callable_ones else OPERATIONS | SAVING
+        allowed = OPERATIONS if name in callable_names else OPERATIONS | SAVING
         for node in nodes:
             if node.op not in allowed:
                 raise InputError(
@@ -181,7 +181,7 @@ def _check_graph(path: Path, graph: Any) -> None:
 
 
 def _reached(names: Iterable[str], functions: dict[str, Any]) -> set[str]:
-    """Those of the functions that can run when the named ones are called."""
+    """Returns those of the functions that can run when the named ones are called."""
     reached: set[str] = set()
     waiting = list(names)
     while waiting:
@@ -196,7 +196,7 @@ def _reached(names: Iterable[str], functions: dict[str, Any]) -> set[str]:
 
 
 def _check_variables(prefix: Path) -> None:
-    """A few bytes could ask for any amount of memory."""
+    """Refuses variables that are larger than their files: a few bytes could request any amount of memory."""
     try:
         checkpoint = tf.train.load_checkpoint(str(prefix))
         shapes, types = checkpoint.get_variable_to_shape_map(), checkpoint.get_variable_to_dtype_map()

@@ -1,4 +1,4 @@
-"""Raw values as Python has them, made into the columns that an exported model takes.
+"""The conversion of Python's values to the columns that an exported model takes.
 
 A category or text is a string, bytes, a number or a truth value, which become text as ``ctr.data.spelling`` says;
 None, NaN and the empty string are missing. A multivalent category is also a list of these, which is joined with the
@@ -22,14 +22,14 @@ _MISSING_TIME = -1
 
 
 def is_column(values: Any) -> bool:
-    """Whether a value stands for rows; otherwise it is that of every row."""
+    """Returns whether a value is a column; otherwise it is the value of every row."""
     return not (
         values is None or isinstance(values, str | bytes | bool | int | float | datetime | np.generic)
     )
 
 
 def row_count(features: Mapping[str, Any]) -> int:
-    """The number of rows of some columns, 1 where there is none.
+    """Returns the number of rows of some columns, 1 where there is none.
 
     Raises:
         InputError: they differ, or what stands for rows is no column.
@@ -55,7 +55,7 @@ def _length(name: str, values: Any) -> int:
 
 
 def as_list(values: Any, rows: int) -> list[Any]:
-    """A column, or one value ``rows`` times, as a list."""
+    """Converts a column, or one value ``rows`` times, to a list."""
     if not is_column(values):
         return [values] * rows
     if isinstance(values, list):
@@ -67,7 +67,7 @@ def as_list(values: Any, rows: int) -> list[Any]:
 
 
 def make_texts(name: str, values: Sequence[Any], separator: str | None) -> Texts:
-    """A column of strings or bytes.
+    """Converts a column to strings or bytes.
 
     Args:
         name: of the source, for messages.
@@ -124,7 +124,7 @@ def _bytes(text: str | bytes) -> bytes:
 
 
 def make_numbers(name: str, values: Any, rows: int) -> np.ndarray:
-    """A column of numbers, float32 [rows], NaN where missing.
+    """Converts a column to numbers, float32 [rows], NaN where missing.
 
     Raises:
         InputError: a value that is no number, with its row.
@@ -146,7 +146,7 @@ def make_numbers(name: str, values: Any, rows: int) -> np.ndarray:
 
 
 def make_times(name: str, values: Any, rows: int) -> np.ndarray:
-    """A column of times, int64 [rows] microseconds since 1970-01-01 UTC, -1 where missing.
+    """Converts a column to times, int64 [rows] microseconds since 1970-01-01 UTC, -1 where missing.
 
     Raises:
         InputError: a value that is no time, or one before 1970, with its row.

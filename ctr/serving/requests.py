@@ -1,4 +1,4 @@
-"""What a server has to bring to an exported model: its inputs in words, and what was done before that is not in it.
+"""The description of an exported model's requests: its inputs in words, and what ingestion does outside the model.
 
 The exported model's ``ctr.json`` holds this under ``requests``, and docs/serving.md explains it.
 """
@@ -33,7 +33,7 @@ NOT_IN_THE_MODEL = (
 
 
 def describe_requests(schema: Schema) -> dict[str, Any]:
-    """By input its column, kind, dtype, what is missing and what it is for; the derived columns; and the rest.
+    """Describes each input by column, kind, dtype, missing value and features; the derived columns; and the rest.
 
     Returns:
         ``inputs`` by name, ``derived`` by name, and ``not_in_the_model``, texts.

@@ -1,4 +1,4 @@
-"""A bounded cache of the rows of a function's output, that forgets what was asked for longest ago."""
+"""A bounded cache of the rows of a function's output, which drops the least recently used."""
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -33,7 +33,7 @@ class RowCache:
         return len(self._places)
 
     def get(self, keys: Sequence[Hashable], compute: ComputeRows) -> np.ndarray:
-        """The rows of N keys, [N, ...].
+        """Returns the rows of N keys, [N, ...].
 
         Args:
             keys: of the rows.

@@ -36,7 +36,7 @@ _SCORES = [pa.field("logit", pa.float32()), pa.field("p", pa.float32())]
 
 @dataclass(frozen=True)
 class ScoreResult:
-    """What was scored.
+    """The counts of a call.
 
     Attributes:
         rows: of the input.
@@ -56,7 +56,7 @@ class ScoreResult:
 
 
 def is_log_alone(inputs: Sequence[Path]) -> bool:
-    """Whether an example log is to be scored. Raises InputError when there are other inputs beside it."""
+    """Returns whether an example log is to be scored. Raises InputError when there are other inputs beside it."""
     logs = [path for path in inputs if (path / "schema.json").is_file()]
     if logs and len(inputs) > 1:
         raise InputError(f"input {logs[0]}: an example log is scored alone, without other inputs")
@@ -79,7 +79,7 @@ def _check_out(out: Path) -> None:
 
 
 def _rejects_file(out: Path) -> Path:
-    """Where the rows without a prediction are described."""
+    """Returns the path of the description of rows without a prediction."""
     return out.with_name(f"{out.name}.rejects.jsonl")
 
 
@@ -127,7 +127,7 @@ def score_log(scorer: "Scorer", log: Path, out: Path, progress: Progress | None 
 
 
 def score_rows(scorer: "Scorer", rows: Rows) -> np.ndarray:
-    """The logits, float32 [N], of good rows of a log with the model's features."""
+    """Computes the logits, float32 [N], of good rows of a log with the model's features."""
     parts = [
         scorer.score_ids(_packed(rows.slice(begin, min(begin + _BATCH_ROWS, len(rows)))))["logit"]
         for begin in range(0, len(rows), _BATCH_ROWS)
@@ -227,7 +227,7 @@ def _reason(reject: dict[str, Any]) -> str:
 
 
 def score_text(out: Path, result: ScoreResult) -> str:
-    """What ``ctr score`` prints."""
+    """Describes the result as ``ctr score`` prints it."""
     text = f"{out}: {result.scored} predictions, {result.seconds:.1f} s"
     if result.rejected:
         text += f"\n{result.rejected} of {result.rows} rows rejected, see {result.rejects_file}:"

@@ -1,4 +1,4 @@
-"""Scores with an exported model inside one Python process.
+"""Scoring with an exported model inside a Python process.
 
 Needs the exported folder and TensorFlow alone: nothing of the trainer, no Keras.
 """
@@ -19,7 +19,7 @@ from ctr.serving.row_cache import RowCache
 
 
 class Scorer:
-    """The functions of an exported model on Python's values.
+    """Calls the functions of an exported model on Python's values.
 
     Args:
         path: the model's folder, or a folder of versions, of which the newest is taken.
@@ -71,7 +71,7 @@ class Scorer:
         return tuple(self.metadata["signatures"])
 
     def predict(self, features: Mapping[str, Any]) -> np.ndarray:
-        """Click probabilities, float32 [N], of N rows of raw values.
+        """Predicts click probabilities, float32 [N], of N rows of raw values.
 
         Args:
             features: for each input of the model (``schema.inputs``) a list or an array of N values, or one value,
@@ -83,11 +83,11 @@ class Scorer:
         return self.score(features)["p"]
 
     def score(self, features: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """``p`` and ``logit``, float32 [N], arguments as for ``predict``."""
+        """Computes ``p`` and ``logit``, float32 [N], arguments as for ``predict``."""
         return self._functions["predict"](self._tensors("predict", features))
 
     def score_ids(self, packed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """``p`` and ``logit``, float32 [N], of ids as a log holds them.
+        """Computes ``p`` and ``logit``, float32 [N], of ids as a log holds them.
 
         Args:
             packed: ``ids``, int32 [N, F], of the single-valued features; of each multivalent one ``NAME.values``,
@@ -97,12 +97,12 @@ class Scorer:
         return function({name: tf.constant(packed[column]) for name, column in function.columns.items()})
 
     def quality(self, features: Mapping[str, Any]) -> np.ndarray:
-        """Q of a factorized model, float32 [N, n, K], of the Quality tower's columns; arguments as for ``predict``."""
+        """Computes Q, float32 [N, n, K], of the Quality tower's columns; arguments as for ``predict``."""
         self._require_factors()
         return self._functions["quality"](self._tensors("quality", features))["Q"]
 
     def ui(self, features: Mapping[str, Any]) -> np.ndarray:
-        """U of a factorized model, float32 [N, n, K], of the UI tower's columns; arguments as for ``predict``.
+        """Computes U, float32 [N, n, K], of the UI tower's columns; arguments as for ``predict``.
 
         Rows that were asked for before come from the cache.
         """
@@ -124,7 +124,7 @@ class Scorer:
         return self._cache.get(keys, compute)
 
     def combine(self, quality: np.ndarray, ui: np.ndarray) -> np.ndarray:
-        """Click probabilities, float32 [N], of Q and U row by row; where one of them has one row, of it with each.
+        """Computes click probabilities, float32 [N], of Q and U row by row; a single row goes with each of the other.
 
         Args:
             quality: of ``quality``, float32 [N, n, K] or [1, n, K].
@@ -134,7 +134,7 @@ class Scorer:
         return probabilities((quality * ui).sum(axis=2).T, self._transfers)
 
     def combine_pairs(self, quality: np.ndarray, ui: np.ndarray) -> np.ndarray:
-        """Click probabilities, float32 [A, T], of every row of Q, float32 [A, n, K], with every row of U, [T, n, K]."""
+        """Computes click probabilities, float32 [A, T], of each row of Q, [A, n, K], with each row of U, [T, n, K]."""
         self._require_factors()
         return probabilities(quality.transpose(1, 0, 2) @ ui.transpose(1, 2, 0), self._transfers)
 
@@ -150,9 +150,9 @@ class Scorer:
     def _columns(
         self, signature: str, features: Mapping[str, Any], texts_as_they_are: bool = False
     ) -> dict[str, Any]:
-        """The columns that a function takes: texts as lists, numbers as float32 arrays, times as int64 arrays.
+        """Converts the columns that a function takes: texts as lists, numbers as float32 arrays, times as int64 arrays.
 
-        Texts are strings or bytes, or still anything that can be made such where ``texts_as_they_are``.
+        Texts become strings or bytes, unless ``texts_as_they_are``.
         """
         function = self._functions[signature]
         absent = [source for source in function.columns.values() if source not in features]
@@ -185,7 +185,7 @@ class Scorer:
         return tensors
 
     def _matrix(self, names: Sequence[str], columns: list[list[Any]]) -> tf.Tensor:
-        """All texts as one tensor [S, N], since a tensor for each column would take longer than a small model."""
+        """Makes one tensor [S, N] of all texts: a tensor for each column would take longer than a small model."""
         try:
             matrix = tf.constant(columns, tf.string)
             if matrix.shape.rank == 2:
@@ -200,7 +200,7 @@ class Scorer:
 
 
 def _hashable(column: Any) -> list[Any]:
-    """A column's values as parts of a key; numbers by their bits, since NaN does not equal itself."""
+    """Returns a column's values as parts of a key; numbers by their bits, since NaN does not equal itself."""
     if not isinstance(column, np.ndarray):
         return column
     if column.dtype == np.int64:
@@ -209,7 +209,7 @@ def _hashable(column: Any) -> list[Any]:
 
 
 class _Function:
-    """A function of the model, called without what Python adds to each call.
+    """A function of the model, called without the overhead that TensorFlow adds in Python.
 
     Attributes:
         columns: what each input is: its name -> a column of raw values or of ids.

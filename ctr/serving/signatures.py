@@ -54,7 +54,7 @@ class Signature:
 
 
 def input_names(sources: Iterable[str]) -> dict[str, str]:
-    """Names under which columns can be inputs of a function: name -> column, in their order.
+    """Finds names under which columns can be inputs of a function: name -> column, in their order.
 
     They are the columns' own names where TensorFlow allows these: letters, digits and _, a letter first. No other
     column takes such a name away.
@@ -64,7 +64,7 @@ def input_names(sources: Iterable[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     for source in sorted(columns, key=lambda source: wanted[source] != source):
         name = wanted[source]
-        # TensorFlow takes names for the same that differ in case alone.
+        # To TensorFlow, names that differ in case alone are the same.
         while name.lower() in {other.lower() for other in names}:
             name += "_"
         names[name] = source
@@ -80,7 +80,7 @@ def _plain_name(source: str) -> str:
 
 
 def serving_signatures(snapshot: Snapshot) -> dict[str, Signature]:
-    """The functions of a model by their names."""
+    """Makes the functions of a model, by their names."""
     schema, network = snapshot.schema, snapshot.network
     network.round_weights()
     alpha2 = tf.constant(snapshot.alpha2, tf.float32)
@@ -153,7 +153,7 @@ def _raw_signature(
 
 
 def packed_columns(schema: Schema) -> tuple[str, ...]:
-    """What holds the ids of N rows.
+    """Returns the columns that hold the ids of N rows.
 
     ``ids``, int32 [N, F], of the single-valued features; and of each multivalent feature ``NAME.values``, int32 [V],
     row after row, and ``NAME.lengths``, int32 [N].
@@ -180,7 +180,7 @@ def _packed_signature(schema: Schema, compute: Callable[[Ids], dict[str, tf.Tens
 
 
 def _plan(layout: TableLayout, ids: Ids) -> dict[str, tf.Tensor]:
-    """Where the rows of a table are that N examples need: ``ctr.models.embeddings.look_up`` on the whole table."""
+    """Finds the rows of a table that N examples need, for ``ctr.models.embeddings.look_up`` on the whole table."""
     offsets = layout.offsets()
     some = ids[layout.features[0].name]
     rows = some.nrows(tf.int32) if isinstance(some, tf.RaggedTensor) else tf.shape(some)[0]
