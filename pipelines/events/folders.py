@@ -25,19 +25,6 @@ class NewFile:
     version: Version
 
 
-@dataclass(frozen=True)
-class NewFiles:
-    """Files that were not read.
-
-    Attributes:
-        files: to read, in order.
-        unsettled: whether files that are still being written follow them.
-    """
-
-    files: list[NewFile]
-    unsettled: bool
-
-
 class FilesRead:
     """Every file that was read, with its version; reports those that have changed since.
 
@@ -120,8 +107,8 @@ class EventFolders:
         """All files, in the order in which they count as arriving."""
         return find_events(self._mapping, self._folders)
 
-    def complete_files(self, kind: Kind, unread: Sequence[Unit]) -> NewFiles:
-        """The files to read now; one that is still being written holds back those after it.
+    def complete_files(self, kind: Kind, unread: Sequence[Unit]) -> tuple[list[NewFile], bool]:
+        """The files to read now, and whether files that are still being written hold back others of the kind.
 
         Args:
             kind: of the files.
@@ -130,11 +117,11 @@ class EventFolders:
         versions = [(unit, _version(unit.path)) for unit in unread]
         found = [NewFile(unit, version) for unit, version in versions if version is not None]
         if self._settings.drain:
-            return NewFiles(found, unsettled=False)
+            return found, False
         before, self._waiting[kind] = self._waiting.get(kind, {}), {}
         settled = [self._is_settled(file, before) for file in found]
         end = settled.index(False) if False in settled else len(found)
-        return NewFiles(found[:end], unsettled=end < len(found))
+        return found[:end], end < len(found)
 
     def _is_settled(self, file: NewFile, before: dict[str, tuple[Version, float]]) -> bool:
         """Whether a file has not changed for long enough, by its own time or by what earlier scans have seen."""

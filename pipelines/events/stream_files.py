@@ -103,8 +103,8 @@ class FollowFiles(beam.DoFn):
         settings, position = self._settings, tracker.current_restriction()
         units = [unit for unit in self._folders.scan() if unit.kind == kind]
         unread = position.unread(units)
-        found = self._folders.complete_files(kind, unread)
-        for number, file in enumerate(found.files[:_FILES_A_BUNDLE], len(units) - len(unread) + 1):
+        files, unsettled = self._folders.complete_files(kind, unread)
+        for number, file in enumerate(files[:_FILES_A_BUNDLE], len(units) - len(unread) + 1):
             written = file.version.modified_ns / 1e9
             position = replace(position, last=file.unit.name, files=number, written=written)
             if not tracker.try_claim(position):
@@ -117,7 +117,7 @@ class FollowFiles(beam.DoFn):
             tracker.try_claim(position)
             # What was read has been output: all that follows arrives later.
             _advance(estimator, position.arrival - self._overlap)
-        if len(found.files) > _FILES_A_BUNDLE:
+        if len(files) > _FILES_A_BUNDLE:
             tracker.defer_remainder()
         elif settings.drain:
             estimator.set_watermark(MAX_TIMESTAMP)
@@ -125,7 +125,7 @@ class FollowFiles(beam.DoFn):
         else:
             now = time.time()
             limit = settings.idle_seconds
-            if limit is not None and now - position.written > limit and not found.unsettled:
+            if limit is not None and now - position.written > limit and not unsettled:
                 since = position.arrival - self._overlap + round((now - position.written) * 1e6)
                 _advance(estimator, since if position.last else round(now * 1e6))
             tracker.defer_remainder(Duration(seconds=settings.poll_seconds))

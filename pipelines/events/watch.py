@@ -209,11 +209,12 @@ class _Watch:
         unread = self._files.unread(self._folders.scan())
         units: list[Unit] = []
         for kind in KINDS:
-            new = self._folders.complete_files(kind, [unit for unit in unread if unit.kind == kind])
-            if new.unsettled:
+            of_kind = [unit for unit in unread if unit.kind == kind]
+            files, unsettled = self._folders.complete_files(kind, of_kind)
+            if unsettled:
                 # A file is on its way: its kind is not idle.
                 self._seen[kind] = time.monotonic()
-            units += [file.unit for file in new.files[:_FILES_A_ROUND]]
+            units += [file.unit for file in files[:_FILES_A_ROUND]]
         return units
 
     def add_units(self, units: Sequence[Unit]) -> None:

@@ -92,6 +92,14 @@ def test_a_file_that_is_being_written_holds_back_those_behind_it(tmp_path):
     assert reader.read() == ["impressions/2.jsonl", "impressions/3.jsonl"]
 
 
+def test_a_file_of_a_clock_that_is_ahead_is_read_once_it_no_longer_changes(tmp_path):
+    put(tmp_path, "1.jsonl", [1], age=-HOUR)
+    reader = Reader(tmp_path, settle_seconds=0.2)
+    assert reader.read() == []
+    time.sleep(0.3)
+    assert reader.read() == ["impressions/1.jsonl"]
+
+
 def test_a_name_before_one_that_was_read_is_an_error(tmp_path):
     put(tmp_path, "b.jsonl", [1])
     reader = Reader(tmp_path)
