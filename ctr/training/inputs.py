@@ -1,6 +1,6 @@
 """The logs and sidecars that a run reads, checked before it begins, and the stream of feeds that they become."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,9 +45,9 @@ class Inputs(Logs):
         return sidecar_logs(self, self.config)
 
     @property
-    def manifests(self) -> dict[str, Sequence[Manifest]]:
-        """The partitions of each log that rows are read of, by name; "" is the log that the run makes a pass over."""
-        return {name: log.manifests for name, log in {"": self.log, **self.constraint_logs}.items()}
+    def row_logs(self) -> dict[str, Log]:
+        """The logs that rows are read of, by name; "" is the log that the run makes a pass over."""
+        return {"": self.log, **self.constraint_logs}
 
     def selects(self, partition: Manifest) -> bool:
         """Whether the run is about any row of a partition of its log."""

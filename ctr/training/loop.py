@@ -34,17 +34,7 @@ from ctr.training.state import TrainState
 from ctr.training.trainer import Phase, Trainer, announced
 from ctr.training.warm_start.start import InitFrom, warm_start
 
-__all__ = [
-    "TIMING",
-    "Advance",
-    "LearningError",
-    "Phase",
-    "Progress",
-    "Session",
-    "one_pass",
-    "open_session",
-    "train",
-]
+__all__ = ["TIMING", "LearningError", "Session", "one_pass", "open_session", "train"]
 
 log = logging.getLogger(__name__)
 

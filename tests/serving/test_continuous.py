@@ -143,6 +143,7 @@ def test_one_that_was_lost_is_made_equal(log, finished, tmp_path):
         if position > 144:
             shutil.rmtree(run / "checkpoints" / f"{position:020d}")
     shutil.rmtree(run / "exports" / "240")
+    (run / "summary.json").unlink()
     train(log, configured(export=EVERY), run, exporter=export_from_run)
     assert exports(run) == exports(finished)
     raw = {"user:id": "u1", "class": 1, "price": 1.0, "tags": "t1", "title": "", "position": "1", "size": 1.0}

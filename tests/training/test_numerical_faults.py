@@ -553,6 +553,7 @@ def test_no_checkpoint_within_a_streak(long_log, make_config, tmp_path, monkeypa
 @pytest.mark.slow
 def test_lost_or_changed_notes_are_refused(long_log, faulty_run, make_config, copy_run):
     run = copy_run(faulty_run(make_config({**CONTENT, **SHAMPOO})))
+    (run / "summary.json").unlink()
     path = run / "quarantine.json"
     content = path.read_text()
     path.unlink()

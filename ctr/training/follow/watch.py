@@ -17,10 +17,11 @@ from ctr.io.errors import InputError
 from ctr.io.signals import Stop
 from ctr.training.config import TrainConfig
 from ctr.training.follow.lag import Lag, LagReport
-from ctr.training.loop import Phase, Session, open_session
+from ctr.training.loop import Session, open_session
 from ctr.training.preflight import LearningError, read_warm_start
 from ctr.training.run.results import learning_failure
 from ctr.training.run.snapshot import Exporter
+from ctr.training.trainer import Phase
 from ctr.training.warm_start.start import InitFrom, warm_start
 
 FollowProgress = Callable[[int, Lag, dict[str, Any]], None]

@@ -84,10 +84,8 @@ class Run:
         self.rollbacks: list[rollback.Rollback] = []
         self.learned_through: int | None = None
         self._initial = initial
-        self._logs = LogsSeen(run_dir, inputs.manifests)
-        self._log_paths = {
-            name: other.path for name, other in {"": inputs.log, **inputs.constraint_logs}.items()
-        }
+        self._logs = LogsSeen(run_dir, {name: one.manifests for name, one in inputs.row_logs.items()})
+        self._log_paths = {name: one.path for name, one in inputs.row_logs.items()}
         self._constraint_names = tuple(inputs.constraint_logs)
         self._sidecars = {role: SidecarHash(path, name) for role, (path, name) in inputs.sidecars.items()}
         self._copies = checkpoint.Copies()
@@ -229,7 +227,8 @@ class Run:
 
     def follow_logs(self, inputs: Inputs) -> None:
         """Goes on with these logs. Raises InputError: partitions seen so far are not what they were."""
-        self._logs.update(inputs.manifests, self._rows_passed())
+        manifests = {name: one.manifests for name, one in inputs.row_logs.items()}
+        self._logs.update(manifests, self._rows_passed())
 
     def ramps(self) -> dict[str, float]:
         """Returns what every ramp has reached (``TrainConfig.ramps_at``)."""

@@ -76,9 +76,8 @@ def _same_place(
     inputs: Inputs, old: Position, consumed: Sequence[Mapping[str, Any]], source: Path
 ) -> Position:
     """The position of a run whose checkpoint does not have the last rows that it passed: only in the same logs."""
-    logs = {"": inputs.log, **inputs.constraint_logs}
     for seen in consumed:
-        log = logs.get(seen["log"])
+        log = inputs.row_logs.get(seen["log"])
         if log is not None and log_sha256(log.manifests[: seen["intervals"]]) != seen["sha256"]:
             raise InputError(
                 f"--init-from {source}: its checkpoint does not record how far the run got in any log but its own, "

@@ -111,7 +111,7 @@ def test_a_log_that_appears_and_grows_gives_the_bits_of_one_pass(
     exported: dict[Path, list[int]] = {}
 
     def export(snapshot) -> None:
-        exported.setdefault(snapshot.folder, []).append(snapshot.examples)
+        exported.setdefault(snapshot.run_dir, []).append(snapshot.examples)
 
     def stop() -> str:
         return "stop"

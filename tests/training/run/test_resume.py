@@ -217,6 +217,14 @@ def test_a_run_whose_configuration_has_former_names_of_keys_is_resumed(faulty_lo
     assert without_timings(summary) == outcome(uninterrupted[0])["summary"]
 
 
+@pytest.fixture
+def unfinished(uninterrupted, copy_run) -> Path:
+    """A copy of the run that was killed before it wrote its results."""
+    run = copy_run(uninterrupted[0])
+    (run / "summary.json").unlink()
+    return run
+
+
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -224,9 +232,9 @@ def flip(path: Path) -> None:
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
-    faulty_log, uninterrupted, positions, copy_run, caplog
+    faulty_log, uninterrupted, unfinished, positions, caplog
 ):
-    run = copy_run(uninterrupted[0])
+    run = unfinished
     older, newest = sorted((run / "checkpoints").iterdir())
     flip(newest / "arrays.npz")
     batches = []
@@ -243,8 +251,8 @@ def assert_same_but_for_the_damaged(run: Path, other: Path) -> None:
     assert found == expected
 
 
-def test_when_every_checkpoint_is_damaged_it_says_so(faulty_log, uninterrupted, copy_run):
-    run = copy_run(uninterrupted[0])
+def test_when_every_checkpoint_is_damaged_it_says_so(faulty_log, unfinished):
+    run = unfinished
     for checkpoint in (run / "checkpoints").iterdir():
         flip(checkpoint / "state.json")
     with pytest.raises(
@@ -254,8 +262,8 @@ def test_when_every_checkpoint_is_damaged_it_says_so(faulty_log, uninterrupted, 
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "rejects.jsonl"])
-def test_lost_lines_are_not_made_up(faulty_log, uninterrupted, copy_run, name):
-    run = copy_run(uninterrupted[0])
+def test_lost_lines_are_not_made_up(faulty_log, unfinished, name):
+    run = unfinished
     (run / name).write_text("")
     with pytest.raises(InputError, match=rf"{name}: has 0 bytes, \d+ at the checkpoint"):
         train(faulty_log, CONFIG, run)
@@ -280,8 +288,8 @@ def test_another_log_is_refused(log, uninterrupted, copy_run):
     assert outcome(run) == before
 
 
-def test_another_environment_is_refused(faulty_log, uninterrupted, copy_run):
-    run = copy_run(uninterrupted[0])
+def test_another_environment_is_refused(faulty_log, unfinished):
+    run = unfinished
     environment = json.loads((run / "environment.json").read_text())
     environment["versions"]["tensorflow"] = "1.0"
     (run / "environment.json").write_text(json.dumps(environment))
@@ -289,8 +297,8 @@ def test_another_environment_is_refused(faulty_log, uninterrupted, copy_run):
         train(faulty_log, CONFIG, run)
 
 
-def test_events_of_the_lost_windows_disappear(faulty_log, uninterrupted, copy_run):
-    run = copy_run(uninterrupted[0])
+def test_events_of_the_lost_windows_disappear(faulty_log, unfinished):
+    run = unfinished
     flip(sorted((run / "checkpoints").iterdir())[-1] / "arrays.npz")
     (run / "tensorboard" / "notes.txt").write_text("mine")
     train(faulty_log, CONFIG, run)

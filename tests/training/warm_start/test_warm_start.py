@@ -668,6 +668,7 @@ def test_begun_once_it_is_resumed_from_then_on(old, unkilled, whole, change, cop
     with pytest.raises(InputError, match="neither empty nor a run directory"):
         train(whole, change(), tmp_path / "mine", init_from=InitFrom(old))
     shutil.rmtree(run / "checkpoints")
+    (run / "summary.json").unlink()
     with pytest.raises(InputError, match="has no checkpoint left, so it would start from scratch"):
         train(whole, change(HARMLESS), run)
 
@@ -762,6 +763,7 @@ def test_a_resume_on_other_features_names_them(old, logs, schema, config, copy_r
 )
 def test_a_resume_under_another_jit_or_thread_count_names_it(old, half, config, copy_run, key, value):
     run = copy_run(old)
+    (run / "summary.json").unlink()
     environment = json.loads((run / "environment.json").read_text())
     now = environment[key]
     assert now == (False if key == "jit" else len(os.sched_getaffinity(0)))
