@@ -47,7 +47,7 @@ def test_counts_are_those_of_the_rows(batches, schema, make_config):
     window = counts.close_window()
     for name in counts.features:
         assert window[name] == sums[name].tolist(), name
-        seen, found = counts.of(name)
+        seen, found = counts.occurrences(name)
         # A missing value's place is counted too, and left out where it is read.
         begin = 0 if name in schema.multivalent else 1
         assert set(np.flatnonzero(seen[begin:]) + begin) == met[name]
