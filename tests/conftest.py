@@ -22,7 +22,32 @@ settings.load_profile("no deadline")
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# The files that take longest. They go first, so that at the end no process is left alone with one of them.
+LONG_FILES = (
+    *("training/test_numerical_faults.py", "test_packaging.py", "serving/test_export.py", "test_cli.py"),
+    *("serving/test_scorer.py", "pipelines/evaluate/test_evaluate.py", "eval/report/test_report.py"),
+    *("simulator/test_closed_loop.py", "training/test_techniques.py", "training/test_step.py"),
+    *(
+        "training/warm_start/test_warm_start.py",
+        "pipelines/events/test_batch.py",
+        "pipelines/events/test_watch.py",
+    ),
+    *("experiments/report/test_faults.py", "training/run/test_resume.py", "training/test_loop.py"),
+    *(
+        "serving/test_continuous.py",
+        "serving/test_score.py",
+        "optim/test_exchange.py",
+        "optim/test_update_limit.py",
+    ),
+)
+
 FreshPython = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the tests of ``LONG_FILES`` first, file by file."""
+    ranks = {ROOT / "tests" / name: rank for rank, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
 @pytest.fixture(scope="session")

@@ -58,12 +58,11 @@ ALLOWED = {
 LONGEST_FUNCTION = 80
 """Lines, without its decorators."""
 
-# Those that are longer, and the modules that import each other: to be emptied, never to grow.
-LONG_FUNCTIONS = {
-    "ctr/experiments/plan.py: make_plan",
-    "ctr/training/follow/watch.py: follow",
-}
-CYCLES = {"ctr.serving.score", "ctr.serving.score_command"}
+MOST_IMPORTS = 20
+"""Modules of ``ctr`` that a module may import."""
+
+# The command line has a line for every command; the closed loop is a whole day of serving, logging and learning.
+MANY_IMPORTS = {"ctr.cli", "ctr.simulator.closed_loop"}
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +153,12 @@ def cycles(imports: Mapping[str, set[str]]) -> set[str]:
 
 def test_no_module_imports_itself_by_way_of_others(imports):
     assert cycles({"a": {"b"}, "b": {"c", "d"}, "c": {"b"}, "d": set()}) == {"b", "c"}
-    assert cycles(imports) <= CYCLES
+    assert cycles(imports) == set()
+
+
+def test_few_modules_import_many(imports):
+    many = {module for module, imported in imports.items() if len(imported) > MOST_IMPORTS}
+    assert many == MANY_IMPORTS
 
 
 def test_no_function_is_too_long(root):
@@ -167,7 +171,7 @@ def test_no_function_is_too_long(root):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno - node.lineno >= LONGEST_FUNCTION
     }
-    assert too_long <= LONG_FUNCTIONS
+    assert too_long == set()
 
 
 def test_rooms_are_relative_links(root):

@@ -42,21 +42,21 @@ def complete(tmp_path_factory):
     return run
 
 
-def test_commands_and_flags(complete):
+def test_commands_and_flags_are_completed(complete):
     assert complete("in") == ["ingest", "inspect"]
     assert {"train", "config", "completion"} < set(complete(""))
     assert complete("train", "--in") == ["--init-from"]
     assert complete("-q", "train", "log", "--fol") == ["--follow"]
 
 
-def test_choices_and_files(complete):
+def test_choices_and_files_are_completed(complete):
     assert complete("config", "--kind", "e") == ["events", "experiment"]
     assert complete("completion", "") == list(SHELLS)
     assert sorted(complete("inspect", "log")) == ["logs", "logs.yaml"]
     assert sorted(complete("train", "logs", "--config", "log")) == ["logs", "logs.yaml"]
 
 
-def test_keys(complete):
+def test_keys_of_settings_are_completed(complete):
     assert complete("train", "log", "--set", "model.crosses.r") == [
         f"model.crosses.{key}=" for key in ("rank", "ramp", "ramp.start", "ramp.length")
     ]

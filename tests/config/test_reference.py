@@ -172,7 +172,7 @@ sizes: null  # list of whole numbers, at least 1, at least 2 items, or null
     )
 
 
-def test_paths():
+def test_every_key_has_its_path_through_lists_mappings_and_choices():
     group = describe(Whole)
     assert [row["key"] for row in key_rows(group)] == [
         *("part", "part.size", "parts", "parts[].size", "parts[].kind", "parts[].first", "parts[].second"),
@@ -200,7 +200,7 @@ def test_a_key_that_is_not_there_is_refused_with_those_that_are_alike(path, line
     assert str(caught.value) == line
 
 
-def test_the_command(capsys):
+def test_ctr_config_prints_keys_as_yaml_and_json(capsys):
     assert main(["config", "model.crosses"]) == 0
     assert set(yaml.safe_load(capsys.readouterr().out)["model"]["crosses"]) == {"layers", "rank", "ramp"}
     assert main(["config", "joins", "--kind", "mapping", "--json"]) == 0

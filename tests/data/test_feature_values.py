@@ -42,7 +42,7 @@ def ingested(name, column):
         ([], pa.array([], pa.string())),
     ],
 )
-def test_categories(name, values, column):
+def test_categories_have_the_ids_that_ingestion_gives(name, values, column):
     ids = feature_ids(SCHEMA, name, values)
     assert ids.dtype == "int32"
     assert ids.tolist() == ingested(name, column)
@@ -76,7 +76,7 @@ def test_numbers_stand_for_their_bucket():
         ("small", ["a", "b", "c"], "feature small: .* have the same id"),
     ],
 )
-def test_refusals(name, values, message):
+def test_values_that_a_feature_cannot_have_are_refused(name, values, message):
     with pytest.raises(InputError, match=message):
         feature_ids(SCHEMA, name, values)
 

@@ -14,7 +14,7 @@ def counted(ids: np.ndarray, clicked: np.ndarray) -> dict[int, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("make", [lambda: DenseCounts(50), lambda: BoundedCounts(50)])
-def test_exact_counts(make):
+def test_counts_in_batches_are_exact(make):
     rng = np.random.default_rng(0)
     ids, clicked = rng.integers(3, 40, 1000).astype(np.int32), rng.random(1000) < 0.3
     counts = make()

@@ -226,7 +226,7 @@ def set_column(name: str, make):
         ),
     ],
 )  # fmt: skip
-def test_warnings(arguments, line):
+def test_an_unusual_log_has_its_warning_and_a_usual_one_none(arguments, line):
     summary = inspect_log_of(np.random.default_rng(2), **{"queries": 100, **arguments})
     lines = [text for text in log_warnings(summary) if "share a bucket" not in text]
     assert lines == ([] if line is None else [line])
@@ -280,7 +280,7 @@ def test_a_damaged_shard_is_named(log, tmp_path):
         inspect_log(copy)
 
 
-def test_the_command(log, capsys):
+def test_ctr_inspect_prints_text_and_json(log, capsys):
     assert main(["inspect", str(log)]) == 0
     out, err = capsys.readouterr()
     assert err == ""

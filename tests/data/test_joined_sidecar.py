@@ -149,7 +149,7 @@ def test_an_id_is_looked_for_in_the_partition_of_its_time(tmp_path):
     assert result["logit"][:2].tolist() == [1.5, 2.5]
 
 
-def test_going_back(log):
+def test_times_may_go_back(log):
     sidecar = JoinedSidecar(log, "teacher", COLUMNS)
     times, ids = all_times(), np.arange(30)
     for rows in (slice(0, 30), slice(25, 30), slice(3, 8), slice(12, 22), slice(0, 30)):
@@ -202,12 +202,12 @@ def test_an_partition_without_a_sidecar_is_not_found_until_it_is_there(tmp_path)
     check(sidecar.at(all_times(), ids), ids, ids // 10 >= 1)
 
 
-def test_no_rows(log):
+def test_no_rows_find_nothing(log):
     none = np.zeros(0, np.int64)
     check(JoinedSidecar(log, "teacher", COLUMNS).at(none, none), none, np.zeros(0, bool))
 
 
-def test_nulls(tmp_path):
+def test_nulls_are_missing_in_floats_and_refused_in_booleans(tmp_path):
     folder = tmp_path / "log"
     manifest = publish(folder, 0, np.arange(3))
     logit = pa.array([1.0, None, 3.0], pa.float32())

@@ -65,7 +65,7 @@ def parse(content):
     return parse_model(Mapping, content, "mapping")
 
 
-def test_columns():
+def test_key_and_raw_columns_are_those_that_the_mapping_names():
     mapping = parse(CONTENT)
     assert mapping.key_columns == ("at", "user", "id", "rating", "w")
     assert mapping.raw_columns == (
@@ -180,7 +180,7 @@ def test_labels_as_text(text, column, op, value):
     ("text", "us"),
     [("1us", 1), ("5ms", 5000), ("90s", 90_000_000), ("30m", 1.8e9), ("2h", 7.2e9), ("7d", 6.048e11)],
 )
-def test_durations(text, us):
+def test_durations_are_microseconds(text, us):
     assert duration_us(text) == us
 
 
@@ -190,7 +190,7 @@ def test_the_start_of_row_order_is_utc():
         assert parse(changed("time", time)).time.row_order.start_us == 1_577_836_800_000_000
 
 
-def test_patterns():
+def test_the_pattern_of_files_follows_the_input_type():
     assert input_patterns(parse(CONTENT).input) == ("*.csv", "*.csv.gz", "*.csv.zst")
     assert input_patterns(parse(changed("input", {"type": "parquet"})).input) == ("*.parquet",)
     assert input_patterns(parse(changed("input.pattern", "day_*")).input) == ("day_*",)

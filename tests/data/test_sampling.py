@@ -228,7 +228,7 @@ def test_nothing_configured_keeps_all():
 
 
 @pytest.mark.parametrize("rows", [0, 1])
-def test_few_examples(rows):
+def test_decisions_have_a_row_for_each_of_few_examples(rows):
     decisions = decide(all_rules(), **draw_examples(rows))
     assert len(decisions.kept) == len(decisions.weight) == len(decisions.keep_probability) == rows
     assert all(len(mask) == rows for mask in decisions.conditions.values())

@@ -55,7 +55,7 @@ UNCHANGED += [
 
 
 @pytest.mark.parametrize(("text", "spelled"), [*CHANGED.items(), *((text, text) for text in UNCHANGED)])
-def test_what_changes(text, spelled):
+def test_numbers_have_one_spelling_and_other_text_stays(text, spelled):
     assert spell(text) == spelled
 
 

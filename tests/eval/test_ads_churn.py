@@ -47,7 +47,7 @@ def make_loop(
     return folder
 
 
-def test_hand_worked() -> None:
+def test_churn_of_a_few_queries_is_that_worked_by_hand() -> None:
     state = AdsChurn()
     # 1 + 0 + 4 + 0 of differences; 8 ads against 9.
     state.update([2, 6, 0, 0], [3, 2, 4, 0], [1, 2, 3, 4])

@@ -51,7 +51,7 @@ def test_exact_auc_agrees_with_sklearn(make_log: Callable[..., Any]) -> None:
     assert roc_auc(log.label, log.logit) == pytest.approx(roc_auc_score(log.label, log.logit), abs=1e-12)
 
 
-def test_hand_worked() -> None:
+def test_auc_with_weights_and_a_tie_is_that_worked_by_hand() -> None:
     # Clicks at 3 (weight 2) and 1; non-clicks at 2, 1 (weight 3), 0: of 3 * 5 weighted pairs, the click at 3
     # wins 2 * 5, the one at 1 wins 1 and ties 3.
     assert roc_auc([1, 1, 0, 0, 0], [3, 1, 2, 1, 0], [2, 1, 1, 3, 1]) == pytest.approx(12.5 / 15)

@@ -51,7 +51,7 @@ def test_bias_is_label_minus_prediction() -> None:
     assert metric.prediction_ratio() == pytest.approx(0.25 / 0.75)
 
 
-def test_undefined() -> None:
+def test_ratio_and_interval_are_nan_without_rows_or_clicks() -> None:
     empty = stream(([], [], [], []))
     assert np.isnan(empty.result()) and np.isnan(empty.prediction_ratio())
     no_click = stream(([0], [0.0], [1.0], [1]))
@@ -179,7 +179,7 @@ def test_more_slices_than_are_evaluated_at_once(make_log: Callable[..., Any]) ->
     assert table.loc[pair, "bias"] == pytest.approx(plain(log[ids == pair])["bias"], abs=1e-12)
 
 
-def test_no_slices() -> None:
+def test_without_slices_the_table_is_empty() -> None:
     assert len(SliceCalibration().result()) == 0
 
 

@@ -45,7 +45,7 @@ from ctr.eval.report.plot_style import thousands
         (times(16737.0), "16,737×"),
     ],
 )
-def test_numbers(shown, text):
+def test_numbers_are_written_with_the_digits_that_matter(shown, text):
     assert shown == text
 
 
@@ -81,7 +81,7 @@ def test_digits_follow_the_interval(low, high, decimals):
         ("per_query_auc", 0.1, None, "no interval"),
     ],
 )
-def test_verdicts(metric, difference, significant, words):
+def test_a_difference_is_better_worse_or_not_significant(metric, difference, significant, words):
     assert verdict(metric, difference, significant) == words
 
 

@@ -73,7 +73,7 @@ def test_normalized_entropy_survives_a_class_of_vanishing_weight() -> None:
     assert swapped.normalized_entropy() == metric.normalized_entropy()
 
 
-def test_undefined() -> None:
+def test_logloss_is_nan_without_weight_and_entropy_with_one_class() -> None:
     for columns in (([], [], [], []), ([1], [0.0], [0.0], [1])):
         metric = stream(columns)
         assert math.isnan(metric.result()) and math.isnan(metric.normalized_entropy())

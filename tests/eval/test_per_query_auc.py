@@ -70,7 +70,7 @@ def test_agrees_with_pairs_at_every_prefix(make_log: Callable[..., Any]) -> None
         assert table.loc[name, "auc"] == pytest.approx(float(np.mean(values)), abs=1e-12)
 
 
-def test_hand_worked() -> None:
+def test_queries_with_both_classes_are_averaged_as_worked_by_hand() -> None:
     # Query 1: clicks 3 and 1 against 2 (weight 3) and 1: (3 beats both: 4) + (1 ties 1: 0.5) of 8.
     # Query 2: one pair, wrong. Query 3: clicks only. Query 4: its only click has no weight.
     metric = stream(

@@ -23,7 +23,7 @@ def plain(first: Any, second: Any) -> float:
     return math.fsum(terms) / len(terms)
 
 
-def test_hand_worked() -> None:
+def test_pd_of_a_few_pairs_is_that_worked_by_hand() -> None:
     # 0.02 against 0.04: 0.02 / 0.03; 0 against 0.5: 2; equal: 0; both 0: 0.
     expected = (2 / 3 + 2 + 0 + 0) / 4
     assert prediction_difference([0.02, 0.0, 0.3, 0.0], [0.04, 0.5, 0.3, 0.0]) == pytest.approx(expected)
@@ -81,7 +81,7 @@ def test_replicates_repeat_whole_buckets_and_the_interval_covers() -> None:
     assert high - low < 0.1 * truth
 
 
-def test_empty() -> None:
+def test_pd_and_its_interval_are_nan_without_examples() -> None:
     assert math.isnan(PredictionDifference().result())
     assert np.isnan(PredictionDifference().estimate().interval()).all()
 

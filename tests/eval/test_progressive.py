@@ -212,7 +212,7 @@ def with_slices(*logs: Any) -> ProgressiveMetrics:
     return metrics
 
 
-def test_slices(make_log: Callable[..., Any]) -> None:
+def test_the_heaviest_slices_are_listed_and_all_are_counted(make_log: Callable[..., Any]) -> None:
     log = make_log(4, queries=300)
     metrics = with_slices(log)
     summary = strict_json(metrics.summary())["calibration_slices"]

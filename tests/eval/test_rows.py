@@ -35,7 +35,7 @@ def test_queries_are_numbered_wherever_their_rows_stand() -> None:
     np.testing.assert_array_equal(ascending.query_buckets, query_bucket(np.array([-2, 5, 9])))
 
 
-def test_no_rows() -> None:
+def test_a_batch_may_be_empty() -> None:
     rows = scored_rows([], [], [], [])
     assert (rows.examples, rows.queries, len(rows.logit), len(rows.query)) == (0, 0, 0, 0)
 

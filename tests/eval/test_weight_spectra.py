@@ -58,7 +58,7 @@ def test_spectra_at_the_edge(order):
     assert rank_keeping(np.array([1.0, 1e-300]), order) == 1
 
 
-def test_multiply_adds():
+def test_multiply_adds_of_a_matrix_a_product_and_a_bottleneck():
     matrix = WeightSpectrum("w", (30, 20))
     assert (matrix.full_rank, matrix.multiply_adds, matrix.through_bottleneck(4)) == (20, 600, 200)
     product = WeightSpectrum("uv", (30, 20), inner_rank=5)

@@ -56,7 +56,7 @@ def test_crosses_follow_their_equation(alpha2, rank):
         np.testing.assert_allclose(expected, E0)
 
 
-def test_deep_layers():
+def test_deep_layers_are_products_biases_and_relu():
     model = tower(cross_layers=0, deep_units=(2, 3))
     set_weights(model.deep[0], U, [0.5, -0.25])
     set_weights(model.deep[1], V, BIAS)

@@ -25,7 +25,7 @@ def test_all_is_off_by_default():
     assert parse().model_dump() == dict.fromkeys(parts)
 
 
-def test_defaults():
+def test_an_objective_without_settings_has_the_documented_defaults():
     given = parse(ranking={}, distillation={"teacher": "teacher-1"}, **constraints(family()))
     ranking, distillation, bias = given.ranking, given.distillation, given.bias_constraints
     assert (ranking.weight, ranking.setup, ranking.max_pairs) == (0.1, "multi_objective", 4096)
@@ -117,7 +117,7 @@ def test_what_is_dumped_is_read_again_with_the_values_as_they_were():
         ),
     ],
 )
-def test_refusals(content, message):
+def test_an_objective_that_cannot_be_is_refused_in_one_line(content, message):
     with pytest.raises(InputError, match=message) as caught:
         parse(**content)
     assert "\n" not in str(caught.value)

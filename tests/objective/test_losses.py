@@ -70,7 +70,7 @@ def test_the_loss_of_even_odds():
     )
 
 
-def test_weighted_sum():
+def test_the_weighted_sum_multiplies_each_row_by_its_weight():
     assert weighted_sum(
         tf.constant([1.0, 10.0, 100.0]), tf.constant([2.0, 1.0, 0.5])
     ).numpy() == pytest.approx(2 + 10 + 50)

@@ -231,7 +231,7 @@ def test_memory_follows_the_pairs_taken_not_all_of_a_huge_query():
     assert len(set(pairs.other.tolist())) > 3500
 
 
-def test_padding():
+def test_padded_pairs_have_weight_0():
     pairs = click_pairs(*batch([[(1, 2.0)] * 9 + [(0, 3.0)] * 9]), MOST)
     padded = pairs.padded()
     assert [part.dtype for part in padded] == [np.int32, np.int32, np.float32]

@@ -26,7 +26,7 @@ from ctr.objective.ramps import Ramp
         (100, 200, 10**12, 1.0),
     ],
 )
-def test_weight(start, length, examples, weight):
+def test_a_ramp_rises_linearly_from_its_start_over_its_length(start, length, examples, weight):
     assert Ramp(start=start, length=length).at(examples) == pytest.approx(weight)
 
 

@@ -123,7 +123,7 @@ def test_a_cold_start_is_where_the_iteration_converges():
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 6, 8])
-def test_cold_roots(p):
+def test_roots_from_a_cold_start_are_those_of_the_eigenvalues(p):
     values = np.geomspace(1, 1e-3, 20)
     matrix, basis = matrix_of(values)
     end = coupled_root(matrix, p)

@@ -87,7 +87,7 @@ def test_words_from_their_list(name):
 
 
 @pytest.mark.parametrize("name", ["asynchronous", "nesterov"])
-def test_switches(name):
+def test_switches_take_true_and_false_alone(name):
     for value in (0, 1, None, "yes", np.True_):
         assert refusal(name, value) == "True, False"
     assert getattr(ShampooOptions(**{"momentum": 0.9, name: True}), name) is True

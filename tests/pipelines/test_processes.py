@@ -62,7 +62,7 @@ def test_nothing_else_starts_a_process(root):
     assert {path.relative_to(root).as_posix() for path in paths if starts_processes(path)} == STARTS
 
 
-def test_jobs(trapped):
+def test_jobs_of_an_experiment_import_nothing_from_the_folder(trapped):
     """What ``ctr replay`` trains, samples and serves with."""
     ended = run_job(Job("one", ("train", "nolog", "--out", "run")), lambda: False)
     assert ended is not None
@@ -70,7 +70,7 @@ def test_jobs(trapped):
     assert not trapped()
 
 
-def test_measurements(trapped, tmp_path):
+def test_measuring_costs_imports_nothing_from_the_folder(trapped, tmp_path):
     """What ``ctr replay`` measures costs with."""
     with pytest.raises(costs._MeasureError) as raised:
         costs._measure(tmp_path / "nolog", {}, "baseline", 0)

@@ -152,7 +152,7 @@ def test_entities_of_news(tmp_path, entities):
         "checkpoint={keep: 1, keep: 2}",
     ],
 )
-def test_settings(setting):
+def test_hostile_settings_are_refused_in_one_short_line(setting):
     with pytest.raises(InputError, match=r".") as raised:
         parse_model(TrainConfig, apply_settings({}, [setting]), "settings")
     assert "\n" not in str(raised.value)
@@ -183,7 +183,7 @@ def test_boundaries_beyond_float32(feature):
 
 
 @pytest.mark.parametrize("interval", ["9" * 400 + "d", "36501d", "1d\n", "0h", "-1h", "1"])
-def test_intervals(interval):
+def test_hostile_durations_of_a_mapping_are_refused(interval):
     content = {
         "input": {"type": "csv"},
         "time": {"column": "t", "unit": "s"},

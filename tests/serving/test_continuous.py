@@ -172,7 +172,7 @@ def test_a_finished_run_that_is_asked_for_again(log, finished):
         ("export.every=5", "export.every: unknown key"),
     ],
 )
-def test_wrong_settings(setting, words):
+def test_settings_of_exports_that_do_not_fit_are_refused(setting, words):
     with pytest.raises(InputError, match=words):
         parse_model(TrainConfig, apply_settings(CONFIG, [setting]), "test")
 

@@ -60,7 +60,7 @@ def test_a_table(case, place, capfd):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "tsv"])
-def test_other_files(case, place, suffix):
+def test_rows_are_scored_from_files_of_every_format(case, place, suffix):
     raw = case("factorized").raw
     path = place / f"rows.{suffix}"
     if suffix == "jsonl":

@@ -78,7 +78,7 @@ def test_one_value_stands_for_every_row(plain):
     np.testing.assert_allclose(plain.predict({**first, "tags": "t1|t2"}), plain.predict(ROWS)[:1], rtol=1e-6)
 
 
-def test_no_rows(plain, factorized):
+def test_no_rows_give_empty_arrays(plain, factorized):
     nothing = {name: [] for name in ROWS}
     assert plain.predict(nothing).shape == (0,)
     assert factorized.ui(nothing).shape == (0, 1, 6)
@@ -111,7 +111,7 @@ def test_no_rows(plain, factorized):
         ({"title": ["\ud800", "", ""]}, "column title, row 0: .*surrogates not allowed"),
     ],
 )
-def test_wrong_values(plain, changes, words):
+def test_values_of_another_kind_are_refused_by_name(plain, changes, words):
     with pytest.raises(InputError, match=words):
         plain.predict({**ROWS, **changes})
 

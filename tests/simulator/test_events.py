@@ -306,7 +306,7 @@ def test_randomized_traffic_that_the_log_does_not_have_is_not_in_the_events(tmp_
     assert clicked == set(numbers(log, "example_id")[numbers(log, "label") > 0].tolist())
 
 
-def test_one_example(tmp_path: Path) -> None:
+def test_one_example_is_delivered_once(tmp_path: Path) -> None:
     counts = simulate(
         settings(examples=1, events={"duplicate_share": 0}), tmp_path / "log", events=tmp_path / "events"
     )

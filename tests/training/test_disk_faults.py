@@ -87,7 +87,7 @@ def test_a_checkpoint_that_fails_ends_the_run_at_the_next_batch(log, make_config
 
     monkeypatch.setattr(Run, "save", save)
     with fault_points.watching(failing), pytest.raises(OSError, match="No space left") as caught:
-        train(log, make_config(CHANGES), run, heard)
+        train(log, make_config(CHANGES, logistic=True), run, heard)
     assert str(caught.value.filename).endswith("arrays.npz")
     # The next one is scored before the failure is noticed, not one more.
     assert 150 <= batches[-1] < 150 + 2 * 64
@@ -191,7 +191,7 @@ def test_the_line_of_an_error(capsys, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_follow_says_so_too(log, make_config, tmp_path, capsys):
     config, run = tmp_path / "config.yaml", tmp_path / "run"
-    config.write_text(dump_yaml(make_config(CHANGES)))
+    config.write_text(dump_yaml(make_config(CHANGES, logistic=True)))
     command = ["train", str(log), "--config", str(config), "--out", str(run), "--json"]
     with fault_points.watching(fault_points.Broken(("write.before",), errno.ENOSPC, 0, "follow.jsonl")):
         status = main([*command, "--follow", "--stop-when-idle", "0"])

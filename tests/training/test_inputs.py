@@ -34,7 +34,7 @@ def test_score_all_scores_every_row_and_learns_from_the_kept_ones(
     own_log, examples, make_config, tmp_path, read_predictions
 ):
     write_decisions(own_log, "part", SAMPLING)
-    summary = train(own_log, make_config({"sampling": {"name": "part"}}), tmp_path / "run")
+    summary = train(own_log, make_config({"sampling": {"name": "part"}}, logistic=True), tmp_path / "run")
     table = read_predictions(tmp_path / "run")
     assert summary["examples"] == len(table) == len(examples)
     assert np.array_equal(table["metric_weight"], examples.metric_weight.astype(np.float32))
@@ -89,7 +89,7 @@ def test_importance_weights_leave_the_metrics_of_examples_unbiased(own_log, make
 def test_a_time_range_is_that_part_of_the_log(log, examples, make_config, tmp_path, read_predictions):
     # Queries 60 to 169, of a millisecond each.
     time_range = {"start": "1970-01-01T00:00:00.060", "end": "1970-01-01T00:00:00.170"}
-    summary = train(log, make_config({"time_range": time_range}), tmp_path / "run")
+    summary = train(log, make_config({"time_range": time_range}, logistic=True), tmp_path / "run")
     inside = (examples.query >= 60) & (examples.query < 170)
     table = read_predictions(tmp_path / "run")
     assert table["example_id"].tolist() == (np.flatnonzero(inside) + 10_000).tolist()
@@ -259,7 +259,8 @@ def test_a_time_range_holds_for_constraint_logs_and_nothing_older_than_the_log_i
 ):
     path, _ = exposure
     late = make_log(examples.table().slice(int(np.searchsorted(examples.query, 100))))
-    config = make_config({**constrained(path), "time_range": {"end": "1970-01-01T00:00:00.150"}})
+    time_range = {"end": "1970-01-01T00:00:00.150"}
+    config = make_config({**constrained(path), "time_range": time_range}, logistic=True)
     summary = train(late, config, tmp_path / "run")
     # The log's interval begins at 0, so all of the second log's rows before the range's end are in its time.
     assert summary["constraint_logs"]["exposure"]["queries"] <= 150
@@ -277,7 +278,7 @@ def test_faulty_rows_are_counted_by_log_and_against_what_was_read(
     with pytest.raises(
         InputError, match=f"{path}: [0-9]+ of the first [0-9]+ rows that were read are faulty"
     ):
-        train(log, make_config(constrained(path)), tmp_path / "run")
+        train(log, make_config(constrained(path), logistic=True), tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -141,14 +141,15 @@ def test_rows_without_a_teacher_are_refused_with_count_and_place_or_trained_with
     changes: dict[str, Any] = {"objective": {"distillation": {"teacher": "gaps"}}}
     learned = int((examples.train_weight > 0).sum())
     with pytest.raises(InputError) as caught:
-        train(log, make_config(changes), tmp_path / "refused")
+        train(log, make_config(changes, logistic=True), tmp_path / "refused")
     assert f"no value for 3 of {learned} rows" in str(caught.value)
     assert f"example_id {gaps[0] + 10_000} (row {gaps[0]} of the log)" in str(caught.value)
     changes["objective"]["distillation"]["missing"] = "train_without"
-    without = train(log, make_config(changes), tmp_path / "without")
+    without = train(log, make_config(changes, logistic=True), tmp_path / "without")
     # What is not there has no part in it: with a teacher for all rows the result is another.
     complete = {"objective": {"distillation": {"teacher": "complete"}}}
-    assert without["logloss"] != train(log, make_config(complete), tmp_path / "complete")["logloss"]
+    config = make_config(complete, logistic=True)
+    assert without["logloss"] != train(log, config, tmp_path / "complete")["logloss"]
 
 
 EVERYTHING: dict[str, Any] = {
@@ -221,7 +222,7 @@ def outcome(run: Path) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
 
 
 def test_ramps_and_duals_are_in_every_line_of_the_metrics(log, make_config, tmp_path):
-    train(log, make_config({"objective": {**RANKING, **CONSTRAINTS}}), tmp_path / "run")
+    train(log, make_config({"objective": {**RANKING, **CONSTRAINTS}}, logistic=True), tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert lines[0]["ramp_ranking"] == pytest.approx((lines[0]["examples"] - 200) / 300, abs=0.01)
     assert [line["ramp_bias_constraints"] for line in lines] == [1.0] * len(lines)
@@ -249,7 +250,7 @@ def test_a_run_of_compiled_steps_agrees_with_all_of_it(log, make_config, tmp_pat
 
 def test_what_a_run_did_not_score_is_recorded_as_missing(log, examples, make_config, tmp_path):
     log = copied(log, tmp_path)
-    config = make_config({"time_range": {"start": "1970-01-01T00:00:00.100"}})
+    config = make_config({"time_range": {"start": "1970-01-01T00:00:00.100"}}, logistic=True)
     summary = train(log, config, tmp_path / "run", record="late")
     found = sidecar(log, "late")
     assert found["logit"].isna().tolist() == (examples.query < 100).tolist()
@@ -262,9 +263,9 @@ def test_recording_needs_predictions_and_a_name_of_its_own(log, make_config, tmp
         train(log, make_config({"record_predictions": False}), tmp_path / "run", record="teacher")
     with pytest.raises(InputError, match="letters, digits"):
         train(log, make_config(), tmp_path / "run", record="a/b")
-    train(log, make_config(), tmp_path / "run", record="teacher")
+    train(log, make_config(logistic=True), tmp_path / "run", record="teacher")
     with pytest.raises(InputError, match="already exists, from another run"):
-        train(log, make_config({"seed": 2}), tmp_path / "other", record="teacher")
+        train(log, make_config({"seed": 2}, logistic=True), tmp_path / "other", record="teacher")
     assert not (tmp_path / "other").exists()
 
 
@@ -284,7 +285,8 @@ def test_a_resume_with_another_teacher_is_refused(log, make_config, tmp_path):
 def test_a_large_family_is_constrained_but_not_shown_slice_by_slice(log, make_config, tmp_path):
     family = {"name": "crossed", "features": {"user": "all", "item": "all"}}
     constraints = {"learning_rate": 0.3, "families": [family]}
-    summary = train(log, make_config({"objective": {"bias_constraints": constraints}}), tmp_path / "run")
+    config = make_config({"objective": {"bias_constraints": constraints}}, logistic=True)
+    summary = train(log, config, tmp_path / "run")
     assert summary["duals"]["crossed"]["min"] < 0 < summary["duals"]["crossed"]["max"]
     assert "constraint:crossed" not in summary["calibration_slices"]
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

@@ -94,7 +94,7 @@ def html(runs):
 
 
 @pytest.mark.slow
-def test_one_run(runs):
+def test_the_report_of_one_run_has_its_plots_and_no_comparison(runs):
     page = read_page(render_report(runs[:1]))
     assert "comparison" not in {section["id"] for section in page.all("section")}
     # Five metrics, traffic, click rates and throughput; two of calibration; gain; slices; query size; ids.

@@ -200,7 +200,7 @@ def test_times_of_an_unfit_type_are_refused():
         parse_times(pa.array([1], pa.timestamp("s")), time_spec(unit="s"))
 
 
-def test_plain_labels():
+def test_labels_are_0_1_true_or_false():
     texts = ["0", "1", "true", "False", "TRUE", "1.0", "2", "yes", "", None]
     expected = [(0, False), (1, False), (1, False), (0, False), (1, False), (1, False), *[(0, True)] * 4]
     assert checked(parse_labels(pa.array(texts), label_of("click"))) == expected
@@ -242,7 +242,7 @@ def test_label_rules_on_text():
     assert checked(parse_labels(column, label_of("event != 'buy'"))) == [(0, False), (1, False), (0, True)]
 
 
-def test_weights():
+def test_weights_are_finite_and_at_least_0():
     texts = ["1", "0", "0.25", "-1", "nan", "inf", "1e39", "", None, "x"]
     assert checked(parse_weights(pa.array(texts))) == [
         (1.0, False),
@@ -252,7 +252,7 @@ def test_weights():
     ]
 
 
-def test_ids():
+def test_ids_are_whole_numbers_or_fingerprints_of_text():
     texts = [
         "7",
         "-7",

@@ -45,7 +45,7 @@ def test_quotes_in_csv_and_in_tsv(tmp_path):
     assert read(path, ["a"], type="tsv", quoting=True)[0] == [(2, (b"x\ty",))]
 
 
-def test_options(tmp_path):
+def test_columns_delimiter_and_nulls_may_be_given(tmp_path):
     path = write(tmp_path, b"1;NA\n;2\n")
     assert read(path, ["b", "a"], header=False, columns=["a", "b"], delimiter=";", nulls=["NA", "1"])[0] == [
         (1, (None, None)),

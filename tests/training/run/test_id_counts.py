@@ -85,7 +85,8 @@ def test_a_run_writes_what_it_met_and_the_terms_of_its_loss(log, schema: Schema,
         {
             "metrics": {"window_examples": 300, "slices": ["position"]},
             "objective": {"ranking": {"weight": 0.4}},
-        }
+        },
+        logistic=True,
     )
     summary = train(log, config, tmp_path / "run")
     windows, timeline = read_windows(tmp_path / "run"), read_timeline(tmp_path / "run")
