@@ -142,7 +142,7 @@ def make_snapshot(
         "consumed": [{"log": "", "intervals": 1, "sha256": "0" * 64}],
     }
     run: Any = SimpleNamespace(
-        folder=folder, config=config, schema=schema, state=state, progress=lambda: progress
+        run_dir=folder, config=config, schema=schema, state=state, progress=lambda: progress
     )
     return take_snapshot(run)
 
