@@ -423,8 +423,8 @@ def _replay(arguments: argparse.Namespace) -> None:
     result = json.loads((arguments.out / "result.json").read_bytes()) if arguments.json else {}
     _print_result(arguments, result, f"{text}\n{arguments.out / 'report.html'}")
     if failures:
-        told = "; ".join(f"{name}: {error}" for name, error in failures.items())
-        raise InputError(f"{len(failures)} failed; rerun the same command to try again: {told}")
+        causes = "; ".join(f"{name}: {error}" for name, error in failures.items())
+        raise InputError(f"{len(failures)} failed; rerun the same command to try again: {causes}")
 
 
 def _compare(arguments: argparse.Namespace) -> None:

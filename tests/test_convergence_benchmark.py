@@ -71,7 +71,7 @@ def test_equal_curves_need_equal_steps_and_the_order_does_not_matter(curves: Mod
 def test_curves_that_are_not_finite_have_no_ratio(curves: ModuleType) -> None:
     good = np.array([-4.0, -0.3, 0.0, 0.0])
     assert np.isnan(curves.steps_ratio(good, np.full(4, np.nan)))
-    # A candidate below the target from the first bin on cannot be told to be any faster than that.
+    # A candidate below the target from the first bin on cannot be reported to be any faster than that.
     assert curves.steps_ratio(good, good - [5, 0, 0, 0]) == curves.BEGIN
 
 

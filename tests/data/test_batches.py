@@ -14,7 +14,7 @@ from ctr.io.errors import InputError
 
 
 def make_rows(query_sizes: list[int], faulty: set[int] = frozenset(), same_time: bool = False) -> Rows:
-    """A log whose rows can be told apart in every column. Neighbouring queries differ in time or in id only."""
+    """A log whose rows can be reported apart in every column. Neighbouring queries differ in time or in id only."""
     count = sum(query_sizes)
     query = np.repeat(np.arange(len(query_sizes)), query_sizes)
     row = np.arange(count)

@@ -111,9 +111,9 @@ def test_bad_columns(columns: tuple[Any, Any, Any], message: str) -> None:
 def test_two_loops_by_day_without_randomized_queries(tmp_path: Path) -> None:
     a, b = make_loop(tmp_path / "a", 1), make_loop(tmp_path / "b", 2)
     tables = [pd.read_parquet(loop / "shown.parquet").query("not randomized") for loop in (a, b)]
-    told = json.loads(json.dumps(compare_loops(a, b).as_dict(), allow_nan=False))
-    assert [day["day"] for day in told["days"]] == [5, 6]
-    for part, day in ((told, None), (told["days"][0], 5), (told["days"][1], 6)):
+    reported = json.loads(json.dumps(compare_loops(a, b).as_dict(), allow_nan=False))
+    assert [day["day"] for day in reported["days"]] == [5, 6]
+    for part, day in ((reported, None), (reported["days"][0], 5), (reported["days"][1], 6)):
         first, second = (table[(table["day"] == day) | (day is None)]["ads"] for table in tables)
         assert part["queries"] == len(first)
         means = part["ads_per_query"]
@@ -122,16 +122,16 @@ def test_two_loops_by_day_without_randomized_queries(tmp_path: Path) -> None:
             assert part[name]["value"] == pytest.approx(value)
             low, high = part[name]["ci95"]
             assert low < value < high
-    assert told["query_churn"]["ci95"][0] > 0
+    assert reported["query_churn"]["ci95"][0] > 0
     text = compare_loops(a, b).as_text().splitlines()
     assert [line.split()[0] for line in text[-3:]] == ["5", "6", "all"]
-    assert f"{100 * told['query_churn']['value']:.1f}"[:-1] in text[-1]
+    assert f"{100 * reported['query_churn']['value']:.1f}"[:-1] in text[-1]
 
 
 def test_a_loop_against_itself(tmp_path: Path) -> None:
     loop = make_loop(tmp_path / "a")
-    told = compare_loops(loop, loop).as_dict()
-    assert told["mean_churn"] == told["query_churn"] == {"value": 0.0, "ci95": [0.0, 0.0]}
+    reported = compare_loops(loop, loop).as_dict()
+    assert reported["mean_churn"] == reported["query_churn"] == {"value": 0.0, "ci95": [0.0, 0.0]}
 
 
 def test_loops_that_showed_nothing(tmp_path: Path) -> None:

@@ -89,8 +89,8 @@ def _parse_command(folder: Path, content: bytes) -> None:
     paths = [part for argument in arguments for part in (argument, argument.partition("=")[2])]
     if any(path.startswith(("/", "~")) or ".." in path for path in paths):
         return
-    out, told = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(told):
+    out, reported = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(reported):
         try:
             status: Any = main(arguments)
         except SystemExit as ended:
@@ -98,7 +98,7 @@ def _parse_command(folder: Path, content: bytes) -> None:
     # 2: the usage, and what is wrong with the arguments.
     assert status in (0, 1, 2)
     if status == 1:
-        text = told.getvalue()
+        text = reported.getvalue()
         assert text.startswith("error: ")
         assert text.count("\n") == 1
         assert text[:-1].isprintable(), repr(text)

@@ -24,14 +24,14 @@ def small_log(folder: Path) -> tuple[Path, Any]:
     log = folder / "log"
     if not log.exists():
         small.publish(log, small.draw_examples(30).table(), ((0, 20_000), (20_000, 10**9)))
-        for interval in read_manifests(log):
+        for partition in read_manifests(log):
             ids = np.concatenate(
-                [read_shard(log, e, small.SCHEMA)["example_id"].to_numpy() for e in interval.shards]
+                [read_shard(log, e, small.SCHEMA)["example_id"].to_numpy() for e in partition.shards]
             )
             table = pa.table(
                 {"example_id": ids, "logit": np.zeros(len(ids), np.float32), "kept": np.ones(len(ids), bool)}
             )
-            write_sidecar_partition(log, "teacher", interval, table)
+            write_sidecar_partition(log, "teacher", partition, table)
     return log, small.SCHEMA
 
 
@@ -49,8 +49,8 @@ def require_log(log: Path) -> int:
 
 def _read_log(log: Path) -> None:
     require_log(log)
-    for interval in read_manifests(log):
-        read_sidecar_partition(log, "teacher", interval)
+    for partition in read_manifests(log):
+        read_sidecar_partition(log, "teacher", partition)
     SidecarHash(log, "teacher").until()
 
 

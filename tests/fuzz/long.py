@@ -49,8 +49,8 @@ def run_turn(names: list[str], seed: int, seconds: float, memory_gb: float, out:
             kept = folder / f"{left[0].replace('/', '_').replace(' ', '-')} died"
             if (folder / CURRENT).exists():
                 (folder / CURRENT).rename(kept)
-            told = (folder / "stderr").read_text(errors="replace")[-3000:]
-            failure = {"count": 1, "error": told, "input": str(kept), "trace": told}
+            reported = (folder / "stderr").read_text(errors="replace")[-3000:]
+            failure = {"count": 1, "error": reported, "input": str(kept), "trace": reported}
             key = f"ended with status {ended.returncode}"
             results.append(
                 {"name": left[0], "executions": 1, "accepted": 0, "refused": 0, "failures": {key: failure}}

@@ -1,4 +1,4 @@
-"""Folders of experiments made by hand, as a replay leaves them, and what was told of them."""
+"""Folders of experiments made by hand, as a replay leaves them, and what was reported of them."""
 
 import csv
 import io
@@ -82,7 +82,7 @@ def edit(path: Path, change) -> None:
 
 
 def write_whole(folder: Path, rows: pd.DataFrame) -> Path:
-    """An experiment whose runs are all finished, before it is told."""
+    """An experiment whose runs are all finished, before it is reported."""
     write_plan(folder, ARMS, title=HOSTILE, note=HOSTILE, teachers=[{"name": "big", "folder": "runs/big"}])
     for name, arm in ARMS.items():
         for seed in arm["seeds"]:

@@ -12,7 +12,7 @@ from ctr.data.log import create_log, publish_partition
 from ctr.data.schema import Schema
 
 ENDS = (0, 80_000, 160_000, 240_000)
-# So that roots are in flight wherever an interval ends.
+# So that roots are in flight wherever a partition ends.
 ROOTS = {
     "optimizer": {"dense": {"shampoo": {"start_preconditioning_step": 2, "precondition_frequency": 4}}},
     "max_rejected_share": 0.01,
@@ -29,21 +29,21 @@ def constrained(path: Path) -> dict[str, Any]:
 
 
 class Growing:
-    """A log that is published interval by interval."""
+    """A log that is published partition by partition."""
 
     def __init__(self, folder: Path, schema: Schema, table: pa.Table, ends: Sequence[int] = ENDS) -> None:
-        self.folder, self.schema, self.table, self.ends, self.intervals = folder, schema, table, ends, 0
+        self.folder, self.schema, self.table, self.ends, self.partitions = folder, schema, table, ends, 0
 
-    def grow(self, intervals: int = 1) -> Path:
+    def grow(self, partitions: int = 1) -> Path:
         create_log(self.folder, self.schema)
         times = self.table.column("query_time").to_numpy()
-        for _ in range(intervals):
-            start, end = self.ends[self.intervals : self.intervals + 2]
+        for _ in range(partitions):
+            start, end = self.ends[self.partitions : self.partitions + 2]
             inside = np.flatnonzero((times >= start) & (times < end))
             publish_partition(
                 self.folder, self.schema, start, end, self.table.take(pa.array(inside)), shard_rows=170
             )
-            self.intervals += 1
+            self.partitions += 1
         return self.folder
 
 

@@ -25,7 +25,7 @@ class Click(NamedTuple):
 
 
 @dataclass
-class Told:
+class PlainPartition:
     """What a partition has become, as plain values."""
 
     examples: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
@@ -35,11 +35,11 @@ class Told:
     matched: set[int] = field(default_factory=set)
 
 
-def tell(
+def join_plainly(
     rules: Any, impressions: Sequence[Impression], clicks: Sequence[Click]
-) -> tuple[dict[int, Told], list[Impression], list[Click]]:
+) -> tuple[dict[int, PlainPartition], list[Impression], list[Click]]:
     """Each partition in which something happened, and the events that came too late."""
-    told: dict[int, Told] = defaultdict(Told)
+    reported: dict[int, PlainPartition] = defaultdict(PlainPartition)
 
     def begin(time: int) -> int:
         return time // rules.length * rules.length
@@ -53,7 +53,7 @@ def tell(
     there = [found for found in impressions if not too_late(found)]
     reach = rules.window + rules.late_window
     for start in {begin(found.time) for found in there}:
-        partition = told[start]
+        partition = reported[start]
         inside = [found for found in there if begin(found.time) == start]
         partition.counters["impressions"] = len(inside)
         for number in {found.id for found in inside}:
@@ -72,14 +72,14 @@ def tell(
     for click in clicks:
         if too_late(click):
             continue
-        partition = told[begin(click.time)]
+        partition = reported[begin(click.time)]
         partition.counters["clicks"] += 1
         key = (click.id, click.time)
         if key in first_arrivals:
             partition.counters["duplicate_clicks"] += 1
         first_arrivals[key] = min(click.arrival, first_arrivals.get(key, click.arrival))
     for (number, time), arrival in first_arrivals.items():
-        home = told[begin(time)]
+        home = reported[begin(time)]
         known = [
             f for f in there if f.id == number and begin(time) - reach <= f.time < begin(time) + rules.length
         ]
@@ -93,13 +93,13 @@ def tell(
             reason = "late" if 0 <= after <= reach else "orphan"
             home.counters[f"{reason}_clicks"] += 1
             home.unmatched.append((number, time, arrival, reason))
-        for partition in told.values():
+        for partition in reported.values():
             row = partition.examples.get(number)
             if row and 0 <= time - row[0] <= rules.window and arrival < closes(begin(row[0])):
                 partition.examples[number] = (*row[:3], 1)
-    for partition in told.values():
+    for partition in reported.values():
         partition.counters["conflicting_impressions"] = len(partition.conflicting)
         partition.unmatched.sort()
         partition.conflicting.sort()
     late = [found for found in impressions if too_late(found)], [click for click in clicks if too_late(click)]
-    return dict(told), *late
+    return dict(reported), *late

@@ -112,8 +112,8 @@ def test_training_goes_on_when_roots_fail_or_workers_end_and_says_so(compiled, c
     def train(begin, end):
         for gradients in history[begin:end]:
             step([tf.constant(g) for g in gradients], tf.constant(RATE))
-        told = core.report()
-        return told["refreshed"], told["failed"], told["lost"], int(status(core, "root_step")[0])
+        reported = core.report()
+        return reported["refreshed"], reported["failed"], reported["lost"], int(status(core, "root_step")[0])
 
     # Exchanges at 3, 7, 11, ...: those sent at 7 and 11 fail, that of 15 is lost, that of 19 comes at 23.
     assert train(0, 10) == (4, 0, 0, 3)
@@ -177,8 +177,8 @@ def test_statistics_that_became_infinite_leave_the_last_root_and_other_layers_al
     reference.train(core, history[8:9], RATE)
     before = core.state.roots[0].numpy()
     reference.train(core, history[9:], RATE)
-    told = core.report()
-    assert told["failed"] == 2 and told["layers_ready"] == 2
+    reported = core.report()
+    assert reported["failed"] == 2 and reported["layers_ready"] == 2
     np.testing.assert_array_equal(core.state.roots[0], before)
     assert status(core, "root_step").tolist() == [7, 11, 11, 11]
     assert all(np.isfinite(weight).all() for weight in core.weights)
@@ -190,8 +190,8 @@ def test_drift_is_skipped_while_small_and_refreshed_once_it_has_added_up():
     core = make(asynchronous=False, precondition_frequency=1, drift_bound=0.2500001, shapes=[(4, 3)])
     gradient = reference.drifting([(4, 3)], 1)[0]
     assert steps_of_roots(core, [gradient] * 14) == [0, 0, 3, 3, 5, 5, 7, 7, 7, 10, 10, 10, 10, 14]
-    told = core.report()
-    assert told["refreshed"] == 2 * 5 and told["skipped"] == 2 * 7
+    reported = core.report()
+    assert reported["refreshed"] == 2 * 5 and reported["skipped"] == 2 * 7
     always = make(asynchronous=False, precondition_frequency=1, drift_bound=0.0, shapes=[(4, 3)])
     assert steps_of_roots(always, [gradient] * 6) == [0, 0, 3, 4, 5, 6]
 
@@ -215,10 +215,14 @@ def test_roots_of_the_device_are_those_of_the_host(jit, dtype):
         np.testing.assert_allclose(root, expected, atol=1e-5 * np.abs(expected).max())
     for weight, expected in zip(device.weights, host.weights, strict=True):
         np.testing.assert_allclose(weight, expected, rtol=1e-4, atol=1e-5)
-    told = device.report()
-    assert told["device"] == told["refreshed"] == 8 and told["failed"] == 0 and told["layers_ready"] == 2
+    reported = device.report()
+    assert (
+        reported["device"] == reported["refreshed"] == 8
+        and reported["failed"] == 0
+        and reported["layers_ready"] == 2
+    )
     assert status(device, "root_step").tolist() == [6] * 4
-    assert 0 < told["residual_max"] < 1e-6
+    assert 0 < reported["residual_max"] < 1e-6
 
 
 def test_the_device_refuses_roots_without_whole_order_and_says_what_to_do():
@@ -251,7 +255,7 @@ def test_an_uncertified_root_of_the_device_leaves_the_previous_one():
     core.state.totals[0].assign(-3 * core.state.totals[0])
     step(history[2])
     step(history[3])
-    told = core.report()
-    assert told["failed"] == 1 and told["layers_ready"] == 2
+    reported = core.report()
+    assert reported["failed"] == 1 and reported["layers_ready"] == 2
     assert status(core, "root_step").tolist() == [4, 6, 6, 6]
     np.testing.assert_array_equal(core.state.roots[0], before)

@@ -19,7 +19,7 @@ WHOLE = {
     "precondition_frequency": (1, 100_000),
 }
 OPTIONAL = ("merge_dimensions", "exponent_override", "start_preconditioning_step")
-# Allowed, refused and the interval as it is told.
+# Allowed, refused and the interval as it is reported.
 REAL = {
     "beta1": ([0, 0.5, 0.999], [-0.1, 1, 1.5], "[0.0, 1.0)"),
     "beta2": ([1e-9, 1, 1.0], [0, 0.0, -1, 1.1], "(0.0, 1.0]"),

@@ -1,4 +1,4 @@
-"""What is told of an optimizer: figures worked by hand, bytes that are those of its variables."""
+"""What is reported of an optimizer: figures worked by hand, bytes that are those of its variables."""
 
 import numpy as np
 import pytest
@@ -87,7 +87,7 @@ def test_bytes_are_those_of_the_variables(changed, dtype):
             real[column] += variable.numpy().nbytes
     total = rows_of(core.describe(list("abcde")))["total"]
     for cell, (column, expected) in zip(total[1:4], real.items(), strict=True):
-        # A tenth of a KiB is as much as is told.
+        # A tenth of a KiB is as much as is reported.
         assert size(cell) == pytest.approx(expected, abs=0.05 * 1024 * (expected >= 1024)), column
     assert (real["statistics"] == 0) == (changed.get("start_preconditioning_step", 3) is None)
 

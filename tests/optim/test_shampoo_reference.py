@@ -92,9 +92,9 @@ def test_every_step_is_that_of_the_formulas(case, history, base):
     trajectory = reference.train(core, history, RATE)
     assert reference.gaps(trajectory, expected, start).max() < 1e-6
     assert [layer.ready for layer in layers] == [bool(t.axes) for t in core.layout.tensors]
-    told = report(core.layout, core.state)
-    assert told["skipped"] == skipped and (skipped > 0) == (options.drift_bound > 0)
-    assert not told["failed"] and not told["lost"]
+    reported = report(core.layout, core.state)
+    assert reported["skipped"] == skipped and (skipped > 0) == (options.drift_bound > 0)
+    assert not reported["failed"] and not reported["lost"]
 
 
 def test_order_four_with_uneven_blocks_and_one_long_dimension():

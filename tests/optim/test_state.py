@@ -56,10 +56,10 @@ def test_a_copy_taken_after_any_step_goes_on_to_the_last_bit(case, history):
     for gradients in history:
         reference.train(core, [gradients], RATE)
         saved.append(reference.state_of(core))
-    told = core.report()
-    assert (told["skipped"] > 0) == (case == "some kept")
-    assert (told["failed"] > 0) == (case == "some failed")
-    assert (told["coupled_warm"] > 0) == (case == "warm starts")
+    reported = core.report()
+    assert (reported["skipped"] > 0) == (case == "some kept")
+    assert (reported["failed"] > 0) == (case == "some failed")
+    assert (reported["coupled_warm"] > 0) == (case == "warm starts")
     # From before the first exchange to all places between two others.
     for step in (1, 2, 3, 4, 6, 7, 8, 9, 10, 11):
         resumed = make(case)

@@ -39,10 +39,10 @@ OUTSIDE = (
 @pytest.fixture
 def log(tmp_path):
     folder = small_runs.publish(tmp_path / "log", small_runs.draw_examples(20).table(), ((0, 10**9),))
-    (interval,) = read_manifests(folder)
+    (partition,) = read_manifests(folder)
     schema = read_schema(folder)
-    ids = np.concatenate([read_shard(folder, e, schema)["example_id"].to_numpy() for e in interval.shards])
-    write_sidecar_partition(folder, "teacher", interval, pa.table({"example_id": ids, "logit": ids * 0.5}))
+    ids = np.concatenate([read_shard(folder, e, schema)["example_id"].to_numpy() for e in partition.shards])
+    write_sidecar_partition(folder, "teacher", partition, pa.table({"example_id": ids, "logit": ids * 0.5}))
     return folder
 
 

@@ -96,7 +96,7 @@ def test_the_command_line_shows_values_of_files_escaped(tmp_path, capsys, value)
     path = tmp_path / "config.yaml"
     path.write_text(json.dumps({"seed": value, value: 1}))
     assert main(["train", str(tmp_path), "--config", str(path), "--out", str(tmp_path / "run")]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("error: ")
-    assert told.endswith("\n")
-    assert told[:-1].isprintable()
+    reported = capsys.readouterr().err
+    assert reported.startswith("error: ")
+    assert reported.endswith("\n")
+    assert reported[:-1].isprintable()

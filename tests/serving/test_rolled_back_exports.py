@@ -36,7 +36,7 @@ def log(make_rows_log, tmp_path_factory) -> Path:
     return make_rows_log(tmp_path_factory.mktemp("rolled-back") / "log", ROWS)
 
 
-def told(run: Path) -> dict[int, tuple[int, str]]:
+def reported(run: Path) -> dict[int, tuple[int, str]]:
     """Of each export how many examples it has learned from, and its weights."""
     found = {int(path.name): read_metadata(path) for path in versions(run / "exports")}
     return {
@@ -62,7 +62,7 @@ def gone_back(log, tmp_path_factory) -> tuple[Path, list[dict[str, Any]], list[l
 def test_those_from_beyond_are_made_anew(gone_back, tmp_path):
     run, aside, seen = gone_back
     assert [entry["rows"] for entry in aside] == [[144, 288], [0, 384]]
-    found = told(run)
+    found = reported(run)
     assert list(found) == [192, 336, 480]
     # Of everything until row 384 nothing is learned.
     assert [trained for trained, _ in found.values()] == [0, 0, 96]
@@ -80,7 +80,7 @@ def test_none_is_made_while_steps_are_skipped(log, tmp_path):
         summary = train(log, configured(9), run, exporter=export_from_run)
     assert (summary["rollbacks"], summary["skipped_steps"]) == (0, 3)
     # That of row 192 is left out; no other one takes its place.
-    assert list(told(run)) == [336, 480]
+    assert list(reported(run)) == [336, 480]
 
 
 class Killed(BaseException):
@@ -106,4 +106,4 @@ def test_killed_within_a_rollback_it_ends_with_the_same(log, gone_back, tmp_path
             train(log, configured(2), tmp_path / "run", exporter=export_from_run)
         monkeypatch.setattr(module, name, real)
         train(log, configured(2), tmp_path / "run", exporter=export_from_run)
-    assert told(tmp_path / "run") == told(gone_back[0])
+    assert reported(tmp_path / "run") == reported(gone_back[0])

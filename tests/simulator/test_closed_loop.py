@@ -107,7 +107,7 @@ def outcome(loop: Path) -> dict[str, Any]:
         "log": digests(loop / "log"),
         "constraints": digests(loop / "constraints"),
         "shown": (loop / "shown.parquet").read_bytes(),
-        "told": json.loads((loop / "loop.json").read_text()),
+        "reported": json.loads((loop / "loop.json").read_text()),
         "origin": json.loads((loop / "origin.json").read_text()),
         "files": sorted(path.name for path in loop.iterdir()),
         "predictions": digests(run / "predictions"),
@@ -169,13 +169,13 @@ def test_what_was_served_is_logged_and_learned(place: Path, loop: Path) -> None:
 
 
 def test_what_each_query_showed(loop: Path) -> None:
-    told = json.loads((loop / "loop.json").read_text())
-    assert told["first_day"] == FIRST
+    reported = json.loads((loop / "loop.json").read_text())
+    assert reported["first_day"] == FIRST
     table = pq.read_table(loop / "shown.parquet").to_pydict()
     manifests = read_manifests(loop / "log")[FIRST:]
-    assert [day["day"] for day in told["days"]] == [FIRST, FIRST + 1] == sorted(set(table["day"]))
+    assert [day["day"] for day in reported["days"]] == [FIRST, FIRST + 1] == sorted(set(table["day"]))
     ads: dict[int, int] = {}
-    for manifest, day in zip(manifests, told["days"], strict=True):
+    for manifest, day in zip(manifests, reported["days"], strict=True):
         rows, auction = (
             rows_of(loop / "log", manifest).to_pydict(),
             read_sidecar_partition(loop / "log", AUCTION, manifest).to_pydict(),
@@ -197,9 +197,9 @@ def test_what_each_query_showed(loop: Path) -> None:
 
 @pytest.mark.slow
 def test_the_same_call_again_changes_nothing(place: Path, loop: Path) -> None:
-    before, told = outcome(loop), json.loads((loop / "loop.json").read_text())
+    before, reported = outcome(loop), json.loads((loop / "loop.json").read_text())
     for days in (2, 1):
-        assert run_closed_loop(place / "run", place / "log", days, loop) == told
+        assert run_closed_loop(place / "run", place / "log", days, loop) == reported
         assert_same(outcome(loop), before)
 
 
@@ -279,9 +279,9 @@ def test_days_on_which_nothing_is_shown(tmp_path: Path) -> None:
     config = {**MODEL, "model": model, "optimizer": {"embeddings": rates, "dense": {"learning_rate": 1e-9}}}
     learn(tmp_path / "log", tmp_path / "run", config)
     for days in (1, 3):
-        told = run_closed_loop(tmp_path / "run", tmp_path / "log", days, tmp_path / "loop")
-        assert [day["day"] for day in told["days"]] == list(range(1, 1 + days))
-        assert {day["examples"] for day in told["days"]} == {0}
+        reported = run_closed_loop(tmp_path / "run", tmp_path / "log", days, tmp_path / "loop")
+        assert [day["day"] for day in reported["days"]] == list(range(1, 1 + days))
+        assert {day["examples"] for day in reported["days"]} == {0}
     shown = pq.read_table(tmp_path / "loop" / "shown.parquet").to_pandas()
     assert len(shown) == 600
     assert not shown["ads"].any()
@@ -406,14 +406,14 @@ def test_the_command_serves_and_compares(
     assert main([*serve, "--out", str(loop)]) == 0
     assert [line.split("  ")[0] for line in capfd.readouterr().out.splitlines()] == ["day: 3", "day: 4"]
     assert main(["compare", str(loop), str(loop), "--json"]) == 0
-    told = json.loads(capfd.readouterr().out)
+    reported = json.loads(capfd.readouterr().out)
     shown = pq.read_table(loop / "shown.parquet").to_pandas().query("not randomized")
-    assert told["queries"] == len(shown)
-    assert told["ads_per_query"] == {
+    assert reported["queries"] == len(shown)
+    assert reported["ads_per_query"] == {
         "a": pytest.approx(shown["ads"].mean()),
         "b": pytest.approx(shown["ads"].mean()),
     }
-    assert told["query_churn"]["value"] == 0
+    assert reported["query_churn"]["value"] == 0
     assert main(["compare", str(loop), str(place / "run")]) == 1
     assert "run/shown.parquet: no such file" in capfd.readouterr().err
 

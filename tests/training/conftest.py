@@ -45,13 +45,13 @@ def log(examples, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def publish_log() -> Callable[..., Path]:
-    """Publishes a table as a log, by default in the intervals of ``log``."""
+    """Publishes a table as a log, by default in the partitions of ``log``."""
     return publish
 
 
 @pytest.fixture
 def make_log(tmp_path) -> Callable[..., Path]:
-    """Publishes a table of one's own as a log of one interval."""
+    """Publishes a table of one's own as a log of one partition."""
 
     def make(table: pa.Table, name: str = "own-log") -> Path:
         return publish(tmp_path / name, table, ((0, 10**9),))
@@ -61,7 +61,7 @@ def make_log(tmp_path) -> Callable[..., Path]:
 
 @pytest.fixture
 def growing(examples, schema, tmp_path) -> Any:
-    """``log`` with a few faulty rows, so far without an interval."""
+    """``log`` with a few faulty rows, so far without a partition."""
     label = examples.label.copy()
     label[[3, 400, 900]] = 5
     return Growing(tmp_path / "log", schema, type(examples)(**{**vars(examples), "label": label}).table())
@@ -69,7 +69,7 @@ def growing(examples, schema, tmp_path) -> Any:
 
 @pytest.fixture
 def exposure(make_examples, schema, tmp_path) -> Any:
-    """A log to be constrained, likewise: of the same times, in which everything is clicked."""
+    """A log to be constrained, of the same times, in which everything is clicked."""
     rows = make_examples(queries=235, seed=9)
     rows = type(rows)(**{**vars(rows), "label": np.ones(len(rows), int)})
     return Growing(tmp_path / "exposure", schema, rows.table())

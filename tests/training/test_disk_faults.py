@@ -173,9 +173,9 @@ def test_a_shard_that_vanishes_during_the_pass(examples, publish_log, make_confi
     ],
 )
 def test_what_tensorflow_says_of_a_disk_is_told_as_the_system_tells_it(kind, number, words, tmp_path):
-    told = "{{function_node __wrapped__SaveV2_device_/CPU:0}} variables.data; Structure needs cleaning [Op:SaveV2]"
+    reported = "{{function_node __wrapped__SaveV2_device_/CPU:0}} variables.data; Structure needs cleaning [Op:SaveV2]"
     with pytest.raises(OSError, match=words) as caught, written_by_tensorflow(tmp_path):
-        raise kind(None, None, f"{told}\nin two lines")
+        raise kind(None, None, f"{reported}\nin two lines")
     assert (caught.value.errno, caught.value.filename) == (number, str(tmp_path))
     assert one_line(caught.value) == f"{tmp_path}: {words}"
 

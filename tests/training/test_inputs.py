@@ -262,7 +262,7 @@ def test_a_time_range_holds_for_constraint_logs_and_nothing_older_than_the_log_i
     time_range = {"end": "1970-01-01T00:00:00.150"}
     config = make_config({**constrained(path), "time_range": time_range}, logistic=True)
     summary = train(late, config, tmp_path / "run")
-    # The log's interval begins at 0, so all of the second log's rows before the range's end are in its time.
+    # The log's partition begins at 0, so all of the second log's rows before the range's end are in its time.
     assert summary["constraint_logs"]["exposure"]["queries"] <= 150
     nothing = make_config({"time_range": {"start": "2026-01-01"}})
     with pytest.raises(InputError, match="no partition of the log overlaps time_range"):

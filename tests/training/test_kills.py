@@ -57,7 +57,7 @@ class World:
 
     @property
     def is_whole(self) -> bool:
-        return bool(self.log.intervals == len(ENDS) - 1)
+        return bool(self.log.partitions == len(ENDS) - 1)
 
     def grow(self) -> None:
         if not self.is_whole:
@@ -92,7 +92,7 @@ def run_until_done(
     while True:
         place, how = killed_somewhere(source)
         follows = live and not (world.is_whole and source.random() < 0.5)
-        steps = source.choice((0, 1, 2)) if world.log.intervals else 2
+        steps = source.choice((0, 1, 2)) if world.log.partitions else 2
 
         def publish(steps: int = steps) -> None:
             for _ in range(steps):

@@ -16,7 +16,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.training.preflight import read_launch
 from ctr.training.session import open_session
-from ctr.training.warm_start.start import InitFrom, launch
+from ctr.training.warm_start.start import InitFrom, warm_start
 
 
 class _Descent:
@@ -136,9 +136,9 @@ def test_a_warm_start_takes_weights_without_the_state_of_another_optimizer(
     monkeypatch.setattr(optimizers, "DenseShampoo", lambda options: next(made)(options))
     # The new run's state, then at the warm start the new optimizer and the old one.
     made = iter([DenseDescent, DenseDescent, DenseShampoo])
-    launch(log, make_config({"seed": 2}), tmp_path / "new", InitFrom(tmp_path / "old"), waits=True)
+    warm_start(log, make_config({"seed": 2}), tmp_path / "new", InitFrom(tmp_path / "old"), waits=True)
     content = read_launch(tmp_path / "new")
     assert content is not None
-    told = [line for line in content["table"] if line["part"] == "weight"]
-    assert {(line["status"], line["optimizer"]) for line in told} == {("taken", "fresh")}
-    assert {line["why"] for line in told} == {"the optimizer was shampoo"}
+    reported = [line for line in content["table"] if line["part"] == "weight"]
+    assert {(line["status"], line["optimizer"]) for line in reported} == {("taken", "fresh")}
+    assert {line["why"] for line in reported} == {"the optimizer was shampoo"}

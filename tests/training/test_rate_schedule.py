@@ -15,7 +15,7 @@ from ctr.training.loop import train
 from ctr.training.preflight import read_launch
 from ctr.training.rate_schedule import RateSchedule
 from ctr.training.session import open_session
-from ctr.training.warm_start.start import InitFrom, launch
+from ctr.training.warm_start.start import InitFrom, warm_start
 
 POLYNOMIAL = {
     "warmup_examples": 100,
@@ -212,7 +212,7 @@ def test_a_warm_start_continues_the_schedules_by_examples(examples, publish_log,
 
 
 def test_a_schedule_that_the_old_run_has_not_begins_at_the_warm_start(plain, log, make_config, tmp_path):
-    launch(log, make_config(SCHEDULES), tmp_path / "run", InitFrom(plain), waits=True)
+    warm_start(log, make_config(SCHEDULES), tmp_path / "run", InitFrom(plain), waits=True)
     begun = ("fresh", "begins here")
     assert schedules_of(tmp_path / "run") == {"rate_dense": begun, "rate_embeddings": begun}
 
@@ -222,7 +222,7 @@ def test_a_schedule_of_weights_of_which_none_were_taken_begins_at_the_warm_start
 ):
     factorized = {"model": {"factorized": {"width": 3}, "crosses": {"layers": 0}, "deep": {"units": [5]}}}
     config = make_config({**SCHEDULES, **factorized})
-    launch(log, config, tmp_path / "run", InitFrom(scheduled), waits=True)
+    warm_start(log, config, tmp_path / "run", InitFrom(scheduled), waits=True)
     schedules = schedules_of(tmp_path / "run")
     assert schedules["rate_dense"] == ("fresh", "begins here")
     assert schedules["rate_embeddings"][0] == "taken"

@@ -34,8 +34,8 @@ from growing_logs import (
 TEACHER = {"objective": {"distillation": {"teacher": "teacher"}}}
 
 
-def good_rows(log: Path, schema, intervals: slice = slice(None)):
-    manifests = read_manifests(log)[intervals]
+def good_rows(log: Path, schema, partitions: slice = slice(None)):
+    manifests = read_manifests(log)[partitions]
     rows = join_rows(list(read_rows(log, schema, manifests)))
     return rows.keep(rows.fault == 0)
 
@@ -74,9 +74,9 @@ def test_growing_logs_give_the_bits_of_one_pass(
             # What the constraint log is not published for waits, and nothing else than an incomplete batch does.
             assert sessions[0].advance().rows == 0
             times = growing.table.column("query_time").to_numpy()
-            assert times[rows[1] - 1] <= ENDS[exposure.intervals]
+            assert times[rows[1] - 1] <= ENDS[exposure.partitions]
             assert published - rows[0] < 50
-            if exposure.intervals == growing.intervals:
+            if exposure.partitions == growing.partitions:
                 assert rows[1] == rows[0]
         summaries = [session.finish() for session in sessions]
     for config, folder, summary in zip((plain, other), folders, summaries, strict=True):
@@ -95,23 +95,23 @@ def test_nothing_waits_where_the_next_interval_needs_it(
     """As separate runs over the log so far do it, which resume from one another's checkpoints."""
     config = make_config(ROOTS)
     with open_session(growing.grow(), config, tmp_path / "run") as session:
-        for interval in range(3):
+        for partition in range(3):
             done = session.advance(partial=True)
-            assert (done.rows, done.waiting) == (read_manifests(growing.folder)[interval].rows, 0)
+            assert (done.rows, done.waiting) == (read_manifests(growing.folder)[partition].rows, 0)
             session.save()
             session.save()  # nothing is new
             train(growing.folder, config, tmp_path / "steps" / "run")
             assert last_weights(tmp_path / "run") == last_weights(tmp_path / "steps" / "run")
-            if interval < 2:
+            if partition < 2:
                 growing.grow()
-                coming = good_rows(growing.folder, schema, slice(interval + 1, None))
+                coming = good_rows(growing.folder, schema, slice(partition + 1, None))
                 score = session.score(coming)
-            if interval == 0:
+            if partition == 0:
                 first = coming, score
         session.finish()
     found, expected = read_predictions(tmp_path / "run"), read_predictions(tmp_path / "steps" / "run")
     np.testing.assert_array_equal(found["logit"], expected["logit"])
-    # The first batch of an interval is scored by the weights that score() used before.
+    # The first batch of a partition is scored by the weights that score() used before.
     rows, logit = first
     before = int(np.searchsorted(found["query_time"], 80_000))
     of_record = found["logit"].to_numpy()[before : before + 40]
@@ -227,7 +227,7 @@ def test_an_interval_waits_for_its_teacher(growing, make_config, tmp_path):
 
 
 def test_a_sample_grows_with_its_log(growing, make_config, tmp_path):
-    """Rows that it drops, and those outside a time range, lie around the ends of intervals."""
+    """Rows that it drops, and those outside a time range, lie around the ends of partitions."""
     sampling = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": "test"}, "test")
     times = {"start": "1970-01-01T00:00:00.030", "end": "1970-01-01T00:00:00.200"}
     config = make_config({**ROOTS, "sampling": {"name": "part", "score": "kept"}, "time_range": times})
@@ -241,7 +241,7 @@ def test_a_sample_grows_with_its_log(growing, make_config, tmp_path):
         for _ in range(2):
             write_decisions(growing.folder, "part", sampling)
             session.advance()
-            if growing.intervals < 3:
+            if growing.partitions < 3:
                 growing.grow()
         summary = session.finish()
     assert summary["log_rows"] == len(growing.table) > 2 * summary["examples"]
@@ -252,7 +252,7 @@ def test_a_sample_grows_with_its_log(growing, make_config, tmp_path):
 def test_logs_that_are_not_what_they_were_are_refused(growing, exposure, make_config, tmp_path):
     config = make_config({**ROOTS, **constrained(exposure.folder)})
     for log in (growing, exposure):
-        log.intervals = 1
+        log.partitions = 1
         log.grow()
     with open_session(growing.folder, config, tmp_path / "run") as session:
         session.advance()
@@ -262,7 +262,7 @@ def test_logs_that_are_not_what_they_were_are_refused(growing, exposure, make_co
         ):
             pass
         for log, name in ((exposure, "constraint log exposure"), (growing, "log")):
-            log.intervals = 0
+            log.partitions = 0
             log.grow()
             with pytest.raises(InputError, match=f"the {name} is not the one .* first 1 partitions differ"):
                 session.advance()

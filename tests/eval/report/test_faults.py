@@ -1,4 +1,4 @@
-"""What a report tells of the faults of a run."""
+"""What a report says of the faults of a run."""
 
 import json
 from pathlib import Path

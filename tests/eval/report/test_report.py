@@ -193,9 +193,9 @@ def test_paired_differences_end_at_that_of_the_whole_runs(runs, html):
     first, second = (json.loads((run / "summary.json").read_text()) for run in runs[:2])
     for metric, title in (("per_query_auc", "PerQueryAUC"), ("logloss", "logloss")):
         [plot] = [plot for plot in page.plots() if f"Paired difference in {title}" in str(plot["aria-label"])]
-        told = re.search(r"dcn: ([+-][0-9.]+) ± ([0-9.]+) over all windows", str(plot["aria-label"]))
+        reported = re.search(r"dcn: ([+-][0-9.]+) ± ([0-9.]+) over all windows", str(plot["aria-label"]))
         wanted = second[metric] - first[metric]
-        assert float(told[1]) == pytest.approx(wanted, abs=10 ** -len(told[1].split(".")[1]))
+        assert float(reported[1]) == pytest.approx(wanted, abs=10 ** -len(reported[1].split(".")[1]))
 
 
 def test_the_gain_is_that_of_the_sorted_predictions(runs):

@@ -138,7 +138,7 @@ def test_predictions_that_were_not_recorded_or_are_damaged_leave_out_pd_alone(co
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         (lambda plan: plan.pop("baseline"), r"baseline: Field required"),
         (lambda plan: plan.update(baseline="other"), r"baseline must be the name of an arm, got 'other'"),
@@ -151,10 +151,10 @@ def test_predictions_that_were_not_recorded_or_are_damaged_leave_out_pd_alone(co
         (lambda plan: plan["arms"][0]["runs"][0].update(seed="1"), r"arms.0.runs.0.seed: .*integer, got '1'"),
     ],
 )
-def test_a_wrong_plan_is_one_line(tmp_path, change, told):
+def test_a_wrong_plan_is_one_line(tmp_path, change, reported):
     write_plan(tmp_path, {"base": {}, "arm": {}})
     edit(tmp_path / "plan.json", change)
-    with pytest.raises(InputError, match=rf"plan\.json: {told}") as error:
+    with pytest.raises(InputError, match=rf"plan\.json: {reported}") as error:
         write_experiment(tmp_path)
     assert "\n" not in str(error.value)
 

@@ -1,4 +1,4 @@
-"""Constrained slices and loops of an experiment, told from folders made by hand."""
+"""Constrained slices and loops of an experiment, reported from folders made by hand."""
 
 import json
 import shutil
@@ -100,8 +100,11 @@ def system(rows, drawn, tmp_path_factory) -> Path:
             metrics.update(*columns, ids)
             (run / "constraint_states").mkdir()
             np.savez_compressed(run / "constraint_states" / "drawn.npz", **metrics.to_arrays())
-            told = {"drawn": metrics.summary()}
-            edit(run / "summary.json", lambda content, told=told: content.update(constraint_logs=told))
+            reported = {"drawn": metrics.summary()}
+            edit(
+                run / "summary.json",
+                lambda content, reported=reported: content.update(constraint_logs=reported),
+            )
             write_loop(folder / loop_folder(name, seed), name, seed)
     write_experiment(folder)
     return folder
@@ -127,7 +130,7 @@ def test_the_bias_of_slices_is_that_of_their_rows(system, rows, drawn):
     low = {index: (rows["position"] == index) & (rows["metric_weight"] != 2.5) for index in range(12)}
     wanted = {("low", index): (rows, inside) for index, inside in low.items()}
     wanted |= {("apart", 0): (drawn, drawn["position"] < 6), ("apart", 1): (drawn, drawn["position"] >= 6)}
-    # Slices without rows are not told.
+    # Slices without rows are not reported.
     assert set(found) == set(wanted)
     for key, (table, inside) in wanted.items():
         one = found[key]
@@ -162,10 +165,10 @@ def test_churn_is_that_of_the_ads_that_were_shown(system):
                 pairs[f"{one}-{other}"] = 2 * gap / (a.sum() + b.sum())
                 signed = 2 * (a.sum() - b.sum()) / (a.sum() + b.sum())
                 assert loops["signed_by_pair"][f"{one}-{other}"] == pytest.approx(signed)
-            told = loops["churn"][measure]
-            assert {pair: one["value"] for pair, one in told["by_pair"].items()} == pytest.approx(pairs)
+            reported = loops["churn"][measure]
+            assert {pair: one["value"] for pair, one in reported["by_pair"].items()} == pytest.approx(pairs)
             means[name, measure] = np.mean(list(pairs.values()))
-            assert told["mean"]["value"] == pytest.approx(means[name, measure])
+            assert reported["mean"]["value"] == pytest.approx(means[name, measure])
     assert arms["base"]["loops"]["churn"]["query_churn"]["ratio"] is None
     for measure in ("mean_churn", "query_churn"):
         ratio = arms["bound"]["loops"]["churn"][measure]["ratio"]
@@ -177,13 +180,18 @@ def test_churn_is_that_of_the_ads_that_were_shown(system):
 def test_what_is_told(system):
     text = (system / "table.txt").read_text()
     assert max(map(len, text.splitlines())) <= TABLE_WIDTH
-    for told in ("S1: at the top", "S2: position >= 6", "-15%", "-85%", "Serving 2 days", "ads/query"):
-        assert told in text
+    for reported in ("S1: at the top", "S2: position >= 6", "-15%", "-85%", "Serving 2 days", "ads/query"):
+        assert reported in text
     # What the experiment names comes first, in its order; the rest is in the report alone.
     assert text.index("S2: ") < text.index("S1: ") and "position 3" not in text
     page, _ = read_page(system)
-    for told in ("position 3", "S1: at the top, or just below the top", "constraint log drawn", "clicks per"):
-        assert told in page.words
+    for reported in (
+        "position 3",
+        "S1: at the top, or just below the top",
+        "constraint log drawn",
+        "clicks per",
+    ):
+        assert reported in page.words
     row, arm = table_of(system)["bound"], result_of(system)["bound"]
     assert float(row["slice_S1_bias"]) == slices_of(system)["low", 1]["bias"]["value"]
     assert (
@@ -231,13 +239,13 @@ def test_loops_that_are_not_there_are_told(copy):
         copy / loop_folder("base", 1) / "loop.json", lambda content: content["days"][0].update(clicks="many")
     )
     text = write_experiment(copy)
-    for told in (
+    for reported in (
         "bound seed 1 loop failed: it was tired",
         f"bound seed 2 loop missing: {loop_folder('bound', 2)}: not run, or not finished",
         "base seed 2 loop missing",
         "base seed 1 loop unreadable",
     ):
-        assert told in text
+        assert reported in text
     loops = result_of(copy)["bound"]["loops"]
     assert loops["churn_unavailable"] == "two finished loops are required"
     assert loops["churn"]["mean_churn"] == {"mean": None, "by_pair": {}, "ratio": None, "ratio_by_pair": {}}

@@ -106,21 +106,23 @@ def test_prediction_difference_is_that_of_the_pairs(experiment, rows):
             probabilities[seed] = 1 / (1 + np.exp(-table["logit"].to_numpy(np.float64)))
             late = (table["query_time"] >= middle).to_numpy()
         for part, chosen in (("late", late), ("whole", np.full(len(late), True))):
-            told = result[name]["prediction_difference"][part]
+            reported = result[name]["prediction_difference"][part]
             for one, other in combinations(probabilities, 2):
                 p, q = probabilities[one][chosen], probabilities[other][chosen]
                 values[name, part, f"{one}-{other}"] = np.mean(np.abs(p - q) / ((p + q) / 2))
             own = {pair: value for (arm, of, pair), value in values.items() if (arm, of) == (name, part)}
-            assert told["by_pair"] == pytest.approx(own, rel=1e-9)
-            assert told["mean"]["value"] == pytest.approx(np.mean(list(own.values())), rel=1e-9)
+            assert reported["by_pair"] == pytest.approx(own, rel=1e-9)
+            assert reported["mean"]["value"] == pytest.approx(np.mean(list(own.values())), rel=1e-9)
             if name == "base":
-                assert told["ratio"] is None
+                assert reported["ratio"] is None
                 continue
             # Against the baseline's same pairs alone.
             theirs = {pair: values["base", part, pair] for pair in own}
             expected = np.mean(list(own.values())) / np.mean(list(theirs.values()))
-            assert told["ratio"]["value"] == pytest.approx(expected, rel=1e-9)
-            assert told["ratio_by_pair"] == pytest.approx({pair: own[pair] / theirs[pair] for pair in own})
+            assert reported["ratio"]["value"] == pytest.approx(expected, rel=1e-9)
+            assert reported["ratio_by_pair"] == pytest.approx(
+                {pair: own[pair] / theirs[pair] for pair in own}
+            )
 
 
 def test_tuning_points_use_the_seeds_of_the_sweep(experiment):
@@ -132,16 +134,16 @@ def test_tuning_points_use_the_seeds_of_the_sweep(experiment):
     assert curve == sorted(curve)
     tuning = result_of(experiment)["dcn"]["tuning"]
     for kind, costs in (("flops", [800, 1100, 1500]), ("time", [720, 990, 1350])):
-        told = tuning[kind]
-        assert told["points"] == ["dcn", "dcn@narrow", "dcn@wide"] and told["seeds"] == [1, 2]
+        reported = tuning[kind]
+        assert reported["points"] == ["dcn", "dcn@narrow", "dcn@wide"] and reported["seeds"] == [1, 2]
         read = np.interp(np.log(1000), np.log(costs), curve)
         expected = read / accuracy["base"] - 1
-        assert told["accuracy_at_neutral_cost"]["relative"] == pytest.approx(expected, abs=1e-9)
-        low, high = told["accuracy_at_neutral_cost"]["ci95"]
+        assert reported["accuracy_at_neutral_cost"]["relative"] == pytest.approx(expected, abs=1e-9)
+        low, high = reported["accuracy_at_neutral_cost"]["ci95"]
         assert low < expected < high
         crossing = np.exp(np.interp(accuracy["base"], curve, np.log(costs))) / 1000 - 1
-        assert told["cost_at_neutral_accuracy"]["relative"] == pytest.approx(crossing, abs=1e-9)
-        assert told["cost_at_neutral_accuracy"]["bound"] is None
+        assert reported["cost_at_neutral_accuracy"]["relative"] == pytest.approx(crossing, abs=1e-9)
+        assert reported["cost_at_neutral_accuracy"]["bound"] is None
 
 
 def test_calibration_is_that_of_all_seeds_together(experiment):

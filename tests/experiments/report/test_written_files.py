@@ -8,8 +8,8 @@ from run_directories import predict, run_folder, write_plan
 def test_the_terminal_table_fits_and_shows_the_paper_beside_ours(experiment):
     text = (experiment / "table.txt").read_text()
     assert max(map(len, text.splitlines())) <= TABLE_WIDTH == 120
-    for told in ("0.18%", "0.44%", "3% <b>", "17%", "optimizer against dcn", "± "):
-        assert told in text
+    for reported in ("0.18%", "0.44%", "3% <b>", "17%", "optimizer against dcn", "± "):
+        assert reported in text
 
 
 def test_long_names_and_papers_still_fit(rows, tmp_path):
@@ -41,8 +41,8 @@ def test_the_csv_has_raw_numbers_under_plain_names(experiment):
     assert float(row["train_time_ratio_upper_quartile"]) == arm["cost_ratio"]["train_time"]["quartiles"][1]
     assert float(row["pd_last_half_ratio"]) == arm["prediction_difference"]["late"]["ratio"]["value"]
     assert row["paper_accuracy"] == "0.18%" and row["title"] == HOSTILE
-    told = arm["tuning"]["flops"]["cost_at_neutral_accuracy"]["relative"]
-    assert float(row["flops_change_at_neutral_accuracy"]) == told
+    reported = arm["tuning"]["flops"]["cost_at_neutral_accuracy"]["relative"]
+    assert float(row["flops_change_at_neutral_accuracy"]) == reported
     assert table["base"]["per_query_auc_difference"] == "" and table["dcn@wide"]["sweep_of"] == "dcn"
     assert all(key and " " not in key for key in row)
 
@@ -76,14 +76,14 @@ def test_the_report_is_whole_and_escaped(experiment):
     for name in ("narrow", "wide", "optimizer", "base"):
         assert name in plots[0]
     assert page.words.count(HOSTILE) >= 5
-    for told in (
+    for reported in (
         "ctr replay experiment.yaml",
         "a" * 64,
         "2026-01-02T03:04:05Z",
         "model.crosses.rank: 64",
         "3% <b>",
     ):
-        assert told in page.words
+        assert reported in page.words
     for name, arm in ARMS.items():
         for seed in arm["seeds"]:
             assert run_folder(name, seed) in page.words

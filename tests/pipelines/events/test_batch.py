@@ -191,8 +191,8 @@ def test_the_log_is_that_of_a_join_of_single_events(events: Any, log: Path) -> N
         for e in events["impressions"]
     ]
     clicks = [single_events.Click(*(e[name] for name in CLICK)) for e in events["clicks"]]
-    told, late_shown, late_clicks = single_events.tell(partition_rules(mapping), shown, clicks)
-    examples = {number: row for interval in told.values() for number, row in interval.examples.items()}
+    reported, late_shown, late_clicks = single_events.join_plainly(partition_rules(mapping), shown, clicks)
+    examples = {number: row for partition in reported.values() for number, row in partition.examples.items()}
     found = raw_logs.read_log(log)
     assert [(e["query_time"], e["query_id"], e["example_id"], e["label"]) for e in found] == sorted(
         (time, query, number, label) for number, (time, query, _, label) in examples.items()
@@ -208,27 +208,27 @@ def test_the_log_is_that_of_a_join_of_single_events(events: Any, log: Path) -> N
         (row["impression_id"], row["time"], row["arrival"], row["reason"])
         for row in event_files.read_side(log, "unmatched")
     }
-    assert unmatched == {row for partition in told.values() for row in partition.unmatched}
+    assert unmatched == {row for partition in reported.values() for row in partition.unmatched}
     assert {reason for *_, reason in unmatched} == {"late", "orphan"}
     conflicting = Counter(
         (row["example_id"], row["query_time"], row["arrival"])
         for row in event_files.read_side(log, "conflicting")
     )
     assert conflicting == Counter(
-        (f.id, f.time, f.arrival) for partition in told.values() for f in partition.conflicting
+        (f.id, f.time, f.arrival) for partition in reported.values() for f in partition.conflicting
     )
     # Some of them conflict with an impression of an earlier partition.
     assert any(
         set(partition.examples).isdisjoint({f.id for f in partition.conflicting})
-        for partition in told.values()
+        for partition in reported.values()
         if partition.conflicting
     )
     late = Counter(row["arrival"] for row in event_files.read_side(log, "late"))
     assert late == Counter(event.arrival for event in [*late_shown, *late_clicks])
     for manifest in read_manifests(log):
         counters = Counter({name: count for name, count in manifest.counters.items() if count})
-        assert counters == +told[manifest.start].counters
-    assert {manifest.start for manifest in read_manifests(log)} == set(told)
+        assert counters == +reported[manifest.start].counters
+    assert {manifest.start for manifest in read_manifests(log)} == set(reported)
 
 
 def test_all_events_are_accounted_for(events: Any, folder: Path, log: Path, tmp_path: Path) -> None:

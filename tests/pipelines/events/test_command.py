@@ -32,10 +32,10 @@ def test_the_batch_tells_what_became_of_the_events(
     call: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call() == 0
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     rows = sum(manifest.rows for manifest in read_manifests(tmp_path / "log"))
-    assert f"{rows} examples, " in told
-    assert f"{len(event_files.draw_events(40)['impressions'])} impressions read" in told
+    assert f"{rows} examples, " in reported
+    assert f"{len(event_files.draw_events(40)['impressions'])} impressions read" in reported
     assert call("--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert result["examples"] == rows

@@ -16,7 +16,7 @@ from ctr.data.schema import Schema
 from ctr.pipelines.events.join import CLICK_COUNTERS, NOT_PUBLISHED, UNMATCHED_SCHEMA, Joined, join_partition
 from ctr.pipelines.events.rules import PartitionRules, route_clicks, route_impressions, split_by_partition
 from ctr.pipelines.events.tables import CLICK_SCHEMA, EARLIER_SCHEMA
-from single_events import Click, Impression, Told, tell
+from single_events import Click, Impression, PlainPartition, join_plainly
 
 FEATURE = {"name": "color", "kind": "category", "source": "color", "buckets": 9}
 SCHEMA = parse_model(Schema, {"features": [FEATURE]}, "test")
@@ -79,8 +79,8 @@ def plain_impressions(table: pa.Table) -> list[Impression]:
     return list(map(Impression, number, time, query, color, table.column("arrival").to_pylist()))
 
 
-def plain(joined: Joined) -> Told:
-    """The same as ``tell`` has it."""
+def plain(joined: Joined) -> PlainPartition:
+    """The same as ``join_plainly`` has it."""
     rows = joined.examples
     assert rows.schema == shard_schema(SCHEMA)
     assert joined.unmatched.schema == UNMATCHED_SCHEMA
@@ -95,13 +95,13 @@ def plain(joined: Joined) -> Told:
     assert len(examples) == rows.num_rows
     unmatched = [tuple(row.values()) for row in joined.unmatched.to_pylist()]
     counters = Counter({name: count for name, count in joined.counters.items() if count})
-    return Told(examples, unmatched, plain_impressions(joined.conflicting), counters)
+    return PlainPartition(examples, unmatched, plain_impressions(joined.conflicting), counters)
 
 
-def assert_same(found: dict[int, Joined], told: dict[int, Told]) -> None:
-    assert set(found) == set(told)
+def assert_same(found: dict[int, Joined], reported: dict[int, PlainPartition]) -> None:
+    assert set(found) == set(reported)
     for start, joined in found.items():
-        seen, expected = plain(joined), told[start]
+        seen, expected = plain(joined), reported[start]
         assert seen.examples == expected.examples, start
         assert seen.unmatched == expected.unmatched, start
         assert seen.conflicting == expected.conflicting, start
@@ -171,11 +171,11 @@ def test_partitions_are_those_of_a_join_of_single_events_in_any_order_and_cut(
     pieces = [impression_table(part) for part in cut(data.draw, impressions)]
     click_pieces = [click_table(part) for part in cut(data.draw, clicks)]
     found, late_shown, late_clicked = join_all(rules, pieces, click_pieces)
-    told, too_late, clicks_too_late = tell(rules, impressions, clicks)
-    for partition in told.values():
+    reported, too_late, clicks_too_late = join_plainly(rules, impressions, clicks)
+    for partition in reported.values():
         for name in partition.counters:
             event(name)
-    assert_same(found, told)
+    assert_same(found, reported)
     assert Counter(plain_impressions(late_shown)) == Counter(too_late)
     assert Counter(map(tuple, map(dict.values, late_clicked.to_pylist()))) == Counter(
         map(tuple, clicks_too_late)
@@ -223,10 +223,10 @@ def test_matched_clicks_are_those_of_the_clicked_examples(case: Case) -> None:
         shown[found.id].append(found.time)
     # An id that is given again after it was forgotten is another one to some partitions only.
     impressions = [f for f in impressions if max(shown[f.id]) - min(shown[f.id]) <= rules.late_window]
-    told, *_ = tell(rules, impressions, clicks)
+    reported, *_ = join_plainly(rules, impressions, clicks)
     joined, *_ = join_all(rules, [impression_table(impressions)], [click_table(clicks)])
     clicked = {number for found in joined.values() for number, row in plain(found).examples.items() if row[3]}
-    assert clicked == {number for partition in told.values() for number in partition.matched}
+    assert clicked == {number for partition in reported.values() for number in partition.matched}
 
 
 @pytest.mark.parametrize(

@@ -103,9 +103,9 @@ def test_the_command_goes_on_after_a_kill_and_ends_in_peace_when_it_is_asked_to(
     second = start()
     assert until_published(second, there) > there
     second.send_signal(signal.SIGTERM)
-    told, complaint = second.communicate(timeout=60)
+    reported, complaint = second.communicate(timeout=60)
     assert second.returncode == 0, complaint
-    assert "impressions pending" in told
+    assert "impressions pending" in reported
     add(pieces[2])
     last = subprocess.run([*follow, "--drain"], env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert last.returncode == 0, last.stderr

@@ -1,4 +1,4 @@
-"""Events as they must not be: each is set aside alone, with what is wrong where, and nothing is ever raised."""
+"""Events as they must not be: each is rejected alone, with what is wrong where, and nothing is ever raised."""
 
 import json
 from collections import Counter

@@ -33,7 +33,7 @@ def follow(
     rounds: Iterable[Sequence[File]],
     settings: WatchSettings = AT_ONCE,
     rest: Callable[[], bool] = lambda: True,
-    tell: Callable[[Progress, list[Manifest]], None] = lambda progress, published: None,
+    report: Callable[[Progress, list[Manifest]], None] = lambda progress, published: None,
 ) -> Progress:
     """Watches a folder in which some files appear before each round; after these ``rest`` says when to stop."""
     waiting = iter(rounds)
@@ -46,7 +46,7 @@ def follow(
         event_files.write_files(folder, files)
         return False
 
-    return watch_events(mapping, [folder], log, settings, stop, tell)
+    return watch_events(mapping, [folder], log, settings, stop, report)
 
 
 def drain(mapping: EventMapping, folder: Path, log: Path, settings: WatchSettings = DRAIN) -> Progress:
@@ -104,17 +104,17 @@ def test_files_in_any_interleaving_become_the_log_of_the_batch(
 ) -> None:
     names: list[str] = []
 
-    def tell(progress: Progress, published: list[Manifest]) -> None:
+    def report(progress: Progress, published: list[Manifest]) -> None:
         names.extend(manifest.name for manifest in published)
 
     folder, log = tmp_path / "events", tmp_path / "log"
     rounds = interleave(files, seed)
     half = next(number for number in range(len(rounds)) if sum(map(len, rounds[:number])) > FILES)
-    before = follow(event_files.mapping(), folder, log, rounds[:half], tell=tell)
+    before = follow(event_files.mapping(), folder, log, rounds[:half], report=report)
     assert before.pending > 0
     assert before.published == len(names)
     assert_conserved(log, before)
-    follow(event_files.mapping(), folder, log, rounds[half:], tell=tell)
+    follow(event_files.mapping(), folder, log, rounds[half:], report=report)
     after = drain(event_files.mapping(), folder, log)
     assert after.pending == 0
     assert_conserved(log, after)
@@ -202,13 +202,13 @@ def test_a_kind_that_is_silent_for_long_holds_nothing_back(files: list[File], tm
     looks = iter(range(500))
     published: list[Manifest] = []
 
-    def tell(progress: Progress, more: list[Manifest]) -> None:
+    def report(progress: Progress, more: list[Manifest]) -> None:
         published.extend(more)
 
     def rest() -> bool:
         return bool(published) or next(looks, None) is None
 
-    progress = follow(event_files.mapping(), folder, log, [shown], settings, rest, tell)
+    progress = follow(event_files.mapping(), folder, log, [shown], settings, rest, report)
     assert published
     last = max(event["arrival_time"] for event in event_files.draw_events(COUNT)["impressions"])
     # As far as the impressions reach, or the moments after them in which both kinds were silent.
@@ -224,14 +224,14 @@ def test_when_all_are_silent_time_goes_on(tmp_path: Path) -> None:
     published: list[Manifest] = []
     looks = iter(range(500))
 
-    def tell(progress: Progress, more: list[Manifest]) -> None:
+    def report(progress: Progress, more: list[Manifest]) -> None:
         published.extend(more)
 
     event["arrival_time"] = event["event_time"]
     rounds = [[("impressions/0.jsonl", event_files.encode([event], "jsonl"))]]
     follow(
         *(mapping, tmp_path / "events", tmp_path / "log", rounds, settings),
-        *(lambda: bool(published) or next(looks, None) is None, tell),
+        *(lambda: bool(published) or next(looks, None) is None, report),
     )
     assert [manifest.rows for manifest in published] == [1]
 
@@ -245,7 +245,7 @@ def test_without_arrivals_events_arrive_at_their_times(events: Any, tmp_path: Pa
     follow(mapping, tmp_path / "events", tmp_path / "log", interleave(files, 3))
     drain(mapping, tmp_path / "events", tmp_path / "log")
     ingest_events(mapping, [tmp_path / "events"], tmp_path / "at once")
-    # The side files tell when events arrived, which is another matter here: not before the clock.
+    # The side files say when events arrived, which is another matter here: not before the clock.
     sides = ("rejects", "unmatched", "conflicting")
     assert event_files.published(tmp_path / "log", sides) == event_files.published(
         tmp_path / "at once", sides
@@ -262,9 +262,9 @@ def test_a_file_that_changes_after_it_was_read_is_told(
     name, data = files[0]
     follow(event_files.mapping(), folder, log, [files[:4], [(name, data + data)], files[4:]])
     drain(event_files.mapping(), folder, log)
-    (told,) = raw_logs.read_rejects(log)
-    assert told["file"] == name
-    assert "changed after it was read" in told["damaged"]
+    (reported,) = raw_logs.read_rejects(log)
+    assert reported["file"] == name
+    assert "changed after it was read" in reported["damaged"]
     assert event_files.published(log) == batch
 
 
@@ -280,8 +280,8 @@ def test_a_file_that_changes_while_it_is_read_is_told(
     read_unit = steps.read_unit
     monkeypatch.setattr(steps, "read_unit", read_and_add)
     follow(event_files.mapping(), tmp_path / "events", tmp_path / "log", [files[:2], [], files[2:]])
-    (told,) = raw_logs.read_rejects(tmp_path / "log")
-    assert "changed after it was read" in told["damaged"]
+    (reported,) = raw_logs.read_rejects(tmp_path / "log")
+    assert "changed after it was read" in reported["damaged"]
 
 
 @pytest.mark.slow
@@ -293,9 +293,9 @@ def test_a_damaged_file_is_set_aside_and_the_job_goes_on(events: Any, tmp_path: 
     follow(mapping, folder, log, interleave(damaged, 1))
     progress = drain(mapping, folder, log)
     assert progress.counts.damaged == 1
-    (told,) = raw_logs.read_rejects(log)
-    assert told["file"] == "impressions/2.parquet"
-    assert "damaged, truncated or not of this format" in told["damaged"]
+    (reported,) = raw_logs.read_rejects(log)
+    assert reported["file"] == "impressions/2.parquet"
+    assert "damaged, truncated or not of this format" in reported["damaged"]
     (folder / "impressions/2.parquet").unlink()
     ingest_events(mapping, [folder], tmp_path / "without", max_reject_share=0)
     assert event_files.published(log) == event_files.published(tmp_path / "without")
@@ -315,7 +315,7 @@ def test_a_file_that_vanishes_before_it_is_read_is_told(
     monkeypatch.setattr(steps.ReadEvents, "process", vanish_first)
     progress = drain(event_files.mapping(), folder, tmp_path / "log")
     assert progress.counts.damaged == 1
-    assert [told["file"] for told in raw_logs.read_rejects(tmp_path / "log")] == ["clicks/1.jsonl"]
+    assert [reported["file"] for reported in raw_logs.read_rejects(tmp_path / "log")] == ["clicks/1.jsonl"]
 
 
 def test_a_file_that_is_being_written_holds_back_those_after_it(
@@ -357,7 +357,7 @@ def test_a_clock_from_the_future_closes_nothing(
     progress = follow(event_files.mapping(), folder, log, [bad, [], []], settings)
     assert progress.clock_us == -1
     assert progress.counts.impressions.rejected == progress.counts.clicks.rejected == 1
-    assert {told["reason"] for told in raw_logs.read_rejects(log)} == {"in the future"}
+    assert {reported["reason"] for reported in raw_logs.read_rejects(log)} == {"in the future"}
     follow(event_files.mapping(), folder, log, interleave(files, 2), settings)
     drain(event_files.mapping(), folder, log, WatchSettings(poll_seconds=0, max_reject_share=1, drain=True))
     assert event_files.published(log) == batch
@@ -390,12 +390,12 @@ def test_rejects_are_described_also_after_a_kill_that_came_before(files: list[Fi
     bad = [("impressions/00.jsonl", b"no JSON\n")]
     settings = WatchSettings(poll_seconds=0, settle_seconds=0, max_reject_share=1)
     follow(event_files.mapping(), folder, log, [bad], settings)
-    told = raw_logs.read_rejects(log)
-    assert len(told) == 1
+    reported = raw_logs.read_rejects(log)
+    assert len(reported) == 1
     for path in (log / "rejects").iterdir():
         path.unlink()
     follow(event_files.mapping(), folder, log, [[]], settings)
-    assert raw_logs.read_rejects(log) == told
+    assert raw_logs.read_rejects(log) == reported
 
 
 def test_too_many_bad_events_end_the_job_again_when_it_is_started_again(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Bad rows are set aside one by one, with reason and place; too many stop the job in one line."""
+"""Bad rows go to the rejects one by one, with reason and place; too many stop the job in one line."""
 
 import json
 

@@ -24,7 +24,7 @@ def test_an_interval_that_comes_after_its_time_is_refused_by_name(
     config, log, run = make_config(growing_logs.ROOTS, logistic=True), growing.folder, tmp_path / "run"
 
     def publish(number: int) -> None:
-        growing.intervals = number
+        growing.partitions = number
         growing.grow()
 
     publish(0)
@@ -56,7 +56,7 @@ def test_an_interval_that_vanishes_or_changes_is_named(
         with pytest.raises(InputError, match=rf"\(\[{ENDS[0]}, {ENDS[1]}\) is gone\)"):
             session.refresh()
         growing.table = growing.table.slice(1)
-        growing.intervals = 0
+        growing.partitions = 0
         growing.grow()
         with pytest.raises(InputError, match=rf"\(\[{ENDS[0]}, {ENDS[1]}\) has other content\)"):
             session.refresh()

@@ -68,7 +68,7 @@ class Script:
 
 @pytest.fixture
 def short(growing) -> Any:
-    """The rows of ``growing``, to be published in short intervals; not there yet."""
+    """The rows of ``growing``, to be published in short partitions; not there yet."""
     return Growing(growing.folder, growing.schema, growing.table, SHORT)
 
 
@@ -101,7 +101,7 @@ def assert_one_pass(
 def test_a_log_that_appears_and_grows_gives_the_bits_of_one_pass(
     short, exposure, make_config, read_predictions, tmp_path, within
 ):
-    """With a constraint log that is there later than the log, under a label delay where batches end with intervals.
+    """With a constraint log that is there later than the log, under a label delay where batches end with partitions.
 
     Stopped twice, once amid rows that are published.
     """
@@ -141,23 +141,23 @@ def test_a_log_that_appears_and_grows_gives_the_bits_of_one_pass(
     interval_ends = set(np.cumsum([manifest.rows for manifest in manifests]).tolist()) - {0}
     assert (interval_ends <= ends) == within
 
-    told = lines(run)
-    assert sum(line["rows"] for line in told) == told[-1]["position"] == stopped.position
-    assert told[-1]["waiting"] == stopped.waiting and told[-1]["published_through"] == 240_000
-    listed = [tuple(one[:2]) for line in told for one in line["partitions"]]
-    through = told[-1]["trained_through"]
+    reported = lines(run)
+    assert sum(line["rows"] for line in reported) == reported[-1]["position"] == stopped.position
+    assert reported[-1]["waiting"] == stopped.waiting and reported[-1]["published_through"] == 240_000
+    listed = [tuple(one[:2]) for line in reported for one in line["partitions"]]
+    through = reported[-1]["trained_through"]
     times = short.table.column("query_time").to_numpy()
     trained = [
         (one.start, one.end) for one in manifests if one.rows and times[times < one.end].max() <= through
     ]
     assert listed == trained and 6 < len(listed) < INTERVALS
-    assert all(0 <= second < 60 for line in told for _, _, second in line["partitions"])
-    assert {len(line["partitions"]) for line in told} >= {1}
+    assert all(0 <= second < 60 for line in reported for _, _, second in line["partitions"])
+    assert {len(line["partitions"]) for line in reported} >= {1}
 
 
 @pytest.mark.slow
 def test_an_interval_waits_for_its_sidecars(short, make_config, read_predictions, tmp_path):
-    """Kept rows alone, in a time range: rows that nothing is done with lie at the ends of intervals too."""
+    """Kept rows alone, in a time range: rows that nothing is done with lie at the ends of partitions too."""
     sampling = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": "test"}, "test")
     times = {"start": "1970-01-01T00:00:00.011", "end": "1970-01-01T00:00:00.200"}
     teacher = {"objective": {"distillation": {"teacher": "teacher"}}}
@@ -185,7 +185,7 @@ def test_an_interval_waits_for_its_sidecars(short, make_config, read_predictions
         train(short.folder, config, tmp_path / "plain")
     script = Script(teach, short.grow, teach, short.grow, short.grow, decide, short.grow)
     stopped = followed(short.folder, config, run, script)
-    # The interval after the one that is taught and not decided on is the first one that waits.
+    # The partition after the one that is taught and not decided on is the first one that waits.
     manifests = read_manifests(short.folder)
     assert stopped.awaited is not None and "sidecars/" in stopped.awaited
     behind = sum(manifest.rows for manifest in manifests) - stopped.waiting
@@ -194,7 +194,7 @@ def test_an_interval_waits_for_its_sidecars(short, make_config, read_predictions
         decide, teach, short.grow, decide, short.grow, teach, short.grow, short.grow, teach, decide
     )
     stopped = followed(short.folder, config, run, script)
-    assert (stopped.waiting, stopped.awaited, short.intervals) == (0, None, INTERVALS)
+    assert (stopped.waiting, stopped.awaited, short.partitions) == (0, None, INTERVALS)
     assert_one_pass(run, short.folder, config, read_predictions)
 
 
@@ -207,7 +207,7 @@ def test_what_vanished_or_changed_is_refused(short, make_config, tmp_path):
     with pytest.raises(InputError, match=rf"{first.name}: missing, though .* holds files of this partition"):
         followed(short.folder, config, run, script)
     # Of nothing that was refused a checkpoint was written.
-    short.intervals = 0
+    short.partitions = 0
     short.grow()
     stopped = followed(short.folder, config, run, Script())
     assert stopped.position == sum(manifest.rows for manifest in read_manifests(short.folder))
@@ -274,8 +274,11 @@ def test_it_stops_at_a_signal_and_goes_on_from_there(
     assert not (run / "summary.json").exists()
     short.grow(INTERVALS - 8)
     assert main([*command, "--json", "--poll", "0.01", "--stop-when-idle", "0.2"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["reason"] == "idle" and saved < told["position"] == len(short.table) - told["waiting"]
+    reported = json.loads(capsys.readouterr().out)
+    assert (
+        reported["reason"] == "idle"
+        and saved < reported["position"] == len(short.table) - reported["waiting"]
+    )
     assert_one_pass(run, short.folder, config, read_predictions)
 
 
@@ -382,6 +385,6 @@ def test_killed_again_and_again_it_ends_in_the_same_bits(
     for how in kills():
         short.grow()
         assert run_killed(short.folder, config, run, follow=True, **how) == -signal.SIGKILL
-    short.grow(INTERVALS - short.intervals)
+    short.grow(INTERVALS - short.partitions)
     assert run_killed(short.folder, config, run, follow=True) == 0
     assert_one_pass(run, short.folder, config, read_predictions)

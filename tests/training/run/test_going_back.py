@@ -37,7 +37,7 @@ def interval_end(live: Any, number: int) -> int:
     return int((live.table.column("query_time").to_numpy() < ENDS[number]).sum())
 
 
-def told(run: Path) -> list[dict[str, Any]]:
+def reported(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "follow.jsonl").read_text().splitlines()]
 
 
@@ -55,10 +55,10 @@ def test_weights_that_break_with_the_last_batch_are_learned_anew_before_it_is_id
         end = followed(live, config, tmp_path / "run", lambda: None)
     assert (end.reason, end.position, end.waiting) == ("idle", rows, 0)
     assert (tmp_path / "run/checkpoints" / f"{rows:020d}").is_dir()
-    # What was passed again is told again.
+    # What was passed again is reported again.
     passed = [interval_end(live, number) for number in range(1, 5)]
-    assert [line["position"] for line in told(tmp_path / "run")] == passed * 2
-    assert [line["rows"] for line in told(tmp_path / "run")] == [
+    assert [line["position"] for line in reported(tmp_path / "run")] == passed * 2
+    assert [line["rows"] for line in reported(tmp_path / "run")] == [
         end - begin for begin, end in zip([0, *passed], passed, strict=False)
     ] * 2
     (entry,) = json.loads((tmp_path / "run/quarantine.json").read_text())["rollbacks"]
@@ -102,7 +102,7 @@ def test_what_is_told_of_the_lag_goes_back_with_the_run(live, make_config, tmp_p
     with injected(poison={first: POISON}):
         follow(live.folder, config, tmp_path / "run", lambda: None, Polling(0.001, 0.05), passed)
     assert all(position + waiting == rows for position, waiting in lag)
-    lines = told(tmp_path / "run")
+    lines = reported(tmp_path / "run")
     positions = [line["position"] for line in lines]
     again = next(number for number in range(1, len(lines)) if positions[number] < positions[number - 1])
     # The run began anew.
@@ -110,7 +110,7 @@ def test_what_is_told_of_the_lag_goes_back_with_the_run(live, make_config, tmp_p
         assert sum(line["rows"] for line in part) == part[-1]["position"]
         assert part[0]["partitions"][0][:2] == list(ENDS[:2])
     assert positions[-1] == rows
-    through = [interval[:2] for line in lines[again:] for interval in line["partitions"]]
+    through = [partition[:2] for line in lines[again:] for partition in line["partitions"]]
     assert through == [list(one) for one in pairwise(ENDS)][: len(through)]
     assert len(through) > 4
 

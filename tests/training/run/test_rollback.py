@@ -36,13 +36,18 @@ def copied(position: Position) -> Position:
 
 
 def make_pass(
-    batches: int, bad: set[int], poison: set[int], limit: int, every: int, told: list[Rollback] | None = None
+    batches: int,
+    bad: set[int],
+    poison: set[int],
+    limit: int,
+    every: int,
+    reported: list[Rollback] | None = None,
 ) -> tuple[list[int], Position, list[Rollback]]:
     """A run over batches of ten rows, in a model of its own: weights are broken or not.
 
     ``bad`` batches cannot be learned from, ``poison`` ones break the weights, after which every step is skipped.
     Returns which batches have changed the weights that it ends with, its position and its rollbacks; these also in
-    ``told``, whether it ends or not.
+    ``reported``, whether it ends or not.
     """
     position, past = Position(), []
     learned: list[int] = []
@@ -71,8 +76,8 @@ def make_pass(
             assert replayed <= 2 * batches
             assert position.mark[0] == saved[0].examples
             past = [*past, Rollback(checkpoint=position.mark[0], rows=aside, query_times=None, reason="x")]
-            if told is not None:
-                told[:] = past
+            if reported is not None:
+                reported[:] = past
             position, learned = copied(saved[0]), list(saved[1])
         elif due:
             assert not position.skipped_in_a_row
@@ -94,12 +99,12 @@ def make_pass(
 @example(batches=60, bad=set(range(60)) - {10, 20, 30, 40, 50}, limit=2, every=1000)
 def test_a_pass_ends_behind_examples_that_cannot_be_learned_from(batches, bad, limit, every):
     """However many they are and however they lie, as long as weights stay sound."""
-    told: list[Rollback] = []
+    reported: list[Rollback] = []
     try:
-        learned, position, past = make_pass(batches, bad, set(), limit, every, told)
+        learned, position, past = make_pass(batches, bad, set(), limit, every, reported)
     except InputError as error:
         # Three streaks, each close behind the other: what lay between was too little to tell that all is well.
-        first, second = told[-2:]
+        first, second = reported[-2:]
         mark, end = first.checkpoint, int(re.search(r"up to row (\d+) of the log", str(error))[1])
         assert second.checkpoint == mark and first.rows[1] < second.rows[1] < end
         for one in (first.rows[1], second.rows[1], end):

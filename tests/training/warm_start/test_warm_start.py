@@ -155,8 +155,8 @@ def unkilled(finished, old, whole, change, tmp_path_factory) -> Path:
     """A run over the second half that began from ``old``."""
     if "unkilled" not in finished:
         run = finished["unkilled"] = tmp_path_factory.mktemp("unkilled") / "run"
-        told = run.parent / "told"
-        train(whole, change(HARMLESS), run, init_from=InitFrom(old, told.write_text))
+        reported = run.parent / "reported"
+        train(whole, change(HARMLESS), run, init_from=InitFrom(old, reported.write_text))
     return finished["unkilled"]
 
 
@@ -169,7 +169,7 @@ def test_a_run_that_begins_from_another_one_goes_on_bit_by_bit(
     summary = json.loads((run / "summary.json").read_text())
     assert_equal(weights(run), weights(uninterrupted))
     begin = logs.rows_before(HALF)
-    # Everything else begins at the launch.
+    # Everything else begins at the warm start.
     expected = read_predictions(uninterrupted)[begin:].reset_index(drop=True)
     pd.testing.assert_frame_equal(read_predictions(run), expected)
     assert summary["examples"] == summary["trained_examples"] == len(logs.times) - begin
@@ -183,9 +183,9 @@ def test_a_run_that_begins_from_another_one_goes_on_bit_by_bit(
     assert set(statuses(run, "feature").values()) == {("taken", "taken")}
     assert set(statuses(run, "weight").values()) == {("taken", "taken")}
     assert statuses(run, "ramp") == {"alpha2": ("taken", None)}
-    told = (run.parent / "told").read_text()
-    assert f"begins at row {begin} of the log" in told
-    assert "features           taken        user, item, tags, position" in told
+    reported = (run.parent / "reported").read_text()
+    assert f"begins at row {begin} of the log" in reported
+    assert "features           taken        user, item, tags, position" in reported
 
 
 def test_a_run_whose_configuration_has_former_names_of_keys_is_begun_from(
@@ -651,10 +651,10 @@ def test_killed_at_any_moment_it_is_begun_or_not(
 
 def test_begun_once_it_is_resumed_from_then_on(old, unkilled, whole, change, copy_run, tmp_path):
     run, before = copy_run(unkilled), outcome(unkilled)
-    told: list[str] = []
-    summary = train(whole, change(HARMLESS), run, init_from=InitFrom(old, told.append))
+    reported: list[str] = []
+    summary = train(whole, change(HARMLESS), run, init_from=InitFrom(old, reported.append))
     assert summary["init_from"] == before["launch"]
-    assert told == [] and outcome(run) == before
+    assert reported == [] and outcome(run) == before
     with pytest.raises(
         InputError, match=r"was started from .*, not from .*other: run without --init-from to resume it"
     ):
@@ -749,13 +749,13 @@ def test_a_resume_on_other_features_names_them(old, logs, schema, config, copy_r
     log = logs.publish("renamed", Schema(features=(position, user, changed, new)))
     with pytest.raises(InputError) as caught:
         train(log, config, copy_run(old))
-    for told in (
+    for reported in (
         "feature hour was added",
         "feature tags was removed",
         "feature item: buckets was 50, is 60",
         "the order was user, item, tags, position, now position, user, item, hour",
     ):
-        assert told in str(caught.value)
+        assert reported in str(caught.value)
 
 
 @pytest.mark.parametrize(
