@@ -11,6 +11,7 @@ the same result; between two batches a session scores what it is asked to. What 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,17 +21,17 @@ import pyarrow as pa
 from ctr.data.reader import Rows
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
-from ctr.training.device import describe_environment, make_deterministic, resolve_compute_dtype
+from ctr.training.device import describe_environment
 from ctr.training.follow.published import PublishedInputs
 from ctr.training.inputs import Inputs, check_rows, open_inputs, read_turns
 from ctr.training.preflight import LearningError, check_run, train_result
-from ctr.training.run.directory import adopt_config, adopt_environment, adopt_schema, only_process
+from ctr.training.run.directory import hold_run
 from ctr.training.run.metrics import finite_logits
 from ctr.training.run.results import TIMING, learning_failure, unlearned_text, write_results
 from ctr.training.run.rollback import RollbackNeeded, query_times
 from ctr.training.run.run import Run, open_run
 from ctr.training.run.snapshot import Exporter, take_snapshot
-from ctr.training.state import TrainState
+from ctr.training.state import fresh_state
 from ctr.training.trainer import Phase, Trainer, announced
 from ctr.training.warm_start.start import InitFrom, warm_start
 
@@ -192,16 +193,8 @@ def open_session(
     if check_first:
         with announced(phase, "checking rows"):
             check_rows(inputs)
-    layouts = config.model.table_layouts(inputs.schema)
-
-    def begin() -> TrainState:
-        make_deterministic(config.seed)
-        return TrainState(layouts, config, resolve_compute_dtype(config), inputs.families)
-
-    adopt_config(run_dir, config)
-    with only_process(run_dir):
-        adopt_schema(run_dir, inputs.schema)
-        adopt_environment(run_dir, describe_environment(config))
+    begin = partial(fresh_state, config, inputs.schema, inputs.families)
+    with hold_run(run_dir, config, inputs.schema, describe_environment(config)):
         state = begin()
         with open_run(run_dir, inputs, state, lambda: begin().arrays()) as run:
             trainer = Trainer(state, config, phase)

@@ -5,11 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from ctr.data.schema import Schema
 from ctr.models.click_model import Architecture, ClickModel, Factors
 from ctr.models.embeddings import create_table, tower_widths
 from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family
 from ctr.training.config import TrainConfig
+from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.optimizers import dense_optimizer, table_optimizer
 
 _PIECE = 65536
@@ -148,3 +150,12 @@ class TrainState:
             "parameters_dense": sum(int(np.prod(variable.shape)) for variable in self.dense),
             "parameters_embedding": sum(int(np.prod(table.shape)) for table in self.tables),
         }
+
+
+def fresh_state(config: TrainConfig, schema: Schema, families: Sequence[Family] = ()) -> TrainState:
+    """The state that a run begins with, the same whenever it is asked for.
+
+    From here on TensorFlow is restricted to operations that repeat bit by bit.
+    """
+    make_deterministic(config.seed)
+    return TrainState(config.model.table_layouts(schema), config, resolve_compute_dtype(config), families)

@@ -11,9 +11,9 @@ from ctr.data.schema import Schema
 from ctr.data.stream import TEACHER_LOGIT
 from ctr.objective.bias_constraints import resolve_families
 from ctr.training.config import TrainConfig
-from ctr.training.device import make_deterministic, resolve_compute_dtype, resolve_jit
+from ctr.training.device import resolve_jit
 from ctr.training.feed import make_feed
-from ctr.training.state import TrainState
+from ctr.training.state import fresh_state
 from ctr.training.step import TrainStep
 
 
@@ -28,11 +28,10 @@ class TimedModel:
     """
 
     def __init__(self, config: TrainConfig, schema: Schema, batches: Sequence[Batch]) -> None:
-        make_deterministic(config.seed)
         layouts, objective = config.model.table_layouts(schema), config.objective
         constraints = objective.bias_constraints
         families = resolve_families(constraints, schema) if constraints is not None else ()
-        self.state = TrainState(layouts, config, resolve_compute_dtype(config), families)
+        self.state = fresh_state(config, schema, families)
         self._steps = TrainStep(self.state, config, resolve_jit(config))
         if objective.distillation is not None:
             batches = [_taught(batch) for batch in batches]

@@ -67,6 +67,23 @@ def only_process(run_dir: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def hold_run(
+    run_dir: Path, config: TrainConfig, schema: Schema, environment: dict[str, Any]
+) -> Iterator[None]:
+    """Begins a run directory, or checks that it can go on under all of these; holds it until the block ends.
+
+    Raises:
+        InputError: it was begun under another configuration, on other features or in another environment, or another
+            process is training in it.
+    """
+    adopt_config(run_dir, config)
+    with only_process(run_dir):
+        adopt_schema(run_dir, schema)
+        adopt_environment(run_dir, environment)
+        yield
+
+
 def adopt_config(run_dir: Path, config: TrainConfig) -> None:
     """Writes config.yaml, or checks that the run was begun under the same configuration.
 

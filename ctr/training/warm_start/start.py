@@ -16,7 +16,7 @@ from ctr.config import dump_yaml, load_record
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, sync_folder, write_atomic_bytes
 from ctr.training.config import TrainConfig
-from ctr.training.device import describe_environment, make_deterministic, resolve_compute_dtype
+from ctr.training.device import describe_environment
 from ctr.training.inputs import Inputs, open_inputs
 from ctr.training.preflight import needs_warm_start
 from ctr.training.run import checkpoint
@@ -31,7 +31,7 @@ from ctr.training.run.directory import (
 from ctr.training.run.position import Position
 from ctr.training.run.rollback import first_broken
 from ctr.training.run.run import open_run
-from ctr.training.state import TrainState, create_network
+from ctr.training.state import create_network, fresh_state
 from ctr.training.warm_start.optimizer import take_optimizer, take_schedules
 from ctr.training.warm_start.position import begin_position
 from ctr.training.warm_start.weights import Entry, Side, take_ramps, take_rows, take_slices, take_weights
@@ -154,8 +154,7 @@ def _make(folder: Path, inputs: Inputs, old: _Old, position: Position, source: P
     adopt_schema(folder, schema)
     adopt_environment(folder, describe_environment(config))
     # What begins fresh begins as in a fresh run.
-    make_deterministic(config.seed)
-    state = TrainState(layouts, config, resolve_compute_dtype(config), inputs.families)
+    state = fresh_state(config, schema, inputs.families)
     shapes = {name: tuple(weight.shape) for name, weight in state.network.weights().items()}
     arrays = {name: np.array(array) for name, array in state.arrays().items()}
     try:
