@@ -14,6 +14,7 @@ from tensorflow_serving.apis import prediction_log_pb2
 
 from ctr.data.schema import Schema
 from ctr.io.errors import InputError
+from ctr.io.locks import hold
 from ctr.serving import export
 from ctr.serving.metadata import find_model, read_metadata, versions
 from ctr.serving.scorer import Scorer
@@ -408,19 +409,18 @@ class TestPublishing:
 
     def test_a_run_waits_for_its_turn(self, case, tmp_path):
         """A trainer must not stop because somebody exports the same run by hand."""
-        import fcntl
-
         made = case("logistic").snapshot
         config = made.config.model_copy(update={"export": ExportConfig(every_examples=1, keep=1)})
-        snapshot = replace(made, folder=tmp_path, config=config)
+        snapshot = replace(made, run_dir=tmp_path, config=config)
         (tmp_path / "exports").mkdir()
-        with (tmp_path / "exports" / ".lock").open("ab") as file, ThreadPoolExecutor() as pool:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            waiting = pool.submit(export.export_from_run, snapshot)
-            with pytest.raises(TimeoutError):
-                waiting.result(timeout=0.3)
-            assert versions(tmp_path / "exports") == []
-            fcntl.flock(file, fcntl.LOCK_UN)
+        lock = tmp_path / "exports" / ".lock"
+        lock.touch()
+        with ThreadPoolExecutor() as pool:
+            with hold(lock):
+                waiting = pool.submit(export.export_from_run, snapshot)
+                with pytest.raises(TimeoutError):
+                    waiting.result(timeout=0.3)
+                assert versions(tmp_path / "exports") == []
             waiting.result(timeout=60)
         assert [path.name for path in versions(tmp_path / "exports")] == ["123"]
 

@@ -13,9 +13,8 @@ from ctr.optim.protocol import Cost, TakenOver
 from ctr.training import optimizers
 from ctr.training.analysis.flops import Touched, count_flops
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
-from ctr.training.preflight import read_launch
-from ctr.training.session import open_session
+from ctr.training.loop import open_session, train
+from ctr.training.preflight import read_warm_start
 from ctr.training.warm_start.start import InitFrom, warm_start
 
 
@@ -137,7 +136,7 @@ def test_a_warm_start_takes_weights_without_the_state_of_another_optimizer(
     # The new run's state, then at the warm start the new optimizer and the old one.
     made = iter([DenseDescent, DenseDescent, DenseShampoo])
     warm_start(log, make_config({"seed": 2}), tmp_path / "new", InitFrom(tmp_path / "old"), waits=True)
-    content = read_launch(tmp_path / "new")
+    content = read_warm_start(tmp_path / "new")
     assert content is not None
     reported = [line for line in content["table"] if line["part"] == "weight"]
     assert {(line["status"], line["optimizer"]) for line in reported} == {("taken", "fresh")}

@@ -11,10 +11,9 @@ import pytest
 from ctr.config import parse_model
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
-from ctr.training.loop import train
-from ctr.training.preflight import read_launch
+from ctr.training.loop import open_session, train
+from ctr.training.preflight import read_warm_start
 from ctr.training.rate_schedule import RateSchedule
-from ctr.training.session import open_session
 from ctr.training.warm_start.start import InitFrom, warm_start
 
 POLYNOMIAL = {
@@ -162,7 +161,7 @@ def test_a_step_uses_the_rates_of_the_examples_before_it(log, make_config, tmp_p
     seen: list[dict[str, bytes]] = []
 
     def note(*_: object) -> None:
-        named = session.current.state.variables()
+        named = session.run.state.variables()
         seen.append({name: value.numpy().tobytes() for name, value in named.items()})
 
     with open_session(log, make_config(changes), tmp_path / "run", note) as session:
@@ -187,7 +186,7 @@ def test_a_factor_of_1_changes_no_bit(plain, unchanged):
 
 
 def schedules_of(run: Path) -> dict[str, tuple[str, str]]:
-    content = read_launch(run)
+    content = read_warm_start(run)
     assert content is not None
     return {
         line["name"]: (line["status"], line["why"]) for line in content["table"] if line["part"] == "schedule"
