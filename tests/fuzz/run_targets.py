@@ -254,15 +254,18 @@ def _parse_report(folder: Path, content: bytes) -> None:
 
 def _experiment_folder(folder: Path) -> Path:
     import experiment_folders as make
+    import run_directories
 
     target = folder / "experiment"
     if not target.exists():
-        rows = make.make_rows(1, queries=60)
-        make.write_plan(
+        rows = run_directories.make_rows(1, queries=60)
+        run_directories.write_plan(
             target, {"base": {"seeds": [1]}, "arm": {"seeds": [1, 2], "paper": {"accuracy": "1%"}}}
         )
         for name, seed in (("base", 1), ("arm", 1), ("arm", 2)):
-            make.write_small(target / make.run_folder(name, seed), rows, make.logits(rows, name, seed))
+            make.write_small(
+                target / run_directories.run_folder(name, seed), rows, make.logits(rows, name, seed)
+            )
         costs = {name: make.cost("base") for name in ("base", "arm")}
         (target / "costs.json").write_text(
             json.dumps({"arms": costs, "rounds": 3, "teacher_flops": {"big": 1e7}})

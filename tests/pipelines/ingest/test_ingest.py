@@ -181,7 +181,7 @@ def test_a_failure_anywhere_is_made_good_by_the_next_run(tmp_path, monkeypatch, 
     target, name = {
         "transform": (ExampleMaker, "make"),
         "spill": (PartitionSpill, "append"),
-        "load": (PartitionSpill, "take"),
+        "load": (PartitionSpill, "pop"),
         "stage": (partitions_module, "stage_partition"),
         "publish": (state_module, "publish_manifest"),
     }[stage]
