@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ctr.eval import display
-from ctr.eval.report.plot_labels import name_points
 from ctr.eval.report.plot_style import COLORS, MARKERS, QUIET, STYLE, Hover, new_figure, of_run, to_svg
+from ctr.experiments.report.plot_labels import name_points
 
 _PANEL = (5.2, 4.0)
 _DECILES = 10

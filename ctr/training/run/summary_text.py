@@ -1,4 +1,4 @@
-"""The results of a run in a few lines."""
+"""The results of a run in a few lines; loads no TensorFlow, so that a finished run is printed at once."""
 
 from collections.abc import Mapping
 from pathlib import Path
