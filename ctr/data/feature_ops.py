@@ -88,7 +88,9 @@ def derived_values(rule: Derived, values: tf.Tensor, as_number: bool) -> tf.Tens
 
 
 def category_ids(feature: Category | Text, strings: tf.Tensor) -> tf.Tensor:
-    """[M] strings -> [M] int32 ids; the empty string is missing."""
+    """[M] strings -> [M] ids, int32, or int64 where they grow; the empty string is missing."""
+    if feature.buckets is None:
+        return growing_ids(fingerprints(strings), tf.equal(strings, ""))
     vocabulary = feature.vocabulary if isinstance(feature, Category) else None
     if vocabulary:
         # By search among fingerprints: a lookup table would be state that the exported model must carry.
@@ -108,6 +110,13 @@ def category_ids(feature: Category | Text, strings: tf.Tensor) -> tf.Tensor:
     else:
         ids = 1 + tf.cast(tf.strings.to_hash_bucket_fast(strings, feature.buckets - 1), tf.int32)
     return tf.where(tf.equal(strings, ""), MISSING_ID, ids)
+
+
+def growing_ids(prints: tf.Tensor, missing: tf.Tensor) -> tf.Tensor:
+    """Ids that grow, int64, of fingerprints (uint64) and of whether there is no value (bool)."""
+    ids = tf.bitcast(prints, tf.int64)
+    # 0 says missing; the one value in 2^64 with this fingerprint takes the next one's.
+    return tf.where(missing, tf.zeros_like(ids), tf.where(tf.equal(ids, 0), tf.ones_like(ids), ids))
 
 
 def number_ids(feature: Number, values: tf.Tensor) -> tf.Tensor:
@@ -162,7 +171,7 @@ def text_tokens(feature: Text, text: tf.Tensor) -> tf.RaggedTensor:
 
 
 def cross_ids(feature: Cross, parts: Sequence[tf.Tensor], all_missing: tf.Tensor) -> tf.Tensor:
-    """[M] uint64 fingerprints of each part -> [M] int32 ids.
+    """[M] uint64 fingerprints of each part -> [M] ids, int32, or int64 where they grow.
 
     ``h = mix((h * 0x9E3779B97F4A7C15) ^ part)`` modulo 2^64 for one part after the other, h = 1 at the
     start; ``mix`` is the finaliser ``x ^= x >> 32; x *= 0xD6E8FEB86659FD93; x ^= x >> 32``.
@@ -174,5 +183,7 @@ def cross_ids(feature: Cross, parts: Sequence[tf.Tensor], all_missing: tf.Tensor
         state = tf.bitwise.bitwise_xor(state, tf.bitwise.right_shift(state, half))
         state *= tf.constant(0xD6E8FEB86659FD93, tf.uint64)
         state = tf.bitwise.bitwise_xor(state, tf.bitwise.right_shift(state, half))
+    if feature.buckets is None:
+        return growing_ids(state, all_missing)
     ids = 1 + tf.cast(tf.math.floormod(state, tf.constant(feature.buckets - 1, tf.uint64)), tf.int32)
     return tf.where(all_missing, MISSING_ID, ids)

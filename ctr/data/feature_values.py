@@ -23,7 +23,7 @@ def feature_ids(schema: Schema, name: str, values: Sequence[bool | int | float |
             numbers, which stand for the bucket that they fall into; null or the empty text is missing.
 
     Returns:
-        int32 [M], all different.
+        [M], all different: int32, or int64 where the feature's ids grow.
 
     Raises:
         InputError: no such feature, or one that is no single-valued category or number; a value that the
@@ -62,7 +62,7 @@ def _category(
             raise InputError(
                 f"feature {feature.name}: {unknown[0]!r} is not in its vocabulary; allowed: {', '.join(allowed)}"
             )
-    return category_ids(feature, tf.constant(texts, tf.string)).numpy().astype(np.int32)
+    return category_ids(feature, tf.constant(texts, tf.string)).numpy()
 
 
 def _text(value: bool | int | float | str | None) -> str:

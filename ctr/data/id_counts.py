@@ -27,7 +27,7 @@ class IdCounts(Protocol):
         """By how much the count of an id may be too small."""
 
     def add(self, ids: np.ndarray, clicked: np.ndarray) -> None:
-        """Counts ids (int32 [N], from 0 on) and whether each one's row was clicked (bool [N])."""
+        """Counts ids ([N]) and whether each one's row was clicked (bool [N])."""
 
     def distinct(self) -> int:
         """The number of different ids so far."""
@@ -37,15 +37,20 @@ class IdCounts(Protocol):
 
 
 def make_counts(
-    buckets: Sequence[int], dense_ids: int = DENSE_IDS, kept_ids: int = KEPT_IDS
+    buckets: Sequence[int | None], dense_ids: int = DENSE_IDS, kept_ids: int = KEPT_IDS
 ) -> list[IdCounts]:
-    """Counters for features with so many ids each; those with few ids get one for each id, while there is room."""
+    """Counters for features with so many ids each, None where they grow.
+
+    Those with few ids get one for each id, while there is room.
+    """
     counts: list[IdCounts] = [BoundedCounts(kept_ids) for _ in buckets]
-    for index in sorted(range(len(buckets)), key=lambda index: buckets[index]):
-        if buckets[index] > dense_ids:
+    for number, index in sorted(
+        (number, index) for index, number in enumerate(buckets) if number is not None
+    ):
+        if number > dense_ids:
             break
-        dense_ids -= buckets[index]
-        counts[index] = DenseCounts(buckets[index])
+        dense_ids -= number
+        counts[index] = DenseCounts(number)
     return counts
 
 

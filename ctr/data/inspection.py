@@ -20,7 +20,7 @@ from ctr.data.log import Manifest, read_manifests, read_schema, unpack_ids
 from ctr.data.lost_partitions import partitions_in
 from ctr.data.parquet_files import IDS_COLUMN, read_columns
 from ctr.data.sample_log import RECORD, applied_samplings
-from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text
+from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text, id_bounds
 from ctr.data.sidecar import list_sidecars, read_sidecar_manifest, sidecar_folder
 from ctr.io.errors import InputError
 
@@ -82,7 +82,7 @@ class FeatureSummary:
     """One feature of a log.
 
     Attributes:
-        buckets: the number of ids that it may have.
+        buckets: the number of ids that it may have; None where they grow.
         ids: different ids that occur, but for the one of a missing value.
         exact: whether ``ids`` and the shares of top ids are exact; else ``ids`` is estimated (standard error 0.8%), and
             the counts of top ids may lack up to ``shortfall``.
@@ -98,7 +98,7 @@ class FeatureSummary:
     kind: str
     tower: str
     width: int
-    buckets: int
+    buckets: int | None
     ids: int
     exact: bool
     shortfall: int
@@ -255,9 +255,7 @@ class _Pass:
         self._names = (*schema.single_valued, *schema.multivalent)
         packed = (IDS_COLUMN,) if schema.single_valued else ()
         self.columns = ("query_time", "query_id", "label", "metric_weight", *packed, *schema.multivalent)
-        self._counts = dict(
-            zip(self._names, make_counts([self._buckets(n) for n in self._names]), strict=True)
-        )
+        self._counts = dict(zip(self._names, make_counts(id_bounds(schema, self._names)), strict=True))
         self._missing = dict.fromkeys(self._names, 0)
         self._values = dict.fromkeys(self._names, 0)
         self._full = dict.fromkeys(schema.multivalent, 0)
@@ -272,23 +270,24 @@ class _Pass:
         self._pauses: list[tuple[int, int]] = []  # (start, end)
         self._query: tuple[int, int, int, int] | None = None  # time, id, rows, clicks of the last query
 
-    def _buckets(self, name: str) -> int:
-        return self._schema.by_name[name].buckets
+    def _are_ids(self, name: str, values: np.ndarray) -> np.ndarray:
+        buckets = self._schema.by_name[name].buckets
+        return np.ones(len(values), bool) if buckets is None else (values >= 0) & (values < buckets)
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Counts N rows."""
         label = batch.column("label").to_numpy()
         matrix = (
-            unpack_ids(batch.column(IDS_COLUMN))
+            unpack_ids(batch.column(IDS_COLUMN), self._schema)
             if self._schema.single_valued
-            else np.zeros((len(label), 0), np.int32)
+            else np.zeros((len(label), 0), self._schema.id_type)
         )
         lists = {name: _lists(batch.column(name)) for name in self._schema.multivalent}
         good = (label == 0) | (label == 1)
         for column, name in enumerate(self._schema.single_valued):
-            good &= (matrix[:, column] >= 0) & (matrix[:, column] < self._buckets(name))
+            good &= self._are_ids(name, matrix[:, column])
         for name, (values, lengths) in lists.items():
-            wrong = (values < 0) | (values >= self._buckets(name))
+            wrong = ~self._are_ids(name, values)
             if wrong.any():
                 good[np.repeat(np.arange(len(label)), lengths)[wrong]] = False
         time = batch.column("query_time").to_numpy()
@@ -381,15 +380,15 @@ class _Pass:
             hashed = isinstance(feature, Text | Cross) or (
                 isinstance(feature, Category) and feature.vocabulary is None
             )
-            ids = counts.distinct()
-            values, shared = shared_buckets(ids, feature.buckets - 1) if hashed else (None, None)
+            ids, buckets = counts.distinct(), feature.buckets
+            values, shared = shared_buckets(ids, buckets - 1) if hashed and buckets else (None, None)
             limited = multivalent and hasattr(feature, "max_values")
             yield FeatureSummary(
                 name=name,
                 kind=feature.kind,
                 tower=feature.tower,
                 width=feature.width,
-                buckets=feature.buckets,
+                buckets=buckets,
                 ids=ids,
                 exact=counts.exact,
                 shortfall=counts.shortfall,

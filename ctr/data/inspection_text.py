@@ -113,7 +113,7 @@ def _collisions(features: Sequence[FeatureSummary]) -> Iterator[str]:
     more = f", and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     yield (
         f"in {_count(len(found), 'feature')} more than 10% of the values share a bucket with another one: "
-        f"{', '.join(worst)}{more}"
+        f"{', '.join(worst)}{more}; without buckets each value has an id of its own"
     )
 
 
@@ -208,7 +208,7 @@ def _feature_cells(feature: FeatureSummary) -> tuple[str, ...]:
         feature.kind,
         feature.tower,
         str(feature.width),
-        f"{feature.buckets:,}",
+        "growing" if feature.buckets is None else f"{feature.buckets:,}",
         f"{'' if feature.exact else '~'}{feature.ids:,}",
         _share(feature.missing),
         "" if feature.values_per_row is None else f"{feature.values_per_row:.1f}",

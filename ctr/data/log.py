@@ -13,8 +13,8 @@ publishing it again gives the same bytes.
 
 Columns of a shard: ``query_time, timestamp, query_id, example_id`` (int64; times in microseconds, UTC),
 ``label`` (int8), ``train_weight, metric_weight`` (float32), ``ids`` (the ids of all single-valued
-features, int32 little-endian, packed in one fixed-size binary), and a ``list<int32>`` for each
-multivalent feature.
+features, little-endian, packed in one fixed-size binary), and a list of ids for each multivalent
+feature. Ids are int32, or int64 in a log that has a feature whose ids grow.
 """
 
 import hashlib
@@ -45,7 +45,8 @@ from ctr.io.files import (
 MAX_TIME_US = 2**62
 _FORMAT = 1
 # Of schema.json. The first one had the features alone: no rules of derived columns, and numbers as they were written.
-_SCHEMA_FORMAT, _FIRST_SCHEMA_FORMAT = 2, 1
+# The second one has buckets for all features; still written for these, so that their logs can be appended to.
+_FIRST_SCHEMA_FORMAT, _BUCKETS_SCHEMA_FORMAT, _SCHEMA_FORMAT = 1, 2, 3
 
 
 def shard_schema(schema: Schema) -> pa.Schema:
@@ -55,25 +56,25 @@ def shard_schema(schema: Schema) -> pa.Schema:
     fields.append(pa.field("label", pa.int8(), nullable=False))
     fields += [pa.field(name, pa.float32(), nullable=False) for name in ("train_weight", "metric_weight")]
     if schema.single_valued:
-        fields.append(pa.field(IDS_COLUMN, pa.binary(4 * len(schema.single_valued)), nullable=False))
-    fields += [
-        pa.field(name, pa.list_(pa.field("item", pa.int32(), nullable=False)), nullable=False)
-        for name in schema.multivalent
-    ]
+        width = schema.id_type.itemsize * len(schema.single_valued)
+        fields.append(pa.field(IDS_COLUMN, pa.binary(width), nullable=False))
+    item = pa.field("item", pa.from_numpy_dtype(schema.id_type), nullable=False)
+    fields += [pa.field(name, pa.list_(item), nullable=False) for name in schema.multivalent]
     return pa.schema(fields)
 
 
 def pack_ids(ids: np.ndarray) -> pa.Array:
-    """[N, F] int32 ids as the packed column of a shard."""
+    """Ids [N, F], int32 or int64, as the packed column of a shard."""
     rows, features = ids.shape
-    content = np.ascontiguousarray(ids, dtype="<i4")
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(4 * features), rows, [None, pa.py_buffer(content)])
+    content = np.ascontiguousarray(ids, dtype=ids.dtype.newbyteorder("<"))
+    width = ids.itemsize * features
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), rows, [None, pa.py_buffer(content)])
 
 
-def unpack_ids(column: pa.FixedSizeBinaryArray) -> np.ndarray:
+def unpack_ids(column: pa.FixedSizeBinaryArray, schema: Schema) -> np.ndarray:
     """The inverse of ``pack_ids``, without a copy."""
-    features = column.type.byte_width // 4
-    flat = np.frombuffer(column.buffers()[1], dtype="<i4")
+    features = len(schema.single_valued)
+    flat = np.frombuffer(column.buffers()[1], dtype=schema.id_type.newbyteorder("<"))
     return flat[column.offset * features : (column.offset + len(column)) * features].reshape(-1, features)
 
 
@@ -178,7 +179,9 @@ def create_log(folder: Path, schema: Schema) -> None:
 
 def schema_bytes(schema: Schema) -> bytes:
     """The content of a file that ``read_schema_file`` reads."""
-    form = _FIRST_SCHEMA_FORMAT if schema.spelling == "text" else _SCHEMA_FORMAT
+    form = _SCHEMA_FORMAT if schema.growing else _BUCKETS_SCHEMA_FORMAT
+    if schema.spelling == "text":
+        form = _FIRST_SCHEMA_FORMAT
     return json_bytes({"format": form, "version": schema.version, **schema.model_dump(mode="json")})
 
 
@@ -191,8 +194,8 @@ def read_schema_file(path: Path, absent: str) -> Schema:
     """The features in a file. Raises InputError: ``absent``, or that it is malformed or was changed by hand."""
     content = read_json_object(path, absent)
     form = content.pop("format", None)
-    if form not in (_FIRST_SCHEMA_FORMAT, _SCHEMA_FORMAT):
-        raise InputError(f"{path}: this is not a log of format {_FIRST_SCHEMA_FORMAT} or {_SCHEMA_FORMAT}")
+    if form not in range(_FIRST_SCHEMA_FORMAT, _SCHEMA_FORMAT + 1):
+        raise InputError(f"{path}: this is not a log of format {_FIRST_SCHEMA_FORMAT} to {_SCHEMA_FORMAT}")
     version = content.pop("version", None)
     if form == _FIRST_SCHEMA_FORMAT:
         content["spelling"] = "text"

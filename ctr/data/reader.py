@@ -10,7 +10,7 @@ import pyarrow as pa
 from ctr.data.log import MAX_TIME_US, Manifest, read_shard, unpack_ids
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.row_order import Key, check_goes_on, key_at
-from ctr.data.schema import Schema, bucket_counts
+from ctr.data.schema import Schema, id_bounds
 
 # Gradients grow with the weights, and their squares, summed over a pass, must stay within float32.
 LARGEST_WEIGHT = 1e9
@@ -38,9 +38,9 @@ class Rows:
     Attributes:
         query_time, timestamp, query_id, example_id: int64 [N]; times in microseconds, UTC.
         label, train_weight, metric_weight: float32 [N].
-        ids: int32 [N, F], the single-valued features.
+        ids: [N, F], the single-valued features, of the schema's ``id_type``: int32, or int64 where one's ids grow.
         position: int64 [N], rising: the number of rows of the log before each of these.
-        multivalent: for each multivalent feature its ids (int32) and offsets (int64 [N + 1]) into them.
+        multivalent: for each multivalent feature its ids, of the same type, and offsets (int64 [N + 1]) into them.
         fault: int8 [N], index into ``FAULTS``; 0 for a good row.
         joined: columns [N] of sidecars, by names of the reader's own.
     """
@@ -110,16 +110,24 @@ def _single_array(column: pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 
 
-def _rows_beyond(ids: np.ndarray, buckets: np.ndarray) -> np.ndarray:
-    """bool [N]: whether one of a row's ids (int32 [N, F]) is outside its feature's buckets (uint32 [F])."""
+def _rows_beyond(ids: np.ndarray, bounds: Sequence[int | None]) -> np.ndarray:
+    """bool [N]: whether one of a row's ids ([N, F]) is not below its feature's bound, or negative.
+
+    Where ids grow there is no bound, and any number is one.
+    """
     outside = np.zeros(len(ids), bool)
+    unsigned = np.dtype(f"u{ids.itemsize}")
+    buckets = np.array([np.iinfo(unsigned).max if one is None else one for one in bounds], unsigned)
+    bounded = np.array([one is not None for one in bounds], bool)
+    if not bounded.any():
+        return outside
     for begin in range(0, len(ids), _ROWS_AT_ONCE):
         part = slice(begin, begin + _ROWS_AT_ONCE)
         # As an unsigned number a negative id exceeds any number of buckets.
-        beyond = ids[part].view(np.uint32) >= buckets
+        beyond = ids[part].view(unsigned) >= buckets
         # To bring cells together by rows costs five times what the comparison does, and seldom is there any.
         if beyond.any():
-            outside[part] = beyond.any(axis=1)
+            outside[part] = (beyond & bounded).any(axis=1)
     return outside
 
 
@@ -130,15 +138,19 @@ def rows_of_table(table: pa.Table, schema: Schema, first: int) -> Rows:
     for name in ("label", "train_weight", "metric_weight"):
         columns[name] = table.column(name).to_numpy().astype(np.float32, copy=False)
     names = schema.single_valued
-    ids = unpack_ids(_single_array(table.column(IDS_COLUMN))) if names else np.zeros((count, 0), np.int32)
+    ids = (
+        unpack_ids(_single_array(table.column(IDS_COLUMN)), schema)
+        if names
+        else np.zeros((count, 0), schema.id_type)
+    )
     multivalent = {}
-    outside = _rows_beyond(ids, np.array(bucket_counts(schema, names), np.uint32))
+    outside = _rows_beyond(ids, id_bounds(schema, names))
     for name in schema.multivalent:
         array = _single_array(table.column(name))
         offsets = array.offsets.to_numpy().astype(np.int64)
         values = array.flatten().to_numpy()
         offsets = offsets - offsets[0]
-        wrong = np.flatnonzero((values < 0) | (values >= schema.by_name[name].buckets))
+        wrong = np.flatnonzero(_rows_beyond(values[:, np.newaxis], id_bounds(schema, [name])))
         outside[np.searchsorted(offsets, wrong, side="right") - 1] = True
         multivalent[name] = (values, offsets)
     fault = np.zeros(count, np.int8)

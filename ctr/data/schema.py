@@ -1,7 +1,8 @@
 """What an example's features are: their kinds, sources, buckets, widths and towers.
 
 The schema is fixed when a log is written: its hash is the log's schema version. All features are
-categorical (FF section 2): whatever comes in leaves as row ids in ``[0, buckets)``. Id 0 is kept
+categorical (FF section 2): whatever comes in leaves as an id. Of a feature with ``buckets`` it is a number in
+``[0, buckets)``; where none are given ids grow: each value has its own, its 64-bit fingerprint. Id 0 is kept
 for "missing", so that a missing value has a meaning of its own. The schema has all that it takes to make
 these ids of raw values: also the rules of derived columns, and how categories spell numbers.
 """
@@ -12,6 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from ctr.config import StrictModel, differing_keys
@@ -56,10 +58,10 @@ class Category(FeatureBase):
     Attributes:
         kind: the kind of the feature.
         source: the column that is read.
-        buckets: the number of ids that values are hashed to. Id 0 is "missing". With a vocabulary it follows
-            from the list and must not be set.
+        buckets: the number of ids that values are hashed to. Id 0 is "missing". Null: ids grow, each value has one of
+            its own. With a vocabulary it follows from the list and must not be set.
         vocabulary: the values that have their own id: ids 1 to n in this order, n + 1 for all other values.
-            Null: values are hashed.
+            Null: there is none.
         multivalent: whether a row has any number of values: a list, or text split at ``separator``.
         separator: the text between the values of a multivalent feature that is given as text.
         max_values: maximum number of values per row.
@@ -68,7 +70,7 @@ class Category(FeatureBase):
 
     kind: Literal["category"] = "category"
     source: str
-    buckets: Buckets = 100_000
+    buckets: Buckets | None = None
     vocabulary: tuple[str, ...] | None = None
     multivalent: bool = False
     separator: str = Field(default=" ", min_length=1)
@@ -189,12 +191,12 @@ class Number(FeatureBase):
 
 
 class Text(FeatureBase):
-    """Words (lower-cased runs of letters and digits), word n-grams, and n-grams inside words (FF 2); hashed.
+    """Words (lower-cased runs of letters and digits), word n-grams, and n-grams inside words (FF 2).
 
     Attributes:
         kind: the kind of the feature.
         source: the column that is read.
-        buckets: the number of ids that tokens are hashed to.
+        buckets: the number of ids that tokens are hashed to. Null: ids grow, each token has one of its own.
         words: sizes of word n-grams: 1 for single words, 2 for pairs of neighbors.
         subwords: sizes of character n-grams inside ``<word>``, such as 3 and 4; empty: none.
         max_values: maximum number of tokens per row; of a longer text, the first ones are kept.
@@ -202,7 +204,7 @@ class Text(FeatureBase):
 
     kind: Literal["text"] = "text"
     source: str
-    buckets: Buckets = 100_000
+    buckets: Buckets | None = None
     words: tuple[int, ...] = (1,)
     subwords: tuple[int, ...] = ()
     max_values: int = Field(default=64, ge=1)
@@ -222,17 +224,17 @@ class Text(FeatureBase):
 
 
 class Cross(FeatureBase):
-    """The product of two or more features, hashed; at most one of them multivalent.
+    """The product of two or more features; at most one of them multivalent.
 
     Attributes:
         kind: the kind of the feature.
         of: names of features that are listed before this one and are not crosses themselves.
-        buckets: the number of ids that products are hashed to.
+        buckets: the number of ids that products are hashed to. Null: ids grow, each product has one of its own.
     """
 
     kind: Literal["cross"] = "cross"
     of: tuple[Name, ...] = Field(min_length=2)
-    buckets: Buckets = 100_000
+    buckets: Buckets | None = None
 
 
 Feature = Annotated[Category | Number | Text | Cross, Field(discriminator="kind")]
@@ -334,6 +336,16 @@ class Schema(StrictModel):
         """Names of the features with any number of ids a row."""
         known = self.by_name
         return tuple(f.name for f in self.features if is_multivalent(f, known))
+
+    @property
+    def growing(self) -> tuple[str, ...]:
+        """Names of the features whose ids grow: 64-bit fingerprints."""
+        return tuple(f.name for f in self.features if f.buckets is None)
+
+    @property
+    def id_type(self) -> np.dtype:
+        """The type of the ids of all features: int64 where one's ids grow, else int32."""
+        return np.dtype(np.int64 if self.growing else np.int32)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -458,6 +470,6 @@ def is_multivalent(
     return isinstance(feature, Text) or (isinstance(feature, Category) and feature.multivalent)
 
 
-def bucket_counts(schema: Schema, names: Sequence[str]) -> list[int]:
-    """The bucket counts of the named features."""
+def id_bounds(schema: Schema, names: Sequence[str]) -> list[int | None]:
+    """The numbers below which the ids of the named features lie, from 0 on; None where ids grow: any number."""
     return [schema.by_name[name].buckets for name in names]

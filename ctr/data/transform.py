@@ -8,10 +8,11 @@ Derived columns are there already in ingestion (``ctr.pipelines.rows.raw_columns
 of the schema. Categories spell numbers in one way (``ctr.data.spelling``).
 
 Ids. Strings are hashed with FarmHash Fingerprint64 (``tf.strings.to_hash_bucket_fast``): missing is 0,
-everything else ``1 + fingerprint mod (buckets - 1)``; a vocabulary gives ``1..n``, and ``n + 1`` to other
-values. A number gives 0 when missing, else ``1 + count(edges <= x)`` in float32. A cross mixes the full
-64-bit fingerprints of its parts (not their ids, which collide), for numbers their ids, in the order in
-which they are named; a missing part counts as a value of its own, and if all are missing the id is 0.
+everything else ``1 + fingerprint mod (buckets - 1)``, or, where ids grow, the fingerprint itself, its 64 bits
+read as signed; a vocabulary gives ``1..n``, and ``n + 1`` to other values. A number gives 0 when missing, else
+``1 + count(edges <= x)`` in float32. A cross mixes the full 64-bit fingerprints of its parts (not their ids,
+which collide), for numbers their ids, in the order in which they are named; a missing part counts as a value of
+its own, and if all are missing the id is 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from ctr.data.feature_ops import (
     cross_ids,
     derived_values,
     fingerprints,
+    growing_ids,
     keep_values,
     number_ids,
     number_of,
@@ -44,7 +46,7 @@ from ctr.data.spelling import may_spell, text_array
 from ctr.io.errors import InputError
 
 Lists = tuple[np.ndarray, np.ndarray]
-"""Of a multivalent feature: values int32, lengths int32 of each row."""
+"""Of a multivalent feature: ids, flat, and lengths int32 of each row."""
 
 # ---------------------------------------------------------------- every row, in the graph
 
@@ -61,7 +63,8 @@ def transform_tensors(
             1970-01-01 UTC, negative where missing. Derived columns are made of these.
 
     Returns:
-        int32 [N] for each single-valued feature, int32 RaggedTensor [N, None] for each multivalent one.
+        [N] for each single-valued feature, RaggedTensor [N, None] for each multivalent one: int32, or int64 where a
+        feature's ids grow.
 
     Raises:
         InputError: a source column is absent.
@@ -148,11 +151,27 @@ def _hash_together(
     strings = tf.stack([_strings(raw[feature.source]) for feature in features])
     strings = spell_numbers(strings) if spelled else strings
     hashed = tf.reshape(fingerprints(tf.reshape(strings, [-1])), tf.shape(strings))
-    buckets = tf.constant([[feature.buckets - 1] for feature in features], tf.uint64)
-    numbers = 1 + tf.cast(tf.math.floormod(hashed, buckets), tf.int32)
-    numbers = tf.where(tf.equal(strings, ""), MISSING_ID, numbers)
+    missing = tf.equal(strings, "")
+    for growing in (True, False):
+        places = [place for place, one in enumerate(features) if (one.buckets is None) == growing]
+        if not places:
+            continue
+        # Mostly all of them: then nothing is copied.
+        own = (
+            [hashed, missing]
+            if len(places) == len(features)
+            else [tf.gather(hashed, places), tf.gather(missing, places)]
+        )
+        if growing:
+            numbers = growing_ids(*own)
+        else:
+            buckets = tf.constant([[features[place].buckets - 1] for place in places], tf.uint64)
+            numbers = 1 + tf.cast(tf.math.floormod(own[0], buckets), tf.int32)
+            numbers = tf.where(own[1], MISSING_ID, numbers)
+        ids |= zip(
+            [features[place].name for place in places], tf.unstack(numbers, num=len(places)), strict=True
+        )
     names = [feature.name for feature in features]
-    ids |= zip(names, tf.unstack(numbers, num=len(names)), strict=True)
     prints |= zip(names, tf.unstack(hashed, num=len(names)), strict=True)
 
 
@@ -163,7 +182,7 @@ def _cross_tensors(
 ) -> tf.Tensor | tf.RaggedTensor:
     ragged = next((prints[part] for part in feature.of if isinstance(prints[part], tf.RaggedTensor)), None)
     if ragged is None:
-        missing = tf.reduce_all([tf.equal(ids[part], MISSING_ID) for part in feature.of], axis=0)
+        missing = tf.reduce_all([tf.equal(ids[part], 0) for part in feature.of], axis=0)
         return cross_ids(feature, [prints[part] for part in feature.of], missing)
     rows = row_numbers(ragged)
     parts = [
@@ -262,7 +281,7 @@ def _gather_lists(
 
 @dataclass(frozen=True)
 class _Column:
-    """A transformed feature: ids [M] int32, its fingerprints [M] uint64 if a cross asks, lengths if multivalent."""
+    """A transformed feature: ids [M], its fingerprints [M] uint64 if a cross asks, lengths if multivalent."""
 
     ids: np.ndarray
     prints: np.ndarray | None
@@ -315,8 +334,8 @@ def transform_table(schema: Schema, table: pa.Table) -> tuple[np.ndarray, dict[s
             ignored.
 
     Returns:
-        int32 [N, F], the ids of the single-valued features in the schema's order (C-contiguous), and for
-        each multivalent feature its values (int32, flat) and lengths (int32 [N]).
+        [N, F], the ids of the single-valued features in the schema's order (C-contiguous), and for each
+        multivalent feature its ids (flat) and lengths (int32 [N]); ids are of the schema's ``id_type``.
 
     Raises:
         InputError: a source column is absent or of a type that its feature cannot read.
@@ -342,8 +361,9 @@ def transform_table(schema: Schema, table: pa.Table) -> tuple[np.ndarray, dict[s
                 feature, encoded[feature.source], spelled, feature.name in crossed
             )
     single = [columns[name].ids for name in schema.single_valued]
-    matrix = np.stack(single, axis=1) if single else np.zeros((table.num_rows, 0), np.int32)
-    lists = {name: (columns[name].ids, columns[name].lengths) for name in schema.multivalent}
+    kind = schema.id_type
+    matrix = np.stack(single, axis=1, dtype=kind) if single else np.zeros((table.num_rows, 0), kind)
+    lists = {name: (columns[name].ids.astype(kind), columns[name].lengths) for name in schema.multivalent}
     return matrix, lists  # type: ignore[return-value]  # the lengths of a multivalent feature are there
 
 

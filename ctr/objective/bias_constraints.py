@@ -93,7 +93,13 @@ def _resolve(config: BiasConstraintsConfig, family: SliceConfig, index: int, sch
             )
         column = schema.single_valued.index(name)
         if values == "all":
-            axes.append(Axis(column, schema.by_name[name].buckets, None))
+            buckets = schema.by_name[name].buckets
+            if buckets is None:
+                raise InputError(
+                    f'{where}.features.{name}: the ids of {name} grow, so that "all" has no end; name its values, '
+                    "or give the feature buckets or a vocabulary at ingestion"
+                )
+            axes.append(Axis(column, buckets, None))
             continue
         try:
             ids = feature_ids(schema, name, values)
@@ -115,7 +121,7 @@ def feature_slices(family: Family, ids: np.ndarray, source: np.ndarray) -> np.nd
 
     Args:
         family: from ``resolve_families``.
-        ids: int32 [N, F], the single-valued ids (``Rows.ids``).
+        ids: [N, F], the single-valued ids (``Rows.ids``).
         source: int8 [N], the log of each row: 0 the training log, i the i-th constraint log.
 
     Returns:
@@ -126,9 +132,9 @@ def feature_slices(family: Family, ids: np.ndarray, source: np.ndarray) -> np.nd
     for axis in family.axes:
         column = ids[:, axis.column]
         if axis.ids is None:
-            place = column
+            place = column.astype(np.int32)
         else:
-            known = np.array(axis.ids, np.int32)
+            known = np.array(axis.ids, ids.dtype)
             order = np.argsort(known).astype(np.int32)
             nearest = np.minimum(np.searchsorted(known[order], column), len(known) - 1)
             place = order[nearest]

@@ -26,10 +26,10 @@ UNMATCHED_SCHEMA = pa.schema([*CLICK_SCHEMA, pa.field("reason", pa.string(), Fal
 
 @dataclass(frozen=True)
 class Sampling:
-    """How examples are sampled: the rule, and which ids of a feature mean low visibility."""
+    """How examples are sampled: the rule, and which ids of a feature, of a log's schema, mean low visibility."""
 
     rule: SamplingConfig
-    low_visibility: tuple[int, np.ndarray] | None = None
+    low_visibility: tuple[Schema, str, np.ndarray] | None = None
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,9 @@ def sample_joined(rules: PartitionRules, start: int, joined: Joined, sampling: S
     rows = joined.examples
     low_visibility = None
     if sampling.low_visibility is not None:
-        feature, wanted = sampling.low_visibility
-        low_visibility = np.isin(unpack_ids(rows.column(IDS_COLUMN).combine_chunks())[:, feature], wanted)
+        schema, feature, wanted = sampling.low_visibility
+        ids = unpack_ids(rows.column(IDS_COLUMN).combine_chunks(), schema)
+        low_visibility = np.isin(ids[:, schema.single_valued.index(feature)], wanted)
     ids, times, label = (rows.column(name).to_numpy() for name in ("example_id", "query_time", "label"))
     decisions = decide(sampling.rule, ids, times, label, joined.teacher_logit, low_visibility)
     kept = rows.filter(pa.array(decisions.kept))

@@ -87,7 +87,7 @@ def make_sampling(mapping: EventMapping) -> Sampling | None:
         return Sampling(rule)
     schema, seldom_seen = mapping.feature_schema, uninformative.low_visibility
     ids = low_visibility_ids(schema, seldom_seen)
-    return Sampling(rule, (schema.single_valued.index(seldom_seen.feature), ids))
+    return Sampling(rule, (schema, seldom_seen.feature, ids))
 
 
 def stage_joined(

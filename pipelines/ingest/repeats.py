@@ -53,10 +53,11 @@ def hash_rows(mapping: Mapping, table: pa.Table) -> np.ndarray:
     schema = mapping.feature_schema
     if schema.single_valued:
         ids = np.concatenate(
-            [unpack_ids(chunk) for chunk in table.column(IDS_COLUMN).chunks] or [np.zeros((0, 1))]
+            [unpack_ids(chunk, schema) for chunk in table.column(IDS_COLUMN).chunks] or [np.zeros((0, 1))]
         )
         # Products of 32 bits that wrap, to avoid a copy of all ids in 64 bits.
-        factors = _odd_numbers(len(schema.single_valued), 1, np.uint32)
+        parts = schema.id_type.itemsize // 4 * len(schema.single_valued)
+        factors = _odd_numbers(parts, 1, np.uint32)
         state = _mixed(state * np.uint64(_GOLDEN) + ids.view(np.uint32) @ factors) if len(ids) else state
     for place, name in enumerate(schema.multivalent):
         array = table.column(name).combine_chunks()
