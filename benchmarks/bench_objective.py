@@ -116,7 +116,7 @@ def measure(
         config = parse_model(TrainConfig, {"batch": {"rows": batch}, **common, **VARIANTS[name]}, "benchmark")
         make_deterministic(config.seed)
         inputs = open_inputs(log, config)
-        layouts = config.model.table_layouts(read_schema(log))
+        layouts = config.table_layouts(read_schema(log))
         state = TrainState(layouts, config, resolve_compute_dtype(config), inputs.families)
         steps[name] = TrainStep(state, config, jit=False).learn
         feeds[name], made[name] = make_feeds(inputs, state)

@@ -54,7 +54,7 @@ def export_model(folder: Path, model: Mapping[str, Any], compute_dtype: str) -> 
     content = {"model": model, "compute_dtype": compute_dtype}
     config, schema = parse_model(TrainConfig, content, "benchmark"), make_schema()
     dtype = resolve_compute_dtype(config)
-    layouts = config.model.table_layouts(schema)
+    layouts = config.table_layouts(schema)
     network = create_network(layouts, config, dtype, compiled=False)
     tables = TrainState(layouts, config, dtype).tables
     position = {"examples": 1, "batches": 1, "trained_examples": 10**9}

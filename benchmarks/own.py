@@ -57,7 +57,7 @@ def make_model(
     content = {"batch": {"rows": size.batch}, **changes}
     config = parse_model(TrainConfig, content, "benchmark")
     make_deterministic(config.seed)
-    layouts = config.model.table_layouts(reference_schema(size))
+    layouts = config.table_layouts(reference_schema(size))
     state = TrainState(layouts, config, resolve_compute_dtype(config))
     feeds = [
         make_feed(one, layouts, size.batch, config.objective) for one in batches or reference_batches(size)

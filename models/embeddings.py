@@ -8,13 +8,17 @@ import tensorflow as tf
 
 from ctr.models.click_model import TowerInput
 from ctr.models.linear import stack
+from ctr.models.row_values import initial_rows
 from ctr.models.rows import TableLayout
 
 Plan = Mapping[str, tf.Tensor]
 
 
 def create_table(layout: TableLayout, init_scale: float, seed: int) -> tf.Variable:
-    """Creates a float32 [rows, columns] table: embeddings normal with deviation ``init_scale``, linear weights 0."""
+    """Creates a float32 [rows, columns] table: embeddings normal with deviation ``init_scale``, linear weights 0.
+
+    Where ids grow it has the fixed rows, and may get more.
+    """
     columns = []
     for copy in range(layout.copies):
         # The name is in the seed, so that adding a table or a copy does not change another one's start.
@@ -24,7 +28,28 @@ def create_table(layout: TableLayout, init_scale: float, seed: int) -> tf.Variab
             init_scale * tf.random.stateless_normal([layout.rows, layout.width], [seed, name_seed])
         )
         columns.append(tf.zeros([layout.rows, 1]))
-    return tf.Variable(tf.concat(columns, axis=1), name=f"rows/{layout.name}")
+    rows = None if layout.growing else layout.rows
+    value = tf.concat(columns, axis=1)
+    return tf.Variable(value, name=f"rows/{layout.name}", shape=[rows, layout.columns])
+
+
+def new_rows(
+    layout: TableLayout, features: np.ndarray, fingerprints: np.ndarray, init_scale: float, seed: int
+) -> np.ndarray:
+    """Makes the rows with which ids that grow begin, float32 [N, columns]: each depends on its id and the seed alone.
+
+    Args:
+        features: int16 [N], as numbers in ``layout.growing``.
+        fingerprints: int64 [N].
+    """
+    rows = np.zeros((len(fingerprints), layout.copies, layout.width + 1), np.float32)
+    for number, feature in enumerate(layout.growing):
+        own = np.flatnonzero(features == number)
+        if len(own) and layout.width:
+            size = layout.copies * layout.width
+            values = initial_rows(fingerprints[own], feature.name, size, init_scale, seed)
+            rows[own, :, : layout.width] = values.reshape(-1, layout.copies, layout.width)
+    return rows.reshape(len(fingerprints), layout.columns)
 
 
 class LookedUp(NamedTuple):

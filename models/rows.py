@@ -7,25 +7,45 @@ embedding and, as its last column, the feature's linear weight::
 
 Where the components of an ensemble have embeddings of their own, a row holds those of all components.
 
+Where the ids of features grow, these have a few fixed rows each, for a missing value and for ids without a slot. Behind
+the fixed rows of all features come the slots, which an id has for the time being: a map that the trainer keeps says
+which one (``ctr.training.ids``).
+
 A batch lists each row that it needs once (``distinct``) and refers to it by position. So a row is gathered once,
 however often it occurs, and its gradient is already summed over the batch.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
+import pandas as pd
 
 
 @dataclass(frozen=True)
 class FeatureRows:
-    """A feature as the tables see it. ``single`` is its column in the id matrix, None if multivalent."""
+    """A feature as the tables see it.
+
+    Attributes:
+        buckets: the number of its fixed rows: of its ids, or where these grow 1 for a missing value and those that ids
+            without a slot share.
+        single: its column in the id matrix, None if multivalent.
+        growing: whether its ids grow.
+    """
 
     name: str
     buckets: int
     width: int
     tower: str
     single: int | None
+    growing: bool = False
+
+    @cached_property
+    def salt(self) -> np.int64:
+        """What distinguishes its ids that grow from those of other features."""
+        return np.frombuffer(hashlib.sha256(self.name.encode()).digest()[:8], "<i8")[0]
 
 
 @dataclass(frozen=True)
@@ -56,8 +76,13 @@ class TableLayout:
         return tuple(f for f in self.features if f.single is None)
 
     @property
+    def growing(self) -> tuple[FeatureRows, ...]:
+        """The features whose ids grow, in the order of ``features``."""
+        return tuple(f for f in self.features if f.growing)
+
+    @property
     def rows(self) -> int:
-        """Number of rows of the table."""
+        """Number of fixed rows of the table: all of them where no ids grow, else slots follow."""
         return sum(f.buckets for f in self.features)
 
     @property
@@ -116,6 +141,7 @@ class TablePlan:
         segments: int32 [V], non-decreasing, ``row * M + feature``; B * M for padding.
         distinct_count: number of entries of ``distinct`` before the padding.
         counts: int64 [distinct_count], how often the batch refers to each of these.
+        unplaced: the ids that grow, until ``place_rows`` gives them rows; None where there are none.
     """
 
     distinct: np.ndarray
@@ -124,6 +150,26 @@ class TablePlan:
     segments: np.ndarray
     distinct_count: int
     counts: np.ndarray
+    unplaced: "Unplaced | None" = None
+
+
+@dataclass(frozen=True)
+class Unplaced:
+    """The G different ids of a batch that grow.
+
+    Attributes:
+        at: int64 [G], their positions in ``TablePlan.distinct``.
+        features: int16 [G], their features, as numbers in ``TableLayout.growing``.
+        fingerprints: int64 [G], none of them 0.
+        counts: int64 [G], how often each occurs.
+        drawn: bool [G], whether one of each id's occurrences is in a row that was drawn; None where no rows were.
+    """
+
+    at: np.ndarray
+    features: np.ndarray
+    fingerprints: np.ndarray
+    counts: np.ndarray
+    drawn: np.ndarray | None
 
 
 def plan_table(
@@ -131,21 +177,26 @@ def plan_table(
     ids: np.ndarray,
     multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]],
     padded_rows: int,
+    drawn: np.ndarray | None = None,
 ) -> TablePlan:
     """Finds the distinct rows of a batch in one table.
 
     Args:
-        ids: int32 [N, F], the ids of all single-valued features.
-        multivalent: for each multivalent feature its ids int32 [v] row after row and lengths int32 [N].
+        ids: [N, F], the ids of all single-valued features.
+        multivalent: for each multivalent feature its ids [v] row after row and lengths int32 [N].
         padded_rows: B >= N; rows from N on refer to some row, and the model gives them weight 0.
+        drawn: bool [N], rows whose ids get a slot at once; for ids that grow.
     """
-    offsets = layout.offsets()
     rows = len(ids)
+    keys = _Keys(layout)
     single_columns = [f.single for f in layout.single if f.single is not None]
-    single = ids[:, single_columns] + np.array([offsets[f.name] for f in layout.single], np.int32)
-    values, segments = _merge_multivalent(layout, offsets, multivalent, rows)
+    single = keys.of_matrix(ids[:, single_columns])
+    values, segments = _merge_multivalent(layout, keys, multivalent, rows)
     everything = np.concatenate([single.ravel(), values])
-    distinct, positions, counts = _find_distinct(everything)
+    if layout.growing:
+        distinct, positions, counts = _find_distinct_keys(everything)
+    else:
+        distinct, positions, counts = _find_distinct(everything)
     padded_single = np.zeros((padded_rows, len(single_columns)), np.int32)
     padded_single[:rows] = positions[: single.size].reshape(single.shape)
     value_capacity = padded_size(len(values)) if layout.multivalent else 0
@@ -153,9 +204,96 @@ def plan_table(
     padded_values[: len(values)] = positions[single.size :]
     padded_segments = np.full(value_capacity, padded_rows * len(layout.multivalent), np.int32)
     padded_segments[: len(values)] = segments
-    capacity = min(_row_capacity(len(distinct)), layout.rows)
-    padded_distinct = np.concatenate([distinct, _unused_rows(distinct, capacity - len(distinct))])
-    return TablePlan(padded_distinct, padded_single, padded_values, padded_segments, len(distinct), counts)
+    arrays = padded_single, padded_values, padded_segments, len(distinct), counts
+    if not layout.growing:
+        return TablePlan(_pad_rows(distinct, layout.rows), *arrays)
+    at = np.flatnonzero((distinct < 0) | (distinct >= layout.rows))
+    features = keys.features(positions, segments, single.shape[1], len(distinct))[at]
+    salts = np.array([feature.salt for feature in layout.growing], np.int64)
+    lucky = None
+    if drawn is not None:
+        row_of = np.concatenate(
+            [np.repeat(np.arange(rows), single.shape[1]), segments // max(len(layout.multivalent), 1)]
+        )
+        lucky = np.zeros(len(distinct), np.bool_)
+        lucky[positions[drawn[row_of]]] = True
+        lucky = lucky[at]
+    unplaced = Unplaced(at, features, distinct[at] ^ salts[features], counts[at], lucky)
+    return TablePlan(distinct, *arrays, unplaced)
+
+
+def place_rows(plan: TablePlan, rows: np.ndarray, table_rows: int) -> TablePlan:
+    """Gives the ids that grow their rows of the table.
+
+    Args:
+        plan: with ids that have none.
+        rows: int32 [G], of ``plan.unplaced``; ids may share one.
+        table_rows: number of rows that the table has by now.
+    """
+    assert plan.unplaced is not None
+    distinct = plan.distinct.astype(np.int32)
+    distinct[plan.unplaced.at] = rows
+    # In the order in which the batch has them, so that nothing depends on which slot an id has.
+    places, kept = pd.factorize(distinct)
+    if len(kept) < len(distinct):
+        places = places.astype(np.int32)
+        counts = np.bincount(places, plan.counts, len(kept)).astype(np.int64)
+        plan = replace(plan, single=places[plan.single], values=places[plan.values], counts=counts)
+    return replace(plan, distinct=_pad_rows(kept, table_rows), distinct_count=len(kept), unplaced=None)
+
+
+def _pad_rows(distinct: np.ndarray, table_rows: int) -> np.ndarray:
+    capacity = min(_row_capacity(len(distinct)), table_rows)
+    return np.concatenate([distinct, _unused_rows(np.sort(distinct), capacity - len(distinct))])
+
+
+class _Keys:
+    """Numbers for the ids of all features of a table: of fixed rows the row, else an id's fingerprint and its salt."""
+
+    def __init__(self, layout: TableLayout) -> None:
+        self._layout = layout
+        self._offsets = layout.offsets()
+        self._numbers = {feature.name: number for number, feature in enumerate(layout.growing)}
+
+    def of_matrix(self, ids: np.ndarray) -> np.ndarray:
+        """Of the ids [N, S] of the single-valued features."""
+        features = self._layout.single
+        if not self._layout.growing:
+            offsets = np.array([self._offsets[f.name] for f in features], np.int32)
+            # The ids of a log with features elsewhere that grow are int64.
+            return (ids + offsets).astype(np.int32, copy=False)
+        keys = np.empty(ids.shape, np.int64)
+        for column, feature in enumerate(features):
+            keys[:, column] = self.of_feature(feature, ids[:, column])
+        return keys
+
+    def of_feature(self, feature: FeatureRows, ids: np.ndarray) -> np.ndarray:
+        """Of a feature's ids."""
+        offset = self._offsets[feature.name]
+        if not feature.growing:
+            return ids + ids.dtype.type(offset)
+        return np.where(ids == 0, np.int64(offset), ids ^ feature.salt)
+
+    def features(
+        self, positions: np.ndarray, segments: np.ndarray, singles: int, distinct: int
+    ) -> np.ndarray:
+        """int16 [distinct]: the number in ``TableLayout.growing`` of each different key's feature, or -1.
+
+        Args:
+            positions: of the keys of the single-valued features, row by row, then of the others.
+            segments: of the latter.
+        """
+        layout = self._layout
+        numbers = [np.int16(self._numbers.get(feature.name, -1)) for feature in layout.features]
+        found = np.full(distinct, -1, np.int16)
+        count = len(positions) - len(segments)
+        if singles:
+            found[positions[:count]] = np.resize(np.array(numbers[:singles], np.int16), count)
+        if len(segments):
+            found[positions[count:]] = np.array(numbers[singles:], np.int16)[
+                segments % len(layout.multivalent)
+            ]
+        return found
 
 
 def _row_capacity(count: int) -> int:
@@ -186,6 +324,12 @@ def _find_distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return ordered[is_new], positions, counts
 
 
+def _find_distinct_keys(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Finds the distinct values of ``keys``, int64 [N], in the order in which they occur; see ``_find_distinct``."""
+    positions, distinct = pd.factorize(keys)
+    return distinct, positions.astype(np.int32), np.bincount(positions, minlength=len(distinct))
+
+
 def _unused_rows(distinct: np.ndarray, count: int) -> np.ndarray:
     """Returns the first ``count`` row numbers, int32, that are not in ``distinct``, which is sorted."""
     numbers = np.arange(count)
@@ -195,18 +339,18 @@ def _unused_rows(distinct: np.ndarray, count: int) -> np.ndarray:
 
 def _merge_multivalent(
     layout: TableLayout,
-    offsets: Mapping[str, int],
+    keys: _Keys,
     multivalent: Mapping[str, tuple[np.ndarray, np.ndarray]],
     rows: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     count = len(layout.multivalent)
     if not count:
-        return np.zeros(0, np.int32), np.zeros(0, np.int32)
+        return np.zeros(0, np.int64 if layout.growing else np.int32), np.zeros(0, np.int32)
     values = []
     segments = []
     for index, feature in enumerate(layout.multivalent):
         ids, lengths = multivalent[feature.name]
-        values.append(ids + np.int32(offsets[feature.name]))
+        values.append(keys.of_feature(feature, ids))
         segments.append(np.repeat(np.arange(rows, dtype=np.int32) * count + index, lengths))
     if count == 1:
         return values[0], segments[0]

@@ -35,6 +35,18 @@ def row_direction(accumulated: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tenso
     return tf.math.divide_no_nan(gradient, tf.sqrt(accumulated + squared)), squared
 
 
+def row_count(variable: tf.Variable) -> int:
+    """The number of rows of a variable that may grow; reading its value would copy it."""
+    return int(tf.raw_ops.VariableShape(input=variable.handle)[0])
+
+
+def grow_rows(variable: tf.Variable, size: int) -> None:
+    """Appends rows of zeros to a variable of any number of rows, [R, C], until there are ``size``."""
+    rows = row_count(variable)
+    if rows < size:
+        variable.assign(tf.pad(variable.read_value(), [[0, size - rows], [0, 0]]))
+
+
 def update_rows(
     table: tf.Variable,
     accumulator: tf.Variable,
@@ -94,13 +106,21 @@ class RowAdaGrad:
         """Takes the tables, float32 [R, C] each; their sums begin at ``initial_accumulators``."""
         self.tables = list(weights.values())
         for (name, table), initial in zip(weights.items(), self.initial_accumulators, strict=True):
-            value = tf.broadcast_to(initial, table.shape)
-            self.accumulators[name] = tf.Variable(value, trainable=False)
+            value = tf.broadcast_to(initial, tf.shape(table))
+            self.accumulators[name] = tf.Variable(value, trainable=False, shape=table.shape)
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
         """The sums of squares, of the shapes of the tables."""
         return {f"rows_accumulator/{name}": variable for name, variable in self.accumulators.items()}
+
+    def begin_rows(self, table: int, rows: np.ndarray, size: int) -> None:
+        """Sets the sums of some rows of a table to ``initial_accumulators``; ``size`` is its number of rows by now."""
+        accumulator = list(self.accumulators.values())[table]
+        initial = self.initial_accumulators[table]
+        grow_rows(accumulator, size)
+        values = np.broadcast_to(initial, (len(rows), len(initial)))
+        accumulator.scatter_update(tf.IndexedSlices(values, rows))
 
     def read(self, rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums of squares of these rows, [U, C] for each table."""

@@ -170,6 +170,15 @@ class TableOptimizer(Optimizer[RowGradient], Protocol):
         By the part of the variables' names before the table's, ``STATE/TABLE``.
         """
 
+    def begin_rows(self, table: int, rows: np.ndarray, size: int) -> None:
+        """Lets rows of a table begin anew, as ``build`` leaves them; called between two steps.
+
+        Args:
+            table: its number, in the order of ``build``.
+            rows: int32 [N], each once.
+            size: the number of rows that the table has by now, which may be more than before.
+        """
+
     def read(self, rows: Sequence[tf.Tensor]) -> list[Any]:
         """What ``update`` needs of these rows' state; read with the rows, beside the forward pass.
 

@@ -53,7 +53,7 @@ def main() -> None:
     make_deterministic(config.seed)
     found["libraries"] = resident()
     begun = time.perf_counter()
-    layouts = config.model.table_layouts(reference_schema(size))
+    layouts = config.table_layouts(reference_schema(size))
     state = TrainState(layouts, config, resolve_compute_dtype(config))
     found["state_seconds"] = time.perf_counter() - begun
     found["with_state"] = resident()

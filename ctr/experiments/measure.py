@@ -89,7 +89,7 @@ def _with_late_roots(config: TrainConfig) -> TrainConfig:
 
 
 def _operations(config: TrainConfig, schema: Schema, batches: list[Batch]) -> dict[str, Any]:
-    layouts = config.model.table_layouts(schema)
+    layouts = config.table_layouts(schema)
     feeds = [make_feed(batch, layouts, config.batch.rows) for batch in batches]
     rows = sum(len(batch.rows) for batch in batches)
     touched = {}

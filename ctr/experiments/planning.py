@@ -62,7 +62,7 @@ class _Checker:
     def _fitting(self, config: TrainConfig, where: str) -> list[PlannedFamily]:
         try:
             inputs = open_inputs(self._log, config)
-            config.model.table_layouts(inputs.schema)
+            config.table_layouts(inputs.schema)
         except InputError as error:
             raise InputError(f"{where}: {str(error).removeprefix('config: ')}") from None
         return slice_families(config, inputs.families)

@@ -9,10 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from ctr.config import StrictModel
-from ctr.data.schema import Tower
+from ctr.data.schema import Schema, Tower
 from ctr.data.time_range import TimeRange
+from ctr.models.rows import TableLayout
 from ctr.objective.config import ObjectiveConfig
 from ctr.optim.options import ShampooOptions
+from ctr.training.ids.config import IdsConfig
 from ctr.training.model_config import ModelConfig
 from ctr.training.rate_schedule import RateSchedule
 
@@ -240,6 +242,7 @@ class TrainConfig(StrictModel):
     objective: ObjectiveConfig = ObjectiveConfig()
     batch: BatchConfig = BatchConfig()
     model: ModelConfig = ModelConfig()
+    ids: IdsConfig = IdsConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     jit: Literal["auto", True, False] = "auto"
@@ -264,6 +267,14 @@ class TrainConfig(StrictModel):
                 "objective.anti_distillation needs model.ensemble.components of at least 2 to push apart"
             )
         return self
+
+    def table_layouts(self, schema: Schema) -> tuple[TableLayout, ...]:
+        """The embedding tables for a log's features.
+
+        Raises:
+            InputError: the configuration does not fit the features, or the features no table.
+        """
+        return self.model.table_layouts(schema, self.ids.shared_rows)
 
     def ramps_at(self, examples: int, before: Mapping[str, int] | None = None) -> dict[str, float]:
         """What every ramp has reached when ``examples`` examples were trained on; 0 for what is off.

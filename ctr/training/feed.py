@@ -16,6 +16,7 @@ from ctr.models.rows import TableLayout, TablePlan, padded_size, plan_table
 from ctr.objective.bias_constraints import Family
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import Targets, make_targets
+from ctr.training.ids.config import IdsConfig
 
 ItemT = TypeVar("ItemT")
 
@@ -30,7 +31,7 @@ class Feed:
         batch: where it came from; its good rows are the first ones.
         constraint_batches: for each constraint log its rows, which follow, or None where there are none.
         targets: what the losses need of the B rows, by ``ctr.objective.targets``.
-        plans: one for each table.
+        plans: one for each table; ids that grow have no rows yet (``TrainState.place``).
     """
 
     batch: Batch
@@ -44,13 +45,27 @@ class Feed:
         return len(self.batch.rows) + sum(len(one.rows) for one in self.constraint_batches if one is not None)
 
     @cached_property
-    def tensors(self) -> tuple[dict[str, tf.Tensor], list[dict[str, tf.Tensor]]]:
-        """Targets and plans as the compiled step takes them; copied when they are first asked for."""
-        plans = [
-            {name: tf.constant(getattr(plan, name)) for name in ("distinct", "single", "values", "segments")}
-            for plan in self.plans
-        ]
-        return {name: tf.constant(array) for name, array in self.targets.items()}, plans
+    def target_tensors(self) -> dict[str, tf.Tensor]:
+        """The targets as the compiled step takes them; copied when they are first asked for."""
+        return {name: tf.constant(array) for name, array in self.targets.items()}
+
+    @cached_property
+    def plan_tensors(self) -> list[dict[str, tf.Tensor]]:
+        """The same of the plans, all of whose ids have rows."""
+        names = ("distinct", "single", "values", "segments")
+        return [{name: tf.constant(getattr(plan, name)) for name in names} for plan in self.plans]
+
+    def prepare(self) -> None:
+        """Copies to tensors what a reading thread can."""
+        _ = self.target_tensors
+        if all(plan.unplaced is None for plan in self.plans):
+            _ = self.plan_tensors
+
+    def with_plans(self, plans: Sequence[TablePlan]) -> "Feed":
+        """The same feed with other plans."""
+        feed = replace(self, plans=tuple(plans))
+        feed.__dict__["target_tensors"] = self.target_tensors
+        return feed
 
 
 def make_feed(
@@ -60,8 +75,13 @@ def make_feed(
     objective: ObjectiveConfig = _LOGISTIC,
     families: Sequence[Family] = (),
     constraint_batches: Sequence[Batch | None] = (),
+    ids: IdsConfig | None = None,
 ) -> Feed:
-    """Pads a batch to one of a few sizes and finds its distinct embedding rows."""
+    """Pads a batch to one of a few sizes and finds its distinct embedding rows.
+
+    Args:
+        ids: how ids that grow are admitted; None: the feed is not to be learned from.
+    """
     # No sidecar has the rows of constraint logs.
     unknown = {name: np.float32(np.nan) for name in batch.rows.joined}
     parts = [batch.rows]
@@ -79,7 +99,8 @@ def make_feed(
         name: (values, np.diff(offsets).astype(np.int32))
         for name, (values, offsets) in rows.multivalent.items()
     }
-    plans = tuple(plan_table(layout, rows.ids, multivalent, capacity) for layout in layouts)
+    drawn = None if ids is None else ids.admission.drawn(rows.example_id)
+    plans = tuple(plan_table(layout, rows.ids, multivalent, capacity, drawn) for layout in layouts)
     return Feed(
         batch, tuple(constraint_batches), make_targets(objective, families, rows, source, capacity), plans
     )

@@ -195,9 +195,9 @@ def read_feeds(
             batches = whole_query_batches(blocks, batch.rows, batch.max_query_rows)
         for one in batches if partial else _final(batches, inputs, hold):
             due = [_read_until(stream, one) for stream in streams]
-            feed = make_feed(one, layouts, batch.rows, objective, inputs.families, due)
+            feed = make_feed(one, layouts, batch.rows, objective, inputs.families, due, config.ids)
             # By this thread, and not by the one that trains.
-            _ = feed.tensors
+            feed.prepare()
             yield feed
 
     return read_ahead(feeds())

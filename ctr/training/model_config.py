@@ -143,8 +143,12 @@ class ModelConfig(StrictModel):
             )
         return self
 
-    def table_layouts(self, schema: Schema) -> tuple[TableLayout, ...]:
-        """The embedding tables for a log's features.
+    def table_layouts(self, schema: Schema, shared_rows: int) -> tuple[TableLayout, ...]:
+        """The embedding tables for a log's features; see ``TrainConfig.table_layouts``.
+
+        Args:
+            schema: the features.
+            shared_rows: for each feature whose ids grow, rows that ids without a slot share.
 
         Raises:
             InputError: the configuration does not fit the features, or the features no table.
@@ -160,7 +164,14 @@ class ModelConfig(StrictModel):
                     )
         columns = {name: index for index, name in enumerate(schema.single_valued)}
         rows = [
-            FeatureRows(f.name, f.buckets, widths[f.name], towers[f.name], columns.get(f.name))
+            FeatureRows(
+                f.name,
+                1 + shared_rows if f.buckets is None else f.buckets,
+                widths[f.name],
+                towers[f.name],
+                columns.get(f.name),
+                growing=f.buckets is None,
+            )
             for f in schema.features
         ]
         copies = self.ensemble.components if self.ensemble.embeddings == "separate" else 1

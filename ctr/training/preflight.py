@@ -86,7 +86,7 @@ def open_logs(path: Path, config: TrainConfig) -> Logs:
     schema = read_schema(path)
     log = _open_log(path, config.time_range)
     _check_slices(schema, config)
-    config.model.table_layouts(schema)
+    config.table_layouts(schema)
     constraints = config.objective.bias_constraints
     constraint_logs: dict[str, Log] = {}
     for number, other in enumerate(constraints.logs if constraints is not None else ()):

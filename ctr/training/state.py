@@ -7,14 +7,19 @@ import tensorflow as tf
 
 from ctr.data.schema import Schema
 from ctr.models.click_model import Architecture, ClickModel, Factors
-from ctr.models.embeddings import create_table, tower_widths
-from ctr.models.rows import TableLayout
+from ctr.models.embeddings import create_table, new_rows, tower_widths
+from ctr.models.rows import TableLayout, place_rows
 from ctr.objective.bias_constraints import Family
+from ctr.optim.adagrad import grow_rows, row_count
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
+from ctr.training.feed import Feed
+from ctr.training.ids.config import IdsConfig
+from ctr.training.ids.id_map import GrowingFeature, IdMap
 from ctr.training.optimizers import dense_optimizer, table_optimizer
 
 _PIECE = 65536
+_FIRST_SLOTS = 1024
 
 
 def architecture(config: TrainConfig, compute_dtype: str) -> Architecture:
@@ -53,10 +58,11 @@ def dense_weights(network: ClickModel) -> dict[str, tf.Variable]:
 
 
 class TrainState:
-    """All variables that training changes.
+    """All variables that training changes, and the maps from ids that grow to rows.
 
     Attributes:
-        tables: for each layout a float32 [rows, columns] variable.
+        tables: for each layout a float32 [rows, columns] variable; where ids grow with slots behind the fixed rows.
+        id_maps: of the tables in which ids grow, by the tables' numbers.
         table_optimizer: their optimizer.
         network: the dense part of the model.
         dense: its weights.
@@ -73,9 +79,13 @@ class TrainState:
         families: Sequence[Family] = (),
     ) -> None:
         model, optimizer = config.model, config.optimizer
-        seed = config.seed if model.embedding_seed is None else model.embedding_seed
         self.layouts = layouts
-        self.tables = [create_table(layout, model.init_scale, seed) for layout in layouts]
+        self._init_scale = model.init_scale
+        self._seed = config.seed if model.embedding_seed is None else model.embedding_seed
+        self.tables = [create_table(layout, self._init_scale, self._seed) for layout in layouts]
+        self.id_maps = {
+            number: make_id_map(layout, config.ids) for number, layout in enumerate(layouts) if layout.growing
+        }
         self.table_optimizer = table_optimizer(optimizer.embeddings, layouts)
         self.table_optimizer.build(
             {layout.name: table for layout, table in zip(layouts, self.tables, strict=True)}
@@ -102,16 +112,63 @@ class TrainState:
             named[f"slices_seen/{family.name}"] = seen
         return named
 
+    def place(self, feed: Feed, learning: bool = False) -> Feed:
+        """Gives the ids of a feed that grow their rows.
+
+        Args:
+            learning: whether the feed is going to be learned from: then ids are counted, admitted and evicted, and slots
+                that are used anew begin anew.
+        """
+        if not self.id_maps:
+            return feed
+        plans = list(feed.plans)
+        for number, id_map in self.id_maps.items():
+            unplaced = plans[number].unplaced
+            if unplaced is None:
+                continue
+            ids = unplaced.features, unplaced.fingerprints
+            if learning:
+                learned = id_map.learn(*ids, unplaced.counts, feed.batch.times[1], unplaced.drawn)
+                rows = learned.rows
+                self._begin_rows(number, rows[learned.fresh], *(part[learned.fresh] for part in ids))
+            else:
+                rows = id_map.look_up(*ids)
+            plans[number] = place_rows(plans[number], rows, row_count(self.tables[number]))
+        return feed.with_plans(plans)
+
+    def _begin_rows(
+        self, number: int, rows: np.ndarray, features: np.ndarray, fingerprints: np.ndarray
+    ) -> None:
+        """Lets the slots of ids that have just been admitted begin anew; the table doubles where there are too few."""
+        layout, table, id_map = self.layouts[number], self.tables[number], self.id_maps[number]
+        size = row_count(table)
+        while size < id_map.rows:
+            size = layout.rows + max(2 * (size - layout.rows), _FIRST_SLOTS)
+        grow_rows(table, size)
+        if len(rows):
+            values = new_rows(layout, features, fingerprints, self._init_scale, self._seed)
+            table.scatter_update(tf.IndexedSlices(values, rows))
+            self.table_optimizer.begin_rows(number, rows, size)
+
     def arrays(self) -> dict[str, np.ndarray]:
-        """The values of all variables, to be read before the next step: where TensorFlow allows, its own memory."""
-        return {name: np.asarray(variable.read_value()) for name, variable in self.variables().items()}
+        """The values of all variables and maps, to be read before the next step: where possible, their own memory."""
+        values = {name: np.asarray(variable.read_value()) for name, variable in self.variables().items()}
+        return values | self._id_arrays()
+
+    def _id_arrays(self) -> dict[str, np.ndarray]:
+        return {
+            f"ids/{self.layouts[number].name}/{name}": array
+            for number, id_map in self.id_maps.items()
+            for name, array in id_map.to_arrays().items()
+        }
 
     def layout(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of each of ``arrays``."""
-        return {
-            name: (tuple(variable.shape), np.dtype(variable.dtype.as_numpy_dtype))
+        shapes = {
+            name: (_shape(variable), np.dtype(variable.dtype.as_numpy_dtype))
             for name, variable in self.variables().items()
         }
+        return shapes | {name: (array.shape, array.dtype) for name, array in self._id_arrays().items()}
 
     def pieces(self) -> Iterator[tuple[str, int, np.ndarray]]:
         """The values of all variables, those of many rows in pieces: name, first row and values.
@@ -119,8 +176,10 @@ class TrainState:
         TensorFlow hands a whole table out as a copy, in memory that is touched for the first time, which takes
         several times as long.
         """
+        for name, array in self._id_arrays().items():
+            yield name, 0, array
         for name, variable in self.variables().items():
-            rows = variable.shape[0] if variable.shape.rank == 2 else 0
+            rows = _shape(variable)[0] if variable.shape.rank == 2 else 0
             if rows <= _PIECE:
                 yield name, 0, np.asarray(variable.read_value())
                 continue
@@ -129,12 +188,22 @@ class TrainState:
                 yield name, begin, np.asarray(piece)
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Sets all variables. Raises ValueError when names or shapes differ."""
+        """Sets all variables and maps. Raises ValueError when names or shapes differ."""
         variables = self.variables()
-        if set(arrays) != set(variables):
-            raise ValueError(f"the checkpoint holds {sorted(arrays)}, the model {sorted(variables)}")
+        names = {*variables, *self._id_arrays()}
+        if set(arrays) != names:
+            raise ValueError(f"the checkpoint holds {sorted(arrays)}, the model {sorted(names)}")
         for name, variable in variables.items():
             variable.assign(arrays[name])
+        for number, id_map in self.id_maps.items():
+            prefix = f"ids/{self.layouts[number].name}/"
+            id_map.restore(
+                {
+                    name.removeprefix(prefix): array
+                    for name, array in arrays.items()
+                    if name.startswith(prefix)
+                }
+            )
 
     def optimizer_report(self) -> dict[str, float | int]:
         """What there is to watch of both optimizers."""
@@ -148,8 +217,33 @@ class TrainState:
         """Number of dense and of embedding parameters."""
         return {
             "parameters_dense": sum(int(np.prod(variable.shape)) for variable in self.dense),
-            "parameters_embedding": sum(int(np.prod(table.shape)) for table in self.tables),
+            "parameters_embedding": sum(
+                layout.columns * (self.id_maps[number].rows if layout.growing else layout.rows)
+                for number, layout in enumerate(self.layouts)
+            ),
         }
+
+
+def make_id_map(layout: TableLayout, ids: IdsConfig) -> IdMap:
+    """The map, empty yet, of a table in which ids grow."""
+    offsets = layout.offsets()
+    features = [
+        GrowingFeature(
+            feature.name,
+            offsets[feature.name] + 1,
+            ids.shared_rows,
+            ids.capacities.get(feature.name, ids.capacity),
+        )
+        for feature in layout.growing
+    ]
+    return IdMap(features, layout.rows, ids.admission, ids.eviction)
+
+
+def _shape(variable: tf.Variable) -> tuple[int, ...]:
+    """The shape of a variable, whose number of rows may change."""
+    if variable.shape.is_fully_defined():
+        return tuple(variable.shape)
+    return (row_count(variable), *variable.shape[1:])
 
 
 def fresh_state(config: TrainConfig, schema: Schema, families: Sequence[Family] = ()) -> TrainState:
@@ -158,4 +252,4 @@ def fresh_state(config: TrainConfig, schema: Schema, families: Sequence[Family] 
     From here on TensorFlow is restricted to operations that repeat bit by bit.
     """
     make_deterministic(config.seed)
-    return TrainState(config.model.table_layouts(schema), config, resolve_compute_dtype(config), families)
+    return TrainState(config.table_layouts(schema), config, resolve_compute_dtype(config), families)

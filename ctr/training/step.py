@@ -261,8 +261,8 @@ class TrainStep:
 
 
 def _tensors(feed: Feed, needed: Mapping[str, tf.TensorSpec]) -> tuple[_Tensors, list[_Tensors]]:
-    targets, plans = feed.tensors
-    return {name: targets[name] for name in needed}, plans
+    targets = feed.target_tensors
+    return {name: targets[name] for name in needed}, feed.plan_tensors
 
 
 def _scalars(numbers: Mapping[str, float]) -> _Tensors:

@@ -78,6 +78,7 @@ class Trainer:
         if not feed.rows:
             return self._no_scores()
         begun = time.perf_counter()
+        feed = self.state.place(feed, learning=True)
         with self._compiling("learn", feed):
             result = self._step.learn(feed, ramps, rates)
         logit, slices = result.logit.numpy(), [index.numpy() for index in result.slices]
@@ -91,6 +92,7 @@ class Trainer:
         """Scores a batch, and changes nothing. For the arguments see ``learn``."""
         if not feed.rows:
             return self._no_scores()
+        feed = self.state.place(feed)
         with self._compiling("score", feed):
             logit, slices = self._step.score(feed, ramps)
         return Scores(logit.numpy()[: feed.rows], [index.numpy()[: feed.rows] for index in slices])

@@ -108,7 +108,7 @@ def _parse_train(folder: Path, content: bytes) -> None:
 
 def _lay_out(config: Any, schema: Schema) -> None:
     """What was accepted can be built on a machine of today."""
-    layouts = config.model.table_layouts(schema)
+    layouts = config.table_layouts(schema)
     assert sum(layout.rows * layout.columns for layout in layouts) < 2**40
     widths = [*config.model.deep.units, config.model.crosses.rank]
     assert max(widths) <= 2**16 and len(widths) <= 2**10

@@ -162,7 +162,7 @@ def make_case(
     config = parse_model(TrainConfig, {**content, "batch": {"rows": 64}}, "test")
     raw = draw_raw(rows) if raw is None else raw
     table = packed_table(raw, schema)
-    state = TrainState(config.model.table_layouts(schema), config, compute_dtype)
+    state = TrainState(config.table_layouts(schema), config, compute_dtype)
     randomize(state, examples)
     feed = make_feed(set_rejects_apart(rows_of_table(table, schema, 0)), state.layouts, 64)
     steps = TrainStep(state, config, jit=False)

@@ -165,7 +165,7 @@ def test_tables_that_no_machine_holds():
     with pytest.raises(
         InputError, match=r"the embeddings have 8,798,240,501,759 weights; allowed: 68,719,476,736"
     ):
-        TrainConfig().model.table_layouts(schema)
+        TrainConfig().table_layouts(schema)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from ctr.training.feed import make_feed, read_ahead
 
 
 def test_a_feed_is_its_batch_with_padding_of_weight_0(log, schema, make_config):
-    layouts = make_config().model.table_layouts(schema)
+    layouts = make_config().table_layouts(schema)
     batches = list(whole_query_batches(read_rows(log, schema, read_manifests(log)), 50, 64))
     assert len({len(batch.rows) for batch in batches}) > 3
     for batch in batches:
@@ -28,7 +28,7 @@ def test_a_feed_is_its_batch_with_padding_of_weight_0(log, schema, make_config):
 
 
 def test_a_larger_query_takes_a_larger_size(log, schema, make_config):
-    layouts = make_config().model.table_layouts(schema)
+    layouts = make_config().table_layouts(schema)
     batch = next(whole_query_batches(read_rows(log, schema, read_manifests(log)), 50, 64))
     for batch_rows in (1, 2, 3, 7, 20):
         feed = make_feed(batch, layouts, batch_rows)

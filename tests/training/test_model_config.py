@@ -51,10 +51,10 @@ def towers(layouts) -> dict[str, set[str]]:
 
 
 def test_features_move_to_the_ui_tower_when_told(schema, make_config):
-    usual = towers(make_config({"model": {"factorized": {}}}).model.table_layouts(schema))
+    usual = towers(make_config({"model": {"factorized": {}}}).table_layouts(schema))
     assert usual["ui-2"] == {"position"}
     changes = {"model": {"factorized": {"ui_features": ["tags", "position"]}}}
-    moved = towers(make_config(changes).model.table_layouts(schema))
+    moved = towers(make_config(changes).table_layouts(schema))
     assert {name for table, names in moved.items() if table.startswith("ui") for name in names} == {
         "tags",
         "position",
@@ -75,13 +75,13 @@ def test_features_move_to_the_ui_tower_when_told(schema, make_config):
 )
 def test_features_that_do_not_fit_are_refused(schema, make_config, model, words):
     with pytest.raises(InputError, match=words):
-        make_config({"model": model}).model.table_layouts(schema)
+        make_config({"model": model}).table_layouts(schema)
 
 
 def test_components_with_embeddings_of_their_own_have_wider_tables(schema, make_config):
     ensemble = {"components": 3, "embeddings": "separate"}
-    one = make_config().model.table_layouts(schema)
-    three = make_config({"model": {"ensemble": ensemble}}).model.table_layouts(schema)
-    shared = make_config({"model": {"ensemble": {"components": 3}}}).model.table_layouts(schema)
+    one = make_config().table_layouts(schema)
+    three = make_config({"model": {"ensemble": ensemble}}).table_layouts(schema)
+    shared = make_config({"model": {"ensemble": {"components": 3}}}).table_layouts(schema)
     assert [layout.columns for layout in three] == [3 * layout.columns for layout in one]
     assert [layout.columns for layout in shared] == [layout.columns for layout in one]

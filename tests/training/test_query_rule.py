@@ -41,7 +41,7 @@ def make_rows() -> Rows:
 
 def per_query_auc(rows: Rows, batches: list[Batch]) -> float:
     """Of one pass, each batch scored before it is learned from; the metric is reported of whole queries."""
-    state = TrainState(CONFIG.model.table_layouts(SCHEMA), CONFIG, "float32")
+    state = TrainState(CONFIG.table_layouts(SCHEMA), CONFIG, "float32")
     step = TrainStep(state, CONFIG, jit=False).learn
     logits = []
     for batch in batches:

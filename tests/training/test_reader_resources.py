@@ -42,7 +42,7 @@ def inputs(growing, exposure, schema, make_config) -> Inputs:
 
 
 def read(inputs: Inputs) -> Any:
-    layouts = inputs.config.model.table_layouts(inputs.schema)
+    layouts = inputs.config.table_layouts(inputs.schema)
     return read_feeds(inputs, layouts, 0, {"exposure": 0})
 
 

@@ -14,7 +14,7 @@ from ctr.training.state import TrainState
 def make_state(schema, make_config):
     def make(changes=None, logistic=False):
         config = make_config(changes, logistic)
-        return TrainState(config.model.table_layouts(schema), config, "float32")
+        return TrainState(config.table_layouts(schema), config, "float32")
 
     return make
 
@@ -86,7 +86,7 @@ def test_arrays_of_another_model_are_refused(make_state):
 
 
 def test_features_can_be_given_other_widths(schema, make_config):
-    layouts = make_config({"model": {"widths": {"user": 9, "tags": 0}}}).model.table_layouts(schema)
+    layouts = make_config({"model": {"widths": {"user": 9, "tags": 0}}}).table_layouts(schema)
     assert {layout.name: [f.name for f in layout.features] for layout in layouts} == {
         "quality-0": ["tags"],
         "quality-4": ["item"],
@@ -94,10 +94,10 @@ def test_features_can_be_given_other_widths(schema, make_config):
         "ui-2": ["position"],
     }
     # A logistic regression has no use for embeddings.
-    assert [layout.width for layout in make_config(logistic=True).model.table_layouts(schema)] == [0, 0]
+    assert [layout.width for layout in make_config(logistic=True).table_layouts(schema)] == [0, 0]
 
 
 def test_features_that_fit_no_table_are_refused(make_config):
     features = tuple(Category(name=name, source=name, buckets=2**30, width=4) for name in "ab")
     with pytest.raises(InputError, match=r"table quality-4: 2147483648 rows are too many.*model\.widths"):
-        make_config().model.table_layouts(Schema(features=features))
+        make_config().table_layouts(Schema(features=features))

@@ -87,7 +87,7 @@ class Example:
 
 
 def make_state(config: TrainConfig) -> TrainState:
-    return TrainState(config.model.table_layouts(SCHEMA), config, "float32")
+    return TrainState(config.table_layouts(SCHEMA), config, "float32")
 
 
 def learner(
@@ -348,7 +348,7 @@ def test_rows_that_are_only_constrained_leave_the_step_of_the_others_as_it_is(gr
     }
     config = make_config(gradient, objective={"bias_constraints": constraints})
     families = resolve_families(config.objective.bias_constraints, SCHEMA)
-    states = [TrainState(config.model.table_layouts(SCHEMA), config, "float32", families) for _ in range(2)]
+    states = [TrainState(config.table_layouts(SCHEMA), config, "float32", families) for _ in range(2)]
     states[1].restore(states[0].arrays())
     # As long as the dual variable is 0, the constraint has no gradient of its own.
     for state, others in zip(states, ((), (Example(1).batch(),)), strict=True):

@@ -28,7 +28,7 @@ class TimedModel:
     """
 
     def __init__(self, config: TrainConfig, schema: Schema, batches: Sequence[Batch]) -> None:
-        layouts, objective = config.model.table_layouts(schema), config.objective
+        layouts, objective = config.table_layouts(schema), config.objective
         constraints = objective.bias_constraints
         families = resolve_families(constraints, schema) if constraints is not None else ()
         self.state = fresh_state(config, schema, families)

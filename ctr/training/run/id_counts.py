@@ -13,7 +13,7 @@ import numpy as np
 
 from ctr.data.schema import MISSING_ID, Category, Number, Schema
 from ctr.eval.timeline import Timeline
-from ctr.models.rows import TableLayout
+from ctr.models.rows import TableLayout, TablePlan
 from ctr.training.feed import Feed
 from ctr.training.run.directory import write_json
 
@@ -69,7 +69,8 @@ class IdCounts:
         for layout, bounds, places, zeros, plan in zip(
             self.layouts, self._bounds, self._places, self._zeros, feed.plans, strict=True
         ):
-            ids, counts, seen = plan.distinct[: plan.distinct_count], plan.counts, self.seen[layout.name]
+            ids, counts = _fixed_rows(layout, plan)
+            seen = self.seen[layout.name]
             if not len(ids):
                 continue
             # A missing value is in no way new. Features with several values a row have none in its place.
@@ -128,6 +129,16 @@ class IdCounts:
                 rows = slice(int(bounds[index]), int(bounds[index + 1]))
                 return self.seen[layout.name][rows], self.counted[layout.name][rows]
         raise KeyError(name)
+
+
+def _fixed_rows(layout: TableLayout, plan: TablePlan) -> tuple[np.ndarray, np.ndarray]:
+    """The fixed rows of a table that a batch needs, sorted, and how often it refers to each of them."""
+    ids, counts = plan.distinct[: plan.distinct_count], plan.counts
+    if layout.growing:
+        fixed = np.flatnonzero((ids >= 0) & (ids < layout.rows))
+        fixed = fixed[np.argsort(ids[fixed])]
+        ids, counts = ids[fixed], counts[fixed]
+    return ids, counts
 
 
 def write_data_health(

@@ -84,7 +84,7 @@ def read_snapshot(run_dir: Path, examples: int | None = None) -> Snapshot:
     compute_dtype = read_json_object(path, f"{path}: no such file").get("compute_dtype")
     if compute_dtype not in ("float32", "bfloat16"):
         raise InputError(f"{path}: compute_dtype is {compute_dtype!r}; allowed: float32, bfloat16")
-    layouts = config.model.table_layouts(schema)
+    layouts = config.table_layouts(schema)
     arrays, progress = checkpoint.read(run_dir / "checkpoints", examples)
     weights = {name.removeprefix("weights|"): array for name, array in arrays.items()}
     try:

@@ -101,7 +101,7 @@ def warm_start(log: Path, config: TrainConfig, run_dir: Path, source: InitFrom, 
 def _read_old(run_dir: Path) -> _Old:
     config = load_record(TrainConfig, run_dir / "config.yaml", "config")
     schema = read_run_schema(run_dir)
-    layouts = config.model.table_layouts(schema)
+    layouts = config.table_layouts(schema)
     network = create_network(layouts, config, "float32", compiled=False)
     shapes = {name: tuple(weight.shape) for name, weight in network.weights().items()}
     arrays, state = checkpoint.read(run_dir / "checkpoints")
@@ -149,7 +149,7 @@ def _clear(folder: Path) -> None:
 def _make(folder: Path, inputs: Inputs, old: _Old, position: Position, source: Path) -> dict[str, Any]:
     """Writes all files of the new run; returns the content of init_from.json."""
     config, schema = inputs.config, inputs.schema
-    layouts = config.model.table_layouts(schema)
+    layouts = config.table_layouts(schema)
     write_atomic_bytes(folder / "config.yaml", dump_yaml(config).encode())
     adopt_schema(folder, schema)
     adopt_environment(folder, describe_environment(config))

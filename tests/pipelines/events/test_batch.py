@@ -438,7 +438,7 @@ def export(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def make(mapping: EventMapping, folder: Path, examples: int) -> Path:
         schema = mapping.feature_schema
-        state = TrainState(config.model.table_layouts(schema), config, "float32")
+        state = TrainState(config.table_layouts(schema), config, "float32")
         model_cases.randomize(state, examples)
         snapshot = model_cases.make_snapshot(state, config, schema, tmp_path_factory.mktemp("run"), examples)
         path: Path = publish(snapshot, folder).path

@@ -170,7 +170,7 @@ def test_a_logistic_regression_has_no_matrices(log, make_config, tmp_path):
 
 def test_the_weights_of_a_run_that_broke(schema, make_config, tmp_path):
     config = make_config()
-    state = TrainState(config.model.table_layouts(schema), config, "float32")
+    state = TrainState(config.table_layouts(schema), config, "float32")
     broken = next(variable for variable in state.dense if len(variable.shape) == 2)
     broken.assign(tf.fill(broken.shape, np.float32(np.nan)))
     write_weight_spectra(tmp_path, state)

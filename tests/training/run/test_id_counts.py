@@ -30,7 +30,7 @@ def values_of(batch, schema, name):
 
 
 def test_counts_are_those_of_the_rows(batches, schema, make_config):
-    layouts = make_config().model.table_layouts(schema)
+    layouts = make_config().table_layouts(schema)
     counts = IdCounts(layouts, schema)
     met = {name: set() for name in counts.features}
     sums = {name: np.zeros(4, np.int64) for name in counts.features}
@@ -57,7 +57,7 @@ def test_counts_are_those_of_the_rows(batches, schema, make_config):
 
 
 def test_a_state_goes_on_where_it_was(batches, schema, make_config):
-    layouts = make_config().model.table_layouts(schema)
+    layouts = make_config().table_layouts(schema)
     whole, part, resumed = (IdCounts(layouts, schema) for _ in range(3))
     for batch in batches[:5]:
         whole.update(make_feed(batch, layouts, 50))
