@@ -120,6 +120,13 @@ def lay_out_tables(features: Sequence[FeatureRows], copies: int = 1) -> tuple[Ta
     return tuple(layouts)
 
 
+def check_table(table: np.ndarray, layout: TableLayout) -> None:
+    """Raises ValueError when an array is not a table of this layout."""
+    rows, columns = table.shape
+    if columns != layout.columns or rows < layout.rows or (rows > layout.rows and not layout.growing):
+        raise ValueError(f"table {layout.name} has the shape {list(table.shape)}")
+
+
 def padded_size(size: int, smallest: int = 64) -> int:
     """Returns a capacity for ``size`` entries: one of few, at most a quarter of it empty beyond ``smallest``."""
     if size <= smallest:

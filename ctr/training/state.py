@@ -15,7 +15,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.feed import Feed
 from ctr.training.ids.config import IdsConfig
-from ctr.training.ids.id_map import GrowingFeature, IdMap
+from ctr.training.ids.id_map import GrowingFeature, IdMap, Occupants
 from ctr.training.optimizers import dense_optimizer, table_optimizer
 
 _PIECE = 65536
@@ -116,8 +116,8 @@ class TrainState:
         """Gives the ids of a feed that grow their rows.
 
         Args:
-            learning: whether the feed is going to be learned from: then ids are counted, admitted and evicted, and slots
-                that are used anew begin anew.
+            learning: whether the feed is going to be learned from, once: then ids are counted, admitted and evicted,
+                and slots that are used anew begin anew. Nothing is done for a feed whose ids have their rows.
         """
         if not self.id_maps:
             return feed
@@ -149,6 +149,24 @@ class TrainState:
             values = new_rows(layout, features, fingerprints, self._init_scale, self._seed)
             table.scatter_update(tf.IndexedSlices(values, rows))
             self.table_optimizer.begin_rows(number, rows, size)
+
+    def adopt(self, number: int, feature: int, known: Occupants, which: np.ndarray) -> np.ndarray:
+        """Gives ids of another run slots in a map, whose rows begin as those of new ids do.
+
+        Args:
+            number: of the table.
+            feature: its number in ``TableLayout.growing``.
+            known: what the other run's map has.
+            which: int64 [N], the ids of it.
+
+        Returns:
+            int32 [N], their rows; fixed ones of ids that did not fit.
+        """
+        features = np.full(len(which), feature, np.int16)
+        rows = self.id_maps[number].adopt(features, known, which)
+        fits = rows >= self.layouts[number].rows
+        self._begin_rows(number, rows[fits], features[fits], known.fingerprint[which][fits])
+        return rows
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The values of all variables and maps, to be read before the next step: where possible, their own memory."""

@@ -110,6 +110,7 @@ class TrainStep:
             ramps: what the ramps have reached before it (``TrainConfig.ramps_at``).
             rates: the learning rates (``TrainConfig.rates_at``).
         """
+        feed = self.state.place(feed, learning=True)
         result = self._compiled_learn(
             *_tensors(feed, self._learned_targets), _scalars(ramps), _scalars(rates)
         )
@@ -121,6 +122,7 @@ class TrainStep:
 
     def score(self, feed: Feed, ramps: Mapping[str, float]) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Scores a batch alone: logits, float32 [B], and slices as in ``StepResult``."""
+        feed = self.state.place(feed)
         logit, slices = self._compiled_score(*_tensors(feed, self._scored_targets), _scalars(ramps))
         return logit, slices
 
@@ -130,6 +132,7 @@ class TrainStep:
         Returns:
             The gradients of the batch's distinct rows of each table, float32 [U, C], and of each dense weight.
         """
+        feed = self.state.place(feed)
         of_rows, of_dense = self._compiled_gradients(*_tensors(feed, self._learned_targets), _scalars(ramps))
         return of_rows, of_dense
 

@@ -78,6 +78,7 @@ class Trainer:
         if not feed.rows:
             return self._no_scores()
         begun = time.perf_counter()
+        # Here, and not by the step alone: what is compiled depends on how many rows there are.
         feed = self.state.place(feed, learning=True)
         with self._compiling("learn", feed):
             result = self._step.learn(feed, ramps, rates)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr.config import parse_model
-from ctr.data.schema import LogBuckets, Number, Schema, bucket_counts, differing_features, feature_meanings
+from ctr.data.schema import LogBuckets, Number, Schema, id_bounds, differing_features, feature_meanings
 from ctr.io.errors import InputError
 
 CATEGORY = {"kind": "category", "name": "a", "source": "s"}
@@ -123,7 +123,7 @@ def test_features_are_parted_by_how_many_ids_they_have() -> None:
     assert schema.single_valued == ("a", "n", "an")
     assert schema.multivalent == ("t", "m", "at")
     assert schema.sources == ("t", "s", "m", "x")
-    assert bucket_counts(schema, ["n", "an", "a"]) == [4, 77, 100_000]
+    assert id_bounds(schema, ["n", "an", "a"]) == [4, 77, 100_000]
 
 
 def test_the_version_depends_on_the_meaning_alone() -> None:

@@ -15,7 +15,7 @@ from ctr.data.schema import Schema
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
 from ctr.models.click_model import ClickModel
-from ctr.models.rows import TableLayout
+from ctr.models.rows import TableLayout, check_table
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
 from ctr.training.run import checkpoint
@@ -97,8 +97,7 @@ def read_snapshot(run_dir: Path, examples: int | None = None) -> Snapshot:
 
 def _table(layout: TableLayout, weights: Mapping[str, np.ndarray]) -> np.ndarray:
     table = weights[f"rows/{layout.name}"]
-    if table.shape != (layout.rows, layout.columns):
-        raise ValueError(f"table {layout.name} has the shape {table.shape}")
+    check_table(table, layout)
     return table
 
 

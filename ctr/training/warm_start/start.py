@@ -15,6 +15,7 @@ import numpy as np
 from ctr.config import dump_yaml, load_record
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, sync_folder, write_atomic_bytes
+from ctr.models.rows import check_table
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
 from ctr.training.inputs import Inputs, open_inputs
@@ -34,6 +35,7 @@ from ctr.training.run.run import open_run
 from ctr.training.state import create_network, fresh_state
 from ctr.training.warm_start.optimizer import take_optimizer, take_schedules
 from ctr.training.warm_start.position import begin_position
+from ctr.training.warm_start.ids import Slots, take_ids
 from ctr.training.warm_start.weights import Entry, Side, take_ramps, take_rows, take_slices, take_weights
 
 _PARTS = {
@@ -130,9 +132,10 @@ def _not_its_own(run_dir: Path, error: Exception) -> InputError:
 
 
 def _check_arrays(arrays: Mapping[str, np.ndarray], layouts: Any, shapes: Mapping[str, Any]) -> None:
-    expected = {f"rows/{layout.name}": (layout.rows, layout.columns) for layout in layouts}
-    expected |= {f"dense/{index:03d}": shape for index, shape in enumerate(shapes.values())}
-    for name, shape in expected.items():
+    for layout in layouts:
+        check_table(arrays[f"rows/{layout.name}"], layout)
+    for index, shape in enumerate(shapes.values()):
+        name = f"dense/{index:03d}"
         if arrays[name].shape != shape:
             raise ValueError(f"{name} has the shape {list(arrays[name].shape)}, not {list(shape)}")
 
@@ -156,9 +159,11 @@ def _make(folder: Path, inputs: Inputs, old: _Old, position: Position, source: P
     # What begins fresh begins as in a fresh run.
     state = fresh_state(config, schema, inputs.families)
     shapes = {name: tuple(weight.shape) for name, weight in state.network.weights().items()}
-    arrays = {name: np.array(array) for name, array in state.arrays().items()}
+    side = Side(config, schema, layouts, shapes)
     try:
-        entries, before = _take(arrays, old, Side(config, schema, layouts, shapes), source)
+        slots = take_ids(state, side, old.side, old.arrays)
+        arrays = {name: np.array(array) for name, array in state.arrays().items()}
+        entries, before = _take(arrays, old, side, slots, source)
     except (KeyError, ValueError) as error:
         raise _not_its_own(source, error) from None
     state.restore(arrays)
@@ -183,11 +188,11 @@ def _make(folder: Path, inputs: Inputs, old: _Old, position: Position, source: P
 
 
 def _take(
-    arrays: dict[str, np.ndarray], old: _Old, new: Side, source: Path
+    arrays: dict[str, np.ndarray], old: _Old, new: Side, slots: Slots, source: Path
 ) -> tuple[list[Entry], dict[str, int]]:
     """Puts all that matches into ``arrays``; returns the table, and what ramps have had."""
     sides = new, old.side
-    features, kept = take_rows(arrays, old.arrays, *sides)
+    features, kept = take_rows(arrays, old.arrays, *sides, slots)
     if not any(entry.status in ("taken", "partly") for entry in features):
         raise InputError(
             f"--init-from {source}: no feature of the log is the same as in this run ("

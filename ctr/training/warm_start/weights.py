@@ -107,13 +107,18 @@ class Moved(NamedTuple):
 
 
 def take_rows(
-    arrays: dict[str, np.ndarray], old_arrays: Arrays, new: Side, old: Side
+    arrays: dict[str, np.ndarray],
+    old_arrays: Arrays,
+    new: Side,
+    old: Side,
+    slots: Mapping[str, tuple[np.ndarray, np.ndarray]],
 ) -> tuple[list[Entry], frozenset[str]]:
     """Puts the rows of the features that both runs have into the new run's tables.
 
     Args:
         arrays: of the new run, by the names of ``TrainState.variables``; changed.
         old_arrays: of the old one.
+        slots: by feature whose ids grow, the rows of these ids in the new table and in the old one.
 
     Returns:
         A line for each feature, and the features whose embeddings were taken.
@@ -137,10 +142,14 @@ def take_rows(
         sources = [0 if old_layout.copies == 1 else copy for copy in range(layout.copies)]
         taken = [copy for copy in range(layout.copies) if sources[copy] < old_layout.copies]
         for group in ("rows", *(row_state if scaled else ())):
-            target = _rows(arrays[f"{group}/{layout.name}"], layout, begin, feature)
-            source = _rows(old_arrays[f"{group}/{old_layout.name}"], old_layout, old_begin, old_feature)
-            for copy in taken:
-                target[:, copy, columns] = source[:, sources[copy], columns]
+            target = _by_copy(arrays[f"{group}/{layout.name}"], layout)
+            source = _by_copy(old_arrays[f"{group}/{old_layout.name}"], old_layout)
+            # Where ids grow, a missing value and, if there are as many, the rows that ids without a slot share.
+            fixed = feature.buckets if feature.buckets == old_feature.buckets else 1
+            rows = [(slice(begin, begin + fixed), slice(old_begin, old_begin + fixed))]
+            for own, theirs in [*rows, slots[name]] if name in slots else rows:
+                for copy in taken:
+                    target[own, copy, columns] = source[theirs, sources[copy], columns]
         why = []
         if not same_width:
             why.append(f"the linear weights alone: the width was {old_feature.width}, is {feature.width}")
@@ -157,9 +166,9 @@ def take_rows(
     return entries, frozenset(kept)
 
 
-def _rows(table: np.ndarray, layout: TableLayout, begin: int, feature: FeatureRows) -> np.ndarray:
-    """A view of a feature's rows, [buckets, copies, width + 1]."""
-    return table.reshape(layout.rows, layout.copies, layout.width + 1)[begin : begin + feature.buckets]
+def _by_copy(table: np.ndarray, layout: TableLayout) -> np.ndarray:
+    """A view of a table's rows, [rows, copies, width + 1]."""
+    return table.reshape(-1, layout.copies, layout.width + 1)
 
 
 # Dense weights.
