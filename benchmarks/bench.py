@@ -16,7 +16,7 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from parts import end_to_end, limit, memory, metrics, objective, profile, scaling, shampoo, start, step
+from parts import end_to_end, ids, limit, memory, metrics, objective, profile, scaling, shampoo, start, step
 from parts.setting import Setting
 from targets import judge, targets_report
 
@@ -34,6 +34,7 @@ PARTS = {
     "metrics": metrics,
     "start": start,
     "memory": memory,
+    "ids": ids,
 }
 
 

@@ -60,7 +60,8 @@ def make_model(
     layouts = config.table_layouts(reference_schema(size))
     state = TrainState(layouts, config, resolve_compute_dtype(config))
     feeds = [
-        make_feed(one, layouts, size.batch, config.objective) for one in batches or reference_batches(size)
+        make_feed(one, layouts, size.batch, config.objective, ids=config.ids)
+        for one in batches or reference_batches(size)
     ]
     return Model(config, state, feeds, TrainStep(state, config, jit=False).learn)
 

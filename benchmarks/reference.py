@@ -16,6 +16,7 @@ from ctr.data.batches import Batch, set_rejects_apart
 from ctr.data.log import create_log, pack_ids, publish_partition
 from ctr.data.reader import Rows
 from ctr.data.schema import Category, Schema
+from ctr.io.hashing import splitmix64
 
 ZIPF = 1.2
 SLATE = 4
@@ -33,13 +34,19 @@ _INTERVAL_ROWS = 200_000
 
 @dataclass(frozen=True)
 class Size:
-    """The features of a model, and the batches that it learns from again and again."""
+    """The features of a model, and the batches that it learns from again and again.
+
+    Attributes:
+        buckets: of each feature; where ids grow, how many there are.
+        growing: whether ids grow.
+    """
 
     features: int = 26
     buckets: int = 100_000
     width: int = 16
     batch: int = 4096
     feeds: int = 8
+    growing: bool = False
 
 
 REFERENCE = Size()
@@ -49,13 +56,19 @@ TINY = Size(features=4, buckets=1000, width=8, batch=256, feeds=2)
 def reference_schema(size: Size = REFERENCE) -> Schema:
     """Its features."""
     names = [f"f{number}" for number in range(size.features)]
-    features = [Category(name=name, source=name, buckets=size.buckets, width=size.width) for name in names]
+    buckets = None if size.growing else size.buckets
+    features = [Category(name=name, source=name, buckets=buckets, width=size.width) for name in names]
     return Schema(features=tuple(features))
 
 
 def zipf_ids(random: np.random.Generator, rows: int, size: Size = REFERENCE) -> np.ndarray:
     """int32 [rows, features]."""
     return ((random.zipf(ZIPF, (rows, size.features)) - 1) % size.buckets).astype(np.int32)
+
+
+def log_ids(ids: np.ndarray, size: Size) -> np.ndarray:
+    """The same ids as a log has them: where they grow, fingerprints."""
+    return splitmix64(ids.astype(np.uint64)).view(np.int64) if size.growing else ids
 
 
 def click_labels(random: np.random.Generator, ids: np.ndarray) -> np.ndarray:
@@ -83,7 +96,7 @@ def reference_batches(size: Size = REFERENCE, slate: int = SLATE, seed: int = 0)
             label=label,
             train_weight=ones,
             metric_weight=ones,
-            ids=ids,
+            ids=log_ids(ids, size),
             fault=np.zeros(size.batch, np.int8),
             position=number,
             multivalent={},
@@ -109,7 +122,7 @@ def make_log(folder: Path, rows: int, size: Size = REFERENCE) -> Path:
             "label": click_labels(random, ids).astype(np.int8),
             "train_weight": ones,
             "metric_weight": ones,
-            "ids": pack_ids(ids),
+            "ids": pack_ids(log_ids(ids, size)),
         }
         publish_partition(folder, schema, int(query[0]), int(query[-1]) + 1, pa.table(columns))
     return folder
