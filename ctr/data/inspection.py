@@ -97,7 +97,7 @@ class FeatureSummary:
     name: str
     kind: str
     tower: str
-    width: int
+    width: int | None
     buckets: int | None
     ids: int
     exact: bool

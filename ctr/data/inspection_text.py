@@ -207,7 +207,7 @@ def _feature_cells(feature: FeatureSummary) -> tuple[str, ...]:
         feature.name,
         feature.kind,
         feature.tower,
-        str(feature.width),
+        "auto" if feature.width is None else str(feature.width),
         "growing" if feature.buckets is None else f"{feature.buckets:,}",
         f"{'' if feature.exact else '~'}{feature.ids:,}",
         _share(feature.missing),

@@ -20,17 +20,18 @@ feature. Ids are int32, or int64 in a log that has a feature whose ids grow.
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from ctr.config import StrictModel, parse_model
 from ctr.data.lost_partitions import partitions_in, published_partitions
 from ctr.data.parquet_files import IDS_COLUMN, cast_table, parquet_bytes, read_verified_parquet
 from ctr.data.row_order import check_order, key_at
-from ctr.data.schema import Schema, differing_features
+from ctr.data.schema import MISSING_ID, Schema, differing_features
 from ctr.io.documents import json_bytes, parse_sealed, read_json_object, read_sealed, sealed_bytes
 from ctr.io.errors import InputError
 from ctr.io.files import (
@@ -91,7 +92,12 @@ class ShardEntry(StrictModel):
 
 
 class Manifest(StrictModel):
-    """One published partition [start, end) of query time, in microseconds."""
+    """One published partition [start, end) of query time, in microseconds.
+
+    Attributes:
+        counters: the partition's input, counted by its outcome.
+        distinct: of each feature whose ids grow, how many different ones the partition has.
+    """
 
     format: int = Field(default=_FORMAT, ge=_FORMAT, le=_FORMAT)
     start: int = Field(ge=0, lt=MAX_TIME_US)
@@ -102,6 +108,14 @@ class Manifest(StrictModel):
     clicks: int
     shards: tuple[ShardEntry, ...]
     counters: dict[str, int] = {}
+    distinct: dict[str, int] = {}
+
+    @model_serializer(mode="wrap")
+    def _as_first_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = handler(self)
+        if not self.distinct:
+            del content["distinct"]
+        return content
 
     @property
     def name(self) -> str:
@@ -297,7 +311,25 @@ def stage_partition(
         clicks=int(rows.column("label").to_numpy().sum()),
         shards=tuple(shards),
         counters=dict(counters or {}),
+        distinct=_distinct_ids(rows, schema),
     )
+
+
+def _distinct_ids(rows: pa.Table, schema: Schema) -> dict[str, int]:
+    """Of each feature whose ids grow, how many different ones there are."""
+    if not schema.growing or not rows.num_rows:
+        return dict.fromkeys(schema.growing, 0)
+    single = schema.single_valued
+    matrix = unpack_ids(rows.column(IDS_COLUMN).combine_chunks(), schema) if single else None
+    counts = {}
+    for name in schema.growing:
+        if name in single:
+            assert matrix is not None
+            ids = matrix[:, single.index(name)]
+        else:
+            ids = rows.column(name).combine_chunks().flatten().to_numpy()
+        counts[name] = int(np.count_nonzero(pd.unique(ids) != MISSING_ID))
+    return counts
 
 
 def check_no_overlap(folder: Path, start: int, end: int) -> None:

@@ -41,12 +41,12 @@ class FeatureBase(StrictModel):
 
     Attributes:
         name: the name of the feature.
-        width: the width of its embedding; 0: a linear weight only.
+        width: the width of its embedding; 0: a linear weight only. Null: by the number of its ids.
         tower: the tower that it belongs to.
     """
 
     name: Name
-    width: int = Field(default=16, ge=0, le=4096)
+    width: int | None = Field(default=None, ge=0, le=4096)
     tower: Tower = "quality"
 
 

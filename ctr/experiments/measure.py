@@ -23,6 +23,7 @@ from ctr.experiments.config import merged
 from ctr.io.errors import InputError
 from ctr.training.analysis.flops import Touched, count_flops, dense_parameters
 from ctr.training.analysis.step_times import TimedModel, ratio_quartiles, take_turns
+from ctr.training.auto import resolve
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
 
@@ -51,7 +52,11 @@ def measure(
         InputError: the log is damaged, or its time range has no row.
     """
     schema = read_schema(log)
-    parsed = {name: parse_model(TrainConfig, content, f"config {name}") for name, content in configs.items()}
+    manifests = read_manifests(log)
+    parsed = {
+        name: resolve(parse_model(TrainConfig, content, f"config {name}"), schema, manifests)
+        for name, content in configs.items()
+    }
     batches = {name: _first_batches(log, schema, config) for name, config in parsed.items()}
     found = {name: _operations(config, schema, batches[name]) for name, config in parsed.items()}
     if rounds:

@@ -16,6 +16,7 @@ from ctr.models.rows import TableLayout, TablePlan, padded_size, plan_table
 from ctr.objective.bias_constraints import Family
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import Targets, make_targets
+from ctr.training.ids.admission import drawn
 from ctr.training.ids.config import IdsConfig
 
 ItemT = TypeVar("ItemT")
@@ -99,8 +100,10 @@ def make_feed(
         name: (values, np.diff(offsets).astype(np.int32))
         for name, (values, offsets) in rows.multivalent.items()
     }
-    drawn = None if ids is None else ids.admission.drawn(rows.example_id)
-    plans = tuple(plan_table(layout, rows.ids, multivalent, capacity, drawn) for layout in layouts)
+    lucky = None
+    if ids is not None and ids.admission.rule == "probability":
+        lucky = drawn(rows.example_id, ids.admission.probability, ids.admission.salt)
+    plans = tuple(plan_table(layout, rows.ids, multivalent, capacity, lucky) for layout in layouts)
     return Feed(
         batch, tuple(constraint_batches), make_targets(objective, families, rows, source, capacity), plans
     )

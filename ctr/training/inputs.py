@@ -27,11 +27,9 @@ class Inputs(Logs):
     """The logs that a run reads, and what it reads them for.
 
     Attributes:
-        config: of the run.
         families: of constrained slices.
     """
 
-    config: TrainConfig
     families: tuple[Family, ...]
 
     @property
@@ -75,7 +73,7 @@ def open_inputs(path: Path, config: TrainConfig) -> Inputs:
     logs = open_logs(path, config)
     constraints = config.objective.bias_constraints
     families = resolve_families(constraints, logs.schema) if constraints is not None else ()
-    return Inputs(**vars(logs), config=config, families=families)
+    return Inputs(**vars(logs), families=families)
 
 
 def check_rows(inputs: Inputs, start: int = 0, stop: Callable[[], bool] = lambda: False) -> bool:

@@ -188,6 +188,7 @@ def open_session(
             "config: export: this session cannot export; use ctr train or train(..., exporter=...)"
         )
     inputs = open_inputs(log, config)
+    config = inputs.config
     # What has waited may be long, and the wish to stop has to be heard (``advance``).
     check_first = not (run_dir / "checkpoints").exists() and not wait_for_sidecars
     if check_first:

@@ -12,6 +12,9 @@ from ctr.models.rows import FeatureRows, TableLayout, lay_out_tables
 from ctr.objective.ramps import Ramp
 
 _MOST_LAYERS = 64
+_USUAL_WIDTH = 16
+_WIDTHS = ((4, 2), (16, 4), (128, 8))
+"""Up to so many ids, which width."""
 _MOST_WEIGHTS = 2**36
 """Of all embedding tables: 256 GiB of float32, and the accumulators take as much again."""
 
@@ -111,7 +114,9 @@ class ModelConfig(StrictModel):
         prior: the initial predicted click probability.
         init_scale: the standard deviation of new embeddings.
         embedding_seed: the seed of new embeddings. Null: the seed of the run.
-        widths: embedding widths by feature, in place of those in the log's schema; 0: a linear weight only.
+        widths: embedding widths by feature, in place of those in the log's schema; 0: a linear weight only. Features
+            with a width in neither have 16, or 8, 4 and 2 with up to 128, 16 and 4 ids; of ids that grow those count
+            that the log's first partition has.
     """
 
     renamed_keys: ClassVar[Mapping[str, str]] = {"factorised": "factorized"}
@@ -191,7 +196,12 @@ class ModelConfig(StrictModel):
         _check_features("model.widths", self.widths, schema)
         if not self.has_network:
             return dict.fromkeys(schema.by_name, 0)
-        widths = {feature.name: self.widths.get(feature.name, feature.width) for feature in schema.features}
+        widths = {
+            feature.name: self.widths.get(feature.name, fitting_width(feature.buckets))
+            if feature.width is None
+            else self.widths.get(feature.name, feature.width)
+            for feature in schema.features
+        }
         if not any(widths.values()):
             raise InputError("config: all features have width 0, so the network would have no input")
         return widths
@@ -202,6 +212,14 @@ class ModelConfig(StrictModel):
             return {feature.name: feature.tower for feature in schema.features}
         _check_features("model.factorized.ui_features", chosen, schema)
         return {name: "ui" if name in chosen else "quality" for name in schema.by_name}
+
+
+def fitting_width(ids: int | None) -> int:
+    """The width of the embeddings of a feature with so many ids; None: not known."""
+    for most, width in _WIDTHS:
+        if ids is not None and ids <= most:
+            return width
+    return _USUAL_WIDTH
 
 
 def _check_features(key: str, names: Iterable[str], schema: Schema) -> None:

@@ -15,6 +15,7 @@ from ctr.data.sidecar import SidecarHash
 from ctr.data.time_range import TimeRange
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
+from ctr.training.auto import resolve
 from ctr.training.config import TrainConfig
 from ctr.training.run.directory import INIT_FROM, check_config, check_run_folder, check_schema
 from ctr.training.run.record import check_record, record_predictions
@@ -64,12 +65,14 @@ class Logs:
     """The logs that a run reads, all of the same features.
 
     Attributes:
+        config: of the run, with what the log's manifests decide.
         schema: the features.
         log: the log that it makes a pass over.
         constraint_logs: by name.
         teacher_log: the log beside which the teacher's sidecar lies, where it is another one.
     """
 
+    config: TrainConfig
     schema: Schema
     log: Log
     constraint_logs: Mapping[str, Log]
@@ -85,6 +88,7 @@ def open_logs(path: Path, config: TrainConfig) -> Logs:
     """
     schema = read_schema(path)
     log = _open_log(path, config.time_range)
+    config = resolve(config, schema, log.manifests)
     _check_slices(schema, config)
     config.table_layouts(schema)
     constraints = config.objective.bias_constraints
@@ -102,7 +106,7 @@ def open_logs(path: Path, config: TrainConfig) -> Logs:
     distillation = config.objective.distillation
     taught = None if distillation is None or distillation.log is None else Path(distillation.log)
     teacher_log = None if taught is None else Log(taught, read_manifests(taught))
-    return Logs(schema, log, constraint_logs, teacher_log)
+    return Logs(config, schema, log, constraint_logs, teacher_log)
 
 
 def _open_log(path: Path, time_range: TimeRange, key: str = "") -> Log:
@@ -159,6 +163,7 @@ def check_run(
     """
     check_run_folder(run_dir)
     logs = open_logs(log, config)
+    config = logs.config
     if record is not None:
         check_record(log, config, run_dir, record)
     if source is not None:

@@ -160,12 +160,20 @@ class TrainState:
             which: int64 [N], the ids of it.
 
         Returns:
-            int32 [N], their rows; fixed ones of ids that did not fit.
+            int32 [N], their rows; -1 for ids that did not fit.
         """
-        features = np.full(len(which), feature, np.int16)
-        rows = self.id_maps[number].adopt(features, known, which)
-        fits = rows >= self.layouts[number].rows
-        self._begin_rows(number, rows[fits], features[fits], known.fingerprint[which][fits])
+        features, fingerprints = np.full(len(which), feature, np.int16), known.fingerprints[which]
+        rows = self.id_maps[number].adopt(
+            features,
+            fingerprints,
+            known.first_seen[which],
+            known.last_seen[which],
+            known.uses[which],
+            known.frequency[which],
+            known.time_us,
+        )
+        fits = rows >= 0
+        self._begin_rows(number, rows[fits], features[fits], fingerprints[fits])
         return rows
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -250,7 +258,7 @@ def make_id_map(layout: TableLayout, ids: IdsConfig) -> IdMap:
             feature.name,
             offsets[feature.name] + 1,
             ids.shared_rows,
-            ids.capacities.get(feature.name, ids.capacity),
+            ids.capacity_of(feature.name),
         )
         for feature in layout.growing
     ]

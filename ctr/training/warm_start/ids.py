@@ -30,9 +30,9 @@ def take_ids(state: TrainState, new: Side, old: Side, old_arrays: Arrays) -> Slo
             if name in old_maps and meanings[name] == old_meanings[name]:
                 old_map, old_place = old_maps[name]
                 known = old_map.occupants()
-                own = np.flatnonzero(known.feature == old_place)
+                own = np.flatnonzero(known.features == old_place)
                 rows = state.adopt(number, place, known, own)
-                fits = rows >= layout.rows
+                fits = rows >= 0
                 slots[name] = rows[fits], known.rows[own[fits]]
     return slots
 

@@ -33,9 +33,9 @@ from ctr.training.run.position import Position
 from ctr.training.run.rollback import first_broken
 from ctr.training.run.run import open_run
 from ctr.training.state import create_network, fresh_state
+from ctr.training.warm_start.ids import Slots, take_ids
 from ctr.training.warm_start.optimizer import take_optimizer, take_schedules
 from ctr.training.warm_start.position import begin_position
-from ctr.training.warm_start.ids import Slots, take_ids
 from ctr.training.warm_start.weights import Entry, Side, take_ramps, take_rows, take_slices, take_weights
 
 _PARTS = {

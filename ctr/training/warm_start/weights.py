@@ -146,7 +146,7 @@ def take_rows(
             source = _by_copy(old_arrays[f"{group}/{old_layout.name}"], old_layout)
             # Where ids grow, a missing value and, if there are as many, the rows that ids without a slot share.
             fixed = feature.buckets if feature.buckets == old_feature.buckets else 1
-            rows = [(slice(begin, begin + fixed), slice(old_begin, old_begin + fixed))]
+            rows: list[tuple[Any, Any]] = [(slice(begin, begin + fixed), slice(old_begin, old_begin + fixed))]
             for own, theirs in [*rows, slots[name]] if name in slots else rows:
                 for copy in taken:
                     target[own, copy, columns] = source[theirs, sources[copy], columns]

@@ -1,0 +1,251 @@
+"""What a table of ids loses when it has less memory than ids: buckets against slots, by policy of eviction.
+
+    python benchmarks/id_memory.py [--rows 3000000] [--seeds 1 2 3] [--out runs/id_memory] [--policies score ...]
+
+A simulated log with churn: users and items come, are active for a while and go; some are seen a thousand times and
+most a few times. What is clicked depends on the user and on the item alone, so that all that a model can know is in
+their rows. Each run reports the logloss of the whole pass and the bytes that its ids take: their rows with the
+optimizer's state, and where ids grow the map that finds them. Runs are compared pair by pair, by query bucket, as
+`ctr compare` does. Results are kept in OUT: the same command goes on where it was interrupted.
+"""
+
+import argparse
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import numpy as np
+import pyarrow as pa
+from matplotlib import pyplot
+from reference import table
+
+from ctr.config import parse_model
+from ctr.data.log import create_log, pack_ids, publish_partition
+from ctr.data.schema import Category, Schema
+from ctr.eval.compare import compare
+from ctr.eval.run_files import read_run
+from ctr.io.hashing import splitmix64
+from ctr.training.config import TrainConfig
+from ctr.training.loop import train
+
+QUERY_ROWS = 4
+DAY = 86_400_000_000
+DAYS = 30
+PARTITION_ROWS = 200_000
+FEATURES = ("user", "item")
+WIDTH = 4
+MODEL = {"crosses": {"layers": 0}, "deep": {"units": [32]}}
+SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)
+POLICIES = ("score", "least_recent", "least_frequent", "none")
+
+
+def draw_ids(random: np.random.Generator, rows: int, ids: int, life: float) -> np.ndarray:
+    """Ids of a feature row by row, int64 [rows], in event time.
+
+    Each id is active for about ``life`` of the log, from a begin of its own; among those that are active it is chosen
+    by a weight of its own, of a heavy tail.
+    """
+    begin = random.uniform(-life, 1, ids)
+    weight = random.pareto(1.1, ids) + 0.05
+    chosen = np.empty(rows, np.int64)
+    steps = 300
+    edges = np.linspace(0, rows, steps + 1).astype(np.int64)
+    for step in range(steps):
+        now = (step + 0.5) / steps
+        active = np.flatnonzero((begin <= now) & (now < begin + life))
+        odds = np.cumsum(weight[active])
+        draws = random.uniform(0, odds[-1], edges[step + 1] - edges[step])
+        chosen[edges[step] : edges[step + 1]] = active[np.searchsorted(odds, draws)]
+    return chosen
+
+
+def make_log(folder: Path, rows: int, seed: int, buckets: Sequence[int | None]) -> Path:
+    """Writes a log whose rows depend on ``rows`` and ``seed`` alone; without buckets ids grow."""
+    random = np.random.default_rng(seed)
+    queries = rows // QUERY_ROWS
+    users = np.repeat(draw_ids(random, queries, rows, 0.15), QUERY_ROWS)
+    items = draw_ids(random, queries * QUERY_ROWS, rows // 2, 0.1)
+    effects = [1.2 * random.standard_normal(int(ids.max()) + 1) for ids in (users, items)]
+    logit = effects[0][users] + effects[1][items] - 2.2
+    label = (random.random(len(users)) < 1 / (1 + np.exp(-logit))).astype(np.int8)
+    prints = [
+        splitmix64(ids.astype(np.uint64) * np.uint64(2) + np.uint64(n))
+        for n, ids in enumerate((users, items))
+    ]
+    columns = [
+        one.view(np.int64) if size is None else (1 + one % np.uint64(size - 1)).astype(np.int32)
+        for one, size in zip(prints, buckets, strict=True)
+    ]
+    schema = Schema(
+        features=tuple(
+            Category(name=name, source=name, buckets=size, width=WIDTH)
+            for name, size in zip(FEATURES, buckets, strict=True)
+        )
+    )
+    create_log(folder, schema)
+    row = np.arange(len(users))
+    query = row // QUERY_ROWS
+    time = query * (DAYS * DAY // queries)
+    ids, ones = np.stack(columns, axis=1), np.ones(len(row), np.float32)
+    for first in range(0, len(row), PARTITION_ROWS):
+        part = slice(first, first + PARTITION_ROWS)
+        content = pa.table(
+            {
+                "query_time": time[part],
+                "timestamp": time[part],
+                "query_id": query[part],
+                "example_id": row[part],
+                "label": label[part],
+                "train_weight": ones[part],
+                "metric_weight": ones[part],
+                "ids": pack_ids(ids[part]),
+            }
+        )
+        publish_partition(folder, schema, int(time[part][0]), int(time[part][-1]) + 1, content)
+    np.save(folder / "distinct.npy", [len(np.unique(one)) for one in (users, items)])
+    return folder
+
+
+def ids_bytes(run: Path) -> int:
+    """Bytes that the ids of a finished run take: rows, the optimizer's state of them, and the map."""
+    checkpoint = max((run / "checkpoints").iterdir())
+    total = 0
+    with np.load(checkpoint / "arrays.npz") as arrays:
+        for name in arrays.files:
+            kind = name.removeprefix("weights|").split("/")[0]
+            if kind == "rows" or kind.startswith("rows_") or kind == "ids":
+                total += arrays[name].nbytes
+    return total
+
+
+class Campaign:
+    """The runs of a seed, made where they are missing."""
+
+    def __init__(self, out: Path, rows: int, seed: int) -> None:
+        self.folder, self.rows, self.seed = out / f"seed-{seed}", rows, seed
+
+    def log(self, name: str, buckets: Sequence[int | None]) -> Path:
+        folder = self.folder / f"log-{name}"
+        if not (folder / "distinct.npy").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            make_log(folder, self.rows, self.seed, buckets)
+        return folder
+
+    def run(self, name: str, log: Path, ids: Mapping[str, Any]) -> Path:
+        """Trains once over a log; without predictions, whose metrics are in the run's states."""
+        run = self.folder / name
+        content = {"seed": self.seed, "model": MODEL, "ids": ids, "record_predictions": False}
+        train(log, parse_model(TrainConfig, content, name), run)
+        return run
+
+    def measure(self, policies: Sequence[str]) -> list[dict[str, Any]]:
+        """All runs, each with its bytes, and its logloss against the one without eviction."""
+        growing = self.log("growing", (None, None))
+        distinct = [int(one) for one in np.load(growing / "distinct.npy")]
+        unbounded = self.run("unbounded", growing, {"capacity": 2**24})
+        lines = [self._line("unbounded", 1.0, unbounded, unbounded)]
+        for share in SHARES[1:]:
+            sizes = [max(2, round(share * one)) for one in distinct]
+            capacities = {"capacities": dict(zip(FEATURES, sizes, strict=True))}
+            for policy in policies:
+                ids = {**capacities, "eviction": {"policy": policy}}
+                run = self.run(f"{policy}-{share}", growing, ids)
+                lines.append(self._line(policy, share, run, unbounded))
+            best = self.folder / f"{policies[0]}-{share}"
+            per_row = ids_bytes(best) / sum(sizes)
+            plain = 2 * 4 * (WIDTH + 1)
+            # As many buckets as fit into the memory that slots with their map take.
+            buckets = [round(one * per_row / plain) for one in sizes]
+            log = self.log(f"buckets-{share}", buckets)
+            lines.append(self._line("buckets", share, self.run(f"buckets-{share}", log, {}), best))
+            shutil.rmtree(log)
+        return lines
+
+    def _line(self, policy: str, share: float, run: Path, against: Path) -> dict[str, Any]:
+        own, base = read_run(run), read_run(against)
+        change = compare(base.metrics, own.metrics).loc["logloss"]
+        return {
+            "seed": self.seed,
+            "policy": policy,
+            "share": share,
+            "bytes": ids_bytes(run),
+            "logloss": own.number("logloss"),
+            "examples_per_second": own.number("examples_per_second"),
+            "against": against.name,
+            **{key: float(change[key]) for key in ("difference", "ci95_low", "ci95_high")},
+        }
+
+
+def plot(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Memory against logloss, a curve for each policy: the mean over seeds."""
+    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    for policy in dict.fromkeys(line["policy"] for line in lines):
+        points: dict[float, list[Mapping[str, Any]]] = {}
+        for line in lines:
+            if line["policy"] == policy:
+                points.setdefault(line["share"], []).append(line)
+        ordered = [points[share] for share in sorted(points)]
+        axes.plot(
+            [np.mean([line["bytes"] for line in own]) / 1e6 for own in ordered],
+            [np.mean([line["logloss"] for line in own]) for own in ordered],
+            marker="o",
+            label=policy,
+        )
+    axes.set(xscale="log", xlabel="memory of ids, MB", ylabel="progressive logloss")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def report(lines: Sequence[Mapping[str, Any]]) -> str:
+    """The table: a line for each policy and share of the ids, the mean over seeds.
+
+    Paired intervals of the logloss, one a seed, are against the run without eviction; of buckets against the slots of
+    the first policy that take as much memory.
+    """
+    groups: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
+    for line in lines:
+        groups.setdefault((line["policy"], line["share"]), []).append(line)
+    base = {line["seed"]: line["logloss"] for line in lines if line["policy"] == "unbounded"}
+    rows = []
+    for (policy, share), own in groups.items():
+        change = [line["logloss"] / base[line["seed"]] - 1 for line in own]
+        rows.append(
+            [
+                policy,
+                f"{share:.4g}",
+                f"{np.mean([line['bytes'] for line in own]) / 1e6:,.1f}",
+                f"{np.mean([line['logloss'] for line in own]):.5f}",
+                f"{100 * np.mean(change):+.3f}%",
+                f"{100 * min(change):+.3f}% to {100 * max(change):+.3f}%",
+                ", ".join(f"{line['ci95_low']:+.5f} to {line['ci95_high']:+.5f}" for line in own),
+            ]
+        )
+    head = ["ids", "slots / ids", "MB", "logloss", "against unbounded", "over seeds", "paired interval"]
+    return table(head, rows)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=3_000_000, help="rows of the log")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--out", type=Path, default=Path("runs/id_memory"))
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
+    arguments = parser.parse_args(argv)
+    lines = []
+    for seed in arguments.seeds:
+        lines += Campaign(arguments.out, arguments.rows, seed).measure(arguments.policies)
+        (arguments.out / "results.json").write_text(json.dumps(lines, indent=1) + "\n")
+    plot(lines, arguments.out / "id_memory.svg")
+    print(report(lines))
+
+
+if __name__ == "__main__":
+    main()
