@@ -1,0 +1,433 @@
+"""The rows of growing ids: which slot of a table has which id.
+
+A table's rows are first ``first_slot`` fixed ones, among them a few shared rows of each feature, and then slots. An id
+is a pair of a feature and a fingerprint of 64 bits. It uses one of its feature's shared rows until it is admitted, then
+a slot of its own until it is evicted. All features of a table share its slots, and each may have up to its capacity.
+
+Everything follows from the batches that were learned from, in their order, and their event time.
+
+Memory: an id with a slot takes 42 bytes, and 16 to 43 more for finding it; arrays grow by doubling, up to the capacity.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ctr.io.errors import InputError
+from ctr.io.hashing import splitmix64
+from ctr.training.ids.admission import WaitingIds
+from ctr.training.ids.config import AdmissionConfig, EvictionConfig
+from ctr.training.ids.eviction import DecayClock, evicted_first, microseconds
+from ctr.training.ids.id_table import FREE, MAX_PLACES, IdTable, extended
+
+
+@dataclass(frozen=True)
+class GrowingFeature:
+    """A feature whose ids get slots.
+
+    Attributes:
+        name: the feature's name.
+        shared_row: the first of the rows that its ids without a slot share.
+        shared_rows: the number of these rows.
+        capacity: maximum number of its ids that have a slot.
+    """
+
+    name: str
+    shared_row: int
+    shared_rows: int
+    capacity: int
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The rows of a batch that is about to be learned from.
+
+    Attributes:
+        rows: int32 [U], the table row of each id.
+        fresh: int64, rising positions in the batch of the ids that just got their slot: its row and the state of the
+            row's optimizer are to begin anew.
+    """
+
+    rows: np.ndarray
+    fresh: np.ndarray
+
+
+@dataclass(frozen=True)
+class Occupants:
+    """The ids that have a slot, in the order of slots.
+
+    Attributes:
+        rows: int32 [N], table rows, rising.
+        features: int16 [N], indices of features.
+        fingerprints: int64 [N].
+        first_seen: int64 [N], when the id got its slot; microseconds of event time.
+        last_seen: int64 [N].
+        uses: int64 [N], occurrences since then.
+        frequency: float64 [N], occurrences since then, each of which counts half after each half-life.
+        time_us: the time for which frequencies hold.
+    """
+
+    rows: np.ndarray
+    features: np.ndarray
+    fingerprints: np.ndarray
+    first_seen: np.ndarray
+    last_seen: np.ndarray
+    uses: np.ndarray
+    frequency: np.ndarray
+    time_us: int
+
+
+@dataclass(frozen=True)
+class FeatureCounters:
+    """What happened to the ids of one feature since the map began.
+
+    Attributes:
+        occupancy: ids that have a slot now.
+        capacity: how many may have one.
+        admitted: ids that got a slot, each time counted; without those of a warm start.
+        evicted: ids that lost their slot.
+        refused: occurrences of ids that were to get a slot, but stayed on a shared row because the feature was full.
+        shared: occurrences that were learned on a shared row, ``refused`` included.
+        occurrences: all occurrences that were learned.
+    """
+
+    occupancy: int
+    capacity: int
+    admitted: int
+    evicted: int
+    refused: int
+    shared: int
+    occurrences: int
+
+
+_TOTALS = ("admitted", "evicted", "refused", "shared", "occurrences")
+_NEVER = np.iinfo(np.int64).min
+
+
+class IdMap:
+    """Slots of the growing features of one embedding table.
+
+    Args:
+        features: ids refer to them by position.
+        first_slot: the table row of the first slot.
+        admission: when an id gets a slot.
+        eviction: when it loses it.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[GrowingFeature],
+        first_slot: int,
+        admission: AdmissionConfig,
+        eviction: EvictionConfig,
+    ) -> None:
+        self.features = tuple(features)
+        self._first_slot = first_slot
+        self._admission, self._eviction = admission, eviction
+        self._capacity = np.array([feature.capacity for feature in features], np.int64)
+        self._shared_row = np.array([feature.shared_row for feature in features], np.int64)
+        self._shared_rows = np.array([feature.shared_rows for feature in features], np.uint64)
+        self._max_slots = min(int(self._capacity.sum()), MAX_PLACES - first_slot)
+        self._slots = IdTable(self._max_slots)
+        self._first_seen = np.zeros(0, np.int64)
+        self._last_seen = np.zeros(0, np.int64)
+        self._uses = np.zeros(0, np.int64)
+        self._frequency = np.zeros(0, np.float64)
+        self._occupancy = np.zeros(len(self.features), np.int64)
+        self._totals = {name: np.zeros(len(self.features), np.int64) for name in _TOTALS}
+        self._time: int | None = None
+        self._searched: int | None = None
+        self._clock = DecayClock(eviction.half_life)
+        self._waiting = WaitingIds(admission) if admission.rule == "count" else None
+
+    @property
+    def rows(self) -> int:
+        """Number of table rows in use: the fixed ones and all slots that were ever used."""
+        return self._first_slot + self._slots.places
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        own = (self._first_seen, self._last_seen, self._uses, self._frequency)
+        waiting = self._waiting.nbytes if self._waiting else 0
+        return self._slots.nbytes + waiting + sum(array.nbytes for array in own)
+
+    def look_up(self, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
+        """Finds the rows of ids, without learning anything of them.
+
+        Args:
+            features: int16 [U].
+            fingerprints: int64 [U]; no pair occurs twice.
+
+        Returns:
+            int32 [U]: the slot of an id that has one, else the one of its feature's shared rows that its fingerprint
+            gives.
+        """
+        return self._rows_at(self._slots.find(features, fingerprints), features, fingerprints)
+
+    def _rows_at(self, slots: np.ndarray, features: np.ndarray, fingerprints: np.ndarray) -> np.ndarray:
+        """The rows of slots, -1 for none: int32 [U]."""
+        rows = (slots + self._first_slot).astype(np.int32)
+        without = np.flatnonzero(slots < 0)
+        if len(without):
+            kinds = features[without]
+            mixed = splitmix64(fingerprints[without].view(np.uint64))
+            rows[without] = self._shared_row[kinds] + (mixed % self._shared_rows[kinds]).astype(np.int64)
+        return rows
+
+    def learn(
+        self,
+        features: np.ndarray,
+        fingerprints: np.ndarray,
+        counts: np.ndarray,
+        time_us: int,
+        admit: np.ndarray | None = None,
+    ) -> Learned:
+        """Counts the ids of a batch that is about to be learned from, evicts and admits.
+
+        Ids of the batch are never evicted by it. If there is not room for all of its new ids, the first ones get it.
+
+        Args:
+            features: int16 [U].
+            fingerprints: int64 [U]; no pair occurs twice.
+            counts: int64 [U], occurrences in the batch.
+            time_us: the query time of the batch's last row; if an earlier batch had a later one, that one counts.
+            admit: bool [U], for admission by probability: whether one of the id's occurrences was drawn.
+
+        Raises:
+            InputError: the table would have more rows than int32 can number.
+        """
+        now = self._advance(time_us)
+        slots = self._slots.find(features, fingerprints)
+        known = slots >= 0
+        seen = slots[known]
+        self._use(seen, counts[known], now)
+        # Only now: ids of this batch are not idle.
+        self._evict_idle(now)
+        eligible = self._eligible(features, fingerprints, counts, ~known, admit)
+        room = self._make_room(features[eligible], seen, now)
+        chosen = eligible[_first_of_each(features[eligible], room)]
+        slots[chosen] = self._occupy(features[chosen], fingerprints[chosen], counts[chosen], now)
+        if self._waiting is not None:
+            self._waiting.forget(features[chosen], fingerprints[chosen])
+        refused = np.setdiff1d(eligible, chosen, assume_unique=True)
+        shared = np.flatnonzero(slots < 0)
+        for name, which in (("refused", refused), ("shared", shared)):
+            self._totals[name] += self._by_feature(features[which], counts[which])
+        self._totals["occurrences"] += self._by_feature(features, counts)
+        self._totals["admitted"] += self._by_feature(features[chosen])
+        return Learned(self._rows_at(slots, features, fingerprints), chosen)
+
+    def _advance(self, time_us: int) -> int:
+        self._time = time_us if self._time is None else max(self._time, time_us)
+        self._clock.move(self._time, self._frequency)
+        return self._time
+
+    def _use(self, slots: np.ndarray, counts: np.ndarray, now: int) -> None:
+        # These take three quarters of the time of indexing.
+        self._last_seen.put(slots, now)
+        self._uses.put(slots, self._uses.take(slots) + counts)
+        self._frequency.put(slots, self._frequency.take(slots) + counts * self._clock.weight(now))
+
+    def _by_feature(self, features: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
+        """Sums by feature: int64 [features]. Sums of float64 are exact up to 2^53."""
+        return np.bincount(features, counts, len(self.features)).astype(np.int64)
+
+    def _evict_idle(self, now: int) -> None:
+        """Evicts ids that were not seen for too long, once in each interval of event time."""
+        if self._eviction.max_idle is None:
+            return
+        interval = now // microseconds(self._eviction.every)
+        if interval == self._searched:
+            return
+        self._searched = interval
+        last_seen = self._last_seen[: self._slots.places]
+        idle = last_seen < now - microseconds(self._eviction.max_idle)
+        self._evict(np.flatnonzero(idle & (self._slots.features[: self._slots.places] != FREE)))
+
+    def _evict(self, slots: np.ndarray) -> None:
+        gone = self._by_feature(self._slots.features[slots])
+        self._occupancy -= gone
+        self._totals["evicted"] += gone
+        self._slots.remove(slots)
+
+    def _eligible(
+        self,
+        features: np.ndarray,
+        fingerprints: np.ndarray,
+        counts: np.ndarray,
+        without: np.ndarray,
+        admit: np.ndarray | None,
+    ) -> np.ndarray:
+        """Positions of the ids without a slot that admission lets in, rising."""
+        if self._admission.rule == "probability":
+            if admit is None:
+                raise ValueError("admission by probability requires admit")
+            return np.flatnonzero(without & admit)
+        positions = np.flatnonzero(without)
+        if self._waiting is None:
+            return positions
+        enough = self._waiting.count(features[positions], fingerprints[positions], counts[positions])
+        return positions[enough]
+
+    def _make_room(self, new: np.ndarray, seen: np.ndarray, now: int) -> np.ndarray:
+        """Evicts ids of features that have not enough room for their ids among ``new``; returns the room of each.
+
+        Args:
+            new: int16, the features of ids that are to get a slot.
+            seen: int64, the slots of the batch, which stay.
+        """
+        needed = self._by_feature(new)
+        room = self._capacity - self._occupancy
+        if self._eviction.policy != "none":
+            for feature in np.flatnonzero(needed > room):
+                share = int(self._eviction.share * self._capacity[feature])
+                self._evict_some(int(feature), max(share, int(needed[feature] - room[feature])), seen, now)
+            room = self._capacity - self._occupancy
+        return room
+
+    def _evict_some(self, feature: int, count: int, seen: np.ndarray, now: int) -> None:
+        used = self._slots.places
+        may_go = self._slots.features[:used] == feature
+        may_go[seen] = False
+        slots = np.flatnonzero(may_go)
+        last_seen, frequency = self._last_seen[slots], self._frequency[slots]
+        first = evicted_first(self._eviction, now, last_seen, frequency, min(count, len(slots)))
+        self._evict(slots[first])
+
+    def _occupy(
+        self, features: np.ndarray, fingerprints: np.ndarray, counts: np.ndarray, now: int
+    ) -> np.ndarray:
+        """Gives slots to ids, int64 [N]."""
+        slots = self._slots.add(features, fingerprints)
+        if self._slots.places > self._max_slots:
+            raise InputError(
+                f"ids: the table would have {self.rows} rows; allowed: {MAX_PLACES}, by smaller capacities"
+            )
+        size = len(self._slots.features)
+        if size > len(self._uses):
+            self._first_seen = extended(self._first_seen, size)
+            self._last_seen = extended(self._last_seen, size)
+            self._uses = extended(self._uses, size)
+            self._frequency = extended(self._frequency, size)
+        self._first_seen[slots] = self._last_seen[slots] = now
+        self._uses[slots] = counts
+        self._frequency[slots] = counts * self._clock.weight(now)
+        self._occupancy += self._by_feature(features)
+        return slots
+
+    def counters(self) -> dict[str, FeatureCounters]:
+        """Returns what happened to the ids of each feature, by its name."""
+        return {
+            feature.name: FeatureCounters(
+                occupancy=int(self._occupancy[index]),
+                capacity=feature.capacity,
+                **{name: int(total[index]) for name, total in self._totals.items()},
+            )
+            for index, feature in enumerate(self.features)
+        }
+
+    def occupants(self) -> Occupants:
+        """Returns the ids that have a slot."""
+        slots = self._slots.taken()
+        now = 0 if self._time is None else self._time
+        return Occupants(
+            rows=(slots + self._first_slot).astype(np.int32),
+            features=self._slots.features[slots],
+            fingerprints=self._slots.fingerprints[slots],
+            first_seen=self._first_seen[slots],
+            last_seen=self._last_seen[slots],
+            uses=self._uses[slots],
+            frequency=self._frequency[slots] / self._clock.weight(now),
+            time_us=now,
+        )
+
+    def adopt(
+        self,
+        features: np.ndarray,
+        fingerprints: np.ndarray,
+        first_seen: np.ndarray,
+        last_seen: np.ndarray,
+        uses: np.ndarray,
+        frequency: np.ndarray,
+        time_us: int,
+    ) -> np.ndarray:
+        """Gives slots to the occupants of another map, whatever the rule of admission.
+
+        If a feature has not enough room for all of them, those that its policy would evict first are left out.
+
+        Args:
+            features: int16 [N], indices of this map's features.
+            fingerprints: int64 [N]; no pair occurs twice, and none has a slot.
+            first_seen, last_seen, uses, frequency, time_us: as in ``Occupants``.
+
+        Returns:
+            int32 [N], the table row of each id; -1 for those left out.
+        """
+        now = self._advance(time_us)
+        kept = np.ones(len(features), np.bool_)
+        excess = self._by_feature(features) - (self._capacity - self._occupancy)
+        for feature in np.flatnonzero(excess > 0):
+            own = np.flatnonzero(features == feature)
+            kept[own[evicted_first(self._eviction, now, last_seen[own], frequency[own], excess[feature])]] = (
+                False
+            )
+        chosen = np.flatnonzero(kept)
+        slots = self._occupy(features[chosen], fingerprints[chosen], uses[chosen], now)
+        self._first_seen[slots], self._last_seen[slots] = first_seen[chosen], last_seen[chosen]
+        self._frequency[slots] = frequency[chosen] * self._clock.weight(time_us)
+        rows = np.full(len(features), -1, np.int32)
+        rows[chosen] = slots + self._first_slot
+        return rows
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Returns copies of everything that ``restore`` needs, by names that do not depend on the process."""
+        used = self._slots.places
+        times = (self._time, self._searched, self._clock.landmark)
+        arrays = {
+            **{f"slots/{name}": array for name, array in self._slots.to_arrays().items()},
+            "slots/first_seen": self._first_seen[:used].copy(),
+            "slots/last_seen": self._last_seen[:used].copy(),
+            "slots/uses": self._uses[:used].copy(),
+            "slots/frequency": self._frequency[:used].copy(),
+            "totals": np.stack([self._totals[name] for name in _TOTALS]),
+            "times": np.array([_NEVER if time is None else time for time in times], np.int64),
+        }
+        if self._waiting is not None:
+            arrays |= {f"waiting/{name}": array for name, array in self._waiting.to_arrays().items()}
+        return arrays
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Brings a map with the same arguments to where another one was at ``to_arrays``.
+
+        Raises:
+            ValueError: the arrays are those of a map with other features or another rule of admission.
+        """
+        expected = self.to_arrays()
+        if set(arrays) != set(expected) or arrays["totals"].shape != expected["totals"].shape:
+            raise ValueError(f"the arrays are not those of a map with {len(self.features)} features")
+        self._slots.restore(_below(arrays, "slots/"))
+        self._first_seen, self._last_seen, self._uses, self._frequency = (
+            arrays[f"slots/{name}"].copy() for name in ("first_seen", "last_seen", "uses", "frequency")
+        )
+        self._occupancy = self._by_feature(self._slots.features[self._slots.taken()])
+        self._totals = {name: row.copy() for name, row in zip(_TOTALS, arrays["totals"], strict=True)}
+        times = [None if time == _NEVER else int(time) for time in arrays["times"]]
+        self._time, self._searched, self._clock.landmark = times
+        if self._waiting is not None:
+            self._waiting.restore(_below(arrays, "waiting/"))
+
+
+def _below(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def _first_of_each(features: np.ndarray, room: np.ndarray) -> np.ndarray:
+    """Returns the positions, rising, of the first ids of each feature, as many as it has room for."""
+    if (np.bincount(features, minlength=len(room)) <= room).all():
+        return np.arange(len(features))
+    order = np.argsort(features, kind="stable")
+    starts = np.searchsorted(features[order], np.arange(len(room)))
+    rank = np.arange(len(features)) - starts[features[order]]
+    return np.sort(order[rank < room[features[order]]])
