@@ -1,0 +1,66 @@
+"""Initial values of rows: near-normal, and the same wherever and whenever they are drawn."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from ctr.models.row_values import initial_rows
+from slow_id_map import MASK, splitmix64
+
+
+def test_a_value_by_hand():
+    digest = hashlib.sha256(b"3/1/user").digest()
+    first, second = (int.from_bytes(digest[at : at + 8], "little") for at in (0, 8))
+    fingerprints = [1, -1, -(2**63), 2**63 - 1]
+    expected = []
+    for value in fingerprints:
+        key = splitmix64(splitmix64((value & MASK) ^ first) ^ second)
+        row = []
+        for column in range(5):
+            bits = splitmix64((key + column * 0x9E3779B97F4A7C15) & MASK)
+            total = sum((bits >> shift) & 0xFFFF for shift in (0, 16, 32, 48)) - 131070
+            row.append(np.float32(total) * np.float32(0.1 / ((65536**2 - 1) / 3) ** 0.5))
+        expected.append(row)
+    found = initial_rows(np.array(fingerprints), "user", 5, 0.1, seed=3, copy=1)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, np.array(expected, np.float32))
+
+
+def test_moments_of_values_columns_and_neighbors():
+    # Fingerprints that follow each other are the hardest ones for a hash.
+    rows = initial_rows(np.arange(1, 200_001), "user", 8, 2.0, seed=1) / 2
+    limit = 4 / np.sqrt(rows.size)
+    assert abs(rows.mean()) < limit
+    assert rows.std() == pytest.approx(1, abs=limit)
+    assert (rows**3).mean() == pytest.approx(0, abs=4 * limit)
+    assert (rows**4).mean() == pytest.approx(2.7, abs=10 * limit)
+    assert 3.2 < abs(rows).max() < 3.47
+    by_column = np.corrcoef(rows.T)
+    assert abs(by_column - np.eye(8)).max() < 5 / np.sqrt(len(rows))
+    for distance in (1, 2, 8):
+        assert abs((rows[distance:] * rows[:-distance]).mean()) < limit
+
+
+def test_values_depend_neither_on_the_order_nor_on_other_ids_nor_on_the_number_of_columns():
+    fingerprints = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 20_000)
+    rows = initial_rows(fingerprints, "user", 7, 0.1, seed=1)
+    order = np.random.default_rng(1).permutation(len(rows))
+    np.testing.assert_array_equal(initial_rows(fingerprints[order], "user", 7, 0.1, seed=1), rows[order])
+    np.testing.assert_array_equal(initial_rows(fingerprints[5:6], "user", 3, 0.1, seed=1), rows[5:6, :3])
+
+
+@pytest.mark.parametrize(
+    "other", [{"seed": 2}, {"copy": 1}, {"feature": "item"}, {"seed": 11, "copy": 0}, {"seed": 1, "copy": 10}]
+)
+def test_another_seed_copy_or_feature_draws_independently(other):
+    fingerprints = np.arange(1, 50_001)
+    same = {"feature": "user", "seed": 1, "copy": 0}
+    rows, others = (initial_rows(fingerprints, columns=4, scale=1.0, **keys) for keys in (same, same | other))
+    assert abs((rows * others).mean()) < 4 / np.sqrt(rows.size)
+
+
+def test_no_rows_and_no_columns():
+    assert initial_rows(np.zeros(0, np.int64), "user", 4, 1.0, seed=1).shape == (0, 4)
+    assert initial_rows(np.ones(3, np.int64), "user", 0, 1.0, seed=1).shape == (3, 0)
+    assert not initial_rows(np.ones(3, np.int64), "user", 4, 0.0, seed=1).any()

@@ -1,0 +1,123 @@
+"""The hash table against a dictionary."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctr.training.ids.id_table import IdTable
+from slow_id_map import fingerprint_of
+
+
+def arrays(pairs):
+    features, fingerprints = zip(*pairs, strict=True) if pairs else ((), ())
+    return np.array(features, np.int16), np.array(fingerprints, np.int64)
+
+
+class Checked:
+    """A table beside a dictionary that gives the lowest free places."""
+
+    def __init__(self):
+        self.table, self.places, self.free, self.used = IdTable(), {}, [], 0
+
+    def add(self, pairs):
+        for pair in pairs:
+            if self.free:
+                self.places[pair] = self.free.pop(0)
+            else:
+                self.places[pair], self.used = self.used, self.used + 1
+        added = self.table.add(*arrays(pairs))
+        assert added.tolist() == [self.places[pair] for pair in pairs]
+
+    def remove(self, pairs):
+        self.table.remove(np.array([self.places[pair] for pair in pairs], np.int64))
+        self.free = sorted([*self.free, *(self.places.pop(pair) for pair in pairs)])
+
+    def check(self, pairs):
+        expected = [self.places.get(pair, -1) for pair in pairs]
+        assert self.table.find(*arrays(pairs)).tolist() == expected
+        assert (self.table.count, self.table.places) == (len(self.places), self.used)
+        assert self.table.taken().tolist() == sorted(self.places.values())
+
+
+def colliding(position, tags, between):
+    """Pairs whose hashes share the first position, some also the part that the table keeps."""
+    return [
+        (feature, fingerprint_of(feature, position << 54 | middle << 40 | tag))
+        for feature in (0, 7)
+        for tag in range(tags)
+        for middle in range(feature, feature + between)
+    ]
+
+
+@pytest.mark.parametrize("position", [0, 511, 1023])
+def test_pairs_of_the_same_hash_are_told_apart(position):
+    pairs = colliding(position, tags=3, between=30)
+    known, unknown = pairs[::2], pairs[1::2]
+    checked = Checked()
+    checked.add(known)
+    checked.check(pairs)
+    checked.remove(known[::3])
+    checked.check(pairs)
+    checked.add(unknown)
+    checked.check(pairs)
+    checked.add(known[::3])
+    checked.check(pairs)
+
+
+def test_one_fingerprint_in_two_features_is_two_ids():
+    checked = Checked()
+    checked.add([(0, 5), (1, 5)])
+    checked.check([(0, 5), (1, 5), (2, 5)])
+
+
+def test_the_largest_and_smallest_fingerprints():
+    pairs = [(feature, value) for feature in (0, 32767) for value in (-(2**63), -1, 1, 2**63 - 1)]
+    checked = Checked()
+    checked.add(pairs[::2])
+    checked.check(pairs)
+
+
+def test_growth_and_churn():
+    random = np.random.default_rng(0)
+    checked, alive = Checked(), []
+    for step in range(60):
+        values = random.integers(-(2**63), 2**63 - 1, 400)
+        new = [(int(value) % 5, int(value)) for value in values]
+        checked.add(new)
+        alive += new
+        if step % 3 == 2:
+            gone = [alive[number] for number in random.permutation(len(alive))[: len(alive) // 2]]
+            checked.remove(gone)
+            alive = [pair for pair in alive if pair in checked.places]
+            checked.check(gone)
+        checked.check(alive)
+    # Removed entries were cleared away: the table is not larger than for what it holds.
+    assert checked.table.nbytes < 100 * max(checked.used, 1024)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["add", "remove", "again", "clear"]), st.lists(st.integers(0, 40), unique=True)
+        ),
+        max_size=12,
+    )
+)
+def test_any_order_of_calls(calls):
+    pairs = colliding(1023, tags=2, between=10) + [(1, value) for value in range(1, 20)]
+    checked = Checked()
+    for call, numbers in calls:
+        chosen = [pairs[number] for number in numbers]
+        if call == "add":
+            checked.add([pair for pair in chosen if pair not in checked.places])
+        elif call == "remove":
+            checked.remove([pair for pair in chosen if pair in checked.places])
+        elif call == "again":
+            arrays_ = checked.table.to_arrays()
+            checked.table = IdTable()
+            checked.table.restore(arrays_)
+        else:
+            checked.table.clear()
+            checked.places, checked.free, checked.used = {}, [], 0
+        checked.check(pairs)
