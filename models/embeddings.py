@@ -45,10 +45,9 @@ def new_rows(
     rows = np.zeros((len(fingerprints), layout.copies, layout.width + 1), np.float32)
     for number, feature in enumerate(layout.growing):
         own = np.flatnonzero(features == number)
-        if len(own) and layout.width:
-            size = layout.copies * layout.width
-            values = initial_rows(fingerprints[own], feature.name, size, init_scale, seed)
-            rows[own, :, : layout.width] = values.reshape(-1, layout.copies, layout.width)
+        for copy in range(layout.copies if len(own) else 0):
+            values = initial_rows(fingerprints[own], feature.name, layout.width, init_scale, seed, copy)
+            rows[own, copy, : layout.width] = values
     return rows.reshape(len(fingerprints), layout.columns)
 
 

@@ -9,8 +9,6 @@ import pyarrow as pa
 import pytest
 import tensorflow as tf
 
-SlowIdMap = None
-
 from ctr.config import parse_model
 from ctr.data.batches import set_rejects_apart
 from ctr.data.log import create_log, pack_ids, publish_partition, read_schema
@@ -19,11 +17,13 @@ from ctr.data.schema import Category, Schema
 from ctr.io.hashing import splitmix64
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
+from ctr.training.ids.id_map import Learned
 from ctr.training.loop import open_session, train
 from ctr.training.run import checkpoint
 from ctr.training.state import TrainState
 from ctr.training.step import TrainStep
 from growing_logs import Growing
+from slow_id_map import SlowIdMap
 from small_runs import INTERVALS, SMALL, Examples, draw_examples, merged
 
 GROWING = Schema(
@@ -34,18 +34,16 @@ GROWING = Schema(
         Category(name="position", source="position", width=2, tower="ui"),
     )
 )
-NUMBERED = Schema(
-    features=tuple(
-        Category(name=f.name, source=f.name, buckets=60, multivalent=f.name == "tags")
-        for f in GROWING.features
-    )
-)
+NUMBERED = Schema(features=tuple(f.model_copy(update={"buckets": 60}) for f in GROWING.features))
+# Without Shampoo, whose graph takes longer to build than all of the pass.
+ADAGRAD = {"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None, "momentum": 0}}}}
 WITHOUT_NETWORK = {"model": {"crosses": {"layers": 0}, "deep": {"units": []}}}
 CROWDED = {"ids": {"capacity": 12, "shared_rows": 2, "eviction": {"policy": "score", "share": 0.2}}}
+LEAST_RECENT = merged(CROWDED, {"ids": {"eviction": {"policy": "least_recent", "max_idle": 1, "every": 1}}})
 POLICIES = [
     {},
     CROWDED,
-    merged(CROWDED, {"ids": {"eviction": {"policy": "least_recent", "max_idle": 1, "every": 1}}}),
+    LEAST_RECENT,
     merged(CROWDED, {"ids": {"eviction": {"policy": "none"}}}),
     {"ids": {"admission": {"rule": "count", "count": 3, "exact_ids": 4}}},
     {"ids": {"admission": {"rule": "probability", "probability": 0.3}}},
@@ -53,7 +51,7 @@ POLICIES = [
 
 
 def config_of(*changes: dict[str, Any]) -> TrainConfig:
-    content = merged(SMALL, {"max_rejected_share": 1, "metrics": {"slices": []}})
+    content = merged(merged(SMALL, ADAGRAD), {"max_rejected_share": 1, "metrics": {"slices": []}})
     for change in changes:
         content = merged(content, change)
     return parse_model(TrainConfig, content, "test")
@@ -88,6 +86,22 @@ def growing_log(tmp_path_factory) -> Path:
     return publish(tmp_path_factory.mktemp("ids") / "log", GROWING, growing_table(draw_examples()))
 
 
+class DictionaryMap(SlowIdMap):
+    """The slow map as the trainer calls it."""
+
+    def look_up(self, *ids):
+        # Also called by ``learn`` of the slow map itself, with its own arguments.
+        if len(ids) == 1:
+            return super().look_up(*ids)
+        features, prints = ids
+        return np.array(super().look_up(list(zip(features.tolist(), prints.tolist(), strict=True))), np.int32)
+
+    def learn(self, features, prints, counts, time_us, admit=None):
+        ids = list(zip(features.tolist(), prints.tolist(), strict=True))
+        _, fresh = super().learn(ids, counts.tolist(), time_us, admit)
+        return Learned(self.look_up(features, prints), np.array(fresh, np.int64))
+
+
 def final_arrays(run: Path) -> dict[str, np.ndarray]:
     arrays, _ = checkpoint.read(run / "checkpoints")
     return {name: array for name, array in arrays.items() if name.startswith("weights|")}
@@ -115,7 +129,7 @@ def test_a_logistic_regression_is_that_of_ids_without_collisions(growing_log, tm
     assert metrics_of(tmp_path / "numbered") == metrics_of(tmp_path / "growing")
 
 
-@pytest.mark.parametrize("changes", POLICIES[:1] + POLICIES[1:3])
+@pytest.mark.parametrize("changes", [{}, LEAST_RECENT])
 def test_a_dictionary_and_tables_without_end_give_the_same_bits(changes, monkeypatch):
     config = config_of(changes)
     batches = []
@@ -135,7 +149,7 @@ def test_a_dictionary_and_tables_without_end_give_the_same_bits(changes, monkeyp
         return found
 
     own = logits()
-    monkeypatch.setattr("ctr.training.state.IdMap", SlowIdMap)
+    monkeypatch.setattr("ctr.training.state.IdMap", DictionaryMap)
     monkeypatch.setattr("ctr.training.state._FIRST_SLOTS", 10_000)
     for logit, slow in zip(own, logits(), strict=True):
         np.testing.assert_array_equal(logit, slow)
