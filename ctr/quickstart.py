@@ -165,11 +165,11 @@ def _begin(given: Path, out: Path, options: Options, tools: Tools) -> Record:
             if getattr(record, key) != value:
                 shown = " ".join(f"--{name} {_words(text)}" for name, text in record.options.items())
                 was = {
-                    "input": f"is the quickstart of {record.input}",
-                    "files": f"was begun when the files of {given} had other sizes",
-                    "options": f"was begun with {shown or 'no options that decide'}",
+                    "input": f"is the quickstart of {record.input}:",
+                    "files": f"was begun when the files of {given} had other names or sizes:",
+                    "options": f"was begun with {shown or 'no options that decide'}: give the same, or",
                 }[key]
-                raise InputError(f"{out} {was}: give the same, edit {out / MAPPING}, or use another --out")
+                raise InputError(f"{out} {was} use another --out")
         if (out / MAPPING).is_file():
             tools.say(f"{out / MAPPING} is there already and is used as it is")
             return record

@@ -128,10 +128,10 @@ class ColumnFacts:
         """What stands between the items of text values that are lists; None unless they are."""
         if self.is_list or self.numbers is not None or not self.present:
             return None
-        texts = [text for text in self.texts[:_LOOKED] if text]
+        texts, counts = self.texts[:_LOOKED], self.counts[:_LOOKED].tolist()
         if self.name.endswith((":token_seq", ":float_seq")) and not self._is_prose(texts):
             return " "
-        return next((mark for mark in _SEPARATORS if _is_separator(texts, mark)), None)
+        return next((mark for mark in _SEPARATORS if _is_separator(texts, counts, mark)), None)
 
     @cached_property
     def kind(self) -> Kind:
@@ -212,8 +212,8 @@ def without_nulls(array: pa.Array, nulls: Sequence[str]) -> pa.Array:
     return pc.if_else(pc.is_in(array, pa.array(nulls, array.type)), None, array)
 
 
-def _is_separator(texts: Sequence[str], mark: str) -> bool:
-    """Whether texts are lists of items that come back, some lists longer than others."""
+def _is_separator(texts: Sequence[str], counts: Sequence[int], mark: str) -> bool:
+    """Whether distinct texts, each in so many rows, are lists of items that come back, some longer than others."""
     parts = [text.split(mark) for text in texts]
     lengths = [len(part) for part in parts]
     several = sum(length > 1 for length in lengths)
@@ -226,6 +226,8 @@ def _is_separator(texts: Sequence[str], mark: str) -> bool:
         return False
     if max(map(len, distinct)) > 40:
         return False
-    codes = sum(not item.isalpha() or not item.islower() for item in distinct) > 0.8 * len(distinct)
-    few = len(distinct) <= 0.2 * len(items)
-    return (few and len(distinct) <= 500) or (codes and few and mark != " ")
+    if mark == " ":
+        # Names such as New York have few words in common; genres are combined in many ways.
+        return len(distinct) <= min(0.5 * len(texts), 200)
+    rows = sum(length * count for length, count in zip(lengths, counts, strict=True))
+    return len(distinct) < len(items) and len(distinct) <= 0.2 * rows

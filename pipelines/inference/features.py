@@ -15,7 +15,7 @@ from ctr.pipelines.inference.names import ID_WORDS, NUMBER_WORDS, PLACE_WORDS
 FEWEST, FEW = 20, 64
 """So few whole numbers are categories, each with its own id: if they are amounts, and if they are not."""
 
-_UNIQUE = 0.95
+_UNIQUE = 0.999
 _ENOUGH = 50
 # Of positive numbers: from the middle to the largest.
 _WIDE = 20.0
@@ -96,10 +96,10 @@ def _number_or_category(facts: ColumnFacts) -> Decision:
     whole = facts.is_whole
     if facts.name.endswith(":token"):
         return _category(facts, "its name says so")
-    if whole and (words & ID_WORDS) and not words & NUMBER_WORDS:
-        return _category(facts, "named like an id or a kind")
     if whole and facts.distinct <= (FEWEST if _counts_something(facts.finite) else FEW):
         return _category(facts, "few whole numbers")
+    if whole and (words & ID_WORDS) and not words & NUMBER_WORDS:
+        return _category(facts, "named like an id or a kind")
     if not whole or words & NUMBER_WORDS or facts.name.endswith(":float"):
         why = "named like a quantity" if whole else "fractions"
         return _number(facts, why)
@@ -130,8 +130,7 @@ def _number(facts: ColumnFacts, because: str) -> Decision:
         feature["log"] = {"maximum": min(maximum, 1e30), **({"signed": True} if values.min() < 0 else {})}
         return Decision("number, log buckets", f"{because}; from {low:g} to {high:g}", feature)
     size = _round_step((high - low) / _STEPS)
-    spread = float(np.quantile(values, 0.9) - np.quantile(values, 0.1))
-    if size > 0 and spread > 0.2 * (high - low):
+    if size > 0 and _is_spread(values, size):
         size = max(size, 1.0) if facts.is_whole else size
         begin, end = math.floor(low / size) * size, math.ceil(high / size) * size
         if begin < end and max(abs(begin), abs(end)) < 1e30:
@@ -153,6 +152,13 @@ def _number(facts: ColumnFacts, because: str) -> Decision:
         )
     feature["boundaries"] = edges
     return Decision(f"number, {len(edges) + 1} buckets", f"{because}; as many rows in each bucket", feature)
+
+
+def _is_spread(values: np.ndarray, size: float) -> bool:
+    """Whether no bucket of a size holds many more values than the most frequent value is."""
+    most = np.unique(values, return_counts=True)[1].max()
+    buckets = np.unique(np.floor(values / size), return_counts=True)[1].max()
+    return bool(buckets <= max(0.3 * len(values), 1.2 * most))
 
 
 def _round_step(size: float) -> float:

@@ -204,6 +204,9 @@ def _is_header(rows: Sequence[Sequence[str]]) -> bool:
         return False
     places = range(len(first))
     found = [{row[place] for row in below if place < len(row)} for place in places]
+    if any(values - {""} and all(map(is_number, values - {""})) for values in found):
+        # A word above numbers.
+        return True
     repeated = sum(bool(first[place].strip()) and first[place] in found[place] for place in places)
     return repeated <= 0.1 * len(first)
 

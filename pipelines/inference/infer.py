@@ -163,7 +163,7 @@ def _choose_roles(
         roles.used |= {name: ("time?", "--time decides") for name in asked}
     elif time is not None:
         roles.time = time
-        why = "given by --time" if options.time else "read as one"
+        why = ("given by --time" if options.time else "read as one") + time.doubt
         roles.used[time.facts.name] = (f"time, {time.form}", why)
     query = choose_query(options.query, columns, sample.head_rows, list(roles.used))
     if isinstance(query, Doubt):
@@ -220,7 +220,7 @@ def _decide(
             )
             continue
         twin = seen.setdefault(facts.codes.tobytes(), facts)
-        if decision.feature is not None and (reason := _exclusion(facts, twin, decision, roles)):
+        if reason := _exclusion(facts, twin, decision, roles):
             decision = dropped(reason)
         yield name, decision
 
@@ -231,6 +231,8 @@ def _exclusion(facts: ColumnFacts, twin: ColumnFacts, decision: Decision, roles:
         return "another outcome: known only after the impression"
     if roles.label is not None and (leak := find_leak(facts, roles.label.values, roles.label.known)):
         return leak
+    if decision.feature is None:
+        return ""
     if "propensity" in facts.words:
         return "how likely a policy was to show the row belongs to the policy, not to the row"
     if twin is not facts and _is_duplicate(facts, twin, decision):

@@ -127,7 +127,7 @@ def choose_label(text: str | None, columns: Mapping[str, ColumnFacts]) -> LabelC
     if len(named) == 1:
         facts = columns[named[0]]
         return _label_column(plain[named[0]], facts, "two values, and named like a label")
-    shown = [*named, *(name for name in plain if name not in named)]
+    shown = named or list(plain)
     choices = [Choice(name, _label_share(plain[name], columns[name])) for name in shown]
     choices += [choice for facts in columns.values() if (choice := _rating_choice(facts)) is not None]
     if named:
@@ -135,9 +135,10 @@ def choose_label(text: str | None, columns: Mapping[str, ColumnFacts]) -> LabelC
     elif choices:
         question = "which column is the label: no column with two values is named like one"
     else:
-        question = (
-            "which column is the label: none has two values; a rule such as 'rating>=4' makes one of a number"
-        )
+        constant = [facts for facts in columns.values() if facts.distinct == 1 and is_label_name(facts)]
+        always = f" ({constant[0].name} is always {constant[0].texts[0]})" if constant else ""
+        rule = "a rule such as 'rating>=4' makes one of a number"
+        question = f"which column is the label: none has two values{always}; {rule}"
     return Doubt("--label", question, tuple(choices))
 
 

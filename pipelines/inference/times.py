@@ -46,6 +46,7 @@ class TimeColumn:
         facts: of the column.
         time: how a mapping reads it.
         us: [N] int64 microseconds since 1970.
+        doubt: the other format that reads its values too, in words; empty where there is none.
         rank: how much its name, and that it only grows, speak for the time of the row.
     """
 
@@ -53,6 +54,7 @@ class TimeColumn:
     time: Time
     us: np.ndarray
     rank: float
+    doubt: str = ""
 
     @property
     def form(self) -> str:
@@ -81,7 +83,8 @@ def read_time(facts: ColumnFacts, head_rows: int, named: bool = False) -> TimeCo
         named: it was said to be the time: any unit that gives a time of our days will do.
     """
     rank = name_rank(facts)
-    for time in _ways(facts, named or rank != 0):
+    ways = _ways(facts)
+    for time in ways:
         us, bad = parse_times(facts.array, time)
         bad |= (us < FIRST_US) | (us >= LAST_US)
         if bad.mean() > BAD_SHARE:
@@ -93,11 +96,13 @@ def read_time(facts: ColumnFacts, head_rows: int, named: bool = False) -> TimeCo
         )
         if is_number and rank == 0 and not named and not (grows and facts.distinct > 2):
             continue
-        return TimeColumn(facts, time, us, rank + (0.5 if grows else 0.0))
+        other = next((way.format for way in ways if time.format and way.format and way != time), None)
+        doubt = f", though {other} reads it too" if other else ""
+        return TimeColumn(facts, time, us, rank + (0.5 if grows else 0.0), doubt)
     return None
 
 
-def _ways(facts: ColumnFacts, is_named: bool) -> list[Time]:
+def _ways(facts: ColumnFacts) -> list[Time]:
     """The ways to read a column as a time that its first values allow, the best first."""
     name, kind = facts.name, facts.array.type
     if not facts.present or facts.missing_share > BAD_SHARE or facts.is_list or pa.types.is_boolean(kind):
@@ -135,8 +140,8 @@ def _written_formats(facts: ColumnFacts, texts: pa.Array) -> list[Time]:
             # Most formats fail at the first value.
             if _reads(time, texts.slice(0, 1)) and _reads(time, texts):
                 ways.append(time)
-    # 3/4/2019 is read either way: that which keeps the rows in order.
-    return sorted(ways, key=lambda time: _steps_back(facts, time))
+    # 3/4/2019 is read either way: that which keeps the rows in order, then that which keeps them together.
+    return sorted(ways, key=lambda time: _disorder(facts, time))
 
 
 def _reads(time: Time, texts: pa.Array) -> bool:
@@ -145,6 +150,6 @@ def _reads(time: Time, texts: pa.Array) -> bool:
     return bool(bad.mean() <= BAD_SHARE)
 
 
-def _steps_back(facts: ColumnFacts, time: Time) -> int:
+def _disorder(facts: ColumnFacts, time: Time) -> tuple[int, int]:
     us, _ = parse_times(facts.array.slice(0, 5000), time)
-    return int((np.diff(us) < 0).sum())
+    return int((np.diff(us) < 0).sum()), int(us.max() - us.min())
