@@ -23,7 +23,7 @@ FORMATS = (
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     seconds=st.lists(TIMES, min_size=40, max_size=80, unique=True),
     form=st.sampled_from(["s", "ms", "us", "ns", *FORMATS]),
@@ -51,7 +51,7 @@ def test_numbers_that_are_no_times_are_none():
     assert read_time(facts_of(grown[::-1]), 500) is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     values=st.lists(st.none() | st.floats(-1e9, 1e9).map(lambda x: round(x, 3)), min_size=20, max_size=200)
 )
@@ -82,7 +82,7 @@ def test_most_values_of_amounts_are_told_apart_by_their_buckets():
         assert shares.max() < 0.5 and (shares > 0).sum() >= 8, name
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     lists=st.lists(
         st.lists(st.sampled_from(["Ab1", "Bc2", "Cd3", "De4", "Ef5"]), min_size=0, max_size=4),

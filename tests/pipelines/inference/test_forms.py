@@ -21,7 +21,7 @@ CELLS = st.text(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     texts=st.lists(CELLS, min_size=5, max_size=30),
     delimiter=st.sampled_from(",;|\t"),

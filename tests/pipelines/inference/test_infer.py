@@ -40,7 +40,7 @@ COLUMNS = {
 }
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     names=st.lists(st.sampled_from(sorted(COLUMNS)), min_size=2, unique=True),
     label=st.sampled_from(["clicked", "is_click", "label", "click:float"]),
@@ -48,7 +48,9 @@ COLUMNS = {
     seed=st.integers(0, 5),
     delimiter=st.sampled_from("\t;"),
 )
-def test_any_table_gives_a_mapping_that_reads_all_its_rows(tmp_path, names, label, words, seed, delimiter):
+def test_any_table_gives_a_mapping_and_a_guess_for_each_column(
+    tmp_path, names, label, words, seed, delimiter
+):
     rng = np.random.default_rng(seed)
     columns = {name: COLUMNS[name](rng, 200) for name in [*names, "user id"]}
     clicks = rng.random(200) < 0.3
