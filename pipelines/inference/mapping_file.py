@@ -67,18 +67,34 @@ def _comment(text: str, indent: str = "") -> list[str]:
 
 def _flow(value: Any) -> str:
     """A value on one line."""
+    text = _dump(value, allow_unicode=True)
+    if not text.isprintable():
+        # PyYAML reads some line ends that it has written as spaces.
+        text = _dump(value, allow_unicode=False)
+    return text
+
+
+def _dump(value: Any, allow_unicode: bool) -> str:
     text: str = yaml.dump(
-        value, Dumper=Dumper, default_flow_style=True, sort_keys=False, width=10**9, allow_unicode=True
+        value,
+        Dumper=Dumper,
+        default_flow_style=True,
+        sort_keys=False,
+        width=10**9,
+        allow_unicode=allow_unicode,
     )
     return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _line(text: str) -> str:
+    return printable(" ".join(text.split()))
 
 
 def guess_table(guesses: Sequence[Guess], width: int) -> str:
     """The guesses as a table of one line each, cut at ``width`` characters."""
     rows = [("column", "becomes", "because")]
     rows += [
-        (printable(" ".join(guess.column.split())) or "(no name)", guess.becomes, printable(guess.because))
-        for guess in guesses
+        (_line(guess.column) or "(no name)", _line(guess.becomes), _line(guess.because)) for guess in guesses
     ]
     wide = [min(32, max(len(row[place]) for row in rows)) for place in (0, 1)]
     lines = []

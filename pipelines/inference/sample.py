@@ -35,6 +35,8 @@ HEAD_ROWS, BATCH_ROWS = 30_000, 4096
 """Of Parquet files: rows at the beginning, and rows at each other place."""
 
 _READ_BYTES = 4 << 20
+# Rows with such a value become rejects.
+_NO_TEXT = 0.005
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def _text_sample(table: TableFiles) -> Sample:
     rows = sum(chunk.table.num_rows for chunk in chunks)
     malformed = sum(len(chunk.rejects) for chunk in chunks)
     total = rows if lines.whole else round((rows + malformed) * lines.size / max(lines.taken, 1))
-    columns = {name: _column(name, chunks) for name in wanted}
+    columns = _read_columns(wanted, chunks, unusable)
     return Sample(columns, unusable, rows, min(lines.head_lines, rows), total, lines.whole, malformed)
 
 
@@ -127,10 +129,24 @@ def _unusable_names(names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _column(name: str, chunks: Sequence[Chunk]) -> pa.Array:
-    pieces = [
-        check_utf8(chunk.table.column(name).combine_chunks())[0] for chunk in chunks if chunk.table.num_rows
-    ]
+def _read_columns(
+    names: Sequence[str], chunks: Sequence[Chunk], unusable: dict[str, str]
+) -> dict[str, pa.Array]:
+    """The columns by name, but for those with too many values that are no text, which become unusable."""
+    found = {}
+    for name in names:
+        checked = [
+            check_utf8(chunk.table.column(name).combine_chunks()) for chunk in chunks if chunk.table.num_rows
+        ]
+        bad = sum(int(refused.sum()) for _, refused in checked)
+        if bad > _NO_TEXT * sum(len(refused) for _, refused in checked):
+            unusable[name] = f"{bad:,} values of the sample are not UTF-8"
+        else:
+            found[name] = _joined([values for values, _ in checked])
+    return found
+
+
+def _joined(pieces: list[pa.Array]) -> pa.Array:
     kinds = {piece.type for piece in pieces if not pa.types.is_null(piece.type)}
     if len(kinds) > 1:
         # JSON lines whose values are a number here and a text there.
@@ -272,7 +288,7 @@ def _parquet_sample(table: TableFiles) -> Sample:
                 head = head or batches[0].num_rows
     rows = sum(batch.num_rows for batch in batches)
     chunks = [Chunk(0, batch, np.zeros(0, np.int64), []) for batch in batches]
-    columns = {name: _column(name, chunks) for name in wanted}
+    columns = _read_columns(wanted, chunks, unusable)
     return Sample(columns, unusable, rows, head, total, rows == total, 0)
 
 

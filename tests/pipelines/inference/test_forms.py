@@ -129,3 +129,11 @@ def test_the_sample_of_a_long_table_is_bounded_and_reaches_to_its_end(tmp_path, 
     if name != "x.csv.gz":
         assert found[-1] > 130_000
         assert sample.table_rows == pytest.approx(len(numbers), rel=0.05)
+
+
+def test_a_column_that_is_no_text_is_not_used(tmp_path):
+    rows = b"".join(b"%d,\xff%d,%d\n" % (row, row, row % 2) for row in range(300))
+    (tmp_path / "x.csv").write_bytes(b"a,bytes,click\n" + rows)
+    sample = read_sample(find_table(tmp_path / "x.csv"))
+    assert list(sample.columns) == ["a", "click"]
+    assert sample.unusable == {"bytes": "300 values of the sample are not UTF-8"}

@@ -35,6 +35,7 @@ COLUMNS = {
     "query_id": lambda rng, n: (np.arange(n) // 4).tolist(),
     "ts": lambda rng, n: (1_700_000_000 + 977 * np.arange(n)).tolist(),
     "# odd: {name}": lambda rng, n: rng.choice(["a", "b\x1b[31m", "é", "yes"], n).tolist(),
+    "line\x85end": lambda rng, n: rng.choice(["a", "b\u2028c"], n).tolist(),
     "hour": lambda rng, n: rng.integers(0, 24, n).tolist(),
     "timestamp_of_birth": lambda rng, n: rng.integers(1, 9, n).tolist(),
 }
