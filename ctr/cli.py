@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -495,9 +496,51 @@ def _demo(arguments: argparse.Namespace) -> None:
     _print_result(arguments, {"report": str(report)}, f"The report: {report}")
 
 
+def _quickstart(arguments: argparse.Namespace) -> None:
+    from ctr.quickstart import Tools, check_quickstart_folder, default_out, result_text, run_quickstart
+
+    out = arguments.out or default_out(arguments.input)
+    check_quickstart_folder(out)
+    from ctr.pipelines.inference.infer import Options
+
+    given = vars(arguments)
+    options = Options(
+        **{name: given[name] for name in ("label", "query", "session_gap", "time", "weight")},
+        drop=tuple(arguments.drop),
+        keep=tuple(arguments.keep),
+    )
+
+    def say(text: str) -> None:
+        if not _is_quiet():
+            print(printable(text), file=sys.stderr if arguments.json else sys.stdout, flush=True)
+
+    ask = _ask if sys.stdin.isatty() and sys.stderr.isatty() else None
+    width = shutil.get_terminal_size((200, 24)).columns
+    result = run_quickstart(arguments.input, out, options, Tools(say, width, ask, _Bar, _load_tensorflow))
+    _print_result(arguments, result, result_text(out, result))
+
+
+def _ask(doubt: Any) -> str:
+    """Asks a person on the terminal for one of the choices of ``ctr.pipelines.inference.roles.Doubt``."""
+    print(printable(f"\nIt is not certain {doubt.question}."), file=sys.stderr)
+    for number, choice in enumerate(doubt.choices, 1):
+        print(printable(f"  {number}  {choice.value}: {choice.because}"), file=sys.stderr)
+    while True:
+        print(f"Number of a choice, or what {doubt.option} takes: ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            raise InputError(f"no answer; {doubt.option} decides without a question")
+        answer = line.strip()
+        if answer.isdecimal() and 1 <= int(answer) <= len(doubt.choices):
+            return str(doubt.choices[int(answer) - 1].value)
+        if answer and not answer.isdecimal():
+            return answer
+
+
 def _commands() -> dict[str, Callable[[argparse.Namespace], None]]:
     return {
         "demo": _demo,
+        "quickstart": _quickstart,
         "simulate": _simulate,
         "ingest": _ingest,
         "sample": _sample,

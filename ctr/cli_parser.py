@@ -109,6 +109,7 @@ def make_parser() -> argparse.ArgumentParser:
         title="commands", required=True, metavar="COMMAND", parser_class=_CommandParser
     )
     _demo(commands)
+    _quickstart(commands)
     _simulate(commands)
     _ingest(commands)
     _sample(commands)
@@ -166,6 +167,40 @@ def _demo(commands: _Commands) -> None:
     demo.add_argument(
         "--examples", type=int, default=300_000, metavar="N", help="examples to simulate (300000)"
     )
+
+
+def _quickstart(commands: _Commands) -> None:
+    quickstart = _command(
+        commands,
+        "quickstart",
+        "infer how to read a table, write that down as a mapping file, ingest the table, train and write a report",
+    )
+    quickstart.add_argument(
+        "input",
+        type=Path,
+        metavar="FILE",
+        help="CSV, TSV, JSON lines or Parquet file, or a directory of them",
+    )
+    quickstart.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="output directory (NAME-quickstart beside the file); rerun to resume",
+    )
+    roles = quickstart.add_argument_group("what the columns are, where the guess is not certain or not right")
+    for option, metavar, text in (
+        ("--label", "RULE", "column of the label, or a rule such as 'rating>=4'"),
+        ("--query", "COLUMN", "column whose values are queries; none: each row is its own query"),
+        ("--session-gap", "DURATION", "with --query: a longer pause, e.g. 30m, begins a new query"),
+        ("--time", "COLUMN", "column of the time; none: the order of the rows is the order of time"),
+        ("--weight", "COLUMN", "column of importance weights"),
+    ):
+        roles.add_argument(option, metavar=metavar, help=text)
+    for option, text in (
+        ("--drop", "column that must be no feature; may be given several times"),
+        ("--keep", "column that is a feature although it was excluded; may be given several times"),
+    ):
+        roles.add_argument(option, action="append", default=[], metavar="COLUMN", help=text)
 
 
 def _simulate(commands: _Commands) -> None:

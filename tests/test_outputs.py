@@ -21,6 +21,7 @@ FILES = {
 }
 FOLDERS = {
     "demo": "demo --examples 10 --out",
+    "quickstart": "quickstart rows.csv --out",
     "simulate": "simulate --examples 10 --out",
     "simulate the randomized traffic": "simulate --examples 10 --out free --randomized",
     "simulate events": "simulate --examples 10 --out free --events",

@@ -1,0 +1,284 @@
+"""From a table to a trained model without a mapping and a configuration: what ``ctr quickstart`` runs.
+
+::
+
+    OUT/quickstart.json    what the command was given, and the mapping that the log was made with
+    OUT/mapping.yaml       the mapping that was inferred, to be read and edited
+    OUT/log                the example log
+    OUT/run                the training run, with report.html
+
+Each step is done once: the same command goes on where it was interrupted.
+"""
+
+import dataclasses
+import hashlib
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ctr.config import StrictModel, parse_model
+from ctr.data.log import list_partitions
+from ctr.data.mapping import Mapping, load_mapping
+from ctr.io.documents import json_bytes, read_json_object
+from ctr.io.errors import InputError
+from ctr.io.files import check_output_folder, write_atomic_bytes
+from ctr.pipelines.inference.forms import find_table
+from ctr.pipelines.inference.infer import Inference, Options, infer
+from ctr.pipelines.inference.mapping_file import guess_table, mapping_text
+from ctr.pipelines.inference.roles import Doubt
+from ctr.pipelines.inference.sample import read_sample
+from ctr.training.config import TrainConfig
+from ctr.training.preflight import check_run, train_result
+from ctr.training.run.summary_text import summary_text
+
+RECORD, MAPPING, LOG, RUN = "quickstart.json", "mapping.yaml", "log", "run"
+
+Ask = Callable[[Doubt], str]
+"""Asks a person to decide; returns the value of the option."""
+
+
+class Record(StrictModel):
+    """The content of ``quickstart.json``.
+
+    Attributes:
+        input: the table, as an absolute path.
+        files: the sizes of its files in bytes, by their names.
+        options: the deciding options that were given.
+        guesses: of each column, what it becomes and why, as they were shown.
+        mapping_sha256: the hash of the mapping file that the log was begun with; null before.
+        ingested: what the ingest counted; null until it is complete.
+    """
+
+    input: str
+    files: dict[str, int]
+    options: dict[str, Any]
+    guesses: tuple[dict[str, str], ...]
+    mapping_sha256: str | None = None
+    ingested: dict[str, Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Tools:
+    """What the command line lends.
+
+    Attributes:
+        say: shows lines of text.
+        width: characters of a line.
+        ask: asks a person; None where there is no terminal.
+        bar: makes a progress bar from a total and a unit (see ``ctr.demo.run_demo``).
+        load_tensorflow: called before the first step that requires it.
+    """
+
+    say: Callable[[str], None]
+    width: int
+    ask: Ask | None
+    bar: Callable[..., Any]
+    load_tensorflow: Callable[[], None]
+
+
+def default_out(given: Path) -> Path:
+    """The output directory where none is given: beside the table, named after it."""
+    stem = given.resolve().name
+    return given.parent / f"{stem.split('.')[0] or stem}-quickstart"
+
+
+def check_quickstart_folder(out: Path) -> None:
+    """Raises InputError where a directory is neither empty nor one of ``ctr quickstart``."""
+    check_output_folder(out, "a quickstart", lambda found: (found / RECORD).is_file())
+
+
+def run_quickstart(given: Path, out: Path, options: Options, tools: Tools) -> dict[str, Any]:
+    """Infers a mapping, ingests, trains and writes the report; what is there already is not done again.
+
+    Args:
+        given: a file or a folder of files.
+        out: the output directory.
+        options: what is decided.
+        tools: what shows, asks and loads.
+
+    Returns:
+        ``mapping``, ``log``, ``run``, ``report``: paths; ``columns``: what became of each; ``ingest``, ``summary``:
+        the results of the two steps; ``commands``: the same by hand.
+
+    Raises:
+        InputError: a table that cannot be read, a guess that is not certain without a terminal, an output directory of
+            another table, or what ``ctr ingest`` and ``ctr train`` refuse.
+    """
+    check_quickstart_folder(out)
+    record = _begin(given, out, options, tools)
+    mapping = load_mapping(out / MAPPING)
+    record = _check_mapping(out, record)
+    log, run = out / LOG, out / RUN
+    commands = _commands(given, out)
+    if record.ingested is None:
+        record = _ingest(given, out, mapping, record, tools)
+    else:
+        tools.say(f"{log} is complete already")
+    summary = _train(log, run, tools)
+    from ctr.eval.report import write_report
+
+    report = write_report([run], None)
+    return {
+        "mapping": str(out / MAPPING),
+        "log": str(log),
+        "run": str(run),
+        "report": str(report),
+        "columns": list(record.guesses),
+        "ingest": record.ingested,
+        "summary": summary,
+        "commands": commands,
+    }
+
+
+def result_text(out: Path, result: dict[str, Any]) -> str:
+    """The end of the command for people: metrics, how to repeat each step, and the report."""
+    lines = [
+        summary_text(out / RUN, result["summary"]),
+        "",
+        f"The guesses are in {result['mapping']}. By hand:",
+    ]
+    lines += [f"  {command}" for command in result["commands"]]
+    return "\n".join([*lines, "", f"The report: {result['report']}"])
+
+
+def _commands(given: Path, out: Path) -> list[str]:
+    log, run = out / LOG, out / RUN
+    steps = (
+        ("ctr", "ingest", "table", given, "--mapping", out / MAPPING, "--out", log),
+        ("ctr", "train", log, "--out", run),
+        ("ctr", "report", run),
+    )
+    return [shlex.join(map(str, step)) for step in steps]
+
+
+def _begin(given: Path, out: Path, options: Options, tools: Tools) -> Record:
+    """Infers the mapping and writes it, unless that was done for the same table and options."""
+    table = find_table(given)
+    files = {file.name: file.path.stat().st_size for file in table.files}
+    asked = {name: value for name, value in dataclasses.asdict(options).items() if value}
+    asked = {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()}
+    if (out / RECORD).is_file():
+        record = _read_record(out)
+        expected = {"input": str(given.resolve()), "files": files, "options": asked}
+        for key, value in expected.items():
+            if getattr(record, key) != value:
+                shown = " ".join(f"--{name} {_words(text)}" for name, text in record.options.items())
+                was = {
+                    "input": f"is the quickstart of {record.input}:",
+                    "files": f"was begun when the files of {given} had other names or sizes:",
+                    "options": f"was begun with {shown or 'no options that decide'}: give the same, or",
+                }[key]
+                raise InputError(f"{out} {was} use another --out")
+        if (out / MAPPING).is_file():
+            tools.say(f"{out / MAPPING} is there already and is used as it is")
+            return record
+    sample = read_sample(table)
+    found = _decide(given, lambda chosen: infer(table, sample, chosen), options, tools)
+    record = Record(
+        input=str(given.resolve()),
+        files=files,
+        options=asked,
+        guesses=tuple(dataclasses.asdict(guess) for guess in found.guesses),
+    )
+    _write_record(out, record)
+    write_atomic_bytes(out / MAPPING, mapping_text(found, given.name).encode())
+    tools.say(f"Wrote {out / MAPPING}")
+    return record
+
+
+def _words(value: object) -> str:
+    return shlex.join(value if isinstance(value, list) else [str(value)])
+
+
+def _decide(given: Path, guess: Callable[[Options], Inference], options: Options, tools: Tools) -> Inference:
+    """Infers, and asks until nothing is doubtful.
+
+    Raises:
+        InputError: something is doubtful and there is no terminal; the message has the choices.
+    """
+    while True:
+        found = guess(options)
+        lines = [guess_table(found.guesses, tools.width), *(f"- {note}" for note in found.notes)]
+        tools.say("\n".join([f"{given}:", *lines]))
+        if not found.doubts:
+            return found
+        if tools.ask is None:
+            raise InputError(f"{given}: {'; '.join(map(_refusal, found.doubts))}{_hint(found)}")
+        # What is decided may settle the others.
+        doubt = found.doubts[0]
+        chosen = tools.ask(doubt)
+        answers: dict[str, Any] = {doubt.option.removeprefix("--"): chosen}
+        options = dataclasses.replace(options, **answers)
+
+
+def _refusal(doubt: Doubt) -> str:
+    shown = [f"{doubt.option} {shlex.quote(choice.value)} ({choice.because})" for choice in doubt.choices[:8]]
+    more = f", or one of {len(doubt.choices) - 8} others" if len(doubt.choices) > 8 else ""
+    decide = f"decide with {', '.join(shown)}{more}" if shown else f"decide with {doubt.option}"
+    return f"it is not certain {doubt.question}: {decide}"
+
+
+def _hint(found: Inference) -> str:
+    return "".join(f"; {note}" for note in found.notes if note.startswith("ctr ingest "))
+
+
+def _read_record(out: Path) -> Record:
+    path = out / RECORD
+    return parse_model(Record, dict(read_json_object(path, f"{path}: no such file")), str(path))
+
+
+def _write_record(out: Path, record: Record) -> None:
+    write_atomic_bytes(out / RECORD, json_bytes(record.model_dump(mode="json")))
+
+
+def _check_mapping(out: Path, record: Record) -> Record:
+    """Refuses a log that was made with another mapping; returns the record with the present one's hash."""
+    sha256 = hashlib.sha256((out / MAPPING).read_bytes()).hexdigest()
+    begun = (out / LOG / "manifests").is_dir() and bool(list_partitions(out / LOG))
+    if begun and record.mapping_sha256 not in (None, sha256):
+        raise InputError(
+            f"{out / MAPPING} was edited after {out / LOG} was made of it: remove {out / LOG} and {out / RUN} to make "
+            "them anew, or ingest it into another directory with ctr ingest table"
+        )
+    if record.mapping_sha256 != sha256 or not begun:
+        record = record.model_copy(update={"mapping_sha256": sha256, "ingested": None})
+        _write_record(out, record)
+    return record
+
+
+def _ingest(given: Path, out: Path, mapping: Mapping, record: Record, tools: Tools) -> Record:
+    tools.load_tensorflow()
+    from ctr.pipelines.ingest.run import ingest
+
+    tools.say(f"Ingesting {given} -> {out / LOG}")
+    bar = tools.bar(None, "rows")
+    try:
+        result = ingest(mapping, [given], out / LOG, progress=bar.advance)
+    except InputError as error:
+        raise InputError(f"{error}; edit {out / MAPPING}, and run the same command again") from None
+    finally:
+        bar.close()
+    tools.say(result.as_text())
+    counts = {**dataclasses.asdict(result), "rejects_file": str(result.rejects_file or "")}
+    record = record.model_copy(update={"ingested": counts})
+    _write_record(out, record)
+    return record
+
+
+def _train(log: Path, run: Path, tools: Tools) -> dict[str, Any]:
+    config = TrainConfig()
+    finished = check_run(log, config, run)
+    if finished is not None:
+        tools.say(f"{run} is complete already")
+        return train_result(log, run, finished, None)
+    tools.load_tensorflow()
+    from ctr.data.log import read_manifests
+    from ctr.training.loop import train
+
+    tools.say(f"Training in one pass -> {run}")
+    bar = tools.bar(sum(manifest.rows for manifest in read_manifests(log)), "examples")
+    try:
+        return train(log, config, run, bar, phase=bar.phase)
+    finally:
+        bar.close()

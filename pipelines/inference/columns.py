@@ -1,0 +1,233 @@
+"""What the values of a column are: how many, how often, numbers, lists, texts or times."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ctr.data.spelling import text_array
+from ctr.pipelines.rows.convert import is_text, parse_numbers
+
+NULLS = ("NULL", "null", "\\N", "NA", "N/A", "n/a", "None", "NaN", "nan", "<NA>", "#N/A")
+"""Texts that mean a missing value where they stand among numbers, and the first three everywhere."""
+
+BAD_SHARE = 0.001
+"""A column is of a type when at most this share of its values is not: such rows become rejects."""
+
+_RECBOLE = re.compile(r":(token|float|token_seq|float_seq)$")
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_SEPARATORS = ("|", ";", ",", " ")
+_SHOWN = 24
+# How many values are looked at to tell lists and texts apart.
+_LOOKED = 2000
+
+Kind = Literal["empty", "number", "word", "list", "text", "time", "other"]
+
+
+@dataclass(frozen=True)
+class ColumnFacts:
+    """The values of one column in a sample of N rows.
+
+    Attributes:
+        name: of the column.
+        array: [N] the values, as an ingest has them.
+        texts: the distinct values as text, in order of their first row.
+        codes: [N] int64, the place of each value in ``texts``; -1 where it is missing.
+    """
+
+    name: str
+    array: pa.Array
+    texts: Sequence[str]
+    codes: np.ndarray
+
+    @property
+    def stem(self) -> str:
+        """The name without what RecBole puts behind it."""
+        return _RECBOLE.sub("", self.name)
+
+    @cached_property
+    def words(self) -> tuple[str, ...]:
+        """The words of the name, in lower case."""
+        parts = re.split(r"[^A-Za-z0-9]+", _CAMEL.sub("_", self.stem))
+        return tuple(part.lower() for part in parts if part)
+
+    @property
+    def plain_name(self) -> str:
+        """The words of the name, joined by underscores."""
+        return "_".join(self.words)
+
+    @property
+    def rows(self) -> int:
+        """N."""
+        return len(self.codes)
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """[distinct] int64: how often each value occurs."""
+        return np.bincount(self.codes[self.codes >= 0], minlength=len(self.texts))
+
+    @property
+    def distinct(self) -> int:
+        """The number of distinct values."""
+        return len(self.texts)
+
+    @cached_property
+    def present(self) -> int:
+        """Rows with a value."""
+        return int((self.codes >= 0).sum())
+
+    @property
+    def missing_share(self) -> float:
+        """The share of rows without a value."""
+        return 1 - self.present / self.rows if self.rows else 0.0
+
+    @cached_property
+    def is_list(self) -> bool:
+        """Whether the values are lists already."""
+        kind = self.array.type
+        return pa.types.is_list(kind) or pa.types.is_large_list(kind)
+
+    @cached_property
+    def numbers(self) -> np.ndarray | None:
+        """[N] float64, NaN where missing or unreadable; None unless nearly all values are numbers."""
+        kind = self.array.type
+        if not self.present or self.is_list or pa.types.is_temporal(kind) or pa.types.is_boolean(kind):
+            return None
+        if is_text(kind):
+            values = pa.array(self.texts, pa.string())
+            if pc.any(pc.match_substring_regex(values, r"^-?0[0-9]")).as_py():
+                # 01234 is a code.
+                return None
+            parsed, bad = parse_numbers(values)
+            if self.counts[bad].sum() > BAD_SHARE * self.present:
+                return None
+            distinct = pc.fill_null(parsed, np.nan).to_numpy(zero_copy_only=False)
+            numbers = np.where(self.codes >= 0, distinct[self.codes], np.nan)
+        else:
+            parsed, _ = parse_numbers(self.array)
+            numbers = pc.fill_null(parsed, np.nan).to_numpy(zero_copy_only=False)
+        return numbers if np.isfinite(numbers).any() else None
+
+    @cached_property
+    def finite(self) -> np.ndarray:
+        """The numbers that are finite, in order of rows; empty for other columns."""
+        return np.zeros(0) if self.numbers is None else self.numbers[np.isfinite(self.numbers)]
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether the numbers are whole."""
+        return bool(len(self.finite)) and bool((self.finite == np.floor(self.finite)).all())
+
+    @cached_property
+    def separator(self) -> str | None:
+        """What stands between the items of text values that are lists; None unless they are."""
+        if self.is_list or self.numbers is not None or not self.present:
+            return None
+        texts, counts = self.texts[:_LOOKED], self.counts[:_LOOKED].tolist()
+        if self.name.endswith((":token_seq", ":float_seq")) and not self._is_prose(texts):
+            return " "
+        return next((mark for mark in _SEPARATORS if _is_separator(texts, counts, mark)), None)
+
+    @cached_property
+    def kind(self) -> Kind:
+        """What the values are, times in text form apart (``ctr.pipelines.inference.times``)."""
+        if not self.present:
+            return "empty"
+        if pa.types.is_temporal(self.array.type):
+            return "time"
+        if self.is_list or self.separator is not None:
+            return "list"
+        if self.numbers is not None:
+            return "number"
+        return "text" if self._is_prose(self.texts[:_LOOKED]) else "word"
+
+    @staticmethod
+    def _is_prose(texts: Sequence[str]) -> bool:
+        """Whether most values are several words each, and few of the words come back often."""
+        words = [word for text in texts for word in text.lower().split()]
+        several = sum(len(text.split()) > 1 for text in texts)
+        return several > 0.5 * len(texts) and len(set(words)) > max(50, 0.1 * len(words))
+
+    def describe(self) -> str:
+        """Its distinct values, some of them, and the share of rows without one."""
+        if not self.present:
+            return "no values"
+        shown = [_shorten(self.texts[place]) for place in np.argsort(-self.counts, kind="stable")[:3]]
+        text = f"{self.distinct:,} value{'s' * (self.distinct > 1)}, e.g. {', '.join(shown)}"
+        return text + (f"; {percent(self.missing_share)} missing" if self.missing_share else "")
+
+
+def percent(share: float) -> str:
+    """A share with two significant digits."""
+    return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.4g}%"
+
+
+def _shorten(text: str) -> str:
+    text = " ".join(text.split()) or repr(text)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def column_facts(name: str, array: pa.Array) -> ColumnFacts:
+    """The facts of a column; empty text is missing, as in an ingest."""
+    values = array
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        items = array.cast(pa.list_(pa.string())) if not pa.types.is_null(array.type.value_type) else array
+        joined = [None if row is None else "|".join(item or "" for item in row) for row in items.to_pylist()]
+        values = pa.array(joined, pa.string())
+    elif pa.types.is_temporal(array.type) or pa.types.is_null(array.type):
+        values = array.cast(pa.string())
+    values = text_array(values).cast(pa.large_string())
+    values = pc.if_else(pc.equal(values, ""), None, values)
+    encoded = values.dictionary_encode()
+    codes = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return ColumnFacts(name, array, encoded.dictionary.to_pylist(), codes)
+
+
+def find_nulls(columns: dict[str, pa.Array]) -> tuple[str, ...]:
+    """The texts in columns of a delimited file that mean a missing value, apart from the empty one."""
+    found: dict[str, None] = {}
+    for array in columns.values():
+        if not is_text(array.type):
+            continue
+        distinct = pc.unique(array.drop_null()).to_pylist()
+        words = [text for text in NULLS if text in distinct]
+        if not words:
+            continue
+        others = pa.array([text for text in distinct if text and text not in NULLS], pa.string())
+        _, bad = parse_numbers(others)
+        between_numbers = len(others) > 0 and not bad.any()
+        found |= dict.fromkeys(word for word in words if between_numbers or word in NULLS[:3])
+    return tuple(found)
+
+
+def without_nulls(array: pa.Array, nulls: Sequence[str]) -> pa.Array:
+    """A column with texts that mean a missing value made missing."""
+    if not nulls or not is_text(array.type):
+        return array
+    return pc.if_else(pc.is_in(array, pa.array(nulls, array.type)), None, array)
+
+
+def _is_separator(texts: Sequence[str], counts: Sequence[int], mark: str) -> bool:
+    """Whether distinct texts, each in so many rows, are lists of items that come back, some longer than others."""
+    parts = [text.split(mark) for text in texts]
+    lengths = [len(part) for part in parts]
+    several = sum(length > 1 for length in lengths)
+    if several < 0.05 * len(texts) or several < 3 or len(set(lengths)) < 2:
+        return False
+    items = [item for part in parts for item in part]
+    distinct = set(items)
+    if any(item != item.strip() or not item for item in distinct) and mark in " ,":
+        # "Smith, John", or double spaces.
+        return False
+    if max(map(len, distinct)) > 40:
+        return False
+    if mark == " ":
+        # Names such as New York have few words in common; genres are combined in many ways.
+        return len(distinct) <= min(0.5 * len(texts), 200)
+    rows = sum(length * count for length, count in zip(lengths, counts, strict=True))
+    return len(distinct) < len(items) and len(distinct) <= 0.2 * rows

@@ -1,0 +1,189 @@
+"""What feature a column becomes: a category, a number in buckets, a list of categories or a text."""
+
+import math
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ctr.data.schema import RESERVED_NAMES
+from ctr.pipelines.inference.columns import ColumnFacts
+from ctr.pipelines.inference.names import ID_WORDS, NUMBER_WORDS, PLACE_WORDS
+
+FEWEST, FEW = 20, 64
+"""So few whole numbers are categories, each with its own id: if they are amounts, and if they are not."""
+
+_UNIQUE = 0.999
+_ENOUGH = 50
+# Of positive numbers: from the middle to the largest.
+_WIDE = 20.0
+_STEPS = 40
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of a column.
+
+    Attributes:
+        becomes: in a few words, for people.
+        because: the reason, without the values themselves.
+        feature: the feature of the mapping, without its name; None for a column that is none.
+    """
+
+    becomes: str
+    because: str
+    feature: dict[str, Any] | None = None
+
+
+def dropped(because: str) -> Decision:
+    """A column that is not used."""
+    return Decision("not used", because)
+
+
+def decide_feature(facts: ColumnFacts) -> Decision:
+    """The feature of a column that has no role, or why it is none."""
+    if facts.kind == "empty":
+        return dropped("it has no values")
+    if facts.distinct == 1 and not facts.missing_share:
+        return dropped("it is constant")
+    if facts.kind == "list":
+        return _list_feature(facts)
+    if facts.kind == "text":
+        return Decision(
+            "text, its words", "most values are several words", {"kind": "text", "source": facts.name}
+        )
+    if facts.kind == "number":
+        return _number_or_category(facts)
+    if facts.kind == "time":
+        return dropped("a time that is not the time of the row")
+    return _category(facts, "")
+
+
+def _category(facts: ColumnFacts, because: str) -> Decision:
+    if is_unique(facts):
+        return dropped("nearly every row has a value of its own: nothing can be learned of one")
+    feature: dict[str, Any] = {"kind": "category", "source": facts.name}
+    if set(facts.words) & PLACE_WORDS and facts.distinct <= FEW:
+        feature["tower"] = "ui"
+        because = because or "named like a place on the page"
+    return Decision("category", because, feature)
+
+
+def is_unique(facts: ColumnFacts) -> bool:
+    """Whether nearly every row has its own value."""
+    return facts.present >= _ENOUGH and facts.distinct > _UNIQUE * facts.present
+
+
+def _list_feature(facts: ColumnFacts) -> Decision:
+    separator = facts.separator
+    feature: dict[str, Any] = {"kind": "category", "source": facts.name, "multivalent": True}
+    if separator is None:
+        # What joins the items where a model takes texts must be in none of them.
+        texts = "".join(facts.texts).replace("|", "")
+        items = facts.array.flatten().drop_null().to_pylist()
+        held = any("|" in str(item) for item in items)
+        feature["separator"] = "\x1f" if held or not texts else "|"
+        return Decision("categories, a list", "the values are lists", feature)
+    feature["separator"] = separator
+    shown = {" ": "a space"}.get(separator, repr(separator))
+    return Decision("categories, a list", f"items between {shown} come back in other rows", feature)
+
+
+def _number_or_category(facts: ColumnFacts) -> Decision:
+    words = set(facts.words)
+    whole = facts.is_whole
+    if facts.name.endswith(":token"):
+        return _category(facts, "its name says so")
+    if whole and facts.distinct <= (FEWEST if _counts_something(facts.finite) else FEW):
+        return _category(facts, "few whole numbers")
+    if whole and (words & ID_WORDS) and not words & NUMBER_WORDS:
+        return _category(facts, "named like an id or a kind")
+    if not whole or words & NUMBER_WORDS or facts.name.endswith(":float"):
+        why = "named like a quantity" if whole else "fractions"
+        return _number(facts, why)
+    if is_unique(facts) and bool((np.diff(facts.finite) > 0).all()):
+        return dropped("a number of the row: it grows from row to row")
+    if _counts_something(facts.finite):
+        return _number(facts, "whole numbers, most of them small: an amount")
+    return _category(facts, "whole numbers spread like ids")
+
+
+def _counts_something(values: np.ndarray) -> bool:
+    """Whether whole numbers are like amounts: they begin near 0, and small ones are the most frequent."""
+    # -1 or 0 may stand for none, before ids.
+    positive = values[values > 0]
+    if not len(positive):
+        return False
+    return float(positive.min()) <= 10 and 4 * float(np.median(positive)) < float(positive.max())
+
+
+def _number(facts: ColumnFacts, because: str) -> Decision:
+    feature: dict[str, Any] = {"kind": "number", "source": facts.name}
+    values = facts.finite
+    low, high = (float(edge) for edge in np.quantile(values, [0.005, 0.995], method="nearest"))
+    middle = float(np.median(np.abs(values)))
+    largest = max(abs(low), abs(high))
+    if largest > _WIDE * max(middle, 1.0) and facts.is_whole:
+        maximum = float(10 ** math.ceil(math.log10(max(largest, 10.0))))
+        feature["log"] = {"maximum": min(maximum, 1e30), **({"signed": True} if values.min() < 0 else {})}
+        return Decision("number, log buckets", f"{because}; from {low:g} to {high:g}", feature)
+    size = _round_step((high - low) / _STEPS)
+    if size > 0 and _is_spread(values, size):
+        size = max(size, 1.0) if facts.is_whole else size
+        begin, end = math.floor(low / size) * size, math.ceil(high / size) * size
+        if begin < end and max(abs(begin), abs(end)) < 1e30:
+            feature["step"] = {"low": _tidy(begin), "high": _tidy(end), "size": _tidy(size)}
+            return Decision("number, even buckets", f"{because}; from {low:g} to {high:g}", feature)
+    edges = sorted({float(f"{edge:.4g}") for edge in np.quantile(values, np.linspace(0, 1, 33)[1:-1])})
+    edges = [edge for edge in edges if abs(edge) < 1e30 and edge > float(values.min())]
+    if not edges:
+        edges = (
+            [float(f"{float(values[values > values.min()].min()):.4g}")]
+            if values.min() < values.max()
+            else []
+        )
+    if not edges:
+        return (
+            dropped("it is constant but for missing values")
+            if not facts.missing_share
+            else _category(facts, because)
+        )
+    feature["boundaries"] = edges
+    return Decision(f"number, {len(edges) + 1} buckets", f"{because}; as many rows in each bucket", feature)
+
+
+def _is_spread(values: np.ndarray, size: float) -> bool:
+    """Whether no bucket of a size holds many more values than the most frequent value is."""
+    most = np.unique(values, return_counts=True)[1].max()
+    buckets = np.unique(np.floor(values / size), return_counts=True)[1].max()
+    return bool(buckets <= max(0.3 * len(values), 1.2 * most))
+
+
+def _round_step(size: float) -> float:
+    """1, 2 or 5 times a power of ten, at most ``size``; 0 where that is no number to count by."""
+    if not 1e-20 < size < 1e20:
+        return 0.0
+    power = 10.0 ** math.floor(math.log10(size))
+    return next(step * power for step in (5.0, 2.0, 1.0) if step * power <= size * (1 + 1e-9))
+
+
+def _tidy(value: float) -> float:
+    return float(f"{value:.10g}")
+
+
+def feature_name(stem: str, taken: Collection[str]) -> str:
+    """A name of a feature like that of the column, which no other feature and no column of a log has."""
+    name = re.sub(r"[^A-Za-z0-9_.\-]+", "_", stem).strip("_") or "column"
+    if not re.match(r"[A-Za-z_]", name):
+        name = f"c_{name}"
+    name = name[:90]
+    if name in RESERVED_NAMES:
+        name += "_value"
+    number = 2
+    found = name
+    while found in taken or found in RESERVED_NAMES:
+        found = f"{name}_{number}"
+        number += 1
+    return found

@@ -1,0 +1,365 @@
+"""Infers a mapping from a sample of a table: the roles of its columns, features, derived columns and partitions.
+
+Every guess has a reason. What is not certain is a ``Doubt`` that an option decides; a label is never guessed silently.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ctr.config import parse_model
+from ctr.data.derived import TIME_COLUMN
+from ctr.data.mapping import DelimitedInput, Mapping
+from ctr.data.times import duration_us, format_time
+from ctr.io.errors import InputError
+from ctr.pipelines.inference.columns import ColumnFacts, column_facts, find_nulls, percent, without_nulls
+from ctr.pipelines.inference.features import Decision, decide_feature, dropped, feature_name
+from ctr.pipelines.inference.forms import TableFiles
+from ctr.pipelines.inference.leaks import find_leak
+from ctr.pipelines.inference.roles import (
+    Doubt,
+    LabelColumn,
+    choose_example_id,
+    choose_label,
+    choose_query,
+    choose_time,
+    choose_weight,
+    find_column,
+    is_label_name,
+    plain_label,
+)
+from ctr.pipelines.inference.sample import Sample
+from ctr.pipelines.inference.times import TimeColumn, read_time
+
+PARTITION_ROWS = 500_000
+"""Rows of a partition, at most, if all had as many as the mean."""
+
+_PARTITIONS = ("7d", "1d", "6h", "1h", "10m", "1m")
+_ROW_ORDER = {"start": "2001-01-01T00:00:00Z", "step_us": 1000}
+_ROW_ORDER_PARTITION = "8m"
+_DAY_US = 86_400_000_000
+_FEW_TIMES = 64
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user decides.
+
+    Attributes:
+        label: a column, or a rule such as ``rating>=4``.
+        query: a column, or ``none``.
+        session_gap: rows of one value of the query's column without a longer pause are one query.
+        time: a column, or ``none``.
+        weight: a column.
+        drop: columns that are not to be used.
+        keep: columns that are features although something speaks against it.
+    """
+
+    label: str | None = None
+    query: str | None = None
+    session_gap: str | None = None
+    time: str | None = None
+    weight: str | None = None
+    drop: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What a column becomes, and why."""
+
+    column: str
+    becomes: str
+    because: str
+
+
+@dataclass
+class Inference:
+    """What was inferred.
+
+    Attributes:
+        guesses: a row for each column, and for what is made of the time.
+        doubts: what the user has to decide; then there is no mapping.
+        notes: what else is to be known, a line each.
+        mapping: the mapping; None while there are doubts.
+        content: the same as a mapping file has it: nested values without defaults.
+        reasons: by name of a feature or key of the mapping, why it is so.
+    """
+
+    guesses: list[Guess] = field(default_factory=list)
+    doubts: list[Doubt] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    mapping: Mapping | None = None
+    content: dict[str, Any] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class _Roles:
+    """The columns with a role, and why; the label's values where there is a label."""
+
+    label: LabelColumn | None = None
+    time: TimeColumn | None = None
+    query: ColumnFacts | None = None
+    example_id: ColumnFacts | None = None
+    weight: ColumnFacts | None = None
+    used: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
+    """Infers the mapping of a table.
+
+    Raises:
+        InputError: an option names no column, or one that cannot be what it is to be; or no feature is left.
+    """
+    form = table.form
+    nulls = find_nulls(sample.columns) if isinstance(form, DelimitedInput) else ()
+    columns = {
+        name: column_facts(name, without_nulls(array, nulls)) for name, array in sample.columns.items()
+    }
+    if len(columns) < 2:
+        raise InputError(
+            f"{table.files[0].path}: has {len(columns)} column{'s' * (len(columns) != 1)} that can be read "
+            f"({', '.join(columns)}); a label and at least one feature are required"
+        )
+    refused = [find_column(name, columns, "--drop").name for name in options.drop]
+    kept = [find_column(name, columns, "--keep").name for name in options.keep]
+    free = {name: facts for name, facts in columns.items() if name not in refused}
+    found = Inference()
+    roles = _choose_roles(free, sample, options, found)
+    decisions: dict[str, Decision] = {name: dropped("--drop says so") for name in refused}
+    decisions |= dict(_decide(free, roles, kept))
+    for name in columns:
+        becomes, because = roles.used.get(name) or (decisions[name].becomes, decisions[name].because)
+        values = columns[name].describe()
+        found.guesses.append(Guess(name, becomes, f"{because}; {values}" if because else values))
+    found.guesses += [Guess(name, "not used", why) for name, why in sample.unusable.items()]
+    _add_notes(found, table, sample, roles, nulls)
+    if not found.doubts:
+        _make_mapping(found, table, sample, roles, decisions, nulls, options)
+    return found
+
+
+def _choose_roles(
+    columns: dict[str, ColumnFacts], sample: Sample, options: Options, found: Inference
+) -> _Roles:
+    roles = _Roles()
+    label = choose_label(options.label, columns)
+    if isinstance(label, Doubt):
+        found.doubts.append(label)
+        asked = [choice.value for choice in label.choices if choice.value in columns]
+        roles.used |= {name: ("label?", "--label decides") for name in asked}
+    else:
+        roles.label = label
+        share = percent(float(label.values[label.known].mean()))
+        rule = "" if label.label.op is None else f" {label.label.op} {_shown(label.label.value)}"
+        roles.used[label.label.column] = (f"label{rule}", f"{label.because}; {share} positive")
+    time = choose_time(options.time, columns, sample.head_rows, list(roles.used))
+    if isinstance(time, Doubt):
+        found.doubts.append(time)
+        asked = [choice.value for choice in time.choices if choice.value in columns]
+        roles.used |= {name: ("time?", "--time decides") for name in asked}
+    elif time is not None:
+        roles.time = time
+        why = ("given by --time" if options.time else "read as one") + time.doubt
+        roles.used[time.facts.name] = (f"time, {time.form}", why)
+    query = choose_query(options.query, columns, sample.head_rows, list(roles.used))
+    if isinstance(query, Doubt):
+        found.doubts.append(query)
+        asked = [choice.value for choice in query.choices if choice.value in columns]
+        roles.used |= {name: ("query?", "--query decides") for name in asked}
+    else:
+        roles.query, why = query
+        found.reasons["query"] = why
+        if roles.query is not None and not options.session_gap:
+            roles.used[roles.query.name] = ("query", why)
+    _check_session(options, roles)
+    roles.weight = choose_weight(options.weight, columns, list(roles.used))
+    if roles.weight is not None:
+        why = "given by --weight" if options.weight else "its name and values"
+        roles.used[roles.weight.name] = ("weight", why)
+    roles.example_id = choose_example_id(columns, list(roles.used))
+    if roles.example_id is not None:
+        roles.used[roles.example_id.name] = ("example id", "its name, and no value comes twice")
+    return roles
+
+
+def _check_session(options: Options, roles: _Roles) -> None:
+    if options.session_gap is None:
+        return
+    try:
+        duration_us(options.session_gap)
+    except ValueError as error:
+        raise InputError(f"--session-gap {options.session_gap}: {error}") from None
+    if options.query is None or roles.query is None:
+        raise InputError("--session-gap goes with --query COLUMN, such as that of the user")
+    if roles.time is None and options.time is not None:
+        raise InputError("--session-gap requires a time; --time none says that there is none")
+
+
+def _decide(
+    columns: dict[str, ColumnFacts], roles: _Roles, kept: list[str]
+) -> Iterator[tuple[str, Decision]]:
+    """What becomes of each column that has no role."""
+    seen: dict[bytes, ColumnFacts] = {}
+    for name in roles.used:
+        seen.setdefault(columns[name].codes.tobytes(), columns[name])
+    for name, facts in columns.items():
+        if name in roles.used:
+            continue
+        decision = decide_feature(facts)
+        if name in kept:
+            feature = decision.feature or {"kind": "category", "source": name}
+            yield (
+                name,
+                Decision(
+                    "category" if decision.feature is None else decision.becomes, "--keep says so", feature
+                ),
+            )
+            continue
+        twin = seen.setdefault(facts.codes.tobytes(), facts)
+        if reason := _exclusion(facts, twin, decision, roles):
+            decision = dropped(reason)
+        yield name, decision
+
+
+def _exclusion(facts: ColumnFacts, twin: ColumnFacts, decision: Decision, roles: _Roles) -> str:
+    """Why a column that could be a feature is none; empty where it is one."""
+    if is_label_name(facts) and plain_label(facts) is not None:
+        return "another outcome: known only after the impression"
+    if roles.label is not None and (leak := find_leak(facts, roles.label.values, roles.label.known)):
+        return leak
+    if decision.feature is None:
+        return ""
+    if "propensity" in facts.words:
+        return "how likely a policy was to show the row belongs to the policy, not to the row"
+    if twin is not facts and _is_duplicate(facts, twin, decision):
+        return f"a duplicate of {twin.name}"
+    if facts.distinct > _FEW_TIMES and decision.becomes == "category" and read_time(facts, 0) is not None:
+        return "a time that is not the time of the row"
+    return ""
+
+
+def _is_duplicate(facts: ColumnFacts, twin: ColumnFacts, decision: Decision) -> bool:
+    """Whether a column whose values change in the same rows as those of another one says the same."""
+    if list(facts.texts) == list(twin.texts):
+        return True
+    # Of columns without repetition the values always change in the same rows.
+    return decision.becomes == "category" and facts.distinct < 0.5 * facts.present
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _add_notes(
+    found: Inference, table: TableFiles, sample: Sample, roles: _Roles, nulls: tuple[str, ...]
+) -> None:
+    found.notes.append(f"inferred from {sample.describe()}")
+    form = table.form
+    if isinstance(form, DelimitedInput):
+        delimiter = {"\t": "tab"}.get(form.field_delimiter, form.field_delimiter)
+        header = (
+            "the first line names the columns"
+            if form.header
+            else "no header: the columns are named c1, c2, ..."
+        )
+        found.notes.append(f"read as {form.type}, delimiter {delimiter}; {header}")
+    if nulls:
+        found.notes.append(f"read as missing: {', '.join(nulls)}")
+    if sample.malformed:
+        found.notes.append(f"{sample.malformed:,} rows of the sample could not be read: they become rejects")
+    if roles.time is None and not any(doubt.option == "--time" for doubt in found.doubts):
+        found.notes.append("no column is the time of the row: the order of the rows is the order of time")
+    if roles.query is None and "query" in found.reasons:
+        found.notes.append(found.reasons["query"])
+    if table.suggestion:
+        found.notes.append(table.suggestion)
+
+
+def _make_mapping(
+    found: Inference,
+    table: TableFiles,
+    sample: Sample,
+    roles: _Roles,
+    decisions: dict[str, Decision],
+    nulls: tuple[str, ...],
+    options: Options,
+) -> None:
+    assert roles.label is not None
+    source = table.form.model_dump(mode="json", exclude_defaults=True)
+    content: dict[str, Any] = {"input": {"type": table.form.type, **source}}
+    if nulls:
+        content["input"]["nulls"] = ["", *nulls]
+    content["time"], content["partition"] = _time_and_partition(sample, roles.time)
+    if roles.query is not None:
+        session = {"session": {"by": roles.query.name, "gap": options.session_gap}}
+        content["query"] = session if options.session_gap else {"column": roles.query.name}
+    if roles.example_id is not None:
+        content["example_id"] = roles.example_id.name
+    label = roles.label.label
+    content["label"] = label.model_dump(exclude_none=True) if label.op else {"column": label.column}
+    if roles.weight is not None:
+        content["weight"] = roles.weight.name
+    features: list[dict[str, Any]] = []
+    taken: set[str] = set()
+    for name, decision in decisions.items():
+        if decision.feature is not None:
+            stem = name.removesuffix(":" + name.rpartition(":")[2]) if ":" in name else name
+            feature = {"name": feature_name(stem, taken), **decision.feature}
+            features.append(feature)
+            taken.add(feature["name"])
+    guesses = {guess.column: guess for guess in found.guesses}
+    found.reasons |= {feature["name"]: guesses[feature["source"]].because for feature in features}
+    _add_derived(found, content, features, roles.time, {*sample.columns, *taken})
+    if not features:
+        raise InputError(
+            f"{table.files[0].path}: no column is left as a feature; --keep COLUMN keeps one that was excluded "
+            f"({'; '.join(f'{guess.column}: {guess.because}' for guess in found.guesses)[:300]})"
+        )
+    content["features"] = features
+    found.content = content
+    found.mapping = parse_model(Mapping, content, "the inferred mapping")
+
+
+def _add_derived(
+    found: Inference,
+    content: dict[str, Any],
+    features: list[dict[str, Any]],
+    time: TimeColumn | None,
+    taken: set[str],
+) -> None:
+    """Adds hour and weekday where the time spans more than a day."""
+    if time is None or TIME_COLUMN in {feature["source"] for feature in features}:
+        return
+    first, last = int(time.us[time.us > 0].min()), int(time.us.max())
+    if last - first <= _DAY_US:
+        found.notes.append(f"{time.facts.name} spans no more than a day: no hour and weekday are made of it")
+        return
+    hours = len(np.unique(time.us // 3_600_000_000 % 24)) > 1
+    why = f"made of the time, which spans {format_time(first)} to {format_time(last)} in the sample"
+    derive = {}
+    for part in ("hour", "weekday") if hours else ("weekday",):
+        name = feature_name(part if part not in taken else f"time_{part}", taken)
+        derive[name] = {"from": "time", "part": part}
+        features.append({"name": name, "kind": "category", "source": name})
+        found.reasons[name] = why
+        found.guesses.append(Guess(f"({part})", "category", why))
+    content["derive"] = derive
+
+
+def _time_and_partition(sample: Sample, time: TimeColumn | None) -> tuple[dict[str, Any], str]:
+    """The ``time`` of a mapping, and partitions that hold a bounded number of rows on the average."""
+    if time is None:
+        return {"row_order": dict(_ROW_ORDER)}, _ROW_ORDER_PARTITION
+    good = time.us[time.us > 0]
+    span = max(1, int(good.max()) - int(good.min()))
+    content = time.time.model_dump(mode="json", exclude_none=True)
+    for partition in _PARTITIONS:
+        if duration_us(partition) > max(span, duration_us("1h")):
+            continue
+        if sample.table_rows * min(1.0, duration_us(partition) / span) <= PARTITION_ROWS:
+            return content, partition
+    return content, _PARTITIONS[-1]

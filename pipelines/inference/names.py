@@ -1,0 +1,76 @@
+"""What names of columns say about them: words in lower case, as the parts of names such as ``click_bool``."""
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+LABEL_WORDS = _words(
+    "click clicked clicks clk label target conversion converted convert cvr install installed purchase purchased "
+    "bought buy booking booked book order ordered like liked response outcome y action reward engaged skip"
+)
+"""A label's name consists of these,"""
+
+LABEL_HELPERS = _words("is was has did bool flag binary indicator of the user ad")
+"""and of these."""
+
+RATING_WORDS = _words("rating ratings stars score grade")
+"""A number whose name has one of these makes a label by a threshold."""
+
+QUERY_WORDS = _words("query search srch session request req qid impression auction pageview page slate visit")
+"""With ``id`` at the end, the name of a query."""
+
+QUERY_NAMES = _words(
+    "query qid query_id session session_id sid request request_id req_id rid search search_id srch_id impression_id "
+    "impr_id auction_id pageview_id page_view_id pvid slate_id list_id visit_id trace_id"
+)
+"""Whole names of queries."""
+
+EXAMPLE_NAMES = _words(
+    "id example_id event_id row_id impression_id imp_id uuid guid record_id log_id ad_impression_id"
+)
+"""Whole names of what identifies a row."""
+
+WEIGHT_NAMES = _words(
+    "sample_weight example_weight importance_weight train_weight row_weight instance_weight importance"
+)
+"""Whole names of importance weights; ``weight`` alone may be that of a parcel."""
+
+USER_WORDS = _words("user uid visitor member customer cookie device viewer")
+"""Names of who sees the impressions."""
+
+TIME_NAMES = _words(
+    "timestamp time ts datetime date_time event_time event_timestamp impression_time impression_timestamp "
+    "request_time request_timestamp log_time server_time shown_at view_time unix_time unixtime time_stamp time_us "
+    "time_ms"
+)
+"""Whole names of the time of a row."""
+
+TIME_WORDS = _words("time timestamp ts datetime")
+"""Parts of names that may be it."""
+
+WEAK_TIME_WORDS = _words("date hour day dt epoch created at when utc ms")
+"""Parts of names that may be it where nothing better is there."""
+
+OTHER_EVENT_WORDS = _words(
+    "click clicked install installed conversion convert converted purchase purchased order booking birth born signup "
+    "register registered checkin checkout expire expiry expires end ends start begin last first publish published "
+    "release released update updated due arrival departure return pickup dwell watch spent session"
+)
+"""With a word of time, the time of something else than the impression."""
+
+PLACE_WORDS = _words("position pos slot rank placement")
+"""Names of a place on the page."""
+
+ID_WORDS = _words(
+    "id ids uid gid pid code codes zip zipcode postcode type kind category cat class hash token key ip version sku "
+    "isbn domain campaign creative advertiser publisher brand model os browser region city country state language"
+)
+"""Whole numbers whose names have one of these are ids."""
+
+NUMBER_WORDS = _words(
+    "price amount count cnt num number qty quantity age length duration size score rating days hours minutes seconds "
+    "rate ratio pct percent avg mean sum total bid cost budget usd eur weight height width year distance views clicks "
+    "revenue income balance depth delay elapsed freq frequency"
+)
+"""Numbers whose names have one of these are quantities."""

@@ -1,0 +1,70 @@
+"""Tables of a stranger, written as text, and what is inferred of them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ctr.pipelines.inference.columns import ColumnFacts, column_facts
+from ctr.pipelines.inference.forms import find_table
+from ctr.pipelines.inference.infer import Inference, Options, infer
+from ctr.pipelines.inference.sample import read_sample
+
+
+def write_table(path: Path, columns: Mapping[str, Sequence[Any]], delimiter: str = ",") -> Path:
+    """Writes columns as text without quotes; None is empty."""
+    lines = [delimiter.join(columns)]
+    for row in zip(*columns.values(), strict=True):
+        lines.append(delimiter.join("" if value is None else str(value) for value in row))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def inferred(path: Path, **options: Any) -> Inference:
+    """What is inferred of a file or a folder."""
+    table = find_table(path)
+    return infer(table, read_sample(table), Options(**options))
+
+
+def becomes(found: Inference) -> dict[str, str]:
+    """What each column becomes, by its name."""
+    return {guess.column: guess.becomes for guess in found.guesses}
+
+
+def facts_of(values: Sequence[Any], name: str = "a") -> ColumnFacts:
+    """The facts of a column of text, as a delimited file gives it."""
+    return column_facts(
+        name, pa.array([None if value is None else str(value) for value in values], pa.string())
+    )
+
+
+def hotel_searches(searches: int = 60, seed: int = 0) -> dict[str, list[Any]]:
+    """Searches with two outcomes: clicks, and bookings of what was clicked; what was paid is known afterwards."""
+    rng = np.random.default_rng(seed)
+    names = ("srch_id", "date_time", "site_id", "prop_id", "price_usd", "review", "position", "click_bool")
+    names += ("booking_bool", "gross_usd")
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    for search in range(searches):
+        rows = int(rng.integers(3, 25))
+        clicked = int(rng.integers(rows))
+        for place in range(rows):
+            click = int(place == clicked)
+            booking = int(click and rng.random() < 0.7)
+            price = round(float(np.exp(rng.normal(4.8, 0.6))), 2)
+            values = (
+                100 + 7 * search,
+                f"2013-04-{1 + search % 28:02d} {search % 24:02d}:11:07",
+                12,
+                int(rng.integers(500)),
+                price,
+                "NULL" if rng.random() < 0.2 else rng.integers(0, 11) / 2,
+                place + 1,
+                click,
+                booking,
+                2 * price if booking else "NULL",
+            )
+            for name, value in zip(names, values, strict=True):
+                columns[name].append(value)
+    return columns

@@ -1,0 +1,129 @@
+"""Types of columns: numbers, words, lists, texts and times, over generated values."""
+
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctr.pipelines.inference.columns import find_nulls
+from ctr.pipelines.inference.features import decide_feature
+from ctr.pipelines.inference.times import read_time
+from made_tables import facts_of
+
+TIMES = st.integers(int(datetime(1995, 1, 1, tzinfo=UTC).timestamp()), 2_500_000_000)
+FORMATS = (
+    "%Y-%m-%d %H:%M:%S",
+    "%Y-%m-%dT%H:%M:%SZ",
+    "%m/%d/%Y %I:%M:%S %p",
+    "%d.%m.%Y %H:%M:%S",
+    "%Y/%m/%d %H:%M:%S",
+    "%Y%m%d%H%M%S",
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seconds=st.lists(TIMES, min_size=40, max_size=80, unique=True),
+    form=st.sampled_from(["s", "ms", "us", "ns", *FORMATS]),
+)
+def test_times_are_read_exactly_in_every_unit_and_format(seconds, form):
+    # All days of a month, so that day and month cannot be swapped.
+    seconds = [int(datetime(2001, 3, 1 + day, 13, tzinfo=UTC).timestamp()) for day in range(31)] + seconds
+    scale = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+    texts = [
+        str(second * scale[form]) if form in scale else datetime.fromtimestamp(second, UTC).strftime(form)
+        for second in seconds
+    ]
+    found = read_time(facts_of(texts, "timestamp"), 0)
+    assert found is not None
+    assert found.us.tolist() == [second * 10**6 for second in seconds]
+
+
+def test_numbers_that_are_no_times_are_none():
+    rng = np.random.default_rng(0)
+    for values in (rng.integers(0, 24, 500), rng.integers(10**9, 4 * 10**9, 500), rng.random(500)):
+        assert read_time(facts_of(values.tolist(), "spend"), 500) is None
+    # Without a name, seconds must grow from row to row.
+    grown = (10**9 + np.arange(500)).tolist()
+    assert read_time(facts_of(grown), 500).time.unit == "s"
+    assert read_time(facts_of(grown[::-1]), 500) is None
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    values=st.lists(st.none() | st.floats(-1e9, 1e9).map(lambda x: round(x, 3)), min_size=20, max_size=200)
+)
+def test_every_number_of_a_column_has_a_bucket_of_its_feature(values):
+    values = [*values, 0.125, 7.5]
+    facts = facts_of(values)
+    assert facts.numbers is not None
+    assert facts.missing_share == pytest.approx(sum(value is None for value in values) / len(values))
+    decision = decide_feature(facts)
+    assert decision.feature is not None, decision
+    assert sum(key in decision.feature for key in ("log", "step", "boundaries")) == 1
+
+
+def test_most_values_of_amounts_are_told_apart_by_their_buckets():
+    from ctr.data.schema import Number
+
+    rng = np.random.default_rng(0)
+    cases = {
+        "counts over orders of magnitude": rng.zipf(1.5, 3000).clip(max=10**6),
+        "an even spread": rng.uniform(10, 75, 3000).round(2),
+        "small shares": (rng.random(3000) ** 8 / 50).round(9),
+        "both signs": rng.normal(0, 1, 3000).round(4),
+    }
+    for name, values in cases.items():
+        feature = Number.model_validate({"name": "a", **decide_feature(facts_of(values.tolist())).feature})
+        ids = np.searchsorted(feature.edges(), values, side="right")
+        shares = np.bincount(ids) / len(values)
+        assert shares.max() < 0.5 and (shares > 0).sum() >= 8, name
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    lists=st.lists(
+        st.lists(st.sampled_from(["Ab1", "Bc2", "Cd3", "De4", "Ef5"]), min_size=0, max_size=4),
+        min_size=60,
+        max_size=90,
+    ),
+    mark=st.sampled_from("|;,"),
+)
+def test_lists_are_split_at_their_separator(lists, mark):
+    lists = [["Ab1", "Bc2"], ["Ab1"], ["Bc2", "Cd3", "De4"], ["Ef5", "Bc2"]] * 6 + lists
+    decision = decide_feature(facts_of([mark.join(items) for items in lists]))
+    assert decision.feature == {"kind": "category", "source": "a", "multivalent": True, "separator": mark}
+
+
+def test_titles_are_text_and_codes_are_categories():
+    rng = np.random.default_rng(0)
+    words = [f"{a}{b}o{c}" for a in "bcdfgklmnprst" for b in ("a", "e", "i", "ar", "un") for c in "dklmnprst"]
+    titles = [" ".join(rng.choice(words, rng.integers(2, 6))) for _ in range(400)]
+    assert decide_feature(facts_of(titles)).feature["kind"] == "text"
+    for values in (["01234", "99999", "12345"] * 9, ["de", "fr"] * 9, ["1.2.3", "4.5.6"] * 9, [7, 8] * 9):
+        assert decide_feature(facts_of(values)).feature["kind"] == "category"
+    ids = (rng.integers(0, 200, 2000) * 1217 + 20_000).tolist()
+    assert decide_feature(facts_of(ids)).feature["kind"] == "category"
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ([None] * 60, "no values"),
+        (["x"] * 60, "constant"),
+        ([f"u{place}" for place in range(60)], "of its own"),
+        ([*range(1000, 1100), 1101], "grows from row to row"),
+    ],
+)
+def test_columns_that_say_nothing_are_not_used(values, reason):
+    decision = decide_feature(facts_of(values))
+    assert decision.feature is None and reason in decision.because
+
+
+def test_words_for_a_missing_value():
+    columns = {"a": facts_of(["1", "NA", "2.5"]).array, "b": facts_of(["NA", "SA", "EU"]).array}
+    assert find_nulls(columns) == ("NA",)
+    assert find_nulls({"b": columns["b"]}) == ()
+    assert find_nulls({"c": facts_of(["x", "NULL", "y"]).array}) == ("NULL",)

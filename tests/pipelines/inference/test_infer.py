@@ -1,0 +1,237 @@
+"""The inference of whole tables: roles, leaks, doubts, and the mapping file that is written."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ctr.config import parse_model
+from ctr.data.mapping import Mapping, load_mapping
+from ctr.io.documents import parse_yaml
+from ctr.io.errors import InputError
+from ctr.pipelines.inference.infer import PARTITION_ROWS
+from ctr.pipelines.inference.leaks import find_leak
+from ctr.pipelines.inference.mapping_file import guess_table, mapping_text
+from ctr.pipelines.ingest.run import ingest
+from made_tables import becomes, facts_of, hotel_searches, inferred, write_table
+
+LABELS = {
+    "0": ("0", "1"),
+    "yes": ("no", "yes"),
+    "true": ("false", "true"),
+    "TRUE": ("FALSE", "TRUE"),
+    "signed": ("-1", "1"),
+    "float": ("0.0", "1.0"),
+}
+COLUMNS = {
+    "user id": lambda rng, n: [f"u{k}" for k in rng.integers(0, 30, n)],
+    "price": lambda rng, n: rng.normal(50, 20, n).round(2).tolist(),
+    "Größe": lambda rng, n: rng.integers(0, 5, n).tolist(),
+    "tags": lambda rng, n: ["|".join(rng.choice(list("abcd"), k)) for k in rng.integers(0, 4, n)],
+    "label_of_shelf": lambda rng, n: rng.choice(["top", "low", "mid"], n).tolist(),
+    "const": lambda rng, n: ["x"] * n,
+    "row": lambda rng, n: list(range(5000, 5000 + n)),
+    "time_us": lambda rng, n: rng.integers(0, 50, n).tolist(),
+    "query_id": lambda rng, n: (np.arange(n) // 4).tolist(),
+    "ts": lambda rng, n: (1_700_000_000 + 977 * np.arange(n)).tolist(),
+    "# odd: {name}": lambda rng, n: rng.choice(["a", "b\x1b[31m", "é", "yes"], n).tolist(),
+    "line\x85end": lambda rng, n: rng.choice(["a", "b\u2028c"], n).tolist(),
+    "hour": lambda rng, n: rng.integers(0, 24, n).tolist(),
+    "timestamp_of_birth": lambda rng, n: rng.integers(1, 9, n).tolist(),
+}
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    names=st.lists(st.sampled_from(sorted(COLUMNS)), min_size=2, unique=True),
+    label=st.sampled_from(["clicked", "is_click", "label", "click:float"]),
+    words=st.sampled_from(sorted(LABELS)),
+    seed=st.integers(0, 5),
+    delimiter=st.sampled_from("\t;"),
+)
+def test_any_table_gives_a_mapping_and_a_guess_for_each_column(
+    tmp_path, names, label, words, seed, delimiter
+):
+    rng = np.random.default_rng(seed)
+    columns = {name: COLUMNS[name](rng, 200) for name in [*names, "user id"]}
+    clicks = rng.random(200) < 0.3
+    columns[label] = [LABELS[words][int(click)] for click in clicks]
+    path = write_table(tmp_path / "x.csv", columns, delimiter)
+    found = inferred(path)
+    assert not found.doubts and found.mapping is not None
+    assert found.mapping.label.column == label
+    assert found.mapping.query is None or found.mapping.query.column == "query_id"
+    assert ("query_id" in names) == (found.mapping.query is not None)
+    assert found.mapping.time.column == ("ts" if "ts" in names else None)
+    assert {guess.column for guess in found.guesses} >= set(columns)
+    used = {feature.source for feature in found.mapping.features}
+    assert not used & {label, "const", "row", "ts", "query_id"}
+    text = mapping_text(found, "x.csv")
+    assert parse_model(Mapping, parse_yaml(text), "test") == found.mapping
+    assert "\x1b" not in text + guess_table(found.guesses, 80)
+    assert max(map(len, guess_table(found.guesses, 80).splitlines())) <= 80
+
+
+def test_the_mapping_file_makes_a_log_of_every_row(tmp_path):
+    path = write_table(tmp_path / "hotel.csv", hotel_searches())
+    found = inferred(path, label="click_bool")
+    (tmp_path / "mapping.yaml").write_text(mapping_text(found, path.name))
+    result = ingest(load_mapping(tmp_path / "mapping.yaml"), [path], tmp_path / "log")
+    assert (result.queries, result.clicks, result.rejected) == (60, 60, 0)
+    assert result.examples == result.rows == len(hotel_searches()["srch_id"])
+
+
+def test_two_outcomes_are_a_question_and_none_is_a_feature_of_the_other(tmp_path):
+    path = write_table(tmp_path / "hotel.csv", hotel_searches())
+    found = inferred(path)
+    assert found.mapping is None
+    (doubt,) = found.doubts
+    assert doubt.option == "--label"
+    assert [choice.value for choice in doubt.choices] == ["click_bool", "booking_bool"]
+    for label, other in (("click_bool", "booking_bool"), ("booking_bool", "click_bool")):
+        shown = becomes(inferred(path, label=label))
+        assert (shown[label], shown[other], shown["gross_usd"]) == ("label", "not used", "not used")
+        assert (shown["srch_id"], shown["date_time"]) == ("query", "time, format iso8601")
+        assert shown["review"] == "number, even buckets" and shown["site_id"] == "not used"
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("flag", ("0", "1")), ("c", ("no", "yes")), ("promotion", ("false", "true"))],
+)
+def test_a_label_is_never_guessed_by_its_values_alone(tmp_path, name, values):
+    rng = np.random.default_rng(0)
+    columns = {"a": rng.integers(0, 9, 50).tolist(), name: [values[k] for k in rng.integers(0, 2, 50)]}
+    path = write_table(tmp_path / "x.csv", columns)
+    found = inferred(path)
+    assert found.mapping is None and [choice.value for choice in found.doubts[0].choices] == [name]
+    assert inferred(path, label=name).mapping.label.column == name
+
+
+def test_a_rating_is_offered_with_a_threshold(tmp_path):
+    rng = np.random.default_rng(0)
+    columns = {
+        "user_id:token": rng.integers(0, 30, 300).tolist(),
+        "rating:float": rng.integers(1, 6, 300).tolist(),
+        "timestamp:float": (881_250_949 + rng.integers(0, 10**7, 300)).tolist(),
+    }
+    path = write_table(tmp_path / "x.inter", columns, "\t")
+    (doubt,) = inferred(path).doubts
+    assert [choice.value for choice in doubt.choices] == ["rating>=3"] or doubt.choices[
+        0
+    ].value == "rating>=4"
+    found = inferred(path, label="rating>=4", query="user_id", session_gap="30m")
+    assert found.content["label"] == {"column": "rating:float", "op": ">=", "value": 4.0}
+    assert found.content["query"] == {"session": {"by": "user_id:token", "gap": "30m"}}
+    assert [feature["name"] for feature in found.content["features"]] == ["user_id", "hour", "weekday"]
+
+
+def label_and_base(
+    seed: int, share: float = 0.05, rows: int = 4000
+) -> tuple[np.ndarray, np.random.Generator]:
+    rng = np.random.default_rng(seed)
+    return (rng.random(rows) < share).astype(np.int8), rng
+
+
+@pytest.mark.parametrize("share", [0.003, 0.05, 0.5])
+@pytest.mark.parametrize("seed", range(4))
+def test_columns_made_of_the_label_leak_and_others_do_not(seed, share):
+    label, rng = label_and_base(seed, share, 20_000)
+    known = np.ones(len(label), bool)
+    leaks = {
+        "dwell": np.where(label, rng.integers(30, 900, len(label)), 0).tolist(),
+        "paid": [round(float(rng.random() * 50), 2) if one and rng.random() < 0.6 else None for one in label],
+        "state": ["done" if one else str(rng.choice(["open", "seen"])) for one in label],
+        "noisy": (label ^ (rng.random(len(label)) < share * 0.004)).tolist(),
+    }
+    plain = {
+        "ids": rng.integers(0, 3000, len(label)).tolist(),
+        "price": rng.random(len(label)).tolist(),
+        "strong": np.where(rng.random(len(label)) < 0.4, label, rng.integers(0, 2, len(label))).tolist(),
+        "gaps": [None if rng.random() < 0.9 else 1 for _ in label],
+        "unique": np.arange(len(label)).tolist(),
+    }
+    for name, values in leaks.items():
+        assert find_leak(facts_of(values, name), label, known), name
+    for name, values in plain.items():
+        assert not find_leak(facts_of(values, name), label, known), name
+
+
+def test_duplicates_propensities_and_ids_are_no_features(tmp_path):
+    rng = np.random.default_rng(0)
+    item = rng.integers(0, 20, 400)
+    columns = {
+        "event_id": [f"e{k}" for k in range(400)],
+        "item": item.tolist(),
+        "item_code": [f"i{k}" for k in item],
+        "propensity_score": rng.random(400).round(3).tolist(),
+        "sample_weight": rng.choice([1, 2.5], 400).tolist(),
+        "weight": rng.random(400).round(2).tolist(),
+        "click": rng.integers(0, 2, 400).tolist(),
+    }
+    path = write_table(tmp_path / "x.csv", columns)
+    found = inferred(path)
+    assert found.content["example_id"] == "event_id" and found.content["weight"] == "sample_weight"
+    assert [feature["name"] for feature in found.content["features"]] == ["item", "weight"]
+    assert "a duplicate of item" in mapping_text(found, "x.csv")
+    kept = inferred(path, keep=("item_code",), drop=("weight",)).content["features"]
+    assert [feature["name"] for feature in kept] == ["item", "item_code"]
+
+
+def test_consecutive_groups_without_a_name_are_a_question(tmp_path):
+    rng = np.random.default_rng(0)
+    page = np.repeat(rng.permutation(100_000)[:80], rng.integers(2, 9, 80))
+    columns = {"page_of": page.tolist(), "x": rng.integers(0, 9, len(page)).tolist()}
+    columns["click"] = rng.integers(0, 2, len(page)).tolist()
+    path = write_table(tmp_path / "x.csv", columns)
+    (doubt,) = inferred(path).doubts
+    assert (doubt.option, [choice.value for choice in doubt.choices]) == ("--query", ["page_of", "none"])
+    assert inferred(path, query="none").mapping.query is None
+    assert inferred(path, query="page_of").mapping.query.column == "page_of"
+
+
+def test_several_times_are_a_question_unless_names_decide(tmp_path):
+    rng = np.random.default_rng(0)
+    times = rng.integers(1_600_000_000, 1_700_000_000, (2, 90))
+    columns = {"click": rng.integers(0, 2, 90).tolist(), "a": rng.integers(0, 4, 90).tolist()}
+    path = write_table(tmp_path / "x.csv", columns | {"shown_date": times[0], "seen_date": times[1]})
+    (doubt,) = inferred(path).doubts
+    assert (doubt.option, len(doubt.choices)) == ("--time", 3)
+    assert "row_order" in inferred(path, time="none").content["time"]
+    path = write_table(tmp_path / "y.csv", columns | {"timestamp": times[0], "click_time": times[1]})
+    found = inferred(path)
+    assert found.content["time"] == {"column": "timestamp", "unit": "s"}
+    assert becomes(found)["click_time"] == "not used"
+
+
+def test_partitions_hold_a_bounded_number_of_rows(tmp_path):
+    rng = np.random.default_rng(0)
+    columns = {"ts": (1_700_000_000 + np.arange(2000) * 60).tolist(), "a": rng.integers(0, 4, 2000).tolist()}
+    columns["click"] = rng.integers(0, 2, 2000).tolist()
+    path = write_table(tmp_path / "x.csv", columns)
+    assert inferred(path).content["partition"] == "1d"
+    assert PARTITION_ROWS == 500_000
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"label": "price"}, "--label price: 100% of the rows have no label there"),
+        ({"label": "nothing"}, "--label nothing: no such column; the columns are price, click, a"),
+        ({"label": "price>=1e9"}, "have the label 0; both 0 and 1 are required"),
+        ({"time": "price"}, "--time price: not read as a time"),
+        ({"query": "q"}, "--query q: no such column"),
+        ({"session_gap": "30m"}, "--session-gap goes with --query"),
+        ({"query": "a", "session_gap": "soon"}, "--session-gap soon: a duration"),
+        ({"weight": "a"}, "--weight a: allowed: numbers from 0 on"),
+        ({"drop": ("z",)}, "--drop z: no such column"),
+        ({"drop": ("a", "price")}, "no column is left as a feature"),
+    ],
+)
+def test_options_that_cannot_be(tmp_path, options, words):
+    rng = np.random.default_rng(0)
+    columns = {"price": (rng.random(60) + 2).round(3).tolist(), "click": [0, 1] * 30, "a": list("xy") * 30}
+    path = write_table(tmp_path / "x.csv", columns | {"a": rng.choice(list("xyz"), 60).tolist()})
+    with pytest.raises(InputError) as refusal:
+        inferred(path, **options)
+    assert words in str(refusal.value) and "\n" not in str(refusal.value)

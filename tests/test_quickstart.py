@@ -1,0 +1,199 @@
+"""``ctr quickstart`` as a stranger meets it: the whole way on a small table, refusals, questions, and going on."""
+
+import json
+import os
+import pty
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ctr import cli
+from ctr.cli import main
+from ctr.config import load_record
+from ctr.data.mapping import load_mapping
+from ctr.pipelines.inference.roles import Choice, Doubt
+from ctr.quickstart import default_out
+from ctr.training.config import TrainConfig
+from ctr.training.model_config import CrossConfig, DeepConfig, ModelConfig
+from made_tables import hotel_searches, write_table
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    """A folder to work in, with a table of searches."""
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path / "hotel.csv", hotel_searches(30))
+    return tmp_path
+
+
+@pytest.fixture
+def small_model(monkeypatch) -> None:
+    """A model that compiles quickly, in place of the default."""
+    model = ModelConfig(crosses=CrossConfig(layers=0), deep=DeepConfig(units=()))
+    monkeypatch.setattr("ctr.quickstart.TrainConfig", lambda: TrainConfig(model=model))
+
+
+def run(capfd, *arguments: str) -> tuple[int, str, str]:
+    status = main(["quickstart", *arguments])
+    return status, *capfd.readouterr()
+
+
+def refusal(capfd, *arguments: str) -> str:
+    status, _, error = run(capfd, *arguments)
+    assert status == 1
+    last = error.splitlines()[-1]
+    assert last.startswith("error: ") and error.count("error: ") == 1
+    return last
+
+
+def test_the_whole_way_once_and_again(place, capfd, small_model):
+    rows = (place / "hotel.csv").read_text().count("\n") - 1
+    status, out, error = run(capfd, "hotel.csv", "--label", "click_bool", "--json")
+    assert status == 0, error
+    result = json.loads(out)
+    assert (result["ingest"]["examples"], result["ingest"]["rejected"]) == (rows, 0)
+    assert (result["summary"]["examples"], result["summary"]["queries"]) == (rows, 30)
+    folder = place / "hotel-quickstart"
+    for key, name in (
+        ("mapping", "mapping.yaml"),
+        ("log", "log"),
+        ("run", "run"),
+        ("report", "run/report.html"),
+    ):
+        assert Path(result[key]) == Path("hotel-quickstart") / name and (folder / name).exists()
+    assert {column["column"]: column["becomes"] for column in result["columns"]}["gross_usd"] == "not used"
+    assert "gross_usd" in error and "because" in error
+
+    before = (folder / "run" / "summary.json").read_bytes()
+    status, out, _ = run(capfd, "hotel.csv", "--label", "click_bool")
+    assert status == 0
+    assert out.splitlines()[-1] == "The report: hotel-quickstart/run/report.html"
+    assert "hotel-quickstart/log is complete already" in out and "per_query_auc" in out
+    assert (folder / "run" / "summary.json").read_bytes() == before
+    # Each step by hand gives the same.
+    commands = [line.strip() for line in out.splitlines() if line.startswith("  ctr ")]
+    by_hand = shlex.split(commands[0].replace("hotel-quickstart/log", "again"))[1:]
+    assert main(by_hand) == 0
+    for part in (folder / "log" / "manifests").iterdir():
+        assert (place / "again" / "manifests" / part.name).read_bytes() == part.read_bytes()
+
+    capfd.readouterr()
+    assert "begun with --label click_bool: give the same" in refusal(capfd, "hotel.csv")
+    shutil.copy("hotel.csv", "other.csv")
+    other = refusal(capfd, "other.csv", "--out", "hotel-quickstart")
+    assert f"is the quickstart of {place / 'hotel.csv'}" in other
+    mapping = folder / "mapping.yaml"
+    mapping.write_text(mapping.read_text().replace("price_usd, kind", "price, kind"))
+    edited = refusal(capfd, "hotel.csv", "--label", "click_bool")
+    assert "mapping.yaml was edited after hotel-quickstart/log was made of it" in edited
+    with (place / "hotel.csv").open("a") as file:
+        file.write("\n")
+    assert "had other names or sizes" in refusal(capfd, "hotel.csv", "--label", "click_bool")
+
+
+@pytest.mark.slow
+def test_the_default_model_is_trained(place, capfd):
+    status, out, error = run(capfd, "hotel.csv", "--label", "booking_bool", "--out", "o")
+    assert status == 0, error
+    assert out.splitlines()[-1] == "The report: o/run/report.html"
+    assert load_record(TrainConfig, place / "o" / "run" / "config.yaml", "config") == TrainConfig()
+
+
+def test_without_a_terminal_doubts_are_refused_with_the_choices(place, capfd):
+    line = refusal(capfd, "hotel.csv", "--out", "o")
+    assert "not certain which column is the label" in line
+    assert "--label click_bool (0 and 1, " in line and "--label booking_bool (0 and 1, " in line
+    assert not (place / "o").exists()
+
+
+def test_an_interrupted_quickstart_goes_on_with_the_edited_mapping(place, capfd, monkeypatch):
+    def stop():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cli, "_load_tensorflow", stop)
+        assert run(capfd, "hotel.csv", "--label", "click_bool", "--out", "o")[0] == 130
+        mapping = place / "o" / "mapping.yaml"
+        assert load_mapping(mapping).label.column == "click_bool" and not (place / "o" / "log").exists()
+        edited = mapping.read_text().replace("partition: 1d", "partition: 2d")
+        mapping.write_text(edited)
+        status, out, _ = run(capfd, "hotel.csv", "--label", "click_bool", "--out", "o")
+        assert status == 130 and "o/mapping.yaml is there already and is used as it is" in out
+        assert mapping.read_text() == edited
+        mapping.write_text(edited.replace("label:", "labels:"))
+        assert "labels: unknown key" in refusal(capfd, "hotel.csv", "--label", "click_bool", "--out", "o")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("one.csv", "label\n0\n1\n", "has 1 column that can be read (label)"),
+        ("zero.csv", "a,label\n", "there are no rows"),
+        ("empty.csv", "", "is empty"),
+        ("same.csv", "a,label\nx,0\ny,0\n", "none has two values (label is always 0)"),
+        ("none.csv", "a,b\nx,y\nz,u\n", "a rule such as 'rating>=4'"),
+        ("text.csv", b"\xff\xfea\0,\0", "is UTF-16"),
+        ("criteo.txt", "\t".join(["0", "1", *["x"] * 38]) + "\n", "ctr ingest criteo reads this format"),
+    ],
+)
+def test_tables_that_are_refused(place, capfd, name, content, words):
+    (place / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert words in refusal(capfd, name)
+    assert words in refusal(capfd, name, "--json", "-q")
+
+
+def test_a_missing_table(place, capfd):
+    assert refusal(capfd, "nowhere.csv") == "error: input nowhere.csv: no such file or folder"
+
+
+def test_refusals_load_no_tensorflow(place, root, fresh_python):
+    script = """
+import sys
+from ctr.cli import main
+print(main(["quickstart", "hotel.csv", "-q"]), "tensorflow" in sys.modules, "apache_beam" in sys.modules)
+"""
+    assert fresh_python("-c", script, cwd=place, path=root).stdout == "1 False False\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"), [("2\n", "b"), ("9\nrating>=4\n", "rating>=4"), ("\n\n1\n", "a")]
+)
+def test_a_terminal_is_asked(monkeypatch, capfd, typed, answer):
+    leader, follower = pty.openpty()
+    os.write(leader, typed.encode())
+    with os.fdopen(follower, "r") as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        doubt = Doubt(
+            "--label", "which column is the label", (Choice("a", "0 and 1"), Choice("b", "no\x1b[2J"))
+        )
+        assert cli._ask(doubt) == answer
+    os.close(leader)
+    shown = capfd.readouterr().err
+    assert "1  a: 0 and 1" in shown and "what --label takes" in shown and "\x1b" not in shown
+
+
+def test_rows_that_break_a_type_later_are_rejects(place, capfd, monkeypatch):
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ctr.quickstart._train", stop)
+    rng = np.random.default_rng(0)
+    columns = {
+        "price": rng.normal(50, 9, 2000).round(2).tolist(),
+        "ad": rng.integers(0, 9, 2000).tolist(),
+        "click": rng.integers(0, 2, 2000).tolist(),
+    }
+    columns["price"][1500] = "cheap"
+    write_table(place / "x.csv", columns)
+    status, out, _ = run(capfd, "x.csv")
+    assert status == 130 and "1 of 2000 rows rejected" in out
+    ingested = json.loads((place / "x-quickstart" / "quickstart.json").read_bytes())["ingested"]
+    assert (ingested["rejected"], ingested["reject_reasons"]) == (1, {"price: not a number": 1})
+
+
+def test_the_output_is_beside_the_table():
+    assert default_out(Path("data/clicks.csv.gz")) == Path("data/clicks-quickstart")
+    assert default_out(Path("data/days")) == Path("data/days-quickstart")
