@@ -26,7 +26,7 @@ SOMETIMES = ("comparison", "faults", "gain", "slices", "data")
 NAMESPACES = ("http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink")
 
 
-OF_RUNS = 8 + 2 + 1 + 1 + 1 + 2
+OF_RUNS = 8 + 4 + 1 + 1 + 1 + 2
 """Plots of a report about runs over one log, without the predictions of each run and paired differences."""
 PAIRED = 3
 
@@ -97,7 +97,7 @@ def html(runs):
 def test_the_report_of_one_run_has_its_plots_and_no_comparison(runs):
     page = read_page(render_report(runs[:1]))
     assert "comparison" not in {section["id"] for section in page.all("section")}
-    # Five metrics, traffic, click rates and throughput; two of calibration; gain; slices; query size; ids.
+    # Five metrics, traffic, click rates and throughput; four of calibration; gain; slices; query size; ids.
     assert len(page.images()) == OF_RUNS + 1
 
 
@@ -175,8 +175,8 @@ def test_what_an_earlier_version_did_not_record_is_left_out(rows, tmp_path):
     page = read_page(render_report([run]))
     assert "data" not in {section["id"] for section in page.all("section")}
     assert not {"Data health", "Loss by term"} & set(page.words.splitlines())
-    # Nor are click rates and the two plots of ids drawn.
-    assert len(page.images()) == OF_RUNS - 1 - 2 - 1 + 1
+    # Nor are click rates, calibration over time and the two plots of ids drawn.
+    assert len(page.images()) == OF_RUNS - 1 - 1 - 2 - 1 + 1
 
 
 @pytest.mark.slow
