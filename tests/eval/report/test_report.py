@@ -141,6 +141,16 @@ def test_the_numbers_are_those_of_the_summary(runs, html):
     assert "rows [512, 1024]" in words
 
 
+def test_the_warning_about_calibration_is_shown(rows, tmp_path):
+    warning = "too many predicted clicks; look at <model.prior>"
+    run = write_run(tmp_path / "run", rows, predict(rows, 1, 1.0), calibration_warning=warning)
+    html = render_report([run])
+    assert f": {warning}" in read_page(html).words and "<model.prior>" not in html
+    [plot] = [one for one in read_page(html).plots() if "in each window over time" in str(one["aria-label"])
+              and "actual clicks" in str(one["aria-label"])]  # fmt: skip
+    assert "at the end of the pass" in str(plot["aria-label"])
+
+
 def test_headline_cards(runs, html):
     words = read_page(html).words
     for run in runs:
