@@ -76,7 +76,7 @@ _RUNNING_METRICS = {
     "per_query_auc": "PerQueryAUC",
     "auc": "AUC",
     "logloss": "logloss",
-    "calibration_ratio": "predicted/observed",
+    "calibration_ratio": "predicted/actual",
 }
 
 
@@ -282,6 +282,8 @@ def _train(arguments: argparse.Namespace) -> None:
         finished = check_run(*given, arguments.record, arguments.init_from)
         if finished is not None:
             summary = train_result(arguments.log, arguments.out, finished, arguments.record)
+            if warning := summary.get("calibration_warning"):
+                _log.warning("%s: %s", arguments.out, warning)
         else:
             _load_tensorflow()
             from ctr.serving.export import export_from_run
@@ -359,32 +361,42 @@ def _export(arguments: argparse.Namespace) -> None:
 
 def _score(arguments: argparse.Namespace) -> None:
     from ctr.data.mapping import load_format, load_mapping
+    from ctr.data.time_range import read_time_range
     from ctr.serving.metadata import find_model, read_metadata
     from ctr.serving.score import check_scores_file, is_log_alone, score_log, score_tables, score_text
 
     given = arguments.input
+    times = read_time_range(arguments.start, arguments.end)
     check_scores_file(arguments.out, given)
     mapping = load_mapping(arguments.mapping) if arguments.mapping else None
     mapping = load_format(arguments.format) if arguments.format else mapping
     is_log = mapping is None and is_log_alone(given)
+    if not is_log and (arguments.start, arguments.end) != (None, None):
+        raise InputError("--start and --end go with an example log: raw rows are scored whole")
+    if arguments.labels and mapping is None:
+        raise InputError("--labels goes with --format or --mapping; scores of an example log have its labels")
     read_metadata(find_model(arguments.model))
     for path in given:
         if not path.exists():
             raise InputError(f"input {path}: no such file or folder")
     _load_tensorflow()
     from ctr.data.log import read_manifests
-    from ctr.pipelines.rows.raw_rows import key_schema, plain_mapping, read_raw_rows
+    from ctr.pipelines.rows.raw_rows import check_labeled, key_schema, plain_mapping, read_raw_rows
     from ctr.serving.scorer import Scorer
 
     scorer = Scorer(arguments.model)
-    bar = _Bar(sum(manifest.rows for manifest in read_manifests(given[0])) if is_log else None, "rows")
+    selected = [one for one in read_manifests(given[0]) if times.selects(one)] if is_log else []
+    bar = _Bar(sum(manifest.rows for manifest in selected) if is_log else None, "rows")
     try:
         if is_log:
-            result = score_log(scorer, given[0], arguments.out, bar.advance)
+            result = score_log(scorer, given[0], arguments.out, bar.advance, times)
         else:
             mapping = mapping or plain_mapping(scorer.schema, given)
-            rows = read_raw_rows(scorer.schema, mapping, given)
-            result = score_tables(scorer, rows, key_schema(mapping), arguments.out, bar.advance)
+            if arguments.labels:
+                check_labeled(mapping)
+            rows = read_raw_rows(scorer.schema, mapping, given, labeled=arguments.labels)
+            keys = key_schema(mapping, arguments.labels)
+            result = score_tables(scorer, rows, keys, arguments.out, bar.advance)
     finally:
         bar.close()
     counts = {**dataclasses.asdict(result), "rejects_file": str(result.rejects_file or "")}

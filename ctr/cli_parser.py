@@ -423,6 +423,17 @@ def _score(commands: _Commands) -> None:
     score.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help="Parquet file to write the predictions to"
     )
+    for name, text in (("start", "the first query time"), ("end", "the first query time that is not")):
+        score.add_argument(
+            f"--{name}",
+            metavar="TIME",
+            help=f"{text} to score of an example log: an ISO date, or date and time, in UTC",
+        )
+    score.add_argument(
+        "--labels",
+        action="store_true",
+        help="with --format or --mapping: write labels, weights and queries too, for ctr evaluate",
+    )
     read_as = score.add_mutually_exclusive_group()
     read_as.add_argument("--format", choices=tuple(FORMATS), help="format of the raw rows")
     read_as.add_argument(

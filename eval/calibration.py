@@ -9,6 +9,7 @@ import pandas as pd
 
 from ctr.eval.arrays import BoolArray, FloatArray, IntArray, check_same_length, checked_ids, ratio
 from ctr.eval.buckets import BUCKETS
+from ctr.eval.click_ratio import click_ratio_interval
 from ctr.eval.intervals import Estimate, check_multiplicity, deletions
 from ctr.eval.keyed_sums import KeyedSums
 from ctr.eval.logistic import sigmoid
@@ -54,6 +55,11 @@ class Calibration(SumState):
     def ratio_estimate(self) -> Estimate:
         """`prediction_ratio` with its delete-one-bucket replicates."""
         return _ratio_estimate(self.sums)
+
+    def ratio_interval(self) -> tuple[float, float]:
+        """The 95% interval of `prediction_ratio`, also of few clicks; NaN without clicks."""
+        low, high = click_ratio_interval(self.ratio_estimate(), self.sums[:, 1])
+        return float(low), float(high)
 
     def replicates(self, multiplicity: FloatArray) -> FloatArray:
         """Bias with each bucket counted as often as `multiplicity` [R, K] says, [R]."""
@@ -133,11 +139,11 @@ class SliceCalibration:
             dense = np.zeros((BUCKETS, len(part), _CELL_SUMS))
             dense[keys[cells] % BUCKETS, place[cells] - start] = sums[:, cells].T
             table = _bias_table(part, dense[..., :3])
-            for name, estimate in (
-                ("calibration_ratio", _ratio_estimate(dense)),
-                ("logloss", _mean_estimate(dense[..., 3], dense[..., 0])),
+            clicks, logloss = _ratio_estimate(dense), _mean_estimate(dense[..., 3], dense[..., 0])
+            for name, estimate, (low, high) in (
+                ("calibration_ratio", clicks, click_ratio_interval(clicks, dense[..., 1])),
+                ("logloss", logloss, logloss.interval()),
             ):
-                low, high = estimate.interval()
                 table = table.assign(**{name: estimate.point, f"{name}_low": low, f"{name}_high": high})
             parts.append(table)
         return pd.concat(parts, ignore_index=True).assign(auc=self._auc(ids))
@@ -223,7 +229,8 @@ def calibration_buckets(histogram: LogitHistogram) -> pd.DataFrame:
 
     Returns:
         Ten rows: low, high (probabilities between which the decile lies), weight, mean_label,
-        mean_prediction, bias, ci95_low, ci95_high (of the bias); NaN but weight 0 for an empty decile.
+        mean_prediction, bias, ci95_low, ci95_high (of the bias), calibration_ratio (predicted over actual clicks),
+        calibration_ratio_low, calibration_ratio_high; NaN but weight 0 for an empty decile.
     """
     weight = histogram.coarse_weight()
     used = np.flatnonzero(weight)
@@ -250,7 +257,11 @@ def calibration_buckets(histogram: LogitHistogram) -> pd.DataFrame:
     table = _bias_table(np.arange(DECILES), sums)
     table.insert(0, "high", high)
     table.insert(0, "low", low)
-    return table.drop(columns="id")
+    ratios = _ratio_estimate(sums)
+    ratio_low, ratio_high = click_ratio_interval(ratios, sums[..., 1])
+    return table.drop(columns="id").assign(
+        calibration_ratio=ratios.point, calibration_ratio_low=ratio_low, calibration_ratio_high=ratio_high
+    )
 
 
 def _terms(rows: ScoredRows) -> tuple[FloatArray, FloatArray, FloatArray]:

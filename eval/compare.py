@@ -7,6 +7,8 @@ import numpy as np
 import pandas as pd
 
 from ctr.eval.arrays import FloatArray, ratio
+from ctr.eval.click_ratio import distance
+from ctr.eval.display import verdict
 from ctr.eval.intervals import Estimate, difference
 from ctr.eval.progressive import ProgressiveMetrics
 
@@ -26,9 +28,10 @@ def compare(a: ProgressiveMetrics, b: ProgressiveMetrics) -> pd.DataFrame:
         b: the run under study.
 
     Returns:
-        Rows auc, per_query_auc, logloss, normalized_entropy, calibration_bias (index ``metric``); columns a,
-        b, difference (b - a), relative_percent (100 * difference / abs(a)), ci95_low, ci95_high (of the
-        difference), significant (the interval excludes 0), no_interval (why there is none, else empty). NaN where
+        Rows auc, per_query_auc, logloss, normalized_entropy, calibration_bias, calibration_ratio (index ``metric``);
+        columns a, b, difference (b - a), relative_percent (100 * difference / abs(a)), ci95_low, ci95_high (of the
+        difference), significant (the interval excludes 0), no_interval (why there is none, else empty), verdict (that
+        of `ctr.eval.display.verdict`; of calibration_ratio: whose ratio is closer to 1). NaN where
         undefined, and then not significant. A relative change of a value that is not distinguishable from 0 would
         say nothing (a bias of 1e-6 that becomes 1e-4 changed by 9900%), so it is NaN.
 
@@ -42,11 +45,17 @@ def compare(a: ProgressiveMetrics, b: ProgressiveMetrics) -> pd.DataFrame:
         auc            0.5  1.0         0.5
         per_query_auc  0.5  1.0         0.5
     """
-    estimates_a, estimates_b = a.estimates(), b.estimates()
+    estimates_a, estimates_b = (
+        {**run.estimates(), "calibration_ratio": run.calibration.ratio_estimate()} for run in (a, b)
+    )
     rows = []
     for metric, estimate_a in estimates_a.items():
         paired = difference(estimate_a, estimates_b[metric])
         low, high = paired.interval()
+        no_interval, significant = paired.no_interval(), is_beyond_noise(paired)
+        says = verdict(metric, float(paired.point), None if no_interval else significant)
+        if metric == "calibration_ratio" and significant:
+            says = _closer(estimate_a, estimates_b[metric])
         rows.append(
             {
                 "metric": metric,
@@ -56,11 +65,20 @@ def compare(a: ProgressiveMetrics, b: ProgressiveMetrics) -> pd.DataFrame:
                 "relative_percent": _relative_percent(paired, estimate_a),
                 "ci95_low": float(low),
                 "ci95_high": float(high),
-                "significant": is_beyond_noise(paired),
-                "no_interval": paired.no_interval(),
+                "significant": significant,
+                "no_interval": no_interval,
+                "verdict": says,
             }
         )
     return pd.DataFrame(rows).set_index("metric")
+
+
+def _closer(a: Estimate, b: Estimate) -> str:
+    """Whether b's predicted over actual clicks, which differ from a's, are closer to 1: better, worse or differs."""
+    change = difference(distance(a), distance(b))
+    if not is_beyond_noise(change):
+        return "differs"
+    return "better" if change.point < 0 else "worse"
 
 
 def _relative_percent(change: Estimate, reference: Estimate) -> float:

@@ -9,6 +9,7 @@ METRIC_TITLES = {
     "logloss": "logloss",
     "normalized_entropy": "normalized entropy",
     "calibration_bias": "calibration bias",
+    "calibration_ratio": "predicted / actual clicks",
 }
 
 ABSENT = "–"

@@ -215,9 +215,9 @@ class ProgressiveMetrics:
             for each of `estimates` and for `calibration_ratio`.
         """
         out: dict[str, Any] = dict(self.headline())
-        estimates = {**self.estimates(), "calibration_ratio": self.calibration.ratio_estimate()}
-        for name, estimate in estimates.items():
+        for name, estimate in self.estimates().items():
             out[f"{name}_ci95"] = [json_number(float(end)) for end in estimate.interval()]
+        out["calibration_ratio_ci95"] = [json_number(end) for end in self.calibration.ratio_interval()]
         return out
 
     def summary(self) -> dict[str, Any]:

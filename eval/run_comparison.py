@@ -20,10 +20,9 @@ from ctr.eval.display import (
     no_interval_lines,
     paired_cells,
     times,
-    verdict,
 )
 from ctr.eval.paired_predictions import PairedPredictions, pair_predictions
-from ctr.eval.run_files import METRICS, Run, prediction_parts, read_environment, read_run
+from ctr.eval.run_files import COMPARED, Run, prediction_parts, read_environment, read_run
 from ctr.io.documents import json_number
 from ctr.io.errors import InputError
 
@@ -64,7 +63,7 @@ class RunComparison:
     Attributes:
         run_a: the run to compare with.
         run_b: the run under study.
-        metrics: rows as `ctr.eval.compare.compare` gives them, in the order of `METRICS`.
+        metrics: rows as `ctr.eval.compare.compare` gives them, in the order of `COMPARED`.
         predictions: how far apart the predictions lie; None when that is unknown.
         no_predictions: why it is unknown.
         costs: for each of `COSTS` its value in run a, in run b, and b / a; None where unknown.
@@ -110,6 +109,7 @@ class RunComparison:
                     "relative_percent": json_number(row["relative_percent"]),
                     "significant": None if row["no_interval"] else bool(row["significant"]),
                     "no_interval": row["no_interval"] or None,
+                    "verdict": row["verdict"],
                 }
                 for metric, row in self.metrics.iterrows()
             },
@@ -160,9 +160,7 @@ class RunComparison:
                 [
                     *paired_cells(name, row["a"], row["b"], row["difference"], low, high),
                     ABSENT if math.isnan(relative) else f"{fixed(relative, 2, signed=True)}%",
-                    verdict(
-                        name, row["difference"], None if row["no_interval"] else row["significant"]
-                    ).ljust(VERDICT_WIDTH),
+                    row["verdict"].ljust(VERDICT_WIDTH),
                 ]
             )
         return rows
@@ -212,7 +210,7 @@ def compare_read_runs(run_a: Run, run_b: Run) -> RunComparison:
     return RunComparison(
         run_a=run_a,
         run_b=run_b,
-        metrics=compare(run_a.metrics, run_b.metrics).loc[list(METRICS)],
+        metrics=compare(run_a.metrics, run_b.metrics).loc[list(COMPARED)],
         predictions=predictions,
         no_predictions=no_predictions,
         costs={key: _cost(run_a.number(key), run_b.number(key)) for key in COSTS},

@@ -24,6 +24,8 @@ from ctr.io.errors import InputError, one_line
 
 METRICS = ("per_query_auc", "auc", "logloss", "normalized_entropy", "calibration_bias")
 """The metrics with an interval, the most telling first."""
+COMPARED = (*METRICS, "calibration_ratio")
+"""The metrics that are compared between two runs."""
 
 _WINDOW_COUNTS = ("examples", "window_begin", "window_end", "window_examples")
 _WINDOW_SUMS = ("queries_scored", "weight_sum", "examples_per_second")

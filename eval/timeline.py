@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from ctr.eval.arrays import FloatArray, IntArray, ratio
 from ctr.eval.buckets import BUCKETS
+from ctr.eval.click_ratio import click_ratio_interval
 from ctr.eval.intervals import Estimate
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.states import Arrays
@@ -179,6 +180,35 @@ class Timeline:
             replicates=ratio(without @ over, without @ under),
             occupied=(over != 0) | (under != 0),
         )
+
+    def click_ratio(self, *, cumulative: bool = False) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Predicted over actual clicks of each entry, or of all entries up to each, with the ends of the interval.
+
+        Returns:
+            Three arrays [W], NaN without clicks.
+        """
+        clicks = self.sums[..., _SUMS.index("clicks")].T
+        estimate = self.estimate("calibration_ratio", cumulative=cumulative)
+        return estimate.point, *click_ratio_interval(
+            estimate, np.cumsum(clicks, axis=1) if cumulative else clicks
+        )
+
+    def last_window(self) -> Self:
+        """The end of the pass as a timeline of one entry; empty where this one is.
+
+        The last window of a pass is cut short: as many of the last entries are joined as it takes to have at least
+        as many examples as the median entry.
+        """
+        last = type(self)()
+        if not len(self):
+            return last
+        examples = self.windows[:, 3]
+        enough = np.cumsum(examples[::-1]) >= np.median(examples)
+        start = len(self) - 1 - int(np.argmax(enough))
+        last.windows, last.sums = self.windows[-1:].copy(), self.sums[start:].sum(axis=0, keepdims=True)
+        last.windows[:, 1] = self.windows[start, 1]
+        last.windows[:, 3:] = self.windows[start:, 3:].sum(axis=0)
+        return last
 
     def matches(self, other: Self) -> bool:
         """Whether both have the same entries: the same examples, at the same times."""

@@ -184,7 +184,7 @@ def test_a_terminal_shows_compiling_and_then_the_running_metrics_and_the_rate(pl
     last = next(state for state in reversed(states) if "logloss" in state)
     assert "90.0/90.0" in last
     assert f"PerQueryAUC {summary['per_query_auc']:.4f}, AUC " in last
-    assert f"logloss {summary['logloss']:.4f}, predicted/observed {summary['calibration_ratio']:.4f}" in last
+    assert f"logloss {summary['logloss']:.4f}, predicted/actual {summary['calibration_ratio']:.4f}" in last
     assert re.search(r"[\d.]+k?examples/s", last)
     capfd.readouterr()
     (place / "again").mkdir()

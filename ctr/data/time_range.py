@@ -6,7 +6,7 @@ from typing import Any, Self
 import numpy as np
 from pydantic import field_validator, model_validator
 
-from ctr.config import StrictModel
+from ctr.config import StrictModel, parse_model
 from ctr.data.log import MAX_TIME_US, Manifest
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -64,3 +64,8 @@ class TimeRange(StrictModel):
     def selects(self, partition: Manifest) -> bool:
         """Whether the log's partition shares any time with the range."""
         return partition.start < self.end_us and self.start_us < partition.end
+
+
+def read_time_range(start: str | None, end: str | None) -> TimeRange:
+    """The range that two options ``--start`` and ``--end`` ask for. Raises InputError, which names the option."""
+    return parse_model(TimeRange, {"start": start, "end": end}, "time range of --start and --end")

@@ -18,6 +18,8 @@ import pyarrow.parquet as pq
 
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.reader import FAULTS, Rows, read_rows
+from ctr.data.time_range import TimeRange
+from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import check_output_file, write_atomic, write_atomic_bytes
 
@@ -31,6 +33,11 @@ Part = tuple[pa.Table, pa.Table, list[dict[str, Any]]]
 _BATCH_ROWS = 4096
 _GROUP_ROWS = 64 * 1024
 _LOG_KEYS = ("query_time", "query_id", "example_id")
+_LOG_LABELS = [
+    pa.field("label", pa.int8()),
+    pa.field("train_weight", pa.float32()),
+    pa.field("metric_weight", pa.float32()),
+]
 _SCORES = [pa.field("logit", pa.float32()), pa.field("p", pa.float32())]
 
 
@@ -98,12 +105,27 @@ def _is_rejects(path: Path) -> bool:
             return False
 
 
-def score_log(scorer: "Scorer", log: Path, out: Path, progress: Progress | None = None) -> ScoreResult:
-    """Scores an example log by its ids; the keys are ``query_time, query_id, example_id``.
+def score_log(
+    scorer: "Scorer",
+    log: Path,
+    out: Path,
+    progress: Progress | None = None,
+    time_range: TimeRange | None = None,
+) -> ScoreResult:
+    """Scores an example log by its ids, with the columns that ``ctr evaluate`` reads.
+
+    Args:
+        scorer: the model.
+        log: its folder.
+        out: the file to write: ``query_time, query_id, example_id, label, train_weight, metric_weight, logit, p``.
+        progress: called with numbers of rows that were passed.
+        time_range: of query times; rows outside are passed over. None: all.
 
     Raises:
-        InputError: no log, a damaged one, or one of other features than the model's.
+        InputError: no log, a damaged one, one of other features than the model's, or one without a partition in the
+            time range.
     """
+    times = time_range or TimeRange()
     schema = read_schema(log)
     if schema.version != scorer.schema.version:
         raise InputError(
@@ -111,19 +133,34 @@ def score_log(scorer: "Scorer", log: Path, out: Path, progress: Progress | None 
             f"{scorer.schema.version}: both must have the same"
         )
 
+    manifests = read_manifests(log)
+    if manifests and not any(times.selects(manifest) for manifest in manifests):
+        first, last = format_time(manifests[0].start), format_time(manifests[-1].end)
+        raise InputError(
+            f"{log}: no partition of the log overlaps --start and --end; it has {first} to {last}"
+        )
+
     def batches() -> Iterator[tuple[pa.Table, dict[str, np.ndarray], list[dict[str, Any]]]]:
-        for shard in read_rows(log, schema, read_manifests(log)):
+        for shard in read_rows(log, schema, manifests, times=(times.start_us, times.end_us)):
             for begin in range(0, len(shard), _BATCH_ROWS):
                 rows = shard.slice(begin, min(begin + _BATCH_ROWS, len(shard)))
                 good = rows.fault == 0
                 rejects = [_describe(rows, index) for index in np.flatnonzero(~good).tolist()]
                 kept = rows if good.all() else rows.keep(good)
-                keys = pa.table({name: getattr(kept, name) for name in _LOG_KEYS})
+                keys = pa.table(
+                    {
+                        **{name: getattr(kept, name) for name in _LOG_KEYS},
+                        **{
+                            field.name: getattr(kept, field.name).astype(field.type.to_pandas_dtype())
+                            for field in _LOG_LABELS
+                        },
+                    }
+                )
                 scores = scorer.score_ids(_packed(kept)) if len(kept) else {}
                 yield keys, scores, rejects
 
     fields = [pa.field(name, pa.int64()) for name in _LOG_KEYS]
-    return _write(out, pa.schema([*fields, *_SCORES]), batches(), progress)
+    return _write(out, pa.schema([*fields, *_LOG_LABELS, *_SCORES]), batches(), progress)
 
 
 def score_rows(scorer: "Scorer", rows: Rows) -> np.ndarray:

@@ -381,4 +381,6 @@ class Session:
             raise LearningError(f"{run.run_dir}: {failure}", summary)
         if run.position.unlearned_rows:
             log.warning("%s: %s", run.run_dir, unlearned_text(run))
+        if summary["calibration_warning"] is not None:
+            log.warning("%s: %s", run.run_dir, summary["calibration_warning"])
         return summary

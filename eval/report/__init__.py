@@ -143,7 +143,6 @@ def _compared_metrics(comparison: RunComparison) -> list[_ComparedMetric]:
         metric = str(name)
         low, high, difference = row["ci95_low"], row["ci95_high"], row["difference"]
         decimals = display.decimals_for(low, high)
-        verdict = display.verdict(metric, difference, None if row["no_interval"] else row["significant"])
         rows.append(
             _ComparedMetric(
                 title=display.METRIC_TITLES[metric],
@@ -152,9 +151,9 @@ def _compared_metrics(comparison: RunComparison) -> list[_ComparedMetric]:
                 difference=display.fixed(difference, decimals, signed=True),
                 interval=display.interval(low, high, decimals, signed=True),
                 relative=display.fixed(row["relative_percent"], 2, signed=True),
-                verdict=verdict,
+                verdict=row["verdict"],
                 no_interval=row["no_interval"],
-                sign=_VERDICT_SIGNS[verdict],
+                sign=_VERDICT_SIGNS[row["verdict"]],
                 bar=_bar(low, difference, high),
             )
         )

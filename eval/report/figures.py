@@ -227,25 +227,20 @@ def paired_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
         return []
     figures = []
     for metric, title in _PAIRED.items():
-        differences = {
-            shown.index: (
-                difference(first.estimate(metric), own.estimate(metric)),
-                difference(first.estimate(metric, cumulative=True), own.estimate(metric, cumulative=True)),
+        courses, words = [], []
+        for shown, own in others:
+            window = difference(first.estimate(metric), own.estimate(metric))
+            so_far = difference(
+                first.estimate(metric, cumulative=True), own.estimate(metric, cumulative=True)
             )
-            for shown, own in others
-        }
-        words = []
-        for shown, _ in others:
-            whole = differences[shown.index][1]
-            low, high = whole.interval()
-            text = display.with_margin(whole.point[-1], low[-1], high[-1], signed=True)
+            low, high = so_far.interval()
+            courses.append((shown.index, own, (window.point, *window.interval()), (so_far.point, low, high)))
+            text = display.with_margin(so_far.point[-1], low[-1], high[-1], signed=True)
             words.append(f"{shown.name}: {text} over all windows.")
         figures.append(
             figure_of(
                 f"Difference in {title}, run minus {runs[0].name}",
-                plots.paired_differences(
-                    [(shown.index, first, own) for shown, own in others], metric, differences
-                ),
+                plots.over_time(courses, "difference", 0.0, signed=True),
                 f"Paired difference in {title} from {runs[0].name} over time. {' '.join(words)}",
             )
         )
@@ -253,14 +248,26 @@ def paired_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
 
 
 def calibration_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
-    """Reliability, and bias by decile."""
+    """Predicted over actual clicks over time and by decile, reliability, and bias by decile."""
     deciles = [shown.deciles for shown in runs]
+    names = [str(decile) for decile in range(1, 11)]
+    columns = ("calibration_ratio", "calibration_ratio_low", "calibration_ratio_high")
+    highest = " ".join(
+        f"{shown.name}: {display.with_margin(*shown.deciles.iloc[-1][list(columns)])} in the highest decile."
+        for shown in runs
+    )
     worst = " ".join(
         f"{shown.name}: bias between {display.fixed(shown.deciles['bias'].min(), signed=True)} "
         f"and {display.fixed(shown.deciles['bias'].max(), signed=True)}."
         for shown in runs
     )
     return [
+        *_click_ratio_over_time(runs),
+        figure_of(
+            "Predicted / actual clicks by decile of prediction",
+            plots.by_group(deciles, columns, names, ("decile", "predicted / actual clicks"), 1.0),
+            f"Predicted over actual clicks for ten deciles of prediction. {highest}",
+        ),
         figure_of(
             "Observed vs predicted CTR, by decile of prediction",
             plots.reliability(deciles),
@@ -271,12 +278,38 @@ def calibration_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
             plots.by_group(
                 deciles,
                 ("bias", "ci95_low", "ci95_high"),
-                [str(decile) for decile in range(1, 11)],
+                names,
                 ("decile", "observed − predicted CTR"),
                 0.0,
             ),
             f"Observed minus predicted click-through rate for ten deciles of prediction. {worst}",
         ),
+    ]
+
+
+def _click_ratio_over_time(runs: Sequence[ShownRun]) -> list[ReportFigure]:
+    """Predicted over actual clicks over time, of the runs that kept a timeline."""
+    courses, words = [], []
+    for shown in runs:
+        if shown.timeline is not None and len(shown.timeline):
+            courses.append(
+                (
+                    shown.index,
+                    shown.timeline,
+                    shown.timeline.click_ratio(),
+                    shown.timeline.click_ratio(cumulative=True),
+                )
+            )
+            last = (float(one[0]) for one in shown.timeline.last_window().click_ratio())
+            words.append(f"{shown.name}: {display.with_margin(*last)} at the end of the pass.")
+    if not courses:
+        return []
+    return [
+        figure_of(
+            "Predicted / actual clicks (dashed: cumulative)",
+            plots.over_time(courses, "predicted / actual clicks", 1.0),
+            f"Predicted over actual clicks in each window over time. {' '.join(words)}",
+        )
     ]
 
 

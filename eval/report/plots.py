@@ -18,7 +18,6 @@ from matplotlib.ticker import FuncFormatter
 
 from ctr.eval import display
 from ctr.eval.arrays import FloatArray, ratio
-from ctr.eval.intervals import Estimate
 from ctr.eval.logit_histogram import LOGIT_LIMIT
 from ctr.eval.per_query_auc import SIZE_NAMES
 from ctr.eval.report.plot_style import (
@@ -36,6 +35,9 @@ from ctr.eval.report.plot_style import (
 )
 from ctr.eval.timeline import Timeline
 from ctr.eval.weight_spectra import KEPT_SHARE, cumulative_shares
+
+Course = tuple[FloatArray, FloatArray, FloatArray]
+"""A quantity over time [W], and the low and the high ends of its intervals."""
 
 _SIZE = (4.9, 2.7)
 _FEW_WINDOWS = 40
@@ -215,47 +217,45 @@ def loss_terms(table: pd.DataFrame, terms: Mapping[str, str], run: int) -> str:
         return to_svg(figure, hover)
 
 
-def paired_differences(
-    timelines: Sequence[tuple[int, Timeline, Timeline]],
-    metric: str,
-    difference: Mapping[int, tuple[Estimate, Estimate]],
+def over_time(
+    courses: Sequence[tuple[int, Timeline, Course, Course]], label: str, best: float, *, signed: bool = False
 ) -> str:
-    """The paired difference of runs from the first one over time, with bands of 95%.
+    """A quantity of runs over time, with bands of 95%: of each window, and of all windows so far.
 
     Args:
-        timelines: number of each run, the first run's timeline and its own.
-        metric: one of `ctr.eval.timeline.SERIES`.
-        difference: by number of a run, that of each window and that of all windows so far.
+        courses: for each run its number, its timeline, and the course by window and so far.
+        label: what it is.
+        best: its best value.
+        signed: whether values are shown with their sign.
     """
     with matplotlib.rc_context(STYLE):
         figure, axes = new_figure(_SIZE)
         hover = Hover()
-        tables = [_places(own) for _, _, own in timelines]
+        tables = [_places(timeline) for _, timeline, _, _ in courses]
         by_time = uses_event_time(tables)
-        shown = [np.zeros(1)]
-        for (index, _, _), table in zip(timelines, tables, strict=True):
+        shown = [np.array([best])]
+        for (index, _, window, so_far), table in zip(courses, tables, strict=True):
             x, heads = _position(table, by_time), _heads(table, by_time)
-            window, so_far = difference[index]
             color = COLORS[index % len(COLORS)]
-            low, high = window.interval()
-            _with_band(axes, x, low, high, index, min(0.15, 0.3 / len(timelines)))
-            _with_line(axes, x, window.point, index)
-            below, above = so_far.interval()
-            of_run(index, axes.plot(x, so_far.point, color=color, linestyle=(0, (5, 2)), linewidth=1.2))
+            point, low, high = window
+            _with_band(axes, x, low, high, index, min(0.15, 0.3 / len(courses)))
+            _with_line(axes, x, point, index)
+            middle, below, above = so_far
+            of_run(index, axes.plot(x, middle, color=color, linestyle=(0, (5, 2)), linewidth=1.2))
             for bound in (below, above):
                 of_run(index, axes.plot(x, bound, color=color, linestyle=(0, (1, 2)), linewidth=0.9))
             texts = [
                 f"{own}; so far {total}"
                 for own, total in zip(
-                    _values(window.point, low, high, signed=True),
-                    _values(so_far.point, below, above, signed=True),
+                    _values(point, low, high, signed=signed),
+                    _values(middle, below, above, signed=signed),
                     strict=True,
                 )
             ]
-            hover.add(index, axes, x, window.point, heads, texts)
-            shown += [window.point, (window.point + low) / 2, (window.point + high) / 2]
-        _frame(axes, np.concatenate(shown), 0.0)
-        axes.set_ylabel("difference")
+            hover.add(index, axes, x, point, heads, texts)
+            shown += [point, (point + low) / 2, (point + high) / 2]
+        _frame(axes, np.concatenate(shown), best)
+        axes.set_ylabel(label)
         _frame_pass(axes, tables, by_time)
         return to_svg(figure, hover)
 

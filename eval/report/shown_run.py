@@ -12,6 +12,7 @@ import pandas as pd
 from ctr.eval import display
 from ctr.eval.arrays import ratio
 from ctr.eval.calibration import calibration_buckets
+from ctr.eval.click_ratio import describe, judge
 from ctr.eval.report.data_health import DataHealth, read_data_health
 from ctr.eval.report.faults import Fault, faults_of
 from ctr.eval.report.plot_style import COLORS
@@ -46,8 +47,6 @@ SIGNS = "●■▲◆▼✚"
 
 MAX_WINDOWS = 400
 """Points of a line in a plot; the windows of a longer pass are drawn several at a time."""
-CLOSE_TO_ONE = 0.05
-"""Predicted over actual clicks may be this far from 1 without being called wrong."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +109,8 @@ class ShownRun:
     @property
     def calibration(self) -> tuple[str, str]:
         """How predicted and actual clicks compare: a class of the page's style (good, near, wrong) and words."""
-        value, (low, high) = self.summary["calibration_ratio"], self.summary["calibration_ratio_ci95"]
-        if value is None:
-            return "", "undefined: no clicks"
-        side = f"{'over' if value > 1 else 'under'}-predicts by {display.percent(abs(value - 1))}"
-        if low is not None and high is not None and low <= 1 <= high:
-            return "good", "calibrated: the interval contains 1"
-        return ("near", f"close to 1: {side}") if abs(value - 1) <= CLOSE_TO_ONE else ("wrong", side)
+        found = self.summary["calibration_ratio"], *self.summary["calibration_ratio_ci95"]
+        return judge(*found), describe(*found)
 
     def by_size(self, size: str) -> tuple[str, str, str]:
         """Number of queries of a size, their PerQueryAUC, and its interval."""

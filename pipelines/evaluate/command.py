@@ -14,9 +14,8 @@ from ctr.eval.display import (
     interval,
     no_interval_lines,
     paired_cells,
-    verdict,
 )
-from ctr.eval.run_files import METRICS
+from ctr.eval.run_files import COMPARED
 from ctr.io.errors import InputError
 from ctr.pipelines.processes import quiet_beam, safe_workers
 
@@ -81,7 +80,7 @@ def _traffic(summary: dict[str, Any]) -> str:
 
 def _metric_rows(summary: dict[str, Any]) -> list[list[str]]:
     rows = []
-    for name in METRICS:
+    for name in COMPARED:
         low, high = summary[f"{name}_ci95"]
         decimals = decimals_for(low, high)
         rows.append([METRIC_TITLES[name], fixed(summary[name], decimals), interval(low, high, decimals)])
@@ -95,7 +94,7 @@ def _paired_rows(metrics: dict[str, Any]) -> list[list[str]]:
         rows.append(
             [
                 *paired_cells(name, row["a"], row["b"], row["difference"], low, high),
-                verdict(name, row["difference"] or 0.0, row["significant"]).ljust(VERDICT_WIDTH),
+                row["verdict"].ljust(VERDICT_WIDTH),
             ]
         )
     return rows

@@ -110,7 +110,7 @@ def check_columns(where: str, schema: pa.Schema) -> bool:
     """Check the columns of predictions.
 
     Returns:
-        Whether there are labels and metric weights; `ctr score` writes files without.
+        Whether there are labels and metric weights; `ctr score` writes files without for rows without labels.
 
     Raises:
         InputError: a column is missing or of a wrong type; it names `where`.

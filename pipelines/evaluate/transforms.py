@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ctr.eval.compare import compare, same_examples
 from ctr.eval.progressive import ProgressiveMetrics
-from ctr.eval.run_files import METRICS
+from ctr.eval.run_files import COMPARED
 from ctr.io.documents import json_number
 from ctr.io.errors import InputError
 from ctr.pipelines.evaluate.combine import JoinedDifference, PredictionDifferenceFn, ProgressiveMetricsFn
@@ -113,7 +113,7 @@ def difference_of(states: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _paired(a: ProgressiveMetrics, b: ProgressiveMetrics) -> dict[str, Any]:
-    table = compare(a, b).loc[list(METRICS)]
+    table = compare(a, b).loc[list(COMPARED)]
     return {
         str(metric): {
             **{key: json_number(row[key]) for key in ("a", "b", "difference")},
@@ -121,6 +121,7 @@ def _paired(a: ProgressiveMetrics, b: ProgressiveMetrics) -> dict[str, Any]:
             "relative_percent": json_number(row["relative_percent"]),
             "significant": None if row["no_interval"] else bool(row["significant"]),
             "no_interval": row["no_interval"] or None,
+            "verdict": row["verdict"],
         }
         for metric, row in table.iterrows()
     }

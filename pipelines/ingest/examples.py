@@ -11,16 +11,16 @@ from ctr.data.mapping import Mapping
 from ctr.data.schema import Schema
 from ctr.data.transform import pack_table, string_ids
 from ctr.pipelines.rows.chunks import Chunk
-from ctr.pipelines.rows.convert import WEIGHT_ALLOWED, mix_ids, parse_labels, parse_weights
 from ctr.pipelines.rows.joins import SideTable
 from ctr.pipelines.rows.raw_columns import (
     Verdict,
     add_derived,
     check_numbers,
     checked_columns,
-    parse_column,
-    read_ids,
+    read_keys,
+    read_labels,
     read_times,
+    read_weights,
 )
 from ctr.pipelines.rows.rejects import Reject
 from ctr.pipelines.rows.sources import SourceFile
@@ -78,10 +78,9 @@ class ExampleMaker:
         mapping, verdict = self._mapping, Verdict(chunk)
         columns = checked_columns(chunk, sides, verdict)
         times = read_times(mapping, columns, chunk, first, verdict)
-        labels, bad, allowed = parse_column(mapping.label.column, columns, parse_labels, mapping.label)
-        verdict.refuse(bad, "label", "not a label", columns[mapping.label.column], allowed)
-        weights = self._weights(columns, verdict)
-        ids, groups = self._ids(columns, chunk, times, verdict)
+        labels = read_labels(mapping, columns, verdict)
+        weights = read_weights(mapping, columns, verdict)
+        ids, groups = read_keys(mapping, self._name_hashes[chunk.file], columns, chunk, times, verdict)
         add_derived(mapping.derive, columns, times, verdict)
         check_numbers(mapping.number_sources, columns, verdict)
         keys = {
@@ -111,25 +110,3 @@ class ExampleMaker:
         for name in (FILE_COLUMN, ROW_COLUMN):
             packed = packed.append_column(self._spill_schema.field(name), tables[2].column(name))
         return packed
-
-    def _weights(self, columns: dict[str, pa.Array], verdict: Verdict) -> np.ndarray:
-        name = self._mapping.weight
-        if name is None:
-            return np.ones(len(verdict.good), np.float32)
-        weights, bad = parse_column(name, columns, parse_weights)
-        verdict.refuse(bad, "weight", "not a weight", columns[name], WEIGHT_ALLOWED)
-        return weights
-
-    def _ids(
-        self, columns: dict[str, pa.Array], chunk: Chunk, times: np.ndarray, verdict: Verdict
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """[N] int64 example ids and [N] int64 query ids, or groups where the mapping groups rows."""
-        name = self._mapping.example_id
-        if name is None:
-            # The time keeps apart the same lines of files that have one name on different days.
-            ids = mix_ids(self._name_hashes[chunk.file], chunk.rows, times)
-        else:
-            ids = read_ids(name, "example_id", columns, verdict)
-        if self._mapping.query is None:
-            return ids, ids
-        return ids, read_ids(self._mapping.query.group_column, "query", columns, verdict)

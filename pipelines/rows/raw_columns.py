@@ -17,10 +17,14 @@ from ctr.pipelines.rows.convert import (
     FIRST_TIME,
     LAST_TIME,
     TIME_LIMIT_US,
+    WEIGHT_ALLOWED,
     check_utf8,
+    mix_ids,
     parse_ids,
+    parse_labels,
     parse_numbers,
     parse_times,
+    parse_weights,
     show_bytes,
 )
 from ctr.pipelines.rows.joins import SideTable
@@ -89,6 +93,40 @@ def read_ids(name: str, key: str, columns: Columns, verdict: Verdict) -> np.ndar
     ids, bad = parse_column(name, columns, parse_ids)
     verdict.refuse(bad, key, "missing", columns[name], "a whole number or text")
     return ids
+
+
+def read_labels(mapping: Mapping, columns: Columns, verdict: Verdict) -> np.ndarray:
+    """[N] int8 labels."""
+    name = mapping.label.column
+    labels, bad, allowed = parse_column(name, columns, parse_labels, mapping.label)
+    verdict.refuse(bad, "label", "not a label", columns[name], allowed)
+    return np.asarray(labels)
+
+
+def read_weights(mapping: Mapping, columns: Columns, verdict: Verdict) -> np.ndarray:
+    """[N] float32 weights; 1 where the mapping has none."""
+    if mapping.weight is None:
+        return np.ones(len(verdict.good), np.float32)
+    weights, bad = parse_column(mapping.weight, columns, parse_weights)
+    verdict.refuse(bad, "weight", "not a weight", columns[mapping.weight], WEIGHT_ALLOWED)
+    return np.asarray(weights)
+
+
+def read_keys(
+    mapping: Mapping, name_hash: int, columns: Columns, chunk: Chunk, times: np.ndarray, verdict: Verdict
+) -> tuple[np.ndarray, np.ndarray]:
+    """[N] int64 example ids and [N] int64 query ids, or groups where the mapping groups rows.
+
+    ``name_hash`` is that of the file's name.
+    """
+    name = mapping.example_id
+    # The time keeps apart the same lines of files that have one name on different days.
+    ids = mix_ids(name_hash, chunk.rows, times)
+    if name is not None:
+        ids = read_ids(name, "example_id", columns, verdict)
+    if mapping.query is None:
+        return ids, ids
+    return ids, read_ids(mapping.query.group_column, "query", columns, verdict)
 
 
 def add_derived(

@@ -1,7 +1,7 @@
 """Raw files as rows to be scored: the columns that a model takes, whatever else the files lack.
 
-The same reading, joining and checking as for an ingest, without labels, weights and queries. What the model derives
-itself is left to it; rows that an ingest would reject for it are rejected here too.
+The same reading, joining and checking as for an ingest, without labels, weights and queries unless they are asked for.
+What the model derives itself is left to it; rows that an ingest would reject for it are rejected here too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,6 +26,7 @@ from ctr.data.mapping import (
 )
 from ctr.data.schema import Schema
 from ctr.data.spelling import text_array
+from ctr.data.transform import string_ids
 from ctr.io.errors import InputError
 from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.convert import is_text
@@ -37,7 +38,10 @@ from ctr.pipelines.rows.raw_columns import (
     check_numbers,
     checked_columns,
     read_ids,
+    read_keys,
+    read_labels,
     read_times,
+    read_weights,
 )
 from ctr.pipelines.rows.reader import RawReader
 from ctr.pipelines.rows.sources import SourceFile, mapped_files
@@ -52,6 +56,14 @@ RawRows = tuple[pa.Table, pa.Table, list[dict[str, Any]]]
 Texts are ``large_binary`` without nulls, lists of them joined with the feature's separator; numbers are float32, the
 time is int64.
 """
+
+_LABELED = [
+    pa.field("query_id", pa.int64()),
+    pa.field("example_id", pa.int64()),
+    pa.field("label", pa.int8()),
+    pa.field("train_weight", pa.float32()),
+    pa.field("metric_weight", pa.float32()),
+]
 
 _TABLE_INPUTS: dict[str, Any] = {
     "csv": DelimitedInput(type="csv"),
@@ -94,18 +106,37 @@ def _table_type(path: Path) -> str:
     return suffixes[-1]
 
 
-def key_schema(mapping: Mapping) -> pa.Schema:
-    """What identifies rows: file and row, as an ingest numbers them, and the example id where the mapping has one."""
+def check_labeled(mapping: Mapping) -> None:
+    """Raises InputError where a mapping's queries are not known row by row."""
+    if mapping.query is not None and mapping.query.session is not None:
+        raise InputError(
+            "--labels: the queries of the mapping are sessions, which are known for a whole log only; ingest the files "
+            "and score the log"
+        )
+
+
+def key_schema(mapping: Mapping, labeled: bool = False) -> pa.Schema:
+    """What identifies rows: file and row, as an ingest numbers them, and the example id where the mapping has one.
+
+    With labels also what an ingest would make of the other keys, so that the rows can be measured.
+    """
     fields = [pa.field("file", pa.string()), pa.field("row", pa.int64())]
+    if labeled:
+        return pa.schema([*fields, *_LABELED])
     return pa.schema([*fields, *([pa.field("example_id", pa.int64())] if mapping.example_id else [])])
 
 
 def read_raw_rows(
-    schema: Schema, mapping: Mapping, inputs: Sequence[Path], block_bytes: int = BLOCK_BYTES
+    schema: Schema,
+    mapping: Mapping,
+    inputs: Sequence[Path],
+    block_bytes: int = BLOCK_BYTES,
+    labeled: bool = False,
 ) -> Iterator[RawRows]:
     """Reads what a model of ``schema`` takes, as ``mapping`` finds it, in the order of the input files.
 
-    A derived column of the mapping is made where the model has no rule of its own for it.
+    A derived column of the mapping is made where the model has no rule of its own for it. ``labeled``: the keys are
+    those of ``key_schema`` with labels; rows that an ingest would reject for them are rejected.
 
     Raises:
         InputError: no input, a damaged file, a missing column, or one of a type that its features cannot read.
@@ -113,9 +144,13 @@ def read_raw_rows(
     given = [name for name, kind in schema.inputs.items() if kind != "time"]
     wanted = {name: mapping.derive[name] for name in given if name in mapping.derive}
     timed = len(given) < len(schema.inputs) or any(rule.of_time for rule in wanted.values())
+    timed |= labeled and mapping.example_id is None
     needed = [rule.source for rule in wanted.values() if not rule.of_time]
     needed += [name for name in given if name not in wanted]
     needed += [mapping.example_id] if mapping.example_id else []
+    if labeled:
+        group = None if mapping.query is None else mapping.query.group_column
+        needed += [name for name in (mapping.label.column, mapping.weight, group) if name is not None]
     needed += [mapping.time.column] if timed and mapping.time.column else []
     mapping = mapping.model_copy(update={"features": schema.features, "derive": {**schema.derive, **wanted}})
     files = mapped_files(mapping, inputs)
@@ -125,7 +160,7 @@ def read_raw_rows(
         last = 0
         for chunk, sides in reader.read(file):
             last = max([last, *chunk.rows[-1:].tolist(), *(reject.row for reject in chunk.rejects)])
-            yield _make_rows(schema, mapping, file, chunk, sides, lines if timed else None)
+            yield _make_rows(schema, mapping, file, chunk, sides, lines if timed else None, labeled)
         lines += last
 
 
@@ -136,12 +171,15 @@ def _make_rows(
     chunk: Chunk,
     sides: Sequence[SideTable],
     first: int | None,
+    labeled: bool,
 ) -> RawRows:
     verdict = Verdict(chunk)
     columns = checked_columns(chunk, sides, verdict)
     times = None if first is None else read_times(mapping, columns, chunk, first, verdict)
     keys = {"file": pa.repeat(file.name, len(chunk.rows)), "row": pa.array(chunk.rows, pa.int64())}
-    if mapping.example_id is not None:
+    if labeled:
+        keys |= _labeled_keys(mapping, file, columns, chunk, times, verdict)
+    elif mapping.example_id is not None:
         keys["example_id"] = pa.array(read_ids(mapping.example_id, "example_id", columns, verdict))
     wanted = {name: rule for name, rule in mapping.derive.items() if name in schema.inputs}
     add_derived(wanted, columns, times, verdict)
@@ -158,11 +196,35 @@ def _make_rows(
         else:
             source = next(source for source in mapping.number_sources if schema.column_of(source) == name)
             raw[name] = made[source].cast(pa.float32(), safe=False)
-    tables = [pa.table(keys, schema=key_schema(mapping)), pa.table(raw)]
+    tables = [pa.table(keys, schema=key_schema(mapping, labeled)), pa.table(raw)]
     if not verdict.good.all():
         tables = [table.filter(pa.array(verdict.good)) for table in tables]
     rejects = [{**asdict(reject), "file": file.name} for reject in verdict.rejects]
     return tables[0], tables[1], rejects
+
+
+def _labeled_keys(
+    mapping: Mapping,
+    file: SourceFile,
+    columns: Columns,
+    chunk: Chunk,
+    times: np.ndarray | None,
+    verdict: Verdict,
+) -> dict[str, pa.Array]:
+    """The columns of ``_LABELED``, as an ingest of the same files makes them."""
+    name_hash = string_ids(pa.array([file.name], pa.string()))[0]
+    # Without times no id is made of them.
+    known = np.zeros(len(chunk.rows), np.int64) if times is None else times
+    labels, weights = read_labels(mapping, columns, verdict), read_weights(mapping, columns, verdict)
+    ids, queries = read_keys(mapping, name_hash, columns, chunk, known, verdict)
+    values = {
+        "query_id": queries,
+        "example_id": ids,
+        "label": labels,
+        "train_weight": weights,
+        "metric_weight": weights,
+    }
+    return {name: pa.array(column) for name, column in values.items()}
 
 
 def _texts(name: str, schema: Schema, columns: Columns, verdict: Verdict) -> pa.Array:

@@ -147,7 +147,7 @@ def test_each_slice_has_the_logloss_and_the_auc_of_its_rows(make_log: Callable[.
         found = row[["logloss", "logloss_low", "logloss_high"]].to_numpy(float)
         np.testing.assert_allclose(found, [logloss.result(), low, high], rtol=1e-9)
         assert row["calibration_ratio"] == pytest.approx(calibration.prediction_ratio(), rel=1e-9)
-        low, high = calibration.ratio_estimate().interval()
+        low, high = calibration.ratio_interval()
         assert row["calibration_ratio_low"] == pytest.approx(float(low), rel=1e-9)
         assert row["calibration_ratio_high"] == pytest.approx(float(high), rel=1e-9)
         # From bins of 1/16 logit.

@@ -3,9 +3,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 
 from ctr.eval.buckets import query_bucket
 from ctr.eval.compare import compare, same_examples
+from ctr.eval.logistic import sigmoid
 from ctr.eval.progressive import ProgressiveMetrics
 
 
@@ -27,9 +29,11 @@ def test_columns_say_how_b_differs_from_a(make_log: Callable[..., Any]) -> None:
         "logloss",
         "normalized_entropy",
         "calibration_bias",
+        "calibration_ratio",
     ]
     for metric, row in table.iterrows():
-        assert row["a"] == a.headline()[str(metric)] and row["b"] == b.headline()[str(metric)]
+        for side, run in (("a", a), ("b", b)):
+            assert row[side] == pytest.approx(run.headline()[str(metric)], rel=1e-14)
         assert row["difference"] == pytest.approx(row["b"] - row["a"], abs=1e-15)
         if metric != "calibration_bias":
             assert row["relative_percent"] == pytest.approx(100 * (row["b"] - row["a"]) / abs(row["a"]))
@@ -44,8 +48,55 @@ def test_a_shift_moves_calibration_and_not_ranking(make_log: Callable[..., Any])
     log = make_log(1, queries=500)
     table = compare(stream(log), stream(log, shift=0.5))
     assert table.loc["calibration_bias", "significant"] and table.loc["calibration_bias", "difference"] < 0
+    assert table.loc["calibration_ratio", "ci95_low"] > 0
     assert table.loc["per_query_auc", "difference"] == 0
     assert not table.loc[["auc", "per_query_auc"], "significant"].any()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        (0.0, 0.5, "worse"),
+        (0.5, 0.0, "better"),
+        (0.5, 0.25, "better"),
+        (-0.5, 0.0, "better"),
+        (-0.25, -0.5, "worse"),
+        (0.2, 0.2, "not significant"),
+    ],
+)
+def test_the_run_with_the_ratio_of_clicks_closer_to_1_is_better(
+    make_log: Callable[..., Any], first: float, second: float, says: str
+) -> None:
+    log = make_log(1, queries=3000)
+    clicks = np.average(log.label, weights=log.weight)
+    # The shift with which as many clicks are predicted as there are.
+    middle = brentq(lambda shift: np.average(sigmoid(log.logit + shift), weights=log.weight) - clicks, -9, 9)
+    row = compare(stream(log, shift=middle + first), stream(log, shift=middle + second)).loc[
+        "calibration_ratio"
+    ]
+    assert row["verdict"] == says
+    for side, shift in (("a", first), ("b", second)):
+        predicted = np.average(sigmoid(log.logit + middle + shift), weights=log.weight)
+        assert row[side] == pytest.approx(predicted / clicks, rel=1e-12)
+
+
+def test_ratios_as_far_above_1_as_below_differ_without_a_better_one(make_log: Callable[..., Any]) -> None:
+    log = make_log(1, queries=3000)
+    clicks = np.average(log.label, weights=log.weight)
+
+    def shift_to(ratio: float) -> float:
+        return float(
+            brentq(
+                lambda shift: np.average(sigmoid(log.logit + shift), weights=log.weight) - ratio * clicks,
+                -9,
+                9,
+            )
+        )
+
+    row = compare(stream(log, shift=shift_to(0.8)), stream(log, shift=shift_to(1 / 0.8))).loc[
+        "calibration_ratio"
+    ]
+    assert (row["significant"], row["verdict"]) == (True, "differs")
 
 
 def test_swapping_the_runs_mirrors_the_table(make_log: Callable[..., Any]) -> None:
@@ -73,7 +124,7 @@ def test_a_run_summed_in_another_order_does_not_differ(make_log: Callable[..., A
 
 def test_undefined_is_not_significant() -> None:
     table = compare(ProgressiveMetrics(), ProgressiveMetrics())
-    assert table.drop(columns=["significant", "no_interval"]).isna().all(axis=None)
+    assert table.drop(columns=["significant", "no_interval", "verdict"]).isna().all(axis=None)
     assert not table["significant"].any()
     assert table["no_interval"].str.contains("undefined").all()
 

@@ -97,6 +97,8 @@ def test_summary_of_a_log(make_log: Callable[..., Any]) -> None:
         "mean_label",
         "mean_prediction",
         "bias",
+        "calibration_ratio",
+        "calibration_ratio_ci95",
         "bias_ci95",
     ]
     by_size = summary["per_query_auc_by_size"]

@@ -12,7 +12,7 @@ from ctr.cli import main
 from ctr.eval.buckets import query_bucket
 from ctr.eval.paired_predictions import pair_predictions
 from ctr.eval.run_comparison import NotComparableError, compare_runs, differing_keys
-from ctr.eval.run_files import METRICS, distinct_names
+from ctr.eval.run_files import COMPARED, distinct_names
 from ctr.io.errors import InputError
 from run_directories import make_rows, predict, write_predictions, write_run
 
@@ -70,6 +70,7 @@ def brute_metrics(table: pd.DataFrame) -> dict[str, float]:
         "logloss": float(logloss),
         "normalized_entropy": float(logloss / stats.entropy([rate, 1 - rate])),
         "calibration_bias": float(rate - np.average(p, weights=weight)),
+        "calibration_ratio": float(np.average(p, weights=weight) / rate),
     }
 
 
@@ -102,7 +103,7 @@ def brute_pd(a: pd.DataFrame, b: pd.DataFrame) -> tuple[float, tuple[float, floa
 def test_metrics_are_those_of_the_predictions(runs):
     comparison = compare_runs(*runs)
     values_a, values_b = (brute_metrics(recorded(run)) for run in runs)
-    assert list(comparison.metrics.index) == list(METRICS)
+    assert list(comparison.metrics.index) == list(COMPARED)
     for metric, row in comparison.metrics.iterrows():
         # AUC counts logits closer than 1/2048 as ties.
         tolerance = 1e-4 if metric == "auc" else 1e-12
@@ -126,7 +127,7 @@ def test_intervals_are_those_of_a_jackknife_over_the_buckets(few_rows, tmp_path)
     replicates = defaultdict(list)
     for bucket in np.unique(buckets[0][tables[0]["metric_weight"] > 0]):
         a, b = (brute_metrics(table[own != bucket]) for table, own in zip(tables, buckets, strict=True))
-        for metric in METRICS:
+        for metric in COMPARED:
             replicates[metric].append(b[metric] - a[metric])
     # Buckets without a scored query do not count for PerQueryAUC: there the replicate is the metric itself.
     scored = comparison.run_a.metrics.per_query_auc.occupied().sum()
@@ -240,7 +241,7 @@ def test_settings_that_differ():
 def test_the_dict_is_json(runs):
     comparison = compare_runs(*runs)
     content = json.loads(json.dumps(comparison.as_dict(), allow_nan=False))
-    assert list(content["metrics"]) == list(METRICS)
+    assert list(content["metrics"]) == list(COMPARED)
     assert content["configuration"] == [
         {"key": "model.crosses.layers", "a": 2, "b": 0},
         {"key": "model.crosses.rank", "a": 16},
@@ -258,9 +259,11 @@ def test_the_text_is_aligned(runs):
     assert all(line == line.rstrip() for line in lines)
     header = next(line for line in lines if "b - a" in line)
     table = [
-        line for line in lines if line.startswith(("PerQueryAUC", "AUC", "logloss", "normalized", "calib"))
+        line
+        for line in lines
+        if line.startswith(("PerQueryAUC", "AUC", "logloss", "normalized", "calib", "predicted /"))
     ]
-    assert len(table) == len(METRICS)
+    assert len(table) == len(COMPARED)
     for heading in (" a", " b", "b - a", "95% interval", "relative"):
         end = f"{header}  ".index(f"{heading}  ") + len(heading)
         assert all(line[end - 1] != " " and line[end : end + 2] == "  " for line in table)
@@ -293,7 +296,7 @@ def test_runs_of_one_class(rows, tmp_path):
     undefined = {"a": None, "b": None, "difference": None, "relative_percent": None, "significant": None}
     auc = content["metrics"]["auc"]
     assert "one class" in auc.pop("no_interval")
-    assert auc == {**undefined, "ci95": [None, None]}
+    assert auc == {**undefined, "ci95": [None, None], "verdict": "no interval"}
     assert content["metrics"]["logloss"]["difference"] is not None
     assert content["metrics"]["logloss"]["no_interval"] is None
     lines = comparison.as_text().splitlines()

@@ -119,3 +119,37 @@ def test_other_arrays_are_refused(rows, change, message):
     timeline, _ = timeline_of(rows, run_directories.predict(rows, 1, 1.0), 1)
     with pytest.raises(ValueError, match=message):
         Timeline.from_arrays({**timeline.to_arrays(), **change})
+
+
+def test_the_ratio_of_clicks_over_time_has_the_interval_of_few_clicks():
+    rows = run_directories.make_rows(3, queries=300)
+    timeline, _ = timeline_of(rows, run_directories.predict(rows, 1, 1.0), 4)
+    point, low, high = timeline.click_ratio()
+    jackknife = timeline.estimate("calibration_ratio")
+    np.testing.assert_array_equal(point, jackknife.point)
+    clicks, predicted = (timeline.sums[..., place].sum(axis=1) for place in (1, 2))
+    np.testing.assert_allclose(point, predicted / clicks, rtol=1e-12)
+    # Of many clicks it is the jackknife's.
+    np.testing.assert_array_equal([low, high], jackknife.interval())
+    so_far, _, _ = timeline.click_ratio(cumulative=True)
+    assert so_far[-1] == pytest.approx(predicted.sum() / clicks.sum(), rel=1e-12)
+    # One click: the exact limits of a Poisson mean.
+    timeline.sums[:, :, 1] = 0.0
+    timeline.sums[:, 5, 1] = 2.0
+    point, low, high = timeline.click_ratio()
+    np.testing.assert_allclose(point / low, 5.571643390938898, rtol=1e-9)
+    np.testing.assert_allclose(high / point, 1 / 0.025317807984289897, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("short", "joined"), [(False, 1), (True, 2)])
+def test_the_last_window_is_joined_with_those_before_until_it_is_long_enough(rows, short, joined):
+    timeline, _ = timeline_of(rows, run_directories.predict(rows, 1, 1.0), 6)
+    timeline.windows[:, 3] = 500
+    timeline.windows[-1, 3] = 20 if short else 510
+    last = timeline.last_window()
+    assert len(last) == 1
+    np.testing.assert_allclose(last.sums[0], timeline.sums[-joined:].sum(axis=0))
+    examples = int(timeline.windows[-joined:, 3].sum())
+    begin, end = timeline.windows[-joined, 1], timeline.windows[-1, 2]
+    assert last.windows[0].tolist() == [len(rows), begin, end, examples, joined]
+    assert not len(Timeline().last_window())

@@ -9,9 +9,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sklearn.metrics import log_loss, roc_auc_score
 
 from ctr.cli import main
 from ctr.serving.scorer import Scorer
+
+LOG_COLUMNS = ["query_time", "query_id", "example_id", "label", "train_weight", "metric_weight"]
 
 
 @pytest.fixture
@@ -130,10 +133,79 @@ def test_a_log(case, place, publish_rows, capfd):
     publish_rows(place / "log", case("factorized").table)
     scores = score("log")
     assert result(capfd)["scored"] == 90
-    assert list(scores) == ["query_time", "query_id", "example_id", "logit", "p"]
+    assert list(scores) == [*LOG_COLUMNS, "logit", "p"]
+    for name in LOG_COLUMNS:
+        np.testing.assert_array_equal(scores[name], case("factorized").table.column(name).to_numpy())
     assert scores["example_id"].tolist() == list(range(90))
     assert scores["query_id"].tolist() == [row // 3 for row in range(90)]
     np.testing.assert_allclose(scores["logit"], case("factorized").logit, rtol=0, atol=1e-5)
+
+
+def test_a_part_of_a_log(case, place, publish_rows, capfd):
+    table = case("factorized").table
+    publish_rows(place / "log", table)
+    times = table.column("query_time").to_numpy()
+    begin, end = times[30], times[60]
+    options = [
+        f"--{name}={np.datetime64(int(time), 'us')}" for name, time in (("start", begin), ("end", end))
+    ]
+    scores = score("log", *options)
+    inside = (times >= begin) & (times < end)
+    assert 0 < inside.sum() < 90
+    assert scores["example_id"].tolist() == np.flatnonzero(inside).tolist()
+    np.testing.assert_allclose(scores["logit"], case("factorized").logit[inside], rtol=0, atol=1e-5)
+    assert result(capfd)["rows"] == inside.sum()
+    # The parts before, between and behind are all there is.
+    parts = [
+        score("log", options[1].replace("end", "start")),
+        score("log", options[0].replace("start", "end")),
+    ]
+    assert sum(map(len, parts)) + len(scores) == 90
+
+
+def test_scores_of_a_log_are_measured(case, place, publish_rows, capfd):
+    rng = np.random.default_rng(4)
+    table = case("factorized").table
+    columns = {
+        "label": (rng.random(90) < 0.4).astype(np.int8),
+        "metric_weight": rng.choice([0.0, 1.0, 2.5], 90).astype(np.float32),
+    }
+    for name, values in columns.items():
+        place_of = table.schema.get_field_index(name)
+        table = table.set_column(place_of, table.schema.field(place_of), pa.array(values))
+    publish_rows(place / "log", table)
+    score("log")
+    capfd.readouterr()
+    assert main(["evaluate", "scores.parquet", "--json"]) == 0
+    found = result(capfd)
+    label, weight = columns["label"], columns["metric_weight"].astype(float)
+    logit = pd.read_parquet("scores.parquet")["logit"].to_numpy(float)
+    p = 1 / (1 + np.exp(-logit))
+    assert found["auc"] == pytest.approx(roc_auc_score(label, logit, sample_weight=weight), abs=1e-3)
+    assert found["logloss"] == pytest.approx(log_loss(label, p, sample_weight=weight), rel=1e-9)
+    clicks = (weight * label).sum()
+    assert found["calibration_ratio"] == pytest.approx((weight * p).sum() / clicks, rel=1e-9)
+    query, kept = np.arange(90) // 3, weight > 0
+    by_query = [
+        roc_auc_score(label[own], logit[own], sample_weight=weight[own])
+        for own in (kept & (query == number) for number in range(30))
+        if len(set(label[own])) == 2
+    ]
+    assert found["queries_scored"] == len(by_query)
+    assert found["per_query_auc"] == pytest.approx(np.mean(by_query), rel=1e-9)
+    low, high = found["calibration_ratio_ci95"]
+    assert low < found["calibration_ratio"] < high
+
+    # Another model's scores of the same rows are compared, paired.
+    other = pq.read_table("scores.parquet")
+    pq.write_table(other.set_column(6, "logit", pa.array(logit + 1.0)), "other.parquet")
+    assert main(["evaluate", "other.parquet", "--against", "scores.parquet", "--json"]) == 0
+    row = result(capfd)["metrics"]["calibration_ratio"]
+    shifted = (weight / (1 + np.exp(-logit - 1.0))).sum() / clicks
+    assert (row["a"], row["b"]) == pytest.approx((found["calibration_ratio"], shifted), rel=1e-9)
+    assert row["ci95"][0] < row["difference"] < row["ci95"][1]
+    assert main(["evaluate", "other.parquet", "--against", "scores.parquet"]) == 0
+    assert "predicted / actual clicks" in capfd.readouterr().out
 
 
 def test_faulty_rows_of_a_log(case, place, publish_rows):
@@ -176,7 +248,102 @@ def test_a_mapping(case, place):
     np.testing.assert_allclose(scores["logit"], case("factorized").logit, rtol=0, atol=1e-5)
 
 
+def labeled_rows(case, place, **keys) -> None:
+    """rows.csv with labels, weights, queries and times, and mapping.yaml, which says where they are."""
+    rng = np.random.default_rng(5)
+    raw = case("factorized").raw
+    frame = pd.DataFrame({**raw, "tags": ["|".join(tags) for tags in raw["tags"]]})
+    frame["class"] = frame["class"].astype("Int64")
+    frame["clicked"] = rng.integers(0, 2, 90)
+    frame["w"] = rng.choice([0.0, 1.0, 2.5], 90)
+    frame["request"] = [f"q{row // 3}" for row in range(90)]
+    frame["when"] = 1_500_000_000 + np.arange(90)
+    frame.to_csv(place / "rows.csv", index=False)
+    mapping = {
+        "input": {"type": "csv"},
+        "time": {"column": "when", "unit": "s"},
+        "query": {"column": "request"},
+        "label": "clicked",
+        "weight": "w",
+        "partition": "1d",
+        "features": [{"name": "user", "kind": "category", "source": "user:id", "buckets": 9}],
+        **keys,
+    }
+    (place / "mapping.yaml").write_text(json.dumps(mapping))
+
+
+@pytest.mark.parametrize("keys", [{}, {"query": None}, {"example_id": "when"}])
+def test_labels_are_those_of_an_ingest_of_the_same_files(case, place, keys, capfd):
+    labeled_rows(case, place, **keys)
+    scores = score("rows.csv", "--mapping", "mapping.yaml", "--labels")
+    names = ["query_id", "example_id", "label", "train_weight", "metric_weight"]
+    assert list(scores) == ["file", "row", *names, "logit", "p"]
+    np.testing.assert_allclose(scores["logit"], case("factorized").logit, rtol=0, atol=1e-5)
+    assert main(["ingest", "table", "rows.csv", "--mapping", "mapping.yaml", "--out", "ingested"]) == 0
+    parts = [read_shards(path) for path in sorted(Path("ingested/shards").iterdir())]
+    log = pd.concat(parts).set_index("example_id")
+    assert log.index.is_unique and len(log) == 90
+    for name in names:
+        if name != "example_id":
+            np.testing.assert_array_equal(scores[name], log.loc[scores["example_id"], name])
+    capfd.readouterr()
+    assert main(["evaluate", "scores.parquet", "--json"]) == 0
+    assert result(capfd)["weight_sum"] == pytest.approx(scores["metric_weight"].sum())
+
+
+def read_shards(path: Path) -> pd.DataFrame:
+    columns = ["query_id", "example_id", "label", "train_weight", "metric_weight"]
+    return pq.ParquetFile(path).read(columns).to_pandas()
+
+
+def test_a_row_without_a_label_is_set_aside_where_labels_are_asked_for(case, place):
+    labeled_rows(case, place)
+    lines = (place / "rows.csv").read_text().splitlines()
+    header = lines[0].split(",")
+    cells = lines[5].split(",")
+    cells[header.index("clicked")] = ""
+    lines[5] = ",".join(cells)
+    (place / "rows.csv").write_text("\n".join(lines) + "\n")
+    assert len(score("rows.csv", "--mapping", "mapping.yaml")) == 90
+    assert len(score("rows.csv", "--mapping", "mapping.yaml", "--labels")) == 89
+    assert [(one["row"], one["key"], one["reason"]) for one in rejects()] == [(6, "label", "missing")]
+
+
 class TestRefusals:
+    def test_labels_without_a_mapping(self, place, make_rows_log, capfd):
+        make_rows_log(place / "log", 9)
+        for given in ("log", "rows.parquet"):
+            assert "--labels goes with --format or --mapping" in error_line(capfd, given, "--labels")
+
+    def test_labels_of_sessions(self, case, place, capfd):
+        labeled_rows(case, place, query={"session": {"by": "request", "gap": "1h"}})
+        line = error_line(capfd, "rows.csv", "--mapping", "mapping.yaml", "--labels")
+        assert "the queries of the mapping are sessions" in line
+
+    def test_a_file_without_the_label(self, case, place, capfd):
+        labeled_rows(case, place, label="bought")
+        line = error_line(capfd, "rows.csv", "--mapping", "mapping.yaml", "--labels")
+        assert "rows.csv: no column bought" in line
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (
+                ["--start", "soon"],
+                "start: 'soon' is not allowed: an ISO date or datetime is required, e.g. 2026-01-31",
+            ),
+            (["--start", "2026-01-02", "--end", "2026-01-02"], "must be before end"),
+            (["--start", "2100-01-01"], "log: no partition of the log overlaps --start and --end; it has "),
+        ],
+    )
+    def test_times_that_are_none_or_not_of_the_log(self, case, place, publish_rows, capfd, options, words):
+        publish_rows(place / "log", case("factorized").table)
+        assert words in error_line(capfd, "log", *options)
+
+    def test_times_of_raw_rows(self, place, capfd):
+        words = "--start and --end go with an example log: raw rows are scored whole"
+        assert words in error_line(capfd, "rows.parquet", "--start", "2026-01-01")
+
     def test_a_log_of_other_features(self, place, make_rows_log, capfd):
         make_rows_log(place / "log", 9, first_features=6)
         line = error_line(capfd, "log")

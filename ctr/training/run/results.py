@@ -10,6 +10,7 @@ from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
 from ctr.training.analysis.weight_spectra import write_weight_spectra
 from ctr.training.inputs import Inputs
+from ctr.training.run.calibration import calibration_warning, last_window
 from ctr.training.run.directory import write_json, write_metric_states, write_timeline
 from ctr.training.run.id_counts import write_data_health
 from ctr.training.run.metrics import duals_of
@@ -77,8 +78,11 @@ def write_results(
     summary = {
         **_results(inputs, run),
         "learning_failure": failure,
+        "calibration_warning": None,
         **(timing or timing_before(summary_path)),
     }
+    if failure is None:
+        summary["calibration_warning"] = calibration_warning(summary, run.config)
     write_metric_states(run_dir, metrics.total.to_arrays())
     for name, constraint_log in metrics.constraint_logs.items():
         write_metric_states(run_dir, constraint_log.to_arrays(), name)
@@ -94,6 +98,7 @@ def _results(inputs: Inputs, run: Run) -> dict[str, Any]:
     position, metrics = run.position, run.metrics
     return {
         **metrics.total.summary(),
+        "last_window": last_window(metrics.timeline),
         "log_rows": position.examples,
         "batches": position.batches,
         "trained_examples": position.trained_examples,

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ctr.training.run.calibration import calibration_text
+
 
 def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
     """What ``ctr train`` prints of a run's summary.json; for ``recorded`` see ``ctr.training.loop.train``."""
@@ -33,4 +35,5 @@ def summary_text(run: Path, summary: Mapping[str, Any]) -> str:
         )
     if summary["per_query_auc_of_sample"]:
         lines.append("  per_query_auc is that of the sampled queries, not an estimate of full traffic's")
+    lines.append(f"  {calibration_text(summary)}")
     return "\n".join(lines)

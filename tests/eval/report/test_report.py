@@ -26,7 +26,7 @@ SOMETIMES = ("comparison", "faults", "gain", "slices", "data")
 NAMESPACES = ("http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink")
 
 
-OF_RUNS = 8 + 2 + 1 + 1 + 1 + 2
+OF_RUNS = 8 + 4 + 1 + 1 + 1 + 2
 """Plots of a report about runs over one log, without the predictions of each run and paired differences."""
 PAIRED = 3
 
@@ -97,7 +97,7 @@ def html(runs):
 def test_the_report_of_one_run_has_its_plots_and_no_comparison(runs):
     page = read_page(render_report(runs[:1]))
     assert "comparison" not in {section["id"] for section in page.all("section")}
-    # Five metrics, traffic, click rates and throughput; two of calibration; gain; slices; query size; ids.
+    # Five metrics, traffic, click rates and throughput; four of calibration; gain; slices; query size; ids.
     assert len(page.images()) == OF_RUNS + 1
 
 
@@ -141,6 +141,16 @@ def test_the_numbers_are_those_of_the_summary(runs, html):
     assert "rows [512, 1024]" in words
 
 
+def test_the_warning_about_calibration_is_shown(rows, tmp_path):
+    warning = "too many predicted clicks; look at <model.prior>"
+    run = write_run(tmp_path / "run", rows, predict(rows, 1, 1.0), calibration_warning=warning)
+    html = render_report([run])
+    assert f": {warning}" in read_page(html).words and "<model.prior>" not in html
+    [plot] = [one for one in read_page(html).plots() if "in each window over time" in str(one["aria-label"])
+              and "actual clicks" in str(one["aria-label"])]  # fmt: skip
+    assert "at the end of the pass" in str(plot["aria-label"])
+
+
 def test_headline_cards(runs, html):
     words = read_page(html).words
     for run in runs:
@@ -175,8 +185,8 @@ def test_what_an_earlier_version_did_not_record_is_left_out(rows, tmp_path):
     page = read_page(render_report([run]))
     assert "data" not in {section["id"] for section in page.all("section")}
     assert not {"Data health", "Loss by term"} & set(page.words.splitlines())
-    # Nor are click rates and the two plots of ids drawn.
-    assert len(page.images()) == OF_RUNS - 1 - 2 - 1 + 1
+    # Nor are click rates, calibration over time and the two plots of ids drawn.
+    assert len(page.images()) == OF_RUNS - 1 - 1 - 2 - 1 + 1
 
 
 @pytest.mark.slow

@@ -440,6 +440,7 @@ def test_the_command_shows_metrics_and_difference(tmp_path: Path) -> None:
         "logloss",
         "normalized entropy",
         "calibration bias",
+        "predicted / actual clicks",
     ]
     compared = run_evaluate([b], [a])
     assert_close(compared["a"], measured)

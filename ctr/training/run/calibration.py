@@ -1,0 +1,123 @@
+"""What a run's predicted over actual clicks say, for summary.json and in words. Loads no TensorFlow."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ctr.eval import display
+from ctr.eval.click_ratio import describe, judge
+from ctr.eval.timeline import Timeline
+from ctr.io.documents import json_number
+from ctr.training.config import TrainConfig
+
+# A prior this many times the rate of clicks, or as many times below it, is named as a cause.
+_PRIOR_FACTOR = 1.5
+# The highest decile is named where it has at least this share of the predicted clicks in excess.
+_TOP_SHARE = 0.5
+
+
+def last_window(timeline: Timeline) -> dict[str, Any] | None:
+    """Returns the calibration at the end of a pass, for summary.json; None without windows.
+
+    Returns:
+        ``window_begin`` and ``window_end`` (event time, microseconds), ``examples``, ``calibration_ratio`` and
+        ``calibration_ratio_ci95``; for which windows these are see ``Timeline.last_window``.
+    """
+    last = timeline.last_window()
+    if not len(last):
+        return None
+    _, begin, end, examples, _ = last.windows[0].tolist()
+    point, low, high = (json_number(one[0]) for one in last.click_ratio())
+    return {
+        "window_begin": begin,
+        "window_end": end,
+        "examples": examples,
+        "calibration_ratio": point,
+        "calibration_ratio_ci95": [low, high],
+    }
+
+
+def calibration_text(summary: Mapping[str, Any]) -> str:
+    """Returns predicted over actual clicks of a summary.json with its interval and what it says, in a line."""
+    found = _found(summary)
+    text = f"predicted / actual clicks {_shown(*found)}: {describe(*found)}"
+    last = summary.get("last_window")
+    return f"{text}; in the last window {_shown(*_found(last))}" if last else text
+
+
+def calibration_warning(summary: Mapping[str, Any], config: TrainConfig) -> str | None:
+    """Returns what to change where the interval of predicted over actual clicks excludes 0.9 to 1.1, else None."""
+    found = _found(summary)
+    if judge(*found) != "wrong":
+        return None
+    excess = _excess(summary)
+    many = "many" if found[0] > 1 else "few"
+    share = f"; {display.percent(min(excess, 1.0))} of them in the decile of the highest predictions"
+    last = summary.get("last_window")
+    is_over = last is not None and judge(*_found(last)) == "good"
+    where = f"; the last window alone is calibrated ({_shown(*_found(last))})" if is_over and last else ""
+    return (
+        f"predicted / actual clicks is {_shown(*found)}, too {many} predicted clicks"
+        f"{share if excess >= _TOP_SHARE else ''}{where}; look at "
+        + "; ".join(_causes(summary, config, found[0], excess, is_over))
+    )
+
+
+def _causes(
+    summary: Mapping[str, Any], config: TrainConfig, ratio: float, excess: float, is_over: bool
+) -> list[str]:
+    """What may have caused it, the likeliest first. ``is_over``: it no longer holds at the end of the pass."""
+    objective, embeddings = config.objective, config.optimizer.embeddings
+    causes = []
+    rate, prior = _click_rate(summary), config.model.prior
+    if isinstance(prior, float) and not 1 / _PRIOR_FACTOR <= prior / rate <= _PRIOR_FACTOR:
+        causes.append(f"model.prior ({prior:g}, the rate of clicks is {rate:.2g})")
+    if is_over:
+        causes.append(f"batch.rows ({config.batch.rows}; smaller batches learn the rate of clicks sooner)")
+    if config.label_delay:
+        causes.append(f"label_delay ({config.label_delay:g} s; the model does not know newer clicks)")
+    if config.sampling is not None:
+        causes.append(f"sampling.name (the train weights of the sample {config.sampling.name})")
+    if objective.ranking is not None:
+        causes.append("objective.ranking (it does not determine the level of predictions)")
+    if objective.distillation is not None:
+        causes.append("objective.distillation (the calibration of the teacher)")
+    if ratio > 1 and excess >= _TOP_SHARE:
+        causes.append(
+            f"optimizer.embeddings.learning_rate and linear_learning_rate ({embeddings.learning_rate}, "
+            f"{embeddings.linear_learning_rate}; lower ones, or higher initial accumulators)"
+        )
+    elif not is_over:
+        causes.append(
+            f"optimizer.dense.learning_rate ({config.optimizer.dense.learning_rate}; the output bias learns with it)"
+        )
+    if objective.bias_constraints is None:
+        causes.append("objective.bias_constraints (a family of estimated_ctr calibrates by prediction)")
+    else:
+        causes.append("objective.bias_constraints (its slices and learning_rate)")
+    return causes
+
+
+def _found(summary: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    # An earlier version's summary.json may lack them.
+    low, high = summary.get("calibration_ratio_ci95") or (None, None)
+    return summary.get("calibration_ratio"), low, high
+
+
+def _shown(value: float | None, low: float | None, high: float | None) -> str:
+    decimals = display.decimals_for(low, high)
+    return f"{display.fixed(value, decimals)} {display.interval(low, high, decimals)}"
+
+
+def _click_rate(summary: Mapping[str, Any]) -> float:
+    """Returns the weighted mean label. Called with clicks only."""
+    deciles = [row for row in summary["calibration_buckets"] if row["weight"]]
+    clicks = sum(row["weight"] * row["mean_label"] for row in deciles)
+    return float(clicks / sum(row["weight"] for row in deciles))
+
+
+def _excess(summary: Mapping[str, Any]) -> float:
+    """Returns the share of the highest decile in the difference of predicted and actual clicks."""
+    deciles = [row for row in summary["calibration_buckets"] if row["weight"]]
+    excess = [row["weight"] * row["bias"] for row in deciles]
+    total = sum(excess)
+    return excess[-1] / total if total else 0.0

@@ -1,0 +1,149 @@
+"""What a run says of predicted over actual clicks, and when it warns."""
+
+import json
+import logging
+import re
+
+import numpy as np
+import pytest
+
+from ctr.config import parse_model
+from ctr.config.reference import describe, settable_keys
+from ctr.eval.progressive import ProgressiveMetrics
+from ctr.eval.timeline import Timeline
+from ctr.training.config import TrainConfig
+from ctr.training.loop import train
+from ctr.training.run.calibration import calibration_text, calibration_warning, last_window
+from ctr.training.run.summary_text import summary_text
+
+
+def summary_of(shift, top_shift=0.0, late_shift=None):
+    """The summary of 30,000 rows whose clicks have the predicted probability but for shifts of the logits.
+
+    ``top_shift`` is that of the tenth with the highest predictions, ``late_shift`` that of the last of ten windows.
+    """
+    rng = np.random.default_rng(3)
+    logit = rng.normal(-1, 0.5, 30_000)
+    label = rng.random(len(logit)) < 1 / (1 + np.exp(-logit))
+    top = logit > np.quantile(logit, 0.9)
+    shifts = np.where(top, top_shift, 0.0) + shift
+    total, timeline = ProgressiveMetrics(), Timeline()
+    for window, rows in enumerate(np.array_split(np.arange(len(logit)), 10)):
+        own = shifts[rows] if late_shift is None or window < 9 else late_shift
+        part = ProgressiveMetrics()
+        part.update(label[rows], logit[rows] + own, np.ones(len(rows)), rows // 3)
+        timeline.add(part, int(rows[-1]) + 1, (int(rows[0]), int(rows[-1])))
+        total.merge(part)
+    return {**total.summary(), "last_window": last_window(timeline)}
+
+
+def config_of(**content):
+    return parse_model(TrainConfig, {"model": {"prior": 0.28}, **content}, "test")
+
+
+@pytest.mark.parametrize("shift", [-0.12, 0.0, 0.12])
+def test_a_run_within_a_tenth_does_not_warn(shift):
+    summary = summary_of(shift)
+    assert 0.87 < summary["calibration_ratio"] < 1.12
+    assert calibration_warning(summary, config_of()) is None
+
+
+@pytest.mark.parametrize(("shift", "many"), [(0.5, "many"), (-0.5, "few")])
+def test_a_miscalibrated_run_warns_with_the_ratio_and_what_to_look_at(shift, many):
+    summary = summary_of(shift)
+    text = calibration_warning(summary, config_of())
+    ratio, low, high = map(float, re.findall(r"\d+\.\d+", text)[:3])
+    assert (ratio, low, high) == pytest.approx(
+        (summary["calibration_ratio"], *summary["calibration_ratio_ci95"]), abs=0.006
+    )
+    assert f"too {many} predicted clicks; look at " in text
+    assert "decile" not in text and "model.prior" not in text and "last window" not in text
+    assert "optimizer.dense.learning_rate" in text and "objective.bias_constraints" in text
+
+
+def test_clicks_too_many_in_the_highest_decile_alone_are_named():
+    text = calibration_warning(summary_of(0.0, top_shift=2.5), config_of())
+    [share] = re.findall(r"([\d.]+)% of them in the decile of the highest predictions", text)
+    assert float(share) > 90
+    assert "optimizer.embeddings.learning_rate" in text and "optimizer.dense" not in text
+
+
+def test_a_pass_that_ends_calibrated_is_told_from_one_that_does_not():
+    text = calibration_warning(summary_of(0.6, late_shift=0.0), config_of())
+    assert "the last window alone is calibrated" in text and "batch.rows" in text
+    assert "the last window alone" not in calibration_warning(summary_of(0.6), config_of())
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ({"model": {"prior": 0.5}}, "model.prior (0.5, the rate of clicks is 0.28)"),
+        ({"label_delay": 60}, "label_delay (60 s"),
+        ({"sampling": {"name": "half"}}, "sampling.name"),
+        ({"objective": {"ranking": {}}}, "objective.ranking"),
+        ({"objective": {"distillation": {"teacher": "big"}}}, "objective.distillation"),
+    ],
+)
+def test_what_is_configured_is_named_where_it_may_be_the_cause(content, named):
+    summary = summary_of(0.5)
+    assert named in calibration_warning(summary, config_of(**content))
+    assert named not in calibration_warning(summary, config_of())
+
+
+def test_every_key_that_is_named_exists():
+    content = {
+        "label_delay": 60,
+        "sampling": {"name": "half"},
+        "objective": {"ranking": {}, "distillation": {"teacher": "big"}},
+        "model": {"prior": 0.5},
+    }
+    texts = [
+        calibration_warning(summary_of(*shifts), config_of(**content))
+        for shifts in ((0.5,), (0.0, 2.5), (0.6, 0.0, 0.0))
+    ]
+    named = {key for text in texts for key in re.findall(r"\b[a-z_]+\.[a-z][a-z_.]*[a-z]", text)}
+    assert len(named) >= 8
+    keys = settable_keys(describe(TrainConfig))
+    for key in named:
+        assert any(known == key or known.startswith(f"{key}.") for known in keys), key
+
+
+def test_the_line_says_the_ratio_of_the_pass_and_of_its_last_window():
+    summary = summary_of(0.5, late_shift=0.0)
+    text = calibration_text(summary)
+    assert re.fullmatch(
+        r"predicted / actual clicks 1\.\d+ \[1\.\d+, 1\.\d+\]: over-predicts by \d\d\.\d%: "
+        r"the interval excludes 0\.9 to 1\.1; in the last window (0\.9|1\.0)\d* \[0\.\d+, 1\.\d+\]",
+        text,
+    ), text
+    without = {
+        **summary,
+        "calibration_ratio": None,
+        "calibration_ratio_ci95": [None, None],
+        "last_window": None,
+    }
+    assert calibration_text(without) == "predicted / actual clicks – –: undefined: no clicks"
+
+
+def test_a_run_warns_at_its_end_and_shows_the_line(log, make_config, tmp_path, caplog):
+    # Nothing is learned: the prior is what is predicted.
+    still = {"optimizer": {"embeddings": {"learning_rate": 0.0, "linear_learning_rate": 0.0},
+                           "dense": {"learning_rate": 0.0}}}  # fmt: skip
+    with caplog.at_level(logging.WARNING):
+        wrong = train(log, make_config({**still, "model": {"prior": 0.9}}, logistic=True), tmp_path / "wrong")
+    assert wrong["calibration_warning"] in caplog.text
+    assert "too many predicted clicks" in wrong["calibration_warning"]
+    assert "model.prior (0.9" in wrong["calibration_warning"]
+    caplog.clear()
+    prior = wrong["calibration_buckets"]
+    rate = sum((row["mean_label"] or 0) * row["weight"] for row in prior) / wrong["weight_sum"]
+    with caplog.at_level(logging.WARNING):
+        right = train(
+            log, make_config({**still, "model": {"prior": rate}}, logistic=True), tmp_path / "right"
+        )
+    assert right["calibration_warning"] is None and caplog.text == ""
+    assert right["calibration_ratio"] == pytest.approx(1, abs=0.01)
+    for name, summary in (("wrong", wrong), ("right", right)):
+        assert json.loads((tmp_path / name / "summary.json").read_text())["last_window"]
+        lines = summary_text(tmp_path / name, summary).splitlines()
+        assert lines[-1] == f"  {calibration_text(summary)}"
