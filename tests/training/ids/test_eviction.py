@@ -17,6 +17,7 @@ def test_the_lowest_values_and_of_equal_ones_the_first(values, data):
 
 def test_the_landmark_moves_without_changing_the_order_or_the_ratios():
     clock, second = DecayClock(1.0), 10**6
+    clock.move(0, np.zeros(0))
     frequencies = np.array([clock.weight(0), 3 * clock.weight(200 * second)])
     clock.move(256 * second, frequencies)
     assert clock.landmark == 0
