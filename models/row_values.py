@@ -9,12 +9,11 @@ from ctr.io.hashing import splitmix64
 # Of splitmix64's sequence: element j of a row is its output for the row's key plus j times this.
 _INCREMENT = np.uint64(0x9E3779B97F4A7C15)
 _LOW_HALVES = np.uint64(0x0000FFFF0000FFFF)
-_LOW_HALF = np.uint64(2**32 - 1)
 # Of a sum of four numbers drawn evenly from 0 to 65535.
 _MEAN = 4 * 65535 // 2
 _DEVIATION = (4 * (65536**2 - 1) / 12) ** 0.5
-# Elements that are computed together: few enough for a processor's cache.
-_BLOCK = 2**15
+# Elements that are computed together: few enough for a processor's cache, and for memory that is used again.
+_BLOCK = 2**14
 
 
 def initial_rows(
@@ -40,14 +39,20 @@ def initial_rows(
     """
     digest = hashlib.sha256(f"{seed}/{copy}/{feature}".encode()).digest()
     first, second = np.frombuffer(digest[:16], "<u8").astype(np.uint64)
-    keys = splitmix64(splitmix64(fingerprints.view(np.uint64) ^ first) ^ second)
+    mixed = fingerprints.view(np.uint64)
     steps = np.arange(columns, dtype=np.uint64) * _INCREMENT
-    rows = np.empty((len(keys), columns), np.float32)
+    rows = np.empty((len(mixed), columns), np.float32)
     block = max(1, _BLOCK // max(1, columns))
-    for begin in range(0, len(keys), block):
-        bits = splitmix64(keys[begin : begin + block, np.newaxis] + steps)
-        pairs = (bits & _LOW_HALVES) + ((bits >> np.uint64(16)) & _LOW_HALVES)
-        sums = ((pairs >> np.uint64(32)) + (pairs & _LOW_HALF)).astype(np.int32)
-        rows[begin : begin + block] = (sums - _MEAN).astype(np.float32)
+    for begin in range(0, len(rows), block):
+        keys = splitmix64(splitmix64(mixed[begin : begin + block] ^ first) ^ second)
+        bits = splitmix64(keys[:, np.newaxis] + steps)
+        pairs = bits & _LOW_HALVES
+        bits >>= np.uint64(16)
+        bits &= _LOW_HALVES
+        pairs += bits
+        halves = pairs.view(np.uint32)
+        np.add(halves[:, ::2], halves[:, 1::2], out=rows[begin : begin + block], casting="unsafe")
+    # Whole numbers below 2^24 are exact.
+    rows -= np.float32(_MEAN)
     rows *= np.float32(scale / _DEVIATION)
     return rows

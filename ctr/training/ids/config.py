@@ -60,7 +60,7 @@ class IdsConfig(StrictModel):
 
     Attributes:
         capacity: maximum number of ids of a feature that have a row of their own. Memory is only taken for ids that
-            occur: about 80 bytes for each, beside its row and the state of its optimizer.
+            occur: 60 to 95 bytes for each, beside its row and the state of its optimizer.
         capacities: by a feature's name, its capacity where it is not ``capacity``.
         shared_rows: rows of a feature that all its ids without a row of their own share, each always the same one.
     """

@@ -23,7 +23,7 @@ class DecayClock:
     Cormode, Shkapenyuk, Srivastava, Xu, "Forward decay", 2009.
 
     Attributes:
-        landmark: microseconds; None before the first occurrence.
+        landmark: microseconds; None before the first time.
     """
 
     def __init__(self, half_life: float) -> None:
@@ -31,15 +31,15 @@ class DecayClock:
         self.landmark: int | None = None
 
     def weight(self, time_us: int) -> float:
-        """Returns the weight of an occurrence at a time."""
+        """Returns the weight of an occurrence at a time; it is finite up to 1,000 half-lives after the landmark."""
         if self.landmark is None:
-            self.landmark = time_us
+            return 1.0
         return float(2.0 ** ((time_us - self.landmark) / self._half_life))
 
     def move(self, time_us: int, frequencies: np.ndarray) -> None:
-        """Moves the landmark, where it is too long ago, and scales frequencies (float64 [N]) in place."""
+        """Begins a time: sets the landmark, or moves one that is too long ago and scales frequencies (float64 [N])."""
         if self.landmark is None:
-            return
+            self.landmark = time_us
         half_lives = (time_us - self.landmark) // self._half_life
         if half_lives > _RESCALE_HALF_LIVES:
             self.landmark += half_lives * self._half_life
@@ -53,12 +53,20 @@ def evicted_first(
     """Chooses the ids that go: under ``none``, which evicts nobody, those of ``least_recent``.
 
     ``score`` is frequency / (time since last seen + half-life / 100). Recency alone lets an id that comes seldom but
-    steadily go for one that came once a moment ago, and frequency alone keeps what was popular and is over, and lets go
-    what is new; their quotient does neither, and hardly depends on the half-life. On simulated streams of a million
-    occurrences over 60 days whose items come, fade and go, with room for 6% of 82,000 ids, 78.6% of the occurrences
-    were of ids that had a slot, against 76.6% by ``least_recent`` and 76.0% by ``least_frequent`` (half-life 7 days),
-    and 77.8% against 76.6% and 73.4% (30 days); with room for a quarter 88.3%, 88.3% and 88.0%, without a bound 89.4%.
-    Other forms were no better (log2 uses - idle / half-life: 74.7% and 73.1%).
+    steadily go for one that came once a moment ago; frequency alone keeps what was popular and is over, and lets go
+    what is new. Their quotient does neither, and depends little on the half-life; so it is the default. Measured on
+    simulated streams of 1 to 2.5 million occurrences over 60 days, the share of the occurrences whose id had a slot
+    (half-life 7 days / 30 days):
+
+    ======================================  ============  =============  ==============  =======
+    stream, capacity of its distinct ids    least_recent  least_frequent score           no bound
+    items that come and fade, 25%           88.3%         88.0% / 84.6%  88.3% / 88.1%   89.4%
+    items that come and fade, 6%            76.6%         76.0% / 73.4%  78.6% / 77.8%   89.4%
+    users that come and go, 6%              54.1%         55.7% / 51.5%  60.2% / 59.4%   94.5%
+    nothing ever changes, 6%                70.1%         74.8% / 75.2%  72.9% / 73.2%   87.4%
+    ======================================  ============  =============  ==============  =======
+
+    log2(uses) - idle / half-life, another score, had 74.7% / 73.1% and 54.3% / 51.3% in the second and third line.
 
     Args:
         time_us: the present time.

@@ -6,7 +6,8 @@ a slot of its own until it is evicted. All features of a table share its slots, 
 
 Everything follows from the batches that were learned from, in their order, and their event time.
 
-Memory: an id with a slot takes 42 bytes, and 16 to 43 more for finding it; arrays grow by doubling, up to the capacity.
+Memory: an id with a slot takes 42 bytes (up to 53 while arrays grow, which they do by a quarter) and 16 to 43 more for
+finding it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -225,10 +226,10 @@ class IdMap:
         return self._time
 
     def _use(self, slots: np.ndarray, counts: np.ndarray, now: int) -> None:
-        # These take three quarters of the time of indexing.
-        self._last_seen.put(slots, now)
-        self._uses.put(slots, self._uses.take(slots) + counts)
-        self._frequency.put(slots, self._frequency.take(slots) + counts * self._clock.weight(now))
+        self._last_seen[slots] = now
+        # Half the time of indexing, which reads and writes in two passes.
+        np.add.at(self._uses, slots, counts)
+        np.add.at(self._frequency, slots, counts * self._clock.weight(now))
 
     def _by_feature(self, features: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
         """Sums by feature: int64 [features]. Sums of float64 are exact up to 2^53."""

@@ -343,3 +343,13 @@ def test_what_is_saved_does_not_change_any_more():
     learn(one, [(0, 1), (0, 2)], seconds=1)
     for name, array in saved.items():
         np.testing.assert_array_equal(array, kept[name])
+
+
+def test_reading_changes_nothing():
+    one, _ = single(4, "least_frequent")
+    for _ in range(2):
+        before = one.to_arrays()
+        one.occupants(), one.counters(), one.look_up(*arrays([(0, 1), (0, 5)]))
+        for name, array in one.to_arrays().items():
+            np.testing.assert_array_equal(array, before[name])
+        learn(one, [(0, 1)], seconds=10)
