@@ -21,10 +21,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from convergence import only_process
 from defaults import vowpal
-from defaults.logs import SOURCES, Log, Source, absent, obtain_log
-from defaults.report import Entry, table
+from defaults.logs import SOURCES, Log, Source, absent, find_log, obtain_log
+from defaults.report import table
 from defaults.results import Result, Results
-from defaults.systems import SYSTEMS, FailedError, carry_out, works
+from defaults.systems import SYSTEMS, FailedError, Work, carry_out, works
 
 from ctr.io.files import write_atomic_bytes
 
@@ -36,47 +36,62 @@ def main(argv: Sequence[str] | None = None) -> None:
     out, compute = arguments.out, not arguments.report
     max_rows = arguments.rows or (SMALL_ROWS if arguments.small else None)
     with only_process(out) if compute else nullcontext():
+        campaign = Campaign(out, arguments.set)
         ready: list[Log] = []
-        entries: list[Entry] = []
         for source in _chosen(arguments):
-            if reason := absent(source, arguments.data):
+            if not compute:
+                ready += filter(None, [find_log(source, out / "logs", max_rows)])
+            elif reason := absent(source, arguments.data):
                 _say(f"{source.name}: skipped: {reason}")
-                continue
-            ready.append(obtain_log(source, out / "logs", arguments.data, max_rows))
+            else:
+                ready.append(obtain_log(source, out / "logs", arguments.data, max_rows))
         # What is quick first: a table of most logs is soon there.
         for log in sorted(ready, key=lambda one: one.facts["rows"]):
-            run_systems(log, arguments.systems, Results(out / "results"), out / "scratch", compute)
-        for log in ready:
-            entries.append((log, run_systems(log, SYSTEMS, Results(out / "results"), out / "scratch", False)))
+            campaign.run(log, arguments.systems, compute)
+        entries = [(log, campaign.run(log, SYSTEMS, False)) for log in ready]
         text = table(entries)
         if compute:
             write_atomic_bytes(out / "table.md", (text + "\n").encode())
     print(text)
 
 
-def run_systems(
-    log: Log, systems: Sequence[str], results: Results, scratch: Path, compute: bool
-) -> dict[str, list[Result]]:
-    """What the systems did on a log; passes that are missing are made, if ``compute``."""
-    found: dict[str, list[Result]] = {}
-    for system in systems:
-        if compute and system.startswith("vw") and not vowpal.version():
-            _say(f"{log.folder.name}: {system} skipped: Vowpal Wabbit is not installed")
-            continue
-        found[system] = []
-        for work in works(log, system):
-            result = results.find(work)
-            if result is None and compute:
-                try:
-                    result = results.add(work, *carry_out(work, scratch))
-                except FailedError as error:
-                    _say(f"{log.folder.name}: {system} ({work.setting}) failed: {error}")
-                    continue
-                numbers = " ".join(f"{name} {result.record[name]}" for name in ("auc", "logloss"))
-                _say(f"{log.folder.name}: {system} ({work.setting}): {numbers}, {result.seconds:.0f} s")
-            if result is not None:
-                found[system].append(result)
-    return found
+class Campaign:
+    """Passes of systems over logs, each made once.
+
+    Args:
+        out: where results are kept.
+        sets: changes of this project's defaults, as ``ctr train --set`` takes them.
+    """
+
+    def __init__(self, out: Path, sets: Sequence[str] = ()) -> None:
+        self._results = Results(out / "results")
+        self._scratch = out / "scratch"
+        self._sets = sets
+
+    def run(self, log: Log, systems: Sequence[str], compute: bool) -> dict[str, list[Result]]:
+        """What the systems did on a log; passes that are missing are made, if ``compute``."""
+        found: dict[str, list[Result]] = {}
+        for system in systems:
+            if compute and system.startswith("vw") and not vowpal.version():
+                _say(f"{log.folder.name}: {system} skipped: Vowpal Wabbit is not installed")
+                continue
+            results = [self._obtain(work, compute) for work in works(log, system, self._sets)]
+            found[system] = [result for result in results if result is not None]
+        return found
+
+    def _obtain(self, work: Work, compute: bool) -> Result | None:
+        result = self._results.find(work)
+        if result is not None or not compute:
+            return result
+        who = f"{work.log.folder.name}: {work.system} ({work.setting})"
+        try:
+            result = self._results.add(work, *carry_out(work, self._scratch))
+        except FailedError as error:
+            _say(f"{who} failed: {error}")
+            return None
+        numbers = " ".join(f"{name} {result.record[name]}" for name in ("auc", "logloss"))
+        _say(f"{who}: {numbers}, {result.seconds:.0f} s")
+        return result
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -95,6 +110,13 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--to-choose", action="store_true", help="the logs for choosing defaults")
     group.add_argument("--to-report", action="store_true", help="the logs for reporting what defaults do")
     parser.add_argument("--systems", type=_systems, default=list(SYSTEMS), help=f"of {','.join(SYSTEMS)}")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a change of the defaults, to try another one",
+    )
     parser.add_argument("--small", action="store_true", help=f"at most {SMALL_ROWS:,} rows of simulated logs")
     parser.add_argument("--rows", type=int, help="at most so many rows of simulated logs")
     parser.add_argument(

@@ -158,6 +158,21 @@ def absent(source: Source, data: Path | None) -> str:
     return "" if (data / source.path).exists() else f"{data / source.path}: not there"
 
 
+def find_log(source: Source, logs: Path, max_rows: int | None) -> Log | None:
+    """The log of a source as it was made, whatever of; None where there is none."""
+    folder = _folder(source, logs, max_rows)
+    done = folder / "log.json"
+    if not done.exists():
+        return None
+    content = json.loads(done.read_text())
+    return Log(source, folder, content["sha256"], content["exact_sha256"], content["facts"])
+
+
+def _folder(source: Source, logs: Path, max_rows: int | None) -> Path:
+    shortened = source.world is not None and max_rows is not None and max_rows < source.world.rows
+    return logs / (f"{source.name}-{max_rows}" if shortened else source.name)
+
+
 def obtain_log(source: Source, logs: Path, data: Path | None, max_rows: int | None) -> Log:
     """The log of a source; made where it is not there, or was made of something else.
 
@@ -167,15 +182,13 @@ def obtain_log(source: Source, logs: Path, data: Path | None, max_rows: int | No
         data: the folder of the real logs.
         max_rows: of a simulated log.
     """
-    folder, world = logs / source.name, source.world
-    if world is not None and max_rows is not None and max_rows < world.rows:
-        folder = logs / f"{source.name}-{max_rows}"
+    folder, world = _folder(source, logs, max_rows), source.world
     if world is not None:
         raw, mapping_path = folder / "raw", folder / "raw" / "mapping.yaml"
     else:
         assert data is not None
         raw, mapping_path = data / source.path, FORMATS_FOLDER / f"{source.format}.yaml"
-    origin = {"source": asdict(source), "code": _ingestion_digest(), "max_rows": max_rows if world else None}
+    origin = {"source": asdict(source), "code": _ingestion_digest(), "folder": folder.name}
     made = hashlib.sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()
     done = folder / "log.json"
     if not done.exists() or json.loads(done.read_text())["made_of"] != made:
@@ -188,18 +201,16 @@ def obtain_log(source: Source, logs: Path, data: Path | None, max_rows: int | No
         sha256 = log_sha256(read_manifests(folder / "log"))
         content = {"made_of": made, "sha256": sha256, "exact_sha256": exact_sha256, "facts": facts}
         write_atomic_bytes(done, json.dumps(content, indent=1).encode())
-    content = json.loads(done.read_text())
-    return Log(source, folder, content["sha256"], content["exact_sha256"], content["facts"])
+    log = find_log(source, logs, max_rows)
+    assert log is not None
+    return log
 
 
 def code_digest(*folders: str) -> str:
-    """A hash of some modules and folders of the package: what is computed with other code is another result."""
+    """A hash of some folders of the package: what is computed with other code is another result."""
     package = FORMATS_FOLDER.parent.parent
     digest = hashlib.sha256()
-    places = [package / name for name in folders]
-    for path in sorted(
-        path for place in places for path in (place.rglob("*.py") if place.is_dir() else [place])
-    ):
+    for path in sorted(path for name in folders for path in (package / name).rglob("*.py")):
         digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 

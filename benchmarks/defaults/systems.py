@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,10 +67,14 @@ class Work:
     run: Callable[[Path], ProgressiveMetrics]
 
 
-def works(log: Log, system: str) -> list[Work]:
-    """The passes of a system over a log; none where it has nothing to say about it."""
+def works(log: Log, system: str, sets: Sequence[str] = ()) -> list[Work]:
+    """The passes of a system over a log; none where it has nothing to say about it.
+
+    Args:
+        sets: changes of this project's defaults, as ``ctr train --set`` takes them.
+    """
     if system in ("ctr", "lr"):
-        return [_default_work(log, system)]
+        return [_default_work(log, system, tuple(sets))]
     if system == "lr_best":
         return [_linear_work(log, rate) for rate in LINEAR_RATES]
     if system == "truth":
@@ -80,10 +84,16 @@ def works(log: Log, system: str) -> list[Work]:
     return [_vowpal_work(log, system, setting) for setting in settings]
 
 
-def _default_work(log: Log, system: str) -> Work:
-    sets = LINEAR if system == "lr" else ()
+def _default_work(log: Log, system: str, changes: tuple[str, ...]) -> Work:
+    sets = (*(LINEAR if system == "lr" else ()), *changes)
     inputs = {"log": log.sha256, "sets": sets, "code": code_digest(*_CODE)}
-    return Work(log, system, "default", inputs, lambda scratch: train_by_command(log.path, sets, scratch))
+    return Work(
+        log,
+        system,
+        " ".join(changes) or "default",
+        inputs,
+        lambda scratch: train_by_command(log.path, sets, scratch),
+    )
 
 
 def _linear_work(log: Log, rate: float) -> Work:

@@ -19,7 +19,7 @@ from defaults.logs import ExactLog
 
 NAMESPACES = string.ascii_letters + string.digits
 FEW_FEATURES = 8
-_ROWS_AT_ONCE = 100_000
+ROWS_AT_ONCE = 100_000
 
 
 def best_settings(features: int) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ def _blocks(begins: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     """Ranges of rows that hold whole queries."""
     first = 0
     while first < begins[-1]:
-        last = int(begins[np.searchsorted(begins, min(first + _ROWS_AT_ONCE, begins[-1]))])
+        last = int(begins[np.searchsorted(begins, min(first + ROWS_AT_ONCE, begins[-1]))])
         yield first, last
         first = last
 

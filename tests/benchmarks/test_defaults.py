@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
@@ -13,6 +14,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.mapping import Mapping
@@ -156,15 +159,16 @@ def expected_lines(log: Any, sizes: list[int]) -> Iterator[str]:
         begin += size
 
 
-@pytest.mark.parametrize("at_once", [1, 4, 1000])
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=8), st.integers(1, 20), st.integers(0, 99))
 def test_vowpal_wabbit_reads_a_query_without_labels_and_then_with_them(
-    parts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+    parts: SimpleNamespace, sizes: list[int], at_once: int, seed: int
 ) -> None:
-    monkeypatch.setattr(parts.vowpal, "_ROWS_AT_ONCE", at_once)
-    sizes = [1, 3, 1, 2, 5, 1]
-    log = small_log(parts, sizes)
-    parts.vowpal.write_text(log, tmp_path / "rows.txt")
-    assert (tmp_path / "rows.txt").read_text().split("\n")[:-1] == list(expected_lines(log, sizes))
+    log = small_log(parts, sizes, seed)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts.vowpal, "ROWS_AT_ONCE", at_once)
+        text = Path(folder) / "rows.txt"
+        parts.vowpal.write_text(log, text)
+        assert text.read_text().split("\n")[:-1] == list(expected_lines(log, sizes))
 
 
 @pytest.mark.parametrize("settings", ["", "-b 24 --ftrl", "-b 24 -q ::"])
