@@ -33,13 +33,13 @@ SYSTEMS = ("ctr", "lr", "lr_best", "vw", "vw_best", "truth")
 """What ``--systems`` takes.
 
 ``ctr``: ``ctr train LOG`` with an empty configuration; ``lr``: the same without crosses and deep layers; ``lr_best``:
-that logistic regression where each value has its own id, in small batches, the best of four learning rates; ``vw``:
+that logistic regression where each value has its own id, in small batches, the best of three learning rates; ``vw``:
 Vowpal Wabbit's defaults; ``vw_best``: the best of four settings, without collisions; ``truth``: the probability that
 drew the clicks of a simulated log, which nothing can beat by more than chance.
 """
 
 LINEAR = ("model.crosses.layers=0", "model.deep.units=[]")
-LINEAR_RATES = (0.03, 0.1, 0.3, 1.0)
+LINEAR_RATES = (0.03, 0.1, 0.3)
 _SCORED_AT_ONCE = 200_000
 _CODE = ("config", "data", "eval", "io", "models", "objective", "optim", "training")
 
@@ -99,7 +99,9 @@ def _default_work(log: Log, system: str, changes: tuple[str, ...]) -> Work:
 def _linear_work(log: Log, rate: float) -> Work:
     rows = log.facts["rows"]
     # Small enough that nothing is lost to the batch, large enough that millions of rows take a minute.
-    batch = 32 if rows <= 100_000 else 128 if rows <= 500_000 else 512
+    batch = next(
+        size for size, most in ((32, 50_000), (64, 200_000), (256, 1_000_000), (512, rows)) if rows <= most
+    )
     sets = (
         *LINEAR,
         f"batch.rows={batch}",

@@ -74,8 +74,7 @@ def _order(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     rows = int(sizes.sum())
     row = np.arange(rows)
     query = np.repeat(np.arange(len(sizes)), sizes)
-    place = np.concatenate([2 * query, 2 * query + 1])
-    order = np.lexsort((np.concatenate([row, row + rows]), place))
+    order = np.lexsort((np.concatenate([row, row + rows]), np.concatenate([query, query])))
     alone = np.concatenate([sizes[query] == 1, np.zeros(rows, bool)])
     return order[~alone[order]]
 

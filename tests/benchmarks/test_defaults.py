@@ -268,8 +268,8 @@ def test_a_tiny_run_goes_on_where_it_stood(
     assert {record["examples"] for record in records} == {600}
     benchmark.main([*arguments, "--systems", "truth,lr_best"])
     shown = capsys.readouterr()
-    # Of two logs the four rates; nothing of what was there.
-    assert shown.err.count("lr_best") == shown.err.count("auc") == 8
+    # Of two logs the three rates; nothing of what was there.
+    assert shown.err.count("lr_best") == shown.err.count("auc") == 6
     benchmark.main([*arguments, "--report"])
     again = capsys.readouterr()
     assert again.out == shown.out and "auc" not in again.err
