@@ -24,7 +24,7 @@ from defaults import vowpal
 from defaults.logs import SOURCES, Log, Source, absent, find_log, obtain_log
 from defaults.report import table
 from defaults.results import Result, Results
-from defaults.systems import SYSTEMS, FailedError, Work, carry_out, works
+from defaults.systems import SYSTEMS, VOWPAL_TEXT, FailedError, Work, carry_out, works
 
 from ctr.io.files import write_atomic_bytes
 
@@ -71,12 +71,16 @@ class Campaign:
     def run(self, log: Log, systems: Sequence[str], compute: bool) -> dict[str, list[Result]]:
         """What the systems did on a log; passes that are missing are made, if ``compute``."""
         found: dict[str, list[Result]] = {}
-        for system in systems:
-            if compute and system.startswith("vw") and not vowpal.version():
-                _say(f"{log.folder.name}: {system} skipped: Vowpal Wabbit is not installed")
-                continue
-            results = [self._obtain(work, compute) for work in works(log, system, self._sets)]
-            found[system] = [result for result in results if result is not None]
+        try:
+            for system in systems:
+                if compute and system.startswith("vw") and not vowpal.version():
+                    _say(f"{log.folder.name}: {system} skipped: Vowpal Wabbit is not installed")
+                    continue
+                results = [self._obtain(work, compute) for work in works(log, system, self._sets)]
+                found[system] = [result for result in results if result is not None]
+        finally:
+            if compute:
+                (log.folder / VOWPAL_TEXT).unlink(missing_ok=True)
         return found
 
     def _obtain(self, work: Work, compute: bool) -> Result | None:

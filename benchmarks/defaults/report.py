@@ -120,7 +120,8 @@ def _cell(results: list[Result]) -> str:
     auc, per_query = (_number(by_auc.record[name]) for name in ("auc", "per_query_auc"))
     ratio, ends = by_logloss.record["calibration_ratio"], by_logloss.record["calibration_ratio_ci95"]
     clicks = f"{_number(ratio, 3)} [{_number(ends[0], 2)}, {_number(ends[1], 2)}]"
-    return f"{auc} ({per_query}) / {_number(by_logloss.record['logloss'], 5)} / {clicks}"
+    setting = f", {by_logloss.setting}" if len(results) > 1 else ""
+    return f"{auc} ({per_query}) / {_number(by_logloss.record['logloss'], 5)} / {clicks}{setting}"
 
 
 def _number(value: float | None, digits: int = 4) -> str:
@@ -135,7 +136,7 @@ def _markdown(lines: Sequence[Sequence[str]]) -> str:
 def _legend(shown: Sequence[str]) -> str:
     return (
         "Cells: AUC (PerQueryAUC) / logloss / predicted over actual clicks with its 95% interval; of several settings "
-        "the best AUC, and the best logloss with its clicks. Verdicts: ctr minus the best of the rival by that metric, "
+        "the best AUC, and the best logloss with its clicks and its setting. Verdicts: ctr minus the best of the rival by that metric, "
         "± half of the interval paired by query bucket; `within interval`: behind, but not beyond chance. Clicks "
         f"right: within {100 * TOLERANCE:.0f}%, or the interval holds 1. Seconds: "
         f"{', '.join(TITLES[name] for name in shown)}; of several settings together, with the start of processes."

@@ -38,6 +38,9 @@ Vowpal Wabbit's defaults; ``vw_best``: the best of four settings, without collis
 drew the clicks of a simulated log, which nothing can beat by more than chance.
 """
 
+VOWPAL_TEXT = "rows.txt"
+"""In a log's directory, while systems work on it: what Vowpal Wabbit reads, for all of its settings."""
+
 LINEAR = ("model.crosses.layers=0", "model.deep.units=[]")
 LINEAR_RATES = (0.03, 0.1, 0.3)
 _SCORED_AT_ONCE = 200_000
@@ -134,9 +137,10 @@ def _linear_work(log: Log, rate: float) -> Work:
 
 
 def _vowpal_work(log: Log, system: str, setting: str) -> Work:
-    def run(scratch: Path) -> ProgressiveMetrics:
-        text = scratch / "rows.txt"
-        vowpal.write_text(log.exact, text)
+    def run(_: Path) -> ProgressiveMetrics:
+        text = log.folder / VOWPAL_TEXT
+        if not text.exists():
+            vowpal.write_text(log.exact, text)
         return scored(log.exact, vowpal.predict(log.exact, text, setting))
 
     inputs = {"exact": log.exact_sha256, "setting": setting, "version": vowpal.version()}

@@ -9,12 +9,14 @@ dropped. A query of a single row is there once, since Vowpal Wabbit predicts a r
 import string
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ctr.io.files import write_atomic
 from defaults.logs import ExactLog
 
 NAMESPACES = string.ascii_letters + string.digits
@@ -42,7 +44,8 @@ def write_text(log: ExactLog, path: Path) -> None:
     if len(names) > len(NAMESPACES):
         raise ValueError(f"{len(names)} features, of which {len(NAMESPACES)} can be told apart")
     begins = log.query_begins
-    with path.open("wb") as file:
+
+    def write(file: BinaryIO) -> None:
         for first, last in _blocks(begins):
             lines = _lines(log, first, last)
             labelled = pc.binary_join_element_wise(
@@ -54,6 +57,8 @@ def write_text(log: ExactLog, path: Path) -> None:
             joined = pc.binary_join(pa.ListArray.from_arrays([0, len(ordered)], ordered), "\n")
             file.write(joined[0].as_buffer())
             file.write(b"\n")
+
+    write_atomic(path, write)
 
 
 def _blocks(begins: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:

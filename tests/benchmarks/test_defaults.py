@@ -126,6 +126,25 @@ def test_values_come_and_go_where_the_world_says_so(
     np.testing.assert_allclose(columns @ weights, logit, atol=1e-5)
 
 
+def test_in_an_exact_log_each_value_has_its_own_id(parts: SimpleNamespace, tmp_path: Path) -> None:
+    world = by_name(parts, "search_ads")
+    log = parts.logs.obtain_log(parts.logs.Source(world.name, "report", world), tmp_path, None, 3000)
+    exact = log.exact
+    raw = pq.read_table(log.folder / "raw" / "rows.parquet").to_pandas().set_index("example_id")
+    raw = raw.loc[exact.example_id]
+    np.testing.assert_array_equal(exact.label, raw["clicked"])
+    assert exact.query.tolist() == (raw["query_id"].rank(method="dense") - 1).astype(int).tolist()
+    values = {name: raw[name].astype(str) for name in exact.features if name in raw}
+    values["query_x_advertiser"] = values["query"] + " " + values["advertiser"]
+    assert len(values) == 7
+    for name, column in values.items():
+        ids = exact.ids[:, exact.features.index(name)]
+        pairs = set(zip(ids.tolist(), column, strict=True))
+        assert len(pairs) == len(set(column)) == len(set(ids.tolist())) == ids.max() + 1
+    assert log.facts["clicks"] == raw["clicked"].sum()
+    assert sum(manifest.rows for manifest in read_manifests(log.path)) == log.facts["rows"] == 3000
+
+
 def small_log(parts: SimpleNamespace, sizes: list[int], seed: int = 0) -> Any:
     rng = np.random.default_rng(seed)
     rows = sum(sizes)
