@@ -136,10 +136,11 @@ def _markdown(lines: Sequence[Sequence[str]]) -> str:
 def _legend(shown: Sequence[str]) -> str:
     return (
         "Cells: AUC (PerQueryAUC) / logloss / predicted over actual clicks with its 95% interval; of several settings "
-        "the best AUC, and the best logloss with its clicks and its setting. Verdicts: ctr minus the best of the rival by that metric, "
-        "± half of the interval paired by query bucket; `within interval`: behind, but not beyond chance. Clicks "
-        f"right: within {100 * TOLERANCE:.0f}%, or the interval holds 1. Seconds: "
-        f"{', '.join(TITLES[name] for name in shown)}; of several settings together, with the start of processes."
+        "the best AUC, and the best logloss with its clicks and its setting. Verdicts: ctr minus the best of the rival "
+        "by that metric, ± half of the interval paired by query bucket; `within interval`: behind, but not beyond "
+        f"chance. Clicks right: within {100 * TOLERANCE:.0f}%, or the interval holds 1. "
+        f"Seconds: {', '.join(TITLES[name] for name in shown)}; of several settings together, with the start of "
+        "processes."
     )
 
 
