@@ -1,5 +1,6 @@
 """The table of the campaign: a row for each log, and a verdict on each of what the defaults have to reach."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,10 +31,11 @@ class Verdict:
     """Whether the defaults are at least as good as a rival by a metric.
 
     Attributes:
-        word: ``yes``; ``within interval``: it is behind, by less than the paired interval excludes; ``NO``; or ``-``
-            where one of the two is not there.
+        word: ``yes``; ``within interval``: it is behind, by less than the paired interval excludes; ``NO``: behind by
+            more, or by what no interval is known of; or ``-`` where one of the two is not there.
         change: the defaults minus the rival.
-        margin: half of the paired 95% interval.
+        margin: half of the paired 95% interval; NaN where it is unknown, as for the AUC of predictions that hardly
+            differ.
     """
 
     word: str
@@ -42,7 +44,8 @@ class Verdict:
 
     def text(self) -> str:
         """The word with the difference."""
-        return self.word if self.word == "-" else f"{self.word} ({self.change:+.4f} ± {self.margin:.4f})"
+        margin = "?" if math.isnan(self.margin) else f"{self.margin:.4f}"
+        return self.word if self.word == "-" else f"{self.word} ({self.change:+.4f} ± {margin})"
 
 
 def judge(ours: Sequence[Result], rivals: Sequence[Result], metric: str) -> Verdict:
@@ -54,9 +57,10 @@ def judge(ours: Sequence[Result], rivals: Sequence[Result], metric: str) -> Verd
     change = float(row["difference"])
     margin = float(row["ci95_high"]) - change
     ahead = change <= 0 if metric == "logloss" else change >= 0
-    if change != change:
+    if math.isnan(change):
         return Verdict("-")
-    word = "yes" if ahead else "NO" if row["significant"] else "within interval"
+    excused = not math.isnan(margin) and not row["significant"]
+    word = "yes" if ahead else "within interval" if excused else "NO"
     return Verdict(word, change, margin)
 
 

@@ -240,8 +240,8 @@ def test_verdicts(parts: SimpleNamespace, tmp_path: Path) -> None:
     like_good = result(parts, tmp_path, "like_good", label, truth + rng.normal(0, 0.02, 5000))
     bad = result(parts, tmp_path, "bad", label, truth + rng.normal(0, 2, 5000))
     high = result(parts, tmp_path, "high", label, truth + 0.5)
+    judge = parts.report.judge
     for metric in ("auc", "logloss"):
-        judge = parts.report.judge
         assert judge([good], [bad], metric).word == "yes"
         assert judge([bad], [good], metric).word == "NO"
         # The best of several counts.
@@ -251,6 +251,10 @@ def test_verdicts(parts: SimpleNamespace, tmp_path: Path) -> None:
             "within interval",
         }
         assert judge([], [good], metric).word == judge([good], [], metric).word == "-"
+    # Predictions that hardly differ have no interval, which is no excuse.
+    flat = result(parts, tmp_path, "flat", label, 0.001 * rng.normal(0, 1, 5000))
+    assert judge([flat], [good], "auc").word == "NO"
+    assert judge([flat], [good], "auc").text().endswith("± ?)")
     # The order of predictions is that of the better logloss, and not their level.
     assert parts.report.judge([high], [good], "auc").word == "yes"
     assert parts.report.judge([high], [good], "logloss").word == "NO"
