@@ -16,7 +16,7 @@ import json
 import shutil
 from collections.abc import Mapping as Named
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +206,7 @@ def obtain_log(source: Source, logs: Path, data: Path | None, max_rows: int | No
     return log
 
 
+@cache
 def code_digest(*folders: str) -> str:
     """A hash of some folders of the package: what is computed with other code is another result."""
     package = FORMATS_FOLDER.parent.parent
