@@ -1,0 +1,324 @@
+"""Writes a simulated world as a raw table: Parquet, and the mapping that ``ctr ingest table`` reads it with.
+
+A click is drawn from the sigmoid of a base rate that drifts, an effect of each value, joint effects of pairs, and
+something that the rows of a query share. Rows are made some 100,000 at a time, in the order of time; all random
+numbers come from the world's seed and the number of the chunk, so that the same world has the same bytes.
+
+::
+
+    FOLDER/rows.parquet    the table; its column `probability` is the truth, and no feature
+    FOLDER/mapping.yaml
+"""
+
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from ctr.io.hashing import uniform_hash
+from defaults.worlds import Feature, World
+
+START_US = 1_700_000_000_000_000
+DAY_US = 86_400_000_000
+CHUNK_ROWS = 100_000
+RANK = 4
+"""The length of the vectors behind joint effects."""
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+def write_world(world: World, folder: Path, max_rows: int | None = None) -> None:
+    """Writes the table and its mapping.
+
+    Args:
+        world: what to write.
+        folder: where; made if it is not there.
+        max_rows: the first rows only, as a shorter log of the same span of time.
+    """
+    if max_rows is not None and max_rows < world.rows:
+        world = replace(world, rows=max_rows)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "mapping.yaml").write_text(yaml.safe_dump(mapping_of(world), sort_keys=False))
+    writer: pq.ParquetWriter | None = None
+    try:
+        for chunk in chunks(world):
+            if writer is None:
+                writer = pq.ParquetWriter(folder / "rows.parquet", chunk.schema, compression="zstd")
+            writer.write_table(chunk)
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def mapping_of(world: World) -> dict[str, Any]:
+    """The mapping of a world's table; nothing in it says how many values there are."""
+    features = [_mapped(feature) for feature in world.features]
+    features += [{"name": f"{a}_x_{b}", "kind": "cross", "of": [a, b]} for a, b in world.crosses]
+    clocks = [feature.kind for feature in world.features if feature.kind in ("hour", "weekday")]
+    mapping: dict[str, Any] = {"input": {"type": "parquet"}, "time": {"column": "shown_at", "unit": "us"}}
+    if world.max_query_rows > 1:
+        mapping["query"] = {"column": "query_id"}
+    mapping |= {"example_id": "example_id", "label": "clicked", "partition": "1d"}
+    if clocks:
+        mapping["derive"] = {kind: {"from": "time", "part": kind} for kind in clocks}
+    return {**mapping, "features": features}
+
+
+def _mapped(feature: Feature) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": feature.name, "kind": "category", "source": feature.name}
+    if feature.kind == "number":
+        entry |= {"kind": "number", "log": {"per_octave": 2, "maximum": 10_000}}
+    elif feature.kind == "text":
+        entry["kind"] = "text"
+    elif feature.kind == "tags":
+        entry["multivalent"] = True
+    return entry
+
+
+def chunks(world: World) -> Iterator[pa.Table]:
+    """The table in parts, in the order of time."""
+    truth = _Truth(world)
+    layout = _query_layout(world)
+    bounds = _chunk_bounds(layout.first_row)
+    some = sorted({round(x) for x in np.linspace(0, len(bounds) - 2, 5)})
+    scores = [_Chunk(truth, layout, k, bounds[k], bounds[k + 1]).score for k in some]
+    base = _intercept(np.concatenate(scores), world.rate)
+    for number in range(len(bounds) - 1):
+        yield _Chunk(truth, layout, number, bounds[number], bounds[number + 1]).table(base)
+
+
+@dataclass(frozen=True)
+class _Queries:
+    """All queries of a world.
+
+    Attributes:
+        first_row: int64 [Q + 1], the number of rows before each query, and all.
+        time: int64 [Q], microseconds, rising.
+    """
+
+    first_row: IntArray
+    time: IntArray
+
+
+def _query_layout(world: World) -> _Queries:
+    rng = np.random.default_rng([world.seed, 0])
+    count = math.ceil(1.5 * world.rows / world.query_rows) + 100
+    if world.max_query_rows == 1:
+        sizes = np.ones(world.rows, np.int64)
+    else:
+        sigma = 0.9
+        drawn = rng.lognormal(math.log(world.query_rows) - sigma**2 / 2, sigma, count)
+        sizes = np.clip(np.round(drawn), 1, world.max_query_rows).astype(np.int64)
+    # With few rows in each, the last query takes what is left.
+    first_row = np.concatenate([[0], np.cumsum(sizes)])
+    end = int(np.searchsorted(first_row, world.rows))
+    first_row = np.minimum(first_row[: end + 1], world.rows)
+    span = world.days * DAY_US
+    place = np.sort(rng.random(len(first_row) - 1))
+    # More traffic in the evening than at night.
+    place += 0.12 / (2 * math.pi * world.days) * np.sin(2 * math.pi * world.days * place)
+    return _Queries(first_row, START_US + (place * (span - 1)).astype(np.int64))
+
+
+def _chunk_bounds(first_row: IntArray) -> IntArray:
+    """The numbers of the queries with which chunks begin, and the number of all."""
+    targets = np.arange(0, first_row[-1], CHUNK_ROWS)
+    begins = np.searchsorted(first_row[:-1], targets)
+    return np.unique(np.append(begins, len(first_row) - 1))
+
+
+class _Truth:
+    """The effects of a world's values."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.features = {feature.name: feature for feature in world.features}
+        self._tables: dict[tuple[str, str], FloatArray] = {}
+
+    def salt(self, name: str) -> int:
+        """A number for each name, for the seeds of random generators."""
+        return zlib.crc32(name.encode())
+
+    def values(self, feature: Feature) -> int:
+        """How many values it has over the pass."""
+        if feature.kind in ("hour", "weekday"):
+            return 24 if feature.kind == "hour" else 7
+        return feature.size * (1 + math.ceil(feature.churn))
+
+    def effects(self, feature: Feature) -> FloatArray:
+        """The effect of each value, float32 [V]."""
+        key = (feature.name, "effect")
+        if key not in self._tables:
+            rng = np.random.default_rng([self.world.seed, 1, self.salt(feature.name)])
+            self._tables[key] = feature.effect * rng.standard_normal(self.values(feature), np.float32)
+        return self._tables[key]
+
+    def vectors(self, feature: Feature, pair: str) -> FloatArray:
+        """The vector of each value for a joint effect, float32 [V, RANK]."""
+        key = (feature.name, pair)
+        if key not in self._tables:
+            rng = np.random.default_rng([self.world.seed, 2, self.salt(f"{feature.name} {pair}")])
+            self._tables[key] = rng.standard_normal((self.values(feature), RANK), np.float32)
+        return self._tables[key]
+
+    def drift(self, time: FloatArray) -> FloatArray:
+        """The change of the base rate, in logits, at times from 0 to 1."""
+        rng = np.random.default_rng([self.world.seed, 3])
+        phases = rng.random(4) * 2 * math.pi
+        waves = [np.sin(2 * math.pi * k * time + phases[k - 1]) / k for k in range(1, 5)]
+        return self.world.drift * np.sum(waves, axis=0)
+
+
+def _zipf(u: FloatArray, size: FloatArray | int, exponent: float) -> IntArray:
+    """Ranks from 0 on, by inverting the continuous distribution function."""
+    most = np.asarray(size, np.float64) + 1
+    power = 1 - exponent
+    drawn = most**u if abs(power) < 1e-9 else ((most**power - 1) * u + 1) ** (1 / power)
+    return np.minimum(drawn.astype(np.int64) - 1, np.asarray(size, np.int64) - 1)
+
+
+class _Chunk:
+    """Some queries of a world: their columns, and their logits but for the intercept."""
+
+    def __init__(self, truth: _Truth, layout: _Queries, number: int, begin: int, end: int) -> None:
+        self._truth, self._world = truth, truth.world
+        self._rng = np.random.default_rng([self._world.seed, 4, number])
+        first = layout.first_row[begin : end + 1]
+        self._rows = int(first[-1] - first[0])
+        self._query = np.repeat(np.arange(end - begin), np.diff(first))
+        self._first_query, self._first_row = begin, int(first[0])
+        self._query_time = layout.time[begin:end]
+        self._time_us = self._query_time[self._query]
+        self._time = (self._time_us - START_US) / (self._world.days * DAY_US)
+        self._values: dict[str, Any] = {}
+        self._columns: dict[str, pa.Array] = {}
+        self.score = self._score()
+
+    def _score(self) -> FloatArray:
+        world = self._world
+        score = truth_drift = self._truth.drift(self._time)
+        score = (
+            truth_drift + world.query_noise * self._rng.standard_normal(len(self._query_time))[self._query]
+        )
+        for feature in world.features:
+            score = score + self._make(feature)
+        for a, b, strength in world.interactions:
+            pair = f"{a} {b}"
+            left, right = (
+                self._truth.vectors(self._truth.features[name], pair)[self._values[name]] for name in (a, b)
+            )
+            score = score + strength / math.sqrt(RANK) * np.einsum("nk,nk->n", left, right)
+        return score
+
+    def _uniform(self, feature: Feature) -> FloatArray:
+        if feature.shared:
+            return self._rng.random(len(self._query_time))[self._query]
+        return self._rng.random(self._rows)
+
+    def _make(self, feature: Feature) -> FloatArray:
+        """Makes the column of a feature; returns its effect on each row."""
+        if feature.kind == "number":
+            return self._make_number(feature)
+        if feature.kind in ("tags", "text"):
+            return self._make_list(feature)
+        if feature.kind in ("hour", "weekday"):
+            hours = self._time_us // (DAY_US // 24)
+            value = hours % 24 if feature.kind == "hour" else (hours // 24 + 3) % 7
+        elif feature.kind == "attribute":
+            parent = self._values[feature.of]
+            value = (uniform_hash(parent, f"{self._world.seed} {feature.name}") ** 1.5 * feature.size).astype(
+                np.int64
+            )
+        else:
+            value = self._draw_ids(feature)
+        self._values[feature.name] = value
+        effect = self._truth.effects(feature)[value].astype(np.float64)
+        if feature.kind in ("id", "attribute"):
+            absent = self._absent(feature)
+            self._columns[feature.name] = pa.array(value, pa.int64(), mask=absent)
+            if absent is not None:
+                effect[absent] = 0
+        return effect
+
+    def _draw_ids(self, feature: Feature) -> IntArray:
+        grown = np.ceil(feature.size * (1 - feature.growth * (1 - self._time))).astype(np.int64)
+        rank = _zipf(self._uniform(feature), grown, feature.zipf)
+        if not feature.churn:
+            return rank
+        # A value of a rank is replaced at times of its own.
+        phase = uniform_hash(rank, f"{self._world.seed} {feature.name} churn")
+        return rank + feature.size * np.floor(self._time * feature.churn + phase).astype(np.int64)
+
+    def _absent(self, feature: Feature) -> npt.NDArray[np.bool_] | None:
+        return self._rng.random(self._rows) < feature.missing if feature.missing else None
+
+    def _make_number(self, feature: Feature) -> FloatArray:
+        normal = self._rng.standard_normal(len(self._query_time) if feature.shared else self._rows)
+        normal = normal[self._query] if feature.shared else normal
+        absent = self._absent(feature)
+        self._columns[feature.name] = pa.array(np.round(np.exp(2.5 + 1.2 * normal), 3), mask=absent)
+        # Half of them rise, half have a best value in the middle.
+        rises = self._truth.salt(feature.name) % 2
+        effect = feature.effect * (normal if rises else 1 - np.minimum(np.square(normal), 6))
+        if absent is not None:
+            effect[absent] = 0
+        return effect
+
+    def _make_list(self, feature: Feature) -> FloatArray:
+        if feature.of:
+            owner, salt = self._values[feature.of], "of"
+        elif feature.shared:
+            owner, salt = self._first_query + self._query, "query"
+        else:
+            owner, salt = self._first_row + np.arange(self._rows), "row"
+        # The same owner has the same list, also in another chunk.
+        salt = f"{self._world.seed} {feature.name} {salt}"
+        lengths = np.floor(uniform_hash(owner, salt) * (2 * feature.length + 0.999)).astype(np.int64)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        row = np.repeat(np.arange(self._rows), lengths)
+        place = np.arange(offsets[-1]) - offsets[row]
+        drawn = _zipf(uniform_hash(owner[row] * 64 + place, f"{salt} value"), feature.size, feature.zipf)
+        if feature.kind == "text":
+            words = pa.array([f"w{number}" for number in range(feature.size)]).take(pa.array(drawn))
+            lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), words)
+            self._columns[feature.name] = pa.compute.binary_join(lists, " ")
+        else:
+            self._columns[feature.name] = pa.ListArray.from_arrays(
+                pa.array(offsets, pa.int32()), pa.array(drawn)
+            )
+        sums = np.bincount(row, self._truth.effects(feature)[drawn], self._rows)
+        return sums / np.sqrt(np.maximum(lengths, 1))
+
+    def table(self, base: float) -> pa.Table:
+        """The rows, with clicks drawn."""
+        probability = 1 / (1 + np.exp(-(base + self.score)))
+        clicked = self._rng.random(self._rows) < probability
+        keys = {
+            "shown_at": self._time_us,
+            "query_id": self._first_query + self._query,
+            "example_id": self._first_row + np.arange(self._rows),
+            "clicked": clicked.astype(np.int8),
+            "probability": probability,
+        }
+        return pa.table({**keys, **self._columns})
+
+
+def _intercept(score: FloatArray, rate: float) -> float:
+    """The number that brings the mean probability to ``rate``, by bisection."""
+    low, high = -30.0, 30.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if np.mean(1 / (1 + np.exp(-(middle + score)))) < rate:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2

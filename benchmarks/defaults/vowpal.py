@@ -1,0 +1,135 @@
+"""Vowpal Wabbit over a log, each whole query predicted before any of it is learned.
+
+It reads a text file by itself, without Python for each row. A line without a label is predicted and not learned from:
+so each query is there twice, first without its labels and then with them, and of the second lines the predictions are
+dropped. A query of a single row is there once, since Vowpal Wabbit predicts a row before it learns it. Nothing but
+``--link logistic`` is left out of the settings: the file then has logits, with more digits than probabilities.
+"""
+
+import string
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ctr.io.files import write_atomic
+from defaults.logs import ExactLog
+
+NAMESPACES = string.ascii_letters + string.digits
+FEW_FEATURES = 8
+ROWS_AT_ONCE = 100_000
+
+
+def best_settings(features: int) -> tuple[str, ...]:
+    """The four settings whose best counts. With few features, one has all their pairs.
+
+    Args:
+        features: their number.
+    """
+    last = "-b 24 -q ::" if features <= FEW_FEATURES else "-b 24 -l 2"
+    return ("-b 24", "-b 24 -l 0.1", "-b 24 --ftrl", last)
+
+
+def write_text(log: ExactLog, path: Path) -> None:
+    """Writes what Vowpal Wabbit reads.
+
+    Raises:
+        ValueError: the log has more features than there are namespaces.
+    """
+    names = (*log.features, *log.multivalent)
+    if len(names) > len(NAMESPACES):
+        raise ValueError(f"{len(names)} features, of which {len(NAMESPACES)} can be told apart")
+    begins = log.query_begins
+
+    def write(file: BinaryIO) -> None:
+        for first, last in _blocks(begins):
+            lines = _lines(log, first, last)
+            labelled = pc.binary_join_element_wise(
+                pa.array(["-1", "1"]).take(pa.array(log.label[first:last].astype(np.int8))), lines, " "
+            )
+            both = pa.concat_arrays([pc.binary_join_element_wise("", lines, " "), labelled])
+            sizes = np.diff(begins[(begins >= first) & (begins <= last)])
+            ordered = both.take(pa.array(_order(sizes)))
+            joined = pc.binary_join(pa.ListArray.from_arrays([0, len(ordered)], ordered), "\n")
+            file.write(joined[0].as_buffer())
+            file.write(b"\n")
+
+    write_atomic(path, write)
+
+
+def _blocks(begins: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Ranges of rows that hold whole queries."""
+    first = 0
+    while first < begins[-1]:
+        last = int(begins[np.searchsorted(begins, min(first + ROWS_AT_ONCE, begins[-1]))])
+        yield first, last
+        first = last
+
+
+def _order(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Which of 2 N lines come when: the first N have no labels, the others have.
+
+    Args:
+        sizes: int64 [Q], the rows of each query, N together.
+    """
+    rows = int(sizes.sum())
+    row = np.arange(rows)
+    query = np.repeat(np.arange(len(sizes)), sizes)
+    order = np.lexsort((np.concatenate([row, row + rows]), np.concatenate([query, query])))
+    alone = np.concatenate([sizes[query] == 1, np.zeros(rows, bool)])
+    return order[~alone[order]]
+
+
+def _lines(log: ExactLog, first: int, last: int) -> pa.Array:
+    parts: list[pa.Array] = []
+    for place in range(len(log.features)):
+        ids = log.ids[first:last, place]
+        parts.append(_tokens(ids))
+    for values, offsets in log.multivalent.values():
+        begin, end = int(offsets[first]), int(offsets[last])
+        own = pa.array(offsets[first : last + 1] - begin, pa.int32())
+        parts.append(pc.binary_join(pa.ListArray.from_arrays(own, _tokens(values[begin:end])), " "))
+    headed = [pc.binary_join_element_wise(f"|{NAMESPACES[n]}", part, " ") for n, part in enumerate(parts)]
+    return pc.binary_join_element_wise(*headed, " ")
+
+
+def _tokens(ids: npt.NDArray[np.int32]) -> pa.Array:
+    # With a letter: a bare number would be taken for a place in the table and not be hashed.
+    distinct, place = np.unique(ids, return_inverse=True)
+    return pa.array([f"v{number}" for number in distinct], pa.string()).take(pa.array(place))
+
+
+def predict(log: ExactLog, text: Path, settings: str) -> npt.NDArray[np.float64]:
+    """One pass; returns the logits, float64 [N].
+
+    Args:
+        log: what the text was written of.
+        text: by ``write_text``.
+        settings: beside ``--loss_function logistic``.
+    """
+    from vowpalwabbit import Workspace
+
+    out = text.with_suffix(".predictions")
+    workspace = Workspace(f"--loss_function logistic {settings} -d {text} -p {out} --quiet --no_stdin")
+    workspace.finish()
+    found = np.fromstring(out.read_text(), np.float64, sep="\n")
+    out.unlink()
+    sizes = np.diff(log.query_begins)
+    shown = np.where(sizes == 1, 1, 2 * sizes)
+    if len(found) != shown.sum():
+        raise SystemExit(f"vowpalwabbit {settings}: {len(found)} predictions for {shown.sum()} lines")
+    begins = np.cumsum(shown) - shown
+    return found[np.repeat(begins - log.query_begins[:-1], sizes) + np.arange(log.rows)]
+
+
+def version() -> str:
+    """Of Vowpal Wabbit; empty where it is not installed."""
+    try:
+        import vowpalwabbit
+    except ImportError:
+        return ""
+    return str(vowpalwabbit.__version__)
