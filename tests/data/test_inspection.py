@@ -202,7 +202,7 @@ def test_ids_that_grow(log, tmp_path, capsys):
             assert (found.values, found.shared) == (None, None)
             assert max(abs(top.id) for top in found.top) > 2**32
     assert not any("share a bucket" in line for line in log_warnings(summary))
-    row = next(line for line in inspection_text(summary).splitlines() if line.startswith("user_x_device"))
+    row = next(line for line in inspection_text(summary).splitlines() if line.startswith("  user_x_device"))
     assert "growing" in row
     assert main(["inspect", str(grown), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
