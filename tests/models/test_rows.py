@@ -171,7 +171,7 @@ GROWING = (
 
 
 class Slots:
-    """The rows of ids that grow, as a dictionary has them; of every third one a row that ids share."""
+    """The rows of ids that grow, as a dictionary has them; of every second one a row that ids share."""
 
     def __init__(self, layout: TableLayout, numbers: list[int]) -> None:
         self.layout, self.numbers, self.offsets = layout, numbers, layout.offsets()
@@ -185,9 +185,9 @@ class Slots:
             return begin
         key = feature.name, one
         if key not in self.known:
-            shared = (len(self.known) + one) % 3 == 0
+            shared = len(self.known) % 2 == 0
             slot = self.layout.rows + self.numbers[len(self.known)]
-            self.known[key] = begin + 1 + one % (feature.buckets - 1) if shared else slot
+            self.known[key] = begin + 1 + one % 2 if shared else slot
         return self.known[key]
 
 
