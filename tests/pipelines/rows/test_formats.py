@@ -104,7 +104,7 @@ def test_open_bandit(tmp_path):
     start = us(2019, 11, 24)
     assert [e["timestamp"] for e in examples] == [start + 17_004_101, start + 18 * US]
     assert [(e["label"], e["position"]) for e in examples] == [(0, 2), (1, 3)]
-    assert examples[0]["item_feature_0"] != 0 == examples[1]["item_feature_0"]
+    assert examples[0]["item_feature_0"] > 0 == examples[1]["item_feature_0"]
     assert examples[0]["user_feature_0"] == examples[1]["user_feature_0"]
     assert load_format("open_bandit").feature_schema.by_name["position"].tower == "ui"
 
