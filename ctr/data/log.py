@@ -193,10 +193,14 @@ def create_log(folder: Path, schema: Schema) -> None:
 
 def schema_bytes(schema: Schema) -> bytes:
     """The content of a file that ``read_schema_file`` reads."""
-    form = _SCHEMA_FORMAT if schema.growing else _BUCKETS_SCHEMA_FORMAT
+    content = schema.model_dump(mode="json")
+    return json_bytes({"format": _schema_format(schema), "version": schema.version, **content})
+
+
+def _schema_format(schema: Schema) -> int:
     if schema.spelling == "text":
-        form = _FIRST_SCHEMA_FORMAT
-    return json_bytes({"format": form, "version": schema.version, **schema.model_dump(mode="json")})
+        return _FIRST_SCHEMA_FORMAT
+    return _SCHEMA_FORMAT if schema.growing else _BUCKETS_SCHEMA_FORMAT
 
 
 def read_schema(folder: Path) -> Schema:
@@ -218,6 +222,8 @@ def read_schema_file(path: Path, absent: str) -> Schema:
         raise InputError(
             f"{path}: the features do not match the recorded version {version}: the file was changed"
         )
+    if form != _schema_format(schema):
+        raise InputError(f"{path}: features like these have no log of format {form}: the file was changed")
     return schema
 
 

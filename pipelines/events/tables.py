@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from ctr.data.event_mapping import EventMapping, EventSource
 from ctr.data.log import shard_schema
 from ctr.data.reader import FAULTS, rows_of_table
+from ctr.data.schema import MISSING_ID
 from ctr.data.times import duration_us
 from ctr.data.transform import pack_table
 from ctr.io.errors import InputError
@@ -183,7 +184,7 @@ def _pack_hashed(
             verdict.refuse(missing, field.name, "missing", column, "ids")
             column = pc.fill_null(column, _nothing(field.type))
         try:
-            # Values beyond int32 are refused by now; what stands under a refused row is of no account.
+            # Values beyond the type are refused by now; what stands under a refused row is of no account.
             arrays.append(column.cast(field.type, safe=field.name in keys))
         except pa.ArrowException as error:
             raise InputError(
@@ -209,8 +210,11 @@ def _whole_lists(field: pa.Field, column: pa.Array, verdict: Verdict) -> pa.Arra
     items = column.flatten()
     wrong = items.is_null().to_numpy(zero_copy_only=False)
     if pa.types.is_integer(items.type):
-        within = pc.and_(pc.greater_equal(items, 0), pc.less(items, 2**31))
-        wrong |= ~pc.fill_null(within, False).to_numpy(zero_copy_only=False)
+        limits = np.iinfo(field.type.value_type.to_pandas_dtype())
+        # In a log with ids that grow, those of features with buckets are checked with the rows.
+        lowest = limits.min if limits.bits == 64 else MISSING_ID
+        numbers = pc.fill_null(items, 0).to_numpy(zero_copy_only=False)
+        wrong |= (numbers < lowest) | (numbers > limits.max)
     bad[column.value_parent_indices().to_numpy()[wrong]] = True
     verdict.refuse(bad, field.name, "not ids", column, "ids")
     return column if not bad.any() else pc.if_else(pa.array(bad), None, column)

@@ -12,6 +12,7 @@ SCHEMA = Schema.model_validate(
     {
         "features": [
             {"name": "site", "kind": "category", "source": "site", "buckets": 100_000},
+            {"name": "grown", "kind": "category", "source": "site"},
             {"name": "small", "kind": "category", "source": "site", "buckets": 3},
             {"name": "known", "kind": "category", "source": "site", "vocabulary": ["a", "7", "true"]},
             {"name": "age", "kind": "number", "source": "age", "boundaries": [18, 30, 65.5]},
@@ -31,7 +32,7 @@ def ingested(name, column):
     return transform_table(SCHEMA, table)[0][:, SCHEMA.single_valued.index(name)].tolist()
 
 
-@pytest.mark.parametrize("name", ["site", "known"])
+@pytest.mark.parametrize("name", ["site", "known", "grown"])
 @pytest.mark.parametrize(
     ("values", "column"),
     [
@@ -44,8 +45,14 @@ def ingested(name, column):
 )
 def test_categories_have_the_ids_that_ingestion_gives(name, values, column):
     ids = feature_ids(SCHEMA, name, values)
-    assert ids.dtype == "int32"
+    assert ids.dtype == ("int64" if name == "grown" else "int32")
     assert ids.tolist() == ingested(name, column)
+
+
+def test_only_buckets_make_different_values_share_an_id():
+    assert len(set(feature_ids(SCHEMA, "grown", [f"s{i}" for i in range(1000)]).tolist())) == 1000
+    with pytest.raises(InputError, match="feature grown: 7 and '7' have the same id"):
+        feature_ids(SCHEMA, "grown", ["7", 7])
 
 
 def test_numbers_stand_for_their_bucket():
@@ -61,7 +68,7 @@ def test_numbers_stand_for_their_bucket():
         (
             "sight",
             ["a"],
-            "sight is not a feature of the log; allowed: site, small, known, age, tags, words, cross",
+            "sight is not a feature of the log; allowed: site, grown, small, known, age, tags, words, cross",
         ),
         ("tags", ["a"], "feature tags is a multivalent category"),
         ("words", ["a"], "feature words is a text"),

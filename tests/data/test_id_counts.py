@@ -27,6 +27,18 @@ def test_counts_in_batches_are_exact(make):
     assert counts.top(5) == [(-number, occurrences, clicks) for occurrences, clicks, number in top]
 
 
+def test_any_64_bits_can_be_counted():
+    ids = np.array([-(2**63), 2**63 - 1, -1, 1, -(2**63), -1, -1])
+    counts = BoundedCounts(50)
+    counts.add(ids, ids < 0)
+    assert (counts.exact, counts.distinct()) == (True, 4)
+    assert counts.top(3) == [(-1, 3, 3), (-(2**63), 2, 2), (1, 1, 0)]
+    many = np.random.default_rng(2).integers(-(2**63), 2**63 - 1, 100_000)
+    counts = BoundedCounts(500)
+    counts.add(many, many < 0)
+    assert counts.distinct() == pytest.approx(len(np.unique(many)), rel=0.04)
+
+
 def test_counts_that_do_not_fit_are_close_and_say_how_close(monkeypatch):
     monkeypatch.setattr("ctr.data.id_counts._PENDING", 1000)
     rng = np.random.default_rng(1)
@@ -49,3 +61,8 @@ def test_counts_that_do_not_fit_are_close_and_say_how_close(monkeypatch):
 def test_few_ids_get_a_counter_each_while_there_is_room():
     kinds = [type(counts) for counts in make_counts([100, 5, 30, 1000], dense_ids=40)]
     assert kinds == [BoundedCounts, DenseCounts, DenseCounts, BoundedCounts]
+
+
+def test_ids_that_grow_are_counted_up_to_a_bound():
+    kinds = [type(counts) for counts in make_counts([None, 5, None, 30], dense_ids=40)]
+    assert kinds == [BoundedCounts, DenseCounts, BoundedCounts, DenseCounts]

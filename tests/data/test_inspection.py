@@ -32,6 +32,15 @@ SCHEMA = Schema(
         Cross(name="user_x_device", of=("user", "device"), buckets=100),
     )
 )
+# The same features, but where there can be, ids that grow.
+GROWING = Schema(
+    features=tuple(
+        feature.model_copy(update={"buckets": None})
+        if feature.name in ("user", "tags", "title", "user_x_device")
+        else feature
+        for feature in SCHEMA.features
+    )
+)
 SINGLE = SCHEMA.single_valued
 
 
@@ -41,12 +50,19 @@ def table(
     first: int,
     rate: float = 0.3,
     largest: dict[str, int] | None = None,
+    schema: Schema = SCHEMA,
 ) -> pa.Table:
     """Rows with one query for each time, 3 rows each."""
     time = np.repeat(np.sort(times), 3)
     count = len(time)
     buckets = {name: feature.buckets for name, feature in SCHEMA.by_name.items()} | (largest or {})
-    single = np.stack([rng.integers(0, buckets[name], count) for name in SINGLE], axis=1)
+
+    def draw(name: str, low: int, count: int) -> np.ndarray:
+        ids = rng.integers(low, buckets[name], count)
+        # Numbers from all of their 64 bits where they grow; 0 stays what it is.
+        return ids * -0x61C8864680B583EB if name in schema.growing else ids
+
+    single = np.stack([draw(name, 0, count) for name in SINGLE], axis=1)
     columns = {
         "query_time": time,
         "timestamp": time,
@@ -55,27 +71,30 @@ def table(
         "label": (rng.random(count) < rate).astype(np.int8),
         "train_weight": np.ones(count, np.float32),
         "metric_weight": rng.choice([0.5, 2], count).astype(np.float32),
-        "ids": pack_ids(single.astype(np.int32)),
+        "ids": pack_ids(single.astype(schema.id_type)),
     }
     for name in SCHEMA.multivalent:
-        values = [rng.integers(1, buckets[name], rng.integers(0, 4)).tolist() for _ in range(count)]
-        columns[name] = pa.array(values, pa.list_(pa.int32()))
+        values = [draw(name, 1, rng.integers(0, 4)).tolist() for _ in range(count)]
+        columns[name] = pa.array(values, pa.list_(pa.from_numpy_dtype(schema.id_type)))
     return pa.table(columns)
+
+
+def make_log(folder: Path, schema: Schema) -> Path:
+    """Hours 0, 1 and 4, in two shards each; no queries in hour 5, which is published all the same."""
+    rng = np.random.default_rng(0)
+    create_log(folder, schema)
+    for number, hour in enumerate((0, 1, 4)):
+        start = START + hour * HOUR
+        rows = table(rng, start + rng.integers(0, HOUR, 60), 60 * number, schema=schema)
+        publish_partition(folder, schema, start, start + HOUR, rows, {"rejected": number}, shard_rows=100)
+    empty = table(rng, np.zeros(0, np.int64), 0, schema=schema)
+    publish_partition(folder, schema, START + 5 * HOUR, START + 6 * HOUR, empty)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory) -> Path:
-    """Hours 0, 1 and 4, in two shards each; no queries in hour 5, which is published all the same."""
-    folder = tmp_path_factory.mktemp("inspection") / "log"
-    rng = np.random.default_rng(0)
-    create_log(folder, SCHEMA)
-    for number, hour in enumerate((0, 1, 4)):
-        start = START + hour * HOUR
-        rows = table(rng, start + rng.integers(0, HOUR, 60), 60 * number)
-        publish_partition(folder, SCHEMA, start, start + HOUR, rows, {"rejected": number}, shard_rows=100)
-    empty = table(rng, np.zeros(0, np.int64), 0)
-    publish_partition(folder, SCHEMA, START + 5 * HOUR, START + 6 * HOUR, empty)
-    return folder
+    return make_log(tmp_path_factory.mktemp("inspection") / "log", SCHEMA)
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +184,29 @@ def test_multivalent_features(log, rows):
         assert feature.full_rows == (pytest.approx(np.mean(lengths == 3)) if name == "tags" else 0)
         assert feature.ids == len(np.unique(values))
         assert feature.top[0].share == np.bincount(values).max() / len(values)
+
+
+def test_ids_that_grow(log, tmp_path, capsys):
+    """The log differs in its ids alone; these collide nowhere, and have no number of buckets."""
+    grown = make_log(tmp_path / "log", GROWING)
+    summary, other = inspect_log(grown), inspect_log(log)
+    assert (summary.rows, summary.clicks, summary.queries) == (other.rows, other.clicks, other.queries)
+    assert summary.faulty_rows == 0
+    for found, expected in zip(summary.features, other.features, strict=True):
+        grows = found.name in GROWING.growing
+        assert found.buckets == (None if grows else expected.buckets)
+        for name in ("name", "kind", "ids", "exact", "missing", "values_per_row", "full_rows"):
+            assert getattr(found, name) == getattr(expected, name), (found.name, name)
+        assert [top.share for top in found.top] == [top.share for top in expected.top]
+        if grows:
+            assert (found.values, found.shared) == (None, None)
+            assert max(abs(top.id) for top in found.top) > 2**32
+    assert not any("share a bucket" in line for line in log_warnings(summary))
+    row = next(line for line in inspection_text(summary).splitlines() if line.startswith("  user_x_device"))
+    assert "growing" in row
+    assert main(["inspect", str(grown), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert [feature["buckets"] for feature in printed["features"]] == [None, 4, 6, None, None, None]
 
 
 def test_estimated_collisions():

@@ -33,23 +33,32 @@ from ctr.data.transform import transform_table, transform_tensors
 from ctr.io.documents import sealed_bytes
 from ctr.io.errors import InputError
 
-SCHEMA = parse_model(
-    Schema,
-    {
-        "features": [
-            {"kind": "category", "name": "a", "source": "a"},
-            {"kind": "category", "name": "b", "source": "b"},
-            {"kind": "text", "name": "t", "source": "t"},
-        ]
-    },
-    "test",
-)
-OTHER = parse_model(Schema, {"features": [{"kind": "category", "name": "a", "source": "a"}]}, "test")
+
+def make_schema(**buckets: int | None) -> Schema:
+    """A text "t" and categories; of those with no buckets the ids grow."""
+    features = [
+        {"kind": "text" if name == "t" else "category", "name": name, "source": name, "buckets": count}
+        for name, count in buckets.items()
+    ]
+    return parse_model(Schema, {"features": features}, "test")
 
 
-def make_rows(rows: int, start: int = 0, end: int = 1000, seed: int = 0) -> pa.Table:
+SCHEMA = make_schema(a=None, b=100, t=None)
+BUCKETED = make_schema(a=100, b=100, t=100)
+OTHER = make_schema(a=100_000)
+BUCKETED_AND_GROWING = pytest.mark.parametrize("schema", [BUCKETED, SCHEMA], ids=["bucketed", "growing"])
+
+
+def make_rows(rows: int, start: int = 0, end: int = 1000, seed: int = 0, schema: Schema = SCHEMA) -> pa.Table:
     """Sorted rows of a partition, about three to a query."""
     rng = np.random.default_rng(seed)
+    kind = schema.id_type
+
+    def draw(name: str, count: int) -> np.ndarray:
+        if name in schema.growing:
+            return rng.integers(-(2**63), 2**63 - 1, count, endpoint=True)
+        return rng.integers(0, 100, count).astype(kind)
+
     query = np.sort(rng.integers(0, rows // 3 + 1, rows))
     time = start + query * (end - start) // (rows // 3 + 1)
     return pa.table(
@@ -61,12 +70,13 @@ def make_rows(rows: int, start: int = 0, end: int = 1000, seed: int = 0) -> pa.T
             "label": rng.integers(0, 2, rows).astype(np.int8),
             "train_weight": np.ones(rows, np.float32),
             "metric_weight": np.ones(rows, np.float32),
-            "ids": pack_ids(rng.integers(0, 100, (rows, 2), dtype=np.int32)),
+            "ids": pack_ids(np.stack([draw("a", rows), draw("b", rows)], axis=1)),
             "t": pa.array(
-                [rng.integers(0, 100, rng.integers(0, 4)).tolist() for _ in range(rows)], pa.list_(pa.int32())
+                [draw("t", rng.integers(0, 4)).tolist() for _ in range(rows)],
+                pa.list_(pa.from_numpy_dtype(kind)),
             ),
         }
-    ).cast(shard_schema(SCHEMA))
+    ).cast(shard_schema(schema))
 
 
 def replaced(table: pa.Table, name: str, values: Any) -> pa.Table:
@@ -84,18 +94,21 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def test_what_is_published_is_read(log: Path) -> None:
-    first, second = make_rows(50), make_rows(20, 2000, 3000, seed=1)
-    publish_partition(log, SCHEMA, 2000, 3000, second, {"rows_in": 21})
-    publish_partition(log, SCHEMA, 0, 1000, first, shard_rows=10)
-    assert read_schema(log) == SCHEMA
+@BUCKETED_AND_GROWING
+def test_what_is_published_is_read(tmp_path: Path, schema: Schema) -> None:
+    log = tmp_path / "log"
+    create_log(log, schema)
+    first, second = make_rows(50, schema=schema), make_rows(20, 2000, 3000, seed=1, schema=schema)
+    publish_partition(log, schema, 2000, 3000, second, {"rows_in": 21})
+    publish_partition(log, schema, 0, 1000, first, shard_rows=10)
+    assert read_schema(log) == schema
     manifests = read_manifests(log)
     assert [(one.start, one.end) for one in manifests] == list_partitions(log) == [(0, 1000), (2000, 3000)]
     assert manifests[1].counters == {"rows_in": 21}
     for manifest, rows in zip(manifests, (first, second), strict=True):
         assert manifest.clicks == sum(rows.column("label").to_pylist())
         assert manifest.queries == len(set(rows.column("query_id").to_pylist()))
-        parts = [read_shard(log, entry, SCHEMA) for entry in manifest.shards]
+        parts = [read_shard(log, entry, schema) for entry in manifest.shards]
         assert pa.concat_tables(parts).equals(rows)
         queries = [set(part.column("query_id").to_pylist()) for part in parts]
         assert sum(map(len, queries)) == manifest.queries, "a query straddles two shards"
@@ -224,40 +237,45 @@ def test_rows_of_another_schema_are_refused(log: Path, tmp_path: Path) -> None:
         publish_partition(tmp_path / "nowhere", SCHEMA, 0, 1000, make_rows(5))
 
 
-def test_sort_rows_gives_the_order_of_a_log(log: Path) -> None:
-    rows = make_rows(50)
+@BUCKETED_AND_GROWING
+def test_sort_rows_gives_the_order_of_a_log(schema: Schema) -> None:
+    rows = make_rows(50, schema=schema)
     shuffled = rows.take(np.random.default_rng(3).permutation(50))
     assert sort_rows(shuffled).equals(rows)
 
 
 # One damaged copy of a shard at a time; the log itself stays.
-@pytest.fixture(scope="module")
-def shard(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, bytes]:
-    folder = tmp_path_factory.mktemp("damage") / "log"
-    create_log(folder, SCHEMA)
-    (entry,) = publish_partition(folder, SCHEMA, 0, 1000, make_rows(200)).shards
-    return folder, entry, (folder / "shards" / entry.file).read_bytes()
+@pytest.fixture(scope="module", params=[BUCKETED, SCHEMA], ids=["bucketed", "growing"])
+def shard(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> tuple[Path, Schema, Any, bytes]:
+    folder, schema = tmp_path_factory.mktemp("damage") / "log", request.param
+    create_log(folder, schema)
+    (entry,) = publish_partition(folder, schema, 0, 1000, make_rows(200, schema=schema)).shards
+    return folder, schema, entry, (folder / "shards" / entry.file).read_bytes()
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_a_flipped_byte_is_always_detected(shard: tuple[Path, Any, bytes], data: st.DataObject) -> None:
-    folder, entry, content = shard
+def test_a_flipped_byte_is_always_detected(
+    shard: tuple[Path, Schema, Any, bytes], data: st.DataObject
+) -> None:
+    folder, schema, entry, content = shard
     position = data.draw(st.integers(0, len(content) - 1))
     flipped = bytearray(content)
     flipped[position] ^= data.draw(st.integers(1, 255))
     (folder / "shards" / entry.file).write_bytes(flipped)
     with pytest.raises(InputError, match=r"damaged: its .* bytes do not have the SHA-256"):
-        read_shard(folder, entry, SCHEMA)
+        read_shard(folder, entry, schema)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.data())
-def test_a_truncated_shard_is_detected(shard: tuple[Path, Any, bytes], data: st.DataObject) -> None:
-    folder, entry, content = shard
+def test_a_truncated_shard_is_detected(shard: tuple[Path, Schema, Any, bytes], data: st.DataObject) -> None:
+    folder, schema, entry, content = shard
     (folder / "shards" / entry.file).write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
     with pytest.raises(InputError, match="damaged"):
-        read_shard(folder, entry, SCHEMA)
+        read_shard(folder, entry, schema)
 
 
 def test_a_missing_shard_is_named(log: Path) -> None:
@@ -298,7 +316,7 @@ def change_manifest(path: Path, **values: Any) -> None:
     [
         ({"features": []}, "features"),
         ({"version": "0" * 16}, "do not match the recorded version 0000000000000000: the file was changed"),
-        ({"format": 3}, "this is not a log of format 1 or 2"),
+        ({"format": 4}, "this is not a log of format 1 to 3"),
         ({"more": 1}, "more: unknown key; allowed: derive, features, spelling"),
     ],
 )
@@ -308,9 +326,19 @@ def test_a_changed_schema_is_refused(log: Path, values: dict[str, Any], message:
         read_manifests(log)
 
 
+@pytest.mark.parametrize(("schema", "form"), [(SCHEMA, 2), (BUCKETED, 3)])
+def test_a_schema_of_a_format_that_its_features_do_not_have_is_refused(
+    tmp_path: Path, schema: Schema, form: int
+) -> None:
+    create_log(tmp_path / "log", schema)
+    change_json(tmp_path / "log" / "schema.json", format=form)
+    with pytest.raises(InputError, match=f"have no log of format {form}: the file was changed"):
+        read_schema(tmp_path / "log")
+
+
 def test_a_schema_whose_features_were_changed(log: Path) -> None:
     path = log / "schema.json"
-    path.write_text(path.read_text().replace('"width": 16', '"width": 8', 1))
+    path.write_text(path.read_text().replace('"max_values": 100', '"max_values": 99', 1))
     with pytest.raises(InputError, match="do not match the recorded version"):
         read_schema(log)
     path.write_text("{")
@@ -380,13 +408,77 @@ def test_create_log_checks_the_folder(tmp_path: Path) -> None:
 
 @given(st.integers(0, 20), st.integers(1, 5), st.integers(0, 20), st.integers(0, 20))
 def test_ids_are_packed_and_unpacked_with_slices(rows: int, features: int, offset: int, length: int) -> None:
-    ids = np.random.default_rng(rows).integers(0, 2**31 - 1, (rows, features), dtype=np.int32)
-    packed = pack_ids(ids)
-    assert len(packed) == rows
-    assert np.array_equal(unpack_ids(packed), ids)
-    assert np.array_equal(unpack_ids(packed.slice(offset, length)), ids[offset : offset + length])
-    columns_first = np.asfortranarray(ids)
-    assert pack_ids(columns_first).equals(packed)
+    for buckets in (100, None):
+        schema = make_schema(**dict.fromkeys("abcde"[:features], buckets))
+        limits = np.iinfo(schema.id_type)
+        ids = np.random.default_rng(rows).integers(
+            limits.min, limits.max, (rows, features), dtype=schema.id_type, endpoint=True
+        )
+        packed = pack_ids(ids)
+        assert len(packed) == rows
+        assert packed.type == shard_schema(schema).field("ids").type
+        assert np.array_equal(unpack_ids(packed, schema), ids)
+        assert np.array_equal(unpack_ids(packed.slice(offset, length), schema), ids[offset : offset + length])
+        columns_first = np.asfortranarray(ids)
+        assert pack_ids(columns_first).equals(packed)
+
+
+class TestLogsOfTheSecondFormat:
+    """They had buckets for all features; logs that have them are still written so."""
+
+    # As the program wrote it before ids could grow.
+    WRITTEN = {
+        "derive": {},
+        "features": [
+            {
+                **{"buckets": 100_000, "keep": "first", "kind": "category", "max_values": 100},
+                **{"multivalent": False, "name": "a", "separator": " ", "source": "a", "tower": "quality"},
+                **{"vocabulary": None, "width": 16},
+            },
+            {
+                **{"buckets": 1000, "kind": "text", "max_values": 64, "name": "t", "source": "t"},
+                **{"subwords": [], "tower": "quality", "width": 16, "words": [1]},
+            },
+        ],
+        "format": 2,
+        "spelling": "number",
+        "version": "01f5d53f51c2a38e",
+    }
+    COLUMNS = {
+        **dict.fromkeys(("query_time", "timestamp", "query_id", "example_id"), pa.int64()),
+        **{"label": pa.int8(), "train_weight": pa.float32(), "metric_weight": pa.float32()},
+        **{"ids": pa.binary(4), "t": pa.list_(pa.field("item", pa.int32(), nullable=False))},
+    }
+
+    @pytest.fixture
+    def second(self, tmp_path: Path) -> Path:
+        (tmp_path / "schema.json").write_text(json.dumps(self.WRITTEN, indent=1, sort_keys=True) + "\n")
+        return tmp_path
+
+    def test_are_read_and_written_as_they_are(self, second: Path, tmp_path: Path) -> None:
+        schema = read_schema(second)
+        assert schema == parse_model(Schema, {"features": self.WRITTEN["features"]}, "test")
+        create_log(tmp_path / "copy", schema)
+        assert (tmp_path / "copy" / "schema.json").read_bytes() == (second / "schema.json").read_bytes()
+        columns = shard_schema(schema)
+        assert dict(zip(columns.names, columns.types, strict=True)) == self.COLUMNS
+
+    def test_are_not_extended_by_ids_that_grow(self, second: Path) -> None:
+        words = r"feature a: buckets was 100000, is None.*features cannot change inside a log"
+        with pytest.raises(InputError, match=words):
+            check_log(second, make_schema(a=None, t=1000))
+        features = [{**feature, "buckets": None} for feature in self.WRITTEN["features"]]
+        with pytest.raises(InputError, match=words):
+            check_log(second, parse_model(Schema, {"features": features}, "test"))
+
+    def test_ids_that_grow_have_a_format_of_their_own(self, tmp_path: Path) -> None:
+        for name, schema, form in (("a", SCHEMA, 3), ("b", BUCKETED, 2), ("c", make_schema(a=5, t=None), 3)):
+            create_log(tmp_path / name, schema)
+            assert json.loads((tmp_path / name / "schema.json").read_text())["format"] == form
+            assert read_schema(tmp_path / name) == schema
+        columns = shard_schema(SCHEMA)
+        assert columns.field("ids").type == pa.binary(16)
+        assert columns.field("t").type == pa.list_(pa.field("item", pa.int64(), nullable=False))
 
 
 class TestLogsOfTheFirstFormat:

@@ -33,12 +33,23 @@ SCHEMA = Schema(
         Category(name="m", source="m", buckets=6, multivalent=True),
     )
 )
+# The same features, but two have ids that grow.
+GROWING = Schema(
+    features=tuple(
+        feature.model_copy(update={"buckets": None}) if isinstance(feature, Category) else feature
+        for feature in SCHEMA.features
+    )
+)
 ENDS = (0, 20_000, 30_000, 50_000)
 
 
-def make_table(first: int, count: int) -> pa.Table:
+def make_table(first: int, count: int, schema: Schema = SCHEMA) -> pa.Table:
     """Rows ``first`` to ``first + count`` of a log with two rows a query and a query a millisecond."""
     rng = np.random.default_rng(first)
+    # With a factor the ids that grow take all of their 64 bits.
+    factor = np.array(-0x61C8864680B583EB if schema.growing else 1, schema.id_type)
+    ids = rng.integers(0, 10, (count, 2)).astype(schema.id_type)
+    ids[:, 0] *= factor
     row = np.arange(first, first + count)
     offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 3, count))]).astype(np.int32)
     return pa.table(
@@ -50,18 +61,20 @@ def make_table(first: int, count: int) -> pa.Table:
             "label": rng.integers(0, 2, count).astype(np.int8),
             "train_weight": rng.random(count).astype(np.float32),
             "metric_weight": rng.random(count).astype(np.float32),
-            "ids": pack_ids(rng.integers(0, 10, (count, 2)).astype(np.int32)),
-            "m": pa.ListArray.from_arrays(offsets, rng.integers(0, 6, offsets[-1]).astype(np.int32)),
+            "ids": pack_ids(ids),
+            "m": pa.ListArray.from_arrays(
+                offsets, rng.integers(0, 6, offsets[-1]).astype(schema.id_type) * factor
+            ),
         }
     )
 
 
-def make_log(folder: Path) -> Path:
+def make_log(folder: Path, schema: Schema = SCHEMA) -> Path:
     """100 rows in three partitions and five shards, with a teacher's logits for all of them."""
-    create_log(folder, SCHEMA)
+    create_log(folder, schema)
     for start, end in pairwise(ENDS):
-        rows = make_table(start // 500, (end - start) // 500)
-        manifest = publish_partition(folder, SCHEMA, start, end, rows, {"late": 3}, shard_rows=20)
+        rows = make_table(start // 500, (end - start) // 500, schema)
+        manifest = publish_partition(folder, schema, start, end, rows, {"late": 3}, shard_rows=20)
         ids = rows.column("example_id")
         write_sidecar_partition(
             folder, "teacher", manifest, pa.table({"example_id": ids, "logit": ids.to_numpy() / 7})
@@ -94,8 +107,8 @@ def give_out(log: Path, found: list[tuple]) -> None:
 class Whole:
     """A log that is damaged again and again, and what it holds."""
 
-    def __init__(self, folder: Path) -> None:
-        self.log = make_log(folder)
+    def __init__(self, folder: Path, schema: Schema) -> None:
+        self.log = make_log(folder, schema)
         self.files = sorted(path for path in folder.rglob("*") if path.is_file())
         self.contents = {path: path.read_bytes() for path in self.files}
         self.rows: list[tuple] = []
@@ -141,9 +154,9 @@ class Whole:
         return None
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    return Whole(tmp_path_factory.mktemp("whole") / "log")
+@pytest.fixture(scope="module", params=[SCHEMA, GROWING], ids=["bucketed", "growing"])
+def whole(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Whole:
+    return Whole(tmp_path_factory.mktemp("whole") / "log", request.param)
 
 
 def flipped(content: bytes, bit: int) -> bytes:

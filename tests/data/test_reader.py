@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.data.log import create_log, pack_ids, publish_partition, read_manifests
+from ctr.data.log import create_log, pack_ids, publish_partition, read_manifests, unpack_ids
 from ctr.data.reader import FAULTS, Rows, join_rows, read_rows, rows_of_table
 from ctr.data.schema import Category, Schema
 from ctr.io.errors import InputError
@@ -21,13 +21,30 @@ SCHEMA = Schema(
         Category(name="n", source="n", buckets=8, multivalent=True),
     )
 )
+# The ids of half of the features grow.
+MIXED = Schema(
+    features=(
+        Category(name="a", source="a"),
+        Category(name="m", source="m", multivalent=True),
+        Category(name="b", source="b", buckets=4),
+        Category(name="n", source="n", buckets=8, multivalent=True),
+    )
+)
+BOTH = pytest.mark.parametrize("schema", [SCHEMA, MIXED], ids=["bucketed", "mixed"])
 LISTS = ("m", "n")
 
 
-def make_table(count: int, seed: int = 0, first: int = 0) -> pa.Table:
+def make_table(count: int, seed: int = 0, first: int = 0, schema: Schema = SCHEMA) -> pa.Table:
     """Good rows ``first`` to ``first + count`` of a log with two rows a query and a query a millisecond."""
     rng = np.random.default_rng([seed, first])
     row = np.arange(first, first + count)
+
+    def draw(name: str, count: int) -> np.ndarray:
+        buckets = schema.by_name[name].buckets
+        if buckets is None:
+            return rng.integers(-(2**63), 2**63 - 1, count, endpoint=True)
+        return rng.integers(0, buckets, count).astype(schema.id_type)
+
     columns = {
         "query_time": row // 2 * 1000,
         "timestamp": row * 500,
@@ -36,15 +53,12 @@ def make_table(count: int, seed: int = 0, first: int = 0) -> pa.Table:
         "label": rng.integers(0, 2, count).astype(np.int8),
         "train_weight": rng.random(count).astype(np.float32),
         "metric_weight": rng.random(count).astype(np.float32),
-        "ids": pack_ids(
-            np.stack([rng.integers(0, 10, count), rng.integers(0, 4, count)], axis=1).astype(np.int32)
-        ),
+        "ids": pack_ids(np.stack([draw("a", count), draw("b", count)], axis=1)),
     }
-    for name, buckets in (("m", 6), ("n", 8)):
+    for name in LISTS:
         lengths = rng.integers(0, 4, count)
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        values = rng.integers(0, buckets, offsets[-1]).astype(np.int32)
-        columns[name] = pa.ListArray.from_arrays(offsets, values)
+        columns[name] = pa.ListArray.from_arrays(offsets, draw(name, offsets[-1]))
     return pa.table(columns)
 
 
@@ -77,40 +91,47 @@ def as_written(table: pa.Table) -> list[dict]:
     """What ``as_records`` should give for a table of good rows, by way of Arrow's own conversion."""
     records = table.to_pylist()
     for record in records:
-        record["ids"] = np.frombuffer(record["ids"], "<i4").tolist()
+        # Of two features.
+        record["ids"] = np.frombuffer(record["ids"], f"<i{len(record['ids']) // 2}").tolist()
         record["fault"] = 0
     return records
 
 
-@pytest.fixture
-def log(tmp_path) -> Path:
+def make_log(folder: Path, schema: Schema) -> Path:
     """60 rows in two partitions and five shards."""
-    folder = tmp_path / "log"
-    create_log(folder, SCHEMA)
-    publish_partition(folder, SCHEMA, 0, 20_000, make_table(40), shard_rows=15)
-    publish_partition(folder, SCHEMA, 20_000, 30_000, make_table(20, first=40), shard_rows=15)
+    create_log(folder, schema)
+    publish_partition(folder, schema, 0, 20_000, make_table(40, schema=schema), shard_rows=15)
+    publish_partition(folder, schema, 20_000, 30_000, make_table(20, first=40, schema=schema), shard_rows=15)
     assert [len(manifest.shards) for manifest in read_manifests(folder)] == [3, 2]
     return folder
 
 
-def test_rows_hold_what_was_written():
-    table = make_table(30)
-    rows = rows_of_table(table, SCHEMA, first=5)
+@pytest.fixture
+def log(tmp_path) -> Path:
+    return make_log(tmp_path / "log", SCHEMA)
+
+
+@BOTH
+def test_rows_hold_what_was_written(schema):
+    table = make_table(30, schema=schema)
+    rows = rows_of_table(table, schema, first=5)
     assert as_records(rows) == as_written(table)
     assert rows.position.tolist() == list(range(5, 35))
-    assert rows.ids.dtype == np.int32
+    assert rows.ids.dtype == (np.int32 if schema is SCHEMA else np.int64)
+    assert {values.dtype for values, _ in rows.multivalent.values()} == {rows.ids.dtype}
     assert {rows.label.dtype, rows.train_weight.dtype, rows.metric_weight.dtype} == {np.dtype(np.float32)}
 
 
-def test_a_sliced_table_has_its_own_rows_only():
-    table = make_table(30)
-    assert as_records(rows_of_table(table.slice(11, 9), SCHEMA, 0)) == as_written(table.slice(11, 9))
+@BOTH
+def test_a_sliced_table_has_its_own_rows_only(schema):
+    table = make_table(30, schema=schema)
+    assert as_records(rows_of_table(table.slice(11, 9), schema, 0)) == as_written(table.slice(11, 9))
 
 
-@given(st.data())
-def test_slices_selections_and_joins(data):
+@given(st.data(), st.sampled_from([SCHEMA, MIXED]))
+def test_slices_selections_and_joins(data, schema):
     count = data.draw(st.integers(0, 12))
-    rows = rows_of_table(make_table(count), SCHEMA, first=3)
+    rows = rows_of_table(make_table(count, schema=schema), schema, first=3)
     records = as_records(rows)
     begin = data.draw(st.integers(0, count))
     end = data.draw(st.integers(begin, count))
@@ -137,9 +158,9 @@ def test_queries_begin_where_time_or_id_changes():
     assert rows.slice(0, 0).query_begins().tolist() == []
 
 
-def with_id(column: int, value: int) -> pa.Table:
-    table = make_table(6)
-    ids = np.frombuffer(table.column("ids").combine_chunks().buffers()[1], "<i4").reshape(6, 2).copy()
+def with_id(column: int, value: int, schema: Schema = SCHEMA) -> pa.Table:
+    table = make_table(6, schema=schema)
+    ids = unpack_ids(table.column("ids").combine_chunks(), schema).copy()
     ids[4, column] = value
     return with_column(table, "ids", pack_ids(ids))
 
@@ -150,9 +171,9 @@ def with_value(column: str, value: object, dtype: type) -> pa.Table:
     return with_column(make_table(6), column, pa.array(values))
 
 
-def with_list(column: str, values: list[int]) -> pa.Table:
-    lists = [[1], [], [2, 3], [], values, [1]]
-    return with_column(make_table(6), column, pa.array(lists, pa.list_(pa.int32())))
+def with_list(column: str, values: list[int], schema: Schema = SCHEMA) -> pa.Table:
+    lists = pa.array([[1], [], [2, 3], [], values, [1]], pa.list_(pa.from_numpy_dtype(schema.id_type)))
+    return with_column(make_table(6, schema=schema), column, lists)
 
 
 LABEL, TRAIN, METRIC, OUTSIDE = FAULTS[1:]
@@ -184,12 +205,25 @@ def test_a_faulty_row_is_marked_with_its_reason_and_no_other_row_is(table, reaso
     assert [FAULTS[code] for code in rows.fault] == ["", "", "", "", reason, ""]
 
 
-def test_of_many_rows_those_with_ids_outside_are_marked():
+# Some are 0 or 1 in their low 32 bits.
+@pytest.mark.parametrize("value", [4, -1, 2**32, -(2**32) + 1, 2**63 - 1, -(2**63)])
+def test_beside_ids_that_grow_those_with_buckets_lie_within_them(value):
+    for table in (with_id(1, value, MIXED), with_list("n", [0, value * 2 if value == 4 else value], MIXED)):
+        rows = rows_of_table(table, MIXED, 0)
+        assert [FAULTS[code] for code in rows.fault] == ["", "", "", "", OUTSIDE, ""]
+    for table in (with_id(0, value, MIXED), with_list("m", [value, 0], MIXED)):
+        assert not rows_of_table(table, MIXED, 0).fault.any()
+
+
+@BOTH
+def test_of_many_rows_those_with_ids_outside_are_marked(schema):
     count, wrong = 20_000, [0, 4095, 4096, 12_345, 19_999]
-    ids = np.tile(np.array([9, 3], np.int32), (count, 1))
+    ids = np.tile(np.array([9, 3], schema.id_type), (count, 1))
     ids[wrong, [0, 1, 0, 1, 0]] = [10, 4, -1, -(2**31), 2**31 - 1]
-    table = with_column(make_table(count), "ids", pack_ids(ids))
-    rows = rows_of_table(table, SCHEMA, 0)
+    table = with_column(make_table(count, schema=schema), "ids", pack_ids(ids))
+    rows = rows_of_table(table, schema, 0)
+    if schema is MIXED:
+        wrong = [4095, 12_345]
     assert np.flatnonzero(rows.fault).tolist() == wrong
     assert {FAULTS[code] for code in rows.fault[wrong]} == {OUTSIDE}
 
@@ -228,11 +262,14 @@ def test_features_of_one_kind_only():
     assert not rows.fault.any()
 
 
-def test_a_log_is_read_in_its_order_from_any_row(log):
+@BOTH
+def test_a_log_is_read_in_its_order_from_any_row(tmp_path, schema):
+    log = make_log(tmp_path / "log", schema)
     manifests = read_manifests(log)
-    expected = as_written(make_table(40)) + as_written(make_table(20, first=40))
+    expected = as_written(make_table(40, schema=schema))
+    expected += as_written(make_table(20, first=40, schema=schema))
     for start in range(0, 61):
-        blocks = list(read_rows(log, SCHEMA, manifests, start))
+        blocks = list(read_rows(log, schema, manifests, start))
         assert [record for block in blocks for record in as_records(block)] == expected[start:]
         position = start
         for block in blocks:

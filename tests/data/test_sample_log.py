@@ -40,10 +40,19 @@ SCHEMA = parse_model(
             {"kind": "category", "name": "device", "source": "device", "buckets": 1000},
             {"kind": "number", "name": "height", "source": "height", "boundaries": [10, 20, 30]},
             {"kind": "text", "name": "words", "source": "words", "buckets": 50},
-            {"kind": "cross", "name": "place_device", "of": ["place", "device"]},
+            {"kind": "cross", "name": "place_device", "of": ["place", "device"], "buckets": 100_000},
         ]
     },
     "test",
+)
+# The same, but where there can be, ids that grow.
+GROWING = Schema(
+    features=tuple(
+        feature.model_copy(update={"buckets": None})
+        if feature.name in ("device", "words", "place_device")
+        else feature
+        for feature in SCHEMA.features
+    )
 )
 
 
@@ -62,7 +71,7 @@ def raw_columns(partition: int) -> dict[str, np.ndarray]:
     }
 
 
-def publish(log: Path, partition: int, shard_rows: int = 25) -> Manifest:
+def publish(log: Path, partition: int, shard_rows: int = 25, schema: Schema = SCHEMA) -> Manifest:
     rng = np.random.default_rng(partition)
     rows = SIZES[partition]
     query = np.arange(rows) // 3
@@ -79,10 +88,10 @@ def publish(log: Path, partition: int, shard_rows: int = 25) -> Manifest:
             "metric_weight": rng.uniform(0.5, 3, rows).astype(np.float32),
         }
     )
-    create_log(log, SCHEMA)
-    packed = pack_table(SCHEMA, keys, pa.table(raw_columns(partition)))
+    create_log(log, schema)
+    packed = pack_table(schema, keys, pa.table(raw_columns(partition)))
     start = partition * STEP
-    return publish_partition(log, SCHEMA, start, start + STEP, packed, {"seen": 7}, shard_rows)
+    return publish_partition(log, schema, start, start + STEP, packed, {"seen": 7}, shard_rows)
 
 
 def column(log: Path, name: str) -> np.ndarray:
@@ -433,6 +442,31 @@ def test_low_visibility_by_raw_values(log, feature, values, holds):
     assert 0 < expected.sum() < 150
     assert np.array_equal(decisions_of(log, "s")["keep_probability"], np.where(expected, 0.5, 1))
     assert result.conditions["low_visibility"].rows == expected.sum()
+
+
+def test_ids_that_grow_are_sampled_as_those_with_buckets(log, tmp_path):
+    grown = tmp_path / "grown"
+    for partition in range(4):
+        publish(grown, partition, schema=GROWING)
+    seldom = {"rate": 0.25, "low_visibility": {"feature": "device", "values": ["d1", "d4", None]}}
+    rule = make_config(non_click_rate=0.5, uninformative=seldom)
+    found, expected = (
+        write_sampled_log(one, "s", rule, one.parent / f"{one.name}-s") for one in (grown, log)
+    )
+    assert found.as_dict()["conditions"] == expected.as_dict()["conditions"]
+    assert found.conditions["low_visibility"].rows > 20
+    smaller, other = tmp_path / "grown-s", tmp_path / "log-s"
+    for name in ("example_id", "train_weight", "metric_weight"):
+        assert np.array_equal(column(smaller, name), column(other, name))
+    assert 0 < len(column(smaller, "label")) < sum(SIZES)
+    # The rows that are kept are kept as they were.
+    place = {number: row for row, number in enumerate(column(grown, "example_id").tolist())}
+    rows = [place[number] for number in column(smaller, "example_id").tolist()]
+    assert read_schema(smaller) == GROWING
+    assert np.array_equal(column(smaller, "ids"), column(grown, "ids")[rows])
+    wrong = {"rate": 0.5, "low_visibility": {"feature": "place_device", "values": [1]}}
+    with pytest.raises(InputError, match="place_device is a cross"):
+        write_decisions(grown, "t", make_config(uninformative=wrong))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr.config import parse_model
-from ctr.data.schema import LogBuckets, Number, Schema, id_bounds, differing_features, feature_meanings
+from ctr.data.schema import LogBuckets, Number, Schema, differing_features, feature_meanings, id_bounds
 from ctr.io.errors import InputError
 
 CATEGORY = {"kind": "category", "name": "a", "source": "s"}
@@ -123,12 +123,36 @@ def test_features_are_parted_by_how_many_ids_they_have() -> None:
     assert schema.single_valued == ("a", "n", "an")
     assert schema.multivalent == ("t", "m", "at")
     assert schema.sources == ("t", "s", "m", "x")
-    assert id_bounds(schema, ["n", "an", "a"]) == [4, 77, 100_000]
+    assert schema.growing == ("t", "a", "m", "at")
+    assert id_bounds(schema, ["n", "an", "a", "t"]) == [4, 77, None, None]
+
+
+def test_ids_are_int64_only_where_some_grow() -> None:
+    bounded = [
+        {**CATEGORY, "buckets": 5},
+        {**OTHER, "vocabulary": ["x"]},
+        {"kind": "number", "name": "n", "source": "x", "boundaries": [1]},
+        {**TEXT, "buckets": 2},
+        {"kind": "cross", "name": "an", "of": ["a", "n"], "buckets": 2**31 - 1},
+    ]
+    assert make(*bounded).growing == ()
+    assert make(*bounded).id_type == np.int32
+    for grown in (
+        {**CATEGORY, "name": "c"},
+        {**TEXT, "name": "c"},
+        LIST,
+        {"kind": "cross", "name": "c", "of": ["a", "b"]},
+    ):
+        schema = make(*bounded, grown)
+        assert schema.growing == (grown["name"],)
+        assert schema.id_type == np.int64
+        assert schema.only(["a", "n"]).id_type == np.int32
 
 
 def test_the_version_depends_on_the_meaning_alone() -> None:
-    spelled_out = make({"source": "s", "buckets": 100_000, "name": "a", "kind": "category", "width": 16})
+    spelled_out = make({"source": "s", "buckets": None, "name": "a", "kind": "category", "keep": "first"})
     assert spelled_out.version == make(CATEGORY).version
+    assert make({**CATEGORY, "buckets": 100_000}).version != make(CATEGORY).version
     assert make({**CATEGORY, "width": 8}).version != make(CATEGORY).version
     assert make(CATEGORY, OTHER).version != make(OTHER, CATEGORY).version
 

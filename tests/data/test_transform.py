@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctr.config import parse_model
+from ctr.data.feature_ops import growing_ids
 from ctr.data.log import shard_schema, unpack_ids
 from ctr.data.schema import Schema
 from ctr.data.transform import pack_table, string_ids, transform_table, transform_tensors
@@ -33,18 +34,23 @@ def fingerprint(text: str) -> int:
     return int(np.uint64(tf.bitcast(tf.fingerprint([text], "farmhash64"), tf.uint64).numpy()[0]))
 
 
-def hashed(text: str, buckets: int) -> int:
-    return 1 + fingerprint(text) % (buckets - 1)
+def growing(print_: int) -> int:
+    return print_ - 2**64 if print_ >= 2**63 else print_
 
 
-def cross_id(parts: Sequence[int], buckets: int) -> int:
+def hashed(text: str, buckets: int | None) -> int:
+    """The id of a value that is not missing; of None buckets ids grow."""
+    return growing(fingerprint(text)) if buckets is None else 1 + fingerprint(text) % (buckets - 1)
+
+
+def cross_id(parts: Sequence[int], buckets: int | None) -> int:
     state, mask = 1, 2**64 - 1
     for part in parts:
         state = (state * 0x9E3779B97F4A7C15 & mask) ^ part
         state ^= state >> 32
         state = state * 0xD6E8FEB86659FD93 & mask
         state ^= state >> 32
-    return 1 + state % (buckets - 1)
+    return growing(state) if buckets is None else 1 + state % (buckets - 1)
 
 
 def plain_tokens(text: str, words: Sequence[int], subwords: Sequence[int], max_values: int) -> list[str]:
@@ -69,19 +75,20 @@ def lists_of(values: np.ndarray, lengths: np.ndarray) -> list[list[int]]:
 
 def table_ids(schema: Schema, columns: dict[str, Any]) -> dict[str, list[Any]]:
     matrix, lists = transform_table(schema, pa.table(columns))
-    assert matrix.dtype == np.int32
+    assert matrix.dtype == schema.id_type
     result: dict[str, list[Any]] = {
         name: matrix[:, at].tolist() for at, name in enumerate(schema.single_valued)
     }
     for name, (values, lengths) in lists.items():
-        assert values.dtype == lengths.dtype == np.int32
+        assert values.dtype == schema.id_type and lengths.dtype == np.int32
         result[name] = lists_of(values, lengths)
     return result
 
 
 def tensor_ids(schema: Schema, raw: dict[str, Any]) -> dict[str, list[Any]]:
     ids = transform_tensors(schema, raw)
-    assert all(value.dtype == tf.int32 for value in ids.values())
+    for name, value in ids.items():
+        assert value.dtype == (tf.int64 if name in schema.growing else tf.int32)
     return {
         name: value.to_list() if isinstance(value, tf.RaggedTensor) else value.numpy().tolist()
         for name, value in ids.items()
@@ -100,6 +107,23 @@ def test_category_is_its_fingerprint_modulo_the_buckets() -> None:
     expected = [1 + FINGERPRINT_OF_A % 999, 1 + FINGERPRINT_OF_HELLO % 999, 0, 0, hashed("日本", 1000)]
     assert table_ids(schema, {"s": values})["c"] == expected
     assert 1 + int(tf.strings.to_hash_bucket_fast(["hello"], 999).numpy()[0]) == expected[1]
+
+
+def test_a_category_without_buckets_has_fingerprints_as_ids() -> None:
+    schema = make_schema({"kind": "category", "name": "c", "source": "s"})
+    values = ["a", "hello", "", None, "日本"]
+    expected = np.array([FINGERPRINT_OF_A, FINGERPRINT_OF_HELLO, 0, 0, fingerprint("日本")], np.uint64)
+    assert table_ids(schema, {"s": values})["c"] == expected.view(np.int64).tolist()
+    texts = [text or "" for text in values]
+    assert tensor_ids(schema, {"s": tf.constant(texts)})["c"] == expected.view(np.int64).tolist()
+    assert string_ids(pa.array(["a", "hello"])).tolist() == expected[:2].view(np.int64).tolist()
+
+
+def test_the_one_value_whose_fingerprint_says_missing_has_the_next_id() -> None:
+    prints = tf.constant([0, 1, 2**64 - 1, 0], tf.uint64)
+    ids = growing_ids(prints, tf.constant([False, False, False, True]))
+    assert ids.dtype == tf.int64
+    assert ids.numpy().tolist() == [1, 1, -1, 0]
 
 
 def test_two_buckets_leave_one_id_for_all_values() -> None:
@@ -121,9 +145,13 @@ def test_vocabulary_ids_follow_its_order() -> None:
     assert schema.by_name["c"].buckets == 52
 
 
-def test_integers_booleans_and_dictionaries_are_their_text() -> None:
-    schema = make_schema({"kind": "category", "name": "c", "source": "s"})
-    expected = [hashed("-7", 100_000), 0, hashed("12", 100_000)]
+BUCKETED_AND_GROWING = pytest.mark.parametrize("buckets", [100_000, None])
+
+
+@BUCKETED_AND_GROWING
+def test_integers_booleans_and_dictionaries_are_their_text(buckets: int | None) -> None:
+    schema = make_schema({"kind": "category", "name": "c", "source": "s", "buckets": buckets})
+    expected = [hashed("-7", buckets), 0, hashed("12", buckets)]
     for kind in (pa.int8(), pa.int32(), pa.int64()):
         assert table_ids(schema, {"s": pa.array([-7, None, 12], kind)})["c"] == expected
     text = pa.array(["-7", None, "12"])
@@ -133,15 +161,16 @@ def test_integers_booleans_and_dictionaries_are_their_text() -> None:
     assert table_ids(schema, {"s": numbers})["c"] == expected
     null_in_dictionary = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2]), pa.array(["-7", None, "12"]))
     assert table_ids(schema, {"s": null_in_dictionary})["c"] == expected
-    assert table_ids(schema, {"s": [True, False]})["c"] == [hashed("true", 100_000), hashed("false", 100_000)]
+    assert table_ids(schema, {"s": [True, False]})["c"] == [hashed("true", buckets), hashed("false", buckets)]
     assert tensor_ids(schema, {"s": tf.constant([True, False])}) == table_ids(schema, {"s": [True, False]})
     assert tensor_ids(schema, {"s": tf.constant([-7, 12])})["c"] == [expected[0], expected[2]]
     assert table_ids(schema, {"s": pa.nulls(2)})["c"] == [0, 0]
 
 
-def test_a_nul_inside_a_string_counts() -> None:
-    schema = make_schema({"kind": "category", "name": "c", "source": "s"})
-    assert table_ids(schema, {"s": ["a\0b", "a"]})["c"] == [hashed("a\0b", 100_000), hashed("a", 100_000)]
+@BUCKETED_AND_GROWING
+def test_a_nul_inside_a_string_counts(buckets: int | None) -> None:
+    schema = make_schema({"kind": "category", "name": "c", "source": "s", "buckets": buckets})
+    assert table_ids(schema, {"s": ["a\0b", "a"]})["c"] == [hashed("a\0b", buckets), hashed("a", buckets)]
 
 
 @settings(max_examples=50, deadline=None)
@@ -187,15 +216,17 @@ TEXTS = ["Best Running Shoes!", "best-running SHOES", "", None, "…", "ΟΔΟΣ
          "日本語 ニュース", "e\u0301te\u0301", "İstanbul I", "x"]  # fmt: skip
 
 
+@BUCKETED_AND_GROWING
 @pytest.mark.parametrize(
     ("words", "subwords", "most"), [((1, 2), (), 64), ((1,), (3, 4), 64), ((), (2,), 5), ((2, 1), (3,), 3)]
 )
-def test_text_matches_a_plain_tokeniser(words: tuple[int, ...], subwords: tuple[int, ...], most: int) -> None:
-    schema = make_schema(
-        {"kind": "text", "name": "t", "source": "s", "words": words, "subwords": subwords, "max_values": most}
-    )
+def test_text_matches_a_plain_tokeniser(
+    words: tuple[int, ...], subwords: tuple[int, ...], most: int, buckets: int | None
+) -> None:
+    tokens = {"words": words, "subwords": subwords, "max_values": most}
+    schema = make_schema({"kind": "text", "name": "t", "source": "s", "buckets": buckets, **tokens})
     expected = [
-        [hashed(token, 100_000) for token in plain_tokens(text or "", words, subwords, most)]
+        [hashed(token, buckets) for token in plain_tokens(text or "", words, subwords, most)]
         for text in TEXTS
     ]
     assert table_ids(schema, {"s": TEXTS})["t"] == expected
@@ -209,11 +240,13 @@ LETTERS_OF_HARD_CASES = st.sampled_from("ΣσςΑα İIıi ÌJĮ \u0301\u0307'.-
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.text(LETTERS | LETTERS_OF_HARD_CASES, max_size=30), min_size=1, max_size=5))
 def test_any_text_matches_a_plain_tokeniser(texts: list[str]) -> None:
-    schema = make_schema(
-        {"kind": "text", "name": "t", "source": "s", "words": [1, 2], "subwords": [3], "max_values": 20}
-    )
-    expected = [[hashed(token, 100_000) for token in plain_tokens(text, (1, 2), (3,), 20)] for text in texts]
-    assert table_ids(schema, {"s": texts})["t"] == expected
+    feature = {"kind": "text", "source": "s", "words": [1, 2], "subwords": [3], "max_values": 20}
+    schema = make_schema({**feature, "name": "t"}, {**feature, "name": "b", "buckets": 100_000})
+    tokens = [plain_tokens(text, (1, 2), (3,), 20) for text in texts]
+    assert table_ids(schema, {"s": texts}) == {
+        name: [[hashed(token, buckets) for token in row] for row in tokens]
+        for name, buckets in (("t", None), ("b", 100_000))
+    }
 
 
 def test_bytes_that_are_not_utf8_do_not_stop_the_graph() -> None:
@@ -236,20 +269,22 @@ def test_lower_case_does_not_follow_the_locale(
     assert bytes.fromhex(run.stdout.strip()).decode() == text.lower()
 
 
-def test_multivalent_category_cuts_drops_and_keeps() -> None:
+@BUCKETED_AND_GROWING
+def test_multivalent_category_cuts_drops_and_keeps(buckets: int | None) -> None:
     for keep, kept in (("first", ["a", "b"]), ("last", ["c", "a"])):
         schema = make_schema(
             {
                 "kind": "category",
                 "name": "m",
                 "source": "s",
+                "buckets": buckets,
                 "multivalent": True,
                 "separator": "|",
                 "max_values": 2,
                 "keep": keep,
             }
         )
-        ids = [[hashed(text, 100_000) for text in kept], [], [], [hashed("x y", 100_000)]]
+        ids = [[hashed(text, buckets) for text in kept], [], [], [hashed("x y", buckets)]]
         assert table_ids(schema, {"s": ["|a||b|c|a|", "", None, "x y"]})["m"] == ids
         rows = [["", "a", "b", None, "c", "a"], [], None, ["x y"]]
         for kind in (
@@ -262,8 +297,11 @@ def test_multivalent_category_cuts_drops_and_keeps() -> None:
             assert table_ids(schema, {"s": column.slice(1, 3)})["m"] == ids[1:]
 
 
-def test_lists_of_integers_are_their_text() -> None:
-    schema = make_schema({"kind": "category", "name": "m", "source": "s", "multivalent": True})
+@BUCKETED_AND_GROWING
+def test_lists_of_integers_are_their_text(buckets: int | None) -> None:
+    schema = make_schema(
+        {"kind": "category", "name": "m", "source": "s", "multivalent": True, "buckets": buckets}
+    )
     assert table_ids(schema, {"s": [[1, 22], [], None, [None, 1]]}) == table_ids(
         schema, {"s": ["1 22", "", None, "1"]}
     )
@@ -273,21 +311,37 @@ def test_lists_of_integers_are_their_text() -> None:
     assert tensor_ids(schema, {"s": ragged}) == table_ids(schema, {"s": ["1 22", ""]})
 
 
+# Features of every kind: with buckets or a vocabulary, and (in capitals) with ids that grow, also where only the cross
+# or only one of its parts has buckets.
 CROSSES = make_schema(
     {"kind": "category", "name": "a", "source": "a", "buckets": 5},
     {"kind": "category", "name": "b", "source": "b", "vocabulary": ["x", "y"]},
     {"kind": "number", "name": "n", "source": "n", "boundaries": [0, 1]},
-    {"kind": "text", "name": "t", "source": "t", "words": [1, 2]},
-    {"kind": "category", "name": "m", "source": "m", "multivalent": True, "max_values": 2, "keep": "last"},
+    {"kind": "text", "name": "t", "source": "t", "words": [1, 2], "buckets": 1000},
+    {
+        **{"kind": "category", "name": "m", "source": "m", "buckets": 1000},
+        **{"multivalent": True, "max_values": 2, "keep": "last"},
+    },
+    {"kind": "category", "name": "A", "source": "a"},
+    {"kind": "text", "name": "T", "source": "t", "words": [1, 2]},
+    {"kind": "category", "name": "M", "source": "m", "multivalent": True, "max_values": 2, "keep": "last"},
     {"kind": "cross", "name": "ab", "of": ["a", "b"], "buckets": 1000},
     {"kind": "cross", "name": "ba", "of": ["b", "a"], "buckets": 1000},
     {"kind": "cross", "name": "abn", "of": ["a", "b", "n"], "buckets": 1000},
     {"kind": "cross", "name": "at", "of": ["a", "t"], "buckets": 1000},
     {"kind": "cross", "name": "mn", "of": ["m", "n"], "buckets": 1000},
+    {"kind": "cross", "name": "Ab", "of": ["A", "b"], "buckets": 1000},
+    {"kind": "cross", "name": "AB", "of": ["A", "b"]},
+    {"kind": "cross", "name": "BA", "of": ["b", "a"]},
+    {"kind": "cross", "name": "ABN", "of": ["A", "b", "n"]},
+    {"kind": "cross", "name": "AT", "of": ["a", "T"]},
+    {"kind": "cross", "name": "MN", "of": ["M", "n"]},
 )
+BUCKETED = CROSSES.only([name for name in CROSSES.by_name if name.islower()])
 
 
-def test_cross_mixes_the_full_fingerprints_in_order() -> None:
+@pytest.mark.parametrize("schema", [CROSSES, BUCKETED], ids=["mixed", "bucketed"])
+def test_cross_mixes_the_full_fingerprints_in_order(schema: Schema) -> None:
     columns = {
         "a": ["p", "", ""],
         "b": ["q", "x", None],
@@ -295,27 +349,37 @@ def test_cross_mixes_the_full_fingerprints_in_order() -> None:
         "t": ["u v", "", "w"],
         "m": ["1 2 3", "", "4"],
     }
-    ids = table_ids(CROSSES, columns)
+    ids = table_ids(schema, columns)
     prints = {text: fingerprint(text) for text in ("", "p", "q", "x", "u", "v", "u v", "w", "2", "3", "4")}
-    assert ids["ab"] == [
-        cross_id([prints["p"], prints["q"]], 1000),
-        cross_id([prints[""], prints["x"]], 1000),
-        0,
-    ]
-    assert ids["ba"][0] == cross_id([prints["q"], prints["p"]], 1000) != ids["ab"][0]
-    assert ids["abn"] == [
-        cross_id([prints["p"], prints["q"], 2], 1000), cross_id([prints[""], prints["x"], 3], 1000), 0
-    ]  # fmt: skip
-    assert ids["at"] == [
-        [cross_id([prints["p"], prints[token]], 1000) for token in ("u", "v", "u v")],
-        [],
-        [cross_id([prints[""], prints["w"]], 1000)],
-    ]
-    assert ids["mn"] == [
-        [cross_id([prints["2"], 2], 1000), cross_id([prints["3"], 2], 1000)],
-        [],
-        [cross_id([prints["4"], 0], 1000)],
-    ]
+    # A cross is of values: whether its parts have buckets does not matter.
+    for names, buckets in ((("ab", "ba", "abn", "at", "mn"), 1000), (("AB", "BA", "ABN", "AT", "MN"), None)):
+        if buckets is None and not schema.growing:
+            continue
+        ab, ba, abn, at, mn = (ids[name] for name in names)
+        assert ab == [
+            cross_id([prints["p"], prints["q"]], buckets),
+            cross_id([prints[""], prints["x"]], buckets),
+            0,
+        ]
+        assert ba[0] == cross_id([prints["q"], prints["p"]], buckets) != ab[0]
+        assert abn == [
+            cross_id([prints["p"], prints["q"], 2], buckets),
+            cross_id([prints[""], prints["x"], 3], buckets),
+            0,
+        ]
+        assert at == [
+            [cross_id([prints["p"], prints[token]], buckets) for token in ("u", "v", "u v")],
+            [],
+            [cross_id([prints[""], prints["w"]], buckets)],
+        ]
+        assert mn == [
+            [cross_id([prints["2"], 2], buckets), cross_id([prints["3"], 2], buckets)],
+            [],
+            [cross_id([prints["4"], 0], buckets)],
+        ]
+    if schema.growing:
+        assert ids["Ab"] == ids["ab"]
+        assert ids["A"] == [hashed("p", None), 0, 0]
 
 
 def test_crosses_do_not_inherit_the_collisions_of_their_parts() -> None:
@@ -325,9 +389,11 @@ def test_crosses_do_not_inherit_the_collisions_of_their_parts() -> None:
         {"kind": "number", "name": "n", "source": "n", "step": {"low": 0, "high": 63, "size": 1}},
         {"kind": "cross", "name": "an", "of": ["a", "n"], "buckets": 1_000_001},
         {"kind": "cross", "name": "na", "of": ["n", "a"], "buckets": 65},
+        {"kind": "cross", "name": "growing", "of": ["a", "n"]},
     )
     ids = table_ids(schema, {"a": left, "n": [number % 64 for number in range(2000)]})
     assert len(set(ids["an"])) > 1990
+    assert len(set(ids["growing"])) == 2000
     counts = np.bincount(ids["na"], minlength=65)[1:]
     assert ((counts - 2000 / 64) ** 2 / (2000 / 64)).sum() < 120  # chi-square, 63 degrees of freedom
 
@@ -410,7 +476,9 @@ def test_ingestion_equals_the_graph(
         ids = value.to_list() if isinstance(value, tf.RaggedTensor) else value.numpy().tolist()
         assert found[name] == ids, name
         flat = value.values if isinstance(value, tf.RaggedTensor) else value
-        assert ((flat.numpy() >= 0) & (flat.numpy() < CROSSES.by_name[name].buckets)).all()
+        assert flat.dtype == (tf.int64 if name in CROSSES.growing else tf.int32)
+        if name not in CROSSES.growing:
+            assert ((flat.numpy() >= 0) & (flat.numpy() < CROSSES.by_name[name].buckets)).all()
 
 
 def test_a_saved_model_gives_the_same_ids(tmp_path: Path) -> None:
@@ -482,18 +550,19 @@ def keys_of(rows: int) -> dict[str, Any]:
     }
 
 
-def test_pack_table_is_under_the_shard_schema() -> None:
+@pytest.mark.parametrize("schema", [CROSSES, BUCKETED], ids=["mixed", "bucketed"])
+def test_pack_table_is_under_the_shard_schema(schema: Schema) -> None:
     raw = pa.table(
         {"a": ["p", "q"], "b": ["x", "y"], "n": [1, 2], "t": ["u v", ""], "m": [["1"], ["2", "3"]]}
     )
-    table = pack_table(CROSSES, pa.table(keys_of(2)), raw)
-    assert table.schema.equals(shard_schema(CROSSES))
+    table = pack_table(schema, pa.table(keys_of(2)), raw)
+    assert table.schema.equals(shard_schema(schema))
     table.validate(full=True)
-    ids = table_ids(CROSSES, dict(zip(raw.column_names, raw.columns, strict=True)))
-    packed = unpack_ids(table.column("ids").combine_chunks())
-    for at, name in enumerate(CROSSES.single_valued):
+    ids = table_ids(schema, dict(zip(raw.column_names, raw.columns, strict=True)))
+    packed = unpack_ids(table.column("ids").combine_chunks(), schema)
+    for at, name in enumerate(schema.single_valued):
         assert packed[:, at].tolist() == ids[name]
-    for name in CROSSES.multivalent:
+    for name in schema.multivalent:
         assert table.column(name).to_pylist() == ids[name]
     assert table.column("label").to_pylist() == [0, 1]
 

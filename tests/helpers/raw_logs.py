@@ -39,6 +39,15 @@ FEATURES = [
     {"name": "hour", "kind": "number", "source": "hour", "boundaries": list(HOUR_EDGES)},
     {"name": "zone", "kind": "category", "source": "zone", "vocabulary": list(ZONES)},
 ]
+# The same, and some whose ids grow.
+GROWING_FEATURES = [
+    *FEATURES,
+    {"name": "visitor", "kind": "category", "source": "user"},
+    {
+        **{"name": "labels", "kind": "category", "source": "tags", "multivalent": True, "separator": "|"},
+        **{"max_values": 2},
+    },
+]
 
 
 def base_content(**changes: Any) -> dict[str, Any]:
@@ -184,6 +193,10 @@ def plain_word(value: str | None, words: tuple[str, ...]) -> int:
     return 1 + words.index(value) if value in words else len(words) + 1
 
 
+def plain_print(value: str | None) -> int:
+    return int(string_ids(pa.array([value]))[0]) if value else 0
+
+
 def reference(rows: list[tuple[str, int, dict[str, Any]]], mapping: Mapping) -> list[dict[str, Any]]:
     """Plain-Python ingestion of good rows (file name, row number, raw row) under ``base_content``."""
     times = [int(row["time"]) * 1_000_000 for _, _, row in rows]
@@ -206,8 +219,13 @@ def reference(rows: list[tuple[str, int, dict[str, Any]]], mapping: Mapping) -> 
     for (_, _, row), time, example_id, query in zip(rows, times, ids, queries, strict=True):
         tags = [plain_word(tag, TAGS) for tag in (row["tags"] or "").split("|") if tag][-3:]
         price = None if row["price"] is None else float(row["price"])
+        grown = {
+            "visitor": plain_print(row["user"]),
+            "labels": [plain_print(tag) for tag in (row["tags"] or "").split("|") if tag][:2],
+        }
         examples.append(
             {
+                **{name: grown[name] for name in mapping.feature_schema.growing},
                 "query_time": query[1],
                 "timestamp": time,
                 "query_id": query[0],
@@ -234,7 +252,9 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
         for entry in manifest.shards:
             table = read_shard(folder, entry, schema)
             ids = (
-                unpack_ids(table.column("ids").combine_chunks()) if schema.single_valued else np.zeros((0, 0))
+                unpack_ids(table.column("ids").combine_chunks(), schema)
+                if schema.single_valued
+                else np.zeros((0, 0))
             )
             for place, row in enumerate(table.to_pylist()):
                 row.pop("ids", None)

@@ -1,11 +1,22 @@
 """Which distinct table rows a batch needs, against a plain lookup."""
 
+from collections import Counter
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctr.models.rows import FeatureRows, TableLayout, lay_out_tables, padded_size, plan_table
+from ctr.models.rows import (
+    FeatureRows,
+    TableLayout,
+    TablePlan,
+    lay_out_tables,
+    padded_size,
+    place_rows,
+    plan_table,
+)
 
 FEATURES = (
     FeatureRows("a", 5, 4, "quality", 0),
@@ -56,37 +67,51 @@ def test_padded_sizes_are_few():
     assert [padded_size(size, 1) for size in range(1, 12)] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 10, 12]
 
 
-def draw_batch(data, rows):
+# Few, so that they repeat and that features have the same ones; among them 0, which says missing, and others that are
+# numbers of rows, too.
+FINGERPRINTS = (0, 1, 2, 7, -1, 2**32, 2**63 - 1, -(2**63), 0x1234_5678_9ABC_DEF0)
+
+
+def draw_batch(data, rows, features=FEATURES, dtype=np.int32):
     draw = data.draw
-    ids = [
-        [draw(st.integers(0, f.buckets - 1)) for f in FEATURES if f.single is not None] for _ in range(rows)
-    ]
+
+    def an_id(feature):
+        return st.sampled_from(FINGERPRINTS) if feature.growing else st.integers(0, feature.buckets - 1)
+
+    singles = [f for f in features if f.single is not None]
+    ids = [[draw(an_id(f)) for f in singles] for _ in range(rows)]
     lists = {
-        f.name: [draw(st.lists(st.integers(0, f.buckets - 1), max_size=3)) for _ in range(rows)]
-        for f in FEATURES
+        f.name: [draw(st.lists(an_id(f), max_size=3)) for _ in range(rows)]
+        for f in features
         if f.single is None
     }
     columns = {
         name: (
-            np.array([value for row in values for value in row], np.int32),
+            np.array([value for row in values for value in row], dtype),
             np.array([len(row) for row in values], np.int32),
         )
         for name, values in lists.items()
     }
-    return np.array(ids, np.int32).reshape(rows, 5), lists, columns
+    return np.array(ids, dtype).reshape(rows, len(singles)), lists, columns
 
 
-@given(st.data(), st.integers(0, 6), st.integers(0, 3), st.sampled_from(lay_out_tables(FEATURES)))
-def test_a_plan_refers_to_the_rows_that_the_ids_name(data, rows, padding, layout: TableLayout):
-    ids, lists, columns = draw_batch(data, rows)
-    plan = plan_table(layout, ids, columns, padded_rows=rows + padding)
-    offsets = layout.offsets()
-    count = len(layout.multivalent)
-
+def assert_refers(
+    plan: TablePlan,
+    layout: TableLayout,
+    ids: np.ndarray,
+    lists: dict[str, list[list[int]]],
+    padding: int,
+    table_rows: int,
+    row_of: Callable[[FeatureRows, int], int],
+) -> None:
+    """A plan of a batch refers to ``row_of`` each id of it, and lists no row twice."""
+    count, rows = len(layout.multivalent), len(ids)
     assert plan.single.shape == (rows + padding, len(layout.single))
+    used: Counter[int] = Counter()
     for column, feature in enumerate(layout.single):
-        expected = ids[:, feature.single] + offsets[feature.name]
-        assert plan.distinct[plan.single[:rows, column]].tolist() == expected.tolist()
+        expected = [row_of(feature, one) for one in ids[:, feature.single].tolist()]
+        assert plan.distinct[plan.single[:rows, column]].tolist() == expected
+        used.update(expected)
 
     found = {}
     for value, segment in zip(plan.values, plan.segments, strict=True):
@@ -96,23 +121,171 @@ def test_a_plan_refers_to_the_rows_that_the_ids_name(data, rows, padding, layout
     for index, feature in enumerate(layout.multivalent):
         for row, values in enumerate(lists[feature.name]):
             if values:
-                expected_segments[row * count + index] = [value + offsets[feature.name] for value in values]
+                expected_segments[row * count + index] = [row_of(feature, value) for value in values]
+                used.update(expected_segments[row * count + index])
     assert found == expected_segments
     assert (np.diff(plan.segments) >= 0).all()
 
-    named = plan.distinct[: plan.distinct_count]
-    used = {int(plan.distinct[position]) for position in plan.single[:rows].ravel()}
-    used |= {row for rows_ in expected_segments.values() for row in rows_}
-    assert sorted(used) == named.tolist()
+    named = plan.distinct[: plan.distinct_count].tolist()
+    assert dict(zip(named, plan.counts.tolist(), strict=True)) == used
     # What pads are rows of the table, too, and no row is there twice.
     assert len(set(plan.distinct.tolist())) == len(plan.distinct) > 0
-    assert plan.distinct.min() >= 0 and plan.distinct.max() < layout.rows
+    assert plan.distinct.min() >= 0 and plan.distinct.max() < table_rows
     # Padding refers to positions that exist.
     assert plan.single.max(initial=0) < len(plan.distinct)
     assert plan.values.max(initial=0) < len(plan.distinct)
     assert {plan.distinct.dtype, plan.single.dtype, plan.values.dtype, plan.segments.dtype} == {
         np.dtype(np.int32)
     }
+    assert plan.unplaced is None
+
+
+# The ids of a log are int64 where some of its features grow, also in tables without these.
+@given(
+    st.data(),
+    st.integers(0, 6),
+    st.integers(0, 3),
+    st.sampled_from(lay_out_tables(FEATURES)),
+    st.sampled_from([np.int32, np.int64]),
+)
+def test_a_plan_refers_to_the_rows_that_the_ids_name(data, rows, padding, layout: TableLayout, dtype):
+    ids, lists, columns = draw_batch(data, rows, dtype=dtype)
+    plan = plan_table(layout, ids, columns, padded_rows=rows + padding)
+    offsets = layout.offsets()
+    assert_refers(plan, layout, ids, lists, padding, layout.rows, lambda f, one: one + offsets[f.name])
+    assert sorted(plan.distinct[: plan.distinct_count]) == plan.distinct[: plan.distinct_count].tolist()
+
+
+# One row for a missing value and three that ids without a slot share.
+GROWING = (
+    FeatureRows("a", 5, 4, "quality", 0),
+    FeatureRows("g", 4, 4, "quality", 1, growing=True),
+    FeatureRows("m", 7, 4, "quality", None),
+    FeatureRows("h", 4, 4, "quality", None, growing=True),
+    FeatureRows("i", 4, 4, "quality", 2, growing=True),
+    FeatureRows("j", 4, 8, "ui", None, growing=True),
+    FeatureRows("k", 4, 8, "ui", None, growing=True),
+    FeatureRows("l", 4, 0, "ui", 3, growing=True),
+    FeatureRows("z", 9, 4, "ui", 4),
+)
+
+
+class Slots:
+    """The rows of ids that grow, as a dictionary has them; of every second one a row that ids share."""
+
+    def __init__(self, layout: TableLayout, numbers: list[int]) -> None:
+        self.layout, self.numbers, self.offsets = layout, numbers, layout.offsets()
+        self.known: dict[tuple[str, int], int] = {}
+
+    def row_of(self, feature: FeatureRows, one: int) -> int:
+        begin = self.offsets[feature.name]
+        if not feature.growing:
+            return begin + one
+        if not one:
+            return begin
+        key = feature.name, one
+        if key not in self.known:
+            shared = len(self.known) % 2 == 0
+            slot = self.layout.rows + self.numbers[len(self.known)]
+            self.known[key] = begin + 1 + one % 2 if shared else slot
+        return self.known[key]
+
+
+def occurrences(layout, ids, lists, drawn):
+    """By feature and id that grows: how often it occurs, and whether it does in a row that was drawn."""
+    counts: Counter[tuple[str, int]] = Counter()
+    found = set()
+    for feature in layout.growing:
+        for row, is_drawn in enumerate(drawn):
+            values = lists[feature.name][row] if feature.single is None else [int(ids[row, feature.single])]
+            for one in values:
+                if one:
+                    counts[feature.name, one] += 1
+                    found |= {(feature.name, one)} if is_drawn else set()
+    return counts, found
+
+
+@given(
+    st.data(),
+    st.integers(0, 6),
+    st.integers(0, 3),
+    st.sampled_from([layout for layout in lay_out_tables(GROWING) if layout.growing]),
+    st.integers(0, 300),
+    st.randoms(use_true_random=False),
+)
+def test_ids_that_grow_are_named_once_and_have_the_rows_that_they_are_given(
+    data, rows, padding, layout: TableLayout, more_rows, random
+):
+    ids, lists, columns = draw_batch(data, rows, GROWING, np.int64)
+    drawn = np.array(data.draw(st.lists(st.booleans(), min_size=rows, max_size=rows)), bool)
+    is_drawing = data.draw(st.booleans())
+    plan = plan_table(layout, ids, columns, rows + padding, drawn if is_drawing else None)
+    assert plan.unplaced is not None
+    names = [feature.name for feature in layout.growing]
+    named = [
+        (names[feature], one)
+        for feature, one in zip(
+            plan.unplaced.features.tolist(), plan.unplaced.fingerprints.tolist(), strict=True
+        )
+    ]
+    counts, lucky = occurrences(layout, ids, lists, drawn)
+    assert len(set(named)) == len(named)
+    assert dict(zip(named, plan.unplaced.counts.tolist(), strict=True)) == counts
+    if is_drawing:
+        assert plan.unplaced.drawn is not None
+        assert {key for key, one in zip(named, plan.unplaced.drawn, strict=True) if one} == lucky
+    else:
+        assert plan.unplaced.drawn is None
+
+    # Slots in any order, in a table with others beside them.
+    numbers = list(range(len(named) + more_rows))
+    random.shuffle(numbers)
+    slots = Slots(layout, numbers)
+    table_rows = layout.rows + len(numbers)
+    given_rows = np.array([slots.row_of(layout.growing[names.index(name)], one) for name, one in named])
+    placed = place_rows(plan, given_rows.astype(np.int32), table_rows)
+    assert_refers(placed, layout, ids, lists, padding, table_rows, slots.row_of)
+
+
+@given(st.data(), st.integers(1, 6), st.sampled_from(lay_out_tables(GROWING)), st.integers(1, 2**20))
+def test_a_plan_does_not_depend_on_which_slots_ids_have(data, rows, layout: TableLayout, shift):
+    ids, _, columns = draw_batch(data, rows, GROWING, np.int64)
+    plan = plan_table(layout, ids, columns, rows)
+    if plan.unplaced is None:
+        return
+    count = len(plan.unplaced.at)
+    slots = layout.rows + np.arange(count, dtype=np.int32)
+    one = place_rows(plan, slots, layout.rows + count)
+    other = place_rows(plan, slots[::-1] + np.int32(shift), layout.rows + count + shift)
+    assert one.distinct_count == other.distinct_count
+    for name in ("single", "values", "segments", "counts"):
+        assert np.array_equal(getattr(one, name), getattr(other, name))
+
+
+def test_ids_of_several_features_may_share_a_row():
+    (layout,) = lay_out_tables([FeatureRows("g", 3, 2, "ui", 0, growing=True)])
+    plan = plan_table(layout, np.array([[5], [0], [-5], [5], [6]]), {}, 8)
+    assert plan.unplaced is not None
+    assert plan.unplaced.fingerprints.tolist() == [5, -5, 6]
+    assert plan.unplaced.counts.tolist() == [2, 1, 1]
+    placed = place_rows(plan, np.array([2, 3, 2], np.int32), 4)
+    assert placed.distinct_count == 3
+    assert placed.distinct.tolist() == [2, 0, 3, 1]
+    assert placed.counts.tolist() == [3, 1, 1]
+    assert placed.distinct[placed.single[:5, 0]].tolist() == [2, 0, 3, 2, 2]
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=30))
+def test_any_64_bits_are_an_id(ids):
+    (layout,) = lay_out_tables(
+        [FeatureRows(name, 9, 2, "ui", at, growing=True) for at, name in enumerate("gh")]
+    )
+    plan = plan_table(layout, np.array([ids, ids]).T, {}, len(ids))
+    assert plan.unplaced is not None
+    for number in (0, 1):
+        found = plan.unplaced.fingerprints[plan.unplaced.features == number].tolist()
+        # In the order in which they occur.
+        assert found == list(dict.fromkeys(one for one in ids if one))
 
 
 @pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 1000, 5000, 8192, 40_000])

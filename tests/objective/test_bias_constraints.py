@@ -4,12 +4,14 @@ import itertools
 import math
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import scipy.optimize
 import tensorflow as tf
 
 from ctr.data.feature_values import feature_ids
 from ctr.data.schema import Schema
+from ctr.data.transform import string_ids
 from ctr.io.errors import InputError
 from ctr.objective.bias_constraints import (
     constraint_term,
@@ -39,6 +41,16 @@ SCHEMA = Schema.model_validate(
     }
 )
 COLUMNS = {name: i for i, name in enumerate(SCHEMA.single_valued)}
+# The same features, and some whose ids grow.
+MIXED = Schema.model_validate(
+    {
+        "features": [
+            *SCHEMA.model_dump(mode="json")["features"],
+            {"name": "user", "kind": "category", "source": "user"},
+            {"name": "pair", "kind": "cross", "of": ["user", "device"]},
+        ]
+    }
+)
 LOGS = [
     {"name": "explore", "path": "logs/explore"},
     {"name": "random", "path": "logs/random", "own_loss": True},
@@ -70,6 +82,47 @@ def test_sizes_are_products_of_axes():
     # A vocabulary of 3 has 5 ids, a number with 3 boundaries as many.
     assert tuple(family.slices for family in resolve_families(given, SCHEMA)) == (1, 3, 2, 5 * 2 * 3, 700, 3)
     assert [family.source for family in resolve_families(given, SCHEMA)] == [0, 0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("name", ["user", "pair"])
+def test_all_values_of_ids_that_grow_are_refused_with_what_to_do(name):
+    message = (
+        rf'families\.1\.features\.{name}: the ids of {name} grow, so that "all" has no end; name its values, or give '
+        "the feature buckets or a vocabulary at ingestion"
+    )
+    with pytest.raises(InputError, match=r"^config: objective\.bias_constraints\." + message):
+        resolve_families(config({}, {"features": {name: "all", "device": "all"}}), MIXED)
+
+
+def test_slices_of_named_values_of_ids_that_grow():
+    users = ["ann", 7, None, "bob"]
+    given = config(
+        {"features": {"user": users}},
+        {"features": {"position": "all", "user": users[:2]}},
+        {"features": {"device": ["desk", "phone"]}},
+    )
+    families = resolve_families(given, MIXED)
+    assert [family.slices for family in families] == [4, 5 * 2, 2]
+    rng = np.random.default_rng(2)
+    ann, seven, bob, other = string_ids(pa.array(["ann", "7", "bob", "other"])).tolist()
+    place = {ann: 0, seven: 1, 0: 2, bob: 3}
+    columns = {name: i for i, name in enumerate(MIXED.single_valued)}
+    ids = np.zeros((300, len(columns)), np.int64)
+    # Also what has the same low bits as an id that is named.
+    ids[:, columns["user"]] = rng.choice([ann, seven, 0, bob, other, ann ^ 2**62, 2**32], 300)
+    ids[:, columns["position"]] = rng.integers(0, 5, 300)
+    ids[:, columns["device"]] = rng.integers(0, 5, 300)
+    ids[:, columns["pair"]] = rng.integers(-(2**63), 2**63 - 1, 300)
+    found = np.stack([feature_slices(family, ids, np.zeros(300, np.int8)) for family in families], axis=1)
+    assert found.dtype == np.int32
+    expected = []
+    for row in ids:
+        user, position, device = (int(row[columns[name]]) for name in ("user", "position", "device"))
+        first = place.get(user, -1)
+        expected.append(
+            (first, position * 2 + first if first in (0, 1) else -1, {3: 0, 1: 1}.get(device, -1))
+        )
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize(

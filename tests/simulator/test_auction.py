@@ -134,7 +134,7 @@ def test_ids_are_those_of_the_raw_columns(world: World, day: Day) -> None:
     assert raw.column("ad_id").to_pylist() == [f"a{number}" for number in day.ads.number[shown.ad]]
     assert raw.column("position").to_pylist() == shown.position.tolist()
     matrix, lists = transform_table(SCHEMA, raw)
-    assert np.array_equal(unpack_ids(made.column("ids").combine_chunks()), matrix)
+    assert np.array_equal(unpack_ids(made.column("ids").combine_chunks(), SCHEMA), matrix)
     for name, (values, lengths) in lists.items():
         assert made.column(name).combine_chunks().flatten().to_numpy().tolist() == values.tolist()
         assert np.diff(made.column(name).combine_chunks().offsets.to_numpy()).tolist() == lengths.tolist()

@@ -103,7 +103,7 @@ def test_every_impression_of_the_log_arrives_with_its_raw_values(folder: Path, i
     for name in ("timestamp", "query_time"):
         assert numbers(once, "event_time").tolist() == numbers(log, name).tolist()
     matrix, lists = transform_table(SCHEMA, once)
-    assert np.array_equal(unpack_ids(log.column("ids").combine_chunks()), matrix)
+    assert np.array_equal(unpack_ids(log.column("ids").combine_chunks(), SCHEMA), matrix)
     for name, (values, lengths) in lists.items():
         of_log = log.column(name).combine_chunks()
         assert of_log.flatten().to_numpy().tolist() == values.tolist()
@@ -301,7 +301,9 @@ def test_randomized_traffic_that_the_log_does_not_have_is_not_in_the_events(tmp_
     once = once.take(np.unique(numbers(once, "impression_id"), return_index=True)[1])
     log = log.take(np.argsort(numbers(log, "example_id")))
     assert once.column("impression_id").equals(log.column("example_id"))
-    assert np.array_equal(transform_table(SCHEMA, once)[0], unpack_ids(log.column("ids").combine_chunks()))
+    assert np.array_equal(
+        transform_table(SCHEMA, once)[0], unpack_ids(log.column("ids").combine_chunks(), SCHEMA)
+    )
     clicked = set(numbers(events_of(tmp_path / "events", "clicks"), "impression_id").tolist())
     assert clicked == set(numbers(log, "example_id")[numbers(log, "label") > 0].tolist())
 

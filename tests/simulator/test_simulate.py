@@ -100,7 +100,7 @@ def test_queries_are_whole_and_stay_in_their_day(log: Path) -> None:
         assert time.min() >= manifest.start
         assert time.max() < manifest.end
         assert (np.diff(query) >= 0).all()
-        ids = unpack_ids(table.combine_chunks().column("ids").combine_chunks())
+        ids = unpack_ids(table.combine_chunks().column("ids").combine_chunks(), SCHEMA)
         for one in np.unique(query):
             rows = query == one
             assert len(np.unique(time[rows])) == 1
@@ -161,7 +161,7 @@ def test_randomized_traffic_is_flagged_and_a_log_of_its_own(tmp_path: Path) -> N
         kept = read_sidecar_partition(tmp_path / "random", AUCTION, drawn)
         assert kept.equals(flags.filter(mask))
         assert not kept.column("price").to_numpy().any()
-        ids = unpack_ids(rows.filter(mask).combine_chunks().column("ids").combine_chunks())
+        ids = unpack_ids(rows.filter(mask).combine_chunks().column("ids").combine_chunks(), SCHEMA)
         places.append(ids[:, position])
         # A query is randomized or not as a whole.
         flagged = set(rows.filter(mask).column("query_id").to_pylist())

@@ -73,7 +73,7 @@ def join_all(
 
 
 def plain_impressions(table: pa.Table) -> list[Impression]:
-    color = unpack_ids(table.column("ids").combine_chunks())[:, 0].tolist() if table.num_rows else []
+    color = unpack_ids(table.column("ids").combine_chunks(), SCHEMA)[:, 0].tolist() if table.num_rows else []
     names = ("example_id", "query_time", "query_id")
     number, time, query = (table.column(name).to_pylist() for name in names)
     return list(map(Impression, number, time, query, color, table.column("arrival").to_pylist()))

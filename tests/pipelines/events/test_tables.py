@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import event_files
 from ctr.config import parse_model
 from ctr.data.event_mapping import EventMapping
-from ctr.data.log import pack_ids
+from ctr.data.log import pack_ids, unpack_ids
 from ctr.io.errors import InputError
 from ctr.pipelines.events.read import Unit, line_reader, read_unit
 from ctr.pipelines.events.tables import CLICK_SCHEMA, Kind, Prepared, impression_schema, prepare
@@ -399,17 +399,24 @@ def test_no_line_stops_a_job(lines: list[Any]) -> None:
 # ---------------------------------------------------------------- ids of a log
 
 
-def hashed_mapping() -> EventMapping:
-    impressions = {**event_files.content("parquet")["impressions"], "hashed": True}
-    return parse_model(EventMapping, {**event_files.content("parquet"), "impressions": impressions}, "test")
+def hashed_mapping(*features: dict[str, Any]) -> EventMapping:
+    """With features in addition to those of ``event_files``."""
+    content = event_files.content("parquet")
+    changes = {
+        "impressions": {**content["impressions"], "hashed": True},
+        "features": [*content["features"], *features],
+    }
+    return parse_model(EventMapping, {**content, **changes}, "test")
 
 
-def hashed_columns(ids: list[list[int]], tags: pa.Array) -> dict[str, pa.Array]:
+def hashed_columns(
+    ids: list[list[int]], tags: pa.Array, dtype: type[np.integer[Any]] = np.int32
+) -> dict[str, pa.Array]:
     keys = {
         name: good_columns(len(ids))[name] for name in ("query_id", "event_time", "arrival_time", "weight")
     }
     number = pa.array(range(len(ids)))
-    return {"impression_id": number, **keys, "ids": pack_ids(np.array(ids, np.int32)), "tags": tags}
+    return {"impression_id": number, **keys, "ids": pack_ids(np.array(ids, dtype)), "tags": tags}
 
 
 def test_ids_of_a_log_pass_and_those_of_no_bucket_are_set_aside(tmp_path: Path) -> None:
@@ -431,6 +438,38 @@ def test_ids_beyond_int32_are_set_aside_alone(tmp_path: Path) -> None:
     assert [(reject.row, reject.key, reject.reason) for reject in prepared.rejects] == [
         (1, "tags", "not ids"),
         (3, "tags", "not ids"),
+    ]
+
+
+def test_any_64_bits_are_an_id_that_grows_and_the_others_keep_their_buckets(tmp_path: Path) -> None:
+    words = {"name": "words", "kind": "category", "source": "words", "multivalent": True}
+    mapping = hashed_mapping({"name": "user", "kind": "category", "source": "user"}, words)
+    low, high = -(2**63), 2**63 - 1
+    ids = [[1, 1, low], [1, 1, high], [1, 2**32 + 1, 7], [-1, 1, 7], [1, 1, 0], [1, 1, 7]]
+    tags = pa.array([[1], [2, 3], [1], [1], [2**32], []], pa.list_(pa.int64()))
+    columns = {
+        **hashed_columns(ids, tags, np.int64),
+        "words": pa.array([[low, high, 0], [-1], [1], [1], [1], None], pa.list_(pa.int64())),
+    }
+    prepared = read(mapping, "impressions", parquet(tmp_path / "e.parquet", columns))
+    schema = mapping.feature_schema
+    assert prepared.table.column("example_id").to_pylist() == [0, 1]
+    packed = unpack_ids(prepared.table.column("ids").combine_chunks(), schema)
+    assert packed.tolist() == ids[:2]
+    assert prepared.table.column("words").to_pylist() == [[low, high, 0], [-1]]
+    wrong = ("features", "not ids")
+    reasons = {reject.row: (reject.key, reject.reason) for reject in prepared.rejects}
+    assert reasons == {3: wrong, 4: wrong, 5: wrong, 6: ("words", "missing")}
+
+
+def test_ids_that_grow_and_are_beyond_int64_are_set_aside_alone(tmp_path: Path) -> None:
+    mapping = hashed_mapping({"name": "user", "kind": "category", "source": "user", "multivalent": True})
+    columns = hashed_columns([[1, 1]] * 3, pa.array([[1]] * 3, pa.list_(pa.int64())), np.int64)
+    columns["user"] = pa.array([[2**63 - 1], [2**63], [1]], pa.list_(pa.uint64()))
+    prepared = read(mapping, "impressions", parquet(tmp_path / "e.parquet", columns))
+    assert prepared.table.column("user").to_pylist() == [[2**63 - 1], [1]]
+    assert [(reject.row, reject.key, reject.reason) for reject in prepared.rejects] == [
+        (2, "user", "not ids")
     ]
 
 

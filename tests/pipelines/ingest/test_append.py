@@ -58,10 +58,13 @@ def assert_same_log(log, whole):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "features", [raw_logs.FEATURES, raw_logs.GROWING_FEATURES], ids=["bucketed", "growing"]
+)
 @pytest.mark.parametrize("partition", ["1d", "7d"])
 @pytest.mark.parametrize("query", QUERIES)
-def test_days_cut_at_another_midnight_give_the_log_of_one_ingest(tmp_path, query, partition):
-    mapping = raw_logs.make_mapping(query=QUERIES[query], partition=partition)
+def test_days_cut_at_another_midnight_give_the_log_of_one_ingest(tmp_path, query, partition, features):
+    mapping = raw_logs.make_mapping(query=QUERIES[query], partition=partition, features=features)
     paths = write_days(tmp_path / "in", make_days())
     whole = ingest(mapping, paths, tmp_path / "whole", now_us=NOW)
     results = append_all(mapping, paths, tmp_path / "log")
@@ -71,6 +74,16 @@ def test_days_cut_at_another_midnight_give_the_log_of_one_ingest(tmp_path, query
     assert all(result.held_rows for result in results[:-1])
     assert results[-1].held_rows == 0
     assert not any(result.warnings for result in (*results, whole))
+
+
+def test_rows_with_ids_that_grow_are_held_back_and_added_whole(tmp_path):
+    mapping = raw_logs.make_mapping(query=None, partition="1d", features=raw_logs.GROWING_FEATURES)
+    days = make_days(days=3, count=40)
+    paths = write_days(tmp_path / "in", days)
+    results = append_all(mapping, paths, tmp_path / "log")
+    assert all(result.held_rows for result in results[:-1])
+    rows = [(path.name, 0, row) for path, day in zip(paths, days, strict=True) for row in day]
+    assert raw_logs.read_log(tmp_path / "log") == raw_logs.reference(rows, mapping)
 
 
 def test_what_is_held_back_is_said_and_published_by_an_ingest_without_files(tmp_path):

@@ -24,6 +24,7 @@ QUERIES = {
     "column": {"column": "user"},
     "session": {"session": {"by": "user", "gap": "1800s"}},
 }
+FEATURES = {"bucketed": raw_logs.FEATURES, "growing": raw_logs.GROWING_FEATURES}
 
 
 def sort_by_time(rows):
@@ -31,12 +32,13 @@ def sort_by_time(rows):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("features", ["bucketed", "growing"])
 @pytest.mark.parametrize("query", QUERIES)
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
-def test_the_log_is_that_of_a_plain_ingestion(tmp_path, suffix, query):
+def test_the_log_is_that_of_a_plain_ingestion(tmp_path, suffix, query, features):
     rows = raw_logs.make_rows(150)
     path = raw_logs.write_rows(tmp_path / "in", rows, suffix)
-    mapping = raw_logs.make_mapping(input={"type": suffix}, query=QUERIES[query])
+    mapping = raw_logs.make_mapping(input={"type": suffix}, query=QUERIES[query], features=FEATURES[features])
     progress = []
     result = ingest(mapping, [path], tmp_path / "log", progress=progress.append, block_bytes=4000)
     expected = raw_logs.reference([(path.name, 0, row) for row in rows], mapping)

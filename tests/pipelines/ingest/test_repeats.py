@@ -1,18 +1,29 @@
 """Rows that come again are recognized whatever their file is called, and times that are unlikely are named."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import raw_logs
-from ctr.pipelines.ingest.repeats import Repeats
+from ctr.data.log import pack_ids
+from ctr.data.mapping import Mapping
+from ctr.pipelines.ingest.repeats import Repeats, hash_rows
 from ctr.pipelines.ingest.run import ingest
 
 NOW = 1_700_000_000_000_000
 
 
-def test_a_renamed_copy_in_one_command(tmp_path):
+BUCKETED_AND_GROWING = pytest.mark.parametrize(
+    "features", [raw_logs.FEATURES, raw_logs.GROWING_FEATURES], ids=["bucketed", "growing"]
+)
+
+
+@BUCKETED_AND_GROWING
+def test_a_renamed_copy_in_one_command(tmp_path, features):
     rows = raw_logs.make_rows(300, seed=1)
-    mapping = raw_logs.make_mapping(example_id=None, query=None)
+    mapping = raw_logs.make_mapping(example_id=None, query=None, features=features)
     paths = [raw_logs.write_rows(tmp_path / "in", rows, name=name) for name in ("day", "day (1)")]
     single = ingest(mapping, paths[:1], tmp_path / "single", now_us=NOW)
     assert (single.repeated_rows, single.repeated_share, single.warnings) == (0, 0.0, [])
@@ -25,12 +36,14 @@ def test_a_renamed_copy_in_one_command(tmp_path):
     assert f"\nwarning: {warning}" in double.as_text()
 
 
+@BUCKETED_AND_GROWING
 @pytest.mark.parametrize("form", ["csv.gz", "jsonl"])
-def test_a_copy_in_another_form_that_is_added_later(tmp_path, form):
-    rows = raw_logs.make_rows(300, seed=2)
+def test_a_copy_in_another_form_that_is_added_later(tmp_path, form, features):
+    # Rows of which one ends a block, which the hash of one in a thousand does.
+    rows = raw_logs.make_rows(300, seed=2 if features is raw_logs.FEATURES else 7)
     kind = form.partition(".")[0]
     first = raw_logs.write_rows(tmp_path / "in", rows, "csv", name="a")
-    plain = {"example_id": None, "query": None, "partition": "7d"}
+    plain = {"example_id": None, "query": None, "partition": "7d", "features": features}
     ingest(raw_logs.make_mapping(**plain), [first], tmp_path / "log", append=True, now_us=NOW)
     copy = raw_logs.write_rows(tmp_path / "in", [*rows, *raw_logs.make_rows(100, seed=3)], form, name="b")
     mapping = raw_logs.make_mapping(**plain, input={"type": kind})
@@ -40,6 +53,53 @@ def test_a_copy_in_another_form_that_is_added_later(tmp_path, form):
     assert result.warnings[0].endswith("unless the repetition is intended")
     assert "b." + form + " repeats" in result.warnings[0]
     assert result.held_rows == 700
+
+
+def plain_features(count: int, **buckets: int | None) -> Mapping:
+    """Of ``count`` categories and a multivalent one, with some buckets or with ids that grow."""
+    features = [
+        {"kind": "category", "name": f"c{at}", "source": "user", "multivalent": at == count, **buckets}
+        for at in range(count + 1)
+    ]
+    return raw_logs.make_mapping(example_id=None, query=None, features=features)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.integers(0, 3), st.booleans())
+def test_a_row_that_differs_in_a_bit_of_an_id_has_another_hash(data, count, growing):
+    mapping = plain_features(count, buckets=None if growing else 2**31 - 1)
+    schema = mapping.feature_schema
+    low = -(2**63) if growing else 0
+    high = 2**63 - 1 if growing else 2**31 - 2
+    ids = data.draw(st.lists(st.integers(low, high), min_size=count + 2, max_size=count + 2))
+    row, place = np.array(ids, schema.id_type), data.draw(st.integers(0, count + 1))
+    other = row.copy()
+    other[place] ^= schema.id_type.type(1) << data.draw(st.integers(0, 62 if growing else 30))
+
+    def table(rows):
+        columns = {name: np.zeros(len(rows), np.int64) for name in ("label", "train_weight", "query_time")}
+        if count:
+            columns["ids"] = pack_ids(np.stack(rows)[:, :count])
+        lists = [one[count:].tolist() for one in rows]
+        columns[f"c{count}"] = pa.array(lists, pa.list_(pa.from_numpy_dtype(schema.id_type)))
+        return pa.table(columns)
+
+    first, changed, again = hash_rows(mapping, table([row, other, row]))
+    assert first == again != changed
+    # The same in any cut of the rows.
+    assert hash_rows(mapping, table([row, other, row]).slice(1)).tolist() == [changed, again]
+
+
+def test_hashes_of_bucketed_ids_are_those_that_earlier_ingests_remember():
+    mapping = plain_features(2, buckets=100)
+    ids = pack_ids(np.array([[1, 2], [3, 99]], np.int32))
+    table = pa.table(
+        {
+            **{"label": [0, 1], "train_weight": pa.array([1, 0.5], pa.float32()), "query_time": [7, 8]},
+            **{"ids": ids, "c2": pa.array([[1, 5], []], pa.list_(pa.int32()))},
+        }
+    )
+    assert hash_rows(mapping, table).tolist() == [18197815969206509959, 13950089570427028828]
 
 
 def test_files_of_the_same_length_and_columns_are_no_copies(tmp_path):

@@ -91,7 +91,7 @@ def ingested(columns: dict[str, pa.Array], times: list[int], mapping: Mapping = 
     made = maker.make(Chunk(0, table, np.arange(count), []), (), 0)
     schema = mapping.feature_schema
     width = len(schema.single_valued)
-    matrix = np.frombuffer(b"".join(made.table.column("ids").to_pylist()), np.int32).reshape(-1, width)
+    matrix = np.frombuffer(b"".join(made.table.column("ids").to_pylist()), schema.id_type).reshape(-1, width)
     ids = dict(zip(schema.single_valued, matrix.T.tolist(), strict=True))
     ids |= {name: made.table.column(name).to_pylist() for name in schema.multivalent}
     return ids, made.table.column("@row").to_pylist()
