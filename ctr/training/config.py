@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from ctr.config import StrictModel
 from ctr.data.schema import Schema, Tower
 from ctr.data.time_range import TimeRange
+from ctr.io.errors import InputError
 from ctr.models.rows import TableLayout
 from ctr.objective.config import ObjectiveConfig
 from ctr.optim.options import ShampooOptions
@@ -274,6 +275,12 @@ class TrainConfig(StrictModel):
         Raises:
             InputError: the configuration does not fit the features, or the features no table.
         """
+        unknown = sorted(set(self.ids.capacities) - set(schema.growing))
+        if unknown:
+            raise InputError(
+                f"config: ids.capacities names {unknown[0]}, which is not a feature whose ids grow; "
+                f"allowed: {', '.join(schema.growing) or '(none)'}"
+            )
         return self.model.table_layouts(schema, self.ids.shared_rows)
 
     def ramps_at(self, examples: int, before: Mapping[str, int] | None = None) -> dict[str, float]:

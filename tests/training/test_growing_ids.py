@@ -14,6 +14,7 @@ from ctr.data.batches import set_rejects_apart
 from ctr.data.log import create_log, pack_ids, publish_partition, read_schema
 from ctr.data.reader import rows_of_table
 from ctr.data.schema import Category, Schema
+from ctr.io.errors import InputError
 from ctr.io.hashing import splitmix64
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
@@ -260,3 +261,8 @@ def test_the_schema_says_so(growing_log):
     content = json.loads((growing_log / "schema.json").read_bytes())
     assert content["format"] == 3
     assert read_schema(growing_log).growing == ("user", "tags", "position")
+
+
+def test_a_capacity_of_another_feature_is_refused(growing_log, tmp_path):
+    with pytest.raises(InputError, match=r"ids\.capacities names item, .*allowed: user, tags, position"):
+        train(growing_log, config_of({"ids": {"capacities": {"item": 5}}}), tmp_path / "run")
