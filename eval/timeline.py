@@ -251,9 +251,7 @@ def _grouped(window: ProgressiveMetrics) -> FloatArray:
     return grouped
 
 
-def _rows(
-    given: Mapping[str, Sequence[int]] | None, names: Iterable[str], width: int
-) -> dict[str, IntArray]:
+def _rows(given: Mapping[str, Sequence[int]] | None, names: Iterable[str], width: int) -> dict[str, IntArray]:
     """For each name its numbers as an entry, int64 [1, width]; 0 where none are given."""
     return {
         name: np.array((given or {}).get(name, [0] * width), np.int64).reshape(1, width) for name in names

@@ -37,7 +37,7 @@ from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256
 from ctr.pipelines.ingest.example_reader import ExampleReader, TimesFound, timed
-from ctr.pipelines.ingest.examples import FILE_COLUMN, spill_schema
+from ctr.pipelines.ingest.examples import FILE_COLUMN, spill_schema, with_columns
 from ctr.pipelines.ingest.inputs import Inputs, compare_inputs
 from ctr.pipelines.ingest.partitions import (
     ClosedRows,
@@ -238,7 +238,9 @@ class _Ingest:
     def _held_tables(self) -> Iterator[pa.Table]:
         """The rows that were held back, their files numbered after those of the input."""
         held_numbers = np.array(list(self._inputs.held_files), np.int64)
+        target = spill_schema(self._mapping)
         for table in read_held(self._out, self._inputs.held):
+            table = with_columns(table, target)
             place = table.schema.get_field_index(FILE_COLUMN)
             numbers = np.searchsorted(held_numbers, table.column(FILE_COLUMN).to_numpy())
             column = pa.array((numbers + len(self._inputs.sources)).astype(np.int32))
@@ -377,7 +379,7 @@ class _Ingest:
                 numbers.update(np.unique(table.column(FILE_COLUMN).to_numpy()).tolist())
                 yield table
 
-        rows = write_held(self._out, file, spill_schema(self._mapping.feature_schema), tables())
+        rows = write_held(self._out, file, spill_schema(self._mapping), tables())
         names = {str(number): self._rejects.names[number] for number in sorted(numbers)}
         return HeldRows(file=file, rows=rows, inputs=names, last_time=last_time, partitions=tuple(starts))
 
