@@ -30,7 +30,7 @@ FILE_COLUMN, ROW_COLUMN = "@file", "@row"
 
 
 def spill_schema(mapping: Mapping) -> pa.Schema:
-    """The columns of a shard, the raw values that are kept, the number of the file (int32) and of the row in it (int64).
+    """The columns of a shard, the raw values that are kept, and the numbers of the file (int32) and the row (int64).
 
     Values are null in rows that were held back by an ingest which kept none.
     """
