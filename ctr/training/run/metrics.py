@@ -15,6 +15,7 @@ from ctr.objective.total import loss_terms
 from ctr.training.config import TrainConfig
 from ctr.training.run.event_file import CUMULATIVE
 from ctr.training.run.id_counts import IdCounts
+from ctr.training.run.id_slots import by_count, slots_content
 from ctr.training.state import TrainState
 
 # Of larger families of slices a line of metrics has the extremes of the duals only,
@@ -47,8 +48,8 @@ class RunMetrics:
             name: ProgressiveMetrics(self._measured_families(source))
             for source, name in enumerate(constraint_logs, 1)
         }
-        self.timeline = Timeline([feature.name for feature in schema.features])
-        self.ids = IdCounts(state.layouts, schema)
+        self.ids = IdCounts(state.layouts, schema, state.id_maps)
+        self.timeline = Timeline([feature.name for feature in schema.features], self.ids.slots.features)
         self.window_times = [0, 0]
         # Of the window: the sum of each term of the loss over its steps, each times its rows; last, these rows.
         self._terms = np.zeros(len(loss_terms(config.objective)) + 1)
@@ -105,11 +106,13 @@ class RunMetrics:
 
         Returns:
             The metrics of the window; under ``terms`` the mean of each term of the loss per row of the steps in it,
-            empty without a step, and under ``cumulative`` the metrics of the pass so far.
+            empty without a step, under ``cumulative`` the metrics of the pass so far, and where ids grow under ``ids``
+            what became of them.
         """
         begin, end = self.window_times
         line = self.window.line()
-        self.timeline.add(self.window, examples, (begin, end), self.ids.close_window())
+        ids, slots = self.ids.close_window()
+        self.timeline.add(self.window, examples, (begin, end), ids, slots)
         self.total.merge(self.window)
         self.window.clear()
         total = self.total.headline()
@@ -124,6 +127,7 @@ class RunMetrics:
             **line,
             "terms": terms,
             "cumulative": {name: total[name] for name in CUMULATIVE},
+            **({"ids": slots_content(by_count(slots))} if slots else {}),
         }
 
     def running(self, is_window_end: bool) -> dict[str, Any]:

@@ -374,6 +374,7 @@ class Run:
         """
         measured = self.metrics.close_window(self.position.examples)
         terms, cumulative = measured.pop("terms"), measured.pop("cumulative")
+        ids = {name: measured.pop(name) for name in ("ids",) if name in measured}
         ramps, rates = self.ramps(), self.rates()
         line = {
             "examples": self.position.examples,
@@ -389,6 +390,7 @@ class Run:
             **dual_scalars(self.state),
             **{f"shampoo_{name}": value for name, value in self.state.optimizer_report().items()},
             **timing,
+            **ids,
             "cumulative": cumulative,
         }
         self.files.metrics.append(line)

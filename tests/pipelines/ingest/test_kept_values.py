@@ -1,5 +1,7 @@
 """Raw values that are kept beside a log: those of its rows, in the same bytes however it was ingested."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -47,7 +49,7 @@ def values_of(row):
         "user": [row["user"]],
         "code": [row["code"]] if row["code"] else [],
         "labels": labels,
-        "words": words + [" ".join(pair) for pair in zip(words, words[1:], strict=False)],
+        "words": words + [" ".join(pair) for pair in pairwise(words)],
         "user_price": [f"{row['user']} x {price_text(row['price'])}"],
         "color_labels": [f"{row['color'] or 'missing'} x {label}" for label in labels],
     }
