@@ -161,12 +161,14 @@ def write_data_health(
     timeline: Timeline,
     schema: Schema,
     slices: Mapping[str, Mapping[str, Any]],
+    families: Mapping[str, Sequence[str]],
     log: Path,
 ) -> None:
     """Writes data_health.json: what a report says of the features' ids.
 
     Args:
-        slices: ``calibration_slices`` of summary.json, whose ids are named where they are a feature's.
+        slices: ``calibration_slices`` of summary.json, whose ids are named.
+        families: for slices of bias constraints, by the name of the family there, what each one holds.
         log: where the values of ids are, if they were kept.
     """
     live = counts.slots.live()
@@ -200,6 +202,9 @@ def write_data_health(
         }
         content.append({**about, **entry, "top": top})
     values = {name: {str(one): name_id(name, one) for one in ids} for name, ids in shown.items()}
+    for name, words in families.items():
+        numbers = (row["id"] for row in slices[name]["heaviest"])
+        values[name] = {str(one): words[one] if one >= 0 else "no slice" for one in numbers}
     write_json(run_dir / "data_health.json", {"features": content, "slice_values": values})
 
 

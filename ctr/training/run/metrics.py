@@ -11,6 +11,7 @@ from ctr.data.schema import Schema
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.timeline import Timeline
 from ctr.objective.bias_constraints import Family
+from ctr.objective.slice_names import slice_names
 from ctr.objective.total import loss_terms
 from ctr.training.config import TrainConfig
 from ctr.training.run.event_file import CUMULATIVE
@@ -59,6 +60,16 @@ class RunMetrics:
     def _measured_families(self, source: int) -> list[str]:
         """The names of the families of constraints about the ``source``-th log, as slices of its metrics."""
         return [_slices_name(family) for family in self._families if _is_measured(family, source)]
+
+    def family_slices(self) -> dict[str, list[str]]:
+        """What the slices of each family of constraints that the metrics have hold, by the family's name there."""
+        constraints = self._config.objective.bias_constraints
+        given = () if constraints is None else constraints.families
+        return {
+            _slices_name(family): slice_names(one, family)
+            for one, family in zip(given, self._families, strict=True)
+            if _is_measured(family, 0)
+        }
 
     def update(self, rows: Rows, logit: np.ndarray, slices: Sequence[np.ndarray]) -> None:
         """Adds rows of the log with their predictions to the window.

@@ -88,8 +88,8 @@ def write_results(
         write_metric_states(run_dir, constraint_log.to_arrays(), name)
     write_weight_spectra(run_dir, run.state)
     write_timeline(run_dir, metrics.timeline.to_arrays())
-    log = inputs.log.path
-    write_data_health(run_dir, metrics.ids, metrics.timeline, run.schema, summary["calibration_slices"], log)
+    slices, families, log = summary["calibration_slices"], metrics.family_slices(), inputs.log.path
+    write_data_health(run_dir, metrics.ids, metrics.timeline, run.schema, slices, families, log)
     write_json(summary_path, summary)
     if refused := refusal_text(metrics.timeline):
         logger.warning("%s: %s", run_dir, refused)
