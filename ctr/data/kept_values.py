@@ -57,16 +57,6 @@ def _vocabulary(feature: AnyFeature) -> tuple[str, ...]:
     return (feature.vocabulary or ()) if isinstance(feature, Category) else ()
 
 
-def fingerprint_text(fingerprint: int) -> str:
-    """An id that grows, as one writes it: its 64 bits as hexadecimal digits."""
-    return f"0x{fingerprint % 2**64:016x}"
-
-
-def id_text(feature: AnyFeature, one: int) -> str:
-    """An id whose value is not known, as one writes it."""
-    return fingerprint_text(one) if feature.buckets is None else f"id {one}"
-
-
 # ---------------------------------------------------------------- writing
 
 

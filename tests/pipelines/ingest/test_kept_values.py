@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import raw_logs
-from ctr.data.kept_values import FOLDER, fingerprint_text, name_ids, read_values, values_path
+from ctr.data.kept_values import FOLDER, name_ids, read_values, values_path
 from ctr.data.log import read_manifests, read_schema, read_shard, unpack_ids
 from ctr.data.transform import string_ids
 from ctr.io.errors import InputError
@@ -118,7 +118,6 @@ def test_unknown_ids_and_other_features_have_no_values(log):
     schema = read_schema(log)
     name = name_ids(schema, log, {"user": [0, 5], "price": [1]})
     assert (name("user", 0), name("user", 5), name("price", 1)) == ("missing", None, "below 1")
-    assert fingerprint_text(-1) == "0xffffffffffffffff" and fingerprint_text(255) == "0x00000000000000ff"
 
 
 @pytest.mark.parametrize("query", [None, {"session": {"by": "user", "gap": "1800s"}}])
