@@ -466,6 +466,19 @@ def _inspect(arguments: argparse.Namespace) -> None:
     _print_result(arguments, result, inspection_text(summary))
 
 
+def _vocabulary(arguments: argparse.Namespace) -> None:
+    from ctr.training.run.directory import read_run_model
+
+    read_run_model(arguments.run)
+    if arguments.limit is not None and arguments.limit < 1:
+        raise InputError(f"--limit {arguments.limit}: allowed: 1 and more")
+    _load_tensorflow()
+    from ctr.training.analysis.vocabulary import list_vocabulary, vocabulary_content
+
+    found = list_vocabulary(arguments.run, arguments.feature, arguments.sort, arguments.limit, arguments.log)
+    _print_result(arguments, vocabulary_content(found), found.as_text())
+
+
 def _config(arguments: argparse.Namespace) -> None:
     from ctr.config.reference import as_yaml, describe, key_rows, select
 
@@ -509,6 +522,7 @@ def _commands() -> dict[str, Callable[[argparse.Namespace], None]]:
         "evaluate": _evaluate,
         "report": _report,
         "inspect": _inspect,
+        "vocabulary": _vocabulary,
         "config": _config,
         "completion": _completion,
     }

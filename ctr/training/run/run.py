@@ -191,6 +191,8 @@ class Run:
         sound = self.position.mark[0], mark_here(self.position).examples
         content = {
             **copy.deepcopy(self.progress()),
+            # Where raw values may be; only ever read to show them.
+            "log": str(self._log_paths[""].resolve()),
             "sidecars": self.sidecar_hashes(self.metrics.window_times[1] + 1),
             **self.files.flush(self.position.examples),
             "rollbacks": rollback.as_json(self.rollbacks),

@@ -4,28 +4,18 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import tensorflow as tf
 
 from ctr.config import parse_model
-from ctr.data.kept_values import write_values
-from ctr.data.log import create_log, pack_ids, publish_partition
+from ctr.data.log import create_log, publish_partition
 from ctr.data.schema import Category, Schema
 from ctr.eval.run_files import read_timeline
-from ctr.io.hashing import splitmix64
 from ctr.training.config import TrainConfig
 from ctr.training.loop import TIMING, open_session, train
-from small_runs import INTERVALS, LOGISTIC, draw_examples, merged
+from fingerprint_logs import SCHEMA, prints_of, publish_growing, values_of
+from small_runs import LOGISTIC, draw_examples, merged
 
-SCHEMA = Schema(
-    features=(
-        Category(name="user", source="user", width=4),
-        Category(name="item", source="item", buckets=50, width=4),
-        Category(name="tags", source="tags", width=4, multivalent=True),
-        Category(name="position", source="position", width=2),
-    )
-)
 CROWDED = {"ids": {"capacity": 100, "capacities": {"user": 12}, "eviction": {"policy": "none"}}}
 
 
@@ -36,11 +26,6 @@ def config_of(*changes):
     return parse_model(TrainConfig, content, "test")
 
 
-def prints_of(ids):
-    """Another number, of 64 bits, for each id; 0 stays 0."""
-    return np.where(ids == 0, 0, splitmix64(ids.astype(np.uint64)).view(np.int64))
-
-
 @pytest.fixture(scope="module")
 def rows():
     return draw_examples()
@@ -48,23 +33,7 @@ def rows():
 
 @pytest.fixture(scope="module")
 def log(rows, tmp_path_factory) -> Path:
-    """The log of ``draw_examples``, with values for the users."""
-    ids = rows.ids.astype(np.int64)
-    ids[:, [0, 2]] = prints_of(ids[:, [0, 2]])
-    table = rows.table()
-    tags = [prints_of(np.array(row, np.int64)).tolist() for row in rows.tags]
-    for name, column in (("ids", pack_ids(ids)), ("tags", pa.array(tags, pa.list_(pa.int64())))):
-        table = table.set_column(table.column_names.index(name), name, column)
-    folder = tmp_path_factory.mktemp("slots") / "log"
-    create_log(folder, SCHEMA)
-    times = table.column("query_time").to_numpy()
-    users = np.arange(1, 30)
-    values = {"feature": ["user"] * 29, "id": prints_of(users), "value": [f"user-{one}" for one in users]}
-    for start, end in INTERVALS:
-        inside = pa.array(np.flatnonzero((times >= start) & (times < end)))
-        manifest = publish_partition(folder, SCHEMA, start, end, table.take(inside), shard_rows=170)
-        write_values(folder, manifest, pa.table(values))
-    return folder
+    return publish_growing(tmp_path_factory.mktemp("slots") / "log", rows)
 
 
 @pytest.fixture(scope="module")
@@ -72,15 +41,6 @@ def run(log, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("slots") / "run"
     train(log, config_of(), folder)
     return folder
-
-
-def values_of(rows, name):
-    """A feature's ids in all rows, without missing values."""
-    if name == "tags":
-        ids = np.array([one for row in rows.tags for one in row])
-    else:
-        ids = rows.ids[:, ["user", "item", "position"].index(name)]
-    return ids[ids != 0]
 
 
 def lines_of(run):
