@@ -36,6 +36,7 @@ from ctr.data.mapping import Mapping
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256
+from ctr.pipelines.ingest.collisions import Collisions
 from ctr.pipelines.ingest.example_reader import ExampleReader, TimesFound, timed
 from ctr.pipelines.ingest.examples import FILE_COLUMN, spill_schema, with_columns
 from ctr.pipelines.ingest.inputs import Inputs, compare_inputs
@@ -162,6 +163,7 @@ class _Ingest:
         self._inputs_before = len(self._state.inputs)
         self.seconds = dict.fromkeys(_STAGES, 0.0)
         self._repeats: Repeats | None = None
+        self._collisions = Collisions(mapping.feature_schema)
         self._manifests: list[Manifest] = []
         self._warnings: list[str] = []
         self._known_rows = self._rows = 0
@@ -211,7 +213,7 @@ class _Ingest:
                 hashing.submit(file_sha256, source.path) for source in inputs.sources if not inputs.again
             ]
             held = self._held_tables()
-            rows = reading if inputs.again else chain(held, reading)
+            rows = self._collisions.watched(reading if inputs.again else chain(held, reading))
             read = spill_rows(mapping, rows, folder / "rows", self.seconds)
             merged = spill_rows(mapping, held, folder / "held", self.seconds) if inputs.again else read
             self._rows = reading.rows
@@ -438,15 +440,17 @@ class _Ingest:
             known_rows=self._known_rows,
             repeated_rows=repeated,
             repeated_share=repeated / self._rows if self._rows else 0.0,
+            shared_ids=self._collisions.shares(),
             warnings=[*self._warnings, *self._content_warnings()],
             seconds=self.seconds,
         )
 
     def _content_warnings(self) -> Iterator[str]:
-        """Warns of rows that were seen before and of times that are unlikely."""
+        """Warns of rows that were seen before, of values that share ids, and of times that are unlikely."""
         if self._repeats is not None:
             names = [file.name for file in self._state.inputs[: self._inputs_before]]
             yield from self._repeats.warnings([*names, *self._inputs.names], self._rows)
+        yield from self._collisions.warnings()
         yield from self._times.warnings(self._rows - len(self._rejects.rejects))
 
 
