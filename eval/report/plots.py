@@ -305,11 +305,9 @@ def id_slots(timeline: Timeline, looks: Mapping[str, int], kind: str, run: int) 
             color, dashes = line_look(look)
             style: Any = (0, dashes) if dashes else "solid"
             if kind == "moved":
-                lines = (
-                    [counts["admitted"], -counts["evicted"]]
-                    if counts["evicted"].any()
-                    else [counts["admitted"]]
-                )
+                lines: list[npt.NDArray[Any]] = [counts["admitted"]]
+                if counts["evicted"].any():
+                    lines.append(-counts["evicted"])
                 texts = [
                     f"{name} {one:,} admitted, {other:,} evicted"
                     for one, other in zip(counts["admitted"], counts["evicted"], strict=True)
