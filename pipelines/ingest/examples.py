@@ -125,8 +125,8 @@ class ExampleMaker:
             tables = [table.filter(pa.array(good)) for table in tables]
         packed = pack_table(self._schema, tables[0], tables[1], self._kept)
         for name in (FILE_COLUMN, ROW_COLUMN):
-            packed = packed.append_column(name, tables[2].column(name))
-        return packed.cast(self._spill_schema)
+            packed = packed.append_column(self._spill_schema.field(name), tables[2].column(name))
+        return packed
 
     def _weights(self, columns: dict[str, pa.Array], verdict: Verdict) -> np.ndarray:
         name = self._mapping.weight
