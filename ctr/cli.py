@@ -146,7 +146,7 @@ def _ingest(arguments: argparse.Namespace) -> None:
         _print_result(arguments, *run_events(arguments, events))
         return
     from ctr.data.log import check_log
-    from ctr.data.mapping import load_format, load_mapping
+    from ctr.data.mapping import keeping_values, load_format, load_mapping
     from ctr.data.times import read_duration
     from ctr.pipelines.ingest.state import check_anything_to_do
     from ctr.pipelines.rows.rejects import check_reject_share
@@ -157,6 +157,8 @@ def _ingest(arguments: argparse.Namespace) -> None:
     lateness_us = read_duration("--allowed-lateness", arguments.allowed_lateness or "0s")
     is_table = arguments.format == TABLE
     mapping = load_mapping(arguments.mapping) if is_table else load_format(arguments.format)
+    if arguments.keep_values is not None:
+        mapping = keeping_values(mapping, arguments.keep_values)
     check_reject_share(arguments.max_reject_share)
     check_log(arguments.out, mapping.feature_schema)
     check_anything_to_do(arguments.out, bool(arguments.input), arguments.append)

@@ -243,6 +243,11 @@ def _add_ingest_format(formats: _Commands, name: str, does: str) -> argparse.Arg
 
 
 def _add_append(table: argparse.ArgumentParser) -> None:
+    table.add_argument(
+        "--keep-values",
+        metavar="NAMES",
+        help="keep the raw values of these features beside the log, e.g. user,item, or all (what the mapping says)",
+    )
     growing = table.add_argument_group("logs that grow")
     growing.add_argument(
         "--append",

@@ -393,6 +393,16 @@ def load_mapping(path: Path) -> Mapping:
     return parse_model(Mapping, read_yaml(path, "mapping"), f"mapping {path}")
 
 
+def keeping_values(mapping: Mapping, names: str) -> Mapping:
+    """A mapping that keeps the values of other features: ``names`` are parted by commas, or ``all``.
+
+    Raises:
+        InputError: a name is not that of a feature with raw values.
+    """
+    kept = names if names == "all" else tuple(name.strip() for name in names.split(","))
+    return parse_model(Mapping, {**dict(mapping), "keep_values": kept}, "--keep-values")
+
+
 def format_names() -> tuple[str, ...]:
     """The formats that come with the package, in alphabetical order."""
     return tuple(sorted(path.stem for path in FORMATS_FOLDER.glob("*.yaml")))

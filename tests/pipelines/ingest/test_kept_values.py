@@ -1,13 +1,16 @@
 """Raw values that are kept beside a log: those of its rows, in the same bytes however it was ingested."""
 
+import json
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 import raw_logs
+from ctr.cli import main
 from ctr.data.kept_values import FOLDER, name_ids, read_values, values_path
 from ctr.data.log import read_manifests, read_schema, read_shard, unpack_ids
+from ctr.data.mapping import keeping_values, load_format
 from ctr.data.transform import string_ids
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest.run import ingest
@@ -165,6 +168,23 @@ def test_a_damaged_file_is_named(log, tmp_path):
             read_values(log, "user", [1])
     finally:
         path.write_bytes(content)
+
+
+def test_the_command_keeps_them_for_any_mapping(given, log, tmp_path, capsys):
+    content = raw_logs.base_content(features=FEATURES, derive={}, joins=[], query="none")
+    (tmp_path / "mapping.yaml").write_text(json.dumps(content))
+    arguments = ["ingest", "table", *map(str, given), "--mapping", str(tmp_path / "mapping.yaml")]
+    assert main([*arguments, "--out", str(tmp_path / "log"), "--keep-values", "all"]) == 0
+    assert raw_logs.log_bytes(tmp_path / "log") == raw_logs.log_bytes(log)
+    assert main([*arguments, "--out", str(tmp_path / "few"), "--keep-values", "user, words"]) == 0
+    ids = ids_of_rows(log)[10_000]
+    assert read_values(tmp_path / "few", "user", ids["user"]) == read_values(log, "user", ids["user"]) != {}
+    assert read_values(tmp_path / "few", "labels", ids["labels"]) == {}
+    capsys.readouterr()
+    assert main([*arguments, "--out", str(tmp_path / "none"), "--keep-values", "price"]) == 1
+    assert "keep_values names price, whose ids say by themselves" in capsys.readouterr().err
+    # Also for the formats of the package.
+    assert keeping_values(load_format("movielens"), "all").kept_values
 
 
 @pytest.mark.parametrize(
