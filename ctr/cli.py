@@ -147,7 +147,7 @@ def _ingest(arguments: argparse.Namespace) -> None:
         _print_result(arguments, *run_events(arguments, events))
         return
     from ctr.data.log import check_log
-    from ctr.data.mapping import load_format, load_mapping
+    from ctr.data.mapping import keeping_values, load_format, load_mapping
     from ctr.data.times import read_duration
     from ctr.pipelines.ingest.state import check_anything_to_do
     from ctr.pipelines.rows.rejects import check_reject_share
@@ -158,6 +158,8 @@ def _ingest(arguments: argparse.Namespace) -> None:
     lateness_us = read_duration("--allowed-lateness", arguments.allowed_lateness or "0s")
     is_table = arguments.format == TABLE
     mapping = load_mapping(arguments.mapping) if is_table else load_format(arguments.format)
+    if arguments.keep_values is not None:
+        mapping = keeping_values(mapping, arguments.keep_values)
     check_reject_share(arguments.max_reject_share)
     check_log(arguments.out, mapping.feature_schema)
     check_anything_to_do(arguments.out, bool(arguments.input), arguments.append)
@@ -479,6 +481,19 @@ def _inspect(arguments: argparse.Namespace) -> None:
     _print_result(arguments, result, inspection_text(summary))
 
 
+def _vocabulary(arguments: argparse.Namespace) -> None:
+    from ctr.training.run.directory import read_run_model
+
+    read_run_model(arguments.run)
+    if arguments.limit is not None and arguments.limit < 1:
+        raise InputError(f"--limit {arguments.limit}: allowed: 1 and more")
+    _load_tensorflow()
+    from ctr.training.analysis.vocabulary import list_vocabulary, vocabulary_content
+
+    found = list_vocabulary(arguments.run, arguments.feature, arguments.sort, arguments.limit, arguments.log)
+    _print_result(arguments, vocabulary_content(found), found.as_text())
+
+
 def _config(arguments: argparse.Namespace) -> None:
     from ctr.config.reference import as_yaml, describe, key_rows, select
 
@@ -564,6 +579,7 @@ def _commands() -> dict[str, Callable[[argparse.Namespace], None]]:
         "evaluate": _evaluate,
         "report": _report,
         "inspect": _inspect,
+        "vocabulary": _vocabulary,
         "config": _config,
         "completion": _completion,
     }

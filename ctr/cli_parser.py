@@ -121,6 +121,7 @@ def make_parser() -> argparse.ArgumentParser:
     _evaluate(commands)
     _report(commands)
     _inspect(commands)
+    _vocabulary(commands)
     _config(commands)
     _completion(commands)
     return parser
@@ -277,6 +278,11 @@ def _add_ingest_format(formats: _Commands, name: str, does: str) -> argparse.Arg
 
 
 def _add_append(table: argparse.ArgumentParser) -> None:
+    table.add_argument(
+        "--keep-values",
+        metavar="NAMES",
+        help="keep the raw values of these features beside the log, e.g. user,item, or all (what the mapping says)",
+    )
     growing = table.add_argument_group("logs that grow")
     growing.add_argument(
         "--append",
@@ -500,6 +506,27 @@ def _inspect(commands: _Commands) -> None:
         commands, "inspect", "describe a log: rows, clicks, times, gaps, partitions, features and their ids"
     )
     inspect.add_argument("log", type=Path, metavar="LOG", help="directory of the log")
+
+
+def _vocabulary(commands: _Commands) -> None:
+    vocabulary = _command(
+        commands, "vocabulary", "list the ids that have a row of their own in a run: use, age, norm and value"
+    )
+    vocabulary.add_argument("run", type=Path, metavar="RUN", help="run directory")
+    vocabulary.add_argument("--feature", metavar="NAME", help="list this feature (all whose ids grow)")
+    vocabulary.add_argument(
+        "--sort",
+        choices=("uses", "age", "last_seen", "norm"),
+        default="uses",
+        help="what comes first: the most used, the oldest, the last seen or the longest embedding (uses)",
+    )
+    vocabulary.add_argument("--limit", type=int, default=50, metavar="N", help="ids to list (50)")
+    vocabulary.add_argument(
+        "--log",
+        type=Path,
+        metavar="LOG",
+        help="log with the raw values (the one that the run was trained on)",
+    )
 
 
 def _config(commands: _Commands) -> None:

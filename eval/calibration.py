@@ -18,13 +18,17 @@ from ctr.eval.rows import ScoredRows
 from ctr.eval.states import Arrays, SumState
 
 DECILES = 10
-ID_LIMIT = 2**55
-"""Slice ids lie within -2**55..2**55-1: hash buckets, codes, and times in microseconds do."""
 
 _SLICES_AT_ONCE = 1024
 _CELL_SUMS = 4
 _BIN_LIMIT = 8.0
 _BINS_PER_LOGIT = 16.0
+_STATES = (
+    {"id", "key", "sums", "bin_key", "bin_sums"},
+    # Of earlier versions.
+    {"key", "sums", "bin_key", "bin_sums"},
+    {"key", "sums"},
+)
 
 
 class Calibration(SumState):
@@ -78,13 +82,15 @@ class Calibration(SumState):
 class SliceCalibration:
     """Calibration, logloss and AUC by the ids of one feature, one id a slice; unseen ids appear as they come.
 
-    A time window is an id too: ``query_time // window``. Memory is 40 bytes for each pair of a slice and a query bucket
-    that occurs, and 24 for each pair of a slice and a bin of logits, at most 16 kB a slice. Bins are 1/16 logit wide,
-    from -8 to 8; rows of one bin count as tied.
+    A time window is an id too: ``query_time // window``; so is a fingerprint of 64 bits. Memory is 40 bytes for each
+    pair of a slice and a query bucket that occurs, and 24 for each pair of a slice and a bin of logits, at most 16 kB a
+    slice. Bins are 1/16 logit wide, from -8 to 8; rows of one bin count as tied.
     """
 
     def __init__(self) -> None:
         """Start without slices."""
+        # Slices are numbered as they come: an id and a bucket do not fit 64 bits together.
+        self._numbers: dict[int, int] = {}
         self._cells = KeyedSums(width=_CELL_SUMS)
         self._bins = KeyedSums(width=2)
 
@@ -96,15 +102,12 @@ class SliceCalibration:
             ids: int64 [rows.examples], one id for each row read, those of weight 0 included.
 
         Raises:
-            ValueError: ids are not as described, or outside `ID_LIMIT`.
+            ValueError: ids are not as described.
         """
         checked = checked_ids("slice ids", ids)
         check_same_length(slice_ids=checked, rows=rows.kept)
-        if len(checked) and not (checked.min() >= -ID_LIMIT and checked.max() < ID_LIMIT):
-            raise ValueError(
-                f"slice ids must lie within -2**55..2**55-1, got {checked.min()}..{checked.max()}"
-            )
-        slices = checked[rows.kept]
+        places, distinct = pd.factorize(checked[rows.kept])
+        slices = self._number(distinct)[places]
         self._cells.add(slices * BUCKETS + rows.bucket, (*_terms(rows), rows.weight * rows.loss))
         bins = np.clip((rows.logit + _BIN_LIMIT) * _BINS_PER_LOGIT, 0, BUCKETS - 1).astype(np.int64)
         self._bins.add(
@@ -114,13 +117,35 @@ class SliceCalibration:
 
     def merge(self, other: Self) -> None:
         """Add the rows that `other` has seen; `other` stays as it is."""
-        self._cells.add(*other._cells.items())
-        self._bins.add(*other._bins.items())
+        numbers = self._number(np.fromiter(other._numbers, np.int64, len(other._numbers)))
+        for own, table in ((self._cells, other._cells), (self._bins, other._bins)):
+            keys, sums = table.items()
+            own.add(_renumbered(keys, numbers), sums)
 
     def clear(self) -> None:
         """Start without slices again."""
+        self._numbers = {}
         self._cells = KeyedSums(width=_CELL_SUMS)
         self._bins = KeyedSums(width=2)
+
+    def _number(self, ids: IntArray) -> IntArray:
+        """The numbers of distinct ids [S]; new ones get the next."""
+        known = self._numbers
+        return np.fromiter((known.setdefault(one, len(known)) for one in ids.tolist()), np.int64, len(ids))
+
+    def _ordered(self) -> tuple[IntArray, list[tuple[IntArray, FloatArray]]]:
+        """The ids [S], ascending, and for cells and bins the keys, ascending, by the ids' places, and their sums."""
+        ids = np.fromiter(self._numbers, np.int64, len(self._numbers))
+        order = np.argsort(ids)
+        places = np.empty(len(ids), np.int64)
+        places[order] = np.arange(len(ids))
+        tables = []
+        for table in (self._cells, self._bins):
+            keys, sums = table.items()
+            keys = _renumbered(keys, places)
+            by_key = np.argsort(keys)
+            tables.append((keys[by_key], sums[:, by_key]))
+        return ids[order], tables
 
     def result(self) -> pd.DataFrame:
         """One row per slice, by ascending id.
@@ -130,8 +155,8 @@ class SliceCalibration:
         each also with ``_low`` and ``_high``, and auc. Logloss and auc are NaN in states of earlier versions,
         which kept neither.
         """
-        keys, sums = self._cells.items()
-        ids, place = np.unique(keys // BUCKETS, return_inverse=True)
+        ids, ((keys, sums), bins) = self._ordered()
+        place = keys // BUCKETS
         parts = []
         for start in range(0, max(len(ids), 1), _SLICES_AT_ONCE):
             part = ids[start : start + _SLICES_AT_ONCE]
@@ -146,24 +171,12 @@ class SliceCalibration:
             ):
                 table = table.assign(**{name: estimate.point, f"{name}_low": low, f"{name}_high": high})
             parts.append(table)
-        return pd.concat(parts, ignore_index=True).assign(auc=self._auc(ids))
-
-    def _auc(self, ids: IntArray) -> FloatArray:
-        """AUC of each of the slices `ids` [S], ascending; NaN where a class is absent."""
-        keys, sums = self._bins.items()
-        auc = np.full(len(ids), np.nan)
-        bounds = np.searchsorted(keys // BUCKETS, np.append(ids, np.iinfo(np.int64).max))
-        for place, (begin, end) in enumerate(pairwise(bounds)):
-            negative, positive = sums[:, begin:end]
-            if negative.sum() > 0 and positive.sum() > 0:
-                below = np.cumsum(negative) - negative / 2
-                auc[place] = (positive @ below) / (negative.sum() * positive.sum())
-        return auc
+        return pd.concat(parts, ignore_index=True).assign(auc=_auc_of_slices(len(ids), *bins))
 
     def estimate(self, count: int) -> tuple[FloatArray, Estimate]:
         """Weight and bias of the slices 0 to `count` - 1, each [count]; 0 and NaN for one without rows."""
-        keys, sums = self._cells.items()
-        ids = keys // BUCKETS
+        known, ((keys, sums), _) = self._ordered()
+        ids = known[keys // BUCKETS]
         kept = (ids >= 0) & (ids < count)
         dense = np.zeros((BUCKETS, count, 3))
         dense[keys[kept] % BUCKETS, ids[kept]] = sums[:3, kept].T
@@ -172,13 +185,12 @@ class SliceCalibration:
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The state as plain arrays, C pairs of slice and bucket in ascending order.
 
-        ``key``: int64 [C], id * 256 + bucket. ``sums``: float64 [4, C]: weight, weight * label,
-        weight * probability, weight * logloss. ``bin_key``: int64 [D], id * 256 + bin of the logit. ``bin_sums``:
-        float64 [2, D]: weight of non-clicks and of clicks.
+        ``id``: int64 [S], ascending. ``key``: int64 [C], place among these * 256 + bucket. ``sums``: float64 [4, C]:
+        weight, weight * label, weight * probability, weight * logloss. ``bin_key``: int64 [D], place * 256 + bin of the
+        logit. ``bin_sums``: float64 [2, D]: weight of non-clicks and of clicks.
         """
-        key, sums = self._cells.items()
-        bin_key, bin_sums = self._bins.items()
-        return {"key": key, "sums": sums, "bin_key": bin_key, "bin_sums": bin_sums}
+        ids, ((key, sums), (bin_key, bin_sums)) = self._ordered()
+        return {"id": ids, "key": key, "sums": sums, "bin_key": bin_key, "bin_sums": bin_sums}
 
     @classmethod
     def from_arrays(cls, arrays: Arrays) -> Self:
@@ -187,22 +199,45 @@ class SliceCalibration:
         Raises:
             ValueError: the arrays are not those of `to_arrays`.
         """
-        if set(arrays) not in ({"key", "sums"}, {"key", "sums", "bin_key", "bin_sums"}):
-            raise ValueError(
-                f"SliceCalibration has arrays ['key', 'sums', 'bin_key', 'bin_sums'], got {sorted(arrays)}"
-            )
-        width = 3 if len(arrays) == 2 else _CELL_SUMS
+        if set(arrays) not in _STATES:
+            raise ValueError(f"SliceCalibration has arrays {sorted(_STATES[0])}, got {sorted(arrays)}")
+        # Earlier versions kept no logloss and no bins; their keys, and those of later ones, have the id itself.
+        width = 3 if "bin_key" not in arrays else _CELL_SUMS
         tables = [_checked_table(arrays["key"], arrays["sums"], width)]
         if width == _CELL_SUMS:
             tables.append(_checked_table(arrays["bin_key"], arrays["bin_sums"], 2))
+        ids = arrays["id"] if "id" in arrays else np.unique(tables[0][0] // BUCKETS)
+        if ids.dtype != np.int64 or ids.ndim != 1 or not (ids[1:] > ids[:-1]).all():
+            raise ValueError("SliceCalibration.id must be int64 [S], ascending")
         state = cls()
-        key, sums = tables[0]
-        # Earlier versions kept no logloss.
-        unknown = np.full((_CELL_SUMS - width, len(key)), np.nan)
-        state._cells.add(key, np.concatenate([sums, unknown]))
-        for bin_key, bin_sums in tables[1:]:
-            state._bins.add(bin_key, bin_sums)
+        state._number(ids)
+        for own, (key, sums) in zip((state._cells, state._bins), tables, strict=False):
+            slices = key // BUCKETS
+            places = slices if "id" in arrays else np.searchsorted(ids, slices)
+            inside = (places >= 0) & (places < len(ids))
+            if not inside.all() or ("id" not in arrays and (ids[places] != slices).any()):
+                raise ValueError("SliceCalibration: a key is of no slice")
+            unknown = np.full((_CELL_SUMS - width if own is state._cells else 0, len(key)), np.nan)
+            own.add(places * BUCKETS + key % BUCKETS, np.concatenate([sums, unknown]))
         return state
+
+
+def _renumbered(keys: IntArray, numbers: IntArray) -> IntArray:
+    """Keys [C] of slices and buckets, with other numbers [S] of the slices."""
+    renumbered: IntArray = numbers[keys // BUCKETS] * BUCKETS + keys % BUCKETS
+    return renumbered
+
+
+def _auc_of_slices(slices: int, keys: IntArray, sums: FloatArray) -> FloatArray:
+    """AUC of each slice [S], by the sums [2, D] of the keys [D], ascending; NaN where a class is absent."""
+    auc = np.full(slices, np.nan)
+    bounds = np.searchsorted(keys // BUCKETS, np.arange(slices + 1))
+    for place, (begin, end) in enumerate(pairwise(bounds)):
+        negative, positive = sums[:, begin:end]
+        if negative.sum() > 0 and positive.sum() > 0:
+            below = np.cumsum(negative) - negative / 2
+            auc[place] = (positive @ below) / (negative.sum() * positive.sum())
+    return auc
 
 
 def _checked_table(key: npt.NDArray[Any], sums: npt.NDArray[Any], width: int) -> tuple[IntArray, FloatArray]:

@@ -104,6 +104,11 @@ def percent(share: float) -> str:
     return ABSENT if math.isnan(share) else f"{100 * share:.1f}%"
 
 
+def fingerprint(one: int) -> str:
+    """An id that is a fingerprint, as one writes it: its 64 bits as hexadecimal digits."""
+    return f"0x{one % 2**64:016x}"
+
+
 def no_interval_lines(reasons: Mapping[str, str]) -> list[str]:
     """A line for each reason why metrics have no interval; ``reasons`` by metric, empty where there is one."""
     metrics: dict[str, list[str]] = {}

@@ -1,6 +1,6 @@
 """What a pass measured over time, in few enough windows to be kept whole, in a form that two runs can pair."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -20,8 +20,13 @@ GROUPS = 32
 
 _SUMS = ("weight", "clicks", "predicted", "loss", "auc_sum", "queries_scored")
 _IDS = ("rows", "missing", "values", "new")
+SLOT_COUNTS = ("occupancy", "capacity", "admitted", "evicted", "refused", "shared", "occurrences")
+"""What is counted of the slots of a feature whose ids grow; the first two at the end of a window, the others in it."""
+
+_LEVELS = 2
 _PLACE = ("examples", "window_begin", "window_end", "window_examples", "windows")
 _ID_PREFIX = "ids/"
+_SLOT_PREFIX = "slots/"
 
 SERIES = {
     "per_query_auc": ("auc_sum", "queries_scored"),
@@ -46,13 +51,17 @@ class Timeline:
         sums: float64 [W, 32, 6]: weight, weight of clicks, of predicted clicks, logloss, sum of the queries' AUCs and
             number of scored queries.
         ids: for each feature int64 [W, 4]: rows, rows without a value, values, and values whose id was new.
+        slots: for each feature whose ids grow int64 [W, 7], `SLOT_COUNTS`.
     """
 
-    def __init__(self, features: Sequence[str] = ()) -> None:
-        """Start empty, with the names of the features whose ids are counted."""
+    def __init__(self, features: Sequence[str] = (), growing: Sequence[str] = ()) -> None:
+        """Start empty, with the names of the features whose ids are counted, and of those whose ids grow."""
         self.windows: IntArray = np.zeros((0, len(_PLACE)), np.int64)
         self.sums: FloatArray = np.zeros((0, GROUPS, len(_SUMS)))
         self.ids: dict[str, IntArray] = {name: np.zeros((0, len(_IDS)), np.int64) for name in features}
+        self.slots: dict[str, IntArray] = {
+            name: np.zeros((0, len(SLOT_COUNTS)), np.int64) for name in growing
+        }
         self._stride = 1
 
     def __len__(self) -> int:
@@ -64,6 +73,7 @@ class Timeline:
         examples: int,
         times: tuple[int, int],
         ids: Mapping[str, Sequence[int]] | None = None,
+        slots: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         """Add a window that ends.
 
@@ -72,38 +82,41 @@ class Timeline:
             examples: rows of the log behind its end.
             times: event time of its first and last row, in microseconds.
             ids: for each feature rows, rows without a value, values, and values whose id was new; 0 without.
+            slots: for each feature whose ids grow `SLOT_COUNTS`; 0 without.
         """
         place = np.array([examples, *times, int(window.traffic.examples), 1], np.int64)
         sums = _grouped(window)
-        counts = {
-            name: np.array((ids or {}).get(name, [0] * len(_IDS)), np.int64).reshape(1, -1)
-            for name in self.ids
-        }
+        counts = _rows(ids, self.ids, len(_IDS))
+        slot_counts = _rows(slots, self.slots, len(SLOT_COUNTS))
         if len(self.windows) and self.windows[-1, -1] < self._stride:
             self.windows[-1] = _joined(self.windows[-1:], place[np.newaxis])[0]
             self.sums[-1] += sums
             for name, row in counts.items():
                 self.ids[name][-1] += row[0]
+            for name, row in slot_counts.items():
+                self.slots[name][-1] = _joined_slots(self.slots[name][-1:], row)[0]
             return
         self.windows = np.concatenate([self.windows, place[np.newaxis]])
         self.sums = np.concatenate([self.sums, sums[np.newaxis]])
         self.ids = {name: np.concatenate([known, counts[name]]) for name, known in self.ids.items()}
+        self.slots = {name: np.concatenate([known, slot_counts[name]]) for name, known in self.slots.items()}
         if len(self.windows) > MAX_WINDOWS:
             self._halve()
 
     def _halve(self) -> None:
         self._stride *= 2
-        even, odd = self.windows[::2].copy(), self.windows[1::2]
-        even[: len(odd)] = _joined(even[: len(odd)], odd)
-        self.windows = even
 
-        def added(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            kept = array[::2].copy()
-            kept[: len(odd)] += array[1::2]
-            return kept
+        def halved(
+            array: npt.NDArray[Any], join: Callable[[npt.NDArray[Any], npt.NDArray[Any]], npt.NDArray[Any]]
+        ) -> npt.NDArray[Any]:
+            even, odd = array[::2].copy(), array[1::2]
+            even[: len(odd)] = join(even[: len(odd)], odd)
+            return even
 
-        self.sums = added(self.sums)
-        self.ids = {name: added(counts) for name, counts in self.ids.items()}
+        self.windows = halved(self.windows, _joined)
+        self.sums = halved(self.sums, np.add)
+        self.ids = {name: halved(counts, np.add) for name, counts in self.ids.items()}
+        self.slots = {name: halved(counts, _joined_slots) for name, counts in self.slots.items()}
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
         """A copy of the state as plain arrays; `from_arrays` brings it back bit for bit."""
@@ -112,6 +125,7 @@ class Timeline:
             "sums": self.sums.copy(),
             "stride": np.array(self._stride, np.int64),
             **{_ID_PREFIX + name: counts.copy() for name, counts in self.ids.items()},
+            **{_SLOT_PREFIX + name: counts.copy() for name, counts in self.slots.items()},
         }
 
     @classmethod
@@ -122,15 +136,19 @@ class Timeline:
             ValueError: the arrays are not those of `to_arrays`.
         """
         names = [name for name in arrays if name.startswith(_ID_PREFIX)]
+        slots = [name for name in arrays if name.startswith(_SLOT_PREFIX)]
         missing = [name for name in ("windows", "sums", "stride") if name not in arrays]
-        if missing or len(arrays) != len(names) + 3:
-            raise ValueError(f"Timeline has arrays windows, sums, stride and ids/..., got {sorted(arrays)}")
+        if missing or len(arrays) != len(names) + len(slots) + 3:
+            raise ValueError(
+                f"Timeline has arrays windows, sums, stride, ids/... and slots/..., got {sorted(arrays)}"
+            )
         count = len(arrays["windows"]) if arrays["windows"].ndim else 0
         allowed = {
             "windows": ((count, len(_PLACE)), np.int64),
             "sums": ((count, GROUPS, len(_SUMS)), np.float64),
             "stride": ((), np.int64),
             **{name: ((count, len(_IDS)), np.int64) for name in names},
+            **{name: ((count, len(SLOT_COUNTS)), np.int64) for name in slots},
         }
         for name, (shape, dtype) in allowed.items():
             if arrays[name].shape != shape or arrays[name].dtype != dtype:
@@ -141,6 +159,7 @@ class Timeline:
         timeline = cls()
         timeline.windows, timeline.sums = arrays["windows"].copy(), arrays["sums"].copy()
         timeline.ids = {name.removeprefix(_ID_PREFIX): arrays[name].copy() for name in names}
+        timeline.slots = {name.removeprefix(_SLOT_PREFIX): arrays[name].copy() for name in slots}
         timeline._stride = int(arrays["stride"])
         return timeline
 
@@ -150,7 +169,8 @@ class Timeline:
         coarse = type(self)()
         coarse._stride = self._stride * size
         if size == 1 or not len(self):
-            coarse.windows, coarse.sums, coarse.ids = self.windows, self.sums, dict(self.ids)
+            coarse.windows, coarse.sums = self.windows, self.sums
+            coarse.ids, coarse.slots = dict(self.ids), dict(self.slots)
             return coarse
         starts = np.arange(0, len(self), size)
         ends = np.minimum(starts + size, len(self)) - 1
@@ -159,6 +179,9 @@ class Timeline:
         coarse.windows[:, 3:] = np.add.reduceat(self.windows[:, 3:], starts, axis=0)
         coarse.sums = np.add.reduceat(self.sums, starts, axis=0)
         coarse.ids = {name: np.add.reduceat(counts, starts, axis=0) for name, counts in self.ids.items()}
+        for name, counts in self.slots.items():
+            coarse.slots[name] = np.add.reduceat(counts, starts, axis=0)
+            coarse.slots[name][:, :_LEVELS] = counts[ends, :_LEVELS]
         return coarse
 
     def estimate(self, metric: str, *, cumulative: bool = False) -> Estimate:
@@ -230,6 +253,18 @@ class Timeline:
         """Rows, rows without a value, values, and values whose id was new, of a feature over the pass."""
         return dict(zip(_IDS, map(int, self.ids[feature].sum(axis=0)), strict=True))
 
+    def slot_series(self, feature: str) -> dict[str, IntArray]:
+        """Each of `SLOT_COUNTS`, [W], of a feature whose ids grow."""
+        return dict(zip(SLOT_COUNTS, self.slots[feature].T, strict=True))
+
+    def slot_total(self, feature: str) -> dict[str, int]:
+        """`SLOT_COUNTS` of a feature whose ids grow at the end of the pass, and in all of it; 0 without windows."""
+        counts = self.slots[feature]
+        total = counts.sum(axis=0)
+        if len(counts):
+            total[:_LEVELS] = counts[-1, :_LEVELS]
+        return dict(zip(SLOT_COUNTS, map(int, total), strict=True))
+
 
 def _grouped(window: ProgressiveMetrics) -> FloatArray:
     """The sums of a window per group of buckets, float64 [32, 6]."""
@@ -244,6 +279,20 @@ def _grouped(window: ProgressiveMetrics) -> FloatArray:
     )
     grouped: FloatArray = columns.reshape(GROUPS, BUCKETS // GROUPS, len(_SUMS)).sum(axis=1)
     return grouped
+
+
+def _rows(given: Mapping[str, Sequence[int]] | None, names: Iterable[str], width: int) -> dict[str, IntArray]:
+    """For each name its numbers as an entry, int64 [1, width]; 0 where none are given."""
+    return {
+        name: np.array((given or {}).get(name, [0] * width), np.int64).reshape(1, width) for name in names
+    }
+
+
+def _joined_slots(first: IntArray, second: IntArray) -> IntArray:
+    """Counts [W, 7] of slots of neighbors as one."""
+    both = first + second
+    both[:, :_LEVELS] = second[:, :_LEVELS]
+    return both
 
 
 def _joined(first: IntArray, second: IntArray) -> IntArray:

@@ -7,7 +7,7 @@ Memory does not grow with the log: see ``ctr.data.id_counts`` for what is exact.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.id_counts import IdCounts, make_counts
+from ctr.data.kept_values import read_all_values
 from ctr.data.log import Manifest, read_manifests, read_schema, unpack_ids
 from ctr.data.lost_partitions import partitions_in
 from ctr.data.parquet_files import IDS_COLUMN, read_columns
@@ -65,8 +66,8 @@ class TopId:
     """A frequent id.
 
     Attributes:
-        id: its number.
-        value: what it stands for, where the schema says so; else None.
+        id: its number; where ids grow its fingerprint.
+        value: what it stands for, where the schema says so or the log's values were kept; else None.
         share: of all values of the feature.
         click_rate: share of its occurrences that are in clicked rows.
     """
@@ -222,10 +223,22 @@ def inspect_log(log: Path, progress: Callable[[int], None] = lambda rows: None) 
             for before, after in pairwise(partitions)
             if after.start > before.end
         ),
-        features=tuple(found.summaries()),
+        features=_with_values(log, tuple(found.summaries())),
         sidecars=tuple(_sidecars(log, manifests)),
         samplings=tuple(applied.name for applied in applied_samplings(log)),
         counters=counters,
+    )
+
+
+def _with_values(log: Path, features: Sequence[FeatureSummary]) -> tuple[FeatureSummary, ...]:
+    """The summaries with the raw values of their top ids, where these were kept."""
+    wanted = {one.name: [top.id for top in one.top if top.value is None] for one in features}
+    kept = read_all_values(log, wanted)
+    return tuple(
+        replace(
+            one, top=tuple(replace(top, value=top.value or kept[one.name].get(top.id)) for top in one.top)
+        )
+        for one in features
     )
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from ctr.data.inspection import FeatureSummary, LogSummary, Period, Span
+from ctr.data.inspection import FeatureSummary, LogSummary, Period, Span, TopId
 from ctr.data.times import format_time
+from ctr.eval.display import fingerprint
 
 # From here on a warning is worth a line.
 SHARED = 0.1
@@ -102,18 +103,27 @@ def _collisions(features: Sequence[FeatureSummary]) -> Iterator[str]:
         for feature in features
         if feature.shared is not None and feature.values is not None and feature.shared > SHARED
     ]
-    if not found:
-        return
-    found.sort(key=lambda item: (-item[0], item[1]))
+    if found:
+        yield collision_text(found)
+
+
+def collision_text(found: Sequence[tuple[float, str, int]]) -> str:
+    """Warns of features whose values share ids, and names the worst and the remedy.
+
+    Args:
+        found: of each feature the share of its values that share an id, more than ``SHARED``; its name; the number of
+            its values.
+    """
+    ordered = sorted(found, key=lambda item: (-item[0], item[1]))
     # 1 - (1 - 1/m)^n is about n / m.
     worst = [
         f"{name} {_share(shared)} (about 10% with {_rounded_up(10 * values):,} buckets)"
-        for shared, name, values in found[:_MOST_NAMED]
+        for shared, name, values in ordered[:_MOST_NAMED]
     ]
     more = f", and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    yield (
+    return (
         f"in {_count(len(found), 'feature')} more than 10% of the values share a bucket with another one: "
-        f"{', '.join(worst)}{more}; without buckets each value has an id of its own"
+        f"{', '.join(worst)}{more}; leave buckets out of the mapping, and each value has an id of its own"
     )
 
 
@@ -217,9 +227,13 @@ def _feature_cells(feature: FeatureSummary) -> tuple[str, ...]:
 
 
 def _top(feature: FeatureSummary) -> str:
+    def name(top: TopId) -> str:
+        if top.value is not None:
+            return top.value
+        return fingerprint(top.id) if feature.buckets is None else str(top.id)
+
     return ", ".join(
-        f"{top.id if top.value is None else top.value}: {_share(top.share)} ({_share(top.click_rate)})"
-        for top in feature.top[:_TOP_SHOWN]
+        f"{name(top)}: {_share(top.share)} ({_share(top.click_rate)})" for top in feature.top[:_TOP_SHOWN]
     )
 
 

@@ -6,6 +6,7 @@
     LOG/manifests/START-END.json         one partition [START, END) of query time, in microseconds, and its own hash
     LOG/shards/START-END-N-HASH.parquet  rows sorted by (query_time, query_id, example_id)
     LOG/sidecars/NAME/                   columns written later, keyed by example_id (sidecar.py)
+    LOG/values/                          the raw values behind ids, where they are kept (kept_values.py)
 
 A shard is complete before its name appears, and counts only once a manifest names it; a manifest is
 created exclusively. So a partition is there whole or not at all, also with several publishers, and

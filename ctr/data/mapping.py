@@ -13,7 +13,8 @@ from pydantic import Field, field_validator, model_validator
 
 from ctr.config import StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column, Derived
-from ctr.data.schema import Category, Feature, Number, Schema, Text, make_schema
+from ctr.data.kept_values import has_raw_values
+from ctr.data.schema import Category, Feature, Name, Number, Schema, Text, make_schema
 from ctr.data.times import Duration, duration_us
 from ctr.io.errors import InputError
 
@@ -276,6 +277,8 @@ class Mapping(StrictModel):
             fit in memory.
         shard_rows: after this many rows of a partition, the next query begins a new file.
         features: the features, in the order in which they are stored.
+        keep_values: features whose raw values are kept beside the log, or ``all``: reports and ``ctr vocabulary`` then
+            show the values behind ids. Only hashed features have any: no numbers, and no vocabularies.
     """
 
     renamed_keys: ClassVar[dict[str, str]] = {"interval": "partition"}
@@ -291,6 +294,7 @@ class Mapping(StrictModel):
     partition: Duration
     shard_rows: int = Field(default=1_000_000, ge=1)
     features: tuple[Feature, ...] = Field(min_length=1)
+    keep_values: Literal["all"] | tuple[Name, ...] = ()
 
     @field_validator("query", mode="before")
     @classmethod
@@ -312,6 +316,37 @@ class Mapping(StrictModel):
                 "joins: with jsonl, each join requires input: how its side table (csv, tsv, parquet) is read"
             )
         return self
+
+    @field_validator("keep_values", mode="after")
+    @classmethod
+    def _each_once(cls, names: Literal["all"] | tuple[str, ...]) -> Literal["all"] | tuple[str, ...]:
+        if names != "all" and len(set(names)) != len(names):
+            raise ValueError("a feature appears twice")
+        return names
+
+    @model_validator(mode="after")
+    def _values_to_keep(self) -> Self:
+        known = {feature.name: feature for feature in self.features}
+        for name in () if self.keep_values == "all" else self.keep_values:
+            if name not in known:
+                raise ValueError(
+                    f"keep_values names {name}, which is not a feature; allowed: {', '.join(known)}"
+                )
+            if not has_raw_values(known[name]):
+                raise ValueError(
+                    f"keep_values names {name}, whose ids say by themselves what they stand for; allowed: categories "
+                    "without a vocabulary, texts and crosses"
+                )
+        return self
+
+    @property
+    def kept_values(self) -> tuple[str, ...]:
+        """The features whose raw values are kept, in the order of the schema."""
+        return tuple(
+            feature.name
+            for feature in self.features
+            if has_raw_values(feature) and (self.keep_values == "all" or feature.name in self.keep_values)
+        )
 
     @property
     def feature_schema(self) -> Schema:
@@ -356,6 +391,16 @@ class Mapping(StrictModel):
 def load_mapping(path: Path) -> Mapping:
     """Reads and validates a mapping file. Raises InputError with one line that names every fault."""
     return parse_model(Mapping, read_yaml(path, "mapping"), f"mapping {path}")
+
+
+def keeping_values(mapping: Mapping, names: str) -> Mapping:
+    """A mapping that keeps the values of other features: ``names`` are parted by commas, or ``all``.
+
+    Raises:
+        InputError: a name is not that of a feature with raw values.
+    """
+    kept = names if names == "all" else tuple(name.strip() for name in names.split(","))
+    return parse_model(Mapping, {**dict(mapping), "keep_values": kept}, "--keep-values")
 
 
 def format_names() -> tuple[str, ...]:

@@ -38,6 +38,7 @@ from ctr.data.feature_ops import (
     text_of,
     text_tokens,
 )
+from ctr.data.kept_values import VALUE_PREFIX
 from ctr.data.log import pack_ids, shard_schema
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.reader import LARGEST_WEIGHT
@@ -281,11 +282,26 @@ def _gather_lists(
 
 @dataclass(frozen=True)
 class _Column:
-    """A transformed feature: ids [M], its fingerprints [M] uint64 if a cross asks, lengths if multivalent."""
+    """A transformed feature: ids [M], its fingerprints [M] uint64 if a cross asks, lengths if multivalent.
+
+    What a category or text was hashed from: the distinct strings, and the place of each id's among them.
+    """
 
     ids: np.ndarray
     prints: np.ndarray | None
     lengths: np.ndarray | None
+    strings: tf.Tensor | None = None
+    places: np.ndarray | None = None
+
+    def raw_values(self) -> pa.Array:
+        """The strings of each row; lists of them where the feature is multivalent."""
+        assert self.strings is not None
+        distinct = pa.array(self.strings.numpy(), pa.large_binary()).cast(pa.large_string())
+        values = distinct.take(pa.array(self.places))
+        if self.lengths is None:
+            return values
+        offsets = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
+        return pa.LargeListArray.from_arrays(pa.array(offsets), values)
 
 
 def _string_column(feature: Category | Text, source: _Encoded, spelled: bool, crossed: bool) -> _Column:
@@ -307,7 +323,7 @@ def _string_column(feature: Category | Text, source: _Encoded, spelled: bool, cr
     if spelled and source.spell and isinstance(feature, Category):
         strings = spell_numbers(strings)
     prints = fingerprints(strings).numpy()[codes] if crossed else None
-    return _Column(category_ids(feature, strings).numpy()[codes], prints, lengths)
+    return _Column(category_ids(feature, strings).numpy()[codes], prints, lengths, strings, codes)
 
 
 def _cross_column(feature: Cross, columns: Mapping[str, _Column]) -> _Column:
@@ -340,6 +356,10 @@ def transform_table(schema: Schema, table: pa.Table) -> tuple[np.ndarray, dict[s
     Raises:
         InputError: a source column is absent or of a type that its feature cannot read.
     """
+    return _packed(schema, _transformed(schema, table), table.num_rows)
+
+
+def _transformed(schema: Schema, table: pa.Table) -> dict[str, _Column]:
     crossed = {part for feature in schema.features if isinstance(feature, Cross) for part in feature.of}
     encoded: dict[str, _Encoded] = {}
     columns: dict[str, _Column] = {}
@@ -360,27 +380,34 @@ def transform_table(schema: Schema, table: pa.Table) -> tuple[np.ndarray, dict[s
             columns[feature.name] = _string_column(
                 feature, encoded[feature.source], spelled, feature.name in crossed
             )
+    return columns
+
+
+def _packed(schema: Schema, columns: Mapping[str, _Column], rows: int) -> tuple[np.ndarray, dict[str, Lists]]:
     single = [columns[name].ids for name in schema.single_valued]
     kind = schema.id_type
-    matrix = np.stack(single, axis=1, dtype=kind) if single else np.zeros((table.num_rows, 0), kind)
+    matrix = np.stack(single, axis=1, dtype=kind) if single else np.zeros((rows, 0), kind)
     lists = {name: (columns[name].ids.astype(kind), columns[name].lengths) for name in schema.multivalent}
     return matrix, lists  # type: ignore[return-value]  # the lengths of a multivalent feature are there
 
 
-def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table) -> pa.Table:
+def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table, kept: Sequence[str] = ()) -> pa.Table:
     """Rows of a shard from key columns and raw source columns, in the given order.
 
     Args:
         keys: the columns of ``shard_schema`` that are not features (times, query_id, example_id, label and
             the weights), without nulls.
         raw: the source columns of the same rows.
+        kept: categories and texts whose raw values, as they are hashed, follow in columns of their own
+            (``ctr.data.kept_values.value_columns``).
 
     Raises:
         InputError: keys absent, null or out of their range (labels are 0 and 1, weights from 0 to
             ``LARGEST_WEIGHT``); and all that ``transform_table`` refuses.
     """
     target = shard_schema(schema)
-    matrix, lists = transform_table(schema, raw)
+    transformed = _transformed(schema, raw)
+    matrix, lists = _packed(schema, transformed, raw.num_rows)
     columns: list[pa.Array | pa.ChunkedArray] = []
     for field in target:
         if field.name == IDS_COLUMN:
@@ -395,7 +422,10 @@ def pack_table(schema: Schema, keys: pa.Table, raw: pa.Table) -> pa.Table:
             columns.append(pa.ListArray.from_arrays(offsets.astype(np.int32), values, type=field.type))
         else:
             columns.append(_key_column(keys, field))
-    return pa.table(columns, schema=target)
+    packed = pa.table(columns, schema=target)
+    for name in kept:
+        packed = packed.append_column(VALUE_PREFIX + name, transformed[name].raw_values())
+    return packed
 
 
 def _key_column(keys: pa.Table, field: pa.Field) -> pa.ChunkedArray:

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctr.eval import display
+from ctr.eval.timeline import SLOT_COUNTS
 from ctr.io.documents import parse_json
 from ctr.io.errors import InputError
 
-_COUNTS = ("buckets", "distinct_ids", "rows", "missing", "values", "new", "counted")
+_COUNTS = ("distinct_ids", "rows", "missing", "values", "new", "counted")
 
 
 @dataclass(frozen=True)
@@ -16,14 +18,50 @@ class FrequentId:
     """An id that occurs often.
 
     Attributes:
-        id: the id.
-        value: what it stands for; None for a hash, which does not say.
-        share: of the feature's values, from every eighth batch.
+        name: what it stands for; of a hash, which does not say, the id itself.
+        share: of the feature's values, from every eighth batch, or where ids grow from all of them.
     """
 
-    id: int
-    value: str | None
+    name: str
     share: float
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The rows that ids of a feature have of their own.
+
+    Attributes:
+        occupancy: ids that have one.
+        capacity: how many may have one.
+        admitted: ids that got one, in the pass.
+        evicted: ids that lost it.
+        refused: occurrences of ids that were to get one while the feature was full.
+        shared: occurrences that were learned on a shared row.
+        occurrences: all of them.
+    """
+
+    occupancy: int
+    capacity: int
+    admitted: int
+    evicted: int
+    refused: int
+    shared: int
+    occurrences: int
+
+    @property
+    def occupied_share(self) -> float:
+        """Share of the capacity that is in use."""
+        return self.occupancy / self.capacity
+
+    @property
+    def shared_share(self) -> float:
+        """Share of the occurrences that were learned on a shared row; NaN without any."""
+        return self.shared / self.occurrences if self.occurrences else math.nan
+
+    @property
+    def refused_share(self) -> float:
+        """Share of the occurrences whose id found no room; NaN without any."""
+        return self.refused / self.occurrences if self.occurrences else math.nan
 
 
 @dataclass(frozen=True)
@@ -33,26 +71,28 @@ class FeatureHealth:
     Attributes:
         name: of the feature.
         kind: category, number, text or cross.
-        hashed: whether values are hashed to ids, so that some share one.
-        buckets: number of ids, that of a missing value included.
-        distinct_ids: ids that occurred, but for that of a missing value.
+        hashed: whether values are hashed to ids, which do not say what they stand for.
+        buckets: number of ids, that of a missing value included; None where ids grow, and each value has its own.
+        distinct_ids: ids that occurred, but for that of a missing value; where ids grow those that have a row.
         rows: rows of the pass.
         missing: rows without a value.
         values: values; more or fewer than rows for a feature with several a row.
-        new: values whose id was in no batch before.
+        new: values whose id was in no batch before; where ids grow, ids that were admitted.
         top: the most frequent ids, the most frequent first.
+        slots: where ids grow.
     """
 
     name: str
     kind: str
     hashed: bool
-    buckets: int
+    buckets: int | None
     distinct_ids: int
     rows: int
     missing: int
     values: int
     new: int
     top: tuple[FrequentId, ...]
+    slots: Slots | None = None
 
     @property
     def missing_share(self) -> float:
@@ -69,19 +109,19 @@ class FeatureHealth:
         """How many distinct values were hashed, by how many ids they left unused (linear counting).
 
         Whang, Vander-Zanden, Taylor, "A linear-time probabilistic counting algorithm", TODS 1990. Infinite where no id
-        is unused; where nothing is hashed the number of ids that occurred.
+        is unused; where nothing is hashed, or ids grow, the number of ids that occurred.
         """
-        ids = self.buckets - 1
-        if not self.hashed:
+        if not self.hashed or self.buckets is None:
             return float(self.distinct_ids)
+        ids = self.buckets - 1
         if self.distinct_ids >= ids:
             return math.inf
         return -ids * math.log1p(-self.distinct_ids / ids)
 
     @property
     def shared_share(self) -> float:
-        """Expected share of the distinct values that share their id with another one; 0 where nothing is hashed."""
-        if not self.hashed or self.distinct_values <= 1:
+        """Expected share of the distinct values that share their id with another one; 0 where each has its own."""
+        if not self.hashed or self.buckets is None or self.distinct_values <= 1:
             return 0.0
         return (
             -math.expm1((self.distinct_values - 1) * math.log1p(-1 / (self.buckets - 1)))
@@ -96,7 +136,8 @@ class DataHealth:
 
     Attributes:
         features: in the order of the schema.
-        slice_values: for each feature by which metrics are sliced what its ids stand for, None for a hash.
+        slice_values: for each feature by which metrics are sliced what its ids stand for, None for a hash; also for the
+            families of constrained slices.
     """
 
     features: tuple[FeatureHealth, ...]
@@ -128,23 +169,45 @@ def read_data_health(folder: Path) -> DataHealth | None:
 
 def _feature(entry: dict[str, Any]) -> FeatureHealth:
     counts = {name: _count(name, entry[name]) for name in _COUNTS}
-    if counts["buckets"] < 2 or counts["distinct_ids"] > counts["buckets"]:
-        raise ValueError(
-            f"distinct_ids must be at most buckets, got {counts['distinct_ids']} and {counts['buckets']}"
-        )
+    buckets = entry["buckets"]
+    if buckets is not None and not 2 <= _count("buckets", buckets) >= counts["distinct_ids"]:
+        raise ValueError(f"distinct_ids must be at most buckets, got {counts['distinct_ids']} and {buckets}")
     counted = counts.pop("counted")
     top = []
     for one in entry["top"]:
-        value = one["value"]
         share = _count("count", one["count"]) / counted if counted else math.nan
-        top.append(FrequentId(_count("id", one["id"]), None if value is None else str(value), share))
+        top.append(FrequentId(id_name(one["value"], one["id"], buckets is None), share))
     return FeatureHealth(
+        buckets=buckets,
+        slots=_slots(entry["slots"]) if buckets is None else None,
         name=str(entry["name"]),
         kind=str(entry["kind"]),
         hashed=bool(entry["hashed"]),
         top=tuple(top),
         **counts,
     )
+
+
+def id_name(value: str | None, one: object, grows: bool) -> str:
+    """What stands for an id: its value, or where that is not known the id.
+
+    Raises:
+        ValueError: it is no id.
+    """
+    if not isinstance(one, int) or isinstance(one, bool) or not -(2**63) <= one < 2**63:
+        raise ValueError(f"id must be a whole number, got {one!r:.40}")
+    if value is not None:
+        return str(value)
+    return display.fingerprint(one) if grows else f"id {one}"
+
+
+def _slots(entry: dict[str, Any]) -> Slots:
+    counts = {name: _count(name, entry[name]) for name in SLOT_COUNTS}
+    if not 0 <= counts["occupancy"] <= counts["capacity"] or not counts["capacity"]:
+        raise ValueError(
+            f"occupancy must be at most capacity, got {counts['occupancy']} and {counts['capacity']}"
+        )
+    return Slots(**counts)
 
 
 def _count(name: str, value: object) -> int:

@@ -16,7 +16,7 @@ from ctr.eval.logistic import sigmoid
 from ctr.eval.logit_histogram import LOGIT_LIMIT
 from ctr.eval.progressive import SLICES_SHOWN
 from ctr.eval.report import plots
-from ctr.eval.report.data_health import FeatureHealth
+from ctr.eval.report.data_health import FeatureHealth, id_name
 from ctr.eval.report.plot_style import COLORS
 from ctr.eval.report.shown_run import ShownRun
 from ctr.eval.run_files import LOSS_TERMS, METRICS
@@ -97,6 +97,11 @@ class HealthTable:
     runs: list[ShownRun]
     features: list[tuple[FeatureHealth, str, str]]
     figures: list[ReportFigure]
+
+    @property
+    def grows(self) -> bool:
+        """Whether ids of a feature grow."""
+        return any(feature.slots is not None for feature, _, _ in self.features)
 
 
 @dataclass(frozen=True)
@@ -407,12 +412,15 @@ def _slice_table(runs: Sequence[ShownRun], feature: str) -> SliceTable:
     first = next(table for table in tables if table is not None)
     # Stable: of equal weight the smaller id.
     heaviest = first.sort_values("weight", ascending=False, kind="stable").head(SLICES_SHOWN)
-    known = (shown.health.slice_values.get(feature) for shown in runs if shown.health is not None)
-    values = next((found for found in known if found), {})
-    if values and all(values.get(one) is not None for one in heaviest.index):
+    known = [shown.health for shown in runs if shown.health is not None]
+    values = next((found for one in known if (found := one.slice_values.get(feature))), {})
+    health = next((own for one in known for own in one.features if own.name == feature), None)
+    is_hashed = health is not None and health.hashed
+    if values and not is_hashed and all(values.get(one) is not None for one in heaviest.index):
         # What has an order of its own, numbers or a vocabulary, keeps it.
         heaviest = heaviest.sort_index()
-    names = [values.get(one) or f"id {one}" for one in heaviest.index]
+    grows = health is not None and health.buckets is None
+    names = [id_name(values.get(one), one, grows) for one in heaviest.index.tolist()]
     records = [
         {} if table is None else table.loc[table.index.isin(heaviest.index)].to_dict("index")
         for table in tables
@@ -498,7 +506,48 @@ def _health_figures(shown: ShownRun) -> list[ReportFigure]:
                 f"Share of rows without a value over time, for each feature. Overall: {words}",
             )
         )
-    return figures
+    return [*figures, *_slot_figures(shown)]
+
+
+def _slot_figures(shown: ShownRun) -> list[ReportFigure]:
+    """How many rows the ids that grow have of their own, which came and went, and how many values share rows."""
+    timeline, health = shown.timeline, shown.health
+    if timeline is None or health is None:
+        return []
+    # In the colors of the table.
+    features = {
+        feature.name: (place, feature.slots)
+        for place, feature in enumerate(health.features)
+        if feature.slots is not None and feature.name in timeline.slots
+    }
+    if not features:
+        return []
+    looks = {name: place for name, (place, _) in features.items()}
+    words = {
+        "occupied": [
+            f"{name}: {slots.occupancy:,} of {slots.capacity:,}." for name, (_, slots) in features.items()
+        ],
+        "moved": [
+            f"{name}: {slots.admitted:,} admitted, {slots.evicted:,} evicted."
+            for name, (_, slots) in features.items()
+        ],
+        "shared": [
+            f"{name}: {display.percent(slots.shared_share)}." for name, (_, slots) in features.items()
+        ],
+    }
+    titles = {
+        "occupied": "Share of the capacity that ids occupy",
+        "moved": "Ids admitted in each window, and evicted (below 0)",
+        "shared": "Share of values whose id shares a row",
+    }
+    return [
+        figure_of(
+            title,
+            plots.id_slots(timeline, looks, kind, shown.index),
+            f"{title}, over time, for each feature whose ids grow. At the end, or overall: {' '.join(words[kind])}",
+        )
+        for kind, title in titles.items()
+    ]
 
 
 def weight_tables(runs: Sequence[ShownRun]) -> list[WeightTable]:

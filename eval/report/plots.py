@@ -284,6 +284,52 @@ def id_shares(timeline: Timeline, features: Sequence[str], kind: str, run: int) 
         return to_svg(figure, hover)
 
 
+def id_slots(timeline: Timeline, looks: Mapping[str, int], kind: str, run: int) -> str:
+    """Over time, of each feature whose ids grow, how its slots are used.
+
+    Args:
+        timeline: of the run.
+        looks: by feature the number of its line, as in `line_look`.
+        kind: ``occupied``, the share of the capacity; ``moved``, ids admitted, and below 0 those evicted; ``shared``,
+            the share of values on shared rows.
+        run: its number.
+    """
+    table = _places(timeline)
+    with matplotlib.rc_context(STYLE):
+        figure, axes = new_figure(_SIZE)
+        hover = Hover()
+        by_time = uses_event_time([table])
+        x, heads = _position(table, by_time), _heads(table, by_time)
+        for name, look in looks.items():
+            counts = timeline.slot_series(name)
+            color, dashes = line_look(look)
+            style: Any = (0, dashes) if dashes else "solid"
+            if kind == "moved":
+                lines: list[npt.NDArray[Any]] = [counts["admitted"]]
+                if counts["evicted"].any():
+                    lines.append(-counts["evicted"])
+                texts = [
+                    f"{name} {one:,} admitted, {other:,} evicted"
+                    for one, other in zip(counts["admitted"], counts["evicted"], strict=True)
+                ]
+            else:
+                over = ("occupancy", "capacity") if kind == "occupied" else ("shared", "occurrences")
+                lines = [ratio(*(counts[one] for one in over))]
+                texts = [f"{name} {display.percent(float(one))}" for one in lines[0]]
+            for y in lines:
+                axes.plot(x, y, color=color, linestyle=style, linewidth=1.4)
+            hover.add(run, axes, x, lines[0], heads, texts)
+        if kind == "moved":
+            axes.axhline(0, color=QUIET, linewidth=0.8)
+            axes.yaxis.set_major_formatter(thousands())
+        else:
+            axes.yaxis.set_major_formatter(_percent())
+            axes.set_ylim(bottom=0)
+        axes.set_ylabel({"occupied": "occupied", "moved": "ids", "shared": "values on shared rows"}[kind])
+        _frame_pass(axes, [table], by_time)
+        return to_svg(figure, hover)
+
+
 def gain_curves(histograms: Sequence[FloatArray]) -> str:
     """Share of clicks among the examples with the highest predictions, by the share of examples that these are."""
     with matplotlib.rc_context(STYLE):

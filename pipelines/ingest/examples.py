@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from ctr.data.kept_values import VALUE_PREFIX, value_columns
 from ctr.data.log import shard_schema
 from ctr.data.mapping import Mapping
-from ctr.data.schema import Schema
 from ctr.data.transform import pack_table, string_ids
 from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.rows.joins import SideTable
@@ -29,13 +29,28 @@ FILE_COLUMN, ROW_COLUMN = "@file", "@row"
 """Columns beside those of a shard, with the source of each example; no feature can have such a name."""
 
 
-def spill_schema(schema: Schema) -> pa.Schema:
-    """The columns of a shard, then the number of the source file (int32) and the row in it (int64)."""
+def spill_schema(mapping: Mapping) -> pa.Schema:
+    """The columns of a shard, the raw values that are kept, and the numbers of the file (int32) and the row (int64).
+
+    Values are null in rows that were held back by an ingest which kept none.
+    """
+    schema = mapping.feature_schema
+    values = value_columns(schema, mapping.kept_values)
     fields = [
+        *(pa.field(VALUE_PREFIX + name, kind) for name, kind in values.items()),
         pa.field(FILE_COLUMN, pa.int32(), nullable=False),
         pa.field(ROW_COLUMN, pa.int64(), nullable=False),
     ]
     return pa.schema([*shard_schema(schema), *fields])
+
+
+def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Rows that were held back under the columns of the present mapping, which may keep other values."""
+    columns = [
+        table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
 
 
 @dataclass(frozen=True)
@@ -61,7 +76,8 @@ class ExampleMaker:
     def __init__(self, mapping: Mapping, sources: Sequence[SourceFile]) -> None:
         self._mapping = mapping
         self._schema = mapping.feature_schema
-        self._spill_schema = spill_schema(self._schema)
+        self._spill_schema = spill_schema(mapping)
+        self._kept = tuple(value_columns(self._schema, mapping.kept_values))
         self._name_hashes = string_ids(pa.array([source.name for source in sources], pa.string()))
 
     def make(self, chunk: Chunk, sides: Iterable[SideTable], first: int) -> Examples:
@@ -106,7 +122,7 @@ class ExampleMaker:
         tables = [pa.table(keys), pa.table(raw), pa.table(origin)]
         if not good.all():
             tables = [table.filter(pa.array(good)) for table in tables]
-        packed = pack_table(self._schema, tables[0], tables[1])
+        packed = pack_table(self._schema, tables[0], tables[1], self._kept)
         for name in (FILE_COLUMN, ROW_COLUMN):
             packed = packed.append_column(self._spill_schema.field(name), tables[2].column(name))
         return packed

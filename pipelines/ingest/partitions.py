@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from ctr.data.kept_values import FOLDER as VALUES
+from ctr.data.kept_values import partition_values, values_path, write_values
 from ctr.data.log import Manifest, is_published, stage_partition
 from ctr.data.mapping import Mapping
 from ctr.data.row_order import KEY_COLUMNS, sort_rows
@@ -25,6 +27,8 @@ GROUP_COLUMN = "@group"
 """Beside the columns of ``spill_schema``, in logs that group rows: the group, which sessions cut into queries."""
 
 _FILES_NAMED = 3
+# The folders with what is there before a manifest.
+_PARTS = ("shards", VALUES)
 
 
 def spill_rows(
@@ -43,7 +47,7 @@ def spill_rows(
             with timed(seconds, "spill"):
                 spill.append(table)
         return spill
-    arrival = ArrivalSpill(folder, spill_schema(mapping.feature_schema))
+    arrival = ArrivalSpill(folder, spill_schema(mapping))
     groups, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     with closing(arrival):
         for table in tables:
@@ -148,13 +152,13 @@ def _sorted_once(table: pa.Table) -> tuple[pa.Table, list[Reject]]:
 
 def examples_of(table: pa.Table) -> pa.Table:
     """The columns of a log's shards alone."""
-    others = (FILE_COLUMN, ROW_COLUMN, GROUP_COLUMN)
-    return table.drop_columns([name for name in others if name in table.column_names])
+    # No feature can have such a name.
+    return table.drop_columns([name for name in table.column_names if name.startswith("@")])
 
 
 def stage(out: Path, mapping: Mapping, start: int, table: pa.Table, write: bool = True) -> Manifest:
-    """``ctr.data.log.stage_partition`` for a partition of ``sorted_partitions``."""
-    return stage_partition(
+    """``ctr.data.log.stage_partition`` for a partition of ``sorted_partitions``; values that are kept come first."""
+    manifest = stage_partition(
         out,
         mapping.feature_schema,
         start,
@@ -163,6 +167,16 @@ def stage(out: Path, mapping: Mapping, start: int, table: pa.Table, write: bool 
         shard_rows=mapping.shard_rows,
         write=write,
     )
+    if write:
+        keep_values(out, mapping, manifest, table)
+    return manifest
+
+
+def keep_values(out: Path, mapping: Mapping, manifest: Manifest, table: pa.Table) -> None:
+    """Writes the raw values of a partition's rows, where the mapping asks for them and they are not there yet."""
+    kept = mapping.kept_values
+    if kept and table.num_rows:
+        write_values(out, manifest, partition_values(mapping.feature_schema, kept, table))
 
 
 def find_published(out: Path, mapping: Mapping, start: int, table: pa.Table) -> Manifest | None:
@@ -173,22 +187,23 @@ def find_published(out: Path, mapping: Mapping, start: int, table: pa.Table) -> 
     paths = [(out / "shards" / shard.file, shard.sha256) for shard in planned.shards]
     if not all(path.exists() and file_sha256(path) == sha256 for path, sha256 in paths):
         stage(out, mapping, start, table)
+    keep_values(out, mapping, planned, table)
     return planned
 
 
 @contextmanager
 def new_shards_removed_on_failure(out: Path, mapping: Mapping, starts: Sequence[int]) -> Iterator[None]:
-    """Deletes the new shards of these partitions where the block fails.
+    """Deletes the new shards of these partitions, and their values, where the block fails.
 
     Without a manifest, and before partitions that are published, readers would take their manifests for lost.
     """
-    before = {path.name for path in (out / "shards").glob("*")}
+    before = {path for folder in _PARTS for path in (out / folder).glob("*")}
     try:
         yield
     except BaseException:
         stems = tuple(f"{start:019d}-{start + mapping.partition_us:019d}" for start in starts)
-        for path in (out / "shards").glob("*"):
-            if path.name not in before and path.name.startswith(stems):
+        for path in (path for folder in _PARTS for path in (out / folder).glob("*")):
+            if path not in before and path.name.startswith(stems):
                 path.unlink(missing_ok=True)
         raise
 
@@ -198,10 +213,11 @@ def remove_leftovers(out: Path, manifests: Sequence[Manifest], rejects: Path) ->
 
     Files of other partitions stay: another publisher may be writing them right now.
     """
-    shards = {shard.file for manifest in manifests for shard in manifest.shards}
+    parts = {shard.file for manifest in manifests for shard in manifest.shards}
+    parts |= {values_path(out, manifest).name for manifest in manifests}
     names = {manifest.name for manifest in manifests}
-    for path in (out / "shards").glob("*"):
-        if path.name not in shards and path.name[: len(next(iter(names), ""))] in names:
+    for path in (path for folder in _PARTS for path in (out / folder).glob("*")):
+        if path.name not in parts and path.name[: len(next(iter(names), ""))] in names:
             path.unlink(missing_ok=True)
     for folder in (out / "manifests", out / "rejects"):
         for path in folder.glob("*"):

@@ -28,6 +28,8 @@ class IngestResult:
         known_rows: rows of these files that were read, and are in partitions with rows of other files.
         repeated_rows: rows whose content was read before, in another file or earlier in the same one.
         repeated_share: of the rows that were read.
+        shared_ids: of each feature with ``buckets`` the estimated share of its values that share their id with another
+            one, from the rows of this ingest.
         warnings: what may be wrong, a line each.
         seconds: how long each stage was busy; stages overlap.
     """
@@ -49,6 +51,7 @@ class IngestResult:
     known_rows: int
     repeated_rows: int
     repeated_share: float
+    shared_ids: dict[str, float]
     warnings: list[str]
     seconds: dict[str, float]
 

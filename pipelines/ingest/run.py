@@ -36,8 +36,9 @@ from ctr.data.mapping import Mapping
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256
+from ctr.pipelines.ingest.collisions import Collisions
 from ctr.pipelines.ingest.example_reader import ExampleReader, TimesFound, timed
-from ctr.pipelines.ingest.examples import FILE_COLUMN, spill_schema
+from ctr.pipelines.ingest.examples import FILE_COLUMN, spill_schema, with_columns
 from ctr.pipelines.ingest.inputs import Inputs, compare_inputs
 from ctr.pipelines.ingest.partitions import (
     ClosedRows,
@@ -162,6 +163,7 @@ class _Ingest:
         self._inputs_before = len(self._state.inputs)
         self.seconds = dict.fromkeys(_STAGES, 0.0)
         self._repeats: Repeats | None = None
+        self._collisions = Collisions(mapping.feature_schema)
         self._manifests: list[Manifest] = []
         self._warnings: list[str] = []
         self._known_rows = self._rows = 0
@@ -211,7 +213,7 @@ class _Ingest:
                 hashing.submit(file_sha256, source.path) for source in inputs.sources if not inputs.again
             ]
             held = self._held_tables()
-            rows = reading if inputs.again else chain(held, reading)
+            rows = self._collisions.watched(reading if inputs.again else chain(held, reading))
             read = spill_rows(mapping, rows, folder / "rows", self.seconds)
             merged = spill_rows(mapping, held, folder / "held", self.seconds) if inputs.again else read
             self._rows = reading.rows
@@ -238,7 +240,9 @@ class _Ingest:
     def _held_tables(self) -> Iterator[pa.Table]:
         """The rows that were held back, their files numbered after those of the input."""
         held_numbers = np.array(list(self._inputs.held_files), np.int64)
+        target = spill_schema(self._mapping)
         for table in read_held(self._out, self._inputs.held):
+            table = with_columns(table, target)
             place = table.schema.get_field_index(FILE_COLUMN)
             numbers = np.searchsorted(held_numbers, table.column(FILE_COLUMN).to_numpy())
             column = pa.array((numbers + len(self._inputs.sources)).astype(np.int32))
@@ -377,7 +381,7 @@ class _Ingest:
                 numbers.update(np.unique(table.column(FILE_COLUMN).to_numpy()).tolist())
                 yield table
 
-        rows = write_held(self._out, file, spill_schema(self._mapping.feature_schema), tables())
+        rows = write_held(self._out, file, spill_schema(self._mapping), tables())
         names = {str(number): self._rejects.names[number] for number in sorted(numbers)}
         return HeldRows(file=file, rows=rows, inputs=names, last_time=last_time, partitions=tuple(starts))
 
@@ -436,15 +440,17 @@ class _Ingest:
             known_rows=self._known_rows,
             repeated_rows=repeated,
             repeated_share=repeated / self._rows if self._rows else 0.0,
+            shared_ids=self._collisions.shares(),
             warnings=[*self._warnings, *self._content_warnings()],
             seconds=self.seconds,
         )
 
     def _content_warnings(self) -> Iterator[str]:
-        """Warns of rows that were seen before and of times that are unlikely."""
+        """Warns of rows that were seen before, of values that share ids, and of times that are unlikely."""
         if self._repeats is not None:
             names = [file.name for file in self._state.inputs[: self._inputs_before]]
             yield from self._repeats.warnings([*names, *self._inputs.names], self._rows)
+        yield from self._collisions.warnings()
         yield from self._times.warnings(self._rows - len(self._rejects.rejects))
 
 

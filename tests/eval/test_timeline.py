@@ -4,7 +4,7 @@ import pytest
 import run_directories
 from ctr.eval.intervals import difference
 from ctr.eval.progressive import ProgressiveMetrics
-from ctr.eval.timeline import GROUPS, MAX_WINDOWS, SERIES, Timeline
+from ctr.eval.timeline import GROUPS, MAX_WINDOWS, SERIES, SLOT_COUNTS, Timeline
 
 
 def windows_of(rows, logit, count):
@@ -70,10 +70,11 @@ def test_the_paired_interval_is_narrower_than_that_of_either(rows):
 
 def test_a_long_pass_keeps_few_entries_and_loses_nothing(rows):
     metrics, _ = next(windows_of(rows, run_directories.predict(rows, 1, 1.0), 1))
-    timeline = Timeline(["ad"])
+    timeline = Timeline(["ad"], ["ad"])
     count = 2 * MAX_WINDOWS + 77
     for place in range(count):
-        timeline.add(metrics, place + 1, (place, place + 1), {"ad": [4, 1, 3, 2]})
+        slots = {"ad": [10 * place, 10_000, 11, 1, 2, 3, 4]}
+        timeline.add(metrics, place + 1, (place, place + 1), {"ad": [4, 1, 3, 2]}, slots)
     assert MAX_WINDOWS // 2 <= len(timeline) <= MAX_WINDOWS
     assert timeline.windows[:, -1].sum() == count and (timeline.windows[:-1, -1] == 4).all()
     assert timeline.windows[0].tolist()[:3] == [4, 0, 4] and timeline.windows[-1, 0] == count
@@ -84,8 +85,16 @@ def test_a_long_pass_keeps_few_entries_and_loses_nothing(rows):
         "new": 2 * count,
     }
     assert timeline.new_share("ad")[-1] == 2 / 3 and timeline.missing_share("ad")[0] == 1 / 4
+    # What a window ends with is that of the last one; what happens in it is added up.
+    of_all = [10 * (count - 1), 10_000, 11 * count, count, 2 * count, 3 * count, 4 * count]
+    assert timeline.slot_total("ad") == dict(zip(SLOT_COUNTS, of_all, strict=True))
+    series = timeline.slot_series("ad")
+    assert series["occupancy"][:2].tolist() == [30, 70] and series["admitted"][:2].tolist() == [44, 44]
     coarse = timeline.coarsened(50)
     assert len(coarse) <= 50 and coarse.total("ad") == timeline.total("ad")
+    assert coarse.slot_total("ad") == timeline.slot_total("ad")
+    ends = np.isin(timeline.windows[:, 0], coarse.windows[:, 0])
+    assert coarse.slot_series("ad")["occupancy"].tolist() == series["occupancy"][ends].tolist()
     assert coarse.windows[0, 1] == 0 and coarse.windows[-1, 0] == count
     for metric in SERIES:
         wanted = timeline.estimate(metric, cumulative=True).point[-1]
@@ -95,12 +104,13 @@ def test_a_long_pass_keeps_few_entries_and_loses_nothing(rows):
 @pytest.mark.parametrize("cut", [0, 3, MAX_WINDOWS, MAX_WINDOWS + 9])
 def test_an_interruption_changes_no_bit(rows, cut):
     metrics, _ = next(windows_of(rows, run_directories.predict(rows, 1, 1.0), 1))
-    whole, resumed = Timeline(["ad"]), Timeline(["ad"])
+    whole, resumed = Timeline(["ad"], ["ad"]), Timeline(["ad"], ["ad"])
     for place in range(MAX_WINDOWS + 20):
         if place == cut:
             resumed = Timeline.from_arrays(resumed.to_arrays())
         for timeline in (whole, resumed):
-            timeline.add(metrics, place + 1, (place, place + 1), {"ad": [place, 1, 3, 2]})
+            slots = {"ad": [place, 9, place, 1, 0, 1, 4]}
+            timeline.add(metrics, place + 1, (place, place + 1), {"ad": [place, 1, 3, 2]}, slots)
     arrays = resumed.to_arrays()
     for name, array in whole.to_arrays().items():
         np.testing.assert_array_equal(arrays[name], array)
@@ -112,6 +122,7 @@ def test_an_interruption_changes_no_bit(rows, cut):
         ({"windows": np.zeros((2, 5))}, "windows must be int64"),
         ({"sums": np.full((1, GROUPS, 6), np.nan)}, "finite"),
         ({"ids/ad": np.zeros((3, 4), np.int64)}, "ids/ad must be int64"),
+        ({"slots/ad": np.zeros((1, 4), np.int64)}, "slots/ad must be int64"),
         ({"more": np.zeros(1)}, "has arrays"),
     ],
 )

@@ -3,6 +3,8 @@
 The reading thread finds a batch's distinct ids anyway; here it is only noted, table by table, which of them are new.
 How often each occurs is counted in every eighth batch, which is enough for the most frequent ones. Rows of constraint
 logs that a batch was learned with count too. The shards of a log say no more, and would have to be read again.
+
+Of ids that grow the maps say more: new ones are those that were admitted, and each one's uses are counted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,16 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from ctr.data.schema import MISSING_ID, Category, Number, Schema
-from ctr.eval.timeline import Timeline
+from ctr.data.kept_values import has_raw_values, name_ids
+from ctr.data.schema import MISSING_ID, Schema
+from ctr.eval.timeline import SLOT_COUNTS, Timeline
 from ctr.models.rows import TableLayout, TablePlan
 from ctr.training.feed import Feed
+from ctr.training.ids.id_map import IdMap
 from ctr.training.run.directory import write_json
+from ctr.training.run.id_slots import IdSlots, LiveIds
 
 TOP_IDS = 10
 
 _ROWS, _MISSING, _VALUES, _NEW = range(4)
 _COUNTED_EVERY = 8
+_ADMITTED = SLOT_COUNTS.index("admitted")
 
 
 class IdCounts:
@@ -32,11 +38,15 @@ class IdCounts:
         window: for each feature, in the order of the schema, int64 [F, 4] since the window began: rows, rows without a
             value, values, and values whose id was in no batch before.
         batches: int64 [1], batches so far.
+        slots: of the features whose ids grow.
     """
 
-    def __init__(self, layouts: Sequence[TableLayout], schema: Schema) -> None:
-        """Start empty."""
+    def __init__(
+        self, layouts: Sequence[TableLayout], schema: Schema, id_maps: Mapping[int, IdMap] | None = None
+    ) -> None:
+        """Start empty. ``id_maps``: of the tables in which ids grow."""
         self.layouts = tuple(layouts)
+        self.slots = IdSlots(self.layouts, id_maps or {}, schema.growing)
         self.features = tuple(feature.name for feature in schema.features)
         self.seen = {layout.name: np.zeros(layout.rows, np.bool_) for layout in self.layouts}
         self.counted = {layout.name: np.zeros(layout.rows, np.uint32) for layout in self.layouts}
@@ -96,17 +106,21 @@ class IdCounts:
                 self.window[place, _MISSING] += np.count_nonzero(offsets[1:] == offsets[:-1])
                 self.window[place, _VALUES] += len(values)
 
-    def close_window(self) -> dict[str, list[int]]:
-        """The counts of the window that ends here, by feature; the next one begins."""
-        counts = dict(zip(self.features, self.window.tolist(), strict=True))
+    def close_window(self) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+        """The counts of the window that ends here, by feature, and those of slots; the next one begins."""
+        slots = self.slots.close_window()
+        for name, counts in slots.items():
+            self.window[self.features.index(name), _NEW] = counts[_ADMITTED]
+        ids = dict(zip(self.features, self.window.tolist(), strict=True))
         self.window[:] = 0
-        return counts
+        return ids, slots
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """The state as plain arrays, not copied; ``restore`` takes it back."""
         return {
             "window": self.window,
             "batches": self.batches,
+            **({"slots": self.slots.before} if self.slots.features else {}),
             **{f"seen/{name}": seen for name, seen in self.seen.items()},
             **{f"counted/{name}": counted for name, counted in self.counted.items()},
         }
@@ -147,57 +161,77 @@ def write_data_health(
     timeline: Timeline,
     schema: Schema,
     slices: Mapping[str, Mapping[str, Any]],
+    families: Mapping[str, Sequence[str]],
+    log: Path,
 ) -> None:
     """Writes data_health.json: what a report says of the features' ids.
 
     Args:
-        slices: ``calibration_slices`` of summary.json, whose ids are named where they are a feature's.
+        slices: ``calibration_slices`` of summary.json, whose ids are named.
+        families: for slices of bias constraints, by the name of the family there, what each one holds.
+        log: where the values of ids are, if they were kept.
     """
-    features = []
-    for feature in schema.features:
-        seen, counted = (array.copy() for array in counts.occurrences(feature.name))
-        if feature.name in schema.single_valued:
-            seen[MISSING_ID], counted[MISSING_ID] = False, 0
-        top = np.lexsort((np.arange(len(counted)), -counted.astype(np.int64)))[:TOP_IDS]
-        features.append(
-            {
-                "name": feature.name,
-                "kind": feature.kind,
-                "hashed": not isinstance(feature, Number) and not _vocabulary(feature),
-                "buckets": feature.buckets,
-                "distinct_ids": int(np.count_nonzero(seen)),
-                **timeline.total(feature.name),
-                "counted": int(counted.sum()),
-                "top": [
-                    {"id": int(one), "value": value_of_id(feature, int(one)), "count": int(counted[one])}
-                    for one in top
-                    if counted[one]
-                ],
-            }
-        )
-    known = schema.by_name
-    values = {
-        name: {str(row["id"]): value_of_id(known[name], row["id"]) for row in part["heaviest"]}
+    live = counts.slots.live()
+    features = [
+        _grown(feature.name, live[feature.name], timeline)
+        if feature.name in live
+        else _counted(counts, feature.name, schema, timeline)
+        for feature in schema.features
+    ]
+    shown = {
+        name: [row["id"] for row in part["heaviest"]]
         for name, part in slices.items()
-        if name in known
+        if name in schema.by_name
     }
-    write_json(run_dir / "data_health.json", {"features": features, "slice_values": values})
+    wanted = {entry["name"]: {one["id"] for one in entry["top"]} for entry in features}
+    for name, ids in shown.items():
+        wanted[name] |= {*ids}
+    name_id = name_ids(schema, log, wanted)
+    content = []
+    for entry in features:
+        name, feature = entry["name"], schema.by_name[entry["name"]]
+        top = [
+            {"id": one["id"], "value": name_id(name, one["id"]), "count": one["count"]}
+            for one in entry["top"]
+        ]
+        about = {
+            "name": name,
+            "kind": feature.kind,
+            "hashed": has_raw_values(feature),
+            "buckets": feature.buckets,
+        }
+        content.append({**about, **entry, "top": top})
+    values = {name: {str(one): name_id(name, one) for one in ids} for name, ids in shown.items()}
+    for name, words in families.items():
+        numbers = (row["id"] for row in slices[name]["heaviest"])
+        values[name] = {str(one): words[one] if one >= 0 else "no slice" for one in numbers}
+    write_json(run_dir / "data_health.json", {"features": content, "slice_values": values})
 
 
-def value_of_id(feature: Any, one: int) -> str | None:
-    """What an id of a feature stands for; None for a hash, which does not say."""
-    if one == MISSING_ID:
-        return "missing"
-    vocabulary = _vocabulary(feature)
-    if vocabulary:
-        return vocabulary[one - 1] if one <= len(vocabulary) else "other"
-    if isinstance(feature, Number):
-        edges = [f"{edge:.6g}" for edge in feature.edges()]
-        if one == 1:
-            return f"below {edges[0]}"
-        return f"{edges[-1]} and more" if one > len(edges) else f"{edges[one - 2]} to {edges[one - 1]}"
-    return None
+def _counted(counts: IdCounts, name: str, schema: Schema, timeline: Timeline) -> dict[str, Any]:
+    """What was counted of a feature with ``buckets``."""
+    seen, counted = (array.copy() for array in counts.occurrences(name))
+    if name in schema.single_valued:
+        seen[MISSING_ID], counted[MISSING_ID] = False, 0
+    top = np.lexsort((np.arange(len(counted)), -counted.astype(np.int64)))[:TOP_IDS]
+    return {
+        "name": name,
+        "distinct_ids": int(np.count_nonzero(seen)),
+        **timeline.total(name),
+        "counted": int(counted.sum()),
+        "top": [{"id": int(one), "count": int(counted[one])} for one in top if counted[one]],
+    }
 
 
-def _vocabulary(feature: Any) -> tuple[str, ...]:
-    return (feature.vocabulary or ()) if isinstance(feature, Category) else ()
+def _grown(name: str, ids: LiveIds, timeline: Timeline) -> dict[str, Any]:
+    """What the map of a feature whose ids grow says of it."""
+    slots = timeline.slot_total(name)
+    top = np.lexsort((ids.fingerprints, -ids.uses))[:TOP_IDS]
+    return {
+        "name": name,
+        "distinct_ids": len(ids.fingerprints),
+        **timeline.total(name),
+        "counted": slots["occurrences"],
+        "slots": slots,
+        "top": [{"id": int(ids.fingerprints[one]), "count": int(ids.uses[one])} for one in top],
+    }

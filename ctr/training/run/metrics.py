@@ -11,10 +11,12 @@ from ctr.data.schema import Schema
 from ctr.eval.progressive import ProgressiveMetrics
 from ctr.eval.timeline import Timeline
 from ctr.objective.bias_constraints import Family
+from ctr.objective.slice_names import slice_names
 from ctr.objective.total import loss_terms
 from ctr.training.config import TrainConfig
 from ctr.training.run.event_file import CUMULATIVE
 from ctr.training.run.id_counts import IdCounts
+from ctr.training.run.id_slots import by_count, slots_content
 from ctr.training.state import TrainState
 
 # Of larger families of slices a line of metrics has the extremes of the duals only,
@@ -47,8 +49,8 @@ class RunMetrics:
             name: ProgressiveMetrics(self._measured_families(source))
             for source, name in enumerate(constraint_logs, 1)
         }
-        self.timeline = Timeline([feature.name for feature in schema.features])
-        self.ids = IdCounts(state.layouts, schema)
+        self.ids = IdCounts(state.layouts, schema, state.id_maps)
+        self.timeline = Timeline([feature.name for feature in schema.features], self.ids.slots.features)
         self.window_times = [0, 0]
         # Of the window: the sum of each term of the loss over its steps, each times its rows; last, these rows.
         self._terms = np.zeros(len(loss_terms(config.objective)) + 1)
@@ -58,6 +60,16 @@ class RunMetrics:
     def _measured_families(self, source: int) -> list[str]:
         """The names of the families of constraints about the ``source``-th log, as slices of its metrics."""
         return [_slices_name(family) for family in self._families if _is_measured(family, source)]
+
+    def family_slices(self) -> dict[str, list[str]]:
+        """What the slices of each family of constraints that the metrics have hold, by the family's name there."""
+        constraints = self._config.objective.bias_constraints
+        given = () if constraints is None else constraints.families
+        return {
+            _slices_name(family): slice_names(one, family)
+            for one, family in zip(given, self._families, strict=True)
+            if _is_measured(family, 0)
+        }
 
     def update(self, rows: Rows, logit: np.ndarray, slices: Sequence[np.ndarray]) -> None:
         """Adds rows of the log with their predictions to the window.
@@ -105,11 +117,13 @@ class RunMetrics:
 
         Returns:
             The metrics of the window; under ``terms`` the mean of each term of the loss per row of the steps in it,
-            empty without a step, and under ``cumulative`` the metrics of the pass so far.
+            empty without a step, under ``cumulative`` the metrics of the pass so far, and where ids grow under ``ids``
+            what became of them.
         """
         begin, end = self.window_times
         line = self.window.line()
-        self.timeline.add(self.window, examples, (begin, end), self.ids.close_window())
+        ids, slots = self.ids.close_window()
+        self.timeline.add(self.window, examples, (begin, end), ids, slots)
         self.total.merge(self.window)
         self.window.clear()
         total = self.total.headline()
@@ -124,6 +138,7 @@ class RunMetrics:
             **line,
             "terms": terms,
             "cumulative": {name: total[name] for name in CUMULATIVE},
+            **({"ids": slots_content(by_count(slots))} if slots else {}),
         }
 
     def running(self, is_window_end: bool) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What a run reports in summary.json, and whether it learned."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from ctr.training.inputs import Inputs
 from ctr.training.run.calibration import calibration_warning, last_window
 from ctr.training.run.directory import write_json, write_metric_states, write_timeline
 from ctr.training.run.id_counts import write_data_health
+from ctr.training.run.id_slots import refusal_text, slots_of_pass
 from ctr.training.run.metrics import duals_of
 from ctr.training.run.rollback import as_json
 from ctr.training.run.run import Run
+
+logger = logging.getLogger(__name__)
 
 # What is left out of the promise that runs of the same configuration give the same results.
 TIMING = ("examples_per_second", "step_ms_p50", "shampoo_seconds_waited", "shampoo_seconds_computing")
@@ -88,8 +92,11 @@ def write_results(
         write_metric_states(run_dir, constraint_log.to_arrays(), name)
     write_weight_spectra(run_dir, run.state)
     write_timeline(run_dir, metrics.timeline.to_arrays())
-    write_data_health(run_dir, metrics.ids, metrics.timeline, run.schema, summary["calibration_slices"])
+    slices, families, log = summary["calibration_slices"], metrics.family_slices(), inputs.log.path
+    write_data_health(run_dir, metrics.ids, metrics.timeline, run.schema, slices, families, log)
     write_json(summary_path, summary)
+    if refused := refusal_text(metrics.timeline):
+        logger.warning("%s: %s", run_dir, refused)
     run.files.events.end(failure is None)
     return summary
 
@@ -113,6 +120,7 @@ def _results(inputs: Inputs, run: Run) -> dict[str, Any]:
         "rejected_rows": position.rejected_rows,
         "nonfinite_predictions": position.nonfinite_predictions,
         **run.state.parameter_counts(),
+        **slots_of_pass(metrics.timeline),
         "duals": duals_of(run.state),
         "constraint_logs": {name: one.summary() for name, one in metrics.constraint_logs.items()},
         "shampoo": run.state.optimizer_report(),

@@ -191,6 +191,8 @@ class Run:
         sound = self.position.mark[0], mark_here(self.position).examples
         content = {
             **copy.deepcopy(self.progress()),
+            # Where raw values may be; only ever read to show them.
+            "log": str(self._log_paths[""].resolve()),
             "sidecars": self.sidecar_hashes(self.metrics.window_times[1] + 1),
             **self.files.flush(self.position.examples),
             "rollbacks": rollback.as_json(self.rollbacks),
@@ -374,6 +376,7 @@ class Run:
         """
         measured = self.metrics.close_window(self.position.examples)
         terms, cumulative = measured.pop("terms"), measured.pop("cumulative")
+        ids = {name: measured.pop(name) for name in ("ids",) if name in measured}
         ramps, rates = self.ramps(), self.rates()
         line = {
             "examples": self.position.examples,
@@ -389,6 +392,7 @@ class Run:
             **dual_scalars(self.state),
             **{f"shampoo_{name}": value for name, value in self.state.optimizer_report().items()},
             **timing,
+            **ids,
             "cumulative": cumulative,
         }
         self.files.metrics.append(line)

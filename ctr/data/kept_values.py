@@ -1,0 +1,236 @@
+"""The raw values behind ids, kept beside a log where its mapping asks for them (``keep_values``).
+
+::
+
+    LOG/values/START-END-HASH.parquet    of one partition; HASH is that of its manifest
+
+Each file has the columns ``feature``, ``id`` (int64: a fingerprint where ids grow) and ``value``: every combination
+that occurs in the partition once, sorted. It is complete before the partition's manifest is published, is made of the
+partition's rows alone, and is no part of the log's content: a log is the same with it and without.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ctr.data.log import Manifest, manifest_bytes, read_manifests, unpack_ids
+from ctr.data.parquet_files import IDS_COLUMN, parquet_bytes, read_columns
+from ctr.data.schema import MISSING_ID, Category, Cross, Number, Schema, Text, is_multivalent
+from ctr.io.files import write_atomic_bytes
+
+FOLDER = "values"
+VALUE_PREFIX = "@value:"
+"""Before the name of a feature that of the column with its raw values, beside those of a shard."""
+
+_COLUMNS = ("feature", "id", "value")
+_SHOWN = 3
+_MISSING = "missing"
+
+AnyFeature = Category | Number | Text | Cross
+
+
+def has_raw_values(feature: AnyFeature) -> bool:
+    """Whether an id of the feature does not say by itself what it stands for."""
+    return not isinstance(feature, Number) and not _vocabulary(feature)
+
+
+def value_of_id(feature: AnyFeature, one: int) -> str | None:
+    """What an id of a feature stands for; None for a hash, which does not say."""
+    if one == MISSING_ID:
+        return _MISSING
+    vocabulary = _vocabulary(feature)
+    if vocabulary:
+        return vocabulary[one - 1] if one <= len(vocabulary) else "other"
+    if isinstance(feature, Number):
+        edges = [f"{edge:.6g}" for edge in feature.edges()]
+        if one == 1:
+            return f"below {edges[0]}"
+        return f"{edges[-1]} and more" if one > len(edges) else f"{edges[one - 2]} to {edges[one - 1]}"
+    return None
+
+
+def _vocabulary(feature: AnyFeature) -> tuple[str, ...]:
+    return (feature.vocabulary or ()) if isinstance(feature, Category) else ()
+
+
+# ---------------------------------------------------------------- writing
+
+
+def value_columns(schema: Schema, kept: Sequence[str]) -> dict[str, pa.DataType]:
+    """The columns with raw values that rows need so that values of the features ``kept`` can be written."""
+    known = schema.by_name
+    needed = set(kept)
+    for name in kept:
+        feature = known[name]
+        if isinstance(feature, Cross):
+            needed.update(feature.of)
+    return {
+        name: pa.large_list(pa.large_string()) if is_multivalent(feature, known) else pa.large_string()
+        for name, feature in known.items()
+        if name in needed and isinstance(feature, Category | Text)
+    }
+
+
+def partition_values(schema: Schema, kept: Sequence[str], rows: pa.Table) -> pa.Table:
+    """The values behind the ids of some features, each combination once, sorted.
+
+    Args:
+        kept: names of categories, texts and crosses.
+        rows: columns of a shard and those of ``value_columns``; null where a row's values were not kept.
+    """
+    known = schema.by_name
+    ids = _IdsOfRows(schema, rows)
+    parts = []
+    for name in kept:
+        feature = known[name]
+        pairs = ids.crossed(feature) if isinstance(feature, Cross) else (ids.of(name), ids.raw(name))
+        table = pa.table(dict(zip(_COLUMNS[1:], (pa.array(pairs[0], pa.int64()), pairs[1]), strict=True)))
+        table = table.filter(pc.and_(pc.not_equal(table["id"], MISSING_ID), pc.is_valid(table["value"])))
+        table = table.group_by(list(_COLUMNS[1:])).aggregate([])
+        column = pa.array([name], pa.large_string()).take(pa.array(np.zeros(table.num_rows, np.int32)))
+        parts.append(table.add_column(0, _COLUMNS[0], column))
+    return pa.concat_tables(parts).sort_by([(name, "ascending") for name in _COLUMNS]).combine_chunks()
+
+
+class _IdsOfRows:
+    """Ids and raw values of the features of some rows; those of a multivalent feature are flat."""
+
+    def __init__(self, schema: Schema, rows: pa.Table) -> None:
+        self._schema, self._rows = schema, rows
+        self._matrix = np.zeros((rows.num_rows, 0), schema.id_type)
+        if schema.single_valued:
+            chunks = rows.column(IDS_COLUMN).chunks
+            parts = [unpack_ids(chunk, schema) for chunk in chunks]
+            self._matrix = np.concatenate(parts) if parts else self._matrix
+
+    def of(self, name: str) -> np.ndarray:
+        if name in self._schema.single_valued:
+            return self._matrix[:, self._schema.single_valued.index(name)]
+        return self._list(name).flatten().to_numpy()
+
+    def _list(self, name: str) -> pa.Array:
+        return self._rows.column(name).combine_chunks()
+
+    def raw(self, name: str) -> pa.Array:
+        """Of multivalent features null where the values of a row were not kept."""
+        column = self._rows.column(VALUE_PREFIX + name).combine_chunks()
+        if name in self._schema.single_valued:
+            return column
+        if not column.null_count:
+            return column.flatten()
+        # Rows of an earlier ingest, which kept none.
+        places = np.full(int(self._lengths(name).sum()), -1)
+        there = np.repeat(column.is_valid().to_numpy(zero_copy_only=False), self._lengths(name))
+        places[there] = np.arange(np.count_nonzero(there))
+        return column.flatten().take(pa.array(places, mask=places < 0))
+
+    def _lengths(self, name: str) -> np.ndarray:
+        return np.diff(self._list(name).offsets.to_numpy())
+
+    def crossed(self, feature: Cross) -> tuple[np.ndarray, pa.Array]:
+        """The different ids of a cross, each with the values of its parts where it first occurs."""
+        ids, first = np.unique(self.of(feature.name), return_index=True)
+        rows = first
+        if feature.name in self._schema.multivalent:
+            rows = np.repeat(np.arange(self._rows.num_rows), self._lengths(feature.name))[first]
+        parts = [self._part(part, first if part in self._schema.multivalent else rows) for part in feature.of]
+        return ids, pc.binary_join_element_wise(*parts, pa.scalar(" x ", pa.large_string()))
+
+    def _part(self, name: str, places: np.ndarray) -> pa.Array:
+        feature = self._schema.by_name[name]
+        if isinstance(feature, Number):
+            numbers, codes = np.unique(self.of(name)[places], return_inverse=True)
+            texts = pa.array([value_of_id(feature, one) for one in numbers.tolist()], pa.large_string())
+            return texts.take(pa.array(codes))
+        values = self.raw(name).take(pa.array(places))
+        return pc.if_else(pc.equal(values, ""), pa.scalar(_MISSING, pa.large_string()), values)
+
+
+def values_path(log: Path, manifest: Manifest) -> Path:
+    """The path of the values of a partition."""
+    digest = hashlib.sha256(manifest_bytes(manifest)).hexdigest()
+    return log / FOLDER / f"{manifest.name}-{digest[:16]}.parquet"
+
+
+def write_values(log: Path, manifest: Manifest, values: pa.Table) -> None:
+    """Writes the values of a partition, which is not published before; the same values give the same bytes.
+
+    Args:
+        values: from ``partition_values``.
+    """
+    path, content = values_path(log, manifest), parquet_bytes(values)
+    if not path.exists() or path.read_bytes() != content:
+        write_atomic_bytes(path, content)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_values(log: Path, feature: str, ids: Iterable[int]) -> dict[int, str]:
+    """The raw values behind some ids of a feature, as far as they were kept.
+
+    Of an id that several values share, the first ones are joined by ``|``.
+
+    Raises:
+        InputError: ``log`` is no log, or a file is damaged.
+    """
+    return read_all_values(log, {feature: ids})[feature]
+
+
+def read_all_values(log: Path, wanted: Mapping[str, Iterable[int]]) -> dict[str, dict[int, str]]:
+    """The same for several features in one pass."""
+    ids = {name: pa.array(sorted({*numbers} - {MISSING_ID}), pa.int64()) for name, numbers in wanted.items()}
+    found: dict[str, dict[int, list[str]]] = {name: {} for name in wanted}
+    if any(map(len, ids.values())) and (log / FOLDER).is_dir():
+        for manifest in read_manifests(log):
+            path = values_path(log, manifest)
+            # Partitions from before ``keep_values`` have none.
+            if path.exists():
+                for batch in read_columns(path, _COLUMNS):
+                    _collect(batch, ids, found)
+    return {name: {one: _shown(texts) for one, texts in sorted(own.items())} for name, own in found.items()}
+
+
+def _collect(
+    batch: pa.RecordBatch, ids: Mapping[str, pa.Array], found: Mapping[str, dict[int, list[str]]]
+) -> None:
+    features = batch.column("feature")
+    for name in pc.unique(features).to_pylist():
+        if name not in ids:
+            continue
+        of_feature = batch.filter(pc.and_(pc.equal(features, name), pc.is_in(batch.column("id"), ids[name])))
+        own = found[name]
+        for one, value in zip(
+            of_feature.column("id").to_pylist(), of_feature.column("value").to_pylist(), strict=True
+        ):
+            texts = own.setdefault(one, [])
+            if value not in texts and len(texts) <= _SHOWN:
+                texts.append(value)
+
+
+def _shown(texts: Sequence[str]) -> str:
+    return " | ".join([*texts[:_SHOWN], *(["..."] if len(texts) > _SHOWN else [])])
+
+
+def name_ids(
+    schema: Schema, log: Path, wanted: Mapping[str, Iterable[int]]
+) -> Callable[[str, int], str | None]:
+    """What ids of a log's features stand for: by the schema, or by the values that were kept; None if neither says.
+
+    Args:
+        wanted: by the features' names the ids that are going to be asked for.
+
+    Raises:
+        InputError: see ``read_values``.
+    """
+    hashed = {name: ids for name, ids in wanted.items() if has_raw_values(schema.by_name[name])}
+    kept = read_all_values(log, hashed)
+
+    def name_id(feature: str, one: int) -> str | None:
+        return value_of_id(schema.by_name[feature], one) or kept.get(feature, {}).get(one)
+
+    return name_id

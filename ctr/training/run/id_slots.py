@@ -1,0 +1,136 @@
+"""What becomes of the ids that grow: how many have a row of their own, which came and went, and who shares rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ctr.eval.timeline import SLOT_COUNTS, Timeline
+from ctr.models.rows import TableLayout
+from ctr.training.ids.id_map import IdMap
+
+_NAMED = 3
+_LEVELS = 2
+
+
+@dataclass(frozen=True)
+class LiveIds:
+    """The ids of a feature that have a slot.
+
+    Attributes:
+        fingerprints: int64 [N].
+        rows: int32 [N], of their table.
+        first_seen, last_seen: int64 [N], microseconds of event time.
+        uses: int64 [N], occurrences since they got it.
+    """
+
+    fingerprints: np.ndarray
+    rows: np.ndarray
+    first_seen: np.ndarray
+    last_seen: np.ndarray
+    uses: np.ndarray
+
+
+def live_ids(layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap]) -> dict[str, LiveIds]:
+    """The ids that have a slot, by feature."""
+    found = {}
+    for number, id_map in id_maps.items():
+        all_ids = id_map.occupants()
+        for index, feature in enumerate(layouts[number].growing):
+            own = np.flatnonzero(all_ids.features == index)
+            columns = (
+                all_ids.fingerprints,
+                all_ids.rows,
+                all_ids.first_seen,
+                all_ids.last_seen,
+                all_ids.uses,
+            )
+            found[feature.name] = LiveIds(*(column[own] for column in columns))
+    return found
+
+
+class IdSlots:
+    """The slots of the features whose ids grow, window by window.
+
+    Attributes:
+        features: their names, in the order of the schema.
+        before: int64 [F, 7], `SLOT_COUNTS` of each since the maps began, as of the last window that ended.
+    """
+
+    def __init__(
+        self, layouts: Sequence[TableLayout], id_maps: Mapping[int, IdMap], growing: Sequence[str]
+    ) -> None:
+        """Begin with what the maps hold. ``growing``: the names of the features, of which some may have no table."""
+        self._layouts, self._maps = tuple(layouts), id_maps
+        placed = {feature.name for number in id_maps for feature in self._layouts[number].growing}
+        self.features = tuple(name for name in growing if name in placed)
+        self.before = self._counts()
+
+    def _counts(self) -> np.ndarray:
+        counters = {
+            name: counts for id_map in self._maps.values() for name, counts in id_map.counters().items()
+        }
+        rows = [[getattr(counters[name], count) for count in SLOT_COUNTS] for name in self.features]
+        return np.array(rows, np.int64).reshape(-1, len(SLOT_COUNTS))
+
+    def close_window(self) -> dict[str, list[int]]:
+        """`SLOT_COUNTS` by feature: the first two at the end of the window, the others in it. The next one begins."""
+        now = self._counts()
+        window = now - self.before
+        window[:, :_LEVELS] = now[:, :_LEVELS]
+        self.before = now
+        return dict(zip(self.features, window.tolist(), strict=True))
+
+    def live(self) -> dict[str, LiveIds]:
+        """The ids that have a slot, by feature."""
+        return live_ids(self._layouts, self._maps)
+
+
+def by_count(slots: Mapping[str, Sequence[int]]) -> dict[str, dict[str, int]]:
+    """The numbers of each feature by their names in `SLOT_COUNTS`."""
+    return {feature: dict(zip(SLOT_COUNTS, counts, strict=True)) for feature, counts in slots.items()}
+
+
+def slots_content(slots: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    """What a line of metrics and a summary say of the slots: of all features together, and by feature.
+
+    Args:
+        slots: by feature its `SLOT_COUNTS`.
+    """
+    total = {name: sum(counts[name] for counts in slots.values()) for name in SLOT_COUNTS}
+    return {**_shown(total), "features": {feature: _shown(counts) for feature, counts in slots.items()}}
+
+
+def _shown(counts: Mapping[str, int]) -> dict[str, int | float | None]:
+    shown: dict[str, int | float | None] = {
+        name: counts[name] for name in ("occupancy", "capacity", "admitted", "evicted", "refused")
+    }
+    occurrences = counts["occurrences"]
+    shown["shared_share"] = counts["shared"] / occurrences if occurrences else None
+    return shown
+
+
+def slots_of_pass(timeline: Timeline) -> dict[str, Any]:
+    """What a summary says of the slots, ``ids``; empty where no ids grow."""
+    slots = {feature: timeline.slot_total(feature) for feature in timeline.slots}
+    return {"ids": slots_content(slots)} if slots else {}
+
+
+def refusal_text(timeline: Timeline) -> str | None:
+    """What to say where features were full and had to leave ids on shared rows; None where none was."""
+    totals = {feature: timeline.slot_total(feature) for feature in timeline.slots}
+    full = {feature: counts for feature, counts in totals.items() if counts["refused"]}
+    if not full:
+        return None
+    worst = sorted(full, key=lambda feature: (-full[feature]["refused"], feature))
+    parts = [
+        f"{feature} ({full[feature]['capacity']:,} ids; "
+        f"{full[feature]['refused'] / full[feature]['occurrences']:.1%} of its occurrences were of others)"
+        for feature in worst[:_NAMED]
+    ]
+    more = f" and {len(worst) - _NAMED} more" if len(worst) > _NAMED else ""
+    return (
+        f"no room was left for ids of {', '.join(parts)}{more}, which then shared rows: raise ids.capacity, or "
+        f"ids.capacities.{worst[0]}, or let old ids go with ids.eviction.policy"
+    )

@@ -1,0 +1,74 @@
+"""How many values of hashed features share an id, estimated from the ids that an ingest has met."""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from ctr.data.id_counts import BoundedCounts
+from ctr.data.inspection import shared_buckets
+from ctr.data.inspection_text import SHARED, collision_text
+from ctr.data.kept_values import has_raw_values
+from ctr.data.log import unpack_ids
+from ctr.data.parquet_files import IDS_COLUMN
+from ctr.data.schema import MISSING_ID, Schema
+
+_MARKED = 2**24
+"""Up to so many buckets each one is marked, a byte each; of more the number of ids is estimated."""
+
+
+class Collisions:
+    """The ids of the features with ``buckets`` among the rows of an ingest."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        buckets = {one.name: one.buckets for one in schema.features if has_raw_values(one) and one.buckets}
+        self._marks = {name: np.zeros(size, np.bool_) for name, size in buckets.items() if size <= _MARKED}
+        self._counts = {name: BoundedCounts(1) for name, size in buckets.items() if size > _MARKED}
+        self._buckets = buckets
+
+    def watched(self, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+        """Yields tables with the columns of a shard, and notes their ids."""
+        for table in tables:
+            if self._buckets:
+                self._add(table)
+            yield table
+
+    def _add(self, table: pa.Table) -> None:
+        single = self._schema.single_valued
+        parts = (
+            [unpack_ids(chunk, self._schema) for chunk in table.column(IDS_COLUMN).chunks] if single else []
+        )
+        for name in self._buckets:
+            if name in single:
+                found = [part[:, single.index(name)] for part in parts]
+            else:
+                found = [chunk.flatten().to_numpy() for chunk in table.column(name).chunks]
+            for ids in found:
+                if name in self._marks:
+                    self._marks[name][ids] = True
+                else:
+                    there = ids[ids != MISSING_ID]
+                    self._counts[name].add(there, np.zeros(len(there), np.bool_))
+
+    def shares(self) -> dict[str, float]:
+        """The estimated share of the values of each feature with ``buckets`` that share their id."""
+        return {name: share for name, (_, share) in self._estimates().items()}
+
+    def warnings(self) -> Iterator[str]:
+        """A line that names the features with the largest shares, and the remedy."""
+        found = [
+            (share, name, values) for name, (values, share) in self._estimates().items() if share > SHARED
+        ]
+        if found:
+            yield collision_text(found)
+
+    def _estimates(self) -> dict[str, tuple[int, float]]:
+        estimates = {}
+        for name, buckets in self._buckets.items():
+            if name in self._marks:
+                ids = int(np.count_nonzero(self._marks[name][MISSING_ID + 1 :]))
+            else:
+                ids = self._counts[name].distinct()
+            estimates[name] = shared_buckets(ids, buckets - 1)
+        return estimates

@@ -1,0 +1,94 @@
+"""The report of a run whose ids grow: how many there are, what came and went, and values in place of ids."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ctr.eval.display import fingerprint
+from ctr.eval.report import render_report
+from ctr.eval.report.data_health import read_data_health
+from ctr.eval.timeline import SLOT_COUNTS, Timeline
+from ctr.io.errors import InputError
+from report_pages import Page
+from run_directories import make_rows, predict, write_run
+
+LOW, HIGH = -(2**63) + 5, 2**62 + 9
+
+
+def page_of(html):
+    page = Page(html)
+    page.check_policy()
+    return page
+
+
+def grown(folder, admitted=70, evicted=0, refused=0, value=None):
+    """A run with a feature ``position`` whose ids grow, with a capacity of 100."""
+    rows = make_rows(1, queries=100)
+    rows["position"] = np.where(rows["position"] == 0, LOW, np.where(rows["position"] == 1, HIGH, -1))
+    run = write_run(folder, rows, predict(rows, 1, 1.0), slices=("position",))
+    with np.load(run / "timeline.npz") as file:
+        arrays = dict(file)
+    windows = len(arrays["windows"])
+    levels = np.linspace(admitted // windows, admitted - evicted, windows).astype(np.int64)
+    series = np.zeros((windows, len(SLOT_COUNTS)), np.int64)
+    series[:, 0], series[:, 1], series[:, 6] = levels, 100, 50
+    series[-1, 2:6] = admitted, evicted, refused, refused
+    arrays["slots/position"] = series
+    np.savez_compressed(run / "timeline.npz", **arrays)
+    total = Timeline.from_arrays(arrays).slot_total("position")
+    health = json.loads((run / "data_health.json").read_text())
+    health["features"][0] |= {
+        "buckets": None,
+        "distinct_ids": total["occupancy"],
+        "slots": total,
+        "top": [{"id": LOW, "value": value, "count": 30}, {"id": HIGH, "value": None, "count": 20}],
+    }
+    health["slice_values"] = {"position": {str(LOW): value, str(HIGH): None, "-1": None}}
+    (run / "data_health.json").write_text(json.dumps(health))
+    return run
+
+
+@pytest.mark.slow
+def test_fingerprints_are_hexadecimal_where_values_were_not_kept(tmp_path):
+    words = page_of(render_report([grown(tmp_path / "run")])).words
+    assert fingerprint(LOW) == "0x8000000000000005" in words
+    assert words.count(fingerprint(HIGH)) >= 2 and fingerprint(-1) == "0xffffffffffffffff" in words
+    assert "is full" not in words and "evicted again" not in words
+
+
+def test_a_full_feature_is_noted_and_drawn_with_its_values(tmp_path):
+    page = page_of(render_report([grown(tmp_path / "full", 100, 20, refused=15, value="the <first>")]))
+    assert "position is full: 15 occurrences (10.0%) were of ids for which no row was left." in page.words
+    assert "of 100, 20 evicted" in page.words
+    assert "the <first>" in page.words and fingerprint(HIGH) in page.words
+    assert fingerprint(LOW) not in page.words
+    plots = " ".join(str(svg["aria-label"]) for svg in page.plots())
+    assert "position: 80 of 100." in plots and "position: 100 admitted, 20 evicted." in plots
+    for title in ("Share of the capacity", "Ids admitted in each window", "whose id shares a row"):
+        assert title in page.words
+
+
+def test_what_grows_has_no_collisions(tmp_path):
+    [feature] = read_data_health(grown(tmp_path / "run")).features
+    assert feature.distinct_values == 70 and feature.shared_share == 0
+    assert feature.slots is not None and feature.slots.occupied_share == 0.7
+    assert [one.name for one in feature.top] == [fingerprint(LOW), fingerprint(HIGH)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"slots": None}, "damaged"),
+        ({"slots": dict.fromkeys(SLOT_COUNTS, 0)}, "occupancy must be at most capacity"),
+        ({"slots": {**dict.fromkeys(SLOT_COUNTS, 1), "occupancy": 2}}, "occupancy must be at most capacity"),
+        ({"top": [{"id": 2**63, "value": None, "count": 1}]}, "id must be a whole number"),
+    ],
+)
+def test_damaged_counts_are_refused(tmp_path, change, message):
+    run = grown(tmp_path / "run")
+    health = json.loads((run / "data_health.json").read_text())
+    health["features"][0] |= change
+    (run / "data_health.json").write_text(json.dumps(health))
+    with pytest.raises(InputError, match=message):
+        read_data_health(run)

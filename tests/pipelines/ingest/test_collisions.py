@@ -1,0 +1,99 @@
+"""What an ingest says of values that share an id."""
+
+import json
+
+import numpy as np
+import pytest
+
+import raw_logs
+from ctr.cli import main
+from ctr.data.id_counts import BoundedCounts
+from ctr.data.inspection import inspect_log
+from ctr.data.inspection_text import inspection_text
+from ctr.data.transform import string_ids
+from ctr.pipelines.ingest import collisions
+from ctr.pipelines.ingest.run import ingest
+
+NOW = 2_000_000_000_000_000
+FEATURES = [
+    {"name": "person", "kind": "category", "source": "user", "buckets": 300},
+    {"name": "many", "kind": "category", "source": "user", "buckets": 500_000},
+    {"name": "own", "kind": "category", "source": "user"},
+    {"name": "labels", "kind": "text", "source": "tags", "buckets": 3},
+    {"name": "color", "kind": "category", "source": "color", "vocabulary": ["red"]},
+]
+
+
+@pytest.fixture(scope="module")
+def rows():
+    rows = raw_logs.make_rows(400, seed=2)
+    for place, row in enumerate(rows):
+        row["user"] = f"person {place % 200}"
+    return rows
+
+
+@pytest.fixture(scope="module")
+def given(rows, tmp_path_factory):
+    return raw_logs.write_rows(tmp_path_factory.mktemp("in"), rows)
+
+
+def make_mapping(**changes):
+    content = {"features": FEATURES, "derive": {}, "joins": None, "query": None}
+    return raw_logs.make_mapping(**{**content, **changes})
+
+
+def test_the_share_is_about_that_of_the_values(rows, given, tmp_path):
+    result = ingest(make_mapping(), [given], tmp_path / "log", now_us=NOW)
+    values = np.array(sorted({row["user"] for row in rows}))
+    buckets = string_ids(values).view(np.uint64) % np.uint64(299)
+    _, place, counts = np.unique(buckets, return_inverse=True, return_counts=True)
+    shared = float((counts[place] > 1).mean())
+    assert result.shared_ids["person"] == pytest.approx(shared, abs=0.08)
+    assert result.shared_ids["many"] < 0.001
+    assert set(result.shared_ids) == {"person", "many", "labels"}
+    [warning] = result.warnings
+    assert warning.startswith("in 2 features more than 10% of the values share a bucket with another one: ")
+    # Both buckets of the labels are in use: there are two of them or more.
+    assert "labels 50.0% (" in warning and f"person {100 * result.shared_ids['person']:.1f}% (" in warning
+    assert warning.endswith("leave buckets out of the mapping, and each value has an id of its own")
+
+
+def test_very_many_buckets_are_estimated(given, tmp_path, monkeypatch):
+    marked = ingest(make_mapping(), [given], tmp_path / "marked", now_us=NOW)
+    monkeypatch.setattr(collisions, "_MARKED", 0)
+    counted = ingest(make_mapping(), [given], tmp_path / "counted", now_us=NOW)
+    # So few are counted exactly.
+    assert counted.shared_ids == marked.shared_ids
+    counts = BoundedCounts(1)
+    counts.add(np.arange(1, 200_001), np.zeros(200_000, bool))
+    assert counts.distinct() == pytest.approx(200_000, rel=0.03)
+
+
+def test_the_command_warns_in_one_line(given, tmp_path, capsys):
+    (tmp_path / "mapping.yaml").write_text(
+        json.dumps(raw_logs.base_content(features=FEATURES, derive={}, joins=[], query="none"))
+    )
+    arguments = ["ingest", "table", str(given), "--mapping", str(tmp_path / "mapping.yaml")]
+    assert main([*arguments, "--out", str(tmp_path / "log")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("warning: in 2 features more than 10%") for line in lines) == 1
+    assert main([*arguments, "--out", str(tmp_path / "again"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["shared_ids"]["labels"] == pytest.approx(0.5)
+
+
+def test_inspection_shows_growing_ids_with_their_values_or_fingerprints(rows, given, tmp_path):
+    ingest(make_mapping(), [given], tmp_path / "without", now_us=NOW)
+    ingest(make_mapping(keep_values=["own"]), [given], tmp_path / "with", now_us=NOW)
+    for name in ("without", "with"):
+        summary = inspect_log(tmp_path / name)
+        own = next(one for one in summary.features if one.name == "own")
+        assert (own.buckets, own.ids, own.exact, own.shared, own.values) == (None, 200, True, None, None)
+        assert all(top.value is None for top in own.top) == (name == "without")
+        lines = inspection_text(summary).splitlines()
+        [row, tops] = [line.split() for line in lines if line.split()[:1] == ["own"]]
+        assert row[4] == "growing" and row[5] == "200"
+        if name == "with":
+            assert own.top[0].value in {row["user"] for row in rows}
+            assert tops[1] == "person"
+        else:
+            assert len(tops[1]) == len("0x0123456789abcdef:") and tops[1].startswith("0x")

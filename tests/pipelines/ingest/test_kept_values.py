@@ -1,0 +1,201 @@
+"""Raw values that are kept beside a log: those of its rows, in the same bytes however it was ingested."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import raw_logs
+from ctr.cli import main
+from ctr.data.kept_values import FOLDER, name_ids, read_values, values_path
+from ctr.data.log import read_manifests, read_schema, read_shard, unpack_ids
+from ctr.data.mapping import keeping_values, load_format
+from ctr.data.transform import string_ids
+from ctr.io.errors import InputError
+from ctr.pipelines.ingest.run import ingest
+
+NOW = 2_000_000_000_000_000
+FEATURES = [
+    {"name": "user", "kind": "category", "source": "user"},
+    {"name": "code", "kind": "category", "source": "code", "buckets": 3},
+    {"name": "price", "kind": "number", "source": "price", "boundaries": [1.0, 10.0, 100.0]},
+    {"name": "color", "kind": "category", "source": "color", "vocabulary": ["red", "green"]},
+    {
+        **{"name": "labels", "kind": "category", "source": "tags", "multivalent": True, "separator": "|"},
+        **{"max_values": 2, "keep": "last"},
+    },
+    {"name": "words", "kind": "text", "source": "tags", "words": [1, 2]},
+    {"name": "user_price", "kind": "cross", "of": ["user", "price"]},
+    {"name": "color_labels", "kind": "cross", "of": ["color", "labels"]},
+]
+KEPT = ("user", "code", "labels", "words", "user_price", "color_labels")
+
+
+def make_mapping(**changes):
+    content = {"features": FEATURES, "derive": {}, "joins": None, "keep_values": "all", "query": None}
+    return raw_logs.make_mapping(**{**content, **changes})
+
+
+def price_text(price):
+    if price is None:
+        return "missing"
+    edges = sum(float(price) >= edge for edge in (1, 10, 100))
+    return ["below 1", "1 to 10", "10 to 100", "100 and more"][edges]
+
+
+def values_of(row):
+    """What the ids of a raw row stand for, in plain Python."""
+    words = (row["tags"] or "").split("|") if row["tags"] else []
+    labels = words[-2:]
+    return {
+        "user": [row["user"]],
+        "code": [row["code"]] if row["code"] else [],
+        "labels": labels,
+        "words": words + [" ".join(pair) for pair in pairwise(words)],
+        "user_price": [f"{row['user']} x {price_text(row['price'])}"],
+        "color_labels": [f"{row['color'] or 'missing'} x {label}" for label in labels],
+    }
+
+
+def ids_of_rows(log):
+    """Of each example the ids of each feature, without those of missing values."""
+    schema = read_schema(log)
+    found = {}
+    for manifest in read_manifests(log):
+        for entry in manifest.shards:
+            table = read_shard(log, entry, schema)
+            matrix = unpack_ids(table.column("ids").combine_chunks(), schema)
+            for place, example in enumerate(table.column("example_id").to_pylist()):
+                ids = dict(zip(schema.single_valued, ([int(one)] for one in matrix[place]), strict=True))
+                ids |= {name: table.column(name)[place].as_py() for name in schema.multivalent}
+                found[example] = {name: [one for one in own if one] for name, own in ids.items()}
+    return found
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return raw_logs.make_rows(120, seed=3)
+
+
+@pytest.fixture(scope="module")
+def given(rows, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("in")
+    return [
+        raw_logs.write_rows(folder, sorted(rows, key=lambda row: int(row["time"]))[begin:end], name=name)
+        for name, begin, end in (("one", 0, 70), ("two", 70, 120))
+    ]
+
+
+@pytest.fixture(scope="module")
+def log(given, tmp_path_factory):
+    out = tmp_path_factory.mktemp("log") / "log"
+    ingest(make_mapping(), given, out, now_us=NOW)
+    return out
+
+
+def test_values_are_those_of_the_rows(log, rows):
+    ids = ids_of_rows(log)
+    for name in KEPT:
+        own = {one for found in ids.values() for one in found[name]}
+        kept = read_values(log, name, own)
+        assert set(kept) == own and own
+        for row in rows:
+            values = [kept[one] for one in ids[int(row["id"])][name]]
+            if name == "code":
+                # Of two ids three values share one.
+                assert all(
+                    value in shown.split(" | ")
+                    for value, shown in zip(values_of(row)[name], values, strict=True)
+                )
+            else:
+                assert values == values_of(row)[name], name
+    assert any(" | " in shown for shown in read_values(log, "code", {1, 2}).values())
+    # By their fingerprints, made in another way.
+    wanted = dict(zip(string_ids(np.array(["3", "7"])).tolist(), ["3", "7"], strict=True))
+    assert read_values(log, "user", wanted) == wanted
+
+
+def test_unknown_ids_and_other_features_have_no_values(log):
+    assert read_values(log, "user", [0, 5, -1]) == {} == read_values(log, "price", [1, 2])
+    schema = read_schema(log)
+    name = name_ids(schema, log, {"user": [0, 5], "price": [1]})
+    assert (name("user", 0), name("user", 5), name("price", 1)) == ("missing", None, "below 1")
+
+
+@pytest.mark.parametrize("query", [None, {"session": {"by": "user", "gap": "1800s"}}])
+def test_files_one_after_another_give_the_bytes_of_one_ingest(given, tmp_path, query):
+    mapping = make_mapping(query=query)
+    ingest(mapping, given, tmp_path / "whole", now_us=NOW)
+    for path in given:
+        ingest(mapping, [path], tmp_path / "log", append=path != given[-1], now_us=NOW)
+    found, wanted = raw_logs.log_bytes(tmp_path / "log"), raw_logs.log_bytes(tmp_path / "whole")
+    assert found == wanted
+    assert sum(name.startswith(f"{FOLDER}/") for name in wanted) == len(read_manifests(tmp_path / "log"))
+
+
+def test_the_log_is_the_same_without_values_and_gets_them_later(given, log, tmp_path):
+    ingest(make_mapping(keep_values=[]), given, tmp_path / "log", now_us=NOW)
+    without = raw_logs.log_bytes(tmp_path / "log")
+    wanted = raw_logs.log_bytes(log)
+    assert without == {name: content for name, content in wanted.items() if not name.startswith(FOLDER)}
+    assert read_values(tmp_path / "log", "user", string_ids(np.array(["3"])).tolist()) == {}
+    ingest(make_mapping(), given, tmp_path / "log", now_us=NOW)
+    assert raw_logs.log_bytes(tmp_path / "log") == wanted
+
+
+def test_rows_that_were_held_back_without_values_have_none(given, tmp_path):
+    out = tmp_path / "log"
+    ingest(make_mapping(keep_values=[], partition="7d"), given[:1], out, append=True, now_us=NOW)
+    ingest(make_mapping(keep_values=["user", "labels"], partition="7d"), given[1:], out, now_us=NOW)
+    ids = ids_of_rows(out)
+    for name in ("user", "labels"):
+        kept = read_values(out, name, {one for found in ids.values() for one in found[name]})
+        assert kept
+        # Those of the second file alone.
+        late = raw_logs.make_rows(120, seed=3)
+        late.sort(key=lambda row: int(row["time"]))
+        assert set(kept.values()) == {value for row in late[70:] for value in values_of(row)[name]}
+
+
+def test_a_damaged_file_is_named(log, tmp_path):
+    manifest = read_manifests(log)[0]
+    path = values_path(log, manifest)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    try:
+        with pytest.raises(InputError, match=f"{path.name}: not a Parquet file"):
+            read_values(log, "user", [1])
+    finally:
+        path.write_bytes(content)
+
+
+def test_the_command_keeps_them_for_any_mapping(given, log, tmp_path, capsys):
+    content = raw_logs.base_content(features=FEATURES, derive={}, joins=[], query="none")
+    (tmp_path / "mapping.yaml").write_text(json.dumps(content))
+    arguments = ["ingest", "table", *map(str, given), "--mapping", str(tmp_path / "mapping.yaml")]
+    assert main([*arguments, "--out", str(tmp_path / "log"), "--keep-values", "all"]) == 0
+    assert raw_logs.log_bytes(tmp_path / "log") == raw_logs.log_bytes(log)
+    assert main([*arguments, "--out", str(tmp_path / "few"), "--keep-values", "user, words"]) == 0
+    ids = ids_of_rows(log)[10_000]
+    assert read_values(tmp_path / "few", "user", ids["user"]) == read_values(log, "user", ids["user"]) != {}
+    assert read_values(tmp_path / "few", "labels", ids["labels"]) == {}
+    capsys.readouterr()
+    assert main([*arguments, "--out", str(tmp_path / "none"), "--keep-values", "price"]) == 1
+    assert "keep_values names price, whose ids say by themselves" in capsys.readouterr().err
+    # Also for the formats of the package.
+    assert keeping_values(load_format("movielens"), "all").kept_values
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["nobody"], "keep_values names nobody, which is not a feature; allowed: user, code"),
+        (["price"], "keep_values names price, whose ids say by themselves what they stand for"),
+        (["color"], "keep_values names color, whose ids say"),
+        (["user", "user"], "a feature appears twice"),
+    ],
+)
+def test_features_without_raw_values_are_refused(names, message):
+    with pytest.raises(InputError, match=message):
+        make_mapping(keep_values=names)
