@@ -2,6 +2,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ctr.io.hashing import splitmix64
+
 
 @dataclass(frozen=True)
 class GrowingFeature:
@@ -17,6 +19,13 @@ class Learned:
     fresh: np.ndarray
 
 
+@dataclass(frozen=True)
+class Occupants:
+    rows: np.ndarray
+    features: np.ndarray
+    fingerprints: np.ndarray
+
+
 class IdMap:
     def __init__(self, features, first_slot, admission, eviction):
         self.f, self.first, self.d = features, first_slot, {}
@@ -28,8 +37,8 @@ class IdMap:
     def look_up(self, features, fps):
         return np.array(
             [
-                self.d.get((int(a), int(b)), self.f[a].shared_row + int(b) % self.f[a].shared_rows)
-                for a, b in zip(features, fps)
+                self.d.get((int(a), int(b)), self.f[a].shared_row + int(m) % self.f[a].shared_rows)
+                for a, b, m in zip(features, fps, splitmix64(fps.view(np.uint64)))
             ],
             np.int32,
         )
@@ -43,6 +52,10 @@ class IdMap:
                 fresh.append(i)
             rows.append(self.d[k])
         return Learned(np.array(rows, np.int32), np.array(fresh, np.int64))
+
+    def occupants(self):
+        rows = np.array(list(self.d.values()), np.int32)
+        return Occupants(rows, self.to_arrays()["feature"], self.to_arrays()["fingerprint"])
 
     def to_arrays(self):
         return {
