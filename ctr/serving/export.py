@@ -23,7 +23,7 @@ from ctr.io.files import make_folder, sync_folder, write_atomic
 from ctr.io.versions import DELTA, DELTA_FILE, PARTIAL, version_number, versions
 from ctr.serving.calls import calls_text
 from ctr.serving.delta import change_counts, find_changes
-from ctr.serving.metadata import FORMAT, check_files, is_delta, model_schema, read_chain, read_metadata
+from ctr.serving.metadata import FORMAT, check_files, model_schema, read_chain, read_metadata
 from ctr.serving.saved_model import (
     rewrite_model,
     snapshot_weights,
@@ -89,7 +89,7 @@ def export_model(model: Path, out: Path) -> Exported:
     """Publishes an exported model as a full version in ``out``, also where it is a delta.
 
     Raises:
-        InputError: the model or one that it changes is damaged or missing, or as for ``export_run``.
+        InputError: the model or one that it builds on is damaged or missing, or as for ``export_run``.
     """
     chain, metadata = read_chain(model), read_metadata(model)
     check_files(model, metadata)
@@ -128,9 +128,9 @@ def publish(
     """
     with _publishing(out, wait):
         examples, described = snapshot.examples, describe(snapshot)
-        final = out / str(examples)
-        for path in reversed(versions(out)):
-            if version_number(path) == examples and (full_every > 1 or not is_delta(path)):
+        final, delta = out / str(examples), out / f"{examples}{DELTA}"
+        for path in (final, delta) if full_every > 1 else (final,):
+            if path.exists():
                 return Exported(path, False, _check_same(path, described))
         _check_same_run(out, described)
         if (
@@ -143,8 +143,7 @@ def publish(
         if write is None:
             metadata = _write_durably(final, lambda folder: write_model(snapshot, folder, described))
         else:
-            final = out / f"{examples}{DELTA}"
-            metadata = _write_durably(final, write)
+            final, metadata = delta, _write_durably(delta, write)
         if keep is not None:
             _delete_all_but(out, keep)
         return Exported(final, True, metadata)
@@ -170,13 +169,13 @@ def _write_durably(final: Path, write: Callable[[Path], dict[str, Any]]) -> dict
 def _delete_all_but(out: Path, keep: int) -> None:
     """Deletes all versions but the newest and those that these build on: a delta before what it builds on."""
     found = versions(out)
-    needed = set(found[-keep:])
+    needed = {path.name for path in found[-keep:]}
     for path in found[-keep:]:
         with contextlib.suppress(InputError):
             chain = read_chain(path)
-            needed |= {chain.full, *chain.deltas}
+            needed |= {one.name for one in (chain.full, *chain.deltas)}
     for path in reversed(found):
-        if path not in needed:
+        if path.name not in needed:
             delete_model(path)
 
 

@@ -127,11 +127,15 @@ def test_the_command_line_makes_it_whole_and_scores_with_it(models, whole, tmp_p
     assert "is an exported model, not a run" in capsys.readouterr().err
 
 
-def test_what_a_kept_delta_needs_is_kept(snapshots, tmp_path):
+@pytest.mark.parametrize("out", [None, "models"])
+def test_what_a_kept_delta_needs_is_kept(snapshots, tmp_path, monkeypatch, out):
+    """Also where the directory is given by a relative path."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path if out is None else Path(out)
     found = []
     for snapshot in snapshots:
-        publish(snapshot, tmp_path, keep=1, full_every=3)
-        found.append(names(tmp_path))
+        publish(snapshot, folder, keep=1, full_every=3)
+        found.append(names(folder))
     assert found == [["100"], ["100", "200.delta"], ["100", "200.delta", "300.delta"], ["400"]]
 
 
