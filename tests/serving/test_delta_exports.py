@@ -3,10 +3,12 @@
 import json
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from ctr.cli import main
 from ctr.io.errors import InputError
@@ -18,10 +20,12 @@ from ctr.serving.export import export_model, publish
 from ctr.serving.metadata import find_model, read_chain, read_metadata
 from ctr.serving.scorer import Scorer
 from ctr.serving.weights import read_weights
+from ctr.training.config import ExportConfig
 from ctr.training.run import export_folder
 from ctr.training.run.snapshot import Snapshot
 from fault_points import Counting, watching
 from growing_cases import contents, draw_rows, make_run
+from model_cases import MODELS, make_snapshot
 
 EXPORT = {"every_examples": 100, "keep": 9, "full_every": 3}
 POSITIONS = (100, 200, 300, 400)
@@ -299,3 +303,21 @@ def test_killed_while_old_versions_are_deleted_all_that_are_left_can_be_used(
             assert names(folder)[-1] == "400"
     assert names(folder) == ["400"]
     assert count > 3
+
+
+def test_models_without_ids_that_grow_have_deltas_too(make_model_case, tmp_path):
+    """In bfloat16: of tables the rows that differ, by number."""
+    case = make_model_case(MODELS["plain"], "bfloat16", tmp_path / "run")
+    config = case.snapshot.config.model_copy(update={"export": ExportConfig(every_examples=1, full_every=2)})
+    snapshot = replace(case.snapshot, config=config)
+    assert publish(snapshot, tmp_path / "models", full_every=2).path.name == "123"
+    table = case.state.tables[0]
+    table.scatter_nd_update([[3], [5]], tf.ones([2, table.shape[1]]))
+    case.state.dense[0].assign_add(tf.ones_like(case.state.dense[0]))
+    later = make_snapshot(case.state, config, snapshot.schema, tmp_path / "run", 200)
+    made = publish(later, tmp_path / "models", full_every=2)
+    assert made.path.name == "200.delta"
+    assert [change["fixed"] for change in made.metadata["changes"].values()][:2] == [2, 0]
+    full = publish(later, tmp_path / "full").path
+    assert contents(export_model(made.path, tmp_path / "out").path) == contents(full)
+    np.testing.assert_array_equal(Scorer(made.path).predict(case.raw), Scorer(full).predict(case.raw))
