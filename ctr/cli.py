@@ -347,15 +347,25 @@ def _init_from(arguments: argparse.Namespace) -> Any:
 
 
 def _export(arguments: argparse.Namespace) -> None:
+    from ctr.serving.metadata import find_exported
     from ctr.training.run.directory import read_run_model
     from ctr.training.run.export_folder import check_models_folder
 
     check_models_folder(arguments.out)
-    read_run_model(arguments.run)
+    model = find_exported(arguments.run)
+    if model is None:
+        read_run_model(arguments.run)
+    elif arguments.checkpoint is not None:
+        raise InputError(
+            f"--checkpoint {arguments.checkpoint}: {arguments.run} is an exported model, not a run"
+        )
     _load_tensorflow()
-    from ctr.serving.export import example_calls, export_run
+    from ctr.serving.export import example_calls, export_model, export_run
 
-    exported = export_run(arguments.run, arguments.out, arguments.checkpoint)
+    if model is None:
+        exported = export_run(arguments.run, arguments.out, arguments.checkpoint)
+    else:
+        exported = export_model(model, arguments.out)
     result = {"model": str(exported.path), "made": exported.made, "position": exported.metadata["position"]}
     made = f"{exported.path}" + ("" if exported.made else ": exists already")
     _print_result(arguments, result, f"{made}\n\n{example_calls(exported)}")

@@ -402,7 +402,12 @@ def _export(commands: _Commands) -> None:
     export = _command(
         commands, "export", "write a run's model as a SavedModel in TensorFlow Serving's layout"
     )
-    export.add_argument("run", type=Path, metavar="RUN", help="run directory")
+    export.add_argument(
+        "run",
+        type=Path,
+        metavar="RUN",
+        help="run directory, or a model that a run exported as a delta, to write it as a whole",
+    )
     export.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="output directory of the model's versions"
     )

@@ -2,50 +2,48 @@
 
 import contextlib
 import gc
-import hashlib
 import json
+import logging
 import os
 import re
+import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
 
 from ctr import __version__
 from ctr.config import parse_model
 from ctr.io.errors import InputError
-from ctr.io.files import make_folder, sync_folder, write_atomic_bytes
-from ctr.serving.calls import FILE as CALLS
+from ctr.io.files import make_folder, sync_folder, write_atomic
+from ctr.io.versions import DELTA, DELTA_FILE, PARTIAL, version_number, versions
 from ctr.serving.calls import calls_text
-from ctr.serving.canonical import make_canonical
-from ctr.serving.metadata import (
-    EXTRA,
-    FILE,
-    FORMAT,
-    WARMUP,
-    hash_files,
-    model_schema,
-    read_metadata,
-    versions,
+from ctr.serving.delta import change_counts, find_changes
+from ctr.serving.metadata import FORMAT, check_files, model_schema, read_chain, read_metadata
+from ctr.serving.saved_model import (
+    rewrite_model,
+    snapshot_weights,
+    weights_hash,
+    write_metadata,
+    write_model,
 )
-from ctr.serving.requests import describe_requests
-from ctr.serving.signatures import serving_signatures
+from ctr.serving.weights import VARIABLES, read_weights
 from ctr.training.config import TrainConfig
-from ctr.training.run.export_folder import PARTIAL, check_models_folder, delete_model, only_publisher
+from ctr.training.run.export_folder import check_models_folder, delete_model, only_publisher
 from ctr.training.run.snapshot import Snapshot, read_snapshot
-from ctr.training.run.tensor_files import written_by_tensorflow
-from ctr.training.state import dense_weights
+
+log = logging.getLogger(__name__)
 
 # What tells models apart, whatever machine and library wrote them.
 _IDENTITY = ("format", "schema", "config", "compute_dtype", "model", "position", "logs", "weights")
-
-_WARMUP_BATCHES = (1, 64)
-_WARMUP_TEXT = b"warm up"
+# What two models of a run must share for one to be the other with other weights.
+_PROGRAM = ("format", "versions", "schema", "config", "compute_dtype")
+# What only a delta's metadata has.
+_BASE, _CHANGES = "base", "changes"
 
 
 @dataclass(frozen=True)
@@ -82,52 +80,143 @@ def export_from_run(snapshot: Snapshot) -> None:
     export = snapshot.config.export
     if export is None:
         raise ValueError("the configuration has no export section")
-    publish(snapshot, snapshot.run_dir / "exports", export.keep, wait=True)
+    publish(snapshot, snapshot.run_dir / "exports", export.keep, True, export.full_every)
     # Traced functions are cycles of objects, and hold tens of megabytes until Python looks for these.
     gc.collect()
 
 
-def publish(snapshot: Snapshot, out: Path, keep: int | None = None, wait: bool = False) -> Exported:
+def export_model(model: Path, out: Path) -> Exported:
+    """Publishes an exported model as a full version in ``out``, also where it is a delta.
+
+    Raises:
+        InputError: the model or one that it builds on is damaged or missing, or as for ``export_run``.
+    """
+    chain, metadata = read_chain(model), read_metadata(model)
+    check_files(model, metadata)
+    weights = read_weights(chain) if chain.deltas else None
+    described = {key: value for key, value in metadata.items() if key not in (_BASE, _CHANGES, "files")}
+
+    def write(folder: Path) -> dict[str, Any]:
+        if weights is not None:
+            return rewrite_model(chain.full, folder, described, weights)
+        shutil.copytree(model, folder)
+        return metadata
+
+    with _publishing(out, wait=False):
+        final = out / str(metadata["position"]["examples"])
+        if final.exists():
+            return Exported(final, False, _check_same(final, described))
+        _check_same_run(out, described)
+        return Exported(final, True, _write_durably(final, write))
+
+
+def publish(
+    snapshot: Snapshot, out: Path, keep: int | None = None, wait: bool = False, full_every: int = 1
+) -> Exported:
     """Writes a model to a temporary folder beside its place, makes it durable, and renames it there.
 
     Args:
         snapshot: the model.
         out: the folder of versions. A version that is there already stays as it is.
-        keep: how many of the newest versions stay; None: all.
+        keep: how many of the newest versions stay, beside those that these build on; None: all.
         wait: until no other process publishes in ``out``; otherwise that is an error.
+        full_every: number of versions from one full model to the next; those between are deltas.
 
     Raises:
         InputError: the version is there already and is another model's, the newest one is of another run, or another
             process is publishing in ``out``.
     """
-    check_models_folder(out)
-    make_folder(out)
-    with only_publisher(out, wait):
-        final = out / str(snapshot.examples)
-        described = describe(snapshot)
-        if final.exists():
-            return Exported(final, False, _check_same(final, described))
+    with _publishing(out, wait):
+        examples, described = snapshot.examples, describe(snapshot)
+        final, delta = out / str(examples), out / f"{examples}{DELTA}"
+        for path in (final, delta) if full_every > 1 else (final,):
+            if path.exists():
+                return Exported(path, False, _check_same(path, described))
         _check_same_run(out, described)
         if (
             keep is not None
-            and len([path for path in versions(out) if int(path.name) > snapshot.examples]) >= keep
+            and len([path for path in versions(out) if version_number(path) > examples]) >= keep
         ):
             # A resumed run does not repeat an export that it had deleted.
             return Exported(final, False, described)
-        partial = out / f"{final.name}{PARTIAL}"
-        metadata = _write(snapshot, partial, described)
-        _sync_tree(partial)
-        partial.rename(final)
-        sync_folder(out)
-        for old in versions(out)[:-keep] if keep is not None else []:
-            delete_model(old)
+        write = _delta_writer(snapshot, out, described, full_every)
+        if write is None:
+            metadata = _write_durably(final, lambda folder: write_model(snapshot, folder, described))
+        else:
+            final, metadata = delta, _write_durably(delta, write)
+        if keep is not None:
+            _delete_all_but(out, keep)
         return Exported(final, True, metadata)
+
+
+@contextlib.contextmanager
+def _publishing(out: Path, wait: bool) -> Iterator[None]:
+    check_models_folder(out)
+    make_folder(out)
+    with only_publisher(out, wait):
+        yield
+
+
+def _write_durably(final: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    partial = final.with_name(f"{final.name}{PARTIAL}")
+    metadata = write(partial)
+    _sync_tree(partial)
+    partial.rename(final)
+    sync_folder(final.parent)
+    return metadata
+
+
+def _delete_all_but(out: Path, keep: int) -> None:
+    """Deletes all versions but the newest and those that these build on: a delta before what it builds on."""
+    found = versions(out)
+    needed = {path.name for path in found[-keep:]}
+    for path in found[-keep:]:
+        with contextlib.suppress(InputError):
+            chain = read_chain(path)
+            needed |= {one.name for one in (chain.full, *chain.deltas)}
+    for path in reversed(found):
+        if path.name not in needed:
+            delete_model(path)
+
+
+def _delta_writer(
+    snapshot: Snapshot, out: Path, described: Mapping[str, Any], full_every: int
+) -> Callable[[Path], dict[str, Any]] | None:
+    """Returns a function that writes a model as a delta to the version before it; None: it has to be a full model.
+
+    The weights of the version before are read from the disk, so a run that was killed writes the same delta later.
+    """
+    earlier = [path for path in versions(out) if version_number(path) < snapshot.examples]
+    if full_every == 1 or not earlier:
+        return None
+    try:
+        chain = read_chain(earlier[-1])
+        base = read_metadata(chain.model)
+        if len(chain.deltas) + 1 >= full_every or any(base.get(key) != described[key] for key in _PROGRAM):
+            return None
+        changes = find_changes(read_weights(chain), snapshot_weights(snapshot))
+    except (InputError, ValueError) as error:
+        log.warning("%s: version %d is a full model: %s", out, snapshot.examples, error)
+        return None
+    metadata = {
+        **described,
+        **{key: base[key] for key in ("requests", "signatures", VARIABLES)},
+        _BASE: {"examples": base["position"]["examples"], "weights": base["weights"]},
+        _CHANGES: change_counts(changes),
+    }
+
+    def write(folder: Path) -> dict[str, Any]:
+        folder.mkdir()
+        write_atomic(folder / DELTA_FILE, lambda file: np.savez(file, **changes))  # type: ignore[arg-type]
+        return write_metadata(folder, metadata)
+
+    return write
 
 
 def _check_same(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
     metadata = read_metadata(path)
     recorded = _in_present_words(metadata, path)
-    different = [key for key in _IDENTITY if recorded.get(key) != described[key]]
+    different = [key for key in _IDENTITY if recorded.get(key) != described.get(key)]
     if different:
         raise InputError(
             f"{path}: this version already exists and belongs to another model ({', '.join(different)} differ): "
@@ -195,6 +284,7 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
                 }
                 for pieces in (transfer.pieces() for transfer in snapshot.network.transfers)
             ],
+            **({"ids": dict(snapshot.ids)} if snapshot.keys else {}),
         },
         "position": {
             "examples": position["examples"],
@@ -203,102 +293,11 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
             "last_query_time": progress["window_times"][1],
         },
         "logs": progress["consumed"],
-        "weights": _hash_weights(snapshot),
+        "weights": weights_hash(snapshot),
     }
     # Tuples become lists, as they are when it is read again.
     described: dict[str, Any] = json.loads(json.dumps(content))
     return described
-
-
-def _hash_weights(snapshot: Snapshot) -> str:
-    """Hashes all weights as float32 (SHA-256): two runs of the same description may have learned otherwise."""
-    names = [f"rows/{layout.name}" for layout in snapshot.layouts]
-    weights = [*zip(names, snapshot.tables, strict=True), *dense_weights(snapshot.network).items()]
-    digest = hashlib.sha256()
-    for name, variable in weights:
-        values = np.ascontiguousarray(variable.numpy().astype(np.float32, copy=False))
-        digest.update(f"{name} {values.shape}\n".encode())
-        digest.update(values.data)
-    return digest.hexdigest()
-
-
-def _write(snapshot: Snapshot, folder: Path, described: Mapping[str, Any]) -> dict[str, Any]:
-    signatures = serving_signatures(snapshot)
-    concrete = {name: signature.function.get_concrete_function() for name, signature in signatures.items()}
-    module = tf.Module()
-    # What no function reads is no part of it: no duals, no optimizer's state, no head that only ranks.
-    module.weights = _read_by(concrete.values())
-    outputs = {name: function.structured_outputs for name, function in concrete.items()}
-    # Clients that name no function mean this one.
-    concrete["serving_default"] = concrete["predict"]
-    with written_by_tensorflow(folder):
-        tf.saved_model.save(module, str(folder), signatures=concrete)
-        make_canonical(folder)
-    (folder / EXTRA).mkdir()
-    warmed = {name: signature.specs for name, signature in signatures.items() if name != "predict_ids"}
-    with written_by_tensorflow(folder / EXTRA / WARMUP):
-        _write_warmup(folder / EXTRA / WARMUP, warmed)
-    described_functions = {
-        name: {
-            "inputs": {
-                key: {"column": signature.sources[key], **_tensor_type(spec)}
-                for key, spec in signature.specs.items()
-            },
-            "outputs": {key: _tensor_type(value) for key, value in outputs[name].items()},
-        }
-        for name, signature in signatures.items()
-    }
-    write_atomic_bytes(folder / EXTRA / CALLS, calls_text(described_functions, snapshot.schema).encode())
-    metadata = {
-        **described,
-        "requests": describe_requests(snapshot.schema),
-        "signatures": described_functions,
-        "files": hash_files(folder),
-    }
-    write_atomic_bytes(folder / EXTRA / FILE, (json.dumps(metadata, indent=1) + "\n").encode())
-    return metadata
-
-
-def _write_warmup(path: Path, signatures: Mapping[str, Mapping[str, tf.TensorSpec]]) -> None:
-    """Writes the requests that TensorFlow Serving runs before a new model takes traffic, of one row and of many.
-
-    They are made up. Without them the first requests of clients would wait for what TensorFlow does once: optimizing
-    the graph, choosing kernels.
-
-    Args:
-        path: a TFRecord file of PredictionLog messages.
-        signatures: by function its inputs.
-    """
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for name, specs in signatures.items():
-            for rows in _WARMUP_BATCHES:
-                request = predict_pb2.PredictRequest()
-                request.model_spec.signature_name = name
-                for key, spec in specs.items():
-                    shape = [rows if size is None else size for size in spec.shape]
-                    value = _WARMUP_TEXT if spec.dtype == tf.string else 0
-                    filled = np.full(shape, value, spec.dtype.as_numpy_dtype)
-                    request.inputs[key].CopyFrom(tf.make_tensor_proto(filled, spec.dtype))
-                log = prediction_log_pb2.PredictionLog(
-                    predict_log=prediction_log_pb2.PredictLog(request=request)
-                )
-                writer.write(log.SerializeToString(deterministic=True))
-
-
-def _read_by(functions: Iterable[Any]) -> list[tf.Variable]:
-    """Lists the variables that functions read, in the order of first use: a graph's own order is that of a set."""
-    used: dict[int, tf.Variable] = {}
-    for function in functions:
-        by_handle = {id(variable.handle): variable for variable in function.graph.variables}
-        for captured in function.captured_inputs:
-            if id(captured) in by_handle:
-                used.setdefault(id(captured), by_handle[id(captured)])
-    return list(used.values())
-
-
-def _tensor_type(spec: Any) -> dict[str, Any]:
-    """Describes dtype and shape, -1 for any size."""
-    return {"dtype": spec.dtype.name, "shape": [-1 if size is None else size for size in spec.shape]}
 
 
 def _sync_tree(folder: Path) -> None:

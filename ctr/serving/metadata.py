@@ -6,10 +6,13 @@
     DIR/<version>/assets.extra/ctr.json          features, configuration, position, signatures, hashes of the files
     DIR/<version>/assets.extra/CALLS.md          calls of the model that can be run as they are
     DIR/<version>/assets.extra/tf_serving_warmup_requests
+    DIR/<version>.delta/delta.npz                differences from an earlier version (``ctr.serving.delta``)
+    DIR/<version>.delta/assets.extra/ctr.json    as above, and the version that the delta builds on
 
 The version is the run's position in the log, a number of examples.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from ctr.data.schema import Schema
 from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256
+from ctr.io.versions import DELTA, DELTA_FILE, FULL_FILE, versions
 
 FORMAT = 1
 EXTRA = "assets.extra"
@@ -25,22 +29,78 @@ FILE = "ctr.json"
 WARMUP = "tf_serving_warmup_requests"
 
 
-def versions(folder: Path) -> list[Path]:
-    """Lists the published versions in a folder, the oldest first."""
-    found = [path for path in folder.glob("*") if path.is_dir() and path.name.isdecimal()]
-    return sorted(found, key=lambda path: int(path.name))
+def is_delta(model: Path) -> bool:
+    """Returns whether a model is a delta to an earlier one."""
+    return (model / DELTA_FILE).is_file()
+
+
+def find_exported(path: Path) -> Path | None:
+    """Returns ``path`` where it is a model, else the newest version in it, or None when there is none."""
+    if (path / FULL_FILE).is_file() or is_delta(path):
+        return path
+    return next(reversed(versions(path)), None)
 
 
 def find_model(path: Path) -> Path:
     """Returns ``path`` where it is a model, else the newest version in it. Raises InputError when there is none."""
-    if (path / "saved_model.pb").is_file():
-        return path
-    found = versions(path)
-    if not found:
+    found = find_exported(path)
+    if found is None:
         raise InputError(
-            f"{path}: neither an exported model (no saved_model.pb) nor a directory of its versions"
+            f"{path}: neither an exported model (no {FULL_FILE}) nor a directory of its versions"
         )
-    return found[-1]
+    return found
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The versions that a model is made of.
+
+    Attributes:
+        full: a full model.
+        deltas: what is applied to it, in order; empty where the model is a full one.
+    """
+
+    full: Path
+    deltas: tuple[Path, ...]
+
+    @property
+    def model(self) -> Path:
+        """The model: the last of them."""
+        return self.deltas[-1] if self.deltas else self.full
+
+
+def read_chain(model: Path) -> Chain:
+    """Finds the versions that a model is made of; a delta's are in the same directory.
+
+    Raises:
+        InputError: the metadata of one of them is damaged, or what a delta builds on is missing or another model.
+    """
+    deltas: list[Path] = []
+    while is_delta(model):
+        deltas.append(model)
+        model = _find_base(model)
+    return Chain(model, tuple(reversed(deltas)))
+
+
+def _find_base(delta: Path) -> Path:
+    metadata = read_metadata(delta)
+    try:
+        position, weights = int(metadata["base"]["examples"]), metadata["base"]["weights"]
+        own = int(metadata["position"]["examples"])
+    except (KeyError, TypeError, ValueError):
+        raise InputError(
+            f"{delta / EXTRA / FILE}: does not name the version that the delta builds on: the file was changed"
+        ) from None
+    folder = delta.resolve().parent
+    found = [path for path in (folder / f"{position}", folder / f"{position}{DELTA}") if path.is_dir()]
+    if not found or position >= own:
+        raise InputError(f"{delta}: builds on version {position}, which is not in {folder}: restore it there")
+    for path in found:
+        if read_metadata(path).get("weights") == weights:
+            return path
+    raise InputError(
+        f"{delta}: builds on a version {position} with other weights than {found[0]} has: it is of another run"
+    )
 
 
 def hash_files(model: Path) -> dict[str, str]:

@@ -12,17 +12,19 @@ import tensorflow as tf
 
 from ctr.io.errors import InputError, one_line
 from ctr.serving.combine import probabilities, transfers_of
-from ctr.serving.metadata import check_files, find_model, model_schema, read_metadata
+from ctr.serving.metadata import Chain, check_files, find_model, model_schema, read_chain, read_metadata
 from ctr.serving.model_check import check_model
 from ctr.serving.raw_values import as_list, make_numbers, make_texts, make_times, row_count
 from ctr.serving.row_cache import RowCache
+from ctr.serving.weights import apply_deltas, variable_names
 
 
 class Scorer:
     """Calls the functions of an exported model on Python's values.
 
     Args:
-        path: the model's folder, or a folder of versions, of which the newest is taken.
+        path: the model's folder, or a folder of versions, of which the newest is taken. A delta needs the
+            versions that it builds on beside it.
         cached_rows: how many rows of U a factorized model keeps; 0: none.
 
     Attributes:
@@ -32,7 +34,8 @@ class Scorer:
         factorized: whether there are Q and U.
 
     Raises:
-        InputError: no model, a damaged one, or one that could do more than compute (``ctr.serving.model_check``).
+        InputError: no model, a damaged one, a delta without what it builds on, or one that could do more than compute
+            (``ctr.serving.model_check``).
 
     Example, of a model whose features read the columns user, price and position:
         >>> scorer = Scorer(folder)
@@ -44,14 +47,18 @@ class Scorer:
     def __init__(self, path: Path | str, cached_rows: int = 65_536) -> None:
         self.path = find_model(Path(path))
         self.metadata = read_metadata(self.path)
-        check_files(self.path, self.metadata)
         self.schema = model_schema(self.metadata, self.path)
-        check_model(self.path)
+        chain = read_chain(self.path)
+        full_metadata = read_metadata(chain.full)
+        check_files(chain.full, full_metadata)
+        check_model(chain.full)
         self._separators = self.schema.list_separators
         self._cache: RowCache | None = None
         try:
             # Functions are held by the loaded object.
-            self._loaded = tf.saved_model.load(str(self.path))
+            self._loaded = tf.saved_model.load(str(chain.full))
+            if chain.deltas:
+                _update(self._loaded.weights, variable_names(chain.full, full_metadata), chain)
             self._functions = {
                 name: _Function(self._loaded.signatures[name], described["inputs"])
                 for name, described in self.metadata["signatures"].items()
@@ -61,6 +68,8 @@ class Scorer:
             if self.factorized and cached_rows:
                 shape = self._loaded.signatures["ui"].structured_outputs["U"].shape[1:]
                 self._cache = RowCache(cached_rows, shape)
+        except InputError:
+            raise
         except Exception as error:
             # What TensorFlow raises for what it did not write itself has no common kind.
             raise InputError(f"{self.path}: cannot be loaded: {one_line(error)[:300]}") from None
@@ -90,8 +99,8 @@ class Scorer:
         """Computes ``p`` and ``logit``, float32 [N], of ids as a log holds them.
 
         Args:
-            packed: ``ids``, int32 [N, F], of the single-valued features; of each multivalent one ``NAME.values``,
-                int32 [V], row after row, and ``NAME.lengths``, int32 [N].
+            packed: ``ids``, [N, F], of the single-valued features; of each multivalent one ``NAME.values``, [V], row
+                after row, and ``NAME.lengths``, int32 [N]. Ids are of ``schema.id_type``.
         """
         function = self._functions["predict_ids"]
         return function({name: tf.constant(packed[column]) for name, column in function.columns.items()})
@@ -197,6 +206,14 @@ class Scorer:
             for name, column in zip(names, columns, strict=True)
         ]
         return tf.constant(texts, tf.string, shape=(len(texts), len(texts[0])))
+
+
+def _update(variables: Sequence[tf.Variable], names: Sequence[str], chain: Chain) -> None:
+    """Applies deltas to the variables of a loaded model."""
+    named = dict(zip(names, variables, strict=True))
+    weights = apply_deltas(chain, {name: variable.numpy() for name, variable in named.items()})
+    for name, variable in named.items():
+        variable.assign(weights[name])
 
 
 def _hashable(column: Any) -> list[Any]:

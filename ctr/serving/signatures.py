@@ -9,7 +9,9 @@
 ``predict_ids(ids)``
     ids as a log holds them -> ``p`` and ``logit``; so that logs are scored, which have no raw columns.
 
-All are pure TensorFlow operations without code of XLA or of the host, so that any TensorFlow runtime serves them.
+Where ids grow, an id is searched among the sorted keys of those that have a row of their own; others use shared rows,
+as in training. All are pure TensorFlow operations without code of XLA or of the host, so that any TensorFlow runtime
+serves them.
 """
 
 import keyword
@@ -21,15 +23,15 @@ from typing import Any
 import tensorflow as tf
 
 from ctr.data.feature_ops import row_numbers
-from ctr.data.schema import InputKind, Schema
+from ctr.data.schema import MISSING_ID, InputKind, Schema
 from ctr.data.transform import transform_tensors
 from ctr.models.click_model import TowerInput, ensemble_logit
 from ctr.models.embeddings import look_up, tower_inputs
-from ctr.models.rows import TableLayout
-from ctr.training.run.snapshot import Snapshot
+from ctr.models.rows import FeatureRows, TableLayout
+from ctr.training.run.snapshot import LAST_KEY, Snapshot
 
 Ids = Mapping[str, tf.Tensor | tf.RaggedTensor]
-"""By feature, int32 [N], or RaggedTensor [N, None] of a multivalent one."""
+"""By feature, int32 or int64 [N], or RaggedTensor [N, None] of a multivalent one."""
 
 PACKED_IDS = "ids"
 _INPUT_TYPES: Mapping[InputKind, tf.DType] = {"text": tf.string, "number": tf.float32, "time": tf.int64}
@@ -79,22 +81,31 @@ def _plain_name(source: str) -> str:
     return f"{name}_" if keyword.iskeyword(name) or name == "self" else name
 
 
-def serving_signatures(snapshot: Snapshot) -> dict[str, Signature]:
-    """Makes the functions of a model, by their names."""
+def serving_signatures(snapshot: Snapshot, alpha2: tf.Variable | None = None) -> dict[str, Signature]:
+    """Makes the functions of a model, by their names.
+
+    Args:
+        snapshot: the model.
+        alpha2: the weight of the crosses, where that is a variable of the model; by default it is a constant.
+    """
     schema, network = snapshot.schema, snapshot.network
     network.round_weights()
-    alpha2 = tf.constant(snapshot.alpha2, tf.float32)
+    if alpha2 is None:
+        alpha2 = tf.constant(snapshot.alpha2, tf.float32)
     # Of all columns, so that one has the same name and type in every function.
     names, kinds = input_names(schema.inputs), schema.inputs
 
     def inputs_of(ids: Ids, tower: str | None = None) -> dict[str, TowerInput]:
-        chosen = [
-            (layout, table)
-            for layout, table in zip(snapshot.layouts, snapshot.tables, strict=True)
+        chosen = {
+            number: layout
+            for number, layout in enumerate(snapshot.layouts)
             if tower is None or layout.tower == tower
+        }
+        looked_up = [
+            look_up(layout, snapshot.tables[number], _plan(layout, snapshot.keys.get(number), ids))
+            for number, layout in chosen.items()
         ]
-        looked_up = [look_up(layout, table, _plan(layout, ids)) for layout, table in chosen]
-        return tower_inputs(looked_up, [layout for layout, _ in chosen], network.factorized)
+        return tower_inputs(looked_up, list(chosen.values()), network.factorized)
 
     def scores(ids: Ids) -> dict[str, tf.Tensor]:
         return _outputs(network(inputs_of(ids), alpha2).logits)
@@ -155,17 +166,18 @@ def _raw_signature(
 def packed_columns(schema: Schema) -> tuple[str, ...]:
     """Returns the columns that hold the ids of N rows.
 
-    ``ids``, int32 [N, F], of the single-valued features; and of each multivalent feature ``NAME.values``, int32 [V],
-    row after row, and ``NAME.lengths``, int32 [N].
+    ``ids``, [N, F], of the single-valued features; and of each multivalent feature ``NAME.values``, [V], row after row,
+    and ``NAME.lengths``, int32 [N]. Ids are of the schema's ``id_type``.
     """
     return (PACKED_IDS, *(f"{name}.{part}" for name in schema.multivalent for part in ("values", "lengths")))
 
 
 def _packed_signature(schema: Schema, compute: Callable[[Ids], dict[str, tf.Tensor]]) -> Signature:
     names = input_names(packed_columns(schema))
-    single = schema.single_valued
-    specs = {name: tf.TensorSpec([None], tf.int32, name=name) for name in names}
-    specs[PACKED_IDS] = tf.TensorSpec([None, len(single)], tf.int32, name=PACKED_IDS)
+    single, id_type = schema.single_valued, tf.as_dtype(schema.id_type)
+    types = {name: tf.int32 if column.endswith(".lengths") else id_type for name, column in names.items()}
+    specs = {name: tf.TensorSpec([None], dtype, name=name) for name, dtype in types.items()}
+    specs[PACKED_IDS] = tf.TensorSpec([None, len(single)], id_type, name=PACKED_IDS)
 
     def function(inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         packed = {column: inputs[name] for name, column in names.items()}
@@ -179,21 +191,75 @@ def _packed_signature(schema: Schema, compute: Callable[[Ids], dict[str, tf.Tens
     return Signature(_graph_function(function, specs), names)
 
 
-def _plan(layout: TableLayout, ids: Ids) -> dict[str, tf.Tensor]:
+def _plan(layout: TableLayout, keys: tf.Variable | None, ids: Ids) -> dict[str, tf.Tensor]:
     """Finds the rows of a table that N examples need, for ``ctr.models.embeddings.look_up`` on the whole table."""
-    offsets = layout.offsets()
     some = ids[layout.features[0].name]
     rows = some.nrows(tf.int32) if isinstance(some, tf.RaggedTensor) else tf.shape(some)[0]
     plan = {"single": tf.zeros([rows, 0], tf.int32)}
     if layout.single:
-        single = tf.stack([ids[feature.name] for feature in layout.single], axis=1)
-        plan["single"] = single + tf.constant([offsets[feature.name] for feature in layout.single])
+        plan["single"] = _single_rows(layout, keys, ids)
     values, segments = [], []
     for index, feature in enumerate(layout.multivalent):
         ragged = ids[feature.name]
-        values.append(ragged.values + offsets[feature.name])
+        if feature.growing:
+            values.append(_growing_rows(layout, keys, [feature], ragged.values[:, tf.newaxis])[:, 0])
+        else:
+            values.append(tf.cast(ragged.values, tf.int32) + layout.offsets()[feature.name])
         row = tf.cast(row_numbers(ragged), tf.int32)
         segments.append(row * len(layout.multivalent) + index)
     if values:
         plan |= {"values": tf.concat(values, axis=0), "segments": tf.concat(segments, axis=0)}
     return plan
+
+
+def _single_rows(layout: TableLayout, keys: tf.Variable | None, ids: Ids) -> tf.Tensor:
+    """The rows of the single-valued features, int32 [N, S]."""
+    offsets = layout.offsets()
+    fixed = [feature for feature in layout.single if not feature.growing]
+    growing = [feature for feature in layout.single if feature.growing]
+    parts = []
+    if fixed:
+        numbers = tf.stack([ids[feature.name] for feature in fixed], axis=1)
+        parts.append(tf.cast(numbers, tf.int32) + tf.constant([offsets[feature.name] for feature in fixed]))
+    if growing:
+        prints = tf.stack([ids[feature.name] for feature in growing], axis=1)
+        parts.append(_growing_rows(layout, keys, growing, prints))
+    if len(parts) == 1:
+        return parts[0]
+    places = {feature.name: place for place, feature in enumerate([*fixed, *growing])}
+    return tf.gather(tf.concat(parts, axis=1), [places[feature.name] for feature in layout.single], axis=1)
+
+
+def _growing_rows(
+    layout: TableLayout, keys: tf.Variable | None, features: list[FeatureRows], ids: tf.Tensor
+) -> tf.Tensor:
+    """The rows of ids that grow, int32 [N, G]: an own one, else one of those that the ids of their feature share.
+
+    Args:
+        keys: of the rows behind the fixed ones (``Snapshot.keys``).
+        features: G features of the table.
+        ids: int64 [N, G].
+    """
+    assert keys is not None
+    all_offsets = layout.offsets()
+    offsets = tf.constant([all_offsets[feature.name] for feature in features])
+    sought = tf.bitwise.bitwise_xor(ids, tf.constant([feature.salt for feature in features], tf.int64))
+    place = tf.reshape(tf.searchsorted(keys, tf.reshape(sought, [-1])), tf.shape(ids))
+    found = tf.equal(tf.gather(keys, place), sought) & tf.not_equal(sought, LAST_KEY)
+    # As ``IdMap.look_up`` chooses it.
+    shared_rows = tf.constant([feature.buckets - 1 for feature in features], tf.uint64)
+    shared = tf.cast(tf.math.floormod(_splitmix64(tf.bitcast(ids, tf.uint64)), shared_rows), tf.int32)
+    rows = tf.where(found, layout.rows + place, offsets + 1 + shared)
+    return tf.where(tf.equal(ids, MISSING_ID), offsets, rows)
+
+
+def _splitmix64(values: tf.Tensor) -> tf.Tensor:
+    """``ctr.io.hashing.splitmix64`` of uint64 of any shape."""
+    mixed = values + tf.constant(0x9E3779B97F4A7C15, tf.uint64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = _folded(mixed, shift) * tf.constant(factor, tf.uint64)
+    return _folded(mixed, 31)
+
+
+def _folded(values: tf.Tensor, shift: int) -> tf.Tensor:
+    return tf.bitwise.bitwise_xor(values, tf.bitwise.right_shift(values, tf.constant(shift, tf.uint64)))

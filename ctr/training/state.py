@@ -222,14 +222,7 @@ class TrainState:
         for name, variable in variables.items():
             variable.assign(arrays[name])
         for number, id_map in self.id_maps.items():
-            prefix = f"ids/{self.layouts[number].name}/"
-            id_map.restore(
-                {
-                    name.removeprefix(prefix): array
-                    for name, array in arrays.items()
-                    if name.startswith(prefix)
-                }
-            )
+            id_map.restore(id_arrays(self.layouts[number], arrays))
 
     def optimizer_report(self) -> dict[str, float | int]:
         """What there is to watch of both optimizers."""
@@ -263,6 +256,12 @@ def make_id_map(layout: TableLayout, ids: IdsConfig) -> IdMap:
         for feature in layout.growing
     ]
     return IdMap(features, layout.rows, ids.admission, ids.eviction)
+
+
+def id_arrays(layout: TableLayout, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What a table's map restores itself from, of all arrays of a state."""
+    prefix = f"ids/{layout.name}/"
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def _shape(variable: tf.Variable) -> tuple[int, ...]:

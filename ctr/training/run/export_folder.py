@@ -7,8 +7,15 @@ from pathlib import Path
 
 from ctr.io.files import check_output_folder, sync_folder
 from ctr.io.locks import hold
-
-PARTIAL = ".partial"
+from ctr.io.versions import (
+    DELTA_FILE,
+    FULL_FILE,
+    PARTIAL,
+    is_partial,
+    is_version,
+    version_number,
+    versions,
+)
 
 
 def check_models_folder(out: Path) -> None:
@@ -18,7 +25,8 @@ def check_models_folder(out: Path) -> None:
 
 def _holds_models(folder: Path) -> bool:
     return any(
-        path.stem.isdecimal() and (path.suffix == PARTIAL or (path / "saved_model.pb").is_file())
+        is_partial(path.name)
+        or (is_version(path.name) and any((path / name).is_file() for name in (FULL_FILE, DELTA_FILE)))
         for path in folder.iterdir()
         if path.is_dir()
     )
@@ -38,7 +46,7 @@ def only_publisher(out: Path, wait: bool) -> Iterator[None]:
     (out / ".lock").touch()
     with hold(out / ".lock", "" if wait else f"{out}: another process is exporting to this directory"):
         for leftover in out.glob(f"*{PARTIAL}"):
-            if leftover.is_dir() and leftover.stem.isdecimal():
+            if leftover.is_dir() and is_partial(leftover.name):
                 shutil.rmtree(leftover)
         yield
 
@@ -54,8 +62,7 @@ def drop_after(out: Path, examples: int) -> None:
     if not out.is_dir():
         return
     with only_publisher(out, wait=True):
-        positions = (int(path.name) for path in out.iterdir() if path.is_dir() and path.name.isdecimal())
-        for position in sorted(positions, reverse=True):
-            if position > examples:
-                delete_model(out / str(position))
+        for version in reversed(versions(out)):
+            if version_number(version) > examples:
+                delete_model(version)
         sync_folder(out)

@@ -1,6 +1,8 @@
 """A model between two batches: what of a run is needed to predict, without what only training needs.
 
-No duals, accumulators, statistics or metrics: a snapshot is what an export is made of.
+No duals, accumulators, statistics or metrics: a snapshot is what an export is made of. Of a table in which ids grow it
+has the fixed rows, followed by those of the ids that have slots, in the order of their keys. A key is the exclusive or
+of an id's fingerprint and its feature's salt, as in ``ctr.models.rows``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +20,14 @@ from ctr.models.click_model import ClickModel
 from ctr.models.rows import TableLayout, check_table
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
+from ctr.training.ids.id_map import IdMap
 from ctr.training.run import checkpoint
 from ctr.training.run.directory import read_run_model
 from ctr.training.run.run import Run
-from ctr.training.state import create_network, dense_weights
+from ctr.training.state import create_network, dense_weights, id_arrays, make_id_map
+
+LAST_KEY = np.int64(np.iinfo(np.int64).max)
+"""The last of all keys, which no id has: a search among keys always finds a place."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,11 @@ class Snapshot:
         schema: the features.
         compute_dtype: in which the run computes, ``float32`` or ``bfloat16``.
         layouts: of the tables.
-        tables: for each layout its variable, float32 [rows, columns]; while training goes on, its own.
+        tables: for each layout its variable, float32 [rows, columns]; while training goes on, its own, but where ids
+            grow a copy.
+        keys: for each layout in which ids grow, by its number, the keys of the rows behind the fixed ones, rising, and
+            ``LAST_KEY``: int64 [ids + 1].
+        ids: by feature whose ids grow the number of those that have a row.
         network: everything but the tables, with weights of its own and nothing that XLA compiles.
         progress: where the run stood (``ctr.training.run.run.Run.progress``).
     """
@@ -45,6 +55,8 @@ class Snapshot:
     compute_dtype: str
     layouts: tuple[TableLayout, ...]
     tables: Sequence[tf.Variable]
+    keys: Mapping[int, tf.Variable]
+    ids: Mapping[str, int]
     network: ClickModel
     progress: Mapping[str, Any]
 
@@ -69,7 +81,8 @@ def take_snapshot(run: Run) -> Snapshot:
     state, compute_dtype = run.state, resolve_compute_dtype(run.config)
     weights = {name: variable.numpy() for name, variable in dense_weights(state.network).items()}
     network = _network(state.layouts, run.config, compute_dtype, weights)
-    parts = (state.layouts, state.tables, network, run.progress())
+    tables = _served_tables(state.layouts, state.tables, state.id_maps)
+    parts = (state.layouts, *tables, network, run.progress())
     return Snapshot(run.run_dir, run.config, run.schema, compute_dtype, *parts)
 
 
@@ -88,17 +101,57 @@ def read_snapshot(run_dir: Path, examples: int | None = None) -> Snapshot:
     arrays, progress = checkpoint.read(run_dir / "checkpoints", examples)
     weights = {name.removeprefix("weights|"): array for name, array in arrays.items()}
     try:
-        tables = [tf.Variable(_table(layout, weights)) for layout in layouts]
+        tables, id_maps = _trained_tables(layouts, config, weights)
+        served = _served_tables(layouts, tables, id_maps)
         network = _network(layouts, config, compute_dtype, weights)
     except (KeyError, ValueError) as error:
         raise InputError(f"{run_dir}: the checkpoint is of another model than config.yaml: {error}") from None
-    return Snapshot(run_dir, config, schema, compute_dtype, layouts, tables, network, progress)
+    return Snapshot(run_dir, config, schema, compute_dtype, layouts, *served, network, progress)
 
 
-def _table(layout: TableLayout, weights: Mapping[str, np.ndarray]) -> np.ndarray:
-    table = weights[f"rows/{layout.name}"]
-    check_table(table, layout)
-    return table
+def _trained_tables(
+    layouts: Sequence[TableLayout], config: TrainConfig, weights: Mapping[str, np.ndarray]
+) -> tuple[list[tf.Variable], dict[int, IdMap]]:
+    """The tables and maps of a checkpoint."""
+    tables, id_maps, is_growing = [], {}, any(layout.growing for layout in layouts)
+    for number, layout in enumerate(layouts):
+        table, needed = weights[f"rows/{layout.name}"], layout.rows
+        if layout.growing:
+            id_maps[number] = make_id_map(layout, config.ids)
+            id_maps[number].restore(id_arrays(layout, weights))
+            needed = id_maps[number].rows
+        check_table(table, layout)
+        if len(table) < needed:
+            raise ValueError(f"table {layout.name} has the shape {list(table.shape)}")
+        # The name is in the exported file. Where no ids grow, exports keep the bytes that they have always had.
+        tables.append(tf.Variable(table, name=f"rows/{layout.name}" if is_growing else None))
+    return tables, id_maps
+
+
+def _served_tables(
+    layouts: Sequence[TableLayout], tables: Sequence[tf.Variable], id_maps: Mapping[int, IdMap]
+) -> tuple[list[tf.Variable], dict[int, tf.Variable], dict[str, int]]:
+    """What ``Snapshot`` has of tables: ``tables``, ``keys`` and ``ids``."""
+    served, keys, ids = list(tables), dict[int, tf.Variable](), dict[str, int]()
+    for number, id_map in id_maps.items():
+        layout, occupants = layouts[number], id_map.occupants()
+        salts = np.array([feature.salt for feature in layout.growing], np.int64)
+        # Two features' ids with the same key (one pair in 2^64) cannot be distinguished: only one of them has its row.
+        found, first = np.unique(occupants.fingerprints ^ salts[occupants.features], return_index=True)
+        first = first[found != LAST_KEY]
+        rows = np.concatenate([np.arange(layout.rows, dtype=np.int32), occupants.rows[first]])
+        served[number] = tf.Variable(
+            tf.gather(tables[number], rows), name=f"rows/{layout.name}", shape=[None, layout.columns]
+        )
+        keys[number] = tf.Variable(
+            np.append(found[: len(first)], LAST_KEY),
+            name=f"keys/{layout.name}",
+            shape=[None],
+            trainable=False,
+        )
+        counts = np.bincount(occupants.features[first], minlength=len(layout.growing))
+        ids |= {feature.name: int(count) for feature, count in zip(layout.growing, counts, strict=True)}
+    return served, keys, ids
 
 
 def _network(

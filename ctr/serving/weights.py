@@ -1,0 +1,93 @@
+"""The weights of exported models by name: reading and writing them, and applying deltas.
+
+This is possible for updatable models (``ctr.serving.saved_model``), whose metadata names the variables.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from ctr.io.arrays import read_arrays
+from ctr.io.errors import InputError, one_line
+from ctr.io.versions import DELTA_FILE
+from ctr.serving.delta import Weights, apply_changes, hash_weights
+from ctr.serving.metadata import Chain, check_files, read_metadata
+
+VARIABLES = "variables"
+"""The key of the metadata that names the variables, in their order in the SavedModel."""
+
+_PREFIX = Path("variables") / "variables"
+# TensorFlow's own record of the objects that hold the variables.
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+
+
+def variable_names(model: Path, metadata: dict[str, Any]) -> list[str]:
+    """Returns the names of the variables of a model. Raises InputError where it is not updatable."""
+    names = metadata.get(VARIABLES)
+    if not isinstance(names, list) or len(set(map(str, names))) < len(names):
+        raise InputError(f"{model}: does not name its variables, so no delta can change it")
+    return [str(name) for name in names]
+
+
+def read_weights(chain: Chain) -> Weights:
+    """Reads the weights of a model from its files.
+
+    Raises:
+        InputError: a file is damaged, or the model is not updatable.
+    """
+    metadata = read_metadata(chain.full)
+    names = variable_names(chain.full, metadata)
+    check_files(chain.full, metadata)
+    try:
+        stored = tf.train.load_checkpoint(str(chain.full / _PREFIX))
+        weights = {name: stored.get_tensor(_stored_name(number)) for number, name in enumerate(names)}
+    except Exception as error:
+        # TensorFlow raises errors of several kinds.
+        raise InputError(f"{chain.full}: cannot be read: {one_line(error)[:300]}") from None
+    return apply_deltas(chain, weights)
+
+
+def apply_deltas(chain: Chain, weights: Weights) -> Weights:
+    """Applies the deltas of a model to the weights of its full one.
+
+    Raises:
+        InputError: a delta is damaged, or the result does not have the hash that the model's metadata records.
+    """
+    for delta in chain.deltas:
+        metadata = read_metadata(delta)
+        check_files(delta, metadata)
+        try:
+            weights = apply_changes(weights, read_arrays(delta / DELTA_FILE))
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise InputError(f"{delta}: cannot be applied to {chain.full}: {one_line(error)[:300]}") from None
+    if hash_weights(weights) != read_metadata(chain.model).get("weights"):
+        raise InputError(f"{chain.model}: the weights do not have the recorded SHA-256; export the run again")
+    return weights
+
+
+def write_weights(folder: Path, full: Path, names: Sequence[str], weights: Weights) -> None:
+    """Writes the variables of a SavedModel as TensorFlow does when it saves one.
+
+    Args:
+        folder: of the model that is written.
+        full: another model with the same graph.
+        names: of the variables in their order.
+        weights: by name.
+    """
+    prefix = folder / _PREFIX
+    prefix.parent.mkdir(exist_ok=True)
+    objects = tf.train.load_checkpoint(str(full / _PREFIX)).get_tensor(_OBJECT_GRAPH)
+    stored = {_stored_name(number): weights[name] for number, name in enumerate(names)}
+    stored[_OBJECT_GRAPH] = objects
+    tf.raw_ops.SaveV2(
+        prefix=str(prefix),
+        tensor_names=list(stored),
+        shape_and_slices=[""] * len(stored),
+        tensors=[tf.constant(values) for values in stored.values()],
+    )
+
+
+def _stored_name(number: int) -> str:
+    return f"weights/{number}/.ATTRIBUTES/VARIABLE_VALUE"

@@ -1,0 +1,323 @@
+"""Exports that only hold what differs from the one before: what is written, kept, applied and refused."""
+
+import json
+import logging
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ctr.cli import main
+from ctr.io.errors import InputError
+from ctr.io.files import file_sha256
+from ctr.io.versions import versions
+from ctr.serving import export
+from ctr.serving.delta import hash_weights
+from ctr.serving.export import export_model, publish
+from ctr.serving.metadata import find_model, read_chain, read_metadata
+from ctr.serving.scorer import Scorer
+from ctr.serving.weights import read_weights
+from ctr.training.config import ExportConfig
+from ctr.training.run import export_folder
+from ctr.training.run.snapshot import Snapshot
+from fault_points import Counting, watching
+from growing_cases import contents, draw_rows, make_run
+from model_cases import MODELS, make_snapshot
+
+EXPORT = {"every_examples": 100, "keep": 9, "full_every": 3}
+POSITIONS = (100, 200, 300, 400)
+NAMES = ["100", "200.delta", "300.delta", "400"]
+
+
+@pytest.fixture(scope="module")
+def snapshots(tmp_path_factory) -> list[Snapshot]:
+    """Of a run that meets new ids, forgets some and changes some rows."""
+    run = make_run(tmp_path_factory.mktemp("deltas") / "run", "plain", export=EXPORT)
+    made = []
+    for number, position in enumerate(POSITIONS):
+        run.learn(draw_rows(30, seed=number, unknown=True))
+        run.move(seed=number, share=0.3 if number else 1)
+        slots = run.state.id_maps[0].occupants()
+        run.left_out |= {int(value) for value in slots.fingerprints[number : number + 3]}
+        made.append(run.snapshot(position))
+    return made
+
+
+@pytest.fixture(scope="module")
+def published(snapshots, tmp_path_factory) -> Path:
+    """Two deltas between two whole models."""
+    out = tmp_path_factory.mktemp("deltas") / "models"
+    for snapshot in snapshots:
+        assert publish(snapshot, out, 9, full_every=3).made
+    return out
+
+
+@pytest.fixture(scope="module")
+def whole(snapshots, tmp_path_factory) -> Path:
+    """The second and third as whole models."""
+    out = tmp_path_factory.mktemp("deltas") / "models"
+    for snapshot in snapshots[1:3]:
+        publish(snapshot, out)
+    return out
+
+
+@pytest.fixture
+def models(published, tmp_path) -> Path:
+    """A copy of them, without the last one."""
+    shutil.copytree(published, tmp_path / "models", ignore=shutil.ignore_patterns("400"))
+    return tmp_path / "models"
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in versions(folder)]
+
+
+def test_every_third_is_whole(published):
+    assert names(published) == NAMES
+    assert set(contents(published / "200.delta")) == {"assets.extra/ctr.json", "delta.npz"}
+
+
+@pytest.mark.parametrize("position", [200, 300])
+def test_predictions_are_those_of_the_whole_model_bit_by_bit(published, whole, position):
+    raw = draw_rows(60, seed=9, unknown=True)
+    delta, full = Scorer(published / f"{position}.delta"), Scorer(whole / str(position))
+    np.testing.assert_array_equal(delta.score(raw)["logit"], full.score(raw)["logit"])
+    assert delta.metadata["weights"] == full.metadata["weights"]
+    assert delta.metadata["position"] == full.metadata["position"]
+    assert delta.metadata["model"] == full.metadata["model"]
+    assert not np.array_equal(delta.predict(raw), Scorer(published / "100").predict(raw))
+
+
+def test_a_delta_counts_what_it_holds(snapshots, published):
+    first, second = (snapshot.keys[0].numpy()[:-1].tolist() for snapshot in snapshots[:2])
+    table = snapshots[0].layouts[0].name
+    changed = read_metadata(published / "200.delta")["changes"][table]
+    assert changed["removed"] == len(set(first) - set(second)) > 0
+    new = set(second) - set(first)
+    assert 0 < len(new) < changed["ids"] < len(second)
+
+
+@pytest.mark.parametrize("position", [200, 300])
+def test_made_whole_it_has_the_bytes_of_the_whole_model(published, whole, tmp_path, position):
+    made = export_model(published / f"{position}.delta", tmp_path)
+    assert made.path == tmp_path / str(position)
+    assert contents(made.path) == contents(whole / str(position))
+    assert not export_model(published / f"{position}.delta", tmp_path).made
+
+
+def test_a_full_model_is_copied(published, tmp_path):
+    assert contents(export_model(published / "400", tmp_path).path) == contents(published / "400")
+
+
+def test_the_command_line_makes_it_whole_and_scores_with_it(models, whole, tmp_path, capsys):
+    raw = {name: values[:4] for name, values in draw_rows(4, seed=9).items() if name != "tags"}
+    rows = [dict(zip(raw, values, strict=True)) for values in zip(*raw.values(), strict=True)]
+    lines = [json.dumps({**row, "tags": "t1|t2", "price": 1.0}) for row in rows]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    assert main(["export", str(models), "--out", str(tmp_path / "out")]) == 0
+    assert contents(tmp_path / "out" / "300") == contents(whole / "300")
+    made = []
+    capsys.readouterr()
+    for model in (models, tmp_path / "out"):
+        scores = tmp_path / f"{model.name}.parquet"
+        assert main(["score", str(model), str(tmp_path / "rows.jsonl"), "--out", str(scores), "--json"]) == 0
+        made.append((scores.read_bytes(), json.loads(capsys.readouterr().out)["model"]))
+    assert made[0][0] == made[1][0]
+    assert [Path(model).name for _, model in made] == ["300.delta", "300"]
+    assert main(["export", str(models), "--out", str(tmp_path / "other"), "--checkpoint", "5"]) == 1
+    assert "is an exported model, not a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("out", [None, "models"])
+def test_what_a_kept_delta_needs_is_kept(snapshots, tmp_path, monkeypatch, out):
+    """Also where the directory is given by a relative path."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path if out is None else Path(out)
+    found = []
+    for snapshot in snapshots:
+        publish(snapshot, folder, keep=1, full_every=3)
+        found.append(names(folder))
+    assert found == [["100"], ["100", "200.delta"], ["100", "200.delta", "300.delta"], ["400"]]
+
+
+def test_a_version_that_was_lost_is_written_again_with_the_same_bytes(snapshots, published, models):
+    for name, snapshot in (("200.delta", snapshots[1]), ("300.delta", snapshots[2])):
+        shutil.rmtree(models / name)
+        assert publish(snapshot, models, 9, full_every=3).path == models / name
+        assert contents(models / name) == contents(published / name)
+        assert not publish(snapshot, models, 9, full_every=3).made
+
+
+def test_a_version_that_is_there_twice_is_taken_whole(snapshots, published, models):
+    assert publish(snapshots[2], models).path == models / "300"
+    assert Scorer(models).path == models / "300"
+    # Another whole model is also what the next delta changes.
+    assert publish(snapshots[3], models, 9, full_every=3).path == models / "400.delta"
+    shutil.rmtree(models / "200.delta")
+    raw = draw_rows(20, seed=9)
+    np.testing.assert_array_equal(Scorer(models).predict(raw), Scorer(published / "400").predict(raw))
+
+
+def test_a_run_that_goes_back_deletes_deltas_too(models):
+    export_folder.drop_after(models, 250)
+    assert names(models) == ["100", "200.delta"]
+
+
+class TestWhatIsRefused:
+    def refused(self, model: Path, words: str) -> None:
+        for use in (Scorer, lambda path: export_model(path, path.parent / "out")):
+            with pytest.raises(InputError, match=words) as refusal:
+                use(model)
+            assert "\n" not in str(refusal.value)
+        assert names(model.parent / "out") == []
+
+    def change(self, model: Path, **keys) -> None:
+        path = model / "assets.extra" / "ctr.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
+
+    @pytest.mark.parametrize("missing", ["100", "200.delta"])
+    def test_a_missing_base(self, models, missing):
+        shutil.rmtree(models / missing)
+        self.refused(
+            models / "300.delta",
+            rf"delta: builds on version {missing[:3]}, which is not in .*models: restore it there",
+        )
+
+    def test_a_base_of_another_run(self, models, tmp_path):
+        run = make_run(tmp_path / "run", "plain", export=EXPORT)
+        shutil.rmtree(models / "100")
+        (models / "100").mkdir()
+        shutil.copytree(
+            publish(run.snapshot(100), tmp_path / "other").path, models / "100", dirs_exist_ok=True
+        )
+        self.refused(
+            models / "300.delta", r"200\.delta: builds on a version 100 with other weights than .*100 has"
+        )
+
+    @pytest.mark.parametrize("name", ["200.delta/delta.npz", "300.delta/delta.npz", "100/saved_model.pb"])
+    def test_a_damaged_file(self, models, name):
+        content = bytearray((models / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (models / name).write_bytes(content)
+        self.refused(models / "300.delta", f"{name}: damaged")
+
+    def test_another_result(self, models):
+        self.change(models / "300.delta", weights="0" * 64)
+        self.refused(models / "300.delta", r"300\.delta: the weights do not have the recorded SHA-256")
+
+    def test_changes_of_another_model(self, models):
+        np.savez(models / "300.delta" / "delta.npz", **{"rows/quality-2/numbers": np.array([10**6])})
+        files = json.loads((models / "300.delta/assets.extra/ctr.json").read_text())["files"]
+        self.change(
+            models / "300.delta", files={**files, "delta.npz": file_sha256(models / "300.delta/delta.npz")}
+        )
+        self.refused(models / "300.delta", r"300\.delta: cannot be applied to .*100")
+
+    @pytest.mark.parametrize(
+        "base", [None, {"examples": "x", "weights": ""}, {"examples": 300, "weights": "0"}]
+    )
+    def test_a_changed_base(self, models, base):
+        self.change(models / "300.delta", base=base)
+        self.refused(models / "300.delta", "does not name the version|builds on version 300, which is not in")
+
+
+@pytest.mark.parametrize("damage", ["missing", "flipped", "other version"])
+def test_where_no_delta_can_be_the_model_is_whole(snapshots, models, caplog, damage):
+    shutil.rmtree(models / "300.delta")
+    if damage == "missing":
+        shutil.rmtree(models / "100")
+    elif damage == "flipped":
+        path = models / "200.delta" / "delta.npz"
+        path.write_bytes(path.read_bytes()[:-5])
+    else:
+        path = models / "200.delta" / "assets.extra" / "ctr.json"
+        path.write_text(path.read_text().replace('"tensorflow": "2', '"tensorflow": "1'))
+    with caplog.at_level(logging.WARNING):
+        assert publish(snapshots[2], models, 9, full_every=3).path == models / "300"
+    assert ("is a full model" in caplog.text) == (damage != "other version")
+    assert read_weights(read_chain(find_model(models)))
+
+
+class Killed(BaseException):
+    pass
+
+
+def kill() -> None:
+    raise Killed
+
+
+POINTS = ("write.half", "fsync.before", "rename.before", "rename.after", "mkdir.after", "unlink.before")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_anywhere_while_a_delta_is_written_the_next_attempt_writes_the_same(
+    snapshots, published, models, tmp_path, point
+):
+    shutil.rmtree(models / "300.delta")
+    count, done = 0, False
+    while not done:
+        count += 1
+        folder = tmp_path / f"try-{count}"
+        shutil.copytree(models, folder)
+        try:
+            with watching(Counting(point, count, kill), training=False):
+                publish(snapshots[2], folder, 9, full_every=3)
+            done = True
+        except Killed:
+            # Whatever is there can be used: the version of before, or this one.
+            newest = find_model(folder)
+            assert newest.name in ("200.delta", "300.delta")
+            assert hash_weights(read_weights(read_chain(newest))) == read_metadata(newest)["weights"]
+            publish(snapshots[2], folder, 9, full_every=3)
+        assert contents(folder) == {
+            name: content for name, content in contents(published).items() if not name.startswith("400/")
+        }
+    assert count > 1 or point == "unlink.before"
+
+
+@pytest.mark.slow
+def test_killed_while_old_versions_are_deleted_all_that_are_left_can_be_used(
+    snapshots, published, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        export, "write_model", lambda snapshot, folder, _: shutil.copytree(published / "400", folder)
+    )
+    count, done = 0, False
+    while not done:
+        count += 1
+        folder = tmp_path / f"try-{count}"
+        shutil.copytree(published, folder, ignore=shutil.ignore_patterns("400"))
+        try:
+            with watching(Counting("rename.after", count, kill), training=False):
+                publish(snapshots[3], folder, keep=1, full_every=3)
+            done = True
+        except Killed:
+            for path in versions(folder):
+                assert hash_weights(read_weights(read_chain(path))) == read_metadata(path)["weights"]
+            publish(snapshots[3], folder, keep=1, full_every=3)
+            # What a killed attempt did not delete goes with the next version at the latest.
+            assert names(folder)[-1] == "400"
+    assert names(folder) == ["400"]
+    assert count > 3
+
+
+def test_models_without_ids_that_grow_have_deltas_too(make_model_case, tmp_path):
+    """In bfloat16: of tables the rows that differ, by number."""
+    case = make_model_case(MODELS["plain"], "bfloat16", tmp_path / "run")
+    config = case.snapshot.config.model_copy(update={"export": ExportConfig(every_examples=1, full_every=2)})
+    snapshot = replace(case.snapshot, config=config)
+    assert publish(snapshot, tmp_path / "models", full_every=2).path.name == "123"
+    table = case.state.tables[0]
+    table.scatter_nd_update([[3], [5]], tf.ones([2, table.shape[1]]))
+    case.state.dense[0].assign_add(tf.ones_like(case.state.dense[0]))
+    later = make_snapshot(case.state, config, snapshot.schema, tmp_path / "run", 200)
+    made = publish(later, tmp_path / "models", full_every=2)
+    assert made.path.name == "200.delta"
+    assert [change["fixed"] for change in made.metadata["changes"].values()][:2] == [2, 0]
+    full = publish(later, tmp_path / "full").path
+    assert contents(export_model(made.path, tmp_path / "out").path) == contents(full)
+    np.testing.assert_array_equal(Scorer(made.path).predict(case.raw), Scorer(full).predict(case.raw))
