@@ -86,10 +86,10 @@ class Architecture:
         rank_head: whether there is a second output, for a ranking loss (FF 4.1.1, multi-task).
         components: of the ensemble; 1: no ensemble.
         factors: None: the plain model.
-        gated: whether linear weights and network are two models, whose logits are combined by three fitted numbers::
+        gated: whether linear weights and network are two models, which two fitted numbers combine::
 
             alone = linear + b,    network = w . DCN(e_0) + b_n
-            logit = scale * alone + gate * (network - alone) + offset
+            logit = alone + gate * (network - alone) + offset
     """
 
     cross_layers: int
@@ -130,7 +130,7 @@ class _Component(tf.Module):
         self.fitted: dict[str, tf.Variable] = {}
         if a.gated:
             start = math.log(a.prior / (1.0 - a.prior))
-            both = {"network_bias": start, "scale": 1.0, "gate": 0.0} if has_network else {"scale": 1.0}
+            both = {"network_bias": start, "gate": 0.0} if has_network else {}
             self.fitted = {
                 name: tf.Variable(value, name=name) for name, value in {**both, "offset": 0.0}.items()
             }
@@ -322,7 +322,7 @@ def _gated_scores(
     components: Sequence[_Component], inputs: TowerInput, alpha2: tf.Tensor, alone: tf.Tensor
 ) -> Scores:
     fitted = components[0].fitted
-    logits = fitted["scale"] * alone + fitted["offset"]
+    logits = alone + fitted["offset"]
     if "gate" not in fitted:
         return Scores(logits, logits, alone)
     hidden = hidden_layers([component.towers["quality"] for component in components], inputs.e0, alpha2)

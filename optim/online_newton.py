@@ -43,14 +43,21 @@ class OnlineNewton:
         weights: float32 scalars.
         prior: the diagonal of P.
         forgetting: k.
+        ranges: the least and the largest value of each weight; None: any.
     """
 
     def __init__(
-        self, name: str, weights: Sequence[tf.Variable], prior: Sequence[float], forgetting: float
+        self,
+        name: str,
+        weights: Sequence[tf.Variable],
+        prior: Sequence[float],
+        forgetting: float,
+        ranges: Sequence[tuple[float, float]] | None = None,
     ) -> None:
         self.name, self.weights = name, tuple(weights)
         self._prior = np.diag(np.array(prior, np.float32))
         self._forgetting = forgetting
+        self._ranges = None if ranges is None else np.array(ranges, np.float32).T
         size = len(self.weights)
         self._information = tf.Variable(tf.zeros([size, size]), trainable=False)
         self._seen = tf.Variable(0.0, trainable=False)
@@ -78,7 +85,11 @@ class OnlineNewton:
         information = kept * self._information + found
         total = tf.reduce_sum(gradient[:, tf.newaxis] * columns, axis=0)
         move = -newton_solve(information + self._prior, total)
-        return NewtonStep(tf.clip_by_value(move, -MAX_STEP, MAX_STEP), information, seen)
+        move = tf.clip_by_value(move, -MAX_STEP, MAX_STEP)
+        if self._ranges is not None:
+            before = tf.stack([weight.read_value() for weight in self.weights])
+            move = tf.clip_by_value(before + move, *self._ranges) - before
+        return NewtonStep(move, information, seen)
 
     def apply(self, step: NewtonStep) -> None:
         """Makes a step."""

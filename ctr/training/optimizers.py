@@ -13,7 +13,8 @@ from ctr.optim.row_newton import RowNewton
 from ctr.training.config import DenseOptimizerConfig, EmbeddingOptimizerConfig
 
 _BIAS_PRIOR, _BIAS_FORGETTING = 0.3, 0.5
-_LAST_PRIORS = {"offset": 100.0, "scale": 100.0, "gate": 10.0}
+_LAST = {"offset": (100.0, (-20.0, 20.0)), "gate": (100.0, (0.0, 1.0))}
+"""What is fitted to the prediction: its prior in ``OnlineNewton``, and its range."""
 
 
 def dense_optimizer(config: DenseOptimizerConfig) -> DenseOptimizer:
@@ -54,19 +55,18 @@ def make_calibrators(weights: Mapping[str, tf.Variable]) -> tuple[OnlineNewton, 
     """The optimizers of ``ClickModel.calibrated``; none without weights.
 
     The first ones are of the biases, that of the linear weights and that of the network, which each learn with their
-    own model. The last one sees the prediction: of offset, scale and gate, with a prior, as an offset that swings costs
-    more than it gains.
+    own model. The last one sees the prediction: of the offset and the gate, with a prior, as an offset that swings costs
+    more than it gains. A gate never leaves the range between the two models.
     """
     if not weights:
         return ()
     biases = [weights[name] for name in ("output_bias", "network_bias") if name in weights]
-    last = [weights[name] for name in _LAST_PRIORS if name in weights]
+    names = [name for name in _LAST if name in weights]
+    priors, ranges = zip(*(_LAST[name] for name in names), strict=True)
     return (
         *(
             OnlineNewton(name, [bias], [_BIAS_PRIOR], _BIAS_FORGETTING)
             for name, bias in zip(("bias", "network_bias"), biases, strict=False)
         ),
-        OnlineNewton(
-            "prediction", last, [_LAST_PRIORS[name] for name in _LAST_PRIORS if name in weights], 1.0
-        ),
+        OnlineNewton("prediction", [weights[name] for name in names], priors, 1.0, ranges),
     )

@@ -257,7 +257,7 @@ class TrainStep:
                         for one in shifted
                     ]
                     learned, alone = tf.add_n(losses), shifted[0][0]
-                    inputs = [models[0][0], *(model[0] - models[0][0] for model in models[1:])]
+                    inputs = [model[0] - models[0][0] for model in models[1:]]
                     calibration.append(self._calibration(len(models), targets, logit, inputs))
         row_gradients, dense_gradients = tape.gradient(
             learned, (rows, state.dense), unconnected_gradients=tf.UnconnectedGradients.ZERO
