@@ -73,7 +73,7 @@ class BatchSize:
 
 
 def whole_query_batches(
-    blocks: Iterable[Rows], size: int | BatchSize, max_query_rows: int
+    blocks: Iterable[Rows], batch_rows: int | BatchSize, max_query_rows: int
 ) -> Iterator[Batch]:
     """Packs as many whole queries into each batch as fit into its rows.
 
@@ -81,17 +81,16 @@ def whole_query_batches(
 
     Args:
         blocks: a log's rows in order.
-        size: rows of a batch, at most.
+        batch_rows: rows of a batch, at most.
         max_query_rows: the number of rows that a query may have, at least those of a batch.
 
     Raises:
         InputError: a query has more than ``max_query_rows`` rows. It is named; nothing is cut off.
     """
-    size = BatchSize(size) if isinstance(size, int) else size
-    batch_rows = size.rows
+    size = BatchSize(batch_rows) if isinstance(batch_rows, int) else batch_rows
     pending: list[Rows] = []
     waiting = 0
-    enough = batch_rows
+    enough = size.rows
     for block in blocks:
         if not len(block):
             continue
@@ -106,7 +105,7 @@ def whole_query_batches(
             rest = rows.slice(packed, len(rows))
             pending, waiting = [rest], len(rest)
             # Joined again only when it has doubled: a large query may come in many small blocks.
-            enough = max(batch_rows, 2 * waiting)
+            enough = max(size.rows, 2 * waiting)
     if waiting:
         yield from _pack(join_rows(pending), size, max_query_rows, ended=True)
 
@@ -132,7 +131,7 @@ def _pack_seam(pending: Sequence[Rows], size: BatchSize, max_query_rows: int) ->
 
 
 def batches_within(
-    ends: np.ndarray, blocks: Iterable[Rows], size: int | BatchSize, max_query_rows: int
+    ends: np.ndarray, blocks: Iterable[Rows], batch_rows: int | BatchSize, max_query_rows: int
 ) -> Iterator[Batch]:
     """Packs like ``whole_query_batches``, but begins a new batch after each end.
 
@@ -141,7 +140,7 @@ def batches_within(
     """
     filled = (block for block in blocks if len(block))
     for _, part in groupby(filled, lambda block: int(np.searchsorted(ends, block.position[0], side="right"))):
-        yield from whole_query_batches(part, size, max_query_rows)
+        yield from whole_query_batches(part, batch_rows, max_query_rows)
 
 
 def _pack(rows: Rows, size: BatchSize, max_query_rows: int, ended: bool) -> Iterator[Batch]:

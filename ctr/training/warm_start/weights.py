@@ -119,8 +119,10 @@ def take_rows(
         A line for each feature, and the features whose embeddings were taken.
     """
     places, meanings, old_meanings = old.places(), feature_meanings(new.schema), feature_meanings(old.schema)
-    # The sum over a batch and its mean are gradients of different scales.
-    scaled = old.config.optimizer.embeddings.gradient == new.config.optimizer.embeddings.gradient
+    # The sum over a batch and its mean are gradients of different scales, and rules have state of their own.
+    mine, theirs = (side.config.optimizer.embeddings for side in (new, old))
+    differs = [key for key in ("gradient", "linear_rule") if getattr(mine, key) != getattr(theirs, key)]
+    scaled = not differs
     row_state = table_optimizer(new.config.optimizer.embeddings, new.layouts).row_state
     entries, kept = [], set()
     for name, (layout, begin, feature) in new.places().items():
@@ -150,7 +152,7 @@ def take_rows(
             kept.add(name)
         status: Status = "partly" if why else "taken"
         if not scaled:
-            why.append("optimizer.embeddings.gradient differs")
+            why += [f"optimizer.embeddings.{key} differs" for key in differs]
         entries.append(Entry("feature", name, status, status if scaled else "fresh", "; ".join(why)))
     gone = [name for name in places if name not in meanings]
     entries += [Entry("feature", name, "left", None, "the new run has none") for name in gone]
@@ -158,8 +160,8 @@ def take_rows(
 
 
 def _rows(table: np.ndarray, layout: TableLayout, begin: int, feature: FeatureRows) -> np.ndarray:
-    """A view of a feature's rows, [buckets, copies, width + 1]."""
-    return table.reshape(layout.rows, layout.copies, layout.width + 1)[begin : begin + feature.buckets]
+    """A view of a feature's rows, [buckets, copies, columns of a copy]."""
+    return table.reshape(len(table), layout.copies, -1)[begin : begin + feature.buckets]
 
 
 # Dense weights.
