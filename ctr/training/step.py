@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from ctr.models.click_model import Scores, ensemble_logit
 from ctr.models.embeddings import look_up, tower_inputs
+from ctr.models.query_effect import query_effect
 from ctr.models.row_curvature import row_curvature
 from ctr.models.rows import TableLayout
 from ctr.objective.config import ObjectiveConfig
@@ -250,8 +251,11 @@ class TrainStep:
                         self._calibration(number, targets, model[0], [])
                         for number, model in enumerate(models)
                     ]
-                    # What the whole batch shares is the bias's, and not to be learned by every weight besides.
-                    shifted = [model + step.move for model, step in zip(models, calibration, strict=True)]
+                    # What the whole batch shares is the bias's, what a query shares is nobody's.
+                    shifted = [
+                        self._without_query_effect(targets, model + step.move)
+                        for model, step in zip(models, calibration, strict=True)
+                    ]
                     losses = [
                         self._loss_and_terms(targets, one[0], Scores(one, one), ramps, duals, slices)[0]
                         for one in shifted
@@ -289,6 +293,13 @@ class TrainStep:
             self.config.objective, targets, logit, scores.logits, scores.rank_scores, ramps, duals, slices
         )
 
+    def _without_query_effect(self, targets: _Tensors, logits: tf.Tensor) -> tf.Tensor:
+        """Logits of one component, [1, B], with the effects of queries, from which there is nothing to learn."""
+        logit, weight = tf.stop_gradient(logits[0]), targets["own_weight"]
+        gradient = weight * (tf.sigmoid(logit) - targets["label"])
+        effect, _ = query_effect(targets["query"], gradient, weight * _curvature_of(logit))
+        return logits + effect
+
     def _curvature(
         self, layout: TableLayout, plan: _Tensors, targets: _Tensors, found: _Differentiated
     ) -> tuple[tf.Tensor, ...]:
@@ -297,7 +308,9 @@ class TrainStep:
             return ()
         # Rows of constraint logs learn from their constraint alone.
         weight = targets["own_weight" if self.config.objective.bias_constraints is None else "weight"]
-        return row_curvature(layout, plan, weight * _curvature_of(found.alone))
+        curvature, query = weight * _curvature_of(found.alone), targets["query"]
+        _, left = query_effect(query, curvature, curvature)
+        return row_curvature(layout, plan, curvature, query, left)
 
     def _calibration(
         self, number: int, targets: _Tensors, logit: tf.Tensor, inputs: Sequence[tf.Tensor]

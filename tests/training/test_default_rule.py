@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ctr.config import parse_model
+from ctr.models.query_effect import VARIANCE
 from ctr.optim import online_newton, row_newton
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
@@ -77,14 +78,28 @@ def progressive_pass(examples):
         recorded[batch] = final
         (shift,) = bias.step([np.ones(len(batch))], label, weight, alone)
         prediction.step([np.ones(len(batch))], label, weight, final)
-        p = 1 / (1 + np.exp(-(alone + shift)))
+        alone = alone + shift
+        p = 1 / (1 + np.exp(-alone))
+        query = examples.query[batch]
+        effect = np.zeros(len(batch))
+        for number in np.unique(query):
+            own = query == number
+            total = (weight * np.maximum(p * (1 - p), 1e-6))[own].sum()
+            effect[own] = -VARIANCE * (weight * (p - label))[own].sum() / (1 + VARIANCE * total)
+        p = 1 / (1 + np.exp(-(alone + effect)))
+        curvature = weight * np.maximum(p * (1 - p), 1e-6)
+        left, shared = np.ones(len(batch)), np.zeros((len(batch), 3), bool)
+        for number in np.unique(query):
+            own = (query == number) & (weight > 0)
+            left[own] = 1 / (1 + VARIANCE * curvature[own].sum())
+            shared[own] = [
+                len(set(examples.ids[np.array(batch)[own], column])) == 1 for column in range(3)
+            ]
         gradients, curvatures = ([np.zeros(rows) for rows in ROWS] for _ in range(2))
-        for row, g, h in zip(
-            batch, weight * (p - label), weight * np.maximum(p * (1 - p), 1e-6), strict=True
-        ):
+        for at, (row, g, h) in enumerate(zip(batch, weight * (p - label), curvature, strict=True)):
             for f, i, x in entries(row):
                 gradients[f][i] += g * x
-                curvatures[f][i] += h * x * x
+                curvatures[f][i] += h * x * x * (left[at] if f < 3 and shared[at, f] else 1)
         for f in range(FEATURES):
             precision, slope, bend = math.exp(log_prior[f]), 0.0, 0.0
             for i in np.flatnonzero(curvatures[f] > 0):
