@@ -8,8 +8,10 @@ import pytest
 from ctr.config import parse_model
 from ctr.models.query_effect import VARIANCE
 from ctr.optim import online_newton, row_newton
-from ctr.training.config import TrainConfig
-from ctr.training.loop import train
+from ctr.training.config import MetricsConfig, TrainConfig
+from ctr.training.loop import open_session, train
+from ctr.training.run.checkpoint import read as read_checkpoint
+from ctr.training.warm_start.start import InitFrom, warm_start
 
 PRIOR = 0.2
 CONFIG = parse_model(
@@ -133,3 +135,74 @@ def test_predictions_are_those_of_the_plain_loop(examples, default_run, read_pre
 
 def test_the_limits_are_those_of_the_module():
     assert online_newton.MAX_STEP == 1.0
+
+
+WITH_NETWORK = parse_model(
+    TrainConfig,
+    {
+        "batch": {"rows": 40, "growth": 0.1},
+        "model": {
+            "crosses": {"layers": 1, "rank": 2, "ramp": {"length": 100}},
+            "deep": {"units": [4]},
+            "init_scale": 0.3,
+        },
+        "optimizer": {"embeddings": {"learning_rate": 0.5}},
+        "checkpoint": {"every_examples": 10**6},
+        "compute_dtype": "float32",
+    },
+    "test",
+)
+
+
+def test_a_resumed_run_ends_with_the_same_bits(log, tmp_path, read_predictions):
+    train(log, WITH_NETWORK, tmp_path / "whole")
+    for batches in (3, 25):
+        left = iter(range(batches))
+        with open_session(log, WITH_NETWORK, tmp_path / "parts") as session:
+            session.advance(stop=lambda left=left: next(left, None) is None)
+            session.save()
+    train(log, WITH_NETWORK, tmp_path / "parts")
+    whole, parts = (read_checkpoint(tmp_path / name / "checkpoints")[0] for name in ("whole", "parts"))
+    assert {"weights|newton/prediction/information", "weights|prior_precision/quality-4"} <= whole.keys()
+    assert whole.keys() == parts.keys()
+    for name, array in whole.items():
+        np.testing.assert_array_equal(array, parts[name], err_msg=name)
+    logits = [read_predictions(tmp_path / name)["logit"] for name in ("whole", "parts")]
+    np.testing.assert_array_equal(*logits)
+
+
+def test_a_warm_start_goes_on_with_the_priors_and_the_gate(log, tmp_path):
+    left = iter(range(30))
+    with open_session(log, WITH_NETWORK, tmp_path / "old") as session:
+        session.advance(stop=lambda: next(left, None) is None)
+        session.save()
+    later = WITH_NETWORK.model_copy(update={"metrics": MetricsConfig(window_examples=77)})
+    warm_start(log, later, tmp_path / "new", InitFrom(tmp_path / "old"))
+    old, new = (read_checkpoint(tmp_path / name / "checkpoints")[0] for name in ("old", "new"))
+    names = [name for name in old if name.startswith("weights|")]
+    assert any("rows_prior" in name for name in names) and any("newton/" in name for name in names)
+    for name in names:
+        np.testing.assert_array_equal(new[name], old[name], err_msg=name)
+    # Under another rule the weights go on, and their state begins.
+    other = parse_model(
+        TrainConfig,
+        {
+            **WITH_NETWORK.model_dump(mode="json"),
+            "optimizer": {"embeddings": {"linear_rule": "adagrad", "learning_rate": 0.5}},
+        },
+        "test",
+    )
+    warm_start(log, other, tmp_path / "other", InitFrom(tmp_path / "old"))
+    found = read_checkpoint(tmp_path / "other" / "checkpoints")[0]
+    np.testing.assert_array_equal(found["weights|rows/quality-4"], old["weights|rows/quality-4"])
+    assert (found["weights|rows_accumulator/quality-4"][:, -1] == np.float32(0.1)).all()
+
+
+def test_compiled_steps_are_those_of_the_plain_graph(log, tmp_path, read_predictions):
+    found = []
+    for jit in (False, True):
+        config = WITH_NETWORK.model_copy(update={"jit": jit})
+        train(log, config, tmp_path / str(jit))
+        found.append(read_predictions(tmp_path / str(jit))["logit"][:300])
+    np.testing.assert_allclose(*found, atol=1e-3)
+    assert np.std(found[0]) > 0.2
