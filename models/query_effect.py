@@ -17,9 +17,7 @@ import tensorflow as tf
 VARIANCE = 0.1
 
 
-def query_effect(
-    query: tf.Tensor, gradient: tf.Tensor, curvature: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
+def query_effect(query: tf.Tensor, gradient: tf.Tensor, curvature: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes the effects of the queries of B rows.
 
     Args:

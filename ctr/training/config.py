@@ -365,8 +365,11 @@ def _resolve_together(content: dict[str, Any]) -> dict[str, Any]:
     ranking = objective.get("ranking") if isinstance(objective, dict) else None
     if isinstance(ranking, dict) and ranking.get("setup") == "multi_task":
         content = _with_auto(content, ("model", "network_loss"), "joint")
-    if isinstance(model, dict) and model.get("factorized") is not None:
-        content = _with_auto(content, ("optimizer", "embeddings", "linear_rule"), "adagrad")
+    if isinstance(model, dict) and model.get("factorized", model.get("factorised")) is not None:
+        optimizer = content.get("optimizer")
+        # Its name in records of earlier versions.
+        rows = "rows" if isinstance(optimizer, dict) and "rows" in optimizer else "embeddings"
+        content = _with_auto(content, ("optimizer", rows, "linear_rule"), "adagrad")
     return content
 
 

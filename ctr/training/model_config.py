@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from ctr.config import StrictModel
 from ctr.data.schema import Name, Schema, Tower
@@ -132,11 +132,13 @@ class ModelConfig(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _resolve(cls, content: Any) -> Any:
+    def _resolve(cls, content: Any, info: ValidationInfo) -> Any:
         if isinstance(content, dict) and content.get("network_loss", "auto") == "auto":
             ensemble = content.get("ensemble") or {}
             components = ensemble.get("components", 1) if isinstance(ensemble, dict) else ensemble.components
-            is_joint = content.get("factorized") is not None or components != 1
+            factorized = content.get("factorized", content.get("factorised"))
+            # Records of earlier versions, which have no such key, are of the only loss that there was.
+            is_joint = factorized is not None or components != 1 or info.context is not None
             return {**content, "network_loss": "joint" if is_joint else "own"}
         return content
 

@@ -45,9 +45,7 @@ def test_curvature_and_features_are_those_of_loops():
     expected, groups = np.zeros(layout.rows), np.full(layout.rows, -1)
     offsets, order = layout.offsets(), [feature.name for feature in layout.features]
     for row in np.flatnonzero(curvature):
-        shares = [
-            left[row] if len(set(ids_of[query[row]][:, column])) == 1 else 1.0 for column in (0, 1)
-        ]
+        shares = [left[row] if len(set(ids_of[query[row]][:, column])) == 1 else 1.0 for column in (0, 1)]
         assert shares[0] < 1  # Feature a is the query's.
         parts = [("a", ids[row, 0], shares[0]), ("b", ids[row, 1], shares[1])]
         for name, values in lists.items():

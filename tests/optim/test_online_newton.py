@@ -38,9 +38,7 @@ def test_steps_are_those_of_numpy(forgetting):
         seen += weight
         information = max(0, 1 - forgetting * weight / seen) * information
         information += (inputs * curvature[:, None]).T @ inputs
-        expected -= np.clip(
-            np.linalg.solve(information + np.diag([2.0, 5.0]), inputs.T @ gradient), -1, 1
-        )
+        expected -= np.clip(np.linalg.solve(information + np.diag([2.0, 5.0]), inputs.T @ gradient), -1, 1)
     np.testing.assert_allclose([weight.numpy() for weight in weights], expected, rtol=1e-4)
     assert set(made.variables) == {"newton/x/information", "newton/x/seen"}
 
@@ -59,9 +57,7 @@ def test_weights_stay_in_their_ranges():
     gate = tf.Variable(0.0)
     made = OnlineNewton("gate", [gate], [1.0], 0.0, [(0.0, 1.0)])
     for gradient, expected in ((5.0, 0.0), (-50.0, 1.0), (-50.0, 1.0), (1.0, 0.0)):
-        made.apply(
-            made.step([tf.ones(1)], tf.constant([gradient]), tf.constant([1e-3]), tf.constant(1.0))
-        )
+        made.apply(made.step([tf.ones(1)], tf.constant([gradient]), tf.constant([1e-3]), tf.constant(1.0)))
         assert 0.0 <= gate.numpy() <= 1.0
         if gradient != 1.0:
             assert gate.numpy() == expected

@@ -94,9 +94,7 @@ def progressive_pass(examples):
         for number in np.unique(query):
             own = (query == number) & (weight > 0)
             left[own] = 1 / (1 + VARIANCE * curvature[own].sum())
-            shared[own] = [
-                len(set(examples.ids[np.array(batch)[own], column])) == 1 for column in range(3)
-            ]
+            shared[own] = [len(set(examples.ids[np.array(batch)[own], column])) == 1 for column in range(3)]
         gradients, curvatures = ([np.zeros(rows) for rows in ROWS] for _ in range(2))
         for at, (row, g, h) in enumerate(zip(batch, weight * (p - label), curvature, strict=True)):
             for f, i, x in entries(row):
