@@ -30,9 +30,10 @@ def make_targets(
         capacity: B >= N.
 
     Returns:
-        ``query``, the number of each row's query, int32 [B]; ``label``, ``weight`` (train weights) and ``own_weight`` (those of the rows whose own losses count),
-        float32 [B]; with distillation ``teacher_logit``, float32 [B], NaN for none; with ranking ``pairs_clicked``,
-        ``pairs_other``, int32 [P], and ``pairs_weight``, float32 [P]; for each family ``slice/NAME``, int32 [B].
+        ``query``, the number of each row's query, int32 [B]; ``label``, ``weight`` (train weights) and ``own_weight``
+        (those of the rows whose own losses count), float32 [B]; with distillation ``teacher_logit``, float32 [B], NaN
+        for none; with ranking ``pairs_clicked``, ``pairs_other``, int32 [P], and ``pairs_weight``, float32 [P]; for
+        each family ``slice/NAME``, int32 [B].
     """
 
     def padded(values: np.ndarray, filling: float, dtype: type) -> np.ndarray:

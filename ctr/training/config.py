@@ -147,8 +147,8 @@ class DenseOptimizerConfig(StrictModel):
         learning_rate: the learning rate of dense weights.
         clip_norm: maximum norm of the gradient of all dense weights together, for each component of an
             ensemble separately. Null: no limit.
-        shampoo: options of Shampoo. Without any of them: AdaGrad alone. ``start_preconditioning_step: null`` leaves AdaGrad with momentum;
-            ``weight_decay`` applies to matrices, not to biases; ``sparse`` cannot be changed.
+        shampoo: options of Shampoo; without any of them AdaGrad alone. ``start_preconditioning_step: null`` leaves
+            AdaGrad with momentum; ``weight_decay`` applies to matrices, not to biases; ``sparse`` cannot be changed.
         schedule: how the learning rate changes with the examples trained on. By default it does not.
     """
 
