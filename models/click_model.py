@@ -43,10 +43,14 @@ class Scores(NamedTuple):
     Attributes:
         logits: float32 [n, B], of the click.
         rank_scores: float32 [n, B], of the rank head, which only training uses; without such a head the logits.
+        alone: float32 [n, B], the logits of the linear weights alone, where the network is gated.
+        network: float32 [n, B], those of the network alone, where it is gated; None without a network.
     """
 
     logits: tf.Tensor
     rank_scores: tf.Tensor
+    alone: tf.Tensor | None = None
+    network: tf.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,10 @@ class Architecture:
         rank_head: whether there is a second output, for a ranking loss (FF 4.1.1, multi-task).
         components: of the ensemble; 1: no ensemble.
         factors: None: the plain model.
+        gated: whether linear weights and network are two models, which two fitted numbers combine::
+
+            alone = linear + b,    network = w . DCN(e_0) + b_n
+            logit = alone + gate * (network - alone) + offset
     """
 
     cross_layers: int
@@ -95,6 +103,7 @@ class Architecture:
     rank_head: bool = False
     components: int = 1
     factors: Factors | None = None
+    gated: bool = False
 
 
 class _Component(tf.Module):
@@ -108,6 +117,8 @@ class _Component(tf.Module):
         has_network = bool(a.cross_layers or a.deep_units)
         if a.factors is not None and not has_network:
             raise ValueError("a factorized model needs crosses or deep layers")
+        if a.gated and (a.factors is not None or a.rank_head or a.components > 1):
+            raise ValueError("a gated model is not factorized, and has no rank head and one component")
         if a.rank_head and not has_network:
             raise ValueError("a rank head needs crosses or deep layers to share with the click's head")
         shared = make_activation(a.activation, a.smelu_beta), a.compute_dtype, compiled, seeds
@@ -116,6 +127,13 @@ class _Component(tf.Module):
         self.heads: dict[str, Linear] = {}
         self.output_bias: tf.Variable | None = None
         self.transfer: Transfer | None = None
+        self.fitted: dict[str, tf.Variable] = {}
+        if a.gated:
+            start = math.log(a.prior / (1.0 - a.prior))
+            both = {"network_bias": start, "gate": 0.0} if has_network else {}
+            self.fitted = {
+                name: tf.Variable(value, name=name) for name, value in {**both, "offset": 0.0}.items()
+            }
         # The order decides which seed each matrix has.
         width = 1 if a.factors is None else a.factors.width
         if has_network:
@@ -148,6 +166,7 @@ class _Component(tf.Module):
             yield from self.transfer.weights()
         if self.output_bias is not None:
             yield "output_bias", self.output_bias
+        yield from self.fitted.items()
 
 
 def _make_head(inputs: int, units: int, bias: float | None, seeds: random.Random) -> Linear:
@@ -182,6 +201,14 @@ class ClickModel(tf.Module):
         for layer in self.submodules:
             if isinstance(layer, Linear):
                 layer.round_weights()
+
+    @property
+    def calibrated(self) -> dict[str, tf.Variable]:
+        """The scalars that are fitted where the network is gated: ``output_bias``, then those of the architecture."""
+        component = self._components[0]
+        if not component.fitted or component.output_bias is None:
+            return {}
+        return {"output_bias": component.output_bias, **component.fitted}
 
     @property
     def components(self) -> int:
@@ -280,6 +307,8 @@ def _score(components: Sequence[_Component], inputs: Mapping[str, TowerInput], a
 def _plain_scores(components: Sequence[_Component], inputs: TowerInput, alpha2: tf.Tensor) -> Scores:
     bias = tf.stack([component.output_bias for component in components])
     logits = inputs.linear + bias[:, tf.newaxis]
+    if components[0].fitted:
+        return _gated_scores(components, inputs, alpha2, logits)
     if "quality" not in components[0].heads:
         return Scores(logits, logits)
     hidden = hidden_layers([component.towers["quality"] for component in components], inputs.e0, alpha2)
@@ -287,6 +316,19 @@ def _plain_scores(components: Sequence[_Component], inputs: TowerInput, alpha2: 
     if "rank" not in components[0].heads:
         return Scores(logits, logits)
     return Scores(logits, tf.squeeze(_head(components, "rank", hidden), axis=2))
+
+
+def _gated_scores(
+    components: Sequence[_Component], inputs: TowerInput, alpha2: tf.Tensor, alone: tf.Tensor
+) -> Scores:
+    fitted = components[0].fitted
+    logits = alone + fitted["offset"]
+    if "gate" not in fitted:
+        return Scores(logits, logits, alone)
+    hidden = hidden_layers([component.towers["quality"] for component in components], inputs.e0, alpha2)
+    network = tf.squeeze(_head(components, "quality", hidden), axis=2) + fitted["network_bias"]
+    logits += fitted["gate"] * (network - alone)
+    return Scores(logits, logits, alone, network)
 
 
 def _head(components: Sequence[_Component], head: str, hidden: tf.Tensor) -> tf.Tensor:

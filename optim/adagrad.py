@@ -88,7 +88,9 @@ class RowAdaGrad:
     """
 
     name = "embeddings"
-    row_state = ("rows_accumulator",)
+    row_state: tuple[str, ...] = ("rows_accumulator",)
+    feature_state: tuple[str, ...] = ()
+    needs_curvature = False
 
     def __init__(
         self,

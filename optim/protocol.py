@@ -48,12 +48,16 @@ class RowGradient(NamedTuple):
         values: [U, C], what these rows are before the step.
         state: what ``TableOptimizer.read`` returned for these rows.
         gradient: [U, C], summed over the batch.
+        curvature: float32 [U], of the logistic loss by the linear weight of each row; where the optimizer needs it.
+        groups: int32 [U], the number of each row's feature among those of its table, -1 for padding; with ``curvature``.
     """
 
     rows: tf.Tensor
     values: tf.Tensor
     state: Any
     gradient: tf.Tensor
+    curvature: tf.Tensor | None = None
+    groups: tf.Tensor | None = None
 
 
 class Move(Protocol):
@@ -169,6 +173,14 @@ class TableOptimizer(Optimizer[RowGradient], Protocol):
 
         By the part of the variables' names before the table's, ``STATE/TABLE``.
         """
+
+    @property
+    def feature_state(self) -> tuple[str, ...]:
+        """The state that has a row for each feature of a table, by the part of the names before the table's."""
+
+    @property
+    def needs_curvature(self) -> bool:
+        """Whether ``update`` needs the curvature and the groups of ``RowGradient``."""
 
     def begin_rows(self, table: int, rows: np.ndarray, size: int) -> None:
         """Lets rows of a table begin anew, as ``build`` leaves them; called between two steps.

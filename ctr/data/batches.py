@@ -48,52 +48,79 @@ class Batch:
         return int(min(part[0] for part in parts)), int(max(part[-1] for part in parts))
 
 
-def whole_query_batches(blocks: Iterable[Rows], batch_rows: int, max_query_rows: int) -> Iterator[Batch]:
-    """Packs as many whole queries into each batch as fit into ``batch_rows`` rows.
+@dataclass(frozen=True)
+class BatchSize:
+    """How many rows a batch has, at most, by where it begins.
+
+    Attributes:
+        rows: however far the log has come.
+        growth: the share of the rows before a batch that it may have, rounded down to a power of two; None: any.
+        first: rows that are allowed whatever ``growth`` says.
+        origin: the position in the log from which on the rows before a batch count.
+    """
+
+    rows: int
+    growth: float | None = None
+    first: int = 8
+    origin: int = 0
+
+    def at(self, position: int) -> int:
+        """Returns the number of rows for a batch that begins at a position in the log."""
+        if self.growth is None:
+            return self.rows
+        share = int(self.growth * max(0, position - self.origin))
+        return min(self.rows, max(self.first, 1 << share.bit_length() >> 1))
+
+
+def whole_query_batches(
+    blocks: Iterable[Rows], batch_rows: int | BatchSize, max_query_rows: int
+) -> Iterator[Batch]:
+    """Packs as many whole queries into each batch as fit into its rows.
 
     A larger query is a batch of its own.
 
     Args:
         blocks: a log's rows in order.
         batch_rows: rows of a batch, at most.
-        max_query_rows: the number of rows that a query may have, at least ``batch_rows``.
+        max_query_rows: the number of rows that a query may have, at least those of a batch.
 
     Raises:
         InputError: a query has more than ``max_query_rows`` rows. It is named; nothing is cut off.
     """
+    size = BatchSize(batch_rows) if isinstance(batch_rows, int) else batch_rows
     pending: list[Rows] = []
     waiting = 0
-    enough = batch_rows
+    enough = size.rows
     for block in blocks:
         if not len(block):
             continue
         pending.append(block)
         waiting += len(block)
         if waiting > enough:
-            rows = yield from _pack_seam(pending, batch_rows, max_query_rows)
+            rows = yield from _pack_seam(pending, size, max_query_rows)
             packed = 0
-            for batch in _pack(rows, batch_rows, max_query_rows, ended=False):
+            for batch in _pack(rows, size, max_query_rows, ended=False):
                 packed += len(batch.rows) + len(batch.rejects)
                 yield batch
             rest = rows.slice(packed, len(rows))
             pending, waiting = [rest], len(rest)
             # Joined again only when it has doubled: a large query may come in many small blocks.
-            enough = max(batch_rows, 2 * waiting)
+            enough = max(size.rows, 2 * waiting)
     if waiting:
-        yield from _pack(join_rows(pending), batch_rows, max_query_rows, ended=True)
+        yield from _pack(join_rows(pending), size, max_query_rows, ended=True)
 
 
-def _pack_seam(pending: Sequence[Rows], batch_rows: int, max_query_rows: int) -> Generator[Batch, None, Rows]:
+def _pack_seam(pending: Sequence[Rows], size: BatchSize, max_query_rows: int) -> Generator[Batch, None, Rows]:
     """Packs the waiting rows before the last block, and as many of the block as fit; returns the remaining rows.
 
     So a block, which may be large, is copied only where a query is larger than a batch.
     """
     *before, block = pending
     waited = sum(len(part) for part in before)
-    taken = min(len(block), batch_rows + 1)
+    taken = min(len(block), size.rows + 1)
     seam = join_rows([*before, block.slice(0, taken)])
     packed = 0
-    for batch in _pack(seam, batch_rows, max_query_rows, ended=False) if waited else ():
+    for batch in _pack(seam, size, max_query_rows, ended=False) if waited else ():
         packed += len(batch.rows) + len(batch.rejects)
         yield batch
         if packed >= waited:
@@ -104,7 +131,7 @@ def _pack_seam(pending: Sequence[Rows], batch_rows: int, max_query_rows: int) ->
 
 
 def batches_within(
-    ends: np.ndarray, blocks: Iterable[Rows], batch_rows: int, max_query_rows: int
+    ends: np.ndarray, blocks: Iterable[Rows], batch_rows: int | BatchSize, max_query_rows: int
 ) -> Iterator[Batch]:
     """Packs like ``whole_query_batches``, but begins a new batch after each end.
 
@@ -116,22 +143,23 @@ def batches_within(
         yield from whole_query_batches(part, batch_rows, max_query_rows)
 
 
-def _pack(rows: Rows, batch_rows: int, max_query_rows: int, ended: bool) -> Iterator[Batch]:
+def _pack(rows: Rows, size: BatchSize, max_query_rows: int, ended: bool) -> Iterator[Batch]:
     # Unless the log has ended, the last query may continue in the next block.
     begins = rows.query_begins()
     # Where queries are known to end: the last one of ``rows`` only when the log does.
     ends = np.concatenate([begins[1:], [len(rows)]]) if ended else begins[1:]
     position = 0
     while position < len(rows):
+        batch_rows = size.at(int(rows.position[position]))
         fitting = int(np.searchsorted(ends, position + batch_rows, side="right")) - 1
         if fitting < 0 or ends[fitting] <= position:
             larger = int(np.searchsorted(ends, position, side="right"))
-            size = int(ends[larger] if larger < len(ends) else len(rows)) - position
-            if size > max_query_rows:
+            found = int(ends[larger] if larger < len(ends) else len(rows)) - position
+            if found > max_query_rows:
                 or_more = "" if larger < len(ends) else " or more"
                 raise InputError(
                     f"query_id {rows.query_id[position]} (from row {rows.position[position]} of the log) has "
-                    f"{size} rows{or_more}; at most {max_query_rows} are allowed (batch.max_query_rows)"
+                    f"{found} rows{or_more}; at most {max_query_rows} are allowed (batch.max_query_rows)"
                 )
             if larger >= len(ends):
                 return

@@ -30,9 +30,10 @@ def make_targets(
         capacity: B >= N.
 
     Returns:
-        ``label``, ``weight`` (train weights) and ``own_weight`` (those of the rows whose own losses count),
-        float32 [B]; with distillation ``teacher_logit``, float32 [B], NaN for none; with ranking ``pairs_clicked``,
-        ``pairs_other``, int32 [P], and ``pairs_weight``, float32 [P]; for each family ``slice/NAME``, int32 [B].
+        ``query``, the number of each row's query, int32 [B]; ``label``, ``weight`` (train weights) and ``own_weight``
+        (those of the rows whose own losses count), float32 [B]; with distillation ``teacher_logit``, float32 [B], NaN
+        for none; with ranking ``pairs_clicked``, ``pairs_other``, int32 [P], and ``pairs_weight``, float32 [P]; for
+        each family ``slice/NAME``, int32 [B].
     """
 
     def padded(values: np.ndarray, filling: float, dtype: type) -> np.ndarray:
@@ -45,7 +46,10 @@ def make_targets(
     if constraints is not None and constraints.logs:
         counts = np.array([True, *(log.own_loss for log in constraints.logs)])
         own_weight = own_weight * counts[source]
+    # The same query in two logs is two queries.
+    begins = np.union1d(rows.query_begins(), np.flatnonzero(np.diff(source)) + 1)
     targets = {
+        "query": padded(query_numbers(begins, len(rows)), capacity - 1, np.int32),
         "label": padded(rows.label, 0, np.float32),
         "weight": padded(rows.train_weight, 0, np.float32),
         "own_weight": padded(own_weight, 0, np.float32),
@@ -53,8 +57,6 @@ def make_targets(
     if config.distillation is not None:
         targets["teacher_logit"] = padded(rows.joined[TEACHER_LOGIT], np.nan, np.float32)
     if config.ranking is not None:
-        # The same query in two logs is two queries.
-        begins = np.union1d(rows.query_begins(), np.flatnonzero(np.diff(source)) + 1)
         pairs = click_pairs(
             begins,
             rows.label,
@@ -74,10 +76,17 @@ def make_targets(
     return targets
 
 
+def query_numbers(begins: np.ndarray, rows: int) -> np.ndarray:
+    """Numbers the queries of some rows by where they begin: int64 [rows]."""
+    is_begin = np.zeros(rows, np.int64)
+    is_begin[begins[begins > 0]] = 1
+    return np.cumsum(is_begin)
+
+
 def target_signature(config: ObjectiveConfig, families: Sequence[Family]) -> dict[str, tf.TensorSpec]:
     """Returns the names and types of what ``make_targets`` returns."""
     vector, indices = tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)
-    signature = {"label": vector, "weight": vector, "own_weight": vector}
+    signature = {"query": indices, "label": vector, "weight": vector, "own_weight": vector}
     if config.distillation is not None:
         signature["teacher_logit"] = vector
     if config.ranking is not None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -19,12 +19,17 @@ from ctr.training.ids.config import IdsConfig
 from ctr.training.model_config import ModelConfig
 from ctr.training.rate_schedule import RateSchedule
 
+_GROWTH = 1 / 256
+
 
 class BatchConfig(StrictModel):
     """How rows are packed into batches: whole queries, up to a number of rows.
 
     Attributes:
         rows: maximum rows of a batch; whole queries are packed until the next one no longer fits.
+        growth: the share of the rows before it that a batch may have, rounded down to a power of two, up to ``rows``
+            and at least 8: so a short log has many steps, and a long one large batches. ``auto``: 1/256, or null
+            where ``rows`` is given. Null: batches have ``rows`` from the start.
         max_query_rows: maximum rows of a query. A query with more rows than ``rows`` is a batch of its own; one with
             more than this is refused by name.
         within_partitions: end a batch where a partition of the log ends, so that a partition is trained on
@@ -37,8 +42,16 @@ class BatchConfig(StrictModel):
     }
 
     rows: int = Field(default=4096, ge=1, le=2**20)
+    growth: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] | None = "auto"
     max_query_rows: int = Field(default=65536, ge=1, le=2**22)
     within_partitions: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve(cls, content: Any) -> Any:
+        if isinstance(content, dict) and content.get("growth", "auto") == "auto":
+            return {**content, "growth": None if "rows" in content else _GROWTH}
+        return content
 
     @model_validator(mode="after")
     def _largest_at_least_rows(self) -> Self:
@@ -48,13 +61,16 @@ class BatchConfig(StrictModel):
 
 
 class EmbeddingOptimizerConfig(StrictModel):
-    """Element-wise AdaGrad for embeddings and linear weights.
+    """Element-wise AdaGrad for embeddings; Newton's steps or AdaGrad for linear weights.
 
     Attributes:
         learning_rate: the learning rate of embeddings.
         initial_accumulator: initial value of AdaGrad's sums of squares of embeddings, on the scale of
             ``gradient``.
-        linear_learning_rate: the learning rate of linear weights.
+        linear_rule: how linear weights learn. ``newton``: by steps on the logistic loss that need no rate, under a
+            prior of each feature that is learned (``ctr.optim.row_newton``). ``adagrad``: with the next two. ``auto``:
+            adagrad where one of these is given, where ``gradient`` is ``mean`` or where the model is factorized.
+        linear_learning_rate: AdaGrad's learning rate of linear weights.
         linear_initial_accumulator: initial value of AdaGrad's sums of squares of linear weights.
         gradient: learn from the gradient of the loss summed over the batch, or of its mean.
         tower_rates: factors of both learning rates, by tower.
@@ -64,8 +80,9 @@ class EmbeddingOptimizerConfig(StrictModel):
         schedule: how both learning rates change with the examples trained on. By default they do not.
     """
 
-    learning_rate: float = Field(default=0.1, ge=0)
+    learning_rate: float = Field(default=0.2, ge=0)
     initial_accumulator: float = Field(default=0.1, ge=0)
+    linear_rule: Literal["auto", "newton", "adagrad"] = "auto"
     linear_learning_rate: float = Field(default=0.1, ge=0)
     linear_initial_accumulator: float = Field(default=0.1, ge=0)
     gradient: Literal["sum", "mean"] = "sum"
@@ -74,12 +91,24 @@ class EmbeddingOptimizerConfig(StrictModel):
     update_limit_absolute: float = Field(default=0, ge=0)
     schedule: RateSchedule = RateSchedule()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve(cls, content: Any) -> Any:
+        if isinstance(content, dict) and content.get("linear_rule", "auto") == "auto":
+            is_old = content.get("gradient") == "mean" or any(
+                key in content for key in ("linear_learning_rate", "linear_initial_accumulator")
+            )
+            return {**content, "linear_rule": "adagrad" if is_old else "newton"}
+        return content
+
     @model_validator(mode="after")
     def _rows_can_move(self) -> Self:
         if self.update_limit_relative and not self.update_limit_absolute:
             raise ValueError(
                 "update_limit_relative needs an update_limit_absolute above 0: without, a weight of 0 would never move"
             )
+        if self.linear_rule == "newton" and self.gradient == "mean":
+            raise ValueError("linear_rule newton needs gradient sum")
         return self
 
     @property
@@ -90,7 +119,12 @@ class EmbeddingOptimizerConfig(StrictModel):
 
 
 TRAINER_SHAMPOO = ShampooOptions(exponent_override=2, momentum=0.9, nesterov=True)
-"""Shampoo's options where a configuration says nothing; better than its own defaults on simulated logs."""
+"""Shampoo's options where a configuration gives some of them; better than its own defaults on simulated logs."""
+
+DEFAULT_SHAMPOO = replace(
+    TRAINER_SHAMPOO, start_preconditioning_step=None, momentum=0.0, nesterov=False, initial_accumulator=1e-3
+)
+"""Where it gives none: plain AdaGrad, which fits the many small steps of a short log."""
 
 
 def _read_shampoo(content: Any) -> Any:
@@ -114,14 +148,14 @@ class DenseOptimizerConfig(StrictModel):
         learning_rate: the learning rate of dense weights.
         clip_norm: maximum norm of the gradient of all dense weights together, for each component of an
             ensemble separately. Null: no limit.
-        shampoo: options of Shampoo. ``start_preconditioning_step: null`` leaves AdaGrad with momentum;
-            ``weight_decay`` applies to matrices, not to biases; ``sparse`` cannot be changed.
+        shampoo: options of Shampoo; without any of them AdaGrad alone. ``start_preconditioning_step: null`` leaves
+            AdaGrad with momentum; ``weight_decay`` applies to matrices, not to biases; ``sparse`` cannot be changed.
         schedule: how the learning rate changes with the examples trained on. By default it does not.
     """
 
-    learning_rate: float = Field(default=0.02, ge=0)
+    learning_rate: float = Field(default=0.01, ge=0)
     clip_norm: float | None = Field(default=None, gt=0)
-    shampoo: Annotated[ShampooOptions, BeforeValidator(_read_shampoo)] = TRAINER_SHAMPOO
+    shampoo: Annotated[ShampooOptions, BeforeValidator(_read_shampoo)] = DEFAULT_SHAMPOO
     schedule: RateSchedule = RateSchedule()
 
 
@@ -258,14 +292,23 @@ class TrainConfig(StrictModel):
     record_predictions: bool = True
     max_rejected_share: float = Field(default=0.001, ge=0, le=1)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve(cls, content: Any) -> Any:
+        return _resolve_together(content) if isinstance(content, dict) else content
+
     @model_validator(mode="after")
     def _possible(self) -> Self:
+        if self.model.factorized is not None and self.optimizer.embeddings.linear_rule == "newton":
+            raise ValueError("optimizer.embeddings.linear_rule newton is not possible with model.factorized")
         ranking = self.objective.ranking
         if ranking is not None and ranking.setup == "multi_task" and not self.model.has_network:
             raise ValueError(
                 "objective.ranking.setup multi_task needs crosses or deep layers for the two heads to share; "
                 "without them only multi_objective is allowed"
             )
+        if ranking is not None and ranking.setup == "multi_task" and self.model.network_loss == "own":
+            raise ValueError("model.network_loss own is not possible with objective.ranking.setup multi_task")
         if self.objective.anti_distillation is not None and self.model.ensemble.components < 2:
             raise ValueError(
                 "objective.anti_distillation needs model.ensemble.components of at least 2 to push apart"
@@ -324,3 +367,28 @@ class TrainConfig(StrictModel):
         """A hash of the meaning of the configuration."""
         content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _resolve_together(content: dict[str, Any]) -> dict[str, Any]:
+    """Resolves what is ``auto`` and depends on other sections."""
+    model, objective = content.get("model"), content.get("objective")
+    ranking = objective.get("ranking") if isinstance(objective, dict) else None
+    if isinstance(ranking, dict) and ranking.get("setup") == "multi_task":
+        content = _with_auto(content, ("model", "network_loss"), "joint")
+    if isinstance(model, dict) and model.get("factorized", model.get("factorised")) is not None:
+        optimizer = content.get("optimizer")
+        # Its name in records of earlier versions.
+        rows = "rows" if isinstance(optimizer, dict) and "rows" in optimizer else "embeddings"
+        content = _with_auto(content, ("optimizer", rows, "linear_rule"), "adagrad")
+    return content
+
+
+def _with_auto(content: Any, path: Sequence[str], value: str) -> Any:
+    """A copy of nested sections with a key set where it is ``auto`` or missing."""
+    content = {} if content is None else content
+    if not isinstance(content, dict):
+        return content
+    name, *rest = path
+    if rest:
+        return {**content, name: _with_auto(content.get(name), rest, value)}
+    return {**content, name: value} if content.get(name, "auto") == "auto" else content

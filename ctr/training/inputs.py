@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ctr.data.batches import Batch, batches_within, set_rejects_apart, whole_query_batches
+from ctr.data.batches import Batch, BatchSize, batches_within, set_rejects_apart, whole_query_batches
 from ctr.data.interleave import Interleaved
 from ctr.data.joined_sidecar import JoinedSidecar
 from ctr.data.log import MAX_TIME_US, Manifest
@@ -161,6 +161,13 @@ def read_turns(
             yield feed, True, False
 
 
+def batch_size(inputs: Inputs) -> BatchSize:
+    """How many rows the batches of the run's log have: a function of the position alone, however it is read."""
+    batch, start = inputs.config.batch, inputs.config.time_range.start_us
+    skipped = sum(manifest.rows for manifest in inputs.log.manifests if manifest.end <= start)
+    return BatchSize(batch.rows, batch.growth, origin=skipped)
+
+
 def read_feeds(
     inputs: Inputs,
     layouts: tuple[TableLayout, ...],
@@ -186,14 +193,16 @@ def read_feeds(
             selection = replace(selection, teacher=None)
         blocks = read_selection(log.path, inputs.schema, log.manifests, selection, start)
         streams = [] if constraint_starts is None else _open_streams(inputs, constraint_starts)
+        size = batch_size(inputs)
         if batch.within_partitions:
             ends = np.cumsum([manifest.rows for manifest in log.manifests], dtype=np.int64)
-            batches = batches_within(ends, blocks, batch.rows, batch.max_query_rows)
+            batches = batches_within(ends, blocks, size, batch.max_query_rows)
         else:
-            batches = whole_query_batches(blocks, batch.rows, batch.max_query_rows)
+            batches = whole_query_batches(blocks, size, batch.max_query_rows)
         for one in batches if partial else _final(batches, inputs, hold):
             due = [_read_until(stream, one) for stream in streams]
-            feed = make_feed(one, layouts, batch.rows, objective, inputs.families, due, config.ids)
+            rows = size.at(one.begin)
+            feed = make_feed(one, layouts, rows, objective, inputs.families, due, config.ids)
             # By this thread, and not by the one that trains.
             feed.prepare()
             yield feed
@@ -218,7 +227,8 @@ def _final(batches: Iterable[Batch], inputs: Inputs, hold: Callable[[int], None]
             yield last
         last = batch
     else:
-        grows = last is not None and len(last.rows) + len(last.rejects) < batch_config.rows
+        size = batch_size(inputs)
+        grows = last is not None and len(last.rows) + len(last.rejects) < size.at(last.begin)
         if last is not None and grows and not batch_config.within_partitions:
             hold(last.begin)
             return

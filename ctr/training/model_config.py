@@ -1,9 +1,9 @@
 """The configuration of the model: its towers, components and embeddings."""
 
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from ctr.config import StrictModel
 from ctr.data.schema import Name, Schema, Tower
@@ -28,9 +28,9 @@ class CrossConfig(StrictModel):
         ramp: multiplies what the crosses add (alpha2), so that training begins without them.
     """
 
-    layers: int = Field(default=3, ge=0, le=32)
-    rank: int = Field(default=64, ge=0, le=65536)
-    ramp: Ramp = Ramp(length=100_000)
+    layers: int = Field(default=2, ge=0, le=32)
+    rank: int = Field(default=16, ge=0, le=65536)
+    ramp: Ramp = Ramp(length=10_000)
 
 
 class DeepConfig(StrictModel):
@@ -44,7 +44,7 @@ class DeepConfig(StrictModel):
         smelu_beta: half the width of the smooth part of SmeLU.
     """
 
-    units: tuple[int, ...] = Field(default=(1024, 512, 256), max_length=_MOST_LAYERS)
+    units: tuple[int, ...] = Field(default=(128,), max_length=_MOST_LAYERS)
     ranks: tuple[int, ...] = ()
     activation: Literal["relu", "smelu", "gelu", "swish", "mish", "softplus", "tanh", "elu"] = "relu"
     smelu_beta: float = Field(default=1.0, gt=0, le=1000)
@@ -111,6 +111,10 @@ class ModelConfig(StrictModel):
     """DCNv2; without crosses and deep layers a logistic regression.
 
     Attributes:
+        network_loss: what crosses and deep layers learn from. ``own``: linear weights learn as if they were alone; the
+            network learns what these leave, and counts in the prediction as far as it has helped so far, so that it
+            cannot make a model worse than its linear weights. ``joint``: both from the loss of their sum. ``auto``:
+            own, unless the model is factorized, an ensemble or has a rank head.
         prior: the initial predicted click probability.
         init_scale: the standard deviation of new embeddings.
         embedding_seed: the seed of new embeddings. Null: the seed of the run.
@@ -125,10 +129,23 @@ class ModelConfig(StrictModel):
     deep: DeepConfig = DeepConfig()
     factorized: FactorizedConfig | None = None
     ensemble: EnsembleConfig = EnsembleConfig()
-    prior: float = Field(default=0.5, gt=0, lt=1)
-    init_scale: float = Field(default=0.05, ge=0)
+    network_loss: Literal["auto", "own", "joint"] = "auto"
+    prior: float = Field(default=0.1, gt=0, lt=1)
+    init_scale: float = Field(default=0.01, ge=0)
     embedding_seed: int | None = Field(default=None, ge=0, lt=2**31)
     widths: dict[str, int] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve(cls, content: Any, info: ValidationInfo) -> Any:
+        if isinstance(content, dict) and content.get("network_loss", "auto") == "auto":
+            ensemble = content.get("ensemble") or {}
+            components = ensemble.get("components", 1) if isinstance(ensemble, dict) else ensemble.components
+            factorized = content.get("factorized", content.get("factorised"))
+            # Records of earlier versions, which have no such key, are of the only loss that there was.
+            is_joint = factorized is not None or components != 1 or info.context is not None
+            return {**content, "network_loss": "joint" if is_joint else "own"}
+        return content
 
     @property
     def has_network(self) -> bool:
@@ -142,6 +159,10 @@ class ModelConfig(StrictModel):
                 raise ValueError(f"widths.{name} is {width}; allowed: 0..4096")
         if not self.has_network and self.factorized is not None:
             raise ValueError("factorized needs crosses or deep layers for the Quality tower")
+        if self.network_loss == "own" and (self.factorized is not None or self.ensemble.components > 1):
+            raise ValueError(
+                "network_loss own is not possible with factorized or several ensemble.components"
+            )
         if not self.has_network and self.ensemble.components > 1:
             raise ValueError(
                 "ensemble.components above 1 need crosses or deep layers in which they can differ"

@@ -1,12 +1,20 @@
 """The optimizers that a configuration asks for. A new one is named here, and nowhere else in the trainer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
 
 from ctr.models.rows import TableLayout
 from ctr.optim.adagrad import RowAdaGrad
 from ctr.optim.dense_shampoo import DenseShampoo
+from ctr.optim.online_newton import OnlineNewton
 from ctr.optim.protocol import DenseOptimizer, TableOptimizer
+from ctr.optim.row_newton import RowNewton
 from ctr.training.config import DenseOptimizerConfig, EmbeddingOptimizerConfig
+
+_BIAS_PRIOR, _BIAS_FORGETTING = 0.3, 0.5
+_LAST = {"offset": (100.0, (-20.0, 20.0)), "gate": (100.0, (0.0, 1.0))}
+"""What is fitted to the prediction: its prior in ``OnlineNewton``, and its range."""
 
 
 def dense_optimizer(config: DenseOptimizerConfig) -> DenseOptimizer:
@@ -17,6 +25,18 @@ def dense_optimizer(config: DenseOptimizerConfig) -> DenseOptimizer:
 def table_optimizer(config: EmbeddingOptimizerConfig, layouts: Sequence[TableLayout]) -> TableOptimizer:
     """The optimizer of embeddings and linear weights, without its tables yet."""
     tower_rates: dict[str, float] = dict(config.tower_rates.items())
+    if config.linear_rule == "newton":
+        return RowNewton(
+            rates=[
+                layout.by_column(config.learning_rate, 1.0) * tower_rates.get(layout.tower, 1.0)
+                for layout in layouts
+            ],
+            initial_accumulators=[layout.by_column(config.initial_accumulator, 0.0) for layout in layouts],
+            features=[len(layout.features) for layout in layouts],
+            copies=layouts[0].copies,
+            precision=sum(len(layout.features) for layout in layouts),
+            limit=config.update_limit,
+        )
     return RowAdaGrad(
         rates=[
             layout.by_column(config.learning_rate, config.linear_learning_rate)
@@ -28,4 +48,25 @@ def table_optimizer(config: EmbeddingOptimizerConfig, layouts: Sequence[TableLay
             for layout in layouts
         ],
         limit=config.update_limit,
+    )
+
+
+def make_calibrators(weights: Mapping[str, tf.Variable]) -> tuple[OnlineNewton, ...]:
+    """The optimizers of ``ClickModel.calibrated``; none without weights.
+
+    The first ones are of the biases, that of the linear weights and that of the network, which each learn with their
+    own model. The last one sees the prediction: of the offset and the gate, with a prior, as an offset that swings costs
+    more than it gains. A gate never leaves the range between the two models.
+    """
+    if not weights:
+        return ()
+    biases = [weights[name] for name in ("output_bias", "network_bias") if name in weights]
+    names = [name for name in _LAST if name in weights]
+    priors, ranges = zip(*(_LAST[name] for name in names), strict=True)
+    return (
+        *(
+            OnlineNewton(name, [bias], [_BIAS_PRIOR], _BIAS_FORGETTING)
+            for name, bias in zip(("bias", "network_bias"), biases, strict=False)
+        ),
+        OnlineNewton("prediction", [weights[name] for name in names], priors, 1.0, ranges),
     )

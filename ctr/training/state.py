@@ -11,12 +11,13 @@ from ctr.models.embeddings import create_table, new_rows, tower_widths
 from ctr.models.rows import TableLayout, place_rows
 from ctr.objective.bias_constraints import Family
 from ctr.optim.adagrad import grow_rows, row_count
+from ctr.optim.online_newton import all_variables
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.feed import Feed
 from ctr.training.ids.config import IdsConfig
 from ctr.training.ids.id_map import GrowingFeature, IdMap, Occupants
-from ctr.training.optimizers import dense_optimizer, table_optimizer
+from ctr.training.optimizers import dense_optimizer, make_calibrators, table_optimizer
 
 _PIECE = 65536
 _FIRST_SLOTS = 1024
@@ -41,6 +42,7 @@ def architecture(config: TrainConfig, compute_dtype: str) -> Architecture:
         rank_head=ranking is not None and ranking.setup == "multi_task",
         components=model.ensemble.components,
         factors=factors,
+        gated=model.network_loss == "own",
     )
 
 
@@ -67,6 +69,8 @@ class TrainState:
         network: the dense part of the model.
         dense: its weights.
         dense_optimizer: their optimizer.
+        calibrators: the optimizers of what is fitted beside the network where it is gated: of the bias, then of the
+            offset and the gate.
         duals: for each family of constrained slices its lambda_k, float32 [slices] (FF 7.1).
         slices_seen: what ``ctr.objective.bias_constraints.dual_step`` remembers of the slices, float32 [2, slices].
     """
@@ -95,6 +99,7 @@ class TrainState:
         self.dense = list(weights.values())
         self.dense_optimizer = dense_optimizer(optimizer.dense)
         self.dense_optimizer.build(weights)
+        self.calibrators = make_calibrators(self.network.calibrated)
         self.families = tuple(families)
         self.duals = [tf.Variable(tf.zeros([family.slices]), trainable=False) for family in families]
         self.slices_seen = [tf.Variable(tf.zeros([2, family.slices]), trainable=False) for family in families]
@@ -107,6 +112,7 @@ class TrainState:
         named |= self.table_optimizer.variables
         named |= dense_weights(self.network)
         named |= self.dense_optimizer.variables
+        named |= all_variables(self.calibrators)
         for family, variable, seen in zip(self.families, self.duals, self.slices_seen, strict=True):
             named[f"duals/{family.name}"] = variable
             named[f"slices_seen/{family.name}"] = seen

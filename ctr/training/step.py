@@ -9,10 +9,14 @@ import tensorflow as tf
 
 from ctr.models.click_model import Scores, ensemble_logit
 from ctr.models.embeddings import look_up, tower_inputs
+from ctr.models.query_effect import query_effect
+from ctr.models.row_curvature import row_curvature
+from ctr.models.rows import TableLayout
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import target_signature
 from ctr.objective.total import loss_and_terms, next_duals, normalizer, slices_of
 from ctr.optim.momentum import clip_by_global_norm
+from ctr.optim.online_newton import NewtonStep
 from ctr.optim.protocol import RowGradient
 from ctr.optim.shampoo import all_finite
 from ctr.training.config import TrainConfig
@@ -20,6 +24,8 @@ from ctr.training.feed import Feed
 from ctr.training.state import TrainState
 
 log = logging.getLogger(__name__)
+
+_LEAST_CURVATURE = 1e-6
 
 _Tensors: TypeAlias = dict[str, tf.Tensor]
 
@@ -43,7 +49,10 @@ class StepResult(NamedTuple):
 
 
 class _Differentiated(NamedTuple):
-    """A batch's scores as in ``StepResult``, and the gradients of its rows and of the dense weights."""
+    """A batch's scores as in ``StepResult``, and the gradients of its rows and of the dense weights.
+
+    ``alone`` is the logit that the linear weights learn by, float32 [B], ``calibration`` the steps of the calibrators.
+    """
 
     logit: tf.Tensor
     slices: list[tf.Tensor]
@@ -51,6 +60,8 @@ class _Differentiated(NamedTuple):
     terms: tf.Tensor
     row_gradients: list[tf.Tensor]
     dense_gradients: list[tf.Tensor]
+    alone: tf.Tensor
+    calibration: list[NewtonStep]
 
 
 def scored_part(objective: ObjectiveConfig) -> ObjectiveConfig:
@@ -162,11 +173,15 @@ class TrainStep:
 
         def update() -> tf.Tensor:
             row_gradients = [
-                RowGradient(plan["distinct"], *parts)
-                for plan, *parts in zip(plans, rows, row_state, found.row_gradients, strict=True)
+                RowGradient(plan["distinct"], *parts, *self._curvature(layout, plan, targets, found))
+                for layout, plan, *parts in zip(
+                    state.layouts, plans, rows, row_state, found.row_gradients, strict=True
+                )
             ]
             state.table_optimizer.update(row_gradients, rates["embeddings"], self.jit)
             self._update_dense(found.dense_gradients, rates["dense"])
+            for calibrator, step in zip(state.calibrators, found.calibration, strict=True):
+                calibrator.apply(step)
             for dual, weights, (next_dual, next_seen) in zip(
                 state.duals, state.slices_seen, moved, strict=True
             ):
@@ -231,9 +246,28 @@ class TrainStep:
             logit = ensemble_logit(scores.logits)
             slices = slices_of(state.families, targets, logit)
             with tf.name_scope("loss"):
-                loss, terms = loss_and_terms(objective, targets, logit, *scores, ramps, duals, slices)
+                loss, terms = self._loss_and_terms(targets, logit, scores, ramps, duals, slices)
+                learned, alone, calibration = loss, logit, []
+                if scores.alone is not None:
+                    models = [scores.alone, *([] if scores.network is None else [scores.network])]
+                    calibration = [
+                        self._calibration(number, targets, model[0], [])
+                        for number, model in enumerate(models)
+                    ]
+                    # What the whole batch shares is the bias's, what a query shares is nobody's.
+                    shifted = [
+                        self._without_query_effect(targets, model + step.move)
+                        for model, step in zip(models, calibration, strict=True)
+                    ]
+                    losses = [
+                        self._loss_and_terms(targets, one[0], Scores(one, one), ramps, duals, slices)[0]
+                        for one in shifted
+                    ]
+                    learned, alone = tf.add_n(losses), shifted[0][0]
+                    inputs = [model[0] - models[0][0] for model in models[1:]]
+                    calibration.append(self._calibration(len(models), targets, logit, inputs))
         row_gradients, dense_gradients = tape.gradient(
-            loss, (rows, state.dense), unconnected_gradients=tf.UnconnectedGradients.ZERO
+            learned, (rows, state.dense), unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
         # The loss is a mean over components. What is one component's own learns as if that one were alone.
         components = state.network.components
@@ -247,9 +281,56 @@ class TrainStep:
         if self.config.optimizer.embeddings.gradient == "sum":
             total_weight = normalizer(objective, targets)
             row_gradients = [gradient * total_weight for gradient in row_gradients]
-        return _Differentiated(logit, slices, loss, terms, row_gradients, dense_gradients)
+        return _Differentiated(logit, slices, loss, terms, row_gradients, dense_gradients, alone, calibration)
+
+    def _loss_and_terms(
+        self,
+        targets: _Tensors,
+        logit: tf.Tensor,
+        scores: Scores,
+        ramps: _Tensors,
+        duals: list[tf.Tensor],
+        slices: list[tf.Tensor],
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        return loss_and_terms(
+            self.config.objective, targets, logit, scores.logits, scores.rank_scores, ramps, duals, slices
+        )
+
+    def _without_query_effect(self, targets: _Tensors, logits: tf.Tensor) -> tf.Tensor:
+        """Logits of one component, [1, B], with the effects of queries, from which there is nothing to learn."""
+        logit, weight = tf.stop_gradient(logits[0]), targets["own_weight"]
+        gradient = weight * (tf.sigmoid(logit) - targets["label"])
+        effect, _ = query_effect(targets["query"], gradient, weight * _curvature_of(logit))
+        return logits + effect
+
+    def _curvature(
+        self, layout: TableLayout, plan: _Tensors, targets: _Tensors, found: _Differentiated
+    ) -> tuple[tf.Tensor, ...]:
+        """The last fields of a ``RowGradient``, where the optimizer needs them."""
+        if not self.state.table_optimizer.needs_curvature:
+            return ()
+        # Rows of constraint logs learn from their constraint alone.
+        weight = targets["own_weight" if self.config.objective.bias_constraints is None else "weight"]
+        curvature, query = weight * _curvature_of(found.alone), targets["query"]
+        _, left = query_effect(query, curvature, curvature)
+        return row_curvature(layout, plan, curvature, query, left)
+
+    def _calibration(
+        self, number: int, targets: _Tensors, logit: tf.Tensor, inputs: Sequence[tf.Tensor]
+    ) -> NewtonStep:
+        """The step of a calibrator on a logit; of ``inputs`` there are none but a constant where it is of a bias."""
+        logit, weight = tf.stop_gradient(logit), targets["own_weight"]
+        gradient = weight * (tf.sigmoid(logit) - targets["label"])
+        columns = [tf.ones_like(weight), *(tf.stop_gradient(one) for one in inputs)]
+        curvature = weight * _curvature_of(logit)
+        return self.state.calibrators[number].step(columns, gradient, curvature, tf.reduce_sum(weight))
 
     def _update_dense(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor) -> None:
+        fitted = set(self.state.network.calibrated)
+        gradients = [
+            tf.zeros_like(gradient) if name in fitted else gradient
+            for name, gradient in zip(self.state.network.weights(), gradients, strict=True)
+        ]
         norm = self.config.optimizer.dense.clip_norm
         if norm is not None:
             # Each component by itself, as everything else that it learns by.
@@ -261,6 +342,12 @@ class TrainStep:
             ]
         with tf.name_scope("dense_update"):
             self.state.dense_optimizer.update(gradients, rate, self.jit)
+
+
+def _curvature_of(logit: tf.Tensor) -> tf.Tensor:
+    """p (1 - p), never quite 0."""
+    probability = tf.sigmoid(logit)
+    return tf.maximum(probability * (1.0 - probability), _LEAST_CURVATURE)
 
 
 def _tensors(feed: Feed, needed: Mapping[str, tf.TensorSpec]) -> tuple[_Tensors, list[_Tensors]]:

@@ -81,12 +81,12 @@ def test_a_part_that_is_asked_for_is_in_use(path):
     assert printed is not None and node is not None
 
 
-def test_every_option_of_shampoo_is_there_with_the_trainers_default():
+def test_every_option_of_shampoo_is_there_with_the_default():
     rows = {row["key"]: row for row in key_rows(describe(TrainConfig))}
     names = [key.rpartition(".")[2] for key in rows if key.startswith("optimizer.dense.shampoo.")]
     assert names == list(ShampooOptions.names())
     momentum = rows["optimizer.dense.shampoo.momentum"]
-    assert momentum["default"] == TrainConfig().optimizer.dense.shampoo.momentum == 0.9
+    assert momentum["default"] == TrainConfig().optimizer.dense.shampoo.momentum == 0.0
     assert momentum["allowed"] == "number, [0.0, 1.0)"
 
 

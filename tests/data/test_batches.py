@@ -1,5 +1,6 @@
 """Whole-query batches, against a packer of a few lines."""
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.data.batches import Batch, batches_within, whole_query_batches
+from ctr.data.batches import Batch, BatchSize, batches_within, whole_query_batches
 from ctr.data.reader import Rows
 from ctr.io.errors import InputError
 
@@ -119,6 +120,28 @@ def test_batches_are_the_greedily_packed_whole_queries_of_the_log(case):
         # Of the rows of the range none is lost, changed or twice there; only faulty ones are set apart.
         assert rows_as_tuples(batch.rows) == [row for row in log[begin:end] if row[7] == 0]
         assert rows_as_tuples(batch.rejects) == [row for row in log[begin:end] if row[7] != 0]
+
+
+@given(cases, st.sampled_from([0.05, 0.25, 1.0]), st.integers(0, 30), st.integers(0, 20))
+def test_growing_batches_depend_on_their_place_alone(case, growth, origin, resumed_after):
+    size = BatchSize(case.batch_rows, growth, first=2, origin=origin)
+
+    def batches(start: int, cuts: list[int]) -> list[Batch]:
+        rows = case.rows.slice(start, sum(case.query_sizes))
+        return list(whole_query_batches(cut(rows, cuts), size, 10_000))
+
+    found = batches(0, [])
+    begins, queries = [0, *(batch.end for batch in found)], [0, *np.cumsum(case.query_sizes).tolist()]
+    for begin, end in pairwise(begins):
+        share = growth * max(0, begin - origin)
+        allowed = min(case.batch_rows, max(2, 2 ** math.floor(math.log2(share)) if share >= 1 else 0))
+        # As many whole queries as fit, or one that is too large.
+        fitting = [after for after in queries if begin < after <= begin + allowed]
+        assert end == (fitting[-1] if fitting else min(after for after in queries if after > begin))
+    # However the rows come, and wherever a reader begins.
+    done = min(resumed_after, len(found))
+    for expected, other in zip(found[done:], batches(begins[done], case.cuts), strict=True):
+        assert same(expected, other)
 
 
 @given(cases, st.lists(st.integers(0, 25), max_size=6), st.integers(0, 20))

@@ -89,6 +89,7 @@ SMALL: dict[str, Any] = {
     "model": {
         "crosses": {"layers": 2, "rank": 3, "ramp": {"start": 100, "length": 500}},
         "deep": {"units": [8]},
+        "network_loss": "joint",
         "prior": 0.3,
     },
     "optimizer": {"embeddings": {"initial_accumulator": 0.01, "linear_initial_accumulator": 0.02}},
@@ -98,7 +99,7 @@ SMALL: dict[str, Any] = {
 }
 LOGISTIC = {
     **SMALL,
-    "model": {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": 0.3},
+    "model": {"crosses": {"layers": 0}, "deep": {"units": []}, "network_loss": "joint", "prior": 0.3},
     "optimizer": {**SMALL["optimizer"], "dense": {"shampoo": {"momentum": 0}}},
 }
 

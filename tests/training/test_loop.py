@@ -75,7 +75,7 @@ REFERENCE = parse_model(
     TrainConfig,
     {
         "batch": {"rows": 50},
-        "model": {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": PRIOR},
+        "model": {"crosses": {"layers": 0}, "deep": {"units": []}, "network_loss": "joint", "prior": PRIOR},
         "optimizer": {
             "embeddings": {"linear_learning_rate": RATE, "linear_initial_accumulator": START},
             "dense": {

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from ctr.config import parse_model
 from ctr.models.rows import FeatureRows, lay_out_tables
 from ctr.optim.dense_shampoo import DenseShampoo
 from ctr.optim.protocol import Cost, TakenOver
@@ -68,6 +69,7 @@ class RowDescent(_Descent):
     """Gradient descent for the rows of tables."""
 
     name, prefix, row_state = "descent", "row_descent/", ()
+    feature_state, needs_curvature = (), False
 
     def __init__(self, rates, initial_accumulators, limit):
         self.rates = rates
@@ -122,7 +124,8 @@ def test_a_run_needs_nothing_but_the_protocol(descent, log, make_config, tmp_pat
 def test_its_operations_are_counted(descent):
     layouts = lay_out_tables([FeatureRows("user", 100, 8, "quality", 0)])
     touched = {layouts[0].name: Touched(single=1, values=0, multivalent=0, distinct=0.25)}
-    flops = count_flops(TrainConfig(), layouts, touched, 64)
+    config = parse_model(TrainConfig, {"optimizer": {"embeddings": {"linear_rule": "adagrad"}}}, "test")
+    flops = count_flops(config, layouts, touched, 64)
     assert flops.rows == 3 * 0.25 * 9
     assert (flops.statistics, flops.preconditioning, flops.roots) == (0, 0, 0)
 

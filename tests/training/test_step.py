@@ -31,7 +31,12 @@ PLACES = {"a": ("quality-2", 0), "b": ("quality-2", 5), "m": ("quality-2", 9), "
 ROWS = {"learning_rate": 0.3, "initial_accumulator": 0.02, "linear_learning_rate": 0.2}
 # The reference below is AdaGrad; Shampoo has its own in tests/optim.
 ADAGRAD: dict[str, Any] = {"start_preconditioning_step": None, "momentum": 0}
-NETWORK = {"crosses": {"layers": 2, "rank": 2}, "deep": {"units": [3], "activation": "tanh"}, "prior": 0.2}
+NETWORK = {
+    "crosses": {"layers": 2, "rank": 2},
+    "deep": {"units": [3], "activation": "tanh"},
+    "network_loss": "joint",
+    "prior": 0.2,
+}
 SETTINGS: dict[str, Any] = {
     "model": {**NETWORK, "init_scale": 0.5},
     "optimizer": {

@@ -44,7 +44,16 @@ _LARGEST = 1e6
 # Of the variables by name: what predicts,
 _WEIGHTS = ("rows/", "dense/")
 # and what else a step changes by its gradient. Statistics and roots are certified instead.
-_CHECKED = (*_WEIGHTS, "rows_accumulator/", "shampoo/tensor", "duals/", "slices_seen/")
+_CHECKED = (
+    *_WEIGHTS,
+    "rows_accumulator/",
+    "rows_prior/",
+    "prior_precision/",
+    "newton/",
+    "shampoo/tensor",
+    "duals/",
+    "slices_seen/",
+)
 
 
 class Rollback(StrictModel):

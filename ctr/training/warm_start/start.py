@@ -36,6 +36,7 @@ from ctr.training.state import create_network, fresh_state
 from ctr.training.warm_start.ids import Slots, take_ids
 from ctr.training.warm_start.optimizer import take_optimizer, take_schedules
 from ctr.training.warm_start.position import begin_position
+from ctr.training.warm_start.prior import take_fitted, take_priors
 from ctr.training.warm_start.weights import Entry, Side, take_ramps, take_rows, take_slices, take_weights
 
 _PARTS = {
@@ -199,6 +200,10 @@ def _take(
             + "; ".join(f"{entry.name}: {entry.why}" for entry in features)
             + "), so nothing could be taken over: start without --init-from"
         )
+    take_priors(
+        arrays, old.arrays, *sides, {entry.name for entry in features if entry.status in ("taken", "partly")}
+    )
+    take_fitted(arrays, old.arrays)
     weights, moves = take_weights(arrays, old.arrays, *sides, kept)
     statuses, why = take_optimizer(arrays, old.arrays, *sides, moves)
     numbers = {name: index for index, name in enumerate(new.shapes)}

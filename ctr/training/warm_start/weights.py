@@ -124,8 +124,10 @@ def take_rows(
         A line for each feature, and the features whose embeddings were taken.
     """
     places, meanings, old_meanings = old.places(), feature_meanings(new.schema), feature_meanings(old.schema)
-    # The sum over a batch and its mean are gradients of different scales.
-    scaled = old.config.optimizer.embeddings.gradient == new.config.optimizer.embeddings.gradient
+    # The sum over a batch and its mean are gradients of different scales, and rules have state of their own.
+    mine, theirs = (side.config.optimizer.embeddings for side in (new, old))
+    differs = [key for key in ("gradient", "linear_rule") if getattr(mine, key) != getattr(theirs, key)]
+    scaled = not differs
     row_state = table_optimizer(new.config.optimizer.embeddings, new.layouts).row_state
     entries, kept = [], set()
     for name, (layout, begin, feature) in new.places().items():
@@ -159,7 +161,7 @@ def take_rows(
             kept.add(name)
         status: Status = "partly" if why else "taken"
         if not scaled:
-            why.append("optimizer.embeddings.gradient differs")
+            why += [f"optimizer.embeddings.{key} differs" for key in differs]
         entries.append(Entry("feature", name, status, status if scaled else "fresh", "; ".join(why)))
     gone = [name for name in places if name not in meanings]
     entries += [Entry("feature", name, "left", None, "the new run has none") for name in gone]
@@ -167,8 +169,8 @@ def take_rows(
 
 
 def _by_copy(table: np.ndarray, layout: TableLayout) -> np.ndarray:
-    """A view of a table's rows, [rows, copies, width + 1]."""
-    return table.reshape(-1, layout.copies, layout.width + 1)
+    """A view of a table's rows, [rows, copies, columns of a copy]."""
+    return table.reshape(len(table), layout.copies, -1)
 
 
 # Dense weights.

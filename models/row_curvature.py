@@ -1,0 +1,61 @@
+"""What a batch says of the linear weights of its rows beside their gradient: curvature, and whose they are."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from ctr.models.query_effect import shared_by_query
+from ctr.models.rows import TableLayout
+
+
+class RowCurvature(NamedTuple):
+    """Of the U distinct rows of a batch in one table.
+
+    Attributes:
+        curvature: float32 [U], the second derivative of the loss by the row's linear weight.
+        groups: int32 [U], the number of its feature in ``TableLayout.features``; -1 where nothing refers to it.
+    """
+
+    curvature: tf.Tensor
+    groups: tf.Tensor
+
+
+def row_curvature(
+    layout: TableLayout,
+    plan: Mapping[str, tf.Tensor],
+    curvature: tf.Tensor,
+    query: tf.Tensor,
+    left: tf.Tensor,
+) -> RowCurvature:
+    """Adds up the curvature of a batch by the rows of a table.
+
+    Args:
+        plan: ``distinct``, ``single``, ``values`` and ``segments`` of ``ctr.models.rows.TablePlan`` as tensors.
+        curvature: float32 [B], of the loss by the logit of each batch row; 0 for padding.
+        query: int32 [B], the number of each row's query.
+        left: float32 [B], the share of curvature that counts for an id that all rows of a query have.
+    """
+    singles, multivalent = len(layout.single), len(layout.multivalent)
+    count, size = tf.shape(plan["distinct"])[0], tf.shape(curvature)[0]
+    total, groups = tf.zeros([count]), tf.fill([count], -1)
+    if singles:
+        positions = tf.reshape(plan["single"], [-1])
+        shared = shared_by_query(plan, query, curvature > 0)
+        parts = tf.where(shared, (curvature * left)[:, tf.newaxis], curvature[:, tf.newaxis])
+        parts = tf.reshape(parts, [-1])
+        own = tf.where(parts > 0, tf.tile(tf.range(singles), [size]), -1)
+        total += tf.math.unsorted_segment_sum(parts, positions, count)
+        groups = tf.maximum(groups, tf.math.unsorted_segment_max(own, positions, count))
+    if multivalent:
+        segments = plan["segments"]
+        # The last segment collects the padding.
+        sizes = tf.math.unsorted_segment_sum(
+            tf.ones_like(segments, tf.float32), segments, size * multivalent + 1
+        )
+        share = tf.gather(tf.pad(curvature, [[0, 1]]), segments // multivalent)
+        share /= tf.square(tf.gather(sizes, segments))
+        own = tf.where(share > 0, singles + segments % multivalent, -1)
+        total += tf.math.unsorted_segment_sum(share, plan["values"], count)
+        groups = tf.maximum(groups, tf.math.unsorted_segment_max(own, plan["values"], count))
+    return RowCurvature(total, groups)

@@ -1,0 +1,104 @@
+"""Newton's steps for a few weights that a logistic loss is exact in: biases, offsets, gates.
+
+    A = max(0, 1 - k n / N) A + sum h x x'      w = w - (A + P)^-1 sum g x
+
+g and h are the loss's first and second derivative by the logit, x what the weights multiply, n the weight of the batch
+and N that of all batches up to it. P keeps early steps small. With k = 0 these are the sums over the whole past, as if
+the loss were quadratic around each weight; with k > 0 about the last 1 / (1 + k) of the past counts, however long it
+is, so that the weights follow a drift and still become steady.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+MAX_STEP = 1.0
+"""No step moves a weight further: the first batches may have no clicks at all, or only clicks."""
+
+
+class NewtonStep(NamedTuple):
+    """A step of K weights: how far each goes, float32 [K], and A and N after it."""
+
+    move: tf.Tensor
+    information: tf.Tensor
+    seen: tf.Tensor
+
+
+def newton_solve(matrix: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
+    """Solves a positive definite system of a few unknowns by elimination: float32 [K, K] and [K] give [K]."""
+    rows = [tf.concat([matrix[index], vector[index : index + 1]], axis=0) for index in range(vector.shape[0])]
+    for index in range(len(rows)):
+        scaled = rows[index] / rows[index][index]
+        rows = [scaled if at == index else row - row[index] * scaled for at, row in enumerate(rows)]
+    return tf.stack([row[-1] for row in rows])
+
+
+class OnlineNewton:
+    """Newton's steps for K scalar weights, K being a few.
+
+    Args:
+        name: of the variables.
+        weights: float32 scalars.
+        prior: the diagonal of P.
+        forgetting: k.
+        ranges: the least and the largest value of each weight; None: any.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        weights: Sequence[tf.Variable],
+        prior: Sequence[float],
+        forgetting: float,
+        ranges: Sequence[tuple[float, float]] | None = None,
+    ) -> None:
+        self.name, self.weights = name, tuple(weights)
+        self._prior = np.diag(np.array(prior, np.float32))
+        self._forgetting = forgetting
+        self._ranges = None if ranges is None else np.array(ranges, np.float32).T
+        size = len(self.weights)
+        self._information = tf.Variable(tf.zeros([size, size]), trainable=False)
+        self._seen = tf.Variable(0.0, trainable=False)
+
+    @property
+    def variables(self) -> dict[str, tf.Variable]:
+        """All state besides the weights."""
+        return {f"newton/{self.name}/information": self._information, f"newton/{self.name}/seen": self._seen}
+
+    def step(
+        self, inputs: Sequence[tf.Tensor], gradient: tf.Tensor, curvature: tf.Tensor, weight: tf.Tensor
+    ) -> NewtonStep:
+        """What the next step is; changes nothing.
+
+        Args:
+            inputs: what each weight multiplies, float32 [B].
+            gradient, curvature: g and h, float32 [B].
+            weight: n, float32 scalar.
+        """
+        columns = tf.stack(list(inputs), axis=1)
+        seen = self._seen + weight
+        kept = tf.maximum(0.0, 1.0 - self._forgetting * tf.math.divide_no_nan(weight, seen))
+        products = columns[:, :, tf.newaxis] * columns[:, tf.newaxis, :]
+        found = tf.reduce_sum(curvature[:, tf.newaxis, tf.newaxis] * products, axis=0)
+        information = kept * self._information + found
+        total = tf.reduce_sum(gradient[:, tf.newaxis] * columns, axis=0)
+        move = -newton_solve(information + self._prior, total)
+        move = tf.clip_by_value(move, -MAX_STEP, MAX_STEP)
+        if self._ranges is not None:
+            before = tf.stack([weight.read_value() for weight in self.weights])
+            move = tf.clip_by_value(before + move, *self._ranges) - before
+        return NewtonStep(move, information, seen)
+
+    def apply(self, step: NewtonStep) -> None:
+        """Makes a step."""
+        for weight, move in zip(self.weights, tf.unstack(step.move), strict=True):
+            weight.assign_add(move)
+        self._information.assign(step.information)
+        self._seen.assign(step.seen)
+
+
+def all_variables(groups: Sequence[OnlineNewton]) -> Mapping[str, tf.Variable]:
+    """The state of all of these by name."""
+    return {name: variable for group in groups for name, variable in group.variables.items()}

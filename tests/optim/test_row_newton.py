@@ -1,0 +1,165 @@
+"""Newton's steps for linear weights: against ridge regression, and what may and may not move."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctr.optim import row_newton
+from ctr.optim.protocol import RowGradient
+from ctr.optim.row_newton import Posterior, RowNewton, newton_step, prior_gradient
+
+
+def posterior(*columns):
+    return Posterior(*(tf.constant(column, tf.float32) for column in columns))
+
+
+def test_steps_on_a_quadratic_loss_lead_to_the_ridge_regression(monkeypatch):
+    """Without what is beyond the exact rule, each step solves the problem of all rows so far."""
+    monkeypatch.setattr(row_newton, "OVERDISPERSION", 0.0)
+    monkeypatch.setattr(row_newton, "FORGETTING", 0.0)
+    rng = np.random.default_rng(1)
+    curvature, target = rng.uniform(0.1, 3, (20, 4)), rng.normal(size=(20, 4))
+    prior = np.array([0.5, 1.0, 4.0, 20.0])
+    now = posterior(np.zeros(4), np.zeros(4), prior)
+    for h, y in zip(curvature, target, strict=True):
+        gradient = h * (now.weight.numpy() - y)
+        now = newton_step(
+            now, tf.constant(prior, tf.float32), tf.constant(gradient, tf.float32), tf.constant(h, tf.float32)
+        )
+    expected = (curvature * target).sum(0) / (prior + curvature.sum(0))
+    np.testing.assert_allclose(now.weight, expected, rtol=1e-4)
+    np.testing.assert_allclose(now.information, curvature.sum(0), rtol=1e-5)
+
+
+def test_a_new_prior_shrinks_a_weight_as_if_it_had_always_been_there(monkeypatch):
+    monkeypatch.setattr(row_newton, "OVERDISPERSION", 0.0)
+    monkeypatch.setattr(row_newton, "FORGETTING", 0.0)
+    # Seen with precision 1, now 9: the weight of a sum of 8 over 1 + 3 becomes 8 over 9 + 3, with the next row 8 + 2.
+    before = posterior([2.0], [3.0], [1.0])
+    gradient = 1.0 * 2.0 - 2.0 - 2.0  # h (w - y) of h = 1 and y = 4
+    after = newton_step(before, tf.constant([9.0]), tf.constant([gradient]), tf.constant([1.0]))
+    np.testing.assert_allclose(after.weight, [(8.0 + 4.0) / (9 + 3 + 1)], rtol=1e-6)
+    np.testing.assert_allclose(after.prior, [9.0])
+
+
+def test_the_gradient_by_the_prior_is_that_of_the_shrunk_weights():
+    """Against differences: w(T) = Z / (T + S) in a loss of gradient G."""
+    weight, information, prior = np.array([0.5, -2.0, 1.0]), np.array([1.0, 4.0, 0.5]), 2.0
+    gradient, groups = np.array([0.3, -0.7, 0.2]), [0, 0, 1]
+    before = posterior(weight, information, np.full(3, prior))
+    found = prior_gradient(
+        before,
+        tf.constant([prior, prior]),
+        tf.constant(groups),
+        tf.constant(gradient, tf.float32),
+        tf.constant([1.0, 1.0, 0.0]),
+    )
+    sums = weight * (prior + information)
+    step = 1e-6
+
+    def loss(log_prior, rows):
+        return sum(gradient[row] * sums[row] / (np.exp(log_prior) + information[row]) for row in rows)
+
+    for group, rows in ((0, [0, 1]), (1, [2])):
+        at = np.log(prior)
+        slope = (loss(at + step, rows) - loss(at - step, rows)) / (2 * step)
+        np.testing.assert_allclose(found.gradient[group], slope, rtol=1e-4)
+    assert found.curvature[0] > 0 and found.curvature[1] == 0
+
+
+@given(
+    weight=st.floats(-5, 5),
+    information=st.floats(0, 1e6),
+    prior=st.floats(0.05, 1e4),
+    precision=st.floats(0.05, 1e4),
+    gradient=st.floats(-1e4, 1e4),
+    curvature=st.floats(1e-6, 1e4),
+)
+def test_steps_are_bounded(weight, information, prior, precision, gradient, curvature):
+    after = newton_step(
+        posterior([weight], [information], [prior]),
+        tf.constant([precision]),
+        tf.constant([gradient]),
+        tf.constant([curvature]),
+    )
+    assert np.isfinite(after.weight).all() and after.information[0] >= 0
+    shrunk = abs(weight) * (prior + information) / (precision + information)
+    limit = max(abs(weight), shrunk) + abs(gradient) / (precision + curvature)
+    assert abs(after.weight[0]) <= limit * (1 + 1e-4) + 1e-5
+
+
+def optimizer(table, features=2, copies=1):
+    columns = table.shape[1]
+    rates = np.full(columns, 0.1, np.float32)
+    rates[columns // copies - 1 :: columns // copies] = 1
+    starts = np.where(rates == 1, 0, 0.5).astype(np.float32)
+    made = RowNewton([rates], [starts], [features], copies, precision=3.0)
+    made.build({"t": table})
+    return made
+
+
+def step(made, rows, gradient, curvature, groups):
+    rows = tf.constant(rows)
+    given_rows = tf.gather(made.tables[0], rows)
+    one = RowGradient(
+        rows,
+        given_rows,
+        made.read([rows])[0],
+        tf.constant(gradient, tf.float32),
+        tf.constant(curvature, tf.float32),
+        tf.constant(groups),
+    )
+    made.update([one], tf.constant(1.0), compiled=False)
+
+
+def test_only_rows_with_curvature_move():
+    start = np.arange(20, dtype=np.float32).reshape(5, 4)
+    table = tf.Variable(start)
+    made = optimizer(table)
+    before = {name: variable.numpy() for name, variable in made.variables.items()}
+    # The last row is padding.
+    step(made, [1, 4, 2], [[0, 0, 0, 2.0], [0, 0, 0, -1.0], [0, 0, 0, 0]], [0.5, 0.2, 0], [0, 1, -1])
+    moved = (table.numpy() != start).any(axis=1)
+    assert moved.tolist() == [False, True, False, False, True]
+    after = made.variables
+    for name in ("rows_accumulator/t", "rows_prior/t"):
+        np.testing.assert_array_equal(after[name].numpy()[[0, 2, 3]], before[name][[0, 2, 3]])
+    # Both features have learned of their priors, each by its own row.
+    assert (after["prior_precision/t"].numpy()[:, 1] > before["prior_precision/t"][:, 1]).all()
+
+
+def test_copies_learn_each_by_itself():
+    rng = np.random.default_rng(3)
+    values, gradient = rng.normal(size=(4, 3)), rng.normal(size=(4, 3))
+    single, double = tf.Variable(values, dtype=tf.float32), tf.Variable(np.tile(values, 2), dtype=tf.float32)
+    one, two = optimizer(single), optimizer(double, copies=2)
+    for made, times in ((one, 1), (two, 2)):
+        step(made, [0, 1, 2, 3], np.tile(gradient, times), [0.1, 0.2, 0.3, 0.4], [0, 0, 1, 1])
+    np.testing.assert_array_equal(double.numpy(), np.tile(single.numpy(), 2))
+    np.testing.assert_array_equal(
+        two.variables["prior_precision/t"].numpy(), np.tile(one.variables["prior_precision/t"].numpy(), 2)
+    )
+
+
+def test_embeddings_learn_by_adagrad():
+    table = tf.Variable(np.zeros((3, 4), np.float32))
+    made = optimizer(table)
+    step(made, [1], [[1.0, -2.0, 0.0, 1.0]], [0.3], [0])
+    np.testing.assert_allclose(
+        table.numpy()[1, :3], [-0.1 / np.sqrt(1.5), 0.2 / np.sqrt(4.5), 0.0], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("size", [5, 9])
+def test_rows_that_begin_anew_are_as_fresh_ones(size):
+    table = tf.Variable(np.ones((5, 4), np.float32), shape=[None, 4])
+    made = optimizer(table)
+    fresh = {name: variable.numpy() for name, variable in made.variables.items()}
+    step(made, [1, 3], np.ones((2, 4)), [0.5, 0.5], [0, 1])
+    made.begin_rows(0, np.array([1, 3], np.int32), size)
+    for name in ("rows_accumulator/t", "rows_prior/t"):
+        found = made.variables[name].numpy()
+        assert len(found) == size
+        np.testing.assert_array_equal(found[:5], fresh[name])
