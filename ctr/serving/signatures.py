@@ -244,8 +244,10 @@ def _growing_rows(
     all_offsets = layout.offsets()
     offsets = tf.constant([all_offsets[feature.name] for feature in features])
     sought = tf.bitwise.bitwise_xor(ids, tf.constant([feature.salt for feature in features], tf.int64))
-    place = tf.reshape(tf.searchsorted(keys, tf.reshape(sought, [-1])), tf.shape(ids))
-    found = tf.equal(tf.gather(keys, place), sought) & tf.not_equal(sought, LAST_KEY)
+    # Read once: if a variable is gathered from directly, TensorFlow copies all of it whenever it is read.
+    all_keys = tf.convert_to_tensor(keys)
+    place = tf.reshape(tf.searchsorted(all_keys, tf.reshape(sought, [-1])), tf.shape(ids))
+    found = tf.equal(tf.gather(all_keys, place), sought) & tf.not_equal(sought, LAST_KEY)
     # As ``IdMap.look_up`` chooses it.
     shared_rows = tf.constant([feature.buckets - 1 for feature in features], tf.uint64)
     shared = tf.cast(tf.math.floormod(_splitmix64(tf.bitcast(ids, tf.uint64)), shared_rows), tf.int32)
