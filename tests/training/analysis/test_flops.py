@@ -41,7 +41,8 @@ ROWS = 64
 
 
 def config_of(content: dict) -> TrainConfig:
-    return parse_model(TrainConfig, {"compute_dtype": "float32", **content}, "test")
+    joint = {"network_loss": "joint", **content.get("model", {})}
+    return parse_model(TrainConfig, {"compute_dtype": "float32", **content, "model": joint}, "test")
 
 
 def layouts_of(config: TrainConfig) -> tuple[TableLayout, ...]:
