@@ -89,10 +89,18 @@ SMALL: dict[str, Any] = {
     "model": {
         "crosses": {"layers": 2, "rank": 3, "ramp": {"start": 100, "length": 500}},
         "deep": {"units": [8]},
+        "init_scale": 0.05,
         "network_loss": "joint",
         "prior": 0.3,
     },
-    "optimizer": {"embeddings": {"initial_accumulator": 0.01, "linear_initial_accumulator": 0.02}},
+    "optimizer": {
+        "embeddings": {
+            "learning_rate": 0.1,
+            "initial_accumulator": 0.01,
+            "linear_initial_accumulator": 0.02,
+        },
+        "dense": {"learning_rate": 0.02, "shampoo": {"momentum": 0.9}},
+    },
     "metrics": {"window_examples": 230, "slices": ["position"]},
     "checkpoint": {"every_examples": 310, "keep": 2},
     "compute_dtype": "float32",
@@ -100,7 +108,7 @@ SMALL: dict[str, Any] = {
 LOGISTIC = {
     **SMALL,
     "model": {"crosses": {"layers": 0}, "deep": {"units": []}, "network_loss": "joint", "prior": 0.3},
-    "optimizer": {**SMALL["optimizer"], "dense": {"shampoo": {"momentum": 0}}},
+    "optimizer": {**SMALL["optimizer"], "dense": {"learning_rate": 0.02, "shampoo": {"momentum": 0}}},
 }
 
 

@@ -144,7 +144,8 @@ def weight_shapes(model: Architecture, widths: Mapping[str, int]) -> list[Shape]
         width = model.factors.width if model.factors is not None else 1
         shapes += (2 if model.rank_head else 1) * [(hidden, width)]
     if model.factors is None:
-        shapes.append(())
+        # The bias; where the network is gated the offset too, its own bias and the gate.
+        shapes += [()] * (1 if not model.gated else 4 if model.cross_layers or model.deep_units else 2)
     else:
         units, width = model.factors.ui_units, model.factors.width
         shapes += _layer_shapes(widths["ui"], units, ())

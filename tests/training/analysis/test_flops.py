@@ -41,7 +41,8 @@ ROWS = 64
 
 
 def config_of(content: dict) -> TrainConfig:
-    return parse_model(TrainConfig, {"compute_dtype": "float32", **content}, "test")
+    joint = {"network_loss": "joint", **content.get("model", {})}
+    return parse_model(TrainConfig, {"compute_dtype": "float32", **content, "model": joint}, "test")
 
 
 def layouts_of(config: TrainConfig) -> tuple[TableLayout, ...]:
@@ -136,7 +137,11 @@ def counted_for(changes: dict | None = None, batch_rows: float = 64.0):
     return count_flops(config_of(content), layouts, touched, batch_rows)
 
 
-ADAGRAD = {"dense": {"shampoo": {"start_preconditioning_step": None, "momentum": 0}}}
+ADAGRAD = {
+    "embeddings": {"linear_rule": "adagrad"},
+    "dense": {"shampoo": {"start_preconditioning_step": None, "momentum": 0}},
+}
+SHAMPOO = {"dense": {"shampoo": {"momentum": 0.9}}}
 
 
 def test_a_model_counted_by_hand():
@@ -167,7 +172,7 @@ def test_shampoo_counted_by_hand():
 
 
 def test_twice_the_batch_halves_what_a_step_takes():
-    once, twice = counted_for(), counted_for(batch_rows=128)
+    once, twice = counted_for(SHAMPOO), counted_for(SHAMPOO, batch_rows=128)
     for part in ("dense", "statistics", "preconditioning", "roots"):
         assert getattr(twice, part) == getattr(once, part) / 2 > 0
     assert twice.forward == once.forward
