@@ -1,7 +1,7 @@
 """What the rows of a query have in common beyond their features.
 
-Rows of a query are not independent: a user in a good mood clicks more on everything. Each query has an effect u on all of
-its logits, normal with variance s = ``VARIANCE``, which nothing can predict and learning has to allow for. Given the
+Rows of a query are not independent: a user in a good mood clicks more on everything. Each query has an effect u on all
+of its logits, normal with variance s = ``VARIANCE``, which nothing can predict and learning has to allow for. Given the
 weights, its most probable value is after one Newton step from 0::
 
     u = - s sum (p - y) / (1 + s H),     H = sum p (1 - p) over the query

@@ -49,7 +49,8 @@ class RowGradient(NamedTuple):
         state: what ``TableOptimizer.read`` returned for these rows.
         gradient: [U, C], summed over the batch.
         curvature: float32 [U], of the logistic loss by the linear weight of each row; where the optimizer needs it.
-        groups: int32 [U], the number of each row's feature among those of its table, -1 for padding; with ``curvature``.
+        groups: int32 [U], the number of each row's feature among those of its table, -1 for padding; with
+            ``curvature``.
     """
 
     rows: tf.Tensor

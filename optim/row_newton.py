@@ -13,8 +13,8 @@ than H says, and the weight more certain than it may be; the divisor is what G^2
 T_f decides how far the weights of a feature are shrunk, and no constant is right for all: the ids of one feature differ
 a lot, those of another one only by chance, and then they do harm. It is learned, by feature, from the gradients of the
 progressive loss: with the gradients and information from before, w depends on T_f as w(T_f) = Z / (T_f + S), so that
-d loss / d log T_f = - sum over the touched ids of G w T_f / (T_f + S). A Newton step on log T_f follows each batch. A weight is
-shrunk by a new T_f when it is touched next: the precision that it has been shrunk by is kept with it.
+d loss / d log T_f = - sum over the touched ids of G w T_f / (T_f + S). A Newton step on log T_f follows each batch. A
+weight is shrunk by a new T_f when it is touched next: the precision that it has been shrunk by is kept with it.
 
 What is old is forgotten slowly: when the information on a weight grows by the share d, its precision P loses
 ``FORGETTING`` d P / T_f of itself. Of rare ids that is nothing; frequent ones follow a drift.

@@ -55,8 +55,8 @@ def make_calibrators(weights: Mapping[str, tf.Variable]) -> tuple[OnlineNewton, 
     """The optimizers of ``ClickModel.calibrated``; none without weights.
 
     The first ones are of the biases, that of the linear weights and that of the network, which each learn with their
-    own model. The last one sees the prediction: of the offset and the gate, with a prior, as an offset that swings costs
-    more than it gains. A gate never leaves the range between the two models.
+    own model. The last one sees the prediction: of the offset and the gate, with a prior, as an offset that swings
+    costs more than it gains. A gate never leaves the range between the two models.
     """
     if not weights:
         return ()
