@@ -306,13 +306,13 @@ def _train(arguments: argparse.Namespace) -> None:
 
 def _follow(arguments: argparse.Namespace, config: Any) -> None:
     from ctr.io.signals import stop_signals
-    from ctr.training.run.directory import check_config
+    from ctr.training.preflight import check_follow
 
     if arguments.record is not None:
         raise InputError(
             "--record does not go with --follow: rerun without --follow to finish the run and to record"
         )
-    check_config(arguments.out, config)
+    check_follow(arguments.log, config, arguments.out)
     with stop_signals() as stop:
         _load_tensorflow()
         from ctr.serving.export import export_from_run

@@ -208,7 +208,10 @@ def test_a_run_that_learned_nothing_prints_its_results_and_fails(place, capfd):
     ("content", "words"),
     [
         ("batch: {rows: 0}", ["config run.yaml: batch.rows: 0 ", "greater than or equal to 1"]),
-        ("batch: {rowz: 5}", ["config run.yaml: batch.rowz: unknown key; allowed: max_query_rows, rows"]),
+        (
+            "batch: {rowz: 5}",
+            ["config run.yaml: batch.rowz: unknown key; allowed: growth, max_query_rows, rows"],
+        ),
         ("seed: [1", ["config run.yaml: not YAML"]),
         ("- 1", ["config run.yaml: a mapping of keys to values is expected, received list"]),
         ("model: {widths: {b: 3}}", ["model.widths names b, which is not a feature of the log; allowed: a"]),

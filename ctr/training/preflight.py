@@ -168,9 +168,26 @@ def check_run(
         check_record(log, config, run_dir, record)
     if source is not None:
         needs_warm_start(run_dir, source)
-    check_config(run_dir, config)
-    check_schema(run_dir, logs.schema)
+    _check_begun(run_dir, config, logs.schema)
     return _finished(run_dir, logs, config)
+
+
+def check_follow(log: Path, config: TrainConfig, run_dir: Path) -> None:
+    """Refuses a run that cannot follow a log, as far as that can be said before the log is there; changes nothing.
+
+    Raises:
+        InputError: ``run_dir`` is something else than a run directory, or was begun otherwise.
+    """
+    check_run_folder(run_dir)
+    if (run_dir / "config.yaml").exists():
+        schema = read_schema(log)
+        _check_begun(run_dir, resolve(config, schema, read_manifests(log)), schema)
+
+
+def _check_begun(run_dir: Path, config: TrainConfig, schema: Schema) -> None:
+    # First the features: of others, widths differ too.
+    check_schema(run_dir, schema)
+    check_config(run_dir, config)
 
 
 def train_result(log: Path, run_dir: Path, summary: Mapping[str, Any], record: str | None) -> dict[str, Any]:

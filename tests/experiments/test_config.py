@@ -164,7 +164,7 @@ def test_a_baseline_alone_is_an_experiment(plan_of):
         ),
         ({"seeds": [1, 1]}, "seeds: 1 appears twice"),
         ({"seeds": []}, "seeds: "),
-        ({"config": {"batch": {"row": 1}}}, "config.batch.row: unknown key; allowed: max_query_rows, rows"),
+        ({"config": {"batch": {"row": 1}}}, "config.batch.row: unknown key; allowed: growth, max_query_rows, rows"),
         ({"baseline": {"set": {"jit": "yes"}}}, "baseline.set.jit"),
         ({"base": "nothing.yaml"}, "nothing.yaml: no such file"),
         ({"samplings": {"s": {"rate": 1}}}, "samplings.s.rate: unknown key"),

@@ -41,8 +41,11 @@ ADAGRAD = {"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": Non
 WITHOUT_NETWORK = {"model": {"crosses": {"layers": 0}, "deep": {"units": []}}}
 CROWDED = {"ids": {"capacity": 12, "shared_rows": 2, "eviction": {"policy": "score", "share": 0.2}}}
 LEAST_RECENT = merged(CROWDED, {"ids": {"eviction": {"policy": "least_recent", "max_idle": 1, "every": 1}}})
+# Linear weights and network as two models, which learn as they do without a configuration.
+TWO_MODELS = {"model": {"network_loss": "own"}, "optimizer": {"embeddings": {"linear_rule": "newton"}}}
 POLICIES = [
     {},
+    merged(CROWDED, TWO_MODELS),
     CROWDED,
     LEAST_RECENT,
     merged(CROWDED, {"ids": {"eviction": {"policy": "none"}}}),
@@ -174,7 +177,7 @@ def test_a_run_that_was_interrupted_ends_in_the_same_bits(changes, growing_log, 
     assert metrics_of(tmp_path / "whole") == metrics_of(tmp_path / "part")
 
 
-@pytest.mark.parametrize("changes", [CROWDED, merged(CROWDED, {"label_delay": 0.02})])
+@pytest.mark.parametrize("changes", [CROWDED, merged(merged(CROWDED, TWO_MODELS), {"label_delay": 0.02})])
 def test_a_log_that_grows_gives_the_bits_of_one_pass(changes, growing_log, tmp_path):
     config = config_of(changes)
     train(growing_log, config, tmp_path / "whole")

@@ -14,7 +14,7 @@ from ctr.training.loop import train
 RATE, START, BIAS_RATE, PRIOR = 0.3, 0.05, 0.1, 0.3
 CONTENT: dict[str, Any] = {
     "batch": {"rows": 40, "max_query_rows": 40},
-    "model": {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": PRIOR},
+    "model": {"crosses": {"layers": 0}, "deep": {"units": []}, "network_loss": "joint", "prior": PRIOR},
     "optimizer": {
         "embeddings": {"linear_learning_rate": RATE, "linear_initial_accumulator": START},
         "dense": {

@@ -77,6 +77,9 @@ def hold_run(
         InputError: it was begun under another configuration, on other features or in another environment, or another
             process is training in it.
     """
+    # First the features: of others, widths differ too.
+    check_run_folder(run_dir)
+    check_schema(run_dir, schema)
     adopt_config(run_dir, config)
     with only_process(run_dir):
         adopt_schema(run_dir, schema)
