@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from reference import REFERENCE, reference_batches, reference_schema
+from reference import REFERENCE, reference_batches, reference_config, reference_schema
 
 from ctr.config import parse_model
 from ctr.training.analysis.step_times import TimedModel, by_turns
@@ -27,7 +27,7 @@ BATCHES = 10
 RANKS = ((256, 256, 0), (128, 128, 0), (64, 64, 0), (0, 128, 0), (128, 128, 64))
 """For each layer the rank of its bottleneck, 0 for none."""
 OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "adagrad": {"start_preconditioning_step": None, "momentum": 0},
+    "adagrad": {"start_preconditioning_step": None, "momentum": 0, "nesterov": False},
     # As it is after the first few hundred steps, in which training waits for more frequent roots.
     "shampoo": {"early_growth": 0},
 }
@@ -47,12 +47,12 @@ def measure_steps(
     schema, batches = reference_schema(size), reference_batches(size)
     models = {}
     for ranks in ((), *settings):
-        content = {
-            "batch": {"rows": batch},
+        changes = {
             "compute_dtype": compute_dtype,
             "model": {"deep": {"ranks": ranks}},
             "optimizer": {"dense": {"shampoo": OPTIMIZERS[optimizer]}},
         }
+        content = reference_config(changes, batch)
         models[title(ranks)] = TimedModel(parse_model(TrainConfig, content, "benchmark"), schema, batches)
     times = by_turns({name: model.seconds for name, model in models.items()}, PLAIN, rounds)
     matrices = {

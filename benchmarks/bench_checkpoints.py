@@ -22,14 +22,14 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from reference import ADAGRAD, make_log
+from reference import ADAGRAD, make_log, reference_config
 
 from ctr.config import parse_model
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from ctr.training.run.run import Run
 
-CONFIG: dict[str, Any] = {**ADAGRAD, "metrics": {"window_examples": 100_000}}
+CONFIG: dict[str, Any] = reference_config({**ADAGRAD, "metrics": {"window_examples": 100_000}})
 
 
 def timed_pass(log: Path, run: Path, content: Mapping[str, Any]) -> tuple[float, int]:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from reference import reference_config
 
 from ctr.config import parse_model
 from ctr.data.batches import whole_query_batches
@@ -28,6 +29,7 @@ from ctr.data.sample_log import write_decisions
 from ctr.data.sampling import SamplingConfig
 from ctr.data.sidecar import read_sidecar_partition, write_sidecar_partition
 from ctr.data.stream import read_selection
+from ctr.experiments.config import merged
 from ctr.simulator.config import SimulatorConfig
 from ctr.simulator.simulate import TRUTH, simulate
 from ctr.training.analysis.step_times import by_turns
@@ -113,7 +115,8 @@ def measure(
     """Milliseconds and ratios of variants, ``logistic`` among them; ``common`` is the configuration of all."""
     steps, feeds, made, numbers = {}, {}, {}, {}
     for name in variants:
-        config = parse_model(TrainConfig, {"batch": {"rows": batch}, **common, **VARIANTS[name]}, "benchmark")
+        content = reference_config(merged(common, VARIANTS[name]), batch)
+        config = parse_model(TrainConfig, content, "benchmark")
         make_deterministic(config.seed)
         inputs = open_inputs(log, config)
         layouts = config.table_layouts(read_schema(log))

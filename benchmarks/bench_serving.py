@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from reference import MODEL
 
 from ctr.config import parse_model
 from ctr.data.schema import Category, Schema
@@ -35,7 +36,7 @@ UI_FEATURES = 4
 BUCKETS = 100_000
 BATCHES = (1, 64, 2048)
 REQUESTS = ((1, 200), (5, 200), (20, 200))
-MODELS: dict[str, dict[str, Any]] = {"plain": {}, "factorized": {"factorized": {}}}
+MODELS: dict[str, dict[str, Any]] = {"plain": MODEL, "factorized": {**MODEL, "factorized": {}}}
 
 
 def make_schema() -> Schema:
@@ -59,7 +60,7 @@ def export_model(folder: Path, model: Mapping[str, Any], compute_dtype: str) -> 
     tables = TrainState(layouts, config, dtype).tables
     position = {"examples": 1, "batches": 1, "trained_examples": 10**9}
     progress = {"position": position, "window_times": [0, 0], "consumed": []}
-    snapshot = Snapshot(folder, config, schema, dtype, layouts, tables, network, progress)
+    snapshot = Snapshot(folder, config, schema, dtype, layouts, tables, {}, {}, network, progress)
     return Scorer(publish(snapshot, folder / "models").path)
 
 

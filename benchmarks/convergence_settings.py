@@ -200,9 +200,12 @@ def train_config(
     content = {
         "seed": seed,
         "batch": {"rows": batch},
-        "model": dict(plan.model),
+        "model": {"network_loss": "joint", "init_scale": 0.05, **plan.model},
         "optimizer": {
-            "embeddings": {"learning_rate": values["embedding"]},
+            "embeddings": {
+                **{"learning_rate": values["embedding"], "initial_accumulator": 0.1},
+                **{"linear_learning_rate": 0.1, "linear_initial_accumulator": 0.1},
+            },
             "dense": dense_settings(optimizer, batch, values, changes),
         },
         # One window, one checkpoint: a run costs little besides its training.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from reference import ADAGRAD, REFERENCE, Size, reference_batches, reference_schema
+from reference import ADAGRAD, REFERENCE, Size, reference_batches, reference_config, reference_schema
 
 from ctr.config import parse_model
 from ctr.data.batches import Batch
@@ -54,8 +54,7 @@ def make_model(
     size: Size = REFERENCE, changes: Mapping[str, Any] = ADAGRAD, batches: Sequence[Batch] = ()
 ) -> Model:
     """A model of some size under a configuration, with feeds of ``batches`` or of the size's own ones."""
-    content = {"batch": {"rows": size.batch}, **changes}
-    config = parse_model(TrainConfig, content, "benchmark")
+    config = parse_model(TrainConfig, reference_config(changes, size.batch), "benchmark")
     make_deterministic(config.seed)
     layouts = config.table_layouts(reference_schema(size))
     state = TrainState(layouts, config, resolve_compute_dtype(config))

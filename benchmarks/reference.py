@@ -1,13 +1,13 @@
 """What benchmarks measure on: the features, ids and labels of the reference model, in memory and as a log.
 
-DCNv2 as the configuration has it by default (three crosses of rank 64, layers of 1024, 512 and 256) on 26 features of
-100,000 buckets and width 16, at batches of 4096 rows; ids by Zipf's law. Loads no TensorFlow: other frameworks take
-the same ids from here.
+DCNv2 (three crosses of rank 64, layers of 1024, 512 and 256) on 26 features of 100,000 buckets and width 16, at
+batches of 4096 rows; ids by Zipf's law. Loads no TensorFlow: other frameworks take the same ids from here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ from ctr.data.batches import Batch, set_rejects_apart
 from ctr.data.log import create_log, pack_ids, publish_partition
 from ctr.data.reader import Rows
 from ctr.data.schema import Category, Schema
+from ctr.experiments.config import merged
 from ctr.io.hashing import splitmix64
 
 ZIPF = 1.2
@@ -30,6 +31,21 @@ ADAGRAD = {
 RATE, INITIAL_ACCUMULATOR, SCALE = 0.02, 1e-6, 0.05
 """How all frameworks learn, on the gradient of a batch's mean loss, and the standard deviation of fresh embeddings."""
 _INTERVAL_ROWS = 200_000
+MODEL = {
+    "network_loss": "joint",
+    "prior": 0.5,
+    "init_scale": SCALE,
+    "crosses": {"layers": 3, "rank": 64, "ramp": {"length": 100_000}},
+    "deep": {"units": [1024, 512, 256]},
+}
+"""The reference model, as a configuration has it."""
+_OPTIMIZER = {
+    "embeddings": {
+        **{"learning_rate": 0.1, "initial_accumulator": 0.1},
+        **{"linear_learning_rate": 0.1, "linear_initial_accumulator": 0.1},
+    },
+    "dense": {"learning_rate": RATE, "shampoo": {"momentum": 0.9, "nesterov": True}},
+}
 
 
 @dataclass(frozen=True)
@@ -51,6 +67,12 @@ class Size:
 
 REFERENCE = Size()
 TINY = Size(features=4, buckets=1000, width=8, batch=256, feeds=2)
+
+
+def reference_config(changes: Mapping[str, Any], batch: int = REFERENCE.batch) -> dict[str, Any]:
+    """The configuration of the reference model, which learns by Shampoo, with changes."""
+    content = {"batch": {"rows": batch}, "model": MODEL, "optimizer": _OPTIMIZER}
+    return merged(content, changes)
 
 
 def reference_schema(size: Size = REFERENCE) -> Schema:

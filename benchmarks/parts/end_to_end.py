@@ -11,7 +11,7 @@ from typing import Any
 from bench_checkpoints import timed_pass
 from own import make_model, ratio, show_ratio
 from parts.setting import Setting
-from reference import ADAGRAD, make_log, table
+from reference import ADAGRAD, make_log, reference_config, table
 
 from ctr.config import parse_model
 from ctr.data.batches import whole_query_batches
@@ -46,7 +46,7 @@ def measure(setting: Setting) -> dict[str, Any]:
     """Passes and turns of the step alone, on the first batches of the same log, one after the other."""
     size = setting.size
     examples = 20 * size.batch if setting.quick else EXAMPLES
-    content = {"batch": {"rows": size.batch}, **ADAGRAD}
+    content = reference_config(ADAGRAD, size.batch)
     config = parse_model(TrainConfig, content, "benchmark")
     seconds: dict[str, list[float]] = {"pass": [], "step": []}
     with tempfile.TemporaryDirectory() as folder:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from reference import ADAGRAD, Size, reference_batches, reference_schema
+from reference import ADAGRAD, Size, reference_batches, reference_config, reference_schema
 
 STEPS = 8
 
@@ -49,7 +49,7 @@ def main() -> None:
     from ctr.training.step import TrainStep
 
     found: dict[str, Any] = {"import_seconds": time.perf_counter() - begun}
-    config = parse_model(TrainConfig, {"batch": {"rows": size.batch}, **ADAGRAD}, "benchmark")
+    config = parse_model(TrainConfig, reference_config(ADAGRAD, size.batch), "benchmark")
     make_deterministic(config.seed)
     found["libraries"] = resident()
     begun = time.perf_counter()

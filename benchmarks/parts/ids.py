@@ -9,7 +9,7 @@ from typing import Any
 from own import make_model, median_ms, ratio, show_ratio
 from parts.end_to_end import reader_rates
 from parts.setting import Setting
-from reference import ADAGRAD, make_log, table
+from reference import ADAGRAD, make_log, reference_config, table
 
 from ctr.config import parse_model
 from ctr.training.config import TrainConfig
@@ -32,7 +32,7 @@ def measure(setting: Setting) -> dict[str, Any]:
             if number:
                 seconds[name].append(spent)
     readers = {}
-    config = parse_model(TrainConfig, {"batch": {"rows": size.batch}, **ADAGRAD}, "benchmark")
+    config = parse_model(TrainConfig, reference_config(ADAGRAD, size.batch), "benchmark")
     for name, own in sizes.items():
         with tempfile.TemporaryDirectory() as folder:
             log = make_log(Path(folder) / "log", 20 * size.batch if setting.quick else EXAMPLES, own)
