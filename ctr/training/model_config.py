@@ -111,10 +111,10 @@ class ModelConfig(StrictModel):
     """DCNv2; without crosses and deep layers a logistic regression.
 
     Attributes:
-        network_loss: what crosses and deep layers learn from. ``own``: linear weights learn as if they were alone; the
-            network learns what these leave, and counts in the prediction as far as it has helped so far, so that it
-            cannot make a model worse than its linear weights. ``joint``: both from the loss of their sum. ``auto``:
-            own, unless the model is factorized, an ensemble or has a rank head.
+        network_loss: what crosses and deep layers learn from. ``own``: linear weights and network are two models, each
+            with a loss of its own; the prediction lies between the two, by a gate that is fitted as the log goes by, so
+            that a network that does not help costs next to nothing. ``joint``: both learn from the loss of their sum.
+            ``auto``: own, unless the model is factorized, an ensemble or has a rank head.
         prior: the initial predicted click probability.
         init_scale: the standard deviation of new embeddings.
         embedding_seed: the seed of new embeddings. Null: the seed of the run.
