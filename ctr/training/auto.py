@@ -21,7 +21,7 @@ def resolve(config: TrainConfig, schema: Schema, manifests: Sequence[Manifest]) 
         manifests: the log's partitions, at least one.
     """
     open_widths = [f for f in schema.features if f.width is None and f.name not in config.model.widths]
-    if not open_widths or not config.model.has_network:
+    if not open_widths:
         return config
     first = next((manifest for manifest in manifests if manifest.rows), manifests[0])
     widths = {f.name: fitting_width(first.distinct.get(f.name, f.buckets)) for f in open_widths}
