@@ -24,7 +24,8 @@ def test_demo_ends_by_naming_its_report_and_does_nothing_twice(tmp_path):
         summaries[name] = json.loads((tmp_path / "demo" / name / "summary.json").read_bytes())
         assert summaries[name]["examples"] == 20_000
         assert summaries[name]["skipped_steps"] == 0
-    assert summaries["dcn"]["parameters_dense"] > summaries["logistic-regression"]["parameters_dense"] == 1
+    # A bias and the offset of the prediction.
+    assert summaries["dcn"]["parameters_dense"] > summaries["logistic-regression"]["parameters_dense"] == 2
 
     again = run_ctr("demo", "--out", tmp_path / "demo", "--examples", 20_000)
     assert again.returncode == 0, again.stderr

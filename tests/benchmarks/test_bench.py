@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 PARTS = {
     *("step", "limit", "end_to_end", "profile", "scaling"),
-    *("shampoo", "objective", "metrics", "start", "memory"),
+    *("shampoo", "objective", "metrics", "start", "memory", "ids"),
 }
 TARGETS = (
     "step, over the fastest of Keras and PyTorch in bfloat16",

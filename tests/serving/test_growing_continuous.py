@@ -22,7 +22,11 @@ from model_cases import packed_table
 
 CONFIG: dict[str, Any] = {
     "batch": {"rows": 48},
-    "model": {"crosses": {"layers": 1, "rank": 2, "ramp": {"length": 300}}, "deep": {"units": [6]}},
+    "model": {
+        "crosses": {"layers": 1, "rank": 2, "ramp": {"length": 300}},
+        "deep": {"units": [6]},
+        "init_scale": 0.05,
+    },
     "checkpoint": {"every_examples": 130, "keep": 9},
     "compute_dtype": "float32",
     "max_rejected_share": 0,

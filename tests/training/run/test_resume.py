@@ -168,7 +168,8 @@ def test_the_same_seed_gives_the_same_bits_and_another_one_others(
     train(faulty_log, CONFIG.model_copy(update={"seed": 2}), tmp_path / "other")
     own, other = weights(uninterrupted[0]), weights(tmp_path / "other")
     assert own.keys() == other.keys()
-    assert not any(np.array_equal(own[name], other[name]) for name in own)
+    # A gate may stand at the end of its range in both.
+    assert not any(np.array_equal(own[name], other[name]) for name in own if own[name].ndim)
 
 
 @pytest.mark.slow
