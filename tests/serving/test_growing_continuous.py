@@ -26,6 +26,7 @@ CONFIG: dict[str, Any] = {
         "crosses": {"layers": 1, "rank": 2, "ramp": {"length": 300}},
         "deep": {"units": [6]},
         "init_scale": 0.05,
+        "network_loss": "joint",
     },
     "checkpoint": {"every_examples": 130, "keep": 9},
     "compute_dtype": "float32",
