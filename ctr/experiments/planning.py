@@ -24,7 +24,8 @@ from ctr.experiments.tasks import Sampling, Task, Tasks, Training, settings_key
 from ctr.io.errors import InputError
 from ctr.simulator.closed_loop import check_loop
 from ctr.training.config import TrainConfig
-from ctr.training.inputs import open_inputs
+from ctr.training.inputs import Inputs, open_inputs
+from ctr.training.model_config import ModelConfig
 
 
 class _Checker:
@@ -39,14 +40,21 @@ class _Checker:
         self._log = log
         self._where = where
         self._families: dict[str, list[PlannedFamily]] = {}
+        self._models: dict[str, ModelConfig] = {}
 
     def config(self, content: Mapping[str, Any], seed: int, key: str, owner: str = "") -> TrainConfig:
-        """A configuration from nested keys; ``key`` is their place in the experiment's file, ``owner`` a point."""
+        """A configuration from nested keys, with what the log decides.
+
+        ``key`` is their place in the experiment's file, ``owner`` a point.
+        """
         where = f"{self._where}: {owner}" if owner else self._where
         config = parse_model(TrainConfig, {**content, "seed": seed}, where, f"{key}.")
-        if _without_seed(config) not in self._families:
-            self._families[_without_seed(config)] = self._fitting(config, f"{where}: {key}")
-        return config
+        given = _without_seed(config)
+        if given not in self._models:
+            inputs = self._open(config, f"{where}: {key}")
+            self._models[given] = inputs.config.model
+            self._families[_without_seed(inputs.config)] = slice_families(inputs.config, inputs.families)
+        return config.model_copy(update={"model": self._models[given]})
 
     def families(self, config: TrainConfig) -> list[PlannedFamily]:
         """The slices that a configuration measures."""
@@ -59,13 +67,11 @@ class _Checker:
         except InputError as error:
             raise InputError(f"{self._where}: loop: {arm}: {str(error).removeprefix('config: ')}") from None
 
-    def _fitting(self, config: TrainConfig, where: str) -> list[PlannedFamily]:
+    def _open(self, config: TrainConfig, where: str) -> Inputs:
         try:
-            inputs = open_inputs(self._log, config)
-            config.table_layouts(inputs.schema)
+            return open_inputs(self._log, config)
         except InputError as error:
             raise InputError(f"{where}: {str(error).removeprefix('config: ')}") from None
-        return slice_families(config, inputs.families)
 
 
 def make_plan(

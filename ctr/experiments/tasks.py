@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from ctr.config import StrictModel, dump_yaml
-from ctr.data.log import Manifest, log_sha256, read_manifests, read_schema
+from ctr.data.log import Manifest, log_sha256, read_manifests
 from ctr.data.sampling import SamplingConfig
 from ctr.data.sidecar import sidecar_folder
 from ctr.io.files import write_atomic_bytes
 from ctr.simulator.closed_loop import LOOP_FILE
 from ctr.simulator.folders import ORIGIN_FILE
-from ctr.training.auto import resolve
 from ctr.training.config import TrainConfig
 
 THREADS = "TF_NUM_INTRAOP_THREADS"
@@ -150,8 +149,7 @@ class Training(Task):
         constraints = self.config.objective.bias_constraints
         expected = {
             "learning_failure": None,
-            # What it leaves open, the log decides.
-            "config_sha256": resolve(self.config, read_schema(place.log), place.manifests).sha256(),
+            "config_sha256": self.config.sha256(),
             "log_sha256": place.log_sha256,
             "constraint_logs_sha256": {
                 other.name: log_sha256(read_manifests(Path(other.path)))
