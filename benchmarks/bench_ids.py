@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -58,7 +59,7 @@ class Own:
         return self.table.nbytes
 
 
-class OfLibrary:
+class OfLibrary(ABC):
     """What a library's table lacks: pairs as keys, and knowing which id is at a place."""
 
     def __init__(self, most: int) -> None:
@@ -80,11 +81,11 @@ class OfLibrary:
         self.features[places], self.fingerprints[places] = ids
         self.add_keys(mix(*ids).view(np.int64), places)
 
-    def find_keys(self, keys: np.ndarray) -> np.ndarray:
-        raise NotImplementedError
+    @abstractmethod
+    def find_keys(self, keys: np.ndarray) -> np.ndarray: ...
 
-    def add_keys(self, keys: np.ndarray, places: np.ndarray) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def add_keys(self, keys: np.ndarray, places: np.ndarray) -> None: ...
 
 
 class OfPandas(OfLibrary):
