@@ -1,6 +1,6 @@
 """The four optimizers on a real log at equal steps: MIND, made by ``ctr ingest mind``.
 
-Everything but the optimizer is examples/mind.yaml. Tuned by the rule of the simulated logs, with seed 1, by the
+Everything but the optimizer is examples/replay/mind.yaml. Tuned by the rule of the simulated logs, with seed 1, by the
 logloss of the first half of the log: such a run ends there and never sees the rest. The winners then make the
 whole pass with other seeds. Differences are paired by query bucket and averaged over the seeds.
 """
@@ -33,9 +33,9 @@ MIND_BATCHES = (64, 512)
 TRIES, LIMIT = 11, 19
 TUNING_SEED, SEEDS = 1, (2, 3, 4)
 START = Point(rate=0, embedding=2, accumulator=4)
-"""Near examples/mind.yaml: 0.01, 0.2, 0.01."""
+"""Near examples/replay/mind.yaml: 0.01, 0.2, 0.01."""
 
-_BASE = Path(__file__).resolve().parent.parent / "examples" / "mind.yaml"
+_BASE = Path(__file__).resolve().parent.parent / "examples" / "replay" / "mind.yaml"
 _SHOWN = ("logloss", "per_query_auc")
 
 

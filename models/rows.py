@@ -269,9 +269,17 @@ class _Keys:
             offsets = np.array([self._offsets[f.name] for f in features], np.int32)
             # The ids of a log with features elsewhere that grow are int64.
             return (ids + offsets).astype(np.int32, copy=False)
-        keys = np.empty(ids.shape, np.int64)
-        for column, feature in enumerate(features):
-            keys[:, column] = self.of_feature(feature, ids[:, column])
+        grows = np.array([feature.growing for feature in features])
+        salts = np.array([feature.salt if feature.growing else 0 for feature in features], np.int64)
+        offsets = np.array([self._offsets[feature.name] for feature in features], np.int64)
+        keys = ids ^ salts
+        if not grows.all():
+            keys[:, ~grows] += offsets[~grows]
+        missing = ids == 0
+        missing &= grows
+        if missing.any():
+            rows, columns = np.nonzero(missing)
+            keys[rows, columns] = offsets[columns]
         return keys
 
     def of_feature(self, feature: FeatureRows, ids: np.ndarray) -> np.ndarray:
@@ -295,7 +303,7 @@ class _Keys:
         found = np.full(distinct, -1, np.int16)
         count = len(positions) - len(segments)
         if singles:
-            found[positions[:count]] = np.resize(np.array(numbers[:singles], np.int16), count)
+            found[positions[:count].reshape(-1, singles)] = np.array(numbers[:singles], np.int16)
         if len(segments):
             found[positions[count:]] = np.array(numbers[singles:], np.int16)[
                 segments % len(layout.multivalent)

@@ -292,7 +292,7 @@ def stage_partition(
     shards: list[ShardEntry] = []
     for index, (first, last) in enumerate(_shard_ranges(begins, len(times), shard_rows)):
         part = rows.slice(first, last - first)
-        content = parquet_bytes(part)
+        content = parquet_bytes(part, schema.id_type == np.int32)
         digest = hashlib.sha256(content).hexdigest()
         file = _shard_file(stem, index, digest)
         path = folder / "shards" / file

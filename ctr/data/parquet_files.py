@@ -20,15 +20,26 @@ MOST_VALUES = 2**28
 _FEW_VALUED = ("label", "train_weight", "metric_weight")
 
 
-def parquet_bytes(table: pa.Table) -> bytes:
-    """A table as a Parquet file with page checksums; the same bytes for the same table."""
+def parquet_bytes(table: pa.Table, are_ids_small: bool = True) -> bytes:
+    """A table as a Parquet file with page checksums; the same bytes for the same arguments.
+
+    Args:
+        are_ids_small: whether the higher bytes of ids are mostly 0, and are better stored apart; those of fingerprints
+            are as random as the lower ones, and LZ4 reads them in half the time of zstd.
+    """
     sink = io.BytesIO()
-    packed = [IDS_COLUMN] if IDS_COLUMN in table.column_names else False
+    packed = [IDS_COLUMN] if are_ids_small and IDS_COLUMN in table.column_names else False
+    compression: str | dict[str, str] = "zstd"
+    level: int | dict[str, int] = 1
+    if not are_ids_small:
+        columns = [_column_path(field) for field in table.schema]
+        compression = {name: "lz4" if name == IDS_COLUMN else "zstd" for name in columns}
+        level = {name: 1 for name in columns if name != IDS_COLUMN}
     pq.write_table(
         table,
         sink,
-        compression="zstd",
-        compression_level=1,
+        compression=compression,
+        compression_level=level,
         use_dictionary=[name for name in _FEW_VALUED if name in table.column_names],
         column_encoding=None,
         use_byte_stream_split=packed,
@@ -37,6 +48,11 @@ def parquet_bytes(table: pa.Table) -> bytes:
         store_schema=False,
     )
     return sink.getvalue()
+
+
+def _column_path(field: pa.Field) -> str:
+    """The name that Parquet has for the values of a column."""
+    return f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
 
 
 def read_verified_parquet(path: Path, size: int, sha256: str) -> pa.Table:
