@@ -1,6 +1,7 @@
 """How many values of hashed features share an id, estimated from the ids that an ingest has met."""
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +18,17 @@ _MARKED = 2**24
 """Up to so many buckets each one is marked, a byte each; of more the number of ids is estimated."""
 
 
+def hashed_buckets(schema: Schema) -> dict[str, int]:
+    """The features whose values are hashed to ``buckets``, with their number."""
+    return {one.name: one.buckets for one in schema.features if has_raw_values(one) and one.buckets}
+
+
 class Collisions:
-    """The ids of the features with ``buckets`` among the rows of an ingest."""
+    """The ids of the features with ``buckets`` among the rows of an ingest, in bounded memory."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        buckets = {one.name: one.buckets for one in schema.features if has_raw_values(one) and one.buckets}
+        buckets = hashed_buckets(schema)
         self._marks = {name: np.zeros(size, np.bool_) for name, size in buckets.items() if size <= _MARKED}
         self._counts = {name: BoundedCounts(1) for name, size in buckets.items() if size > _MARKED}
         self._buckets = buckets
@@ -30,11 +36,13 @@ class Collisions:
     def watched(self, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         """Yields tables with the columns of a shard, and notes their ids."""
         for table in tables:
-            if self._buckets:
-                self._add(table)
+            self.add(table)
             yield table
 
-    def _add(self, table: pa.Table) -> None:
+    def add(self, table: pa.Table) -> None:
+        """Notes the ids of a table with the columns of a shard."""
+        if not self._buckets:
+            return
         single = self._schema.single_valued
         parts = (
             [unpack_ids(chunk, self._schema) for chunk in table.column(IDS_COLUMN).chunks] if single else []
@@ -50,6 +58,22 @@ class Collisions:
                 else:
                     there = ids[ids != MISSING_ID]
                     self._counts[name].add(there, np.zeros(len(there), np.bool_))
+
+    def merge(self, other: "Collisions") -> None:
+        """Adds what another one has noted, of rows with the same features."""
+        for name, marks in self._marks.items():
+            marks |= other._marks[name]
+        for name, counts in self._counts.items():
+            counts.merge(other._counts[name])
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A bit each, where it is sent from one worker to another.
+        marks = {name: (len(own), np.packbits(own)) for name, own in self._marks.items()}
+        return {**vars(self), "_marks": marks}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        marks = {name: np.unpackbits(bits, count=size) for name, (size, bits) in state["_marks"].items()}
+        vars(self).update({**state, "_marks": {name: own.view(np.bool_) for name, own in marks.items()}})
 
     def shares(self) -> dict[str, float]:
         """The estimated share of the values of each feature with ``buckets`` that share their id."""
