@@ -113,11 +113,7 @@ def ingest_events(
     counters = sum_counters(published)
     check_conservation(counts, counters, 0)
     if not any(manifest.rows for manifest in published):
-        shown = counts.impressions
-        raise InputError(
-            f"{log}: none of {shown.read} impressions became an example: {shown.rejected} were rejected and "
-            f"{shown.late} came too late; see {log / 'rejects'} and {log / LATE_EVENTS}"
-        )
+        raise InputError(f"{log}: {_why_empty(log, counts)}")
     return EventsResult(
         counts,
         len(published),
@@ -127,4 +123,12 @@ def ingest_events(
         shared_ids,
         warnings,
         seconds,
+    )
+
+
+def _why_empty(log: Path, counts: EventCounts) -> str:
+    shown = counts.impressions
+    return (
+        f"none of {shown.read} impressions became an example: {shown.rejected} were rejected and {shown.late} came too "
+        f"late; see {log / 'rejects'} and {log / LATE_EVENTS}"
     )

@@ -171,7 +171,7 @@ def _pack_raw(
     if not verdict.good.all():
         tables = [table.filter(pa.array(verdict.good)) for table in tables]
     kept = tuple(value_columns(schema, mapping.kept_values))
-    return pack_table(schema, *tables, kept), verdict.good
+    return pack_table(schema, tables[0], tables[1], kept), verdict.good
 
 
 def _pack_hashed(
