@@ -66,6 +66,11 @@ def test_the_whole_way_once_and_again(place, capfd, small_model):
         assert Path(result[key]) == Path("hotel-quickstart") / name and (folder / name).exists()
     assert {column["column"]: column["becomes"] for column in result["columns"]}["gross_usd"] == "not used"
     assert "gross_usd" in error and "because" in error
+    # The report shows values, not fingerprints.
+    health = json.loads((folder / "run" / "data_health.json").read_text())
+    [hotels] = [feature for feature in health["features"] if feature["name"] == "prop_id"]
+    known = {str(hotel) for hotel in hotel_searches(30)["prop_id"]}
+    assert hotels["hashed"] and {one["value"] for one in hotels["top"]} <= known
 
     before = (folder / "run" / "summary.json").read_bytes()
     status, out, _ = run(capfd, "hotel.csv", "--label", "click_bool")

@@ -36,6 +36,9 @@ from ctr.pipelines.inference.times import TimeColumn, read_time
 PARTITION_ROWS = 500_000
 """Rows of a partition, at most, if all had as many as the mean."""
 
+KEPT_ROWS = 1_000_000
+"""The raw values behind the ids of a table with at most so many rows are kept."""
+
 _PARTITIONS = ("7d", "1d", "6h", "1h", "10m", "1m")
 _ROW_ORDER = {"start": "2001-01-01T00:00:00Z", "step_us": 1000}
 _ROW_ORDER_PARTITION = "8m"
@@ -320,6 +323,7 @@ def _make_mapping(
             f"({'; '.join(f'{guess.column}: {guess.because}' for guess in found.guesses)[:300]})"
         )
     content["features"] = features
+    content["keep_values"] = "all" if sample.table_rows <= KEPT_ROWS else []
     found.content = content
     found.mapping = parse_model(Mapping, content, "the inferred mapping")
 

@@ -6,7 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ctr.config import parse_model
+from ctr.data.kept_values import read_values
 from ctr.data.mapping import Mapping, load_mapping
+from ctr.data.transform import string_ids
 from ctr.io.documents import parse_yaml
 from ctr.io.errors import InputError
 from ctr.pipelines.inference.infer import PARTITION_ROWS
@@ -211,6 +213,26 @@ def test_partitions_hold_a_bounded_number_of_rows(tmp_path):
     path = write_table(tmp_path / "x.csv", columns)
     assert inferred(path).content["partition"] == "1d"
     assert PARTITION_ROWS == 500_000
+
+
+def test_values_are_kept_of_tables_of_a_bounded_size(tmp_path, monkeypatch):
+    path = write_table(tmp_path / "hotel.csv", hotel_searches())
+    found = inferred(path, label="click_bool")
+    text = mapping_text(found, path.name)
+    assert "\nkeep_values: all\n" in text
+    (tmp_path / "mapping.yaml").write_text(text)
+    ingest(load_mapping(tmp_path / "mapping.yaml"), [path], tmp_path / "log")
+    [hotel] = {str(one) for one in hotel_searches()["prop_id"][:1]}
+    [fingerprint] = string_ids(np.array([hotel])).tolist()
+    assert read_values(tmp_path / "log", "prop_id", [fingerprint]) == {fingerprint: hotel}
+
+    rows = len(hotel_searches()["prop_id"])
+    for limit, kept in ((rows, True), (rows - 1, False)):
+        monkeypatch.setattr("ctr.pipelines.inference.infer.KEPT_ROWS", limit)
+        assert bool(inferred(path, label="click_bool").mapping.kept_values) == kept
+    text = mapping_text(inferred(path, label="click_bool"), path.name)
+    assert "\n# keep_values: all would keep the raw values" in text
+    assert not parse_yaml(text).get("keep_values")
 
 
 @pytest.mark.parametrize(
