@@ -201,6 +201,11 @@ def test_rows_that_break_a_type_later_are_rejects(place, capfd, monkeypatch):
     assert (ingested["rejected"], ingested["reject_reasons"]) == (1, {"price: not a number": 1})
 
 
-def test_the_output_is_beside_the_table():
+def test_the_output_is_beside_the_table(tmp_path, monkeypatch):
     assert default_out(Path("data/clicks.csv.gz")) == Path("data/clicks-quickstart")
     assert default_out(Path("data/days")) == Path("data/days-quickstart")
+    (tmp_path / "days" / "inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "days")
+    assert default_out(Path(".")) == tmp_path / "days-quickstart"
+    monkeypatch.chdir("inner")
+    assert default_out(Path("..")) == tmp_path / "days-quickstart"

@@ -127,7 +127,16 @@ def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
             f"{table.files[0].path}: has {len(columns)} column{'s' * (len(columns) != 1)} that can be read "
             f"({', '.join(columns)}); a label and at least one feature are required"
         )
+    given = {
+        "--label": options.label,
+        "--time": options.time,
+        "--query": options.query,
+        "--weight": options.weight,
+    }
     refused = [find_column(name, columns, "--drop").name for name in options.drop]
+    for option, name in given.items():
+        if name in refused:
+            raise InputError(f"{option} {name}: --drop takes the same column out; leave one of the two out")
     kept = [find_column(name, columns, "--keep").name for name in options.keep]
     free = {name: facts for name, facts in columns.items() if name not in refused}
     found = Inference()
@@ -183,6 +192,11 @@ def _choose_roles(
     if roles.weight is not None:
         why = "given by --weight" if options.weight else "its name and values"
         roles.used[roles.weight.name] = ("weight", why)
+    time_facts = None if roles.time is None else roles.time.facts
+    others = {"--time": time_facts, "--query": roles.query, "--weight": roles.weight}
+    for option, facts in others.items():
+        if facts is not None and roles.label is not None and facts.name == roles.label.label.column:
+            raise InputError(f"{option} {facts.name}: this column is the label")
     roles.example_id = choose_example_id(columns, list(roles.used))
     if roles.example_id is not None:
         roles.used[roles.example_id.name] = ("example id", "its name, and no value comes twice")

@@ -247,6 +247,11 @@ def test_values_are_kept_of_tables_of_a_bounded_size(tmp_path, monkeypatch):
         ({"query": "a", "session_gap": "soon"}, "--session-gap soon: a duration"),
         ({"weight": "a"}, "--weight a: allowed: numbers from 0 on"),
         ({"drop": ("z",)}, "--drop z: no such column"),
+        ({"drop": ("a",), "query": "a"}, "--query a: --drop takes the same column out"),
+        ({"label": ""}, "--label '': column: '' is not allowed"),
+        ({"label": "a>yes"}, "--label 'a>yes': > compares numbers; strings allow only == and !="),
+        ({"query": "click"}, "--query click: this column is the label"),
+        ({"weight": "CLICK"}, "--weight click: this column is the label"),
         ({"drop": ("a", "price")}, "no column is left as a feature"),
     ],
 )
