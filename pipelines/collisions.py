@@ -17,6 +17,9 @@ from ctr.data.schema import MISSING_ID, Schema
 _MARKED = 2**24
 """Up to so many buckets each one is marked, a byte each; of more the number of ids is estimated."""
 
+# So many rows that the columns of a block are read from the cache.
+_BLOCK_ROWS = 8192
+
 
 def hashed_buckets(schema: Schema) -> dict[str, int]:
     """The features whose values are hashed to ``buckets``, with their number."""
@@ -41,23 +44,24 @@ class Collisions:
 
     def add(self, table: pa.Table) -> None:
         """Notes the ids of a table with the columns of a shard."""
-        if not self._buckets:
-            return
-        single = self._schema.single_valued
-        parts = (
-            [unpack_ids(chunk, self._schema) for chunk in table.column(IDS_COLUMN).chunks] if single else []
-        )
-        for name in self._buckets:
-            if name in single:
-                found = [part[:, single.index(name)] for part in parts]
-            else:
-                found = [chunk.flatten().to_numpy() for chunk in table.column(name).chunks]
-            for ids in found:
-                if name in self._marks:
-                    self._marks[name][ids] = True
-                else:
-                    there = ids[ids != MISSING_ID]
-                    self._counts[name].add(there, np.zeros(len(there), np.bool_))
+        single = [name for name in self._schema.single_valued if name in self._buckets]
+        for chunk in table.column(IDS_COLUMN).chunks if single else ():
+            matrix = unpack_ids(chunk, self._schema)
+            places = [self._schema.single_valued.index(name) for name in single]
+            for begin in range(0, len(matrix), _BLOCK_ROWS):
+                block = matrix[begin : begin + _BLOCK_ROWS]
+                for name, place in zip(single, places, strict=True):
+                    self._note(name, block[:, place])
+        for name in self._schema.multivalent:
+            for chunk in table.column(name).chunks if name in self._buckets else ():
+                self._note(name, chunk.flatten().to_numpy())
+
+    def _note(self, name: str, ids: np.ndarray) -> None:
+        if name in self._marks:
+            self._marks[name][ids] = True
+        else:
+            there = ids[ids != MISSING_ID]
+            self._counts[name].add(there, np.zeros(len(there), np.bool_))
 
     def merge(self, other: "Collisions") -> None:
         """Adds what another one has noted, of rows with the same features."""

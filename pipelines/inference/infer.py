@@ -334,7 +334,7 @@ def _make_mapping(
     if not features:
         raise InputError(
             f"{table.files[0].path}: no column is left as a feature; --keep COLUMN keeps one that was excluded "
-            f"({'; '.join(f'{guess.column}: {guess.because}' for guess in found.guesses)[:300]})"
+            f"({'; '.join(f'{one.column}: {one.because}' for one in found.guesses if one.becomes == 'not used')[:300]})"
         )
     content["features"] = features
     content["keep_values"] = "all" if sample.table_rows <= KEPT_ROWS else []

@@ -115,6 +115,7 @@ def test_parts_that_are_merged_know_what_the_whole_knows(given, tmp_path, monkey
     whole = Collisions(mapping.feature_schema)
     whole.add(rows)
     merged = Collisions(mapping.feature_schema)
+    monkeypatch.setattr(collisions, "_BLOCK_ROWS", 32)
     for begin in range(0, rows.num_rows, 70):
         part = Collisions(mapping.feature_schema)
         part.add(rows.slice(begin, 70))

@@ -86,7 +86,7 @@ def test_a_folder_of_one_kind_is_one_table(tmp_path):
         ({"a.csv": "x,y\n1,2\n", "b.csv": "x,z\n1,2\n"}, "a.csv and b.csv have different columns"),
         ({"a.jsonl": "[1, 2]\n"}, "one JSON array; allowed: one JSON object a line"),
         ({"a.csv": ""}, "is empty"),
-        ({"a.csv": "a,a\n1,0\n0,1\n"}, "no column has a name of its own"),
+        ({"a.csv": "a,a\n1,0\n0,1\n"}, "a.csv: no column has a name of its own; allowed: each name once"),
         ({"a.csv": "a,b\n"}, "there are no rows below the names of the columns"),
         ({"behaviors.tsv": "1\tu\n", "news.tsv": "n\tx\n"}, "use ctr ingest mind"),
     ],
