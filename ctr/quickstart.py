@@ -79,8 +79,10 @@ class Tools:
 
 def default_out(given: Path) -> Path:
     """The output directory where none is given: beside the table, named after it."""
-    stem = given.resolve().name
-    return given.parent / f"{stem.split('.')[0] or stem}-quickstart"
+    whole = given.resolve()
+    # The parent of `.` and of `..` is not beside them.
+    parent = whole.parent if given.name in ("", "..") else given.parent
+    return parent / f"{whole.name.split('.')[0] or whole.name}-quickstart"
 
 
 def check_quickstart_folder(out: Path) -> None:

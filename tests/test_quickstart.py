@@ -66,6 +66,11 @@ def test_the_whole_way_once_and_again(place, capfd, small_model):
         assert Path(result[key]) == Path("hotel-quickstart") / name and (folder / name).exists()
     assert {column["column"]: column["becomes"] for column in result["columns"]}["gross_usd"] == "not used"
     assert "gross_usd" in error and "because" in error
+    # The report shows values, not fingerprints.
+    health = json.loads((folder / "run" / "data_health.json").read_text())
+    [hotels] = [feature for feature in health["features"] if feature["name"] == "prop_id"]
+    known = {str(hotel) for hotel in hotel_searches(30)["prop_id"]}
+    assert hotels["hashed"] and {one["value"] for one in hotels["top"]} <= known
 
     before = (folder / "run" / "summary.json").read_bytes()
     status, out, _ = run(capfd, "hotel.csv", "--label", "click_bool")
@@ -196,6 +201,11 @@ def test_rows_that_break_a_type_later_are_rejects(place, capfd, monkeypatch):
     assert (ingested["rejected"], ingested["reject_reasons"]) == (1, {"price: not a number": 1})
 
 
-def test_the_output_is_beside_the_table():
+def test_the_output_is_beside_the_table(tmp_path, monkeypatch):
     assert default_out(Path("data/clicks.csv.gz")) == Path("data/clicks-quickstart")
     assert default_out(Path("data/days")) == Path("data/days-quickstart")
+    (tmp_path / "days" / "inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "days")
+    assert default_out(Path(".")) == tmp_path / "days-quickstart"
+    monkeypatch.chdir("inner")
+    assert default_out(Path("..")) == tmp_path / "days-quickstart"

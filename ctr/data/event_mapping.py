@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from ctr.config import StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column, Derived
+from ctr.data.kept_values import KeepValues, check_kept, kept_features
 from ctr.data.mapping import DelimitedInput, JsonlInput, ParquetInput, Time
 from ctr.data.sampling import SamplingConfig
 from ctr.data.schema import Feature, Number, Schema, make_schema
@@ -129,6 +130,8 @@ class EventMapping(StrictModel):
         largest_value: maximum size of a value, in bytes.
         shard_rows: after this many rows of a partition, the next query begins a new file.
         features: the features, in the order in which they are stored.
+        keep_values: features whose raw values are kept beside the log, or ``all``, as in the mapping of a table.
+            Not with ``impressions.hashed``, which have no raw values.
     """
 
     renamed_keys: ClassVar[dict[str, str]] = {"interval": "partition"}
@@ -146,6 +149,7 @@ class EventMapping(StrictModel):
     sampling: EventSampling | None = None
     teacher: EventTeacher | None = None
     features: tuple[Feature, ...] = Field(min_length=1)
+    keep_values: KeepValues = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -169,6 +173,9 @@ class EventMapping(StrictModel):
             raise ValueError("topic: set it for both impressions and clicks, or for neither")
         if (impressions.arrival is None) != (self.clicks.arrival is None):
             raise ValueError("arrival: set it for both impressions and clicks, or for neither")
+        if impressions.hashed and self.keep_values:
+            raise ValueError("keep_values: hashed impressions have ids alone, and no raw values to keep")
+        check_kept(self.keep_values, self.features)
         self._check_sampling()
         return self
 
@@ -192,6 +199,11 @@ class EventMapping(StrictModel):
     def feature_schema(self) -> Schema:
         """The features of the log."""
         return make_schema(self.features, self.impressions.derive)
+
+    @property
+    def kept_values(self) -> tuple[str, ...]:
+        """The features whose raw values are kept, in the order of the schema."""
+        return kept_features(self.keep_values, self.features)
 
     @property
     def windows_us(self) -> tuple[int, int]:

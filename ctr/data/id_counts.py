@@ -131,9 +131,27 @@ class BoundedCounts:
             total[old] += before
             sums.append(total)
         # Hashes of ids that were dropped are here already.
-        hashes = np.union1d(self._hashes, _hash(ids))
+        self._store(ids, sums[0], sums[1], np.union1d(self._hashes, _hash(ids)))
+
+    def merge(self, other: "BoundedCounts") -> None:
+        """Adds what another one has counted."""
+        self._flush()
+        other._flush()
+        ids, place = np.unique(np.concatenate([self._ids, other._ids]), return_inverse=True)
+        sums = []
+        for own, others in ((self._all, other._all), (self._clicked, other._clicked)):
+            total = np.zeros(len(ids), np.int64)
+            np.add.at(total, place, np.concatenate([own, others]))
+            sums.append(total)
+        self._exact &= other._exact
+        self._shortfall += other._shortfall
+        self._store(ids, sums[0], sums[1], np.union1d(self._hashes, other._hashes))
+
+    def _store(
+        self, ids: np.ndarray, occurrences: np.ndarray, in_clicks: np.ndarray, hashes: np.ndarray
+    ) -> None:
+        """Keeps the most frequent ids, and the smallest of all hashes, which are sorted."""
         self._hashes = hashes[:_SMALLEST_HASHES]
-        occurrences, in_clicks = sums
         if len(ids) > self._kept:
             order = np.lexsort((ids, -occurrences))
             self._shortfall += int(occurrences[order[self._kept]])

@@ -12,10 +12,12 @@ partition's rows alone, and is no part of the log's content: a log is the same w
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import BeforeValidator
 
 from ctr.data.log import Manifest, manifest_bytes, read_manifests, unpack_ids
 from ctr.data.parquet_files import IDS_COLUMN, parquet_bytes, read_columns
@@ -31,6 +33,17 @@ _SHOWN = 3
 _MISSING = "missing"
 
 AnyFeature = Category | Number | Text | Cross
+
+
+def _all_or_names(content: Any) -> Any:
+    is_list = isinstance(content, list | tuple) and all(isinstance(name, str) for name in content)
+    if content != "all" and not is_list:
+        raise ValueError("use all, or a list of features such as [user, item]")
+    return content
+
+
+KeepValues = Annotated[Literal["all"] | tuple[str, ...], BeforeValidator(_all_or_names)]
+"""``keep_values`` of a mapping: names of features, or ``all`` that have raw values."""
 
 
 def has_raw_values(feature: AnyFeature) -> bool:
@@ -53,6 +66,32 @@ def value_of_id(feature: AnyFeature, one: int) -> str | None:
     return None
 
 
+def kept_features(names: KeepValues, features: Sequence[AnyFeature]) -> tuple[str, ...]:
+    """The features whose raw values are kept, in the order of ``features``."""
+    return tuple(
+        feature.name
+        for feature in features
+        if has_raw_values(feature) and (names == "all" or feature.name in names)
+    )
+
+
+def check_kept(names: KeepValues, features: Sequence[AnyFeature]) -> None:
+    """Raises ValueError, with what is allowed, for a name that is there twice or of no feature with raw values."""
+    if names == "all":
+        return
+    allowed = ", ".join(kept_features("all", features)) or "none of this mapping"
+    known = {feature.name for feature in features}
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise ValueError(f"keep_values names {name} twice; each feature is named once")
+        if name not in known:
+            raise ValueError(f"keep_values names {name}, which is not a feature; allowed: all, or {allowed}")
+        if name not in kept_features("all", features):
+            raise ValueError(
+                f"keep_values names {name}, whose ids say by themselves what they stand for; allowed: all, or {allowed}"
+            )
+
+
 def _vocabulary(feature: AnyFeature) -> tuple[str, ...]:
     return (feature.vocabulary or ()) if isinstance(feature, Category) else ()
 
@@ -73,6 +112,11 @@ def value_columns(schema: Schema, kept: Sequence[str]) -> dict[str, pa.DataType]
         for name, feature in known.items()
         if name in needed and isinstance(feature, Category | Text)
     }
+
+
+def without_values(table: pa.Table) -> pa.Table:
+    """A table without the columns of ``value_columns``."""
+    return table.drop_columns([name for name in table.column_names if name.startswith(VALUE_PREFIX)])
 
 
 def partition_values(schema: Schema, kept: Sequence[str], rows: pa.Table) -> pa.Table:
@@ -132,13 +176,24 @@ class _IdsOfRows:
         return np.diff(self._list(name).offsets.to_numpy())
 
     def crossed(self, feature: Cross) -> tuple[np.ndarray, pa.Array]:
-        """The different ids of a cross, each with the values of its parts where it first occurs."""
-        ids, first = np.unique(self.of(feature.name), return_index=True)
-        rows = first
+        """The different ids of a cross, each with the values of its parts where it first occurs with them."""
+        rows = np.arange(self._rows.num_rows)
         if feature.name in self._schema.multivalent:
-            rows = np.repeat(np.arange(self._rows.num_rows), self._lengths(feature.name))[first]
+            rows = np.repeat(rows, self._lengths(feature.name))
+        there = np.flatnonzero(self._are_kept(feature)[rows])
+        ids, first = np.unique(self.of(feature.name)[there], return_index=True)
+        first = there[first]
+        rows = rows[first]
         parts = [self._part(part, first if part in self._schema.multivalent else rows) for part in feature.of]
         return ids, pc.binary_join_element_wise(*parts, pa.scalar(" x ", pa.large_string()))
+
+    def _are_kept(self, feature: Cross) -> np.ndarray:
+        """Of each row whether the values of all parts were kept; bool."""
+        kept = np.ones(self._rows.num_rows, bool)
+        for name in feature.of:
+            if not isinstance(self._schema.by_name[name], Number):
+                kept &= pc.is_valid(self._rows.column(VALUE_PREFIX + name)).to_numpy()
+        return kept
 
     def _part(self, name: str, places: np.ndarray) -> pa.Array:
         feature = self._schema.by_name[name]

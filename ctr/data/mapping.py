@@ -13,8 +13,8 @@ from pydantic import Field, field_validator, model_validator
 
 from ctr.config import StrictModel, parse_model, read_yaml
 from ctr.data.derived import Column, Derived
-from ctr.data.kept_values import has_raw_values
-from ctr.data.schema import Category, Feature, Name, Number, Schema, Text, make_schema
+from ctr.data.kept_values import KeepValues, check_kept, kept_features
+from ctr.data.schema import Category, Feature, Number, Schema, Text, make_schema
 from ctr.data.times import Duration, duration_us
 from ctr.io.errors import InputError
 
@@ -294,7 +294,7 @@ class Mapping(StrictModel):
     partition: Duration
     shard_rows: int = Field(default=1_000_000, ge=1)
     features: tuple[Feature, ...] = Field(min_length=1)
-    keep_values: Literal["all"] | tuple[Name, ...] = ()
+    keep_values: KeepValues = ()
 
     @field_validator("query", mode="before")
     @classmethod
@@ -317,36 +317,15 @@ class Mapping(StrictModel):
             )
         return self
 
-    @field_validator("keep_values", mode="after")
-    @classmethod
-    def _each_once(cls, names: Literal["all"] | tuple[str, ...]) -> Literal["all"] | tuple[str, ...]:
-        if names != "all" and len(set(names)) != len(names):
-            raise ValueError("a feature appears twice")
-        return names
-
     @model_validator(mode="after")
     def _values_to_keep(self) -> Self:
-        known = {feature.name: feature for feature in self.features}
-        for name in () if self.keep_values == "all" else self.keep_values:
-            if name not in known:
-                raise ValueError(
-                    f"keep_values names {name}, which is not a feature; allowed: {', '.join(known)}"
-                )
-            if not has_raw_values(known[name]):
-                raise ValueError(
-                    f"keep_values names {name}, whose ids say by themselves what they stand for; allowed: categories "
-                    "without a vocabulary, texts and crosses"
-                )
+        check_kept(self.keep_values, self.features)
         return self
 
     @property
     def kept_values(self) -> tuple[str, ...]:
         """The features whose raw values are kept, in the order of the schema."""
-        return tuple(
-            feature.name
-            for feature in self.features
-            if has_raw_values(feature) and (self.keep_values == "all" or feature.name in self.keep_values)
-        )
+        return kept_features(self.keep_values, self.features)
 
     @property
     def feature_schema(self) -> Schema:

@@ -146,12 +146,17 @@ def applied_samplings(log: Path) -> tuple[AppliedSampling, ...]:
     return (*record.earlier, AppliedSampling(name=record.name, config=record.config))
 
 
-def adopt_record(path: Path, record: StrictModel) -> None:
-    """Creates the file, or checks that it has the same content. Raises InputError when it does not."""
+def adopt_record(path: Path, record: StrictModel, free: Sequence[str] = ()) -> None:
+    """Creates the file, or checks that it has the same content. Raises InputError when it does not.
+
+    Args:
+        free: keys that may have changed since; the file keeps the first values.
+    """
     if create_exclusively(path, dump_yaml(record).encode()):
         return
     before = load_record(type(record), path, "record of sampling")
-    differences = differing_keys(before.model_dump(mode="json"), record.model_dump(mode="json"))
+    old, new = (one.model_dump(mode="json", exclude=set(free)) for one in (before, record))
+    differences = differing_keys(old, new)
     if differences:
         raise InputError(
             f"{path.parent} was started with another configuration ({'; '.join(differences)}): "

@@ -32,7 +32,7 @@ def variable_names(model: Path, metadata: dict[str, Any]) -> list[str]:
 
 
 def read_weights(chain: Chain) -> Weights:
-    """Reads the weights of a model from its files.
+    """Reads the weights of a model from its files: those of its full model, with its deltas applied.
 
     Raises:
         InputError: a file is damaged, or the model is not updatable.

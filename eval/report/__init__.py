@@ -13,22 +13,15 @@ import pandas as pd
 
 from ctr.eval import display
 from ctr.eval.per_query_auc import SIZE_NAMES
-from ctr.eval.report import plots
-from ctr.eval.report.figures import (
-    calibration_figures,
-    gain_figure,
-    health_tables,
-    histogram_figures,
-    lift_rows,
-    lift_shares,
-    loss_figures,
-    paired_figures,
-    progressive_figures,
-    query_size_figure,
-    slice_tables,
-    traffic_figures,
-    weight_tables,
-)
+from ctr.eval.report.figures.along_pass import uses_event_time
+from ctr.eval.report.figures.calibration import calibration_figures
+from ctr.eval.report.figures.health import health_tables
+from ctr.eval.report.figures.metrics import loss_figures, paired_figures, progressive_figures
+from ctr.eval.report.figures.predictions import gain_figure, histogram_figures, lift_rows, lift_shares
+from ctr.eval.report.figures.query_sizes import query_size_figure
+from ctr.eval.report.figures.slices import slice_tables
+from ctr.eval.report.figures.traffic import traffic_figures
+from ctr.eval.report.figures.weights import weight_tables
 from ctr.eval.report.page import check_page, render_page, write_page
 from ctr.eval.report.shown_run import COUNTS, ShownRun, show_runs
 from ctr.eval.run_comparison import COSTS, NotComparableError, RunComparison, compare_read_runs
@@ -175,7 +168,7 @@ def _sizes(runs: Sequence[ShownRun]) -> list[str]:
 def _period(runs: Sequence[ShownRun]) -> str:
     """From which to which event time the windows reach; empty when their times do not spread them out."""
     windows = pd.concat([shown.windows for shown in runs])
-    if windows.empty or not plots.uses_event_time([shown.windows for shown in runs]):
+    if windows.empty or not uses_event_time([shown.windows for shown in runs]):
         return ""
     times = pd.to_datetime([windows["window_begin"].min(), windows["window_end"].max()], unit="us")
     return " to ".join(f"{time:%Y-%m-%d %H:%M}" for time in times) + " UTC"

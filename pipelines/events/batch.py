@@ -27,7 +27,13 @@ from ctr.pipelines.events.run import (
     stage_spooled,
     with_pinned_teacher,
 )
-from ctr.pipelines.events.spool import is_followed, list_starts, read_report, read_staged
+from ctr.pipelines.events.spool import (
+    is_followed,
+    list_starts,
+    read_report,
+    read_shared_ids,
+    read_staged,
+)
 from ctr.pipelines.spill import spill_folder
 
 _WORKERS = 2
@@ -42,6 +48,8 @@ class EventsResult:
         partitions: published.
         examples, clicks: in the log; clicks are examples with label 1.
         counters: the sums of the partitions' counters.
+        shared_ids: of each feature with ``buckets`` the estimated share of its values that share their id.
+        warnings: what may be wrong, a line each.
         seconds: for each stage.
     """
 
@@ -50,6 +58,8 @@ class EventsResult:
     examples: int
     clicks: int
     counters: dict[str, int]
+    shared_ids: dict[str, float]
+    warnings: list[str]
     seconds: dict[str, float]
 
 
@@ -95,23 +105,30 @@ def ingest_events(
         check_rejects(reports, max_reject_share)
         seconds["spool"] = time.perf_counter() - begun
         starts = list_starts(spool)
-        stage_spooled(beam, mapping, log, spool, starts)
+        stage_spooled(beam, mapping, log, spool, starts, count_ids=True)
+        shared_ids, warnings = read_shared_ids(spool)
         seconds["join"] = time.perf_counter() - begun - seconds["spool"]
         published = list(publish_staged(log, read_staged(spool, starts)))
     seconds["total"] = time.perf_counter() - begun
     counters = sum_counters(published)
     check_conservation(counts, counters, 0)
     if not any(manifest.rows for manifest in published):
-        shown = counts.impressions
-        raise InputError(
-            f"{log}: none of {shown.read} impressions became an example: {shown.rejected} were rejected and "
-            f"{shown.late} came too late; see {log / 'rejects'} and {log / LATE_EVENTS}"
-        )
+        raise InputError(f"{log}: {_why_empty(log, counts)}")
     return EventsResult(
         counts,
         len(published),
         sum(manifest.rows for manifest in published),
         sum(manifest.clicks for manifest in published),
         counters,
+        shared_ids,
+        warnings,
         seconds,
+    )
+
+
+def _why_empty(log: Path, counts: EventCounts) -> str:
+    shown = counts.impressions
+    return (
+        f"none of {shown.read} impressions became an example: {shown.rejected} were rejected and {shown.late} came too "
+        f"late; see {log / 'rejects'} and {log / LATE_EVENTS}"
     )

@@ -77,7 +77,9 @@ def _run_watch(
         progress = watch_events(
             mapping, arguments.input, arguments.out, watched, lambda: stop() is not None, _report_progress
         )
-    return dataclasses.asdict(progress), f"{arguments.out}: {_progress_text(progress)}"
+    return dataclasses.asdict(
+        progress
+    ), f"{arguments.out}: {_progress_text(progress)}{_live_note(arguments, mapping)}"
 
 
 def _run_stream(
@@ -105,7 +107,17 @@ def _run_stream(
     manifests = read_manifests(log)
     rows = sum(manifest.rows for manifest in manifests)
     result = {"partitions": len(manifests), "rows": rows, "last_published": last_published(log)}
-    return result, f"{arguments.out}: {len(manifests)} partitions, {rows} examples"
+    text = f"{arguments.out}: {len(manifests)} partitions, {rows} examples"
+    return result, text + _live_note(arguments, mapping)
+
+
+def _live_note(arguments: argparse.Namespace, mapping: EventMapping) -> str:
+    """Where ids are shared, a line that names what estimates how many; a job knows what it met since it began alone."""
+    from ctr.pipelines.collisions import hashed_buckets
+
+    if not hashed_buckets(mapping.feature_schema):
+        return ""
+    return f"\nctr inspect {arguments.out} estimates how many values share an id"
 
 
 def _report_progress(progress: "Progress", published: list[Manifest]) -> None:
@@ -125,9 +137,10 @@ def _result_text(result: "EventsResult") -> str:
     counted = ", ".join(
         f"{counters[name]} {name.replace('_', ' ')}" for name in sorted(counters) if counters[name]
     )
+    warnings = "".join(f"\nwarning: {warning}" for warning in result.warnings)
     return (
         f"{result.examples} examples, {result.clicks} clicks, {result.partitions} partitions, "
-        f"{result.seconds['total']:.1f} s\n{_counts_text(result.counts)}\nin the partitions: {counted}"
+        f"{result.seconds['total']:.1f} s\n{_counts_text(result.counts)}\nin the partitions: {counted}{warnings}"
     )
 
 

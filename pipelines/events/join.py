@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ctr.data.kept_values import VALUE_PREFIX, without_values
 from ctr.data.log import shard_schema, unpack_ids
 from ctr.data.parquet_files import IDS_COLUMN
 from ctr.data.row_order import sort_rows
@@ -37,9 +38,9 @@ class Joined:
     """The examples and the other events of a partition.
 
     Attributes:
-        examples: rows of a shard, in the order of a log.
+        examples: rows of a shard, in the order of a log, and the raw values that are kept of them.
         unmatched: clicks of this home without an example, under ``UNMATCHED_SCHEMA``, sorted.
-        conflicting: impressions with the id of another one, in the columns of the input, sorted.
+        conflicting: impressions with the id of another one, in the columns of the input without raw values, sorted.
         counters: ``impressions``, which is the rows of ``examples`` plus all of ``NOT_PUBLISHED``; ``clicks`` of this
             home, which is the sum of ``CLICK_COUNTERS``.
         teacher_logit: float32, of the examples in their order; None where no teacher scored them.
@@ -92,7 +93,9 @@ def join_partition(
     counters["sampled_out"] = 0
     unmatched, matches = _match_clicks(rules, start, rows, earlier, clicks)
     counters |= {"duplicate_clicks": repeated, **matches}
-    joined = Joined(rows.select(shard_schema(schema).names), unmatched, conflicting, counters)
+    kept = [name for name in rows.column_names if name.startswith(VALUE_PREFIX)]
+    examples = rows.select([*shard_schema(schema).names, *kept])
+    joined = Joined(examples, unmatched, without_values(conflicting), counters)
     _check_conservation(rules, start, joined)
     return joined
 
@@ -156,17 +159,19 @@ def _first_of_each(impressions: pa.Table, earlier: pa.Table) -> tuple[pa.Table, 
     suspects = _among(ids, np.sort(np.concatenate([repeated, seen_before])))
     places = np.flatnonzero(suspects)
     content = _contents(impressions.take(pa.array(places)))
-    by_id: dict[int, list[tuple[tuple[object, ...], int]]] = {}
-    for place, (key, row) in zip(places.tolist(), content, strict=True):
-        by_id.setdefault(key, []).append((row, place))
+    # Events with the same ids may have other values. They decide last, so that the examples are the same without them.
+    values = _kept_values(impressions.take(pa.array(places)))
+    by_id: dict[int, list[tuple[tuple[object, ...], str, int]]] = {}
+    for place, (key, row), value in zip(places.tolist(), content, values, strict=True):
+        by_id.setdefault(key, []).append((row, value, place))
     dropped = np.zeros(len(ids), bool)
     conflicting: list[tuple[int, tuple[object, ...], int]] = []
     before = set(seen_before.tolist())
     for key, found in by_id.items():
         found.sort()
         first = None if key in before else found[0]
-        for row, place in found:
-            if first is not None and place == first[1]:
+        for row, _, place in found:
+            if first is not None and place == first[2]:
                 continue
             dropped[place] = True
             # One that was there in an earlier partition has another query time, so it is not the same.
@@ -190,11 +195,18 @@ def _contents(table: pa.Table) -> list[tuple[int, tuple[object, ...]]]:
 
     The label is not there yet.
     """
+    table = without_values(table)
     names = [name for name in table.column_names if name not in ("example_id", "label", ARRIVAL)]
     columns = [table.column(name).to_pylist() for name in (*names, ARRIVAL)]
     return list(
         zip(table.column("example_id").to_pylist(), map(tuple, zip(*columns, strict=True)), strict=True)
     )
+
+
+def _kept_values(table: pa.Table) -> list[str]:
+    """Of each row a text that only rows with the same raw values have."""
+    names = [name for name in table.column_names if name.startswith(VALUE_PREFIX)]
+    return [repr(row) for row in table.select(names).to_pylist()] if names else [""] * table.num_rows
 
 
 # ---------------------------------------------------------------- clicks

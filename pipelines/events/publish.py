@@ -6,9 +6,10 @@
     LOG/unmatched/START-END.parquet       clicks in the partition that count for no example, with the reason
     LOG/conflicting/START-END.parquet     impressions with the id of another one
     LOG/late/KIND-HASH.parquet            events that arrived after their partition was closed
+    LOG/values/                           the raw values of the examples, where the mapping asks for them
 
-Shards, sidecar and side files of a partition are there before its manifest names them. Their content depends only on
-the partition's events, so any number of workers may write them any number of times.
+Shards, sidecar, values and side files of a partition are there before its manifest names them. Their content depends
+only on the partition's events, so any number of workers may write them any number of times.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ctr.data.event_mapping import EventMapping
+from ctr.data.kept_values import partition_values, without_values, write_values
 from ctr.data.log import (
     Manifest,
     check_log,
@@ -31,12 +33,11 @@ from ctr.data.log import (
 )
 from ctr.data.parquet_files import parquet_bytes
 from ctr.data.sample_log import RECORD, SampledLog, adopt_record, low_visibility_ids
-from ctr.data.schema import Schema
 from ctr.data.sidecar import write_sidecar_partition
+from ctr.data.times import duration_us
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
 from ctr.pipelines.events.join import Joined, Sampling
-from ctr.pipelines.events.rules import PartitionRules
 from ctr.pipelines.events.tables import Kind
 
 MAPPING_FILE = "events.yaml"
@@ -54,7 +55,8 @@ def begin_log(log: Path, mapping: EventMapping) -> None:
     if not (log / MAPPING_FILE).exists() and list_partitions(log):
         raise InputError(f"{log}: this log was not made from events: use another output directory")
     create_log(log, schema)
-    adopt_record(log / MAPPING_FILE, mapping)
+    # Values lie beside the log: its content is the same whether they are kept or not.
+    adopt_record(log / MAPPING_FILE, mapping, free=("keep_values",))
     if mapping.sampling is not None:
         adopt_record(log / RECORD, SampledLog(name=mapping.sampling.name, config=mapping.sampling.rule))
 
@@ -90,32 +92,25 @@ def make_sampling(mapping: EventMapping) -> Sampling | None:
     return Sampling(rule, (schema, seldom_seen.feature, ids))
 
 
-def stage_joined(
-    log: Path,
-    schema: Schema,
-    rules: PartitionRules,
-    start: int,
-    joined: Joined,
-    shard_rows: int,
-    teacher: str | None = None,
-) -> Manifest:
-    """Writes all of a partition but the manifest, and returns that.
-
-    Args:
-        teacher: the sidecar for the teacher's logits.
+def stage_joined(log: Path, mapping: EventMapping, start: int, joined: Joined) -> Manifest:
+    """Writes all of the partition that begins at ``start`` but the manifest, and returns that.
 
     Raises:
         InputError: something else was written for this partition before.
     """
-    end = start + rules.length
-    manifest = stage_partition(log, schema, start, end, joined.examples, joined.counters, shard_rows)
+    schema, kept = mapping.feature_schema, mapping.kept_values
+    end = start + duration_us(mapping.partition)
+    examples = without_values(joined.examples)
+    manifest = stage_partition(log, schema, start, end, examples, joined.counters, mapping.shard_rows)
     _check_unpublished(log, manifest)
     for name, table in ((UNMATCHED, joined.unmatched), (CONFLICTING, joined.conflicting)):
         if table.num_rows:
             write_atomic_bytes(log / name / f"{manifest.name}.parquet", parquet_bytes(table))
-    if teacher is not None and joined.teacher_logit is not None:
+    if mapping.teacher is not None and joined.teacher_logit is not None:
         columns = {"example_id": joined.examples.column("example_id"), "logit": joined.teacher_logit}
-        write_sidecar_partition(log, teacher, manifest, pa.table(columns))
+        write_sidecar_partition(log, mapping.teacher.name, manifest, pa.table(columns))
+    if kept and examples.num_rows:
+        write_values(log, manifest, partition_values(schema, kept, joined.examples))
     return manifest
 
 
@@ -131,6 +126,6 @@ def _check_unpublished(log: Path, manifest: Manifest) -> None:
 
 def write_late(log: Path, kind: Kind, table: pa.Table) -> None:
     """Writes events that arrived after their partition was closed; the same events make the same file."""
-    content = parquet_bytes(table.combine_chunks())
+    content = parquet_bytes(without_values(table).combine_chunks())
     digest = hashlib.sha256(content).hexdigest()[:16]
     write_atomic_bytes(log / LATE_EVENTS / f"{kind}-{digest}.parquet", content)

@@ -18,11 +18,14 @@ from ctr.pipelines.beam import in_this_process, make_pipeline, read_beam_options
 from ctr.pipelines.events.publish import MAPPING_FILE
 from ctr.pipelines.events.read import Unit
 from ctr.pipelines.events.steps import (
+    CombineIds,
     ReadEvents,
+    SamplePartitions,
     SpoolEvents,
-    StagePartitions,
     join_spooled,
     prepare_piece,
+    stage_sampled,
+    store_collisions,
     store_staged,
 )
 from ctr.pipelines.rows.sources import UnreadableNowError
@@ -110,19 +113,32 @@ def spool_units(
 
 
 def stage_spooled(
-    options: PipelineOptions, mapping: EventMapping, log: Path, spool: Path, starts: Sequence[int]
+    options: PipelineOptions,
+    mapping: EventMapping,
+    log: Path,
+    spool: Path,
+    starts: Sequence[int],
+    count_ids: bool = False,
 ) -> None:
-    """Joins, scores, samples and writes partitions whose events are in the spool, but publishes none of them."""
+    """Joins, scores, samples and writes partitions whose events are in the spool, but publishes none of them.
+
+    Args:
+        count_ids: whether to estimate how many values share an id (``ctr.pipelines.events.spool.read_shared_ids``).
+    """
 
     def build(pipeline: Any) -> object:
-        return (
+        sampled = (
             pipeline
             | "Partitions" >> beam.Create(list(starts), reshuffle=False)
             | "Spread" >> beam.Reshuffle()
             | "Join" >> beam.Map(join_spooled, mapping, spool)
-            | StagePartitions(mapping, log)
-            | "Store" >> beam.Map(store_staged, spool)
+            | SamplePartitions(mapping)
         )
+        if count_ids:
+            combined = sampled | "Combine ids" >> beam.CombineGlobally(CombineIds(mapping))
+            _ = combined | "Store collisions" >> beam.Map(store_collisions, spool)
+        written = sampled | "Write" >> beam.Map(stage_sampled, mapping, log)
+        return written | "Store" >> beam.Map(store_staged, spool)
 
     run_pipeline(options, build)
 

@@ -5,6 +5,7 @@
     SPOOL/segments/START/KIND-UNIT-N.arrow    the events of chunk N of a unit for the partition
     SPOOL/units/UNIT.json                     a unit that was read to its end: its counts and rejects
     SPOOL/staged/START.json                   a partition's manifest, whose shards are complete; empty: no events
+    SPOOL/shared_ids.json                     of a batch: how many values of hashed features share an id
 
 A unit that is read again writes the same files again, so that a worker may be killed anywhere.
 """
@@ -22,13 +23,14 @@ from ctr.data.event_mapping import EventMapping
 from ctr.io.files import remove_temporaries, write_atomic, write_atomic_bytes
 from ctr.pipelines.events.read import Unit
 from ctr.pipelines.events.rules import PartitionRules, known_from
-from ctr.pipelines.events.tables import EARLIER_SCHEMA, KINDS, Kind, empty
+from ctr.pipelines.events.tables import EARLIER_SCHEMA, KINDS, Kind, concat_events
 from ctr.pipelines.rows.rejects import Reject
 
 SPOOL = ".events"
 """Inside a log that is made by following events."""
 
 _REJECTS_KEPT = 1000
+_SHARED_IDS = "shared_ids.json"
 
 
 @dataclass
@@ -132,8 +134,7 @@ def read_partition(
         if other < start and other + rules.length > first:
             tables = _read(_segments(spool, other, "impressions"))
             earlier += [table.select(EARLIER_SCHEMA.names) for table in tables]
-    impressions = pa.concat_tables([empty("impressions", mapping), *found["impressions"]])
-    clicks = pa.concat_tables([empty("clicks", mapping), *found["clicks"]])
+    impressions, clicks = (concat_events(kind, mapping, found[kind]) for kind in KINDS)
     return impressions, pa.concat_tables([EARLIER_SCHEMA.empty_table(), *earlier]), clicks
 
 
@@ -173,6 +174,17 @@ def drop_partitions(spool: Path, before: int) -> None:
 def read_staged(spool: Path, starts: Sequence[int]) -> list[tuple[int, bytes]]:
     """The manifests of staged partitions, as ``ctr.pipelines.events.publish.publish_staged`` takes them."""
     return [(start, staged_path(spool, start).read_bytes()) for start in starts]
+
+
+def write_shared_ids(spool: Path, shares: dict[str, float], warnings: Sequence[str]) -> None:
+    """Stores the shares of the values of features that share an id, and the warnings about them."""
+    write_atomic_bytes(spool / _SHARED_IDS, json.dumps([shares, warnings]).encode())
+
+
+def read_shared_ids(spool: Path) -> tuple[dict[str, float], list[str]]:
+    """The inverse of ``write_shared_ids``."""
+    shares, warnings = json.loads((spool / _SHARED_IDS).read_bytes())
+    return shares, warnings
 
 
 def staged_path(spool: Path, start: int) -> Path:

@@ -24,6 +24,7 @@ from ctr.data.log import manifest_bytes
 from ctr.data.reader import rows_of_table
 from ctr.io.errors import InputError
 from ctr.io.files import write_atomic_bytes
+from ctr.pipelines.collisions import Collisions
 from ctr.pipelines.events.join import Joined, Sampling, join_partition, sample_joined
 from ctr.pipelines.events.publish import make_sampling, stage_joined, write_late
 from ctr.pipelines.events.read import BLOCK_BYTES, Unit, Version, read_unit
@@ -34,6 +35,7 @@ from ctr.pipelines.events.spool import (
     staged_path,
     write_report,
     write_segment,
+    write_shared_ids,
 )
 from ctr.pipelines.events.tables import Prepared, prepare
 from ctr.pipelines.rows.chunks import Chunk
@@ -200,41 +202,76 @@ def _with_logit(result: PredictionResult) -> JoinedPartition:
     return JoinedPartition(element.start, replace(element.joined, teacher_logit=logit))
 
 
-class _Stage(beam.DoFn):
-    """Samples a partition, writes everything but its manifest, and outputs the manifest."""
+@beam.typehints.with_output_types(JoinedPartition)
+class _Sample(beam.DoFn):
+    """Samples the examples of a partition."""
 
-    def __init__(self, mapping: EventMapping, log: Path) -> None:
-        self._mapping, self._log = mapping, log
+    def __init__(self, mapping: EventMapping) -> None:
+        self._mapping = mapping
         self._sampling: Sampling | None = None
 
     def setup(self) -> None:
         self._sampling = make_sampling(self._mapping)
 
-    def process(self, element: JoinedPartition) -> Iterator[tuple[int, bytes]]:
-        mapping, rules = self._mapping, partition_rules(self._mapping)
+    def process(self, element: JoinedPartition) -> Iterator[JoinedPartition]:
+        rules = partition_rules(self._mapping)
         joined = sample_joined(rules, element.start, element.joined, self._sampling)
-        if joined.is_empty:
-            yield element.start, b""
-            return
-        teacher = None if mapping.teacher is None else mapping.teacher.name
-        manifest = stage_joined(
-            self._log, mapping.feature_schema, rules, element.start, joined, mapping.shard_rows, teacher
-        )
-        yield element.start, manifest_bytes(manifest)
+        yield JoinedPartition(element.start, joined)
 
 
-class StagePartitions(beam.PTransform[Any, Any]):
-    """Scores joined partitions, samples and writes them; outputs (start, manifest as JSON, or empty without events)."""
+class SamplePartitions(beam.PTransform[Any, Any]):
+    """Scores joined partitions where the mapping has a teacher, and samples them."""
 
-    def __init__(self, mapping: EventMapping, log: Path) -> None:
+    def __init__(self, mapping: EventMapping) -> None:
         super().__init__()
-        self._mapping, self._log = mapping, log
+        self._mapping = mapping
 
     def expand(self, joined: Any) -> Any:
         if self._mapping.teacher is not None:
             scored = joined | "Score" >> RunInference(_Teacher(self._mapping.teacher.model))
             joined = scored | "With logit" >> beam.Map(_with_logit)
-        return joined | "Sample and write" >> beam.ParDo(_Stage(self._mapping, self._log))
+        return joined | "Sample" >> beam.ParDo(_Sample(self._mapping))
+
+
+def stage_sampled(element: JoinedPartition, mapping: EventMapping, log: Path) -> tuple[int, bytes]:
+    """Writes everything of a partition but its manifest.
+
+    Returns:
+        The start, and the manifest as JSON, empty without events.
+    """
+    if element.joined.is_empty:
+        return element.start, b""
+    manifest = stage_joined(log, mapping, element.start, element.joined)
+    return element.start, manifest_bytes(manifest)
+
+
+class CombineIds(beam.CombineFn):
+    """The ids of the examples of joined partitions, combined to ``Collisions``."""
+
+    def __init__(self, mapping: EventMapping) -> None:
+        super().__init__()
+        self._mapping = mapping
+
+    def create_accumulator(self) -> Collisions:
+        return Collisions(self._mapping.feature_schema)
+
+    def add_input(self, mutable_accumulator: Collisions, element: JoinedPartition) -> Collisions:
+        mutable_accumulator.add(element.joined.examples)
+        return mutable_accumulator
+
+    def merge_accumulators(self, accumulators: Iterable[Collisions]) -> Collisions:
+        merged = self.create_accumulator()
+        for one in accumulators:
+            merged.merge(one)
+        return merged
+
+    def extract_output(self, accumulator: Collisions) -> Collisions:
+        return accumulator
+
+
+def store_collisions(found: Collisions, spool: Path) -> None:
+    """Stores the shares of values that share an id, and the warnings, where the driver finds them."""
+    write_shared_ids(spool, found.shares(), list(found.warnings()))
 
 
 def join_spooled(start: int, mapping: EventMapping, spool: Path) -> JoinedPartition:

@@ -45,9 +45,9 @@ from ctr.pipelines.events.rules import (
 )
 from ctr.pipelines.events.run import is_local, with_pinned_teacher
 from ctr.pipelines.events.spool import UnitReport
-from ctr.pipelines.events.steps import JoinedPartition, StagePartitions
+from ctr.pipelines.events.steps import JoinedPartition, SamplePartitions, stage_sampled
 from ctr.pipelines.events.stream_job import run_until_stopped
-from ctr.pipelines.events.tables import EARLIER_SCHEMA, KINDS, Kind, empty, prepare
+from ctr.pipelines.events.tables import EARLIER_SCHEMA, KINDS, Kind, concat_events, prepare
 from ctr.pipelines.rows.chunks import Chunk
 from ctr.pipelines.spill import split_by_partition
 
@@ -117,7 +117,8 @@ class PublishStream(beam.PTransform[Any, Any]):
             )
             | "By partition" >> beam.GroupByKey()
             | "Join" >> beam.ParDo(_Join(mapping, log))
-            | StagePartitions(mapping, log)
+            | SamplePartitions(mapping)
+            | "Write" >> beam.Map(stage_sampled, mapping, log)
             | "To one worker" >> beam.Map(_keyed).with_output_types(tuple[bytes, tuple[int, bytes]])
             | "In order" >> beam.GroupByKey()
             | "Publish" >> beam.FlatMap(_publish, log)
@@ -218,9 +219,7 @@ class _Join(beam.DoFn):
             self._write_late(start, found)
             return
         mapping, rules = self._mapping, partition_rules(self._mapping)
-        impressions, clicks = (
-            pa.concat_tables([empty(kind, mapping), *found.get(kind, [])]) for kind in KINDS
-        )
+        impressions, clicks = (concat_events(kind, mapping, found.get(kind, [])) for kind in KINDS)
         earlier = pa.concat_tables([EARLIER_SCHEMA.empty_table(), *found.get(_EARLIER, [])])
         yield JoinedPartition(
             start, join_partition(mapping.feature_schema, rules, start, impressions, earlier, clicks)

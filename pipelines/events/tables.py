@@ -1,7 +1,8 @@
 """From raw events to tables: parses keys, transforms features to ids, and rejects bad events one by one.
 
-An impression is a row of a shard (``ctr.data.log.shard_schema``) without its label yet, followed by ``arrival``
-(int64). A click is ``impression_id, time, arrival`` (int64). Times are microseconds, UTC.
+An impression is a row of a shard (``ctr.data.log.shard_schema``) without its label yet, followed by the raw values
+that are kept (``ctr.data.kept_values.value_columns``) and ``arrival`` (int64). A click is ``impression_id, time,
+arrival`` (int64). Times are microseconds, UTC.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ctr.data.event_mapping import EventMapping, EventSource
+from ctr.data.kept_values import VALUE_PREFIX, value_columns
 from ctr.data.log import shard_schema
 from ctr.data.reader import FAULTS, rows_of_table
 from ctr.data.schema import MISSING_ID
@@ -68,7 +70,10 @@ class Prepared:
 
 def impression_schema(mapping: EventMapping) -> pa.Schema:
     """The columns of an impression."""
-    return pa.schema([*shard_schema(mapping.feature_schema), pa.field(ARRIVAL, pa.int64(), False)])
+    schema = mapping.feature_schema
+    values = value_columns(schema, mapping.kept_values).items()
+    kept = [pa.field(VALUE_PREFIX + name, kind) for name, kind in values]
+    return pa.schema([*shard_schema(schema), *kept, pa.field(ARRIVAL, pa.int64(), False)])
 
 
 def prepare(mapping: EventMapping, kind: Kind, chunk: Chunk, now_us: int, clock_us: int = 0) -> Prepared:
@@ -165,7 +170,8 @@ def _pack_raw(
     tables = [pa.table(keys), pa.table({name: columns[name] for name in schema.sources})]
     if not verdict.good.all():
         tables = [table.filter(pa.array(verdict.good)) for table in tables]
-    return pack_table(schema, *tables), verdict.good
+    kept = tuple(value_columns(schema, mapping.kept_values))
+    return pack_table(schema, tables[0], tables[1], kept), verdict.good
 
 
 def _pack_hashed(
@@ -276,6 +282,12 @@ def _refuse_future(
 def empty(kind: Kind, mapping: EventMapping) -> pa.Table:
     """A table without events."""
     return (impression_schema(mapping) if kind == "impressions" else CLICK_SCHEMA).empty_table()
+
+
+def concat_events(kind: Kind, mapping: EventMapping, tables: Sequence[pa.Table]) -> pa.Table:
+    """Events of one kind as one table; raw values are null where the job kept none when it read them."""
+    first = empty(kind, mapping)
+    return pa.concat_tables([first, *tables], promote_options="default").select(first.column_names)
 
 
 def wanted_columns(mapping: EventMapping, kind: Kind) -> Sequence[str]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ctr.data.event_mapping import EventMapping
+from ctr.data.kept_values import FOLDER as VALUES
 from ctr.data.log import Manifest, read_manifests
 from ctr.io.errors import InputError
 from ctr.io.files import make_folder, remove_temporaries, write_atomic_bytes
@@ -181,7 +182,7 @@ class _Watch:
                 "another output directory"
             )
         drop_unfinished(self.spool)
-        for folder in ("manifests", "shards", UNMATCHED, CONFLICTING, LATE_EVENTS, "rejects"):
+        for folder in ("manifests", "shards", VALUES, UNMATCHED, CONFLICTING, LATE_EVENTS, "rejects"):
             remove_temporaries(self._log / folder)
         reports = sorted(list_reports(self.spool), key=lambda report: report.modified_ns)
         # A process may have been killed between a report and the description of its rejects.

@@ -22,6 +22,7 @@ BAD_SHARE = 0.001
 _RECBOLE = re.compile(r":(token|float|token_seq|float_seq)$")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SEPARATORS = ("|", ";", ",", " ")
+_WITH_COMMA = re.compile(r"[-+]?(\d+|\d*,\d+|\d{1,3}(,\d{3})+(\.\d+)?|\d{1,3}(\.\d{3})+,\d+)")
 _SHOWN = 24
 # How many values are looked at to tell lists and texts apart.
 _LOOKED = 2000
@@ -124,9 +125,17 @@ class ColumnFacts:
         return bool(len(self.finite)) and bool((self.finite == np.floor(self.finite)).all())
 
     @cached_property
+    def has_commas(self) -> bool:
+        """Whether the values are numbers with a decimal comma, or with commas between thousands."""
+        if self.is_list or self.numbers is not None or not self.present:
+            return False
+        texts = [text.strip() for text in self.texts[:_LOOKED]]
+        return any("," in text for text in texts) and all(map(_WITH_COMMA.fullmatch, texts))
+
+    @cached_property
     def separator(self) -> str | None:
         """What stands between the items of text values that are lists; None unless they are."""
-        if self.is_list or self.numbers is not None or not self.present:
+        if self.is_list or self.numbers is not None or not self.present or self.has_commas:
             return None
         texts, counts = self.texts[:_LOOKED], self.counts[:_LOOKED].tolist()
         if self.name.endswith((":token_seq", ":float_seq")) and not self._is_prose(texts):

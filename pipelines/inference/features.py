@@ -62,6 +62,10 @@ def decide_feature(facts: ColumnFacts) -> Decision:
 
 
 def _category(facts: ColumnFacts, because: str) -> Decision:
+    if facts.has_commas:
+        because = "numbers with a comma are read as texts: write a decimal point to use them as numbers"
+        if is_unique(facts):
+            return dropped(f"{because}; nearly every row has a value of its own")
     if is_unique(facts):
         return dropped("nearly every row has a value of its own: nothing can be learned of one")
     feature: dict[str, Any] = {"kind": "category", "source": facts.name}

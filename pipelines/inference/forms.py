@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ _SUFFIX_TYPES = {
 }
 _COMPRESSIONS = (".gz", ".zst")
 _DELIMITERS = {"csv": ",;|\t", "tsv": "\t,;|", "": "\t,;|"}
+_COMMA_ELSEWHERE = re.compile(r"(?<![0-9]),|,(?![0-9])")
 _START_BYTES = 256 << 10
 _LINES = 500
 _SUGGEST = "ctr ingest {name} reads this format with a mapping made for it"
@@ -176,14 +178,18 @@ def _rows(text: str, delimiter: str, quoting: bool) -> list[list[str]]:
 
 def _sniff(text: str, delimiters: str) -> str:
     """The delimiter with which most lines have the same number of fields, at least two; else the first one."""
-    best = (0.0, 0, delimiters[0])
+    best = (False, 0.0, delimiters[0])
     for delimiter in delimiters:
-        counts = Counter(len(row) for row in _rows(text, delimiter, delimiter != "\t"))
+        rows = _rows(text, delimiter, delimiter != "\t")
+        counts = Counter(map(len, rows))
         fields, lines = counts.most_common(1)[0]
         share = lines / counts.total()
+        # A decimal comma gives lines the same number of fields, too. It stands only between digits, never in a header.
+        is_decimal = delimiter == "," and ";" in text and not _COMMA_ELSEWHERE.search(text)
+        fits = len(rows[0]) == fields and not is_decimal
         # Among equals the first one of the order.
-        if fields > 1 and share > best[0] + 0.02:
-            best = (share, fields, delimiter)
+        if fields > 1 and (fits, share) > (best[0], best[1] + 0.02):
+            best = (fits, share, delimiter)
     return best[2]
 
 
@@ -198,15 +204,15 @@ def _is_header(rows: Sequence[Sequence[str]]) -> bool:
     """Whether the first row names the columns: no number in it, and values unlike those below."""
     first, below = rows[0], rows[1:]
     filled = [name for name in first if name.strip()]
-    if len(filled) < max(1, len(first) - 1) or len(set(filled)) < 0.8 * len(filled):
-        return False
-    if any(is_number(name) for name in filled):
+    if len(filled) < max(1, len(first) - 1) or any(is_number(name) for name in filled):
         return False
     places = range(len(first))
     found = [{row[place] for row in below if place < len(row)} for place in places]
     if any(values - {""} and all(map(is_number, values - {""})) for values in found):
         # A word above numbers.
         return True
+    if len(set(filled)) < 0.8 * len(filled):
+        return False
     repeated = sum(bool(first[place].strip()) and first[place] in found[place] for place in places)
     return repeated <= 0.1 * len(first)
 

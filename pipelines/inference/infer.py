@@ -36,6 +36,9 @@ from ctr.pipelines.inference.times import TimeColumn, read_time
 PARTITION_ROWS = 500_000
 """Rows of a partition, at most, if all had as many as the mean."""
 
+KEPT_ROWS = 1_000_000
+"""The raw values behind the ids of a table with at most so many rows are kept."""
+
 _PARTITIONS = ("7d", "1d", "6h", "1h", "10m", "1m")
 _ROW_ORDER = {"start": "2001-01-01T00:00:00Z", "step_us": 1000}
 _ROW_ORDER_PARTITION = "8m"
@@ -124,7 +127,16 @@ def infer(table: TableFiles, sample: Sample, options: Options) -> Inference:
             f"{table.files[0].path}: has {len(columns)} column{'s' * (len(columns) != 1)} that can be read "
             f"({', '.join(columns)}); a label and at least one feature are required"
         )
+    given = {
+        "--label": options.label,
+        "--time": options.time,
+        "--query": options.query,
+        "--weight": options.weight,
+    }
     refused = [find_column(name, columns, "--drop").name for name in options.drop]
+    for option, name in given.items():
+        if name in refused:
+            raise InputError(f"{option} {name}: --drop takes the same column out; leave one of the two out")
     kept = [find_column(name, columns, "--keep").name for name in options.keep]
     free = {name: facts for name, facts in columns.items() if name not in refused}
     found = Inference()
@@ -180,6 +192,11 @@ def _choose_roles(
     if roles.weight is not None:
         why = "given by --weight" if options.weight else "its name and values"
         roles.used[roles.weight.name] = ("weight", why)
+    time_facts = None if roles.time is None else roles.time.facts
+    others = {"--time": time_facts, "--query": roles.query, "--weight": roles.weight}
+    for option, facts in others.items():
+        if facts is not None and roles.label is not None and facts.name == roles.label.label.column:
+            raise InputError(f"{option} {facts.name}: this column is the label")
     roles.example_id = choose_example_id(columns, list(roles.used))
     if roles.example_id is not None:
         roles.used[roles.example_id.name] = ("example id", "its name, and no value comes twice")
@@ -317,9 +334,10 @@ def _make_mapping(
     if not features:
         raise InputError(
             f"{table.files[0].path}: no column is left as a feature; --keep COLUMN keeps one that was excluded "
-            f"({'; '.join(f'{guess.column}: {guess.because}' for guess in found.guesses)[:300]})"
+            f"({'; '.join(f'{one.column}: {one.because}' for one in found.guesses if one.becomes == 'not used')[:300]})"
         )
     content["features"] = features
+    content["keep_values"] = "all" if sample.table_rows <= KEPT_ROWS else []
     found.content = content
     found.mapping = parse_model(Mapping, content, "the inferred mapping")
 

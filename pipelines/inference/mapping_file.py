@@ -8,7 +8,7 @@ import yaml
 
 from ctr.config import Dumper
 from ctr.io.errors import printable
-from ctr.pipelines.inference.infer import Guess, Inference
+from ctr.pipelines.inference.infer import KEPT_ROWS, Guess, Inference
 
 _WIDTH = 108
 
@@ -46,12 +46,23 @@ def mapping_text(found: Inference, source: str) -> str:
     for feature in content["features"]:
         reason = found.reasons[feature["name"]]
         lines += [*_comment(reason, "  "), f"  - {_flow(feature)}"]
+    lines += _kept_values(content["keep_values"])
     unused = [guess for guess in found.guesses if guess.becomes == "not used"]
     if unused:
         lines += _comment("Not used:")
         for guess in unused:
             lines += _comment(f"- {guess.column or '(no name)'}: {guess.because}")
     return "\n".join(lines) + "\n"
+
+
+def _kept_values(kept: Any) -> list[str]:
+    if kept:
+        return [*_comment("The raw values behind ids are kept beside the log, so that the report shows them."),
+                f"keep_values: {_flow(kept)}"]  # fmt: skip
+    return _comment(
+        f"keep_values: all would keep the raw values behind ids beside the log, so that the report shows them. Of more "
+        f"than {KEPT_ROWS:,} rows they take space on the disk."
+    )
 
 
 def _explained(guess: Guess | None, line: str) -> list[str]:

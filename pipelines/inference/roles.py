@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from pydantic import ValidationError
 
+from ctr.config import describe_validation_error
 from ctr.data.mapping import Label
 from ctr.io.errors import InputError
 from ctr.pipelines.inference.columns import ColumnFacts, percent
@@ -84,6 +86,9 @@ def find_column(name: str, columns: Mapping[str, ColumnFacts], option: str) -> C
         wanted = name if name in names else name.lower()
         if names.count(wanted) == 1:
             return list(columns.values())[names.index(wanted)]
+        if wanted in names:
+            several = [column for column, other in zip(columns, names, strict=True) if other == wanted]
+            raise InputError(f"{option} {name}: may be {' or '.join(several)}: write the name as it is there")
     raise InputError(f"{option} {name}: no such column; the columns are {', '.join(columns)}")
 
 
@@ -144,7 +149,10 @@ def choose_label(text: str | None, columns: Mapping[str, ColumnFacts]) -> LabelC
 
 def _given_label(text: str, columns: Mapping[str, ColumnFacts]) -> LabelColumn:
     # A column may have a name that looks like a rule.
-    rule = Label(column=text) if text in columns else Label.model_validate(text)
+    try:
+        rule = Label(column=text) if text in columns else Label.model_validate(text)
+    except ValidationError as error:
+        raise InputError(describe_validation_error(error, Label, f"--label {text!r}")) from None
     facts = find_column(rule.column, columns, "--label")
     rule = rule.model_copy(update={"column": facts.name})
     if rule.op is None:

@@ -105,7 +105,7 @@ def _text_sample(table: TableFiles) -> Sample:
                 unusable = _unusable_names(table.columns)
                 wanted = [name for name in table.columns if name not in unusable]
                 if not wanted:
-                    raise InputError("no column has a name of its own")
+                    raise InputError(f"{path}: no column has a name of its own; allowed: each name once")
                 chunks = list(read_delimited(source, form, wanted, _READ_BYTES))
             else:
                 wanted, unusable, chunks = _json_chunks(source, path)

@@ -36,7 +36,7 @@ from ctr.data.mapping import Mapping
 from ctr.data.times import format_time
 from ctr.io.errors import InputError
 from ctr.io.files import file_sha256
-from ctr.pipelines.ingest.collisions import Collisions
+from ctr.pipelines.collisions import Collisions
 from ctr.pipelines.ingest.example_reader import ExampleReader, TimesFound, timed
 from ctr.pipelines.ingest.examples import FILE_COLUMN, spill_schema, with_columns
 from ctr.pipelines.ingest.inputs import Inputs, compare_inputs

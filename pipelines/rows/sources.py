@@ -87,7 +87,10 @@ def faults_named(path: Path) -> Iterator[None]:
     """Turns a fault while reading ``path`` into an InputError that names it."""
     try:
         yield
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise InputError(f"{path}: is not text in UTF-8 (byte {byte:#04x}); save it as UTF-8") from None
+    except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
             raise UnreadableNowError(f"{path}: cannot be read now: {' '.join(str(error).split())}") from None
         fault = "damaged, truncated or not of this format: " + " ".join(str(error).split())

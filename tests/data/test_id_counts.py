@@ -39,6 +39,25 @@ def test_any_64_bits_can_be_counted():
     assert counts.distinct() == pytest.approx(len(np.unique(many)), rel=0.04)
 
 
+@pytest.mark.parametrize("kept", [50, 20_000])
+def test_counts_that_are_merged_are_those_of_all(kept):
+    rng = np.random.default_rng(3)
+    ids = np.minimum(rng.zipf(1.3, 20_000), 10**9)
+    clicked = rng.random(len(ids)) < 0.2
+    whole, merged = BoundedCounts(10**6), BoundedCounts(kept)
+    whole.add(ids, clicked)
+    for places in np.array_split(np.arange(len(ids)), 7):
+        part = BoundedCounts(kept)
+        part.add(ids[places], clicked[places])
+        merged.merge(part)
+    assert merged.distinct() == whole.distinct()
+    exact = dict((one, counts) for one, *counts in whole.top(whole.distinct()))
+    assert merged.exact == (kept == 20_000) == (not merged.shortfall)
+    for one, occurrences, clicks in merged.top(10):
+        assert 0 <= exact[one][0] - occurrences <= merged.shortfall
+        assert (clicks == exact[one][1]) or not merged.exact
+
+
 def test_counts_that_do_not_fit_are_close_and_say_how_close(monkeypatch):
     monkeypatch.setattr("ctr.data.id_counts._PENDING", 1000)
     rng = np.random.default_rng(1)

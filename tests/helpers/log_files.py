@@ -1,11 +1,11 @@
-"""What several tests of the simulator read of its files; a name that pytest does not collect."""
+"""What several tests read of the files of logs; a name that pytest does not collect."""
 
 import hashlib
 from pathlib import Path
 
 import pyarrow as pa
 
-from ctr.data.log import Manifest, read_schema, read_shard
+from ctr.data.log import Manifest, read_manifests, read_schema, read_shard, unpack_ids
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -21,3 +21,18 @@ def rows_of(log: Path, manifest: Manifest) -> pa.Table:
     """The rows of a partition."""
     schema = read_schema(log)
     return pa.concat_tables([read_shard(log, entry, schema) for entry in manifest.shards])
+
+
+def ids_of_rows(log: Path) -> dict[int, dict[str, list[int]]]:
+    """Of each example the ids of each feature, without those of missing values."""
+    schema = read_schema(log)
+    found = {}
+    for manifest in read_manifests(log):
+        for entry in manifest.shards:
+            table = read_shard(log, entry, schema)
+            matrix = unpack_ids(table.column("ids").combine_chunks(), schema)
+            for place, example in enumerate(table.column("example_id").to_pylist()):
+                ids = dict(zip(schema.single_valued, ([int(one)] for one in matrix[place]), strict=True))
+                ids |= {name: table.column(name)[place].as_py() for name in schema.multivalent}
+                found[example] = {name: [one for one in own if one] for name, own in ids.items()}
+    return found

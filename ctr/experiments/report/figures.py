@@ -7,7 +7,7 @@ import numpy as np
 
 from ctr.eval import display
 from ctr.eval.intervals import Estimate
-from ctr.eval.report.figures import ReportFigure, figure_of
+from ctr.eval.report.figures.figure import ReportFigure, figure_of
 from ctr.experiments.report.arms import prediction_difference_of
 from ctr.experiments.report.plots import (
     Panel,

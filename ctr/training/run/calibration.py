@@ -51,7 +51,9 @@ def calibration_warning(summary: Mapping[str, Any], config: TrainConfig) -> str 
         return None
     excess = _excess(summary)
     many = "many" if found[0] > 1 else "few"
-    share = f"; {display.percent(min(excess, 1.0))} of them in the decile of the highest predictions"
+    share = (
+        f"; {display.percent(min(excess, 1.0))} of the difference is in the decile of the highest predictions"
+    )
     last = summary.get("last_window")
     is_over = last is not None and judge(*_found(last)) == "good"
     where = f"; the last window alone is calibrated ({_shown(*_found(last))})" if is_over and last else ""

@@ -12,8 +12,13 @@ import pytest
 
 from ctr.cli import main
 from ctr.eval.display import with_margin
-from ctr.eval.report import plots, render_report, write_report
+from ctr.eval.report import render_report, write_report
 from ctr.eval.report.data_health import read_data_health
+from ctr.eval.report.figures.along_pass import uses_event_time
+from ctr.eval.report.figures.axes import line_look
+from ctr.eval.report.figures.metrics import has_running_mean, progressive_metric
+from ctr.eval.report.figures.predictions import gain, prediction_range
+from ctr.eval.report.figures.weights import cumulative_spectra
 from ctr.eval.report.page import check_page
 from ctr.eval.report.shown_run import show_runs
 from ctr.eval.run_files import read_windows
@@ -215,7 +220,7 @@ def test_the_gain_is_that_of_the_sorted_predictions(runs):
     weight, clicks = table["metric_weight"].to_numpy(), table["metric_weight"] * table["label"]
     examples = np.cumsum(weight) / weight.sum()
     wanted = np.interp([0.1, 0.5], examples, np.cumsum(clicks) / clicks.sum())
-    found = plots.gain(shown.run.metrics.auc.fine, [0.1, 0.5])
+    found = gain(shown.run.metrics.auc.fine, [0.1, 0.5])
     np.testing.assert_allclose(found, wanted, atol=0.01)
 
 
@@ -337,14 +342,14 @@ def test_the_names_of_weights_are_escaped_and_their_lines_differ(runs, tmp_path)
     html = render_report([run])
     assert html.count("<script") == 1
     assert read_page(html).words.count(hostile) == 28
-    assert len(set(map(plots.line_look, range(28)))) == 28
+    assert len(set(map(line_look, range(28)))) == 28
 
 
 def test_spectra_are_drawn_from_0_to_the_whole():
-    svg = plots.cumulative_spectra([np.array([3.0, 1.0]), None, np.zeros(2)])
+    svg = cumulative_spectra([np.array([3.0, 1.0]), None, np.zeros(2)])
     ElementTree.fromstring(svg)
     assert svg.count("stroke: var(--run-0)") == 2
-    assert svg == plots.cumulative_spectra([np.array([3.0, 1.0]), None, np.zeros(2)])
+    assert svg == cumulative_spectra([np.array([3.0, 1.0]), None, np.zeros(2)])
 
 
 def test_a_run_of_one_class_and_one_time(rows, tmp_path):
@@ -379,12 +384,12 @@ def test_more_runs_than_colors(tmp_path):
 
 def test_times_that_tell_nothing_give_way_to_examples(runs):
     windows = read_windows(runs[0])
-    assert plots.uses_event_time([windows])
-    assert plots.uses_event_time([windows[:1]])
+    assert uses_event_time([windows])
+    assert uses_event_time([windows[:1]])
     for times in (0, 2**62):
         useless = windows.assign(window_begin=times, window_end=times)
-        assert not plots.uses_event_time([windows, useless])
-    assert not plots.uses_event_time([windows[::-1]])
+        assert not uses_event_time([windows, useless])
+    assert not uses_event_time([windows[::-1]])
 
 
 @pytest.mark.parametrize("hours", [1e-4, 0.05, 2, 30, 71, 89, 97, 24 * 20, 24 * 300, 24 * 1000, 24 * 9000])
@@ -395,7 +400,7 @@ def test_any_stretch_of_time_has_its_ticks(runs, hours):
     windows["window_end"] = windows["window_begin"] + int(hours * 1.8e9)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert "<svg" in plots.progressive_metric([windows], "auc")
+        assert "<svg" in progressive_metric([windows], "auc")
 
 
 def test_many_windows_keep_the_file_small(runs, tmp_path):
@@ -418,15 +423,15 @@ def test_the_running_mean_ends_at_the_metric_of_the_run(runs):
     for metric, weight in (("per_query_auc", "queries_scored"), ("logloss", "weight_sum")):
         mean = np.average(windows[metric], weights=windows[weight])
         assert mean == pytest.approx(summary[metric], abs=1e-12)
-        assert plots.has_running_mean(metric)
+        assert has_running_mean(metric)
 
 
 def test_the_histogram_leaves_out_the_tails():
     histogram = np.zeros((2**16, 2))
     histogram[30_000:30_100] = 10.0
     histogram[0, 0] = histogram[-1, 1] = 0.5
-    assert plots.prediction_range([histogram]) == (30_000, 30_100)
-    assert plots.prediction_range([np.zeros((2**16, 2))]) == (0, 2**16)
+    assert prediction_range([histogram]) == (30_000, 30_100)
+    assert prediction_range([np.zeros((2**16, 2))]) == (0, 2**16)
 
 
 def test_command_line(runs, tmp_path, capsys):

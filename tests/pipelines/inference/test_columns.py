@@ -127,3 +127,19 @@ def test_words_for_a_missing_value():
     assert find_nulls(columns) == ("NA",)
     assert find_nulls({"b": columns["b"]}) == ()
     assert find_nulls({"c": facts_of(["x", "NULL", "y"]).array}) == ("NULL",)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["3", "3,5", "12,25", "7", "-4,5"],
+        ["1,250", "12,000.50", "999", "1,000,000"],
+        ["1.250,00", "3,5", "12"],
+    ],
+)
+def test_numbers_with_commas_are_no_lists_and_are_named(values):
+    facts = facts_of([values[place % len(values)] for place in range(90)])
+    assert facts.kind == "word"
+    decision = decide_feature(facts)
+    assert (decision.becomes, decision.because[:20]) == ("category", "numbers with a comma")
+    assert facts_of(["1,2", "1,2,3", "3", "2,3,1"] * 30).kind == "list"

@@ -55,6 +55,12 @@ def test_a_written_table_is_read_as_it_was_written(tmp_path, texts, delimiter, n
         ("u1,red,0\nu2,blue,1\nu1,red,1\n", ("c1", "c2", "c3")),
         (",user,clicked\n0,u1,0\n1,u2,1\n", ("", "user", "clicked")),
         ("red,big\nblue,small\nred,small\nblue,big\n", ("c1", "c2")),
+        # A name that stands twice.
+        ("user,item,item,clicked\nu1,a,x,0\nu2,b,y,1\n", ("user", "item", "item", "clicked")),
+        # Decimal commas give as many fields in every line but the first.
+        ("user;price;clicked\nu1;3,50;0\nu2;4,25;1\n", ("user", "price", "clicked")),
+        ("u1;3,50;0\nu2;4,25;1\nu3;9,75;1\n", ("c1", "c2", "c3")),
+        ("1,5|6|7,0\n2,6|7|5,1\n", ("c1", "c2", "c3")),
     ],
 )
 def test_which_first_line_is_a_header(tmp_path, content, columns):
@@ -80,6 +86,7 @@ def test_a_folder_of_one_kind_is_one_table(tmp_path):
         ({"a.csv": "x,y\n1,2\n", "b.csv": "x,z\n1,2\n"}, "a.csv and b.csv have different columns"),
         ({"a.jsonl": "[1, 2]\n"}, "one JSON array; allowed: one JSON object a line"),
         ({"a.csv": ""}, "is empty"),
+        ({"a.csv": "a,a\n1,0\n0,1\n"}, "a.csv: no column has a name of its own; allowed: each name once"),
         ({"a.csv": "a,b\n"}, "there are no rows below the names of the columns"),
         ({"behaviors.tsv": "1\tu\n", "news.tsv": "n\tx\n"}, "use ctr ingest mind"),
     ],
@@ -129,6 +136,12 @@ def test_the_sample_of_a_long_table_is_bounded_and_reaches_to_its_end(tmp_path, 
     if name != "x.csv.gz":
         assert found[-1] > 130_000
         assert sample.table_rows == pytest.approx(len(numbers), rel=0.05)
+
+
+def test_a_header_in_another_encoding_is_named_with_what_is_allowed(tmp_path):
+    (tmp_path / "x.csv").write_bytes("user,größe,clicked\nu1,2,0\nu2,3,1\n".encode("latin-1"))
+    with pytest.raises(InputError, match=r"x.csv: is not text in UTF-8 \(byte 0xf6\); save it as UTF-8$"):
+        read_sample(find_table(tmp_path / "x.csv"))
 
 
 def test_a_column_that_is_no_text_is_not_used(tmp_path):

@@ -6,7 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ctr.config import parse_model
+from ctr.data.kept_values import read_values
 from ctr.data.mapping import Mapping, load_mapping
+from ctr.data.transform import string_ids
 from ctr.io.documents import parse_yaml
 from ctr.io.errors import InputError
 from ctr.pipelines.inference.infer import PARTITION_ROWS
@@ -213,6 +215,26 @@ def test_partitions_hold_a_bounded_number_of_rows(tmp_path):
     assert PARTITION_ROWS == 500_000
 
 
+def test_values_are_kept_of_tables_of_a_bounded_size(tmp_path, monkeypatch):
+    path = write_table(tmp_path / "hotel.csv", hotel_searches())
+    found = inferred(path, label="click_bool")
+    text = mapping_text(found, path.name)
+    assert "\nkeep_values: all\n" in text
+    (tmp_path / "mapping.yaml").write_text(text)
+    ingest(load_mapping(tmp_path / "mapping.yaml"), [path], tmp_path / "log")
+    [hotel] = {str(one) for one in hotel_searches()["prop_id"][:1]}
+    [fingerprint] = string_ids(np.array([hotel])).tolist()
+    assert read_values(tmp_path / "log", "prop_id", [fingerprint]) == {fingerprint: hotel}
+
+    rows = len(hotel_searches()["prop_id"])
+    for limit, kept in ((rows, True), (rows - 1, False)):
+        monkeypatch.setattr("ctr.pipelines.inference.infer.KEPT_ROWS", limit)
+        assert bool(inferred(path, label="click_bool").mapping.kept_values) == kept
+    text = mapping_text(inferred(path, label="click_bool"), path.name)
+    assert "\n# keep_values: all would keep the raw values" in text
+    assert not parse_yaml(text).get("keep_values")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -225,7 +247,12 @@ def test_partitions_hold_a_bounded_number_of_rows(tmp_path):
         ({"query": "a", "session_gap": "soon"}, "--session-gap soon: a duration"),
         ({"weight": "a"}, "--weight a: allowed: numbers from 0 on"),
         ({"drop": ("z",)}, "--drop z: no such column"),
-        ({"drop": ("a", "price")}, "no column is left as a feature"),
+        ({"drop": ("a",), "query": "a"}, "--query a: --drop takes the same column out"),
+        ({"label": ""}, "--label '': column: '' is not allowed"),
+        ({"label": "a>yes"}, "--label 'a>yes': > compares numbers; strings allow only == and !="),
+        ({"query": "click"}, "--query click: this column is the label"),
+        ({"weight": "CLICK"}, "--weight click: this column is the label"),
+        ({"drop": ("a", "price")}, "that was excluded (price: --drop says so; "),
     ],
 )
 def test_options_that_cannot_be(tmp_path, options, words):

@@ -9,11 +9,12 @@ import pytest
 import raw_logs
 from ctr.cli import main
 from ctr.data.kept_values import FOLDER, name_ids, read_values, values_path
-from ctr.data.log import read_manifests, read_schema, read_shard, unpack_ids
+from ctr.data.log import read_manifests, read_schema
 from ctr.data.mapping import keeping_values, load_format
 from ctr.data.transform import string_ids
 from ctr.io.errors import InputError
 from ctr.pipelines.ingest.run import ingest
+from log_files import ids_of_rows
 
 NOW = 2_000_000_000_000_000
 FEATURES = [
@@ -56,21 +57,6 @@ def values_of(row):
         "user_price": [f"{row['user']} x {price_text(row['price'])}"],
         "color_labels": [f"{row['color'] or 'missing'} x {label}" for label in labels],
     }
-
-
-def ids_of_rows(log):
-    """Of each example the ids of each feature, without those of missing values."""
-    schema = read_schema(log)
-    found = {}
-    for manifest in read_manifests(log):
-        for entry in manifest.shards:
-            table = read_shard(log, entry, schema)
-            matrix = unpack_ids(table.column("ids").combine_chunks(), schema)
-            for place, example in enumerate(table.column("example_id").to_pylist()):
-                ids = dict(zip(schema.single_valued, ([int(one)] for one in matrix[place]), strict=True))
-                ids |= {name: table.column(name)[place].as_py() for name in schema.multivalent}
-                found[example] = {name: [one for one in own if one] for name, own in ids.items()}
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -190,10 +176,17 @@ def test_the_command_keeps_them_for_any_mapping(given, log, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["nobody"], "keep_values names nobody, which is not a feature; allowed: user, code"),
         (["price"], "keep_values names price, whose ids say by themselves what they stand for"),
         (["color"], "keep_values names color, whose ids say"),
-        (["user", "user"], "a feature appears twice"),
+        (["user", "user"], "keep_values names user twice"),
+        (["price"], f"allowed: all, or {', '.join(KEPT)}$"),
+        (["nothing"], f"nothing, which is not a feature; allowed: all, or {', '.join(KEPT)}$"),
+        (
+            {"user_price": "all"},
+            r"keep_values: {'user_price': 'all'} is not allowed: use all, or a list of features",
+        ),
+        ("user_price", "keep_values: 'user_price' is not allowed: use all, or a list of features"),
+        (["user", 3], "is not allowed: use all, or a list of features"),
     ],
 )
 def test_features_without_raw_values_are_refused(names, message):

@@ -63,7 +63,7 @@ def test_a_miscalibrated_run_warns_with_the_ratio_and_what_to_look_at(shift, man
 
 def test_clicks_too_many_in_the_highest_decile_alone_are_named():
     text = calibration_warning(summary_of(0.0, top_shift=2.5), config_of())
-    [share] = re.findall(r"([\d.]+)% of them in the decile of the highest predictions", text)
+    [share] = re.findall(r"([\d.]+)% of the difference is in the decile of the highest predictions", text)
     assert float(share) > 90
     assert "optimizer.embeddings.learning_rate" in text and "optimizer.dense" not in text
 

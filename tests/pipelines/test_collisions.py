@@ -1,18 +1,25 @@
 """What an ingest says of values that share an id."""
 
 import json
+import pickle
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+import event_files
 import raw_logs
 from ctr.cli import main
 from ctr.data.id_counts import BoundedCounts
 from ctr.data.inspection import inspect_log
 from ctr.data.inspection_text import inspection_text
+from ctr.data.log import read_manifests
 from ctr.data.transform import string_ids
-from ctr.pipelines.ingest import collisions
+from ctr.pipelines import collisions
+from ctr.pipelines.collisions import Collisions
+from ctr.pipelines.events.batch import ingest_events
 from ctr.pipelines.ingest.run import ingest
+from log_files import rows_of
 
 NOW = 2_000_000_000_000_000
 FEATURES = [
@@ -97,3 +104,63 @@ def test_inspection_shows_growing_ids_with_their_values_or_fingerprints(rows, gi
             assert tops[1] == "person"
         else:
             assert len(tops[1]) == len("0x0123456789abcdef:") and tops[1].startswith("0x")
+
+
+@pytest.mark.parametrize("marked", [collisions._MARKED, 0])
+def test_parts_that_are_merged_know_what_the_whole_knows(given, tmp_path, monkeypatch, marked):
+    monkeypatch.setattr(collisions, "_MARKED", marked)
+    mapping = make_mapping()
+    ingest(mapping, [given], tmp_path / "log", now_us=NOW)
+    rows = pa.concat_tables(rows_of(tmp_path / "log", one) for one in read_manifests(tmp_path / "log"))
+    whole = Collisions(mapping.feature_schema)
+    whole.add(rows)
+    merged = Collisions(mapping.feature_schema)
+    monkeypatch.setattr(collisions, "_BLOCK_ROWS", 32)
+    for begin in range(0, rows.num_rows, 70):
+        part = Collisions(mapping.feature_schema)
+        part.add(rows.slice(begin, 70))
+        # As they are sent from one worker to another.
+        merged.merge(pickle.loads(pickle.dumps(part)))
+    assert merged.shares() == whole.shares() != {}
+    assert list(merged.warnings()) == list(whole.warnings())
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """A folder with 600 impressions of 200 colors."""
+    events = event_files.draw_events(600)
+    for event in events["impressions"]:
+        event["color"] = f"color {event['impression_id'] % 200}"
+    return event_files.write_events(tmp_path_factory.mktemp("events"), events)
+
+
+EVENT_FEATURES = [
+    {"name": "person", "kind": "category", "source": "color", "buckets": 300},
+    {"name": "many", "kind": "category", "source": "color", "buckets": 500_000},
+    {"name": "own", "kind": "category", "source": "color"},
+]
+
+
+def test_a_batch_of_events_warns_as_the_ingest_of_a_table_does(shown, tmp_path):
+    mapping = event_files.mapping(features=EVENT_FEATURES)
+    result = ingest_events(mapping, [shown], tmp_path / "log")
+    assert set(result.shared_ids) == {"person", "many"}
+    [one] = [one for one in inspect_log(tmp_path / "log").features if one.name == "person"]
+    assert result.shared_ids["person"] == pytest.approx(one.shared) and one.shared > 0.2
+    [warning] = result.warnings
+    assert warning.startswith(
+        "in 1 feature more than 10% of the values share a bucket with another one: person "
+    )
+
+
+@pytest.mark.parametrize("more", [[], ["--follow", "--drain"]])
+def test_the_command_for_events_warns_or_names_the_command_that_does(shown, tmp_path, capsys, more):
+    content = event_files.content(features=EVENT_FEATURES)
+    (tmp_path / "mapping.yaml").write_text(json.dumps(content))
+    arguments = ["ingest", "events", str(shown), "--mapping", str(tmp_path / "mapping.yaml")]
+    assert main([*arguments, "--out", str(tmp_path / "log"), "--max-reject-share", "1", *more]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    if more:
+        assert last == f"ctr inspect {tmp_path / 'log'} estimates how many values share an id"
+    else:
+        assert last.startswith("warning: in 1 feature more than 10% of the values share a bucket")

@@ -1,0 +1,41 @@
+"""What each figure of a report has: a plot and its words."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+from ctr.eval.report.plot_style import COLORS
+from ctr.eval.report.shown_run import ShownRun
+
+
+@dataclass(frozen=True)
+class ReportFigure:
+    """A plot with its words.
+
+    Attributes:
+        title: what it shows.
+        svg: the image, an element of the page.
+        alt: what is to be seen in it, for those who do not see it.
+        run: the run it is about, if it is about one alone.
+    """
+
+    title: str
+    svg: Markup
+    alt: str
+    run: ShownRun | None = None
+
+
+def figure_of(title: str, svg: str, alt: str, run: ShownRun | None = None) -> ReportFigure:
+    """A plot given as an SVG element, with its words as in `ReportFigure`."""
+    # An element of a page may refer to parts of another one that have the same id.
+    prefix = hashlib.sha256(f"{title}\0{alt}\0{svg}".encode()).hexdigest()[:8]
+    svg = re.sub(r'(\sid="|\shref="#|:href="#|url\(#)', rf"\g<1>p{prefix}-", svg)
+    words = f'class="plot" role="img" aria-label="{escape(alt)}" '
+    return ReportFigure(title, Markup(svg.replace("<svg ", f"<svg {words}", 1)), alt, run)
+
+
+def style_color(color: str) -> str:
+    """One of `COLORS` as the page's style knows it."""
+    return f"var(--run-{COLORS.index(color)})"

@@ -1,0 +1,182 @@
+"""Metrics, their paired differences and the terms of the loss over time."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from ctr.eval import display
+from ctr.eval.arrays import FloatArray
+from ctr.eval.intervals import difference
+from ctr.eval.report.figures.along_pass import (
+    Lines,
+    describe_courses,
+    frame_pass,
+    heads_of,
+    lines_over_time,
+    over_time,
+    positions,
+    uses_event_time,
+)
+from ctr.eval.report.figures.axes import (
+    FIGURE_SIZE,
+    draw_band,
+    draw_bars,
+    draw_line,
+    frame_values,
+    interval_texts,
+)
+from ctr.eval.report.figures.figure import ReportFigure, figure_of
+from ctr.eval.report.plot_style import COLORS, STYLE, Hover, new_figure, of_run, to_svg
+from ctr.eval.report.shown_run import ShownRun
+from ctr.eval.run_files import LOSS_TERMS, METRICS
+
+_BASELINES = {"calibration_bias": 0.0, "normalized_entropy": 1.0}
+_SUMMED_BY = {"per_query_auc": "queries_scored", "logloss": "weight_sum", "calibration_bias": "weight_sum"}
+"""The metrics whose value over several windows is the mean of theirs, and its weights."""
+_PAIRED = {
+    "per_query_auc": "PerQueryAUC",
+    "logloss": "logloss",
+    "calibration_ratio": "predicted / actual clicks",
+}
+
+
+def progressive_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
+    """Each metric over time."""
+    windows = [shown.windows for shown in runs]
+    figures = []
+    for metric in METRICS:
+        title = display.METRIC_TITLES[metric]
+        figures.append(
+            figure_of(
+                f"{title} (dashed: cumulative)" if has_running_mean(metric) else title,
+                progressive_metric(windows, metric),
+                f"{title} of each window over time. {describe_courses(runs, metric, 4)}",
+            )
+        )
+    return figures
+
+
+def has_running_mean(metric: str) -> bool:
+    """Whether `progressive_metric` also draws the value of all windows so far."""
+    return metric in _SUMMED_BY
+
+
+def progressive_metric(windows: Sequence[pd.DataFrame], metric: str) -> str:
+    """A metric of each window over time, with its interval as a band.
+
+    Args:
+        windows: for each run its windows, as `ctr.eval.run_files.read_windows` gives them.
+        metric: one of `ctr.eval.run_files.METRICS`.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure, axes = new_figure(FIGURE_SIZE)
+        hover = Hover()
+        by_time = uses_event_time(windows)
+        shown = []
+        for index, table in enumerate(windows):
+            x = positions(table, by_time)
+            y = table[metric].to_numpy()
+            low, high = table[f"{metric}_low"].to_numpy(), table[f"{metric}_high"].to_numpy()
+            hover.add(index, axes, x, y, heads_of(table, by_time), interval_texts(y, low, high))
+            if len(table) == 1:
+                draw_bars(axes, x, y, low, high, index)
+            else:
+                alpha = min(0.15, 0.5 / len(windows))
+                draw_band(axes, x, low, high, index, alpha)
+                draw_line(axes, x, y, index)
+                if has_running_mean(metric):
+                    mean = _running_mean(y, table[_SUMMED_BY[metric]].to_numpy())
+                    color = COLORS[index % len(COLORS)]
+                    of_run(index, axes.plot(x, mean, color=color, linestyle=(0, (5, 2)), linewidth=1))
+            # Windows with few examples, and the outer half of the bands, may lie outside the frame.
+            full = table["window_examples"].to_numpy() >= table["window_examples"].median() / 4
+            inner = (y + low) / 2, (y + high) / 2
+            shown += [y[full], *(bound[full] for bound in (inner if len(table) > 1 else (low, high)))]
+        frame_values(axes, np.concatenate(shown), _BASELINES.get(metric))
+        frame_pass(axes, windows, by_time)
+        return to_svg(figure, hover)
+
+
+def _running_mean(values: FloatArray, weights: FloatArray) -> FloatArray:
+    known = np.isfinite(values) & np.isfinite(weights)
+    weights = np.where(known, weights, 0.0)
+    total = np.cumsum(weights)
+    mean: FloatArray = np.full(len(values), np.nan)
+    np.divide(np.cumsum(weights * np.where(known, values, 0.0)), total, out=mean, where=total > 0)
+    return mean
+
+
+def loss_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
+    """The terms of the loss over time, for each run whose loss has several."""
+    figures = []
+    for shown in runs:
+        terms = {name: title for name, title in LOSS_TERMS.items() if shown.windows[name].notna().any()}
+        if len(terms) > 1:
+            ends = ", ".join(
+                f"{title} {display.fixed(shown.windows[name].dropna().iloc[-1], 4)}"
+                for name, title in terms.items()
+            )
+            figures.append(
+                figure_of(
+                    "terms of the loss",
+                    loss_terms(shown.windows, terms, shown.index),
+                    f"Terms of the loss of {shown.name} over time. In the last window: {ends}.",
+                    shown,
+                )
+            )
+    return figures
+
+
+def loss_terms(table: pd.DataFrame, terms: Mapping[str, str], run: int) -> str:
+    """What each term contributed to the loss of the steps in each window of a run.
+
+    Args:
+        table: the run's windows.
+        terms: titles of the columns to draw.
+        run: its number.
+    """
+    lines = []
+    for place, (column, title) in enumerate(terms.items()):
+        y = table[column].to_numpy()
+        lines.append(Lines(place, [y], [f"{title} {display.fixed(value, 4)}" for value in y], title))
+
+    def dress(axes: Axes) -> None:
+        axes.legend(loc="best", fontsize=8.5)
+        axes.set_ylabel("loss, nats per example")
+
+    return lines_over_time(table, lines, run, dress)
+
+
+def paired_figures(runs: Sequence[ShownRun]) -> list[ReportFigure]:
+    """The paired difference from the first run over time, for the runs that scored the same examples."""
+    first = runs[0].timeline
+    others = [
+        (shown, shown.timeline)
+        for shown in runs[1:]
+        if first is not None and shown.timeline is not None and len(first) and shown.timeline.matches(first)
+    ]
+    if first is None or not others:
+        return []
+    figures = []
+    for metric, title in _PAIRED.items():
+        courses, words = [], []
+        for shown, own in others:
+            window = difference(first.estimate(metric), own.estimate(metric))
+            so_far = difference(
+                first.estimate(metric, cumulative=True), own.estimate(metric, cumulative=True)
+            )
+            low, high = so_far.interval()
+            courses.append((shown.index, own, (window.point, *window.interval()), (so_far.point, low, high)))
+            text = display.with_margin(so_far.point[-1], low[-1], high[-1], signed=True)
+            words.append(f"{shown.name}: {text} over all windows.")
+        figures.append(
+            figure_of(
+                f"Difference in {title}, run minus {runs[0].name}",
+                over_time(courses, "difference", 0.0, signed=True),
+                f"Paired difference in {title} from {runs[0].name} over time. {' '.join(words)}",
+            )
+        )
+    return figures

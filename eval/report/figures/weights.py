@@ -1,0 +1,135 @@
+"""The spectra of weight matrices."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from ctr.eval import display
+from ctr.eval.arrays import FloatArray
+from ctr.eval.report.figures.axes import line_look, percent_ticks
+from ctr.eval.report.figures.figure import ReportFigure, figure_of, style_color
+from ctr.eval.report.plot_style import QUIET, STYLE, to_svg
+from ctr.eval.report.shown_run import ShownRun
+from ctr.eval.weight_spectra import (
+    KEPT_SHARE,
+    WeightSpectrum,
+    cumulative_shares,
+    rank_keeping,
+    top_half_share,
+)
+
+_ORDERS = (2, 1)
+
+
+@dataclass(frozen=True)
+class WeightRow:
+    """What the spectrum of a weight says, as numbers and text.
+
+    Attributes:
+        spectrum: where it is from.
+        color: of its line in the plot, for a style; empty without one.
+        dashes: its strokes and gaps.
+        now: of a product, its multiply-adds as a share of those of the full matrix.
+        kept: for the Frobenius norm and for the sum, the rank that keeps 90%, and what a bottleneck of that rank
+            costs as a share of the present multiply-adds; empty without singular values.
+        top_half: for both, the share in the larger half of the singular values.
+    """
+
+    spectrum: WeightSpectrum
+    color: str
+    dashes: str
+    now: float | None
+    kept: list[tuple[int, float]]
+    top_half: list[str]
+
+
+@dataclass(frozen=True)
+class WeightTable:
+    """The weight matrices of a run.
+
+    Attributes:
+        run: whose.
+        rows: one for each weight; None when the run did not write their spectra.
+        figure: the spectra; None when there is none to draw.
+    """
+
+    run: ShownRun
+    rows: list[WeightRow] | None
+    figure: ReportFigure | None
+
+
+def weight_tables(runs: Sequence[ShownRun]) -> list[WeightTable]:
+    """The spectra of each run's weight matrices."""
+    return [_weight_table(shown) for shown in runs]
+
+
+def _weight_table(shown: ShownRun) -> WeightTable:
+    if shown.weights is None:
+        return WeightTable(shown, None, None)
+    rows = [_weight_row(index, spectrum) for index, spectrum in enumerate(shown.weights)]
+    words = " ".join(
+        f"{row.spectrum.name}: 90% of the norm at rank {row.kept[0][0]} of {row.spectrum.full_rank}, "
+        f"of the sum at {row.kept[1][0]}."
+        for row in rows
+        if row.color
+    )
+    figure = None
+    if words:
+        figure = figure_of(
+            "Share of the largest singular values, in the Frobenius norm and in the sum",
+            cumulative_spectra([spectrum.singular_values for spectrum in shown.weights]),
+            f"Cumulative singular values of the weights of {shown.name}. {words}",
+        )
+    return WeightTable(shown, rows, figure)
+
+
+def _weight_row(index: int, spectrum: WeightSpectrum) -> WeightRow:
+    values = spectrum.singular_values
+    now = None if spectrum.inner_rank is None else spectrum.multiply_adds / math.prod(spectrum.shape)
+    if values is None:
+        return WeightRow(spectrum, "", "", now, [], [])
+    color, dashes = line_look(index) if values.any() else ("", ())
+    color = style_color(color) if color else ""
+    ranks = [rank_keeping(values, order) for order in _ORDERS]
+    return WeightRow(
+        spectrum=spectrum,
+        color=color,
+        dashes=" ".join(f"{dash:g}" for dash in dashes),
+        now=now,
+        kept=[(rank, spectrum.through_bottleneck(rank) / spectrum.multiply_adds) for rank in ranks],
+        top_half=[display.percent(top_half_share(values, order)) for order in _ORDERS],
+    )
+
+
+def cumulative_spectra(spectra: Sequence[FloatArray | None]) -> str:
+    """Shares of the norm and of the sum of singular values in the largest, by the share of them that these are.
+
+    Args:
+        spectra: for each weight its singular values, descending; without any, or with none above 0, it has no line.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.6, 3.6), layout="constrained")
+        panels = figure.subplots(1, 2, sharey=True)
+        for axes, order, label in zip(panels, (2, 1), ("Frobenius norm", "sum"), strict=True):
+            axes.axhline(KEPT_SHARE, color=QUIET, linestyle=(0, (4, 3)), linewidth=1)
+            axes.axvline(0.5, color=QUIET, linestyle=(0, (4, 3)), linewidth=1)
+            for index, values in enumerate(spectra):
+                if values is not None and values.any():
+                    x = np.linspace(0, 1, len(values) + 1)
+                    color, dashes = line_look(index)
+                    style: Any = (0, dashes) if dashes else "solid"
+                    axes.plot(
+                        x, cumulative_shares(values, order), color=color, linestyle=style, linewidth=1.4
+                    )
+            axes.set_xlim(0, 1)
+            axes.set_ylim(0, 1.02)
+            axes.xaxis.set_major_formatter(percent_ticks())
+            axes.set_xlabel("rank, as a share of the full one")
+            axes.set_ylabel(f"share of the {label}")
+        panels[0].yaxis.set_major_formatter(percent_ticks())
+        return to_svg(figure)

@@ -1,0 +1,102 @@
+"""How many values of hashed features share an id, estimated from the ids that an ingest has met."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ctr.data.id_counts import BoundedCounts
+from ctr.data.inspection import shared_buckets
+from ctr.data.inspection_text import SHARED, collision_text
+from ctr.data.kept_values import has_raw_values
+from ctr.data.log import unpack_ids
+from ctr.data.parquet_files import IDS_COLUMN
+from ctr.data.schema import MISSING_ID, Schema
+
+_MARKED = 2**24
+"""Up to so many buckets each one is marked, a byte each; of more the number of ids is estimated."""
+
+# So many rows that the columns of a block are read from the cache.
+_BLOCK_ROWS = 8192
+
+
+def hashed_buckets(schema: Schema) -> dict[str, int]:
+    """The features whose values are hashed to ``buckets``, with their number."""
+    return {one.name: one.buckets for one in schema.features if has_raw_values(one) and one.buckets}
+
+
+class Collisions:
+    """The ids of the features with ``buckets`` among the rows of an ingest, in bounded memory."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        buckets = hashed_buckets(schema)
+        self._marks = {name: np.zeros(size, np.bool_) for name, size in buckets.items() if size <= _MARKED}
+        self._counts = {name: BoundedCounts(1) for name, size in buckets.items() if size > _MARKED}
+        self._buckets = buckets
+
+    def watched(self, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+        """Yields tables with the columns of a shard, and notes their ids."""
+        for table in tables:
+            self.add(table)
+            yield table
+
+    def add(self, table: pa.Table) -> None:
+        """Notes the ids of a table with the columns of a shard."""
+        single = [name for name in self._schema.single_valued if name in self._buckets]
+        for chunk in table.column(IDS_COLUMN).chunks if single else ():
+            matrix = unpack_ids(chunk, self._schema)
+            places = [self._schema.single_valued.index(name) for name in single]
+            for begin in range(0, len(matrix), _BLOCK_ROWS):
+                block = matrix[begin : begin + _BLOCK_ROWS]
+                for name, place in zip(single, places, strict=True):
+                    self._note(name, block[:, place])
+        for name in self._schema.multivalent:
+            for chunk in table.column(name).chunks if name in self._buckets else ():
+                self._note(name, chunk.flatten().to_numpy())
+
+    def _note(self, name: str, ids: np.ndarray) -> None:
+        if name in self._marks:
+            self._marks[name][ids] = True
+        else:
+            there = ids[ids != MISSING_ID]
+            self._counts[name].add(there, np.zeros(len(there), np.bool_))
+
+    def merge(self, other: "Collisions") -> None:
+        """Adds what another one has noted, of rows with the same features."""
+        for name, marks in self._marks.items():
+            marks |= other._marks[name]
+        for name, counts in self._counts.items():
+            counts.merge(other._counts[name])
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A bit each, where it is sent from one worker to another.
+        marks = {name: (len(own), np.packbits(own)) for name, own in self._marks.items()}
+        return {**vars(self), "_marks": marks}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        marks = {name: np.unpackbits(bits, count=size) for name, (size, bits) in state["_marks"].items()}
+        vars(self).update({**state, "_marks": {name: own.view(np.bool_) for name, own in marks.items()}})
+
+    def shares(self) -> dict[str, float]:
+        """The estimated share of the values of each feature with ``buckets`` that share their id."""
+        return {name: share for name, (_, share) in self._estimates().items()}
+
+    def warnings(self) -> Iterator[str]:
+        """A line that names the features with the largest shares, and the remedy."""
+        found = [
+            (share, name, values) for name, (values, share) in self._estimates().items() if share > SHARED
+        ]
+        if found:
+            yield collision_text(found)
+
+    def _estimates(self) -> dict[str, tuple[int, float]]:
+        estimates = {}
+        for name, buckets in self._buckets.items():
+            if name in self._marks:
+                ids = int(np.count_nonzero(self._marks[name][MISSING_ID + 1 :]))
+            else:
+                ids = self._counts[name].distinct()
+            estimates[name] = shared_buckets(ids, buckets - 1)
+        return estimates

@@ -1,0 +1,188 @@
+"""Raw values of events: those of the published examples, in the same bytes however the events came."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import event_files
+import stream_helpers
+from ctr.data.kept_values import FOLDER, read_values
+from ctr.io.errors import InputError
+from ctr.pipelines.events.batch import ingest_events
+from ctr.pipelines.events.watch import WatchSettings, watch_events
+from log_files import ids_of_rows
+
+FEATURES = [
+    {"name": "own", "kind": "category", "source": "color"},
+    *event_files.FEATURES,
+    {"name": "own_tags", "kind": "cross", "of": ["own", "tags"]},
+]
+KEPT = ("own", "tags", "own_tags")
+DRAIN = WatchSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0, drain=True)
+STREAMED = [{"name": "color", "kind": "category", "source": "color", "buckets": 2}]
+
+
+def make_mapping(**changes: Any) -> Any:
+    return event_files.mapping(**{"features": FEATURES, "keep_values": "all", **changes})
+
+
+@pytest.fixture(scope="module")
+def events() -> dict[str, list[dict[str, Any]]]:
+    drawn: dict[str, list[dict[str, Any]]] = event_files.draw_events(150)
+    return drawn
+
+
+@pytest.fixture(scope="module")
+def folder(events: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found: Path = event_files.write_events(tmp_path_factory.mktemp("events"), events)
+    return found
+
+
+@pytest.fixture(scope="module")
+def log(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    log = tmp_path_factory.mktemp("log") / "log"
+    ingest_events(make_mapping(), [folder], log, max_reject_share=0)
+    return log
+
+
+def values_of(event: dict[str, Any]) -> dict[str, list[str]]:
+    """What the ids of an event stand for, in plain Python."""
+    color, tags = event["color"], (event["tags"] or [])[:3]
+    return {
+        "own": [color] if color else [],
+        "tags": tags,
+        "own_tags": [f"{color or 'missing'} x {tag}" for tag in tags],
+    }
+
+
+def agree(values: dict[str, list[str]], wanted: dict[str, list[str]]) -> bool:
+    """Whether values are the wanted ones; those of tags share ids, and are shown together."""
+    shared = [one.split(" | ") for one in values["tags"]]
+    tags = len(shared) == len(wanted["tags"]) and all(
+        one in several for one, several in zip(wanted["tags"], shared, strict=True)
+    )
+    return tags and {**values, "tags": wanted["tags"]} == wanted
+
+
+def check_values(log: Path, events: Any) -> int:
+    """Checks that ids stand for the values of their events; returns how many examples there are."""
+    ids = ids_of_rows(log)
+    kept = {
+        name: read_values(log, name, {one for found in ids.values() for one in found[name]}) for name in KEPT
+    }
+    for example, found in ids.items():
+        # Of the impressions with one id the first one stays, unless it came too late.
+        shown = [event for event in events["impressions"] if event["impression_id"] == example]
+        values = {name: [kept[name][one] for one in found[name]] for name in KEPT}
+        assert any(agree(values, values_of(event)) for event in shown)
+    return len(ids)
+
+
+def test_values_are_those_of_the_events(events: Any, log: Path) -> None:
+    assert check_values(log, events) > 100
+
+
+def test_the_log_is_the_same_without_values_and_gets_them_later(
+    folder: Path, log: Path, tmp_path: Path
+) -> None:
+    out, beside = tmp_path / "log", ("rejects", "events.yaml")
+    ingest_events(make_mapping(keep_values=[]), [folder], out, max_reject_share=0)
+    wanted = event_files.published(log, beside)
+    assert event_files.published(out, beside) == event_files.published(log, (*beside, FOLDER))
+    assert {name.partition("/")[0] for name in wanted} >= {"conflicting", "late", "unmatched", FOLDER}
+    ingest_events(make_mapping(), [folder], out, max_reject_share=0)
+    assert event_files.published(out, beside) == wanted
+    with pytest.raises(InputError, match="started with another configuration"):
+        ingest_events(make_mapping(delay="6s"), [folder], out, max_reject_share=0)
+
+
+def test_files_that_are_followed_give_the_same_values(events: Any, log: Path, tmp_path: Path) -> None:
+    folder = event_files.write_events(tmp_path / "in", events)
+    mapping = make_mapping()
+    watch_events(mapping, [folder], tmp_path / "log", DRAIN, lambda: False)
+    # When files are followed, other events come too late.
+    found, wanted = (event_files.published(one, ("rejects", "late")) for one in (tmp_path / "log", log))
+    same = [name for name in found if name.startswith(f"{FOLDER}/") and name in wanted]
+    assert same and all(found[name] == wanted[name] for name in same)
+    assert check_values(tmp_path / "log", events) > 50
+
+
+def test_events_that_wait_since_before_values_were_kept_have_none(events: Any, tmp_path: Path) -> None:
+    half = len(events["impressions"]) // 2
+    early_alone = {**events["impressions"][0], "tags": ["early"]}
+    events = {**events, "impressions": [early_alone, *events["impressions"][1:]]}
+    files = event_files.encode_files(events, 2)
+    folder, out = tmp_path / "in", tmp_path / "log"
+    follow = WatchSettings(poll_seconds=0, settle_seconds=0, max_reject_share=0)
+    mapping = {"partition": "1000s", "delay": "1000s"}
+    event_files.write_files(folder, files[:2])
+    turns = iter([False, True])
+    watch_events(make_mapping(**mapping, keep_values=[]), [folder], out, follow, lambda: next(turns))
+    event_files.write_files(folder, files[2:])
+    watch_events(make_mapping(**mapping), [folder], out, DRAIN, lambda: False)
+    ids = ids_of_rows(out)
+    kept = read_values(out, "own_tags", {one for found in ids.values() for one in found["own_tags"]})
+    early, late = (
+        {value for event in part for value in values_of(event)["own_tags"]}
+        for part in (events["impressions"][:half], events["impressions"][half:])
+    )
+    assert set(kept.values()) == late and early - late
+
+
+def test_only_published_examples_have_values(events: Any, folder: Path, tmp_path: Path) -> None:
+    sampling = {"name": "half", "rule": {"non_click_rate": 0.3}}
+    ingest_events(make_mapping(sampling=sampling), [folder], tmp_path / "log", max_reject_share=0)
+    ids = ids_of_rows(tmp_path / "log")
+    assert check_values(tmp_path / "log", events) < 90
+    assert all((tmp_path / "log" / FOLDER).iterdir()) and ids
+
+
+def stream_mapping() -> dict[str, Any]:
+    return {"features": STREAMED, "keep_values": ["color"]}
+
+
+def test_a_stream_gives_the_values_of_a_batch_in_any_order(tmp_path: Path) -> None:
+    """With one bucket all colors have the same id, so that impressions that differ in it are copies of each other."""
+    colors = ["red", "blue", "green", "red", "cyan"]
+    shown = [
+        stream_helpers.impression(number % 7, 3.0 * (number % 7), 40.0, color=colors[(number * 3) % 5])
+        for number in range(20)
+    ]
+    clicks = [stream_helpers.click(1, 5.0)]
+    logs = []
+    for name, order in (("one", shown), ("other", shown[::-1])):
+        steps = [
+            stream_helpers.raw("impressions", *order[:9]),
+            stream_helpers.raw("clicks", *clicks),
+            stream_helpers.raw("impressions", *order[9:]),
+        ]
+        changes = {**stream_mapping(), "delay": "60s"}
+        stream_helpers.run_stream(tmp_path / name, steps, **changes)
+        logs.append(stream_helpers.published(tmp_path / name))
+    batch = stream_helpers.run_batch(tmp_path / "batch", shown, clicks, **changes)
+    assert logs[0] == logs[1] == stream_helpers.published(batch)
+    assert sum(name.startswith(f"{FOLDER}/") for name in logs[0]) == 1
+    # Of each impression the first value in the order of the alphabet: of what arrived at one time, no other is earlier.
+    firsts = {number: min(event["color"] for event in shown if event["id"] == number) for number in range(7)}
+    assert set(read_values(batch, "color", [1])[1].split(" | ")) == set(firsts.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"keep_values": ["price"]},
+            "keep_values names price, whose ids say by themselves what they stand for",
+        ),
+        ({"keep_values": ["nothing"]}, "not a feature; allowed: all, or own, tags, own_tags$"),
+        ({"keep_values": {"own_tags": "all"}}, "use all, or a list of features such as"),
+        (
+            {"impressions": {"hashed": True}, "form": "parquet"},
+            "keep_values: hashed impressions have ids alone, and no raw values to keep",
+        ),
+    ],
+)
+def test_wrong_names_are_refused_with_what_is_allowed(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_mapping(**changes)
