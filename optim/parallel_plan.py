@@ -179,7 +179,7 @@ def plan(
             split = layers[block.tensor].split is not None
             tasks.append(Task(group[owner], block.tensor, slice_ if split else 0, block))
     tasks.sort(key=lambda task: (task.rank, task.layer))
-    gathers = ()
+    gathers: tuple[tuple[int, ...], ...] = ()
     if mesh.data > 1:
         gathers = tuple(
             mesh.data_group(stage, slice_)
