@@ -71,7 +71,7 @@ def test_quoted_names_in_the_header(tmp_path):
         (b"", "the first line is empty"),
         (b"\n1,2\n", "the first line is empty"),
         (b"a,a\n1,2\n", "the column a appears twice"),
-        (b"caf\xe9,a\n1,2\n", "damaged"),
+        (b"caf\xe9,a\n1,2\n", "is not text in UTF-8"),
         (b"b,c\n1,2\n", "no column a; the columns found are b, c"),
     ],
 )
