@@ -1,0 +1,132 @@
+"""Two workers of one thread each against one process of two threads, on the reference model: examples a second.
+
+    python benchmarks/bench_workers.py [--batches 4096 16384] [--workers 2] [--steps 24] [--rounds 3] [--json]
+
+Both arms are `ctr train` over the same log, with as many threads in all, and take turns. Each reports the speed of
+every window of four steps; the first windows, in which functions are compiled and memory is touched, do not count.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from reference import ADAGRAD, Size, make_log, reference_config, table
+
+from ctr.config import dump_yaml, parse_model
+from ctr.training.config import TrainConfig
+
+WINDOW = 4
+FIRST = 2
+"""Windows that do not count."""
+
+
+def examples_per_second(
+    log: Path, config: Path, run: Path, workers: int, threads: int, divided_from_mb: float | None
+) -> list[float]:
+    """The speed of each window of a pass but the first ones.
+
+    Args:
+        threads: of each worker.
+        divided_from_mb: from which size on tables are divided; None: the default.
+    """
+    shutil.rmtree(run, ignore_errors=True)
+    count = {name: str(threads) for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")}
+    command = [
+        sys.executable,
+        "-m",
+        "ctr",
+        "train",
+        str(log),
+        "--config",
+        str(config),
+        "--out",
+        str(run),
+        "-q",
+    ]
+    command += ["--workers", str(workers)] if workers > 1 else []
+    command += [] if divided_from_mb is None else ["--set", f"workers.divided_from_mb={divided_from_mb}"]
+    done = subprocess.run(command, env={**os.environ, **count}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr.strip()[-2000:]}")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["examples_per_second"] for line in lines[FIRST:]]
+
+
+def measure(batch: int, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """All arms at one size of the batch, one after the other in each round."""
+    log = make_log(folder / "log", arguments.steps * batch, Size(batch=batch))
+    changes = {
+        **ADAGRAD,
+        "metrics": {"window_examples": WINDOW * batch},
+        "record_predictions": False,
+        "compute_dtype": arguments.compute_dtype,
+    }
+    config = folder / "config.yaml"
+    config.write_text(dump_yaml(parse_model(TrainConfig, reference_config(changes, batch), "benchmark")))
+    count = arguments.workers
+    arms = {
+        "one process": (1, count, None),
+        "workers": (count, 1, None),
+        "workers, tables divided": (count, 1, 0.0),
+    }
+    speeds: dict[str, list[float]] = {name: [] for name in arms}
+    ratios: dict[str, list[float]] = {name: [] for name in arms}
+    for _ in range(arguments.rounds):
+        turn = {
+            name: float(np.median(examples_per_second(log, config, folder / "run", *arm)))
+            for name, arm in arms.items()
+        }
+        for name, speed in turn.items():
+            speeds[name].append(speed)
+            ratios[name].append(speed / turn["one process"])
+    return {
+        "batch": batch,
+        "examples_per_second": {name: float(np.median(own)) for name, own in speeds.items()},
+        "of_one_process": {name: [float(one) for one in own] for name, own in ratios.items()},
+    }
+
+
+def report(found: Sequence[Mapping[str, Any]], workers: int) -> str:
+    """The table: the medians over rounds, and the range of the ratios."""
+    rows = []
+    for one in found:
+        for name, speed in one["examples_per_second"].items():
+            ratios = one["of_one_process"][name]
+            shown = f"{np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            label = (
+                f"{name}, {workers} threads"
+                if name == "one process"
+                else f"{workers} {name}, one thread each"
+            )
+            rows.append([one["batch"], label, f"{speed:,.0f}", shown])
+    return table(["batch", "", "examples/s", "of one process"], rows)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--batches", type=int, nargs="+", default=[4096, 16384])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=24, help="of each pass")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--compute-dtype", default="auto")
+    parser.add_argument("--json", action="store_true", help="print all numbers")
+    arguments = parser.parse_args(argv)
+    found = []
+    for batch in arguments.batches:
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(measure(batch, arguments, Path(folder)))
+    print(json.dumps(found, indent=1) if arguments.json else report(found, arguments.workers))
+
+
+if __name__ == "__main__":
+    main()
