@@ -1,10 +1,11 @@
 """What a table of ids loses when it has less memory than ids: buckets against slots, by policy of eviction.
 
     python benchmarks/id_memory.py [--rows 3000000] [--seeds 1 2 3] [--out runs/id_memory] [--policies score ...]
+        [--shares 0.5 0.25 ...]
 
-A simulated log with churn: users and items come, are active for a while and go; some are seen a thousand times and
-most a few times. What is clicked depends on the user and on the item alone, so that all that a model can know is in
-their rows. Each run reports the logloss of the whole pass and the bytes that its ids take: their rows with the
+A simulated log with churn: users, items and terms come, are active for a while and go; some are seen a thousand times
+and most a few times, terms once or twice. What is clicked depends on these ids alone, so that all that a model can know
+is in their rows. Each run reports the logloss of the whole pass and the bytes that its ids take: their rows with the
 optimizer's state, and where ids grow the map that finds them. Runs are compared pair by pair, by query bucket, as
 `ctr compare` does. Results are kept in OUT: the same command goes on where it was interrupted.
 """
@@ -37,21 +38,23 @@ QUERY_ROWS = 4
 DAY = 86_400_000_000
 DAYS = 30
 PARTITION_ROWS = 200_000
-FEATURES = ("user", "item")
+FEATURES = ("user", "item", "term")
 WIDTH = 4
 MODEL = {"crosses": {"layers": 0}, "deep": {"units": [32]}}
-SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)
+SHARES = (0.5, 0.25, 0.125, 0.0625)
 POLICIES = ("score", "least_recent", "least_frequent", "none")
 
 
-def draw_ids(random: np.random.Generator, rows: int, ids: int, life: float) -> np.ndarray:
+def draw_ids(
+    random: np.random.Generator, rows: int, ids: int, life: float, least: float = 0.05
+) -> np.ndarray:
     """Ids of a feature row by row, int64 [rows], in event time.
 
     Each id is active for about ``life`` of the log, from a begin of its own; among those that are active it is chosen
-    by a weight of its own, of a heavy tail.
+    by a weight of its own, at least ``least`` and of a heavy tail.
     """
     begin = random.uniform(-life, 1, ids)
-    weight = random.pareto(1.1, ids) + 0.05
+    weight = random.pareto(1.1, ids) + least
     chosen = np.empty(rows, np.int64)
     steps = 300
     edges = np.linspace(0, rows, steps + 1).astype(np.int64)
@@ -70,12 +73,14 @@ def make_log(folder: Path, rows: int, seed: int, buckets: Sequence[int | None]) 
     queries = rows // QUERY_ROWS
     users = np.repeat(draw_ids(random, queries, rows, 0.15), QUERY_ROWS)
     items = draw_ids(random, queries * QUERY_ROWS, rows // 2, 0.1)
-    effects = [1.2 * random.standard_normal(int(ids.max()) + 1) for ids in (users, items)]
-    logit = effects[0][users] + effects[1][items] - 2.2
+    terms = draw_ids(random, queries * QUERY_ROWS, 2 * rows, 0.05, 2.0)
+    together = users, items, terms
+    effects = [1.2 * random.standard_normal(int(ids.max()) + 1)[ids] for ids in together]
+    logit = sum(effects) - 2.2
     label = (random.random(len(users)) < 1 / (1 + np.exp(-logit))).astype(np.int8)
     prints = [
-        splitmix64(ids.astype(np.uint64) * np.uint64(2) + np.uint64(n))
-        for n, ids in enumerate((users, items))
+        splitmix64(ids.astype(np.uint64) * np.uint64(len(together)) + np.uint64(n))
+        for n, ids in enumerate(together)
     ]
     columns = [
         one.view(np.int64) if size is None else (1 + one % np.uint64(size - 1)).astype(np.int32)
@@ -107,7 +112,7 @@ def make_log(folder: Path, rows: int, seed: int, buckets: Sequence[int | None]) 
             }
         )
         publish_partition(folder, schema, int(time[part][0]), int(time[part][-1]) + 1, content)
-    np.save(folder / "distinct.npy", [len(np.unique(one)) for one in (users, items)])
+    np.save(folder / "distinct.npy", [len(np.unique(one)) for one in together])
     return folder
 
 
@@ -143,13 +148,13 @@ class Campaign:
         train(log, parse_model(TrainConfig, content, name), run)
         return run
 
-    def measure(self, policies: Sequence[str]) -> list[dict[str, Any]]:
+    def measure(self, policies: Sequence[str], shares: Sequence[float]) -> list[dict[str, Any]]:
         """All runs, each with its bytes, and its logloss against the one without eviction."""
-        growing = self.log("growing", (None, None))
+        growing = self.log("growing", (None,) * len(FEATURES))
         distinct = [int(one) for one in np.load(growing / "distinct.npy")]
         unbounded = self.run("unbounded", growing, {"capacity": 2**24})
         lines = [self._line("unbounded", 1.0, unbounded, unbounded)]
-        for share in SHARES[1:]:
+        for share in shares:
             sizes = [max(2, round(share * one)) for one in distinct]
             capacities = {"capacities": dict(zip(FEATURES, sizes, strict=True))}
             for policy in policies:
@@ -238,10 +243,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--out", type=Path, default=Path("runs/id_memory"))
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
+    parser.add_argument("--shares", type=float, nargs="+", default=list(SHARES), help="slots over ids")
     arguments = parser.parse_args(argv)
     lines = []
     for seed in arguments.seeds:
-        lines += Campaign(arguments.out, arguments.rows, seed).measure(arguments.policies)
+        lines += Campaign(arguments.out, arguments.rows, seed).measure(arguments.policies, arguments.shares)
         (arguments.out / "results.json").write_text(json.dumps(lines, indent=1) + "\n")
     plot(lines, arguments.out / "id_memory.svg")
     print(report(lines))
