@@ -73,7 +73,7 @@ def make_log(folder: Path, rows: int, seed: int, buckets: Sequence[int | None]) 
     queries = rows // QUERY_ROWS
     users = np.repeat(draw_ids(random, queries, rows, 0.15), QUERY_ROWS)
     items = draw_ids(random, queries * QUERY_ROWS, rows // 2, 0.1)
-    terms = draw_ids(random, queries * QUERY_ROWS, 2 * rows, 0.05, 2.0)
+    terms = draw_ids(random, queries * QUERY_ROWS, 3 * rows, 0.05, 2.0)
     together = users, items, terms
     effects = [1.2 * random.standard_normal(int(ids.max()) + 1)[ids] for ids in together]
     logit = sum(effects) - 2.2
