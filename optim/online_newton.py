@@ -1,4 +1,4 @@
-"""Newton's steps for a few weights that a logistic loss is exact in: biases, offsets, gates.
+"""Newton's steps for a few weights that a logistic loss is exact in: offsets, gates.
 
     A = max(0, 1 - k n / N) A + sum h x x'      w = w - (A + P)^-1 sum g x
 
@@ -8,7 +8,7 @@ the loss were quadratic around each weight; with k > 0 about the last 1 / (1 + k
 is, so that the weights follow a drift and still become steady.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -97,8 +97,3 @@ class OnlineNewton:
             weight.assign_add(move)
         self._information.assign(step.information)
         self._seen.assign(step.seen)
-
-
-def all_variables(groups: Sequence[OnlineNewton]) -> Mapping[str, tf.Variable]:
-    """The state of all of these by name."""
-    return {name: variable for group in groups for name, variable in group.variables.items()}
