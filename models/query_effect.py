@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-VARIANCE = 0.3
+VARIANCE = 0.1
 
 
 def query_effect(

@@ -14,11 +14,11 @@ best of them (Vovk, 1990, "Aggregating strategies"; Kalman's filter for each).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import tensorflow as tf
 
-from ctr.optim.online_newton import MAX_STEP, NewtonStep, OnlineNewton
+from ctr.optim.online_newton import MAX_STEP, CalibrationStep, OnlineNewton
 
 WALKS = (0.0, 0.3, 3.0)
 """v of each bias: what the log is allowed to do."""
@@ -26,13 +26,6 @@ PRIOR = 0.3
 """P."""
 FORGETTING = 0.5
 """k, of what is known and of the losses."""
-
-
-class BiasStep(NamedTuple):
-    """A step: how far the bias goes, float32 [1], and the variables of ``OnlineBias`` after it."""
-
-    move: tf.Tensor
-    after: tuple[tf.Tensor, ...]
 
 
 class OnlineBias:
@@ -61,7 +54,7 @@ class OnlineBias:
 
     def step(
         self, inputs: Sequence[tf.Tensor], gradient: tf.Tensor, curvature: tf.Tensor, weight: tf.Tensor
-    ) -> BiasStep:
+    ) -> CalibrationStep:
         """What the next step is; changes nothing.
 
         Args:
@@ -83,9 +76,9 @@ class OnlineBias:
         own = -(slope + bend * distance) / (information + PRIOR)
         moved = distance + tf.clip_by_value(own, -MAX_STEP, MAX_STEP)
         move = tf.reduce_sum(tf.nn.softmax(-loss) * moved)
-        return BiasStep(move[tf.newaxis], (moved - move, information, loss, seen))
+        return CalibrationStep(move[tf.newaxis], (moved - move, information, loss, seen))
 
-    def apply(self, step: BiasStep) -> None:
+    def apply(self, step: CalibrationStep) -> None:
         """Makes a step."""
         self.bias.assign_add(step.move[0])
         for variable, value in zip(self._state.values(), step.after, strict=True):
@@ -93,7 +86,6 @@ class OnlineBias:
 
 
 Calibrator: TypeAlias = OnlineBias | OnlineNewton
-CalibrationStep: TypeAlias = BiasStep | NewtonStep
 
 
 def all_variables(calibrators: Sequence[Calibrator]) -> Mapping[str, tf.Variable]:

@@ -23,9 +23,10 @@ of rare ones nothing is lost. What was in demand yesterday is not today, what a 
 month: this is learned in the same way. d V / d log k_f and d w / d log k_f are kept with each weight and follow, by the
 chain rule, from those before the batch::
 
-    V_k = (1 - H V)^2 (V_k + D),    w_k = (1 - H V) w_k - G V_k         V, V_k: after the batch
+    V_k = (1 - H V)^2 (V_k + D_k),    w_k = (1 - H V) w_k - G V_k         V, V_k: after the batch
 
-(without c; Kalman's filter, and the meta-gradient of Sutton, 1992, "Adapting bias by gradient descent"). The gradient
+(without c; D_k is d D / d log k. Kalman's filter, with the meta-gradient of Sutton, 1992, "Adapting bias by gradient
+descent"). The gradient
 of the progressive loss by log T_f or log k_f is the sum of G d w over the touched ids, its curvature that of H (d w)^2;
 a Newton step on both follows each batch.
 """
@@ -130,14 +131,16 @@ def newton_step(
     total = precision + before.information
     shrunk = before.weight * (before.prior + before.information) / total
     # No row is without a precision, and 0 / 0 is in none of them.
-    share = tf.math.divide_no_nan(curvature, before.information + curvature)
-    drift = forgetting / precision * share
+    spread = tf.math.divide_no_nan(forgetting / precision, before.information + curvature)
+    drift = spread * curvature
     drifted = total / (1.0 + total * drift)
     kept = tf.maximum(precision, drifted)
     gained = curvature + OVERDISPERSION * tf.square(gradient) / (1.0 + curvature / kept)
     after = kept + gained
     moved = (shrunk * kept + before.weight * gained - rate * gradient) / after
-    grown = tf.square(kept / after) * (before.variance_slope + drift)
+    # S = 1 / V - T depends on k as well, and D on S.
+    steeper = drift * tf.math.divide_no_nan(tf.square(total), before.information + curvature)
+    grown = tf.square(kept / after) * (before.variance_slope * (1.0 + steeper) + drift)
     # At the prior's variance, it depends on k no more.
     variance_slope = tf.where(drifted > precision, grown, 0.0)
     weight_slope = before.weight_slope * (1.0 - curvature / after) - rate * gradient * variance_slope

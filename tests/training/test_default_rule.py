@@ -144,7 +144,8 @@ def progressive_pass(examples):
                 after = kept + gained
                 weights[f][i] = (shrunk * kept + w * gained - g) / after
                 information[f][i], shrunk_by[f][i] = after - precision, precision
-                by_drift[f][i, 0] = (kept / after) ** 2 * (by_drift[f][i, 0] + drift)
+                steeper = drift / (s + h) * (precision + s) ** 2
+                by_drift[f][i, 0] = (kept / after) ** 2 * (by_drift[f][i, 0] * (1 + steeper) + drift)
                 if 1 / variance <= precision:
                     by_drift[f][i, 0] = 0.0
                 by_drift[f][i, 1] = (1 - h / after) * by_drift[f][i, 1] - g * by_drift[f][i, 0]
