@@ -4,10 +4,15 @@ Rows of a query are not independent: a user in a good mood clicks more on everyt
 of its logits, normal with variance s = ``VARIANCE``, which nothing can predict and learning has to allow for. Given the
 weights, its most probable value is after one Newton step from 0::
 
-    u = - s sum (p - y) / (1 + s H),     H = sum p (1 - p) over the query
+    u = - s sum w (p - y) / (1 + s H),     H = max(sum w p (1 - p), n m (1 - m))
+
+summed over the query's rows of weights w, n together; m is the mean of p and of y, halfway between what is predicted
+and what was. Where predictions are far from the clicks, as those of the first rows are, p (1 - p) says too little of
+the curvature in between, and a step by it alone would go far beyond.
 
 Weights learn from what u leaves; and the query says no more of a weight that all of its rows share than one row would
-that has the curvature H / (1 + s H).
+that has the curvature H / (1 + s H). A bias is shared by everything: of a query it learns from the gradient and the
+curvature both divided by 1 + s sum w p (1 - p).
 """
 
 from collections.abc import Mapping
@@ -17,22 +22,42 @@ import tensorflow as tf
 VARIANCE = 0.1
 
 
-def query_effect(query: tf.Tensor, gradient: tf.Tensor, curvature: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def query_effect(
+    query: tf.Tensor, probability: tf.Tensor, label: tf.Tensor, weight: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes the effects of the queries of B rows.
 
     Args:
         query: int32 [B], the number of each row's query, below B.
-        gradient, curvature: float32 [B], of the loss by the logit of each row.
+        probability, label, weight: p, y and w, float32 [B].
 
     Returns:
         For each row u, and the share 1 / (1 + s H) of curvature that is left to a weight that the query shares; both
         float32 [B].
     """
     size = tf.shape(query)[0]
-    total = tf.gather(tf.math.unsorted_segment_sum(gradient, query, size), query)
-    information = tf.gather(tf.math.unsorted_segment_sum(curvature, query, size), query)
-    left = 1.0 / (1.0 + VARIANCE * information)
-    return -VARIANCE * total * left, left
+    parts = tf.stack([probability - label, probability * (1.0 - probability), probability + label], axis=1)
+    columns = tf.concat([parts, tf.ones_like(parts[:, :1])], axis=1) * weight[:, tf.newaxis]
+    residual, curvature, clicks, total = tf.unstack(
+        tf.math.unsorted_segment_sum(columns, query, size), axis=1
+    )
+    middle = tf.math.divide_no_nan(clicks, 2.0 * total)
+    left = 1.0 / (1.0 + VARIANCE * tf.maximum(curvature, total * middle * (1.0 - middle)))
+    return tf.gather(-VARIANCE * residual * left, query), tf.gather(left, query)
+
+
+def query_share(query: tf.Tensor, curvature: tf.Tensor) -> tf.Tensor:
+    """Computes the factors 1 / (1 + s H) of the gradient and the curvature that a bias learns from.
+
+    Args:
+        query: int32 [B], the number of each row's query, below B.
+        curvature: w p (1 - p), float32 [B].
+
+    Returns:
+        float32 [B].
+    """
+    total = tf.math.unsorted_segment_sum(curvature, query, tf.shape(query)[0])
+    return tf.gather(1.0 / (1.0 + VARIANCE * total), query)
 
 
 def shared_by_query(plan: Mapping[str, tf.Tensor], query: tf.Tensor, is_row: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Newton's steps for a few weights that a logistic loss is exact in: biases, offsets, gates.
+"""Newton's steps for a few weights that a logistic loss is exact in: offsets, gates.
 
     A = max(0, 1 - k n / N) A + sum h x x'      w = w - (A + P)^-1 sum g x
 
@@ -8,7 +8,7 @@ the loss were quadratic around each weight; with k > 0 about the last 1 / (1 + k
 is, so that the weights follow a drift and still become steady.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,12 +18,11 @@ MAX_STEP = 1.0
 """No step moves a weight further: the first batches may have no clicks at all, or only clicks."""
 
 
-class NewtonStep(NamedTuple):
-    """A step of K weights: how far each goes, float32 [K], and A and N after it."""
+class CalibrationStep(NamedTuple):
+    """A step of K weights: how far each goes, float32 [K], and the state beside them after it."""
 
     move: tf.Tensor
-    information: tf.Tensor
-    seen: tf.Tensor
+    after: tuple[tf.Tensor, ...]
 
 
 def newton_solve(matrix: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
@@ -69,7 +68,7 @@ class OnlineNewton:
 
     def step(
         self, inputs: Sequence[tf.Tensor], gradient: tf.Tensor, curvature: tf.Tensor, weight: tf.Tensor
-    ) -> NewtonStep:
+    ) -> CalibrationStep:
         """What the next step is; changes nothing.
 
         Args:
@@ -89,16 +88,11 @@ class OnlineNewton:
         if self._ranges is not None:
             before = tf.stack([weight.read_value() for weight in self.weights])
             move = tf.clip_by_value(before + move, *self._ranges) - before
-        return NewtonStep(move, information, seen)
+        return CalibrationStep(move, (information, seen))
 
-    def apply(self, step: NewtonStep) -> None:
+    def apply(self, step: CalibrationStep) -> None:
         """Makes a step."""
         for weight, move in zip(self.weights, tf.unstack(step.move), strict=True):
             weight.assign_add(move)
-        self._information.assign(step.information)
-        self._seen.assign(step.seen)
-
-
-def all_variables(groups: Sequence[OnlineNewton]) -> Mapping[str, tf.Variable]:
-    """The state of all of these by name."""
-    return {name: variable for group in groups for name, variable in group.variables.items()}
+        for variable, value in zip((self._information, self._seen), step.after, strict=True):
+            variable.assign(value)

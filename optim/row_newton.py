@@ -1,10 +1,12 @@
-"""Newton's steps for linear weights with a learned prior, and AdaGrad for the embeddings beside them.
+"""Newton's steps for linear weights with a learned prior and a learned drift, and AdaGrad for the embeddings.
 
 Each weight w of a feature f has a normal prior of mean 0 and precision T_f, and what the log has said of it so far is
-kept as an information S, so that its posterior has the precision T_f + S. A batch adds::
+kept as an information S, so that its posterior has the precision P = T_f + S and the variance V = 1 / P. A batch adds
+to it, after a drift of the weight has made V larger by D, but not larger than the prior's::
 
-    S += H + c G^2 / (1 + H / (T_f + S)),      H = sum x^2 p (1 - p),    G = sum x (p - y)
-    w  = (w (T_f + S) + w dS - G) / (T_f + S + dS)
+    V += D,    D = k_f / T_f * H / (S + H),    H = sum x^2 p (1 - p),    G = sum x (p - y)
+    P += H + c G^2 / (1 + H / P)
+    w -= G / P
 
 H is the logistic loss's own curvature, with which this is the natural gradient (diagonal online Newton, as in FTRL).
 The second term, with c = 0.1, is there because the rows of a query are not independent: what they share makes G larger
@@ -13,11 +15,20 @@ than H says, and the weight more certain than it may be; the divisor is what G^2
 T_f decides how far the weights of a feature are shrunk, and no constant is right for all: the ids of one feature differ
 a lot, those of another one only by chance, and then they do harm. It is learned, by feature, from the gradients of the
 progressive loss: with the gradients and information from before, w depends on T_f as w(T_f) = Z / (T_f + S), so that
-d loss / d log T_f = - sum over the touched ids of G w T_f / (T_f + S). A Newton step on log T_f follows each batch. A
-weight is shrunk by a new T_f when it is touched next: the precision that it has been shrunk by is kept with it.
+d w / d log T_f = - w T_f / (T_f + S). A weight is shrunk by a new T_f when it is touched next: the precision that it
+has been shrunk by is kept with it.
 
-What is old is forgotten slowly: when the information on a weight grows by the share d, its precision P loses
-``FORGETTING`` d P / T_f of itself. Of rare ids that is nothing; frequent ones follow a drift.
+k_f decides how fast what is old is forgotten: P stays below about T_f / k_f, so that frequent ids follow a drift, and
+of rare ones nothing is lost. What was in demand yesterday is not today, what a device is worth does not change in a
+month: this is learned in the same way. d V / d log k_f and d w / d log k_f are kept with each weight and follow, by the
+chain rule, from those before the batch::
+
+    V_k = (1 - H V)^2 (V_k + D_k),    w_k = (1 - H V) w_k - G V_k         V, V_k: after the batch
+
+(without c; D_k is d D / d log k. Kalman's filter, with the meta-gradient of Sutton, 1992, "Adapting bias by gradient
+descent"). The gradient
+of the progressive loss by log T_f or log k_f is the sum of G d w over the touched ids, its curvature that of H (d w)^2;
+a Newton step on both follows each batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,19 +43,24 @@ from ctr.optim.update_limit import limit_update
 
 OVERDISPERSION = 0.1
 """c: how much of the squared gradient counts as information."""
-FORGETTING = 0.01
-"""The share of precision, over the prior's, that is lost while information doubles; see above."""
-_PRIOR_INFORMATION = 1.0
+FORGETTING = 0.005
+"""What k_f starts at."""
+PRIOR_INFORMATION = 1.0
 """On log T_f: it starts with a standard deviation of 1."""
+FORGETTING_INFORMATION = 0.3
+"""On log k_f."""
 _MAX_STEP = 0.5
-_RANGE = (-3.0, 12.0)
+_PRIOR_RANGE = (-3.0, 12.0)
 """Of log T_f."""
-_OPERATIONS = 40
+_FORGETTING_RANGE = (-9.0, 0.0)
+"""Of log k_f: at most, a weight is as uncertain after each batch as it was at first."""
+_ROW_STATE = ("rows_prior", "rows_variance_slope", "rows_weight_slope")
+_OPERATIONS = 60
 """For each linear weight of a touched row."""
 
 
-class PriorGradient(NamedTuple):
-    """Of log T of F features, float32 [F] each: the gradient of the loss, and its curvature."""
+class FeatureGradient(NamedTuple):
+    """Of a number of each of F features, float32 [F] each: the gradient of the loss by it, and its curvature."""
 
     gradient: tf.Tensor
     curvature: tf.Tensor
@@ -57,28 +73,39 @@ class Posterior(NamedTuple):
         weight: w.
         information: S.
         prior: the T that ``weight`` was shrunk by.
+        variance_slope: d V / d log k.
+        weight_slope: d w / d log k.
     """
 
     weight: tf.Tensor
     information: tf.Tensor
     prior: tf.Tensor
+    variance_slope: tf.Tensor
+    weight_slope: tf.Tensor
 
 
-def prior_gradient(
-    before: Posterior, precision: tf.Tensor, groups: tf.Tensor, gradient: tf.Tensor, curvature: tf.Tensor
-) -> PriorGradient:
-    """The gradient of a batch's loss by log T of each feature, before the step.
+def prior_slope(before: Posterior, precision: tf.Tensor) -> tf.Tensor:
+    """d w / d log T of each row, float32 [U].
 
     Args:
-        before: the weights of the touched rows.
-        precision: T, float32 [F].
+        before: the weights.
+        precision: T of each row, float32 [U].
+    """
+    return -before.weight * precision / (precision + before.information)
+
+
+def feature_gradient(
+    slope: tf.Tensor, groups: tf.Tensor, count: int, gradient: tf.Tensor, curvature: tf.Tensor
+) -> FeatureGradient:
+    """The gradient of a batch's loss by a number that each feature has, before the step.
+
+    Args:
+        slope: the derivative of each row's weight by the number of its feature, float32 [U].
         groups: int32 [U], the feature of each row; -1 for none.
+        count: F.
         gradient, curvature: G and H, float32 [U].
     """
-    shrinkage = tf.gather(precision, tf.maximum(groups, 0))
-    slope = -before.weight * shrinkage / (shrinkage + before.information)
-    count = precision.shape[0]
-    return PriorGradient(
+    return FeatureGradient(
         tf.math.unsorted_segment_sum(gradient * slope, groups, count),
         tf.math.unsorted_segment_sum(curvature * tf.square(slope), groups, count),
     )
@@ -87,6 +114,7 @@ def prior_gradient(
 def newton_step(
     before: Posterior,
     precision: tf.Tensor,
+    forgetting: tf.Tensor,
     gradient: tf.Tensor,
     curvature: tf.Tensor,
     rate: tf.Tensor | float = 1.0,
@@ -96,24 +124,58 @@ def newton_step(
     Args:
         before: the weights.
         precision: T of each row, float32 [U], above 0.
+        forgetting: k of each row, float32 [U].
         gradient, curvature: G and H, float32 [U].
         rate: a factor of the gradient.
     """
-    weight, old, prior = before
-    total = precision + old
-    shrunk = weight * (prior + old) / total
+    total = precision + before.information
+    shrunk = before.weight * (before.prior + before.information) / total
     # No row is without a precision, and 0 / 0 is in none of them.
-    lost = FORGETTING * total / precision * tf.math.divide_no_nan(curvature, old + curvature)
-    kept = tf.maximum(precision, total / (1.0 + lost))
+    spread = tf.math.divide_no_nan(forgetting / precision, before.information + curvature)
+    drift = spread * curvature
+    drifted = total / (1.0 + total * drift)
+    kept = tf.maximum(precision, drifted)
     gained = curvature + OVERDISPERSION * tf.square(gradient) / (1.0 + curvature / kept)
     after = kept + gained
-    moved = (shrunk * kept + weight * gained - rate * gradient) / after
+    moved = (shrunk * kept + before.weight * gained - rate * gradient) / after
+    # S = 1 / V - T depends on k as well, and D on S.
+    steeper = drift * tf.math.divide_no_nan(tf.square(total), before.information + curvature)
+    grown = tf.square(kept / after) * (before.variance_slope * (1.0 + steeper) + drift)
+    # At the prior's variance, it depends on k no more.
+    variance_slope = tf.where(drifted > precision, grown, 0.0)
+    weight_slope = before.weight_slope * (1.0 - curvature / after) - rate * gradient * variance_slope
     touched = curvature > 0
-    return Posterior(
-        tf.where(touched, moved, weight),
-        tf.where(touched, after - precision, old),
-        tf.where(touched, precision, prior),
-    )
+    found = Posterior(moved, after - precision, precision, variance_slope, weight_slope)
+    return Posterior(*(tf.where(touched, new, old) for new, old in zip(found, before, strict=True)))
+
+
+def _learn_logs(logs: tf.Tensor, found: FeatureGradient, limits: tuple[float, float]) -> list[tf.Tensor]:
+    """A Newton step on the logarithm that each feature has: the new ones, and the information on them.
+
+    Args:
+        logs: float32 [F, 2], the logarithms and the information.
+        found: of the batch.
+        limits: their range.
+    """
+    known = logs[:, 1] + found.curvature
+    step = tf.clip_by_value(found.gradient / known, -_MAX_STEP, _MAX_STEP)
+    return [tf.clip_by_value(logs[:, 0] - step, *limits), known]
+
+
+def _step_of_copy(
+    before: Posterior, logs: Sequence[tf.Tensor], one: RowGradient, at: int, rate: tf.Tensor
+) -> tuple[Posterior, list[list[tf.Tensor]]]:
+    """A step of the linear weights of one copy, which are column ``at``, and of log T and log k."""
+    assert one.curvature is not None and one.groups is not None
+    count, gradient = logs[0].shape[0], one.gradient[:, at]
+    precision, forgetting = (tf.gather(tf.exp(part[:, 0]), tf.maximum(one.groups, 0)) for part in logs)
+    slopes = prior_slope(before, precision), before.weight_slope
+    found = [feature_gradient(slope, one.groups, count, gradient, one.curvature) for slope in slopes]
+    learned = [
+        _learn_logs(part, own, limits)
+        for part, own, limits in zip(logs, found, (_PRIOR_RANGE, _FORGETTING_RANGE), strict=True)
+    ]
+    return newton_step(before, precision, forgetting, gradient, one.curvature, rate), learned
 
 
 class RowNewton(RowAdaGrad):
@@ -126,12 +188,12 @@ class RowNewton(RowAdaGrad):
         initial_accumulators: for each table float32 [C], at which the sums of its columns start; of linear weights 0.
         features: for each table the number of its features.
         copies: of each table's columns, the last one in each copy being linear weights.
-        precision: T of every feature at the beginning.
+        precision: T of every feature at the beginning, and what rows that were not touched yet were shrunk by.
         limit: see ``RowAdaGrad``.
     """
 
-    row_state: tuple[str, ...] = ("rows_accumulator", "rows_prior")
-    feature_state: tuple[str, ...] = ("prior_precision",)
+    row_state: tuple[str, ...] = ("rows_accumulator", *_ROW_STATE)
+    feature_state: tuple[str, ...] = ("prior_precision", "forgetting")
     needs_curvature = True
 
     def __init__(
@@ -144,43 +206,61 @@ class RowNewton(RowAdaGrad):
         limit: tuple[float, float] | None = None,
     ) -> None:
         super().__init__(rates, initial_accumulators, limit)
-        self.features, self.copies, self.precision = tuple(features), copies, precision
-        self.priors: dict[str, tf.Variable] = {}
-        self.precisions: dict[str, tf.Variable] = {}
+        self.features, self.copies = tuple(features), copies
+        self.starts = (precision, 0.0, 0.0)
+        self.posteriors: dict[str, tuple[tf.Variable, ...]] = {}
+        self.learned: dict[str, tuple[tf.Variable, ...]] = {}
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
         """Takes the tables, float32 [R, C] each, and creates the variables."""
         super().build(weights)
+        # Of each feature and copy the logarithm, and the information on it.
+        begins = (
+            (np.log(self.starts[0]), PRIOR_INFORMATION),
+            (np.log(FORGETTING), FORGETTING_INFORMATION),
+        )
         for (name, table), features in zip(weights.items(), self.features, strict=True):
-            start = tf.fill([tf.shape(table)[0], self.copies], np.float32(self.precision))
-            self.priors[name] = tf.Variable(start, trainable=False, shape=[table.shape[0], self.copies])
-            # Of each feature and copy log T, and the information on it.
-            begin = [np.float32(np.log(self.precision)), np.float32(_PRIOR_INFORMATION)]
-            self.precisions[name] = tf.Variable(
-                np.tile(np.array(begin, np.float32), (features, self.copies)), trainable=False
+            rows = tf.shape(table)[0]
+            self.posteriors[name] = tuple(
+                tf.Variable(
+                    tf.fill([rows, self.copies], np.float32(start)),
+                    trainable=False,
+                    shape=[table.shape[0], self.copies],
+                )
+                for start in self.starts
+            )
+            self.learned[name] = tuple(
+                tf.Variable(np.tile(np.array([begin], np.float32), (features, self.copies)), trainable=False)
+                for begin in begins
             )
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
-        """The sums, the T that each row was shrunk by, [R, copies], and of each feature log T and its information."""
-        return {
-            **super().variables,
-            **{f"rows_prior/{name}": variable for name, variable in self.priors.items()},
-            **{f"prior_precision/{name}": variable for name, variable in self.precisions.items()},
-        }
+        """The sums; of each row the T that it was shrunk by, d V / d log k and d w / d log k, [R, copies] each.
+
+        Of each feature log T, log k and the information on both, [F, 2 copies].
+        """
+        named = super().variables
+        for groups, by_table in ((_ROW_STATE, self.posteriors), (self.feature_state, self.learned)):
+            for place, group in enumerate(groups):
+                named |= {f"{group}/{name}": variables[place] for name, variables in by_table.items()}
+        return named
 
     def begin_rows(self, table: int, rows: np.ndarray, size: int) -> None:
         """Lets rows begin anew; ``size`` is the table's number of rows by now."""
         super().begin_rows(table, rows, size)
-        prior = list(self.priors.values())[table]
-        grow_rows(prior, size)
-        values = np.full((len(rows), self.copies), self.precision, np.float32)
-        prior.scatter_update(tf.IndexedSlices(values, rows))
+        for variable, start in zip(list(self.posteriors.values())[table], self.starts, strict=True):
+            grow_rows(variable, size)
+            values = np.full((len(rows), self.copies), start, np.float32)
+            variable.scatter_update(tf.IndexedSlices(values, rows))
 
-    def read(self, rows: Sequence[tf.Tensor]) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """The sums of these rows, [U, C] for each table, and the T that they were shrunk by, [U, copies]."""
-        priors = [tf.gather(variable, own) for variable, own in zip(self.priors.values(), rows, strict=True)]
-        return list(zip(super().read(rows), priors, strict=True))
+    def read(self, rows: Sequence[tf.Tensor]) -> list[tuple[tf.Tensor, list[tf.Tensor]]]:
+        """The sums of these rows, [U, C] for each table, and what else is kept of them, [U, copies] each."""
+        kept = [
+            [tf.gather(variable, own) for variable in variables]
+            for variables, own in zip(self.posteriors.values(), rows, strict=True)
+        ]
+        return list(zip(super().read(rows), kept, strict=True))
 
     def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor, compiled: bool) -> None:
         """One step on the touched rows; ``rate`` is a factor of the columns' rates."""
@@ -191,38 +271,31 @@ class RowNewton(RowAdaGrad):
                 self._update_table(name, table, rate * rates, one)
 
     def _update_table(self, name: str, table: tf.Variable, rates: tf.Tensor, one: RowGradient) -> None:
-        assert one.curvature is not None and one.groups is not None
         width = table.shape[1] // self.copies
-        sums, priors = one.state
+        sums, kept = one.state
         direction, squared = row_direction(sums, one.gradient)
-        precisions = self.precisions[name].read_value()
-        values, accumulators, shrunk_by, learned = [], [], [], []
+        logs = [variable.read_value() for variable in self.learned[name]]
+        values, accumulators, posteriors, learned = [], [], [], []
         for copy in range(self.copies):
             begin, at = copy * width, (copy + 1) * width - 1
-            own = slice(begin, at)
+            own, pair = slice(begin, at), slice(2 * copy, 2 * copy + 2)
             values.append(one.values[:, own] - rates[own] * direction[:, own])
             accumulators.append(sums[:, own] + squared[:, own])
-            before = Posterior(one.values[:, at], sums[:, at], priors[:, copy])
-            logs, known = precisions[:, 2 * copy], precisions[:, 2 * copy + 1]
-            precision = tf.exp(logs)
-            gradient = one.gradient[:, at]
-            found = prior_gradient(before, precision, one.groups, gradient, one.curvature)
-            of_rows = tf.gather(precision, tf.maximum(one.groups, 0))
-            after = newton_step(before, of_rows, gradient, one.curvature, rates[at])
+            before = Posterior(one.values[:, at], sums[:, at], *(part[:, copy] for part in kept))
+            after, own_logs = _step_of_copy(before, [part[:, pair] for part in logs], one, at, rates[at])
             values.append(after.weight[:, tf.newaxis])
             accumulators.append(after.information[:, tf.newaxis])
-            shrunk_by.append(after.prior)
-            known += found.curvature
-            step = tf.clip_by_value(found.gradient / known, -_MAX_STEP, _MAX_STEP)
-            learned += [tf.clip_by_value(logs - step, *_RANGE), known]
+            posteriors.append(after[2:])
+            learned.append(own_logs)
         moved = tf.concat(values, axis=1)
         if self.limit is not None:
             moved = one.values - limit_update(one.values, one.values - moved, *self.limit)
         table.scatter_update(tf.IndexedSlices(moved, one.rows))
-        accumulator, prior = self.accumulators[name], self.priors[name]
-        accumulator.scatter_update(tf.IndexedSlices(tf.concat(accumulators, axis=1), one.rows))
-        prior.scatter_update(tf.IndexedSlices(tf.stack(shrunk_by, axis=1), one.rows))
-        self.precisions[name].assign(tf.stack(learned, axis=1))
+        self.accumulators[name].scatter_update(tf.IndexedSlices(tf.concat(accumulators, axis=1), one.rows))
+        for variable, parts in zip(self.posteriors[name], zip(*posteriors, strict=True), strict=True):
+            variable.scatter_update(tf.IndexedSlices(tf.stack(parts, axis=1), one.rows))
+        for variable, pairs in zip(self.learned[name], zip(*learned, strict=True), strict=True):
+            variable.assign(tf.stack([column for pair in pairs for column in pair], axis=1))
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
         """The operations of a step in which so many rows of each table are touched, [U, C]."""

@@ -7,12 +7,12 @@ import tensorflow as tf
 from ctr.models.rows import TableLayout
 from ctr.optim.adagrad import RowAdaGrad
 from ctr.optim.dense_shampoo import DenseShampoo
+from ctr.optim.online_bias import Calibrator, OnlineBias
 from ctr.optim.online_newton import OnlineNewton
 from ctr.optim.protocol import DenseOptimizer, TableOptimizer
 from ctr.optim.row_newton import RowNewton
 from ctr.training.config import DenseOptimizerConfig, EmbeddingOptimizerConfig
 
-_BIAS_PRIOR, _BIAS_FORGETTING = 0.3, 0.5
 _LAST = {"offset": (100.0, (-20.0, 20.0)), "gate": (100.0, (0.0, 1.0))}
 """What is fitted to the prediction: its prior in ``OnlineNewton``, and its range."""
 
@@ -51,7 +51,7 @@ def table_optimizer(config: EmbeddingOptimizerConfig, layouts: Sequence[TableLay
     )
 
 
-def make_calibrators(weights: Mapping[str, tf.Variable]) -> tuple[OnlineNewton, ...]:
+def make_calibrators(weights: Mapping[str, tf.Variable]) -> tuple[Calibrator, ...]:
     """The optimizers of ``ClickModel.calibrated``; none without weights.
 
     The first ones are of the biases, that of the linear weights and that of the network, which each learn with their
@@ -64,9 +64,6 @@ def make_calibrators(weights: Mapping[str, tf.Variable]) -> tuple[OnlineNewton, 
     names = [name for name in _LAST if name in weights]
     priors, ranges = zip(*(_LAST[name] for name in names), strict=True)
     return (
-        *(
-            OnlineNewton(name, [bias], [_BIAS_PRIOR], _BIAS_FORGETTING)
-            for name, bias in zip(("bias", "network_bias"), biases, strict=False)
-        ),
+        *(OnlineBias(name, bias) for name, bias in zip(("bias", "network_bias"), biases, strict=False)),
         OnlineNewton("prediction", [weights[name] for name in names], priors, 1.0, ranges),
     )

@@ -11,7 +11,7 @@ from ctr.models.embeddings import create_table, new_rows, tower_widths
 from ctr.models.rows import TableLayout, place_rows
 from ctr.objective.bias_constraints import Family
 from ctr.optim.adagrad import grow_rows, row_count
-from ctr.optim.online_newton import all_variables
+from ctr.optim.online_bias import all_variables
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.feed import Feed

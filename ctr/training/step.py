@@ -9,14 +9,14 @@ import tensorflow as tf
 
 from ctr.models.click_model import Scores, ensemble_logit
 from ctr.models.embeddings import look_up, tower_inputs
-from ctr.models.query_effect import query_effect
+from ctr.models.query_effect import query_effect, query_share
 from ctr.models.row_curvature import row_curvature
 from ctr.models.rows import TableLayout
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import target_signature
 from ctr.objective.total import loss_and_terms, next_duals, normalizer, slices_of
 from ctr.optim.momentum import clip_by_global_norm
-from ctr.optim.online_newton import NewtonStep
+from ctr.optim.online_newton import CalibrationStep
 from ctr.optim.protocol import RowGradient
 from ctr.optim.shampoo import all_finite
 from ctr.training.config import TrainConfig
@@ -51,7 +51,8 @@ class StepResult(NamedTuple):
 class _Differentiated(NamedTuple):
     """A batch's scores as in ``StepResult``, and the gradients of its rows and of the dense weights.
 
-    ``alone`` is the logit that the linear weights learn by, float32 [B], ``calibration`` the steps of the calibrators.
+    ``alone`` is the logit that the linear weights learn by, float32 [B], ``left`` what the effects of queries leave of
+    its curvature, float32 [B], or None where there are none in it, ``calibration`` the steps of the calibrators.
     """
 
     logit: tf.Tensor
@@ -61,7 +62,8 @@ class _Differentiated(NamedTuple):
     row_gradients: list[tf.Tensor]
     dense_gradients: list[tf.Tensor]
     alone: tf.Tensor
-    calibration: list[NewtonStep]
+    left: tf.Tensor | None
+    calibration: list[CalibrationStep]
 
 
 def scored_part(objective: ObjectiveConfig) -> ObjectiveConfig:
@@ -247,23 +249,22 @@ class TrainStep:
             slices = slices_of(state.families, targets, logit)
             with tf.name_scope("loss"):
                 loss, terms = self._loss_and_terms(targets, logit, scores, ramps, duals, slices)
-                learned, alone, calibration = loss, logit, []
+                learned, alone, left, calibration = loss, logit, None, []
                 if scores.alone is not None:
                     models = [scores.alone, *([] if scores.network is None else [scores.network])]
                     calibration = [
-                        self._calibration(number, targets, model[0], [])
+                        self._calibration(number, targets, model[0], [], is_bias=True)
                         for number, model in enumerate(models)
                     ]
                     # What the whole batch shares is the bias's, what a query shares is nobody's.
-                    shifted = [
-                        self._without_query_effect(targets, model + step.move)
-                        for model, step in zip(models, calibration, strict=True)
-                    ]
+                    moved = [model + step.move for model, step in zip(models, calibration, strict=True)]
+                    effects = [_query_effect(targets, one[0]) for one in moved]
+                    shifted = [one + effect for one, (effect, _) in zip(moved, effects, strict=True)]
                     losses = [
                         self._loss_and_terms(targets, one[0], Scores(one, one), ramps, duals, slices)[0]
                         for one in shifted
                     ]
-                    learned, alone = tf.add_n(losses), shifted[0][0]
+                    learned, alone, left = tf.add_n(losses), shifted[0][0], effects[0][1]
                     inputs = [model[0] - models[0][0] for model in models[1:]]
                     calibration.append(self._calibration(len(models), targets, logit, inputs))
         row_gradients, dense_gradients = tape.gradient(
@@ -281,7 +282,9 @@ class TrainStep:
         if self.config.optimizer.embeddings.gradient == "sum":
             total_weight = normalizer(objective, targets)
             row_gradients = [gradient * total_weight for gradient in row_gradients]
-        return _Differentiated(logit, slices, loss, terms, row_gradients, dense_gradients, alone, calibration)
+        return _Differentiated(
+            logit, slices, loss, terms, row_gradients, dense_gradients, alone, left, calibration
+        )
 
     def _loss_and_terms(
         self,
@@ -296,13 +299,6 @@ class TrainStep:
             self.config.objective, targets, logit, scores.logits, scores.rank_scores, ramps, duals, slices
         )
 
-    def _without_query_effect(self, targets: _Tensors, logits: tf.Tensor) -> tf.Tensor:
-        """Logits of one component, [1, B], with the effects of queries, from which there is nothing to learn."""
-        logit, weight = tf.stop_gradient(logits[0]), targets["own_weight"]
-        gradient = weight * (tf.sigmoid(logit) - targets["label"])
-        effect, _ = query_effect(targets["query"], gradient, weight * _curvature_of(logit))
-        return logits + effect
-
     def _curvature(
         self, layout: TableLayout, plan: _Tensors, targets: _Tensors, found: _Differentiated
     ) -> tuple[tf.Tensor, ...]:
@@ -312,17 +308,25 @@ class TrainStep:
         # Rows of constraint logs learn from their constraint alone.
         weight = targets["own_weight" if self.config.objective.bias_constraints is None else "weight"]
         curvature, query = weight * _curvature_of(found.alone), targets["query"]
-        _, left = query_effect(query, curvature, curvature)
+        left = _query_effect(targets, found.alone)[1] if found.left is None else found.left
         return row_curvature(layout, plan, curvature, query, left)
 
     def _calibration(
-        self, number: int, targets: _Tensors, logit: tf.Tensor, inputs: Sequence[tf.Tensor]
-    ) -> NewtonStep:
-        """The step of a calibrator on a logit; of ``inputs`` there are none but a constant where it is of a bias."""
+        self,
+        number: int,
+        targets: _Tensors,
+        logit: tf.Tensor,
+        inputs: Sequence[tf.Tensor],
+        is_bias: bool = False,
+    ) -> CalibrationStep:
+        """The step of a calibrator on a logit, which multiplies a constant and ``inputs``."""
         logit, weight = tf.stop_gradient(logit), targets["own_weight"]
         gradient = weight * (tf.sigmoid(logit) - targets["label"])
         columns = [tf.ones_like(weight), *(tf.stop_gradient(one) for one in inputs)]
         curvature = weight * _curvature_of(logit)
+        if is_bias:
+            share = query_share(targets["query"], curvature)
+            gradient, curvature = gradient * share, curvature * share
         return self.state.calibrators[number].step(columns, gradient, curvature, tf.reduce_sum(weight))
 
     def _update_dense(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor) -> None:
@@ -342,6 +346,12 @@ class TrainStep:
             ]
         with tf.name_scope("dense_update"):
             self.state.dense_optimizer.update(gradients, rate, self.jit)
+
+
+def _query_effect(targets: _Tensors, logit: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The effects of the queries of rows with logits [B]; nothing learns from them."""
+    probability = tf.sigmoid(tf.stop_gradient(logit))
+    return query_effect(targets["query"], probability, targets["label"], targets["own_weight"])
 
 
 def _curvature_of(logit: tf.Tensor) -> tf.Tensor:

@@ -43,16 +43,6 @@ def test_steps_are_those_of_numpy(forgetting):
     assert set(made.variables) == {"newton/x/information", "newton/x/seen"}
 
 
-def test_the_base_rate_is_right_after_a_few_batches():
-    bias = tf.Variable(-2.0)
-    label = tf.constant([1.0] * 11 + [0.0] * 5)
-    made = OnlineNewton("bias", [bias], [0.3], 0.5)
-    for _ in range(8):
-        p = tf.sigmoid(tf.fill([16], bias))
-        made.apply(made.step([tf.ones(16)], p - label, p * (1 - p), tf.constant(16.0)))
-    assert abs(float(tf.sigmoid(bias)) - 11 / 16) < 0.03
-
-
 def test_weights_stay_in_their_ranges():
     gate = tf.Variable(0.0)
     made = OnlineNewton("gate", [gate], [1.0], 0.0, [(0.0, 1.0)])

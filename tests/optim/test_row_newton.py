@@ -8,26 +8,30 @@ from hypothesis import strategies as st
 
 from ctr.optim import row_newton
 from ctr.optim.protocol import RowGradient
-from ctr.optim.row_newton import Posterior, RowNewton, newton_step, prior_gradient
+from ctr.optim.row_newton import Posterior, RowNewton, feature_gradient, newton_step, prior_slope
+
+ROW_STATE = ("rows_accumulator/t", "rows_prior/t", "rows_variance_slope/t", "rows_weight_slope/t")
 
 
-def posterior(*columns):
-    return Posterior(*(tf.constant(column, tf.float32) for column in columns))
+def posterior(weight, information, prior, variance_slope=0.0, weight_slope=0.0):
+    columns = (weight, information, prior, variance_slope, weight_slope)
+    return Posterior(*(tf.broadcast_to(tf.constant(one, tf.float32), np.shape(weight)) for one in columns))
+
+
+def constants(*values):
+    return [tf.constant(value, tf.float32) for value in values]
 
 
 def test_steps_on_a_quadratic_loss_lead_to_the_ridge_regression(monkeypatch):
     """Without what is beyond the exact rule, each step solves the problem of all rows so far."""
     monkeypatch.setattr(row_newton, "OVERDISPERSION", 0.0)
-    monkeypatch.setattr(row_newton, "FORGETTING", 0.0)
     rng = np.random.default_rng(1)
     curvature, target = rng.uniform(0.1, 3, (20, 4)), rng.normal(size=(20, 4))
     prior = np.array([0.5, 1.0, 4.0, 20.0])
     now = posterior(np.zeros(4), np.zeros(4), prior)
     for h, y in zip(curvature, target, strict=True):
         gradient = h * (now.weight.numpy() - y)
-        now = newton_step(
-            now, tf.constant(prior, tf.float32), tf.constant(gradient, tf.float32), tf.constant(h, tf.float32)
-        )
+        now = newton_step(now, *constants(prior, np.zeros(4), gradient, h))
     expected = (curvature * target).sum(0) / (prior + curvature.sum(0))
     np.testing.assert_allclose(now.weight, expected, rtol=1e-4)
     np.testing.assert_allclose(now.information, curvature.sum(0), rtol=1e-5)
@@ -35,11 +39,10 @@ def test_steps_on_a_quadratic_loss_lead_to_the_ridge_regression(monkeypatch):
 
 def test_a_new_prior_shrinks_a_weight_as_if_it_had_always_been_there(monkeypatch):
     monkeypatch.setattr(row_newton, "OVERDISPERSION", 0.0)
-    monkeypatch.setattr(row_newton, "FORGETTING", 0.0)
     # Seen with precision 1, now 9: the weight of a sum of 8 over 1 + 3 becomes 8 over 9 + 3, with the next row 8 + 2.
     before = posterior([2.0], [3.0], [1.0])
     gradient = 1.0 * 2.0 - 2.0 - 2.0  # h (w - y) of h = 1 and y = 4
-    after = newton_step(before, tf.constant([9.0]), tf.constant([gradient]), tf.constant([1.0]))
+    after = newton_step(before, *constants([9.0], [0.0], [gradient], [1.0]))
     np.testing.assert_allclose(after.weight, [(8.0 + 4.0) / (9 + 3 + 1)], rtol=1e-6)
     np.testing.assert_allclose(after.prior, [9.0])
 
@@ -48,14 +51,10 @@ def test_the_gradient_by_the_prior_is_that_of_the_shrunk_weights():
     """Against differences: w(T) = Z / (T + S) in a loss of gradient G."""
     weight, information, prior = np.array([0.5, -2.0, 1.0]), np.array([1.0, 4.0, 0.5]), 2.0
     gradient, groups = np.array([0.3, -0.7, 0.2]), [0, 0, 1]
-    before = posterior(weight, information, np.full(3, prior))
-    found = prior_gradient(
-        before,
-        tf.constant([prior, prior]),
-        tf.constant(groups),
-        tf.constant(gradient, tf.float32),
-        tf.constant([1.0, 1.0, 0.0]),
+    slope = prior_slope(
+        posterior(weight, information, np.full(3, prior)), tf.constant(np.full(3, prior), tf.float32)
     )
+    found = feature_gradient(slope, tf.constant(groups), 2, *constants(gradient, [1.0, 1.0, 0.0]))
     sums = weight * (prior + information)
     step = 1e-6
 
@@ -76,18 +75,64 @@ def test_the_gradient_by_the_prior_is_that_of_the_shrunk_weights():
     precision=st.floats(0.05, 1e4),
     gradient=st.floats(-1e4, 1e4),
     curvature=st.floats(1e-6, 1e4),
+    forgetting=st.floats(1e-4, 1),
 )
-def test_steps_are_bounded(weight, information, prior, precision, gradient, curvature):
-    after = newton_step(
-        posterior([weight], [information], [prior]),
-        tf.constant([precision]),
-        tf.constant([gradient]),
-        tf.constant([curvature]),
-    )
-    assert np.isfinite(after.weight).all() and after.information[0] >= 0
+def test_steps_are_bounded(weight, information, prior, precision, gradient, curvature, forgetting):
+    before = posterior([weight], [information], [prior], 0.1, 0.3)
+    after = newton_step(before, *constants([precision], [forgetting], [gradient], [curvature]))
+    assert all(np.isfinite(part).all() for part in after) and after.information[0] >= 0
     shrunk = abs(weight) * (prior + information) / (precision + information)
     limit = max(abs(weight), shrunk) + abs(gradient) / (precision + curvature)
     assert abs(after.weight[0]) <= limit * (1 + 1e-4) + 1e-5
+
+
+def kalman(targets, curvature, prior, forgetting):
+    """The weight after a sequence of quadratic losses h (w - y)^2 / 2, in float64, with a drift of its variance."""
+    weight, variance = 0.0, 1 / prior
+    for h, y in zip(curvature, targets, strict=True):
+        drift = forgetting / prior * h / (1 / variance - prior + h)
+        variance = min(variance + drift, 1 / prior)
+        variance = 1 / (1 / variance + h)
+        weight -= variance * h * (weight - y)
+    return weight, variance
+
+
+def test_slopes_by_forgetting_are_those_of_differences(monkeypatch):
+    """The derivatives that are kept, against the filter of another forgetting from the beginning on."""
+    monkeypatch.setattr(row_newton, "OVERDISPERSION", 0.0)
+    rng = np.random.default_rng(5)
+    curvature, targets, prior = rng.uniform(0.05, 0.5, 60), rng.normal(size=60), 2.0
+    forgetting = 0.2
+    now = posterior([0.0], [0.0], [prior])
+    for h, y in zip(curvature, targets, strict=True):
+        gradient = h * (now.weight.numpy() - y)
+        now = newton_step(now, *constants([prior], [forgetting], gradient, [h]))
+    low, high = (kalman(targets, curvature, prior, forgetting * np.exp(d)) for d in (-1e-4, 1e-4))
+    weight, _ = kalman(targets, curvature, prior, forgetting)
+    np.testing.assert_allclose(now.weight, [weight], rtol=1e-4)
+    np.testing.assert_allclose(now.weight_slope, [(high[0] - low[0]) / 2e-4], rtol=1e-2, atol=1e-5)
+    np.testing.assert_allclose(now.variance_slope, [(high[1] - low[1]) / 2e-4], rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize(("drift", "expected"), [(0.0, "stays"), (0.3, "moves")])
+def test_forgetting_is_learned_from_whether_weights_drift(drift, expected):
+    """Ids of one feature, each shown 8 times a step, whose true weights stay or walk."""
+    rng = np.random.default_rng(6)
+    ids = 30
+    table = tf.Variable(np.zeros((ids, 1), np.float32))
+    made = RowNewton([np.ones(1, np.float32)], [np.zeros(1, np.float32)], [1], 1, precision=2.0)
+    made.build({"t": table})
+    truth, rows = rng.normal(size=ids), list(range(ids))
+    for _ in range(150):
+        p = 1 / (1 + np.exp(-table.numpy()[:, 0]))
+        clicks = rng.binomial(8, 1 / (1 + np.exp(-truth)))
+        step(made, rows, (8 * p - clicks)[:, np.newaxis], 8 * p * (1 - p), [0] * ids)
+        truth += drift * rng.normal(size=ids) - drift**2 / 2 * truth
+    forgetting = np.exp(made.variables["forgetting/t"].numpy()[0, 0])
+    if expected == "stays":
+        assert forgetting < 2 * row_newton.FORGETTING
+    else:
+        assert forgetting > 10 * row_newton.FORGETTING
 
 
 def optimizer(table, features=2, copies=1):
@@ -124,10 +169,11 @@ def test_only_rows_with_curvature_move():
     moved = (table.numpy() != start).any(axis=1)
     assert moved.tolist() == [False, True, False, False, True]
     after = made.variables
-    for name in ("rows_accumulator/t", "rows_prior/t"):
+    for name in ROW_STATE:
         np.testing.assert_array_equal(after[name].numpy()[[0, 2, 3]], before[name][[0, 2, 3]])
-    # Both features have learned of their priors, each by its own row.
+    # Both features have learned of their priors, each by its own row; of forgetting there is nothing to learn yet.
     assert (after["prior_precision/t"].numpy()[:, 1] > before["prior_precision/t"][:, 1]).all()
+    np.testing.assert_array_equal(after["forgetting/t"].numpy(), before["forgetting/t"])
 
 
 def test_copies_learn_each_by_itself():
@@ -138,9 +184,10 @@ def test_copies_learn_each_by_itself():
     for made, times in ((one, 1), (two, 2)):
         step(made, [0, 1, 2, 3], np.tile(gradient, times), [0.1, 0.2, 0.3, 0.4], [0, 0, 1, 1])
     np.testing.assert_array_equal(double.numpy(), np.tile(single.numpy(), 2))
-    np.testing.assert_array_equal(
-        two.variables["prior_precision/t"].numpy(), np.tile(one.variables["prior_precision/t"].numpy(), 2)
-    )
+    for name in ("prior_precision/t", "forgetting/t", *ROW_STATE):
+        np.testing.assert_array_equal(
+            two.variables[name].numpy(), np.tile(one.variables[name].numpy(), 2), err_msg=name
+        )
 
 
 def test_embeddings_learn_by_adagrad():
@@ -159,7 +206,7 @@ def test_rows_that_begin_anew_are_as_fresh_ones(size):
     fresh = {name: variable.numpy() for name, variable in made.variables.items()}
     step(made, [1, 3], np.ones((2, 4)), [0.5, 0.5], [0, 1])
     made.begin_rows(0, np.array([1, 3], np.int32), size)
-    for name in ("rows_accumulator/t", "rows_prior/t"):
+    for name in ROW_STATE:
         found = made.variables[name].numpy()
         assert len(found) == size
         np.testing.assert_array_equal(found[:5], fresh[name])

@@ -7,7 +7,7 @@ import pytest
 
 from ctr.config import parse_model
 from ctr.models.query_effect import VARIANCE
-from ctr.optim import online_newton, row_newton
+from ctr.optim import online_bias, online_newton, row_newton
 from ctr.training.config import MetricsConfig, TrainConfig
 from ctr.training.loop import open_session, train
 from ctr.training.run.checkpoint import read as read_checkpoint
@@ -39,32 +39,64 @@ def growing_batches(query):
     return batches
 
 
-class Scalars:
-    """Weights that are fitted by Newton's steps with all of the information, or with what is not forgotten."""
+class Biases:
+    """Biases that allow for several drifts, and their mean by the losses that they had."""
 
-    def __init__(self, start, prior, forgetting):
-        self.values, self.prior, self.forgetting = np.array(start, float), np.diag(prior), forgetting
-        self.information, self.seen = np.zeros((len(start), len(start))), 0.0
+    def __init__(self, start):
+        self.value, self.seen = start, 0.0
+        self.values, self.information, self.loss = np.full(3, start), np.zeros(3), np.zeros(3)
 
-    def step(self, inputs, label, weight, logit):
-        inputs, p = np.array(inputs, float).T, 1 / (1 + np.exp(-np.array(logit)))
+    def step(self, gradient, curvature, weight):
+        self.seen += weight
+        share = weight / self.seen if self.seen else 0.0
+        kept = max(0.0, 1 - online_bias.FORGETTING * share)
+        for place, walk in enumerate(online_bias.WALKS):
+            away = self.values[place] - self.value
+            self.loss[place] = kept * self.loss[place] + gradient * away + curvature * away**2 / 2
+            known = kept * self.information[place]
+            self.information[place] = known / (1 + walk * share * known) + curvature
+            slope = gradient + curvature * away
+            self.values[place] -= np.clip(slope / (self.information[place] + online_bias.PRIOR), -1, 1)
+        share_of_each = np.exp(self.loss.min() - self.loss)
+        before, self.value = self.value, share_of_each @ self.values / share_of_each.sum()
+        return self.value - before
+
+
+class Offset:
+    """A Newton step of what is added to the prediction; of the past it forgets as much as comes in."""
+
+    def __init__(self):
+        self.value, self.information, self.seen = 0.0, 0.0, 0.0
+
+    def step(self, label, weight, logit):
+        p = 1 / (1 + np.exp(-logit))
         self.seen += sum(weight)
-        kept = max(0.0, 1 - self.forgetting * sum(weight) / self.seen) if self.seen else 1.0
-        curvature = weight * np.maximum(p * (1 - p), 1e-6)
-        self.information = kept * self.information + (inputs * curvature[:, None]).T @ inputs
-        total = inputs.T @ (weight * (p - label))
-        move = np.clip(-np.linalg.solve(self.information + self.prior, total), -1, 1)
-        self.values += move
-        return move
+        kept = max(0.0, 1 - sum(weight) / self.seen) if self.seen else 1.0
+        self.information = kept * self.information + sum(weight * np.maximum(p * (1 - p), 1e-6))
+        self.value -= np.clip(sum(weight * (p - label)) / (self.information + 100.0), -1, 1)
+
+
+def query_effects(query, p, label, weight):
+    """What each row's query leaves of curvature, and its effect."""
+    left, effect = np.ones(len(query)), np.zeros(len(query))
+    for number in np.unique(query):
+        own = query == number
+        total = weight[own].sum()
+        middle = (weight * (p + label))[own].sum() / (2 * total) if total else 0.0
+        curvature = max((weight * p * (1 - p))[own].sum(), total * middle * (1 - middle))
+        left[own] = 1 / (1 + VARIANCE * curvature)
+        effect[own] = -VARIANCE * (weight * (p - label))[own].sum() * left[own]
+    return left, effect
 
 
 def progressive_pass(examples):
     """The logits, in float64, of an implementation in loops."""
     weights, information = [np.zeros(rows) for rows in ROWS], [np.zeros(rows) for rows in ROWS]
     shrunk_by = [np.full(rows, float(FEATURES)) for rows in ROWS]
+    by_drift = [np.zeros((rows, 2)) for rows in ROWS]  # Derivatives of variances and weights by log k.
     log_prior, known = np.full(FEATURES, math.log(FEATURES)), np.ones(FEATURES)
-    bias = Scalars([math.log(PRIOR / (1 - PRIOR))], [0.3], 0.5)
-    prediction = Scalars([0.0], [100.0], 1.0)
+    log_drift, known_drift = np.full(FEATURES, math.log(row_newton.FORGETTING)), np.full(FEATURES, 0.3)
+    bias, prediction = Biases(math.log(PRIOR / (1 - PRIOR))), Offset()
 
     def entries(row):
         yield from ((column, examples.ids[row, column], 1.0) for column in range(3))
@@ -75,25 +107,22 @@ def progressive_pass(examples):
     for batch in growing_batches(examples.query):
         label, weight = examples.label[batch], examples.train_weight[batch]
         alone = np.array([sum(weights[f][i] * x for f, i, x in entries(row)) for row in batch])
-        alone += bias.values[0]
-        final = alone + prediction.values[0]
+        alone += bias.value
+        final = alone + prediction.value
         recorded[batch] = final
-        (shift,) = bias.step([np.ones(len(batch))], label, weight, alone)
-        prediction.step([np.ones(len(batch))], label, weight, final)
-        alone = alone + shift
-        p = 1 / (1 + np.exp(-alone))
         query = examples.query[batch]
-        effect = np.zeros(len(batch))
-        for number in np.unique(query):
-            own = query == number
-            total = (weight * np.maximum(p * (1 - p), 1e-6))[own].sum()
-            effect[own] = -VARIANCE * (weight * (p - label))[own].sum() / (1 + VARIANCE * total)
+        p = 1 / (1 + np.exp(-alone))
+        curvature = weight * np.maximum(p * (1 - p), 1e-6)
+        share = np.array([1 / (1 + VARIANCE * curvature[query == number].sum()) for number in query])
+        shift = bias.step(sum(share * weight * (p - label)), sum(share * curvature), sum(weight))
+        prediction.step(label, weight, final)
+        alone = alone + shift
+        left, effect = query_effects(query, 1 / (1 + np.exp(-alone)), label, weight)
         p = 1 / (1 + np.exp(-(alone + effect)))
         curvature = weight * np.maximum(p * (1 - p), 1e-6)
-        left, shared = np.ones(len(batch)), np.zeros((len(batch), 3), bool)
+        shared = np.zeros((len(batch), 3), bool)
         for number in np.unique(query):
             own = (query == number) & (weight > 0)
-            left[own] = 1 / (1 + VARIANCE * curvature[own].sum())
             shared[own] = [len(set(examples.ids[np.array(batch)[own], column])) == 1 for column in range(3)]
         gradients, curvatures = ([np.zeros(rows) for rows in ROWS] for _ in range(2))
         for at, (row, g, h) in enumerate(zip(batch, weight * (p - label), curvature, strict=True)):
@@ -101,20 +130,30 @@ def progressive_pass(examples):
                 gradients[f][i] += g * x
                 curvatures[f][i] += h * x * x * (left[at] if f < 3 and shared[at, f] else 1)
         for f in range(FEATURES):
-            precision, slope, bend = math.exp(log_prior[f]), 0.0, 0.0
+            precision, forgetting = math.exp(log_prior[f]), math.exp(log_drift[f])
+            slopes, bends = np.zeros(2), np.zeros(2)
             for i in np.flatnonzero(curvatures[f] > 0):
                 g, h, w, s = gradients[f][i], curvatures[f][i], weights[f][i], information[f][i]
-                u = -w * precision / (precision + s)
-                slope, bend = slope + g * u, bend + h * u * u
+                derivatives = np.array([-w * precision / (precision + s), by_drift[f][i, 1]])
+                slopes, bends = slopes + g * derivatives, bends + h * derivatives**2
                 shrunk = w * (shrunk_by[f][i] + s) / (precision + s)
-                lost = row_newton.FORGETTING * (precision + s) / precision * h / (s + h)
-                kept = max(precision, (precision + s) / (1 + lost))
+                drift = forgetting / precision * h / (s + h)
+                variance = 1 / (precision + s) + drift
+                kept = max(precision, 1 / variance)
                 gained = h + row_newton.OVERDISPERSION * g * g / (1 + h / kept)
-                weights[f][i] = (shrunk * kept + w * gained - g) / (kept + gained)
-                information[f][i], shrunk_by[f][i] = kept + gained - precision, precision
-            known[f] += bend
-            log_prior[f] = np.clip(log_prior[f] - np.clip(slope / known[f], -0.5, 0.5), -3, 12)
-    return recorded, np.exp(log_prior)
+                after = kept + gained
+                weights[f][i] = (shrunk * kept + w * gained - g) / after
+                information[f][i], shrunk_by[f][i] = after - precision, precision
+                steeper = drift / (s + h) * (precision + s) ** 2
+                by_drift[f][i, 0] = (kept / after) ** 2 * (by_drift[f][i, 0] * (1 + steeper) + drift)
+                if 1 / variance <= precision:
+                    by_drift[f][i, 0] = 0.0
+                by_drift[f][i, 1] = (1 - h / after) * by_drift[f][i, 1] - g * by_drift[f][i, 0]
+            known[f] += bends[0]
+            log_prior[f] = np.clip(log_prior[f] - np.clip(slopes[0] / known[f], -0.5, 0.5), -3, 12)
+            known_drift[f] += bends[1]
+            log_drift[f] = np.clip(log_drift[f] - np.clip(slopes[1] / known_drift[f], -0.5, 0.5), -9, 0)
+    return recorded, np.exp(log_prior), np.exp(log_drift)
 
 
 @pytest.fixture(scope="module")
@@ -124,11 +163,12 @@ def default_run(log, tmp_path_factory):
 
 
 def test_predictions_are_those_of_the_plain_loop(examples, default_run, read_predictions):
-    expected, precision = progressive_pass(examples)
+    expected, precision, forgetting = progressive_pass(examples)
     found = read_predictions(default_run[0])["logit"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-4)
     assert np.std(expected) > 0.3
-    assert np.ptp(np.log(precision)) > 0.1  # What is learned of the features differs.
+    # What is learned of the features differs.
+    assert np.ptp(np.log(precision)) > 0.1 and np.ptp(np.log(forgetting)) > 0.1
 
 
 def test_the_limits_are_those_of_the_module():
