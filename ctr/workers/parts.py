@@ -39,16 +39,14 @@ def merge(parts: Sequence[tuple[Part, np.ndarray]]) -> np.ndarray:
     shape = list(array.shape)
     shape[first.axis] = first.total
     whole = np.zeros(shape, array.dtype)
-    seen = np.zeros(first.total, np.int64)
+    along, seen = np.moveaxis(whole, first.axis, 0), np.zeros(first.total, np.int64)
     for part, values in parts:
         if (part.axis, part.total) != (first.axis, first.total) or values.shape[part.axis] != len(part.rows):
             raise ValueError(f"parts of different arrays: {part.axis, part.total} {values.shape}")
         own = part.rows >= 0
-        at = (slice(None),) * part.axis
-        whole[(*at, part.rows[own])] = values[(*at, own)]
+        along[part.rows[own]] = np.moveaxis(values, part.axis, 0)[own]
         np.add.at(seen, part.rows[own], 1)
     if (seen != 1).any():
-        raise ValueError(
-            f"row {int(np.flatnonzero(seen != 1)[0])} is in {int(seen[seen != 1][0])} parts, must be in 1"
-        )
+        row = int(np.flatnonzero(seen != 1)[0])
+        raise ValueError(f"row {row} is in {int(seen[row])} parts, must be in 1")
     return whole
