@@ -9,10 +9,16 @@ from typing import Any
 from ctr.io.errors import InputError
 
 VARIABLE = "TF_CONFIG"
+LOST_STATUS = os.EX_TEMPFAIL
+"""With which a worker ends that has lost another: starting all again may help."""
 _ALLOWED = (
     'allowed: {"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": N}}, '
     'a task "chief" being the first worker'
 )
+
+
+class WorkerLostError(InputError):
+    """Another worker died, hangs or cannot be reached: a message of one line that names it where that is known."""
 
 
 @dataclass(frozen=True)
