@@ -29,6 +29,7 @@ import tensorflow as tf
 from ctr.optim.adagrad import RowAdaGrad, grow_rows, row_direction
 from ctr.optim.protocol import Cost, RowGradient
 from ctr.optim.update_limit import limit_update
+from ctr.workers.collectives import Workers
 
 OVERDISPERSION = 0.1
 """c: how much of the squared gradient counts as information."""
@@ -127,7 +128,7 @@ class RowNewton(RowAdaGrad):
         features: for each table the number of its features.
         copies: of each table's columns, the last one in each copy being linear weights.
         precision: T of every feature at the beginning.
-        limit: see ``RowAdaGrad``.
+        limit, owners: see ``RowAdaGrad``.
     """
 
     row_state: tuple[str, ...] = ("rows_accumulator", "rows_prior")
@@ -142,8 +143,9 @@ class RowNewton(RowAdaGrad):
         copies: int,
         precision: float,
         limit: tuple[float, float] | None = None,
+        owners: Sequence[Workers] | None = None,
     ) -> None:
-        super().__init__(rates, initial_accumulators, limit)
+        super().__init__(rates, initial_accumulators, limit, owners)
         self.features, self.copies, self.precision = tuple(features), copies, precision
         self.priors: dict[str, tf.Variable] = {}
         self.precisions: dict[str, tf.Variable] = {}
@@ -186,11 +188,14 @@ class RowNewton(RowAdaGrad):
         """One step on the touched rows; ``rate`` is a factor of the columns' rates."""
         del compiled
         names = list(self.accumulators)
-        for name, table, rates, one in zip(names, self.tables, self.rates, gradients, strict=True):
+        groups = zip(names, self.tables, self.rates, gradients, self.owners, strict=True)
+        for name, table, rates, one, owners in groups:
             with tf.name_scope("row_update"):
-                self._update_table(name, table, rate * rates, one)
+                self._update_table(name, table, rate * rates, one, owners)
 
-    def _update_table(self, name: str, table: tf.Variable, rates: tf.Tensor, one: RowGradient) -> None:
+    def _update_table(
+        self, name: str, table: tf.Variable, rates: tf.Tensor, one: RowGradient, owners: Workers
+    ) -> None:
         assert one.curvature is not None and one.groups is not None
         width = table.shape[1] // self.copies
         sums, priors = one.state
@@ -207,6 +212,7 @@ class RowNewton(RowAdaGrad):
             precision = tf.exp(logs)
             gradient = one.gradient[:, at]
             found = prior_gradient(before, precision, one.groups, gradient, one.curvature)
+            found = PriorGradient(*owners.all_reduce(found))
             of_rows = tf.gather(precision, tf.maximum(one.groups, 0))
             after = newton_step(before, of_rows, gradient, one.curvature, rates[at])
             values.append(after.weight[:, tf.newaxis])
@@ -217,7 +223,7 @@ class RowNewton(RowAdaGrad):
             learned += [tf.clip_by_value(logs - step, *_RANGE), known]
         moved = tf.concat(values, axis=1)
         if self.limit is not None:
-            moved = one.values - limit_update(one.values, one.values - moved, *self.limit)
+            moved = one.values - limit_update(one.values, one.values - moved, *self.limit, owners)
         table.scatter_update(tf.IndexedSlices(moved, one.rows))
         accumulator, prior = self.accumulators[name], self.priors[name]
         accumulator.scatter_update(tf.IndexedSlices(tf.concat(accumulators, axis=1), one.rows))

@@ -11,6 +11,7 @@ from ctr.optim.online_newton import OnlineNewton
 from ctr.optim.protocol import DenseOptimizer, TableOptimizer
 from ctr.optim.row_newton import RowNewton
 from ctr.training.config import DenseOptimizerConfig, EmbeddingOptimizerConfig
+from ctr.workers.collectives import Workers
 
 _BIAS_PRIOR, _BIAS_FORGETTING = 0.3, 0.5
 _LAST = {"offset": (100.0, (-20.0, 20.0)), "gate": (100.0, (0.0, 1.0))}
@@ -22,8 +23,15 @@ def dense_optimizer(config: DenseOptimizerConfig) -> DenseOptimizer:
     return DenseShampoo(config.shampoo)
 
 
-def table_optimizer(config: EmbeddingOptimizerConfig, layouts: Sequence[TableLayout]) -> TableOptimizer:
-    """The optimizer of embeddings and linear weights, without its tables yet."""
+def table_optimizer(
+    config: EmbeddingOptimizerConfig,
+    layouts: Sequence[TableLayout],
+    owners: Sequence[Workers] | None = None,
+) -> TableOptimizer:
+    """The optimizer of embeddings and linear weights, without its tables yet.
+
+    ``owners`` are for each table the workers that hold a part of it each; by default all tables are here whole.
+    """
     tower_rates: dict[str, float] = dict(config.tower_rates.items())
     if config.linear_rule == "newton":
         return RowNewton(
@@ -36,6 +44,7 @@ def table_optimizer(config: EmbeddingOptimizerConfig, layouts: Sequence[TableLay
             copies=layouts[0].copies,
             precision=sum(len(layout.features) for layout in layouts),
             limit=config.update_limit,
+            owners=owners,
         )
     return RowAdaGrad(
         rates=[
@@ -48,6 +57,7 @@ def table_optimizer(config: EmbeddingOptimizerConfig, layouts: Sequence[TableLay
             for layout in layouts
         ],
         limit=config.update_limit,
+        owners=owners,
     )
 
 

@@ -8,7 +8,10 @@ For a process alone each function returns what it was given, and nothing is adde
 
 import hashlib
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 
 import numpy as np
 import tensorflow as tf
@@ -22,6 +25,18 @@ _GROUP = 1
 # The number of a call, and behind it the size that is not static: a key serves tensors of one shape alone.
 _SIZES = 1 << 22
 _MAX_CALLS = (2**31 - 1) // _SIZES
+_TASK = re.compile(r"/task:(\d+)")
+# What exchanges fail with when a worker is gone, or does not take part in time.
+_LOST = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.CancelledError,
+)
+
+
+class WorkerLostError(InputError):
+    """Another worker is gone, or did not take part in an exchange in time; this one cannot go on without it."""
 
 
 class Workers:
@@ -31,18 +46,15 @@ class Workers:
         rank: the number of this one.
         size: how many there are.
         addresses: HOST:PORT of each; none for a process alone.
+        timeout: seconds after which an exchange that a worker does not take part in fails; 0: never.
     """
 
     def __init__(self, cluster: Cluster | None = None, timeout: float = 0.0) -> None:
-        """Describes a group; ``join`` makes one of processes.
-
-        Args:
-            timeout: seconds after which an exchange that a worker does not take part in fails; 0: never.
-        """
+        """Describes a group; ``join`` makes one of processes."""
         self.rank = 0 if cluster is None else cluster.rank
         self.size = 1 if cluster is None else cluster.size
         self.addresses = () if cluster is None else cluster.addresses
-        self._timeout = timeout
+        self.timeout = timeout
         self._device = f"/job:worker/replica:0/task:{self.rank}/device:CPU:0"
         self._calls = 0
 
@@ -52,23 +64,51 @@ class Workers:
         return self.rank == 0
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums over the workers, element by element, of floating-point tensors of static shapes and one dtype."""
+        """The sums over the workers, element by element, of floating-point tensors of one dtype.
+
+        Each tensor has one shape in all workers, which may be another one at another call.
+        """
         if self.size == 1 or not tensors:
             return list(tensors)
-        shapes = [tensor.shape for tensor in tensors]
         # One message instead of many: each has its latency.
         flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
+        if flat.shape.is_fully_defined():
+            shapes = [tensor.shape.as_list() for tensor in tensors]
+            parts = tf.split(
+                self._sum(flat, self._key(flat)), [tensor.shape.num_elements() for tensor in tensors]
+            )
+        else:
+            shapes = [tf.shape(tensor) for tensor in tensors]
+            sizes = tf.stack([tf.size(tensor) for tensor in tensors])
+            padding, number = _up_to_few(tf.size(flat))
+            total = self._sum(tf.pad(flat, [[0, padding]]), self._next_key() + number)
+            parts = tf.split(total[: tf.size(flat)], sizes, num=len(tensors))
+        return [
+            tf.ensure_shape(tf.reshape(part, shape), tensor.shape)
+            for part, shape, tensor in zip(parts, shapes, tensors, strict=True)
+        ]
+
+    def _sum(self, flat: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         with tf.device(self._device):
             total = tf.raw_ops.CollectiveReduceV2(
-                input=flat,
-                instance_key=self._key(flat),
-                merge_op="Add",
-                final_op="Id",
-                **self._group(),
+                input=flat, instance_key=key, merge_op="Add", final_op="Id", **self._group()
             )
-        total = tf.ensure_shape(total, flat.shape)
-        parts = tf.split(total, [shape.num_elements() for shape in shapes])
-        return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+        return tf.ensure_shape(total, flat.shape)
+
+    def total(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """``all_reduce`` of what each worker adds to a sum that all of them then compute the same with.
+
+        The gradient by what a worker added is that by the sum.
+        """
+        if self.size == 1:
+            return list(tensors)
+
+        @tf.custom_gradient
+        def summed(*parts: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., tuple[tf.Tensor, ...]]]:
+            return self.all_reduce(parts), lambda *upstream: upstream
+
+        found = summed(*tensors)
+        return list(found) if isinstance(found, list | tuple) else [found]
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensors of all workers, which have one shape [N, ...], behind each other: [W * N, ...]."""
@@ -98,13 +138,91 @@ class Workers:
             )
         return tf.ensure_shape(exchanged, tensor.shape)
 
+    def exchange(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """``all_to_all`` of several tensors of one dtype, [W, N, C] each, in one message; C must be static."""
+        if self.size == 1 or not tensors:
+            return list(tensors)
+        flat = tf.concat([tf.reshape(tensor, [self.size, -1]) for tensor in tensors], axis=1)
+        padding, number = _up_to_few(tf.shape(flat)[1])
+        with tf.device(self._device):
+            exchanged = tf.raw_ops.CollectiveAllToAllV2(
+                input=tf.pad(flat, [[0, 0], [0, padding]]),
+                instance_key=self._next_key() + number,
+                **self._group(),
+            )
+        sizes = tf.stack([tf.size(tensor) // self.size for tensor in tensors])
+        parts = tf.split(exchanged[:, : tf.shape(flat)[1]], sizes, axis=1, num=len(tensors))
+        return [
+            tf.ensure_shape(tf.reshape(part, tf.shape(tensor)), tensor.shape)
+            for part, tensor in zip(parts, tensors, strict=True)
+        ]
+
     def gather_numbers(self, numbers: np.ndarray) -> np.ndarray:
         """The numbers of all workers, each having given as many, int64 [N]: int64 [W, N]; between two steps."""
         if self.size == 1:
             return numbers[np.newaxis]
-        # Collectives run on graphs alone; TensorFlow traces this one once for each N.
-        gathered = self._gather_eagerly(tf.constant(numbers, tf.int64))
+        gathered = self._gather_integers(tf.constant(numbers, tf.int64))
         return np.asarray(gathered).reshape(self.size, len(numbers))
+
+    def gather_texts(self, text: str) -> list[str]:
+        """The texts of all workers; between two steps."""
+        if self.size == 1:
+            return [text]
+        content = text.encode()
+        sizes = self.gather_numbers(np.array([len(content)]))[:, 0]
+        padded = content.ljust(-(-int(sizes.max()) // 8) * 8, b"\0")
+        if not padded:
+            return [""] * self.size
+        found = self.gather_numbers(np.frombuffer(padded, "<i8"))
+        return [row.tobytes()[:size].decode() for row, size in zip(found, sizes, strict=True)]
+
+    def gather_array(self, array: np.ndarray) -> np.ndarray:
+        """The arrays of all workers, float32 of one shape [N, ...] each: [W, N, ...]; between two steps."""
+        if self.size == 1:
+            return array[np.newaxis]
+        found = self._gather_floats(tf.constant(array.reshape(-1), tf.float32))
+        return np.asarray(found).reshape(self.size, *array.shape)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Lets no worker go on unless the block succeeded in all of them; it must exchange nothing itself.
+
+        Raises:
+            InputError: what the block raised; and where another worker's failed, which one, and with what.
+        """
+        if self.size == 1:
+            yield
+            return
+        failure: InputError | None = None
+        try:
+            yield
+        except InputError as error:
+            failure = error
+        texts = self.gather_texts("" if failure is None else str(failure) or "failed")
+        if failure is not None:
+            raise failure
+        for address, text in zip(self.addresses, texts, strict=True):
+            if text:
+                raise InputError(f"worker {address}: {text}")
+
+    @contextmanager
+    def noticing_losses(self) -> Iterator[None]:
+        """Within the block an exchange that fails raises WorkerLostError, naming the worker if possible."""
+        if self.size == 1:
+            yield
+            return
+        try:
+            yield
+        except _LOST as error:
+            raise WorkerLostError(self._describe_loss(str(error))) from None
+
+    def _describe_loss(self, message: str) -> str:
+        ranks = {int(rank) for rank in _TASK.findall(message)} - {self.rank}
+        others = [f"{rank} ({self.addresses[rank]})" for rank in sorted(ranks) if rank < self.size]
+        who = f"worker {', '.join(others)} is gone" if others else "another worker is gone"
+        limit = f" or took no part in an exchange within {self.timeout:g} s" if self.timeout else ""
+        why = " ".join(message.split("\n", 1)[0].split())[:200]
+        return f"worker {self.rank} ({self.addresses[self.rank]}): {who}{limit}: {why}"
 
     def wait_for_all(self) -> None:
         """Returns when all workers have called it; between two steps."""
@@ -125,12 +243,21 @@ class Workers:
                 "all workers must have the same"
             )
 
-    def _gather_eagerly(self, numbers: tf.Tensor) -> tf.Tensor:
-        if not hasattr(self, "_gather_function"):
-            self._gather_function = tf.function(
-                self.all_gather, input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False
-            )
-        return self._gather_function(numbers)
+    # Collectives run in graphs alone; each of these is traced once.
+
+    @cached_property
+    def _gather_integers(self) -> Callable[[tf.Tensor], tf.Tensor]:
+        return self._eager_gather(tf.int64)
+
+    @cached_property
+    def _gather_floats(self) -> Callable[[tf.Tensor], tf.Tensor]:
+        return self._eager_gather(tf.float32)
+
+    def _eager_gather(self, dtype: tf.DType) -> Callable[[tf.Tensor], tf.Tensor]:
+        gather: Callable[[tf.Tensor], tf.Tensor] = tf.function(
+            self.all_gather, input_signature=[tf.TensorSpec([None], dtype)], autograph=False
+        )
+        return gather
 
     def _group(self) -> dict[str, object]:
         return {
@@ -138,17 +265,31 @@ class Workers:
             "group_key": _GROUP,
             "ordering_token": [],
             "communication_hint": "ring",
-            "timeout_seconds": self._timeout,
+            "timeout_seconds": self.timeout,
         }
 
     def _key(self, tensor: tf.Tensor) -> tf.Tensor:
         """The key of a call: it depends on the order of calls, the same in all workers, and on what is exchanged."""
+        known = [size for size in tensor.shape if size]
+        unknown = tf.size(tensor) // int(np.prod(known, dtype=np.int64))
+        return self._next_key() + tf.math.floormod(unknown, _SIZES)
+
+    def _next_key(self) -> int:
         self._calls += 1
         if self._calls >= _MAX_CALLS:
             raise RuntimeError("too many different exchanges between workers in one process")
-        known = [size for size in tensor.shape if size]
-        unknown = tf.size(tensor) // int(np.prod(known, dtype=np.int64))
-        return self._calls * _SIZES + tf.math.floormod(unknown, _SIZES)
+        return self._calls * _SIZES
+
+
+def _up_to_few(size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """How much padding makes a size one of few, at most 255 or a sixteenth of it; and a small number of that one.
+
+    TensorFlow keeps something for each size that was exchanged.
+    """
+    bits = tf.reduce_sum(tf.cast(size >= tf.constant([1 << bit for bit in range(31)]), tf.int32))
+    step = tf.maximum(256, tf.bitwise.left_shift(1, tf.maximum(bits - 5, 0)))
+    count = (size + step - 1) // step
+    return count * step - size, 64 * bits + count
 
 
 ALONE = Workers()

@@ -1,7 +1,7 @@
 """Arrays of which each worker holds a part: whose rows are whose, and how the parts make the whole again."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -22,6 +22,25 @@ class Part(NamedTuple):
     def take(self, whole: np.ndarray) -> np.ndarray:
         """This worker's part of the whole array; padding repeats the first row."""
         return np.take(whole, np.maximum(self.rows, 0), axis=self.axis)
+
+    def as_json(self) -> dict[str, Any]:
+        """Where its rows are evenly spaced, by the first, the end and the step."""
+        steps = np.unique(np.diff(self.rows))
+        step = int(steps[0]) if len(steps) else 1
+        evenly = len(steps) <= 1 and step > 0 and (not len(self.rows) or self.rows[0] >= 0)
+        begin = int(self.rows[0]) if len(self.rows) else 0
+        rows = (
+            {"evenly": [begin, begin + step * len(self.rows), step]}
+            if evenly
+            else {"rows": self.rows.tolist()}
+        )
+        return {"axis": self.axis, "total": self.total, **rows}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        """Returns the part of which ``as_json`` returned the content."""
+        rows = np.arange(*content["evenly"]) if "evenly" in content else np.array(content["rows"])
+        return cls(int(content["axis"]), rows.astype(np.int64), int(content["total"]))
 
 
 def rows_of(rank: int, size: int, total: int) -> Part:
@@ -50,3 +69,40 @@ def merge(parts: Sequence[tuple[Part, np.ndarray]]) -> np.ndarray:
         row = int(np.flatnonzero(seen != 1)[0])
         raise ValueError(f"row {row} is in {int(seen[row])} parts, must be in 1")
     return whole
+
+
+def take_from(
+    wanted: Part, parts: Sequence[tuple[Part, np.ndarray]], array: np.ndarray | None = None
+) -> np.ndarray:
+    """One worker's part of an array that others had in other parts.
+
+    Args:
+        wanted: the part.
+        parts: some of the parts; those of others may come in a later call.
+        array: what an earlier call returned.
+
+    Returns:
+        The part; padding and rows of parts that are yet to come are zero.
+
+    Raises:
+        ValueError: parts are of different arrays.
+    """
+    order = np.argsort(wanted.rows, kind="stable")
+    rows = wanted.rows[order]
+    for part, values in parts:
+        if (part.axis, part.total) != (wanted.axis, wanted.total) or values.shape[part.axis] != len(
+            part.rows
+        ):
+            raise ValueError(f"parts of different arrays: {part.axis, part.total} {values.shape}")
+        if array is None:
+            shape = list(values.shape)
+            shape[part.axis] = len(rows)
+            array = np.zeros(shape, values.dtype)
+        if not len(rows):
+            continue
+        places = np.minimum(np.searchsorted(rows, part.rows), len(rows) - 1)
+        known = np.flatnonzero((part.rows >= 0) & (rows[places] == part.rows))
+        at = (slice(None),) * part.axis
+        array[(*at, order[places[known]])] = values[(*at, known)]
+    assert array is not None
+    return array

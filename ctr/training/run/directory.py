@@ -135,10 +135,15 @@ def _is_begun(folder: Path) -> bool:
     return (folder / "config.yaml").is_file() or not others
 
 
+_OF_WORKERS = ("cpu_count", "intra_op_threads", "inter_op_threads", "variables")
+"""What of an environment may change with the number of workers."""
+
+
 def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
     """Writes environment.json, or refuses to resume a run where its bits would come out otherwise.
 
-    The key ``platform`` is there to be read only: a new kernel computes no other bits.
+    The key ``platform`` is there to be read only: a new kernel computes no other bits. Another number of workers does,
+    which is known and allowed; then there may be more or fewer threads and processors, too.
     """
     path = run_dir / "environment.json"
     if not path.exists():
@@ -150,7 +155,13 @@ def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
         if isinstance(versions := before.get("versions"), dict):
             versions.pop(unused, None)
     now = json.loads(json.dumps(environment))
-    differences = differing_keys({**before, "platform": None}, {**now, "platform": None})
+    is_regrouped = before.get("workers", 1) != now.get("workers", 1)
+    read_only = {"platform", "workers", *(_OF_WORKERS if is_regrouped else ())}
+    differences = differing_keys(
+        *({key: value for key, value in one.items() if key not in read_only} for one in (before, now))
+    )
+    if is_regrouped and not differences:
+        write_json(path, environment)
     if differences:
         raise InputError(
             f"{run_dir} was started in another environment ({'; '.join(differences)}), "

@@ -21,6 +21,7 @@ from ctr.io.errors import InputError
 from ctr.io.files import make_folder, naming, sync_folder, write_all, write_atomic
 from ctr.training.config import TrainConfig
 from ctr.training.run import checkpoint
+from ctr.training.run.array_files import Share
 from ctr.training.run.background import Background
 from ctr.training.run.event_file import EventFiles
 
@@ -151,8 +152,23 @@ def describe_rejects(batch: Batch, log: str | None = None) -> list[dict[str, Any
     ]
 
 
+class Unwritten:
+    """A growing file that another worker writes."""
+
+    length = 0
+
+    def append(self, *content: object) -> None:
+        """Writes nothing."""
+
+    def sync(self) -> None:
+        """Does nothing."""
+
+    def end(self, succeeded: bool) -> None:
+        """Writes nothing."""
+
+
 class RunFiles:
-    """The growing files of a run.
+    """The growing files of a run; of several workers the first one writes them.
 
     Attributes:
         background: what is written while the run goes on; what fails there is raised by its next call.
@@ -162,14 +178,14 @@ class RunFiles:
         predictions: None where the run does not record them.
     """
 
-    metrics: GrowingFile
-    events: EventFiles
-    rejects: GrowingFile
+    metrics: GrowingFile | Unwritten
+    events: EventFiles | Unwritten
+    rejects: GrowingFile | Unwritten
     predictions: PredictionWriter | None = None
 
-    def __init__(self, run_dir: Path, config: TrainConfig) -> None:
-        """Touches nothing yet."""
-        self._run_dir, self._config = run_dir, config
+    def __init__(self, run_dir: Path, config: TrainConfig, written: bool = True) -> None:
+        """Touches nothing yet. ``written``: whether this process writes them."""
+        self._run_dir, self._config, self._written = run_dir, config, written
         self.background = Background("run-files")
         self._opened = ExitStack()
 
@@ -183,6 +199,9 @@ class RunFiles:
         Raises:
             InputError: files are missing or shorter.
         """
+        if not self._written:
+            self.metrics, self.events, self.rejects = Unwritten(), Unwritten(), Unwritten()
+            return
         run_dir, keep_open = self._run_dir, self._opened.enter_context
         if self._config.record_predictions:
             writer = PredictionWriter(
@@ -209,6 +228,7 @@ class RunFiles:
         arrays: Mapping[str, np.ndarray],
         state: Mapping[str, Any],
         sound: tuple[int, int],
+        share: Share | None = None,
     ) -> None:
         """Has a checkpoint of position ``examples`` written; for the arguments see ``checkpoint.save``."""
 
@@ -216,7 +236,7 @@ class RunFiles:
             self.metrics.sync()
             self.rejects.sync()
             folder, kept = self._run_dir / "checkpoints", self._config.checkpoint
-            checkpoint.save(folder, examples, arrays, state, kept.keep, kept.disk_limit, sound)
+            checkpoint.save(folder, examples, arrays, state, kept.keep, kept.disk_limit, sound, share)
 
         self.background.submit(write)
 
