@@ -28,9 +28,10 @@ def connect() -> None:
     _launcher = reporter_of()
 
 
-def _report(kind: str, **content: Any) -> None:
+def report(kind: str, **content: Any) -> None:
+    """Reports to the process that started this one as a worker, if one did."""
     # The others would say what the first one says.
-    if _launcher is not None and (_launcher.rank == 0 or kind == "error"):
+    if _launcher is not None and (_launcher.rank == 0 or kind in ("error", "joining")):
         _launcher.report(kind, **content)
 
 
@@ -58,7 +59,7 @@ class _Messages(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = printable(" ".join(record.getMessage().split()))
-        _report("message", level=record.levelno, text=text)
+        report("message", level=record.levelno, text=text)
         if record.levelno >= logging.WARNING:
             text = f"{record.levelname.lower()}: {text}"
         else:
@@ -84,13 +85,13 @@ def is_quiet() -> bool:
 def note(text: str) -> None:
     """Prints what is no result: to standard error, unless it is to be quiet."""
     if not is_quiet():
-        _report("note", text=text)
+        report("note", text=text)
         print(text, file=sys.stderr, flush=True)
 
 
 def print_error(text: str) -> None:
     """Prints why the command fails."""
-    _report("error", text=text)
+    report("error", text=text)
     print("error:", text, file=sys.stderr, flush=True)
 
 
@@ -160,46 +161,38 @@ class ReportedBar:
         self._reported_at = 0.0
 
     def __call__(self, position: int, metrics: dict[str, Any] | None = None) -> None:
-        self._keep("progress", position=position, metrics=metrics)
-
-    def phase(self, word: str) -> None:
-        _report("phase", word=word)
-
-    def lag(self, position: int, lag: tuple[int, float], metrics: dict[str, Any]) -> None:
-        self._keep("lag", position=position, lag=lag, metrics=metrics)
-
-    def close(self) -> None:
-        """Reports the last of it."""
-        if self._latest is not None:
-            _report(**self._latest)
-
-    def _keep(self, kind: str, **content: Any) -> None:
-        self._latest = {"kind": kind, **content}
+        self._latest = {"position": position, "metrics": metrics}
         if (now := time.monotonic()) - self._reported_at >= _REPORT_SECONDS:
             self._reported_at = now
             self.close()
             self._latest = None
 
+    def phase(self, word: str) -> None:
+        report("phase", word=word)
 
-def training_bar(total: int | None) -> Bar | ReportedBar:
+    def close(self) -> None:
+        """Reports the last of it."""
+        if self._latest is not None:
+            report("progress", **self._latest)
+
+
+def training_bar(total: int) -> Bar | ReportedBar:
     """The bar of a training run, or the way to it."""
     return Bar(total, "examples") if _launcher is None else ReportedBar()
 
 
-def show_report(report: Report, bar: Bar) -> None:
+def show_report(reported: Report, bar: Bar) -> None:
     """Shows what the first worker reports as if this process trained."""
-    content = report.content
-    if report.rank:
+    content = reported.content
+    if reported.rank:
         return
-    if report.kind == "progress":
+    if reported.kind == "progress":
         bar(content["position"], content["metrics"])
-    elif report.kind == "phase":
+    elif reported.kind == "phase":
         bar.phase(content["word"])
-    elif report.kind == "lag":
-        bar.lag(content["position"], content["lag"], content["metrics"])
-    elif report.kind == "note":
+    elif reported.kind == "note":
         note(content["text"])
-    elif report.kind == "message":
+    elif reported.kind == "message":
         log.log(content["level"], "%s", content["text"])
 
 

@@ -18,6 +18,7 @@ from ctr.cli_output import (
     note,
     print_error,
     print_result,
+    report,
     set_verbosity,
     show_report,
     training_bar,
@@ -26,6 +27,8 @@ from ctr.io.errors import InputError, one_line
 from ctr.workers.cluster import Cluster, read_cluster
 
 _TIMEOUT_SECONDS = 60.0
+# To load TensorFlow and to look at the log takes far less.
+_START_SECONDS = 600.0
 _CRASH_STATUS = os.EX_SOFTWARE
 _has_joined = False
 
@@ -41,6 +44,8 @@ def train(arguments: argparse.Namespace) -> None:
     from ctr.training.config import TrainConfig
 
     cluster = read_cluster()
+    if cluster is not None and cluster.size == 1:
+        cluster = None
     size = _check_workers(arguments, cluster)
     config = load_model(TrainConfig, arguments.config, "config", arguments.set)
     if arguments.follow and arguments.record is not None:
@@ -55,7 +60,7 @@ def train(arguments: argparse.Namespace) -> None:
     if size > 1 and cluster is None:
         _launch(arguments, config, size)
     elif arguments.follow:
-        _follow(arguments, config, cluster)
+        _follow(arguments, config)
     else:
         _pass(arguments, config, cluster)
 
@@ -76,7 +81,10 @@ def _check_workers(arguments: argparse.Namespace, cluster: Cluster | None) -> in
             f"--workers {arguments.workers}: TF_CONFIG describes a cluster of {size} workers, of which this is one; "
             "allowed: the same number, none, or no TF_CONFIG"
         )
-    return max(size, arguments.workers or 1)
+    size = max(size, arguments.workers or 1)
+    if size > 1 and arguments.follow:
+        raise InputError(f"--follow does not go with {size} workers: a log that grows is followed by one")
+    return size
 
 
 def _pass(arguments: argparse.Namespace, config: Any, cluster: Cluster | None) -> None:
@@ -137,7 +145,7 @@ def _printing_failures(arguments: argparse.Namespace, is_first: bool) -> Iterato
         raise
 
 
-def _follow(arguments: argparse.Namespace, config: Any, cluster: Cluster | None) -> None:
+def _follow(arguments: argparse.Namespace, config: Any) -> None:
     from ctr.io.signals import stop_signals
     from ctr.training.preflight import check_follow
 
@@ -150,7 +158,7 @@ def _follow(arguments: argparse.Namespace, config: Any, cluster: Cluster | None)
         polling = Polling(
             POLL_SECONDS if arguments.poll is None else arguments.poll, arguments.stop_when_idle
         )
-        with closing(training_bar(None)) as bar, _joined(arguments, cluster) as workers:
+        with closing(Bar(None, "examples")) as bar:
             followed = follow(
                 arguments.log,
                 config,
@@ -161,10 +169,8 @@ def _follow(arguments: argparse.Namespace, config: Any, cluster: Cluster | None)
                 export_from_run,
                 _init_from(arguments),
                 bar.phase,
-                **workers,
             )
-    if cluster is None or cluster.rank == 0:
-        print_result(arguments, dataclasses.asdict(followed), f"{arguments.out}: {followed.as_text()}")
+    print_result(arguments, dataclasses.asdict(followed), f"{arguments.out}: {followed.as_text()}")
 
 
 def _init_from(arguments: argparse.Namespace) -> Any:
@@ -176,13 +182,14 @@ def _init_from(arguments: argparse.Namespace) -> Any:
 @contextmanager
 def _joined(arguments: argparse.Namespace, cluster: Cluster | None) -> Iterator[dict[str, Any]]:
     """Joins the workers of a cluster; yields what a run is to be given besides, nothing for a process alone."""
-    if cluster is None or cluster.size == 1:
+    if cluster is None:
         yield {}
         return
     global _has_joined
     from ctr.workers.collectives import join
 
     _has_joined = True
+    report("joining")
     try:
         workers = join(cluster, arguments.worker_timeout or _TIMEOUT_SECONDS)
         # TensorFlow takes SIGTERM for itself, and would only note it.
@@ -208,18 +215,13 @@ def end_worker(status: int) -> None:
 def _launch(arguments: argparse.Namespace, config: Any, size: int) -> None:
     from ctr.data.log import read_manifests
     from ctr.pipelines.processes import safe_environment
-    from ctr.training.preflight import check_follow
     from ctr.training.run.directory import WORKERS
     from ctr.workers.launch import MAX_RESTARTS, Launch, launch, threads_each
 
-    total = None
-    if arguments.follow:
-        check_follow(arguments.log, config, arguments.out)
-    else:
-        with _printing_failures(arguments, True):
-            if _is_finished(arguments, config, True):
-                return
-        total = sum(manifest.rows for manifest in read_manifests(arguments.log))
+    with _printing_failures(arguments, True):
+        if _is_finished(arguments, config, True):
+            return
+    total = sum(manifest.rows for manifest in read_manifests(arguments.log))
     # What TensorFlow says goes to the workers' logs.
     environment = {"TF_CPP_MIN_LOG_LEVEL": "0", **safe_environment()}
     with closing(Bar(total, "examples")) as bar:
@@ -229,9 +231,10 @@ def _launch(arguments: argparse.Namespace, config: Any, size: int) -> None:
                 size=size,
                 folder=arguments.out / WORKERS,
                 environment={**environment, **threads_each(size, environment)},
-                show=lambda report: show_report(report, bar),
+                show=lambda reported: show_report(reported, bar),
                 say=log.warning,
                 mark=lambda: _newest_checkpoint(arguments.out),
+                start_seconds=_START_SECONDS,
                 max_restarts=MAX_RESTARTS if arguments.max_restarts is None else arguments.max_restarts,
             )
         )

@@ -37,22 +37,15 @@ done
 exit "$highest"
 """
 RAY = """
-import os, sys
-from types import SimpleNamespace
-
 class _Config:
     def __init__(self, **given):
         self.__dict__.update(given)
 
 ScalingConfig = FailureConfig = RunConfig = _Config
-_reported = []
-
-def report(metrics):
-    _reported.append(metrics)
 """
 RAY_TENSORFLOW = '''
 import json, os
-import ray.train
+from types import SimpleNamespace
 
 class TensorflowTrainer:
     """Runs the workers one after the other, again while that is allowed."""
@@ -64,12 +57,13 @@ class TensorflowTrainer:
     def fit(self):
         workers = [f"h{rank}:1" for rank in range(self.scaling.num_workers)]
         while True:
+            values = []
             try:
                 for rank in range(len(workers)):
                     task = {"type": "worker", "index": rank}
                     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
-                    self.work(self.config)
-                return ray.train.SimpleNamespace(metrics=ray.train._reported[0])
+                    values.append(self.work(self.config))
+                return SimpleNamespace(return_value=values[0])
             except RuntimeError:
                 if not self.left:
                     raise

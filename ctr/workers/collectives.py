@@ -8,7 +8,6 @@ For a process alone each function returns what it was given, and nothing is adde
 
 import hashlib
 import logging
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -17,7 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.io.errors import InputError
-from ctr.workers.cluster import Cluster
+from ctr.workers.cluster import Cluster, WorkerLostError
+from ctr.workers.watch import begin_watch, find_lost, timed_out
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,6 @@ _GROUP = 1
 # The number of a call, and behind it the size that is not static: a key serves tensors of one shape alone.
 _SIZES = 1 << 22
 _MAX_CALLS = (2**31 - 1) // _SIZES
-_TASK = re.compile(r"/task:(\d+)")
 # What exchanges fail with when a worker is gone, or does not take part in time.
 _LOST = (
     tf.errors.UnavailableError,
@@ -33,10 +32,6 @@ _LOST = (
     tf.errors.DeadlineExceededError,
     tf.errors.CancelledError,
 )
-
-
-class WorkerLostError(InputError):
-    """Another worker is gone, or did not take part in an exchange in time; this one cannot go on without it."""
 
 
 class Workers:
@@ -217,12 +212,13 @@ class Workers:
             raise WorkerLostError(self._describe_loss(str(error))) from None
 
     def _describe_loss(self, message: str) -> str:
-        ranks = {int(rank) for rank in _TASK.findall(message)} - {self.rank}
-        others = [f"{rank} ({self.addresses[rank]})" for rank in sorted(ranks) if rank < self.size]
-        who = f"worker {', '.join(others)} is gone" if others else "another worker is gone"
-        limit = f" or took no part in an exchange within {self.timeout:g} s" if self.timeout else ""
-        why = " ".join(message.split("\n", 1)[0].split())[:200]
-        return f"worker {self.rank} ({self.addresses[self.rank]}): {who}{limit}: {why}"
+        others = [f"{rank} ({self.addresses[rank]})" for rank in find_lost(message, self.rank, self.size)]
+        who = f"worker {', '.join(others)}" if others else "another worker"
+        limit = f" and took no part in an exchange within {self.timeout:g} s" if timed_out(message) else ""
+        return (
+            f"worker {self.rank} ({self.addresses[self.rank]}) has lost {who}, "
+            f"which died, hangs or cannot be reached{limit}"
+        )
 
     def wait_for_all(self) -> None:
         """Returns when all workers have called it; between two steps."""
@@ -314,8 +310,10 @@ def join(cluster: Cluster, timeout: float) -> Workers:
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=tf.distribute.experimental.CommunicationImplementation.RING
     )
-    # It starts this worker's server, and watches the others: where one is gone, exchanges fail.
-    tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+    begin_watch(cluster)
     workers = Workers(cluster, timeout)
-    workers.wait_for_all()
+    with workers.noticing_losses():
+        # It starts this worker's server, and watches the others: where one is gone, exchanges fail.
+        tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+        workers.wait_for_all()
     return workers

@@ -18,6 +18,7 @@ again from the last checkpoint.
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import socket
@@ -25,6 +26,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,6 +59,7 @@ class Launch:
         say: called with a line when the workers are started again.
         mark: returns a number that a checkpoint makes larger.
         max_restarts: how often the workers are started again without a checkpoint between.
+        start_seconds: a worker that has not reported ``joining`` after so long hangs; None: workers do not report it.
         settle_seconds: how long the others have to end after the first that has lost a worker.
     """
 
@@ -68,6 +71,7 @@ class Launch:
     say: Callable[[str], None] = lambda text: None
     mark: Callable[[], int] = lambda: 0
     max_restarts: int = MAX_RESTARTS
+    start_seconds: float | None = None
     settle_seconds: float = _SETTLE_SECONDS
 
 
@@ -79,6 +83,14 @@ class _Worker(NamedTuple):
 
     def __str__(self) -> str:
         return f"worker {self.rank} ({self.address})"
+
+
+@dataclass
+class _Heard:
+    """What workers have reported: their errors, and which of them join the others or have done so."""
+
+    errors: dict[int, str] = field(default_factory=dict)
+    joining: set[int] = field(default_factory=set)
 
 
 class _Failure(NamedTuple):
@@ -145,11 +157,11 @@ def _run_once(plan: Launch, stop: Stop) -> int | _Failure:
     """Runs the workers once: the first one's status where none failed or all were to stop, else the failure."""
     reports = Reports()
     workers: list[_Worker] = []
-    errors: dict[int, str] = {}
+    heard = _Heard()
     try:
         workers.extend(_start(plan, reports))
-        is_stopped = _wait(plan, workers, _shown(plan, reports, errors), stop)
-        failure = None if is_stopped else _judge(workers, errors)
+        is_stopped = _wait(plan, workers, partial(_hear, plan, reports, heard), heard, stop)
+        failure = None if is_stopped else _judge(workers, heard)
         if failure is not None:
             return failure
         status = workers[0].process.returncode
@@ -193,23 +205,24 @@ def _start(plan: Launch, reports: Reports) -> Iterator[_Worker]:
         yield _Worker(rank, address, log, process)
 
 
-def _shown(plan: Launch, reports: Reports, errors: dict[int, str]) -> Callable[[float], None]:
-    """A function that shows what comes within so many seconds, and keeps the errors."""
-
-    def read(timeout: float) -> None:
-        for report in reports.read(timeout):
-            if report.kind == "error":
-                errors[report.rank] = report.content["text"]
-            plan.show(report)
-
-    return read
+def _hear(plan: Launch, reports: Reports, heard: _Heard, timeout: float) -> None:
+    """Shows what comes within so many seconds, and keeps what matters here."""
+    for report in reports.read(timeout):
+        if report.kind == "error":
+            heard.errors[report.rank] = report.content["text"]
+        elif report.kind == "joining":
+            heard.joining.add(report.rank)
+        plan.show(report)
 
 
-def _wait(plan: Launch, workers: Sequence[_Worker], read: Callable[[float], None], stop: Stop) -> bool:
+def _wait(
+    plan: Launch, workers: Sequence[_Worker], hear: Callable[[float], None], heard: _Heard, stop: Stop
+) -> bool:
     """Returns when all have ended, or those that fail are known; whether they were to stop."""
     is_stopped, begun = False, None
+    late = time.monotonic() + (math.inf if plan.start_seconds is None else plan.start_seconds)
     while True:
-        read(_POLL_SECONDS)
+        hear(_POLL_SECONDS)
         if (name := stop()) is not None and not is_stopped:
             is_stopped = True
             for worker in workers:
@@ -220,29 +233,32 @@ def _wait(plan: Launch, workers: Sequence[_Worker], read: Callable[[float], None
             begun = time.monotonic()
         is_settled = begun is not None and time.monotonic() - begun >= plan.settle_seconds
         is_known = is_settled or any(status not in (_FINAL_STATUS, LOST_STATUS) for status in failed)
-        if None not in statuses or (failed and is_known and not is_stopped):
+        is_late = time.monotonic() > late and len(heard.joining) < len(workers)
+        if None not in statuses or ((is_late or (failed and is_known)) and not is_stopped):
             # What was reported before the end.
-            read(0)
+            hear(0)
             return is_stopped
 
 
-def _judge(workers: Sequence[_Worker], errors: Mapping[int, str]) -> _Failure | None:
+def _judge(workers: Sequence[_Worker], heard: _Heard) -> _Failure | None:
     """Which worker failed, and how; None where all are done. Of those that ended for another's sake none is named."""
     ended = [worker for worker in workers if worker.process.returncode]
     for worker in ended:
         if worker.process.returncode not in (_FINAL_STATUS, LOST_STATUS):
-            return _Failure(_with_log(worker, _death(worker, errors)), False)
+            return _Failure(_with_log(worker, _death(worker, heard.errors)), False)
     for worker in ended:
         if worker.process.returncode == _FINAL_STATUS:
-            text = errors.get(worker.rank) or _last_line(worker.log)
+            text = heard.errors.get(worker.rank) or _last_line(worker.log)
             # What all have found is said as by a process alone.
             return _Failure(text if worker.rank == 0 else f"{worker}: {text}", True)
+    running = [worker for worker in workers if worker.process.returncode is None]
+    # Where none failed and some run, one of them does not begin.
+    for worker in running:
+        if ended or worker.rank not in heard.joining:
+            return _Failure(_with_log(worker, "does not answer"), False)
     if not ended:
         return None
-    for worker in workers:
-        if worker.process.returncode is None:
-            return _Failure(_with_log(worker, "does not answer"), False)
-    text = errors.get(ended[0].rank) or _last_line(ended[0].log)
+    text = heard.errors.get(ended[0].rank) or _last_line(ended[0].log)
     return _Failure(_with_log(ended[0], f"has lost another: {text}"), False)
 
 

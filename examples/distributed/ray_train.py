@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 
-import ray.train
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.tensorflow import TensorflowTrainer
 
@@ -21,13 +20,13 @@ PROCESSORS = 8
 FINAL = (0, 1, 2)
 
 
-def work(config: dict) -> None:
+def work(config: dict) -> int:
     """Runs one worker to its end; Ray calls it on each node."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"), f"{PROCESSORS}")
     done = subprocess.run(config["command"], env={**os.environ, **threads})
     if done.returncode not in FINAL:
         raise RuntimeError(f"ctr train ended with status {done.returncode}")
-    ray.train.report({"status": done.returncode})
+    return done.returncode
 
 
 def main() -> int:
@@ -42,7 +41,7 @@ def main() -> int:
         ),
         run_config=RunConfig(failure_config=FailureConfig(max_failures=3)),
     )
-    return trainer.fit().metrics["status"]
+    return trainer.fit().return_value
 
 
 if __name__ == "__main__":

@@ -16,6 +16,10 @@ starts = f"starts{rank}"
 attempt = os.path.getsize(starts) if os.path.exists(starts) else 0
 with open(starts, "a") as file:
     file.write("x")
+# Some end at once, and end the others.
+counts = [f"starts{other}" for other in range(size)]
+while not all(os.path.exists(count) and os.path.getsize(count) > attempt for count in counts):
+    time.sleep(0.01)
 
 def lose():
     # As a worker whose exchange with another one fails.

@@ -130,6 +130,23 @@ time.sleep(1000)
     assert str(failure.value).startswith("worker 2 (127.0.0.1:")
 
 
+def test_one_that_does_not_begin_is_named(place):
+    script = """
+if rank != 1:
+    reporter.report("joining")
+time.sleep(1000)
+"""
+    with pytest.raises(WorkerLostError) as failure:
+        start(place, script, max_restarts=0, start_seconds=2.0)
+    assert str(failure.value).startswith("worker 1 (127.0.0.1:")
+    assert ") does not answer; " in str(failure.value)
+
+
+def test_those_that_have_begun_may_take_their_time(place):
+    status, _, said = start(place, "reporter.report('joining'); time.sleep(2)", start_seconds=1.5)
+    assert (status, said) == (0, [])
+
+
 def test_where_all_lost_another_it_is_said_what_the_first_says(place):
     with pytest.raises(WorkerLostError) as failure:
         start(place, "lose()", max_restarts=0, settle_seconds=20.0)
