@@ -13,15 +13,18 @@ class Part(NamedTuple):
         axis: the axis that is divided.
         rows: int64 [n], the indices along it, in the order in which the worker has them; -1 for padding.
         total: how many there are in all parts together.
+        shape: of the whole array, where parts are single elements of it, numbered in row-major order (``axis`` is 0).
     """
 
     axis: int
     rows: np.ndarray
     total: int
+    shape: tuple[int, ...] | None = None
 
     def take(self, whole: np.ndarray) -> np.ndarray:
         """This worker's part of the whole array; padding repeats the first row."""
-        return np.take(whole, np.maximum(self.rows, 0), axis=self.axis)
+        rows = whole if self.shape is None else whole.reshape(-1)
+        return np.take(rows, np.maximum(self.rows, 0), axis=self.axis)
 
 
 def rows_of(rank: int, size: int, total: int) -> Part:
@@ -49,4 +52,4 @@ def merge(parts: Sequence[tuple[Part, np.ndarray]]) -> np.ndarray:
     if (seen != 1).any():
         row = int(np.flatnonzero(seen != 1)[0])
         raise ValueError(f"row {row} is in {int(seen[row])} parts, must be in 1")
-    return whole
+    return whole if first.shape is None else whole.reshape(first.shape)
