@@ -204,7 +204,7 @@ class Division:
         """Which state is divided, and how, by the names that ``ShampooState`` may have; empty for a process alone."""
         if self.workers.size == 1:
             return {}
-        parts = {}
+        parts: dict[str, Part] = {}
         for factor, own in zip(self.whole.factors, self.own.factors, strict=True):
             part = Part(0, np.array(own.numbers, np.int64), factor.count)
             parts |= {f"{factor.name}/{kind}": part for kind in MATRICES}

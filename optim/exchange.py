@@ -86,6 +86,20 @@ def with_host(options: ShampooOptions, division: Division, state: ShampooState, 
     when(due(options, division.whole, state), act)
 
 
+def copy(options: ShampooOptions, layout: ShampooLayout, state: ShampooState, done: ShampooState) -> None:
+    """Takes over an exchange if it is due, from equal state that has exchanged already."""
+
+    def act() -> None:
+        _fold(options, state, state.status.read_value())
+        for mine, theirs in zip(state.roots, done.roots, strict=True):
+            mine.assign(theirs.read_value())
+        state.status.assign(done.status.read_value())
+        state.counters.assign(done.counters.read_value())
+        state.exchanged_at.assign(state.step)
+
+    when(due(options, layout, state), act)
+
+
 def on_device(options: ShampooOptions, division: Division, state: ShampooState) -> None:
     """Computes roots if it is due, by operations of the graph, and at once (PSO App. E).
 

@@ -120,13 +120,6 @@ class Optimizer(Protocol[GradientT]):
     def variables(self) -> dict[str, tf.Variable]:
         """All state besides the weights, under the names that checkpoints have."""
 
-    def parts(self) -> Mapping[str, Part]:
-        """Which variables hold only this worker's part of what a process alone would have, and which; by their names.
-
-        All other variables are the same on all workers.
-        """
-        return {}
-
     def update(self, gradients: Sequence[GradientT], rate: tf.Tensor, compiled: bool) -> None:
         """One step on all weights, in place; called in the graph of the step.
 
@@ -156,6 +149,13 @@ class Optimizer(Protocol[GradientT]):
 
 class DenseOptimizer(Optimizer[tf.Tensor], Protocol):
     """Trains dense weights."""
+
+    def parts(self) -> Mapping[str, Part]:
+        """Which variables hold only this worker's part of what a process alone would have, and which; by their names.
+
+        All other variables are the same on all workers.
+        """
+        return {}
 
     def take_over(
         self,

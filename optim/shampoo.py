@@ -66,6 +66,8 @@ class ShampooCore:
         host: the pipeline for roots; by default one over all processors.
         workers: which all take the same steps, on the same gradients, and divide the blocks among them. With several,
             there are no tables, and steps are taken in a ``tf.function``.
+        leader: another one over equal variables that takes each step before this one, as the first replica of a
+            tf.distribute strategy does; its roots are copied instead of computed.
 
     Attributes:
         layout: what is preconditioned how.
@@ -82,6 +84,7 @@ class ShampooCore:
         create: Create = create_variable,
         host: HostPipeline | None = None,
         workers: Workers = ALONE,
+        leader: "ShampooCore | None" = None,
     ) -> None:
         self.options = options
         self.weights = list(weights)
@@ -97,6 +100,7 @@ class ShampooCore:
             self.layout.matrices,
         )
         self.host = host or HostPipeline(self.division.own.factors, options)
+        self._leader = leader
 
     # The step.
 
@@ -363,6 +367,9 @@ class ShampooCore:
 
     def exchange(self) -> None:
         """Exchanges roots with the host if it is due, on all workers; not inside a function that XLA compiles."""
+        if self._leader is not None:
+            exchange.copy(self.options, self.layout, self.state, self._leader.state)
+            return
         if self.division.workers.size > 1 and tf.executing_eagerly():
             # What workers exchange, they exchange in graphs.
             self._exchange_in_graph()

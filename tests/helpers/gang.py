@@ -48,7 +48,7 @@ def gang(
         size: how many.
         folder: for the files of the processes, an empty one.
         function: MODULE:NAME, a module of tests/helpers.
-        join: whether the function's first argument is the joined workers; else it finds TF_CONFIG set, and joins itself.
+        join: whether its first argument is the joined workers; else it finds TF_CONFIG set, and joins itself.
         environment: variables that are set in them besides.
         arguments: passed to the function, as JSON.
 

@@ -13,6 +13,7 @@ RATE = 0.125
 STEPS = 60
 EXCHANGE = {"precondition_frequency": 4, "drift_bound": 0.0}
 
+CASE = "momentum, decay, nesterov"
 # By name, the shapes of the weights and what differs from the options of shampoo_reference.
 CASES: dict[str, tuple[list[tuple[int, ...]], dict[str, Any]]] = {
     "momentum, decay, nesterov": (
@@ -21,7 +22,14 @@ CASES: dict[str, tuple[list[tuple[int, ...]], dict[str, Any]]] = {
     ),
     "statistics that decay, averages, adam": (
         [(9, 6), (4, 4), (3,)],
-        {"beta2": 0.9, "beta1": 0.5, "grafting": "adam", "grafting_beta2": 0.9, "blend_steps": 20, "block_size": 4},
+        {
+            "beta2": 0.9,
+            "beta1": 0.5,
+            "grafting": "adam",
+            "grafting_beta2": 0.9,
+            "blend_steps": 20,
+            "block_size": 4,
+        },
     ),
     "odd shapes of any order": (
         [(3, 5, 7), (1, 11), (2, 13), (17, 3), (40, 5)],
@@ -33,7 +41,9 @@ CASES: dict[str, tuple[list[tuple[int, ...]], dict[str, Any]]] = {
 }
 
 
-def run(workers: Workers = ALONE, cases: list[str] | None = None, steps: int = STEPS) -> dict[str, np.ndarray]:
+def run(
+    workers: Workers = ALONE, cases: list[str] | None = None, steps: int = STEPS
+) -> dict[str, np.ndarray]:
     """Trains in each case.
 
     Returns:
@@ -42,8 +52,8 @@ def run(workers: Workers = ALONE, cases: list[str] | None = None, steps: int = S
     found: dict[str, np.ndarray] = {}
     for case in cases or CASES:
         optimizer, weights, step = make(case, workers)
-        for number, gradients in enumerate(reference.drifting(CASES[case][0], steps, condition=30)):
-            step([tf.constant(gradient) for gradient in gradients])
+        for number, gradients in enumerate(history(case, steps)):
+            step(gradients)
             found |= {f"{case}|weight|{number}|{i}": weight.numpy() for i, weight in enumerate(weights)}
         found |= {f"{case}|report|{name}": np.array(value) for name, value in optimizer.report().items()}
         found |= saved(case, optimizer)
@@ -71,9 +81,14 @@ def saved(case: str, optimizer: DenseShampoo) -> dict[str, np.ndarray]:
     return arrays
 
 
-def resumed(
-    workers: Workers = ALONE, case: str = "momentum, decay, nesterov", path: str = "", begin: int = 0, steps: int = STEPS
-) -> dict[str, np.ndarray]:
+def run_and_resume(workers: Workers, path: str, begin: int) -> dict[str, np.ndarray]:
+    """``run``; ``resumed`` from ``path``, its names after ``resumed|``; and whether state ``repeats``."""
+    found = run(workers)
+    found |= {f"resumed|{name}": value for name, value in resumed(workers, CASE, path, begin).items()}
+    return found | {"repeated": np.array(repeats(workers, begin))}
+
+
+def resumed(workers: Workers, case: str, path: str, begin: int) -> dict[str, np.ndarray]:
     """Goes on from what ``path`` holds of a whole run, each worker with its parts, from a step on.
 
     Returns:
@@ -88,8 +103,33 @@ def resumed(
         for i, weight in enumerate(weights):
             weight.assign(arrays[f"weight|{i}"])
     found: dict[str, np.ndarray] = {}
-    history = reference.drifting(CASES[case][0], STEPS, condition=30)[begin : begin + steps]
-    for number, gradients in enumerate(history, begin):
-        step([tf.constant(gradient) for gradient in gradients])
+    for number, gradients in enumerate(history(case)[begin:], begin):
+        step(gradients)
         found |= {f"{case}|weight|{number}|{i}": weight.numpy() for i, weight in enumerate(weights)}
     return found | saved(case, optimizer)
+
+
+def repeats(workers: Workers, begin: int) -> bool:
+    """Whether a new optimizer with the state of another takes the same steps, to the bit."""
+    first, second = (make(CASE, workers) for _ in range(2))
+    steps = history(CASE)[: begin + 9]
+    for gradients in steps[:begin]:
+        first[2](gradients)
+    for name, variable in first[0].variables.items():
+        second[0].variables[name].assign(variable)
+    for weight, other in zip(first[1], second[1], strict=True):
+        other.assign(weight)
+    for gradients in steps[begin:]:
+        first[2](gradients)
+        second[2](gradients)
+    pairs = [
+        *zip(first[1], second[1], strict=True),
+        *zip(first[0].variables.values(), second[0].variables.values(), strict=True),
+    ]
+    return all(one.numpy().tobytes() == other.numpy().tobytes() for one, other in pairs)
+
+
+def history(case: str, steps: int = STEPS) -> list[list[tf.Tensor]]:
+    """The gradients of a case, step by step."""
+    found = reference.drifting(CASES[case][0], steps, condition=30)
+    return [[tf.constant(gradient) for gradient in gradients] for gradients in found]
