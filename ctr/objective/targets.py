@@ -91,7 +91,7 @@ def whole_batch_weight(config: ObjectiveConfig, rows: Rows, source: np.ndarray) 
     constraints = config.bias_constraints
     if constraints is not None and constraints.logs and not weight > 0:
         weight = rows.train_weight.sum(dtype=np.float64)
-    return np.float32(weight)
+    return np.array(weight, np.float32)
 
 
 def query_numbers(begins: np.ndarray, rows: int) -> np.ndarray:

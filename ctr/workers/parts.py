@@ -13,34 +13,36 @@ class Part(NamedTuple):
         axis: the axis that is divided.
         rows: int64 [n], the indices along it, in the order in which the worker has them; -1 for padding.
         total: how many there are in all parts together.
+        shape: of the whole array, where parts are single elements of it, numbered in row-major order (``axis`` is 0).
     """
 
     axis: int
     rows: np.ndarray
     total: int
+    shape: tuple[int, ...] | None = None
 
     def take(self, whole: np.ndarray) -> np.ndarray:
         """This worker's part of the whole array; padding repeats the first row."""
-        return np.take(whole, np.maximum(self.rows, 0), axis=self.axis)
+        rows = whole if self.shape is None else whole.reshape(-1)
+        return np.take(rows, np.maximum(self.rows, 0), axis=self.axis)
 
     def as_json(self) -> dict[str, Any]:
-        """Where its rows are evenly spaced, by the first, the end and the step."""
-        steps = np.unique(np.diff(self.rows))
+        """Its rows in runs, by the first one and their number, all with the same step."""
+        steps = np.diff(self.rows)
         step = int(steps[0]) if len(steps) else 1
-        evenly = len(steps) <= 1 and step > 0 and (not len(self.rows) or self.rows[0] >= 0)
-        begin = int(self.rows[0]) if len(self.rows) else 0
-        rows = (
-            {"evenly": [begin, begin + step * len(self.rows), step]}
-            if evenly
-            else {"rows": self.rows.tolist()}
-        )
-        return {"axis": self.axis, "total": self.total, **rows}
+        begins = np.flatnonzero(np.concatenate([[True], steps != step]))[: len(self.rows)]
+        counts = np.diff(begins, append=len(self.rows))
+        runs = np.stack([self.rows[begins], counts], axis=1).tolist()
+        shape = {} if self.shape is None else {"shape": list(self.shape)}
+        return {"axis": self.axis, "total": self.total, "step": step, "runs": runs, **shape}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         """Returns the part of which ``as_json`` returned the content."""
-        rows = np.arange(*content["evenly"]) if "evenly" in content else np.array(content["rows"])
-        return cls(int(content["axis"]), rows.astype(np.int64), int(content["total"]))
+        step, shape = content["step"], content.get("shape")
+        runs = [begin + step * np.arange(count) for begin, count in content["runs"]]
+        rows = np.concatenate([np.zeros(0, np.int64), *runs]).astype(np.int64)
+        return cls(int(content["axis"]), rows, int(content["total"]), None if shape is None else tuple(shape))
 
 
 def rows_of(rank: int, size: int, total: int) -> Part:
@@ -68,7 +70,7 @@ def merge(parts: Sequence[tuple[Part, np.ndarray]]) -> np.ndarray:
     if (seen != 1).any():
         row = int(np.flatnonzero(seen != 1)[0])
         raise ValueError(f"row {row} is in {int(seen[row])} parts, must be in 1")
-    return whole
+    return whole if first.shape is None else whole.reshape(first.shape)
 
 
 def take_from(
@@ -88,6 +90,7 @@ def take_from(
         ValueError: parts are of different arrays.
     """
     order = np.argsort(wanted.rows, kind="stable")
+    at = (slice(None),) * wanted.axis
     rows = wanted.rows[order]
     for part, values in parts:
         if (part.axis, part.total) != (wanted.axis, wanted.total) or values.shape[part.axis] != len(
@@ -102,7 +105,6 @@ def take_from(
             continue
         places = np.minimum(np.searchsorted(rows, part.rows), len(rows) - 1)
         known = np.flatnonzero((part.rows >= 0) & (rows[places] == part.rows))
-        at = (slice(None),) * part.axis
         array[(*at, order[places[known]])] = values[(*at, known)]
     assert array is not None
     return array

@@ -26,15 +26,15 @@ def free_addresses(count: int) -> list[str]:
 
 
 class Group:
-    """Processes of ``trained_worker.py``, which get all the same arguments.
+    """Processes of ``trained_worker.py``, all of which do the same.
 
     Args:
         size: how many.
-        given: their arguments; see ``trained_worker.main``.
+        jobs: see ``trained_worker.main``.
         folder: for what they write on standard output and standard error.
     """
 
-    def __init__(self, size: int, given: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, size: int, jobs: Sequence[Mapping[str, Any]], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         addresses = free_addresses(size)
         self._logs = [folder / f"worker-{rank}.log" for rank in range(size)]
@@ -51,7 +51,7 @@ class Group:
                 "TF_CPP_MIN_LOG_LEVEL": "2",
                 "PYTHONPATH": f"{HELPERS}:{ROOT}",
             }
-            command = [sys.executable, str(HELPERS / "trained_worker.py"), json.dumps(given)]
+            command = [sys.executable, str(HELPERS / "trained_worker.py"), json.dumps(list(jobs))]
             with log.open("wb") as out:
                 process = subprocess.Popen(
                     command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
@@ -74,15 +74,8 @@ class Group:
         return self._logs[rank].read_text(errors="replace")
 
 
-def run_group(size: int, given: Mapping[str, Any], folder: Path) -> None:
+def run_group(size: int, jobs: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """Runs a group to its end, which must be a success."""
-    group = Group(size, given, folder)
+    group = Group(size, jobs, folder)
     codes = group.wait()
     assert codes == [0] * size, "\n".join(group.output(rank)[-3000:] for rank in range(size))
-
-
-def outputs_of(size: int, given: Mapping[str, Any], folder: Path) -> Sequence[tuple[int, str]]:
-    """Runs a group to its end; returns the exit code and the output of each."""
-    group = Group(size, given, folder)
-    codes = group.wait()
-    return [(code, group.output(rank)) for rank, code in enumerate(codes)]

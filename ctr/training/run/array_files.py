@@ -24,6 +24,7 @@ from ctr.workers.parts import Part, merge, take_from
 ARRAYS = "arrays.npz"
 _PIECE = 1 << 22
 _LOOK_EVERY = 0.02
+_MOMENT = 5.0
 
 Wanted = Callable[[str, int], Part | None]
 """From the name of an array and the length of its first or divided axis to the part of it to read; None: all of it."""
@@ -37,6 +38,7 @@ class Share(NamedTuple):
         parts: by the names of arrays which parts of them it has; those that all have are not there.
         nbytes: of the arrays of all workers.
         patience: seconds that the first one waits for the files of others; 0: however long it takes.
+        is_leaving: whether this process is going to end: then it waits a moment only, as others may be gone.
     """
 
     rank: int
@@ -44,6 +46,7 @@ class Share(NamedTuple):
     parts: Mapping[str, Part]
     nbytes: int
     patience: float
+    is_leaving: Callable[[], bool] = lambda: False
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
@@ -102,8 +105,9 @@ def collect_parts(folder: Path, sha256: str, share: Share) -> list[dict[str, Any
     for rank in range(1, share.size):
         note = _note(folder, rank)
         while not note.exists():
-            if share.patience and time.monotonic() - begun > share.patience:
-                raise InputError(f"{folder}: worker {rank} has not written its part in {share.patience:g} s")
+            patience = _MOMENT if share.is_leaving() else share.patience
+            if patience and time.monotonic() - begun > patience:
+                raise InputError(f"{folder}: worker {rank} has not written its part in {patience:g} s")
             time.sleep(_LOOK_EVERY)
         entries.append(dict(parse_json(note.read_bytes())))
         note.unlink()
@@ -158,9 +162,12 @@ def read_parts(
             whole.setdefault(name, []).append((part, values))
         else:
             parts[name] = own
-            found = part or Part(own.axis, np.arange(values.shape[own.axis]), values.shape[own.axis])
-            arrays[name] = take_from(own, [(found, values)], arrays.get(name))
-            seen[name] = seen.get(name, 0) + int(np.count_nonzero(found.rows >= 0))
+            if part is None:
+                # All of it; of parts that are single elements, one by one.
+                values = values if own.shape is None else values.reshape(-1)
+                part = Part(own.axis, np.arange(values.shape[own.axis]), values.shape[own.axis])
+            arrays[name] = take_from(own, [(part, values)], arrays.get(name))
+            seen[name] = seen.get(name, 0) + int(np.count_nonzero(part.rows >= 0))
     for name, count in seen.items():
         if count != parts[name].total:
             raise ValueError(f"{name}: {count} of {parts[name].total} rows are there")

@@ -157,9 +157,10 @@ def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
     now = json.loads(json.dumps(environment))
     is_regrouped = before.get("workers", 1) != now.get("workers", 1)
     read_only = {"platform", "workers", *(_OF_WORKERS if is_regrouped else ())}
-    differences = differing_keys(
-        *({key: value for key, value in one.items() if key not in read_only} for one in (before, now))
+    then, today = (
+        {key: value for key, value in one.items() if key not in read_only} for one in (before, now)
     )
+    differences = differing_keys(then, today)
     if is_regrouped and not differences:
         write_json(path, environment)
     if differences:

@@ -5,6 +5,7 @@ On a resume, and when a run goes back, they are cut back to where they were at t
 
 import json
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from io import FileIO
@@ -188,6 +189,7 @@ class RunFiles:
         self._run_dir, self._config, self._written = run_dir, config, written
         self.background = Background("run-files")
         self._opened = ExitStack()
+        self._closing = threading.Event()
 
     def open(self, lengths: Mapping[str, int], prediction_parts: Sequence[str]) -> None:
         """Opens the files where they stood at a checkpoint, and deletes what was written after it.
@@ -236,11 +238,13 @@ class RunFiles:
             self.metrics.sync()
             self.rejects.sync()
             folder, kept = self._run_dir / "checkpoints", self._config.checkpoint
-            checkpoint.save(folder, examples, arrays, state, kept.keep, kept.disk_limit, sound, share)
+            shared = None if share is None else share._replace(is_leaving=self._closing.is_set)
+            checkpoint.save(folder, examples, arrays, state, kept.keep, kept.disk_limit, sound, shared)
 
         self.background.submit(write)
 
     def close(self) -> None:
         """Closes the files, once what was given to ``background`` is done."""
+        self._closing.set()
         self.background.close()
         self._opened.close()

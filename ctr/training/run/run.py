@@ -167,12 +167,12 @@ class Run:
                 f"{self.run_dir}: the sidecars {', '.join(self._sidecars)} are not those that this run has read so "
                 "far: use another output directory to start again"
             )
-        weights, own_parts = (
-            {name.removeprefix(_WEIGHTS): one for name, one in group.items() if name.startswith(_WEIGHTS)}
-            for group in (arrays, parts)
-        )
+        weights = {name: array for name, array in arrays.items() if name.startswith(_WEIGHTS)}
+        own_parts = {name.removeprefix(_WEIGHTS): part for name, part in parts.items()}
         try:
-            self.state.restore(weights, own_parts)
+            self.state.restore(
+                {name.removeprefix(_WEIGHTS): array for name, array in weights.items()}, own_parts
+            )
         except ValueError as error:
             raise InputError(f"{self.run_dir}: {error}") from None
         try:
