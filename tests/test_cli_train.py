@@ -147,6 +147,8 @@ def test_logs_of_workers_alone_make_no_run_directory_of_another_kind(place, laun
 
 def start(place: Path, *more: str, **variables: str) -> "subprocess.Popen[str]":
     environment = {**os.environ, "TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1", **variables}
+    # Set in this process by commands that other tests ran in it.
+    environment.pop("TF_CPP_MIN_LOG_LEVEL", None)
     return subprocess.Popen(
         [sys.executable, "-m", "ctr", *train(*more)],
         cwd=place,

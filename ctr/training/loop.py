@@ -144,7 +144,7 @@ def one_pass(
                 progress(run.position.examples, run.metrics.running(is_window_end))
             # Export, before the checkpoint: a run that is killed between the two makes the export again.
             if exporter is not None and run.is_export_due(before) and _check_weights(run, trainer):
-                exporter(take_snapshot(run))
+                _export(run, exporter)
             # Checkpoint.
             if run.is_checkpoint_due():
                 _check_weights(run, trainer)
@@ -155,6 +155,12 @@ def one_pass(
     if partial:
         run.pass_until(passed)
     return passed
+
+
+def _export(run: Run, exporter: Exporter) -> None:
+    snapshot = take_snapshot(run)
+    with run.workers.together():
+        exporter(snapshot)
 
 
 def _check_weights(run: Run, trainer: Trainer) -> bool:
@@ -409,7 +415,7 @@ class Session:
         if run.metrics.window.traffic.examples:
             _close_window(run, trainer, {})
         if self._exporter is not None and failure is None:
-            self._exporter(take_snapshot(run))
+            _export(run, self._exporter)
         if run.position.examples != run.saved_at:
             run.save()
         # No file is to say that all is well before it is.

@@ -10,18 +10,19 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import tensorflow as tf
 
 from ctr.io.errors import InputError
 from ctr.workers.cluster import Cluster, WorkerLostError
-from ctr.workers.watch import begin_watch, find_lost, timed_out
+from ctr.workers.watch import begin_watch, find_lost
 
 log = logging.getLogger(__name__)
 
 _GROUP = 1
+_PATIENCE_SECONDS = 3600.0
 # The number of a call, and behind it the size that is not static: a key serves tensors of one shape alone.
 _SIZES = 1 << 22
 _MAX_CALLS = (2**31 - 1) // _SIZES
@@ -41,7 +42,8 @@ class Workers:
         rank: the number of this one.
         size: how many there are.
         addresses: HOST:PORT of each; none for a process alone.
-        timeout: seconds after which an exchange that a worker does not take part in fails; 0: never.
+        timeout: seconds after which an exchange that a worker does not take part in fails; 0: never. Between two
+            steps others may take longer.
     """
 
     def __init__(self, cluster: Cluster | None = None, timeout: float = 0.0) -> None:
@@ -105,14 +107,13 @@ class Workers:
         found = summed(*tensors)
         return list(found) if isinstance(found, list | tuple) else [found]
 
-    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+    def all_gather(self, tensor: tf.Tensor, timeout: float | None = None) -> tf.Tensor:
         """The tensors of all workers, which have one shape [N, ...], behind each other: [W * N, ...]."""
         if self.size == 1:
             return tensor
+        group = self._group() if timeout is None else {**self._group(), "timeout_seconds": timeout}
         with tf.device(self._device):
-            gathered = tf.raw_ops.CollectiveGatherV2(
-                input=tensor, instance_key=self._key(tensor), **self._group()
-            )
+            gathered = tf.raw_ops.CollectiveGatherV2(input=tensor, instance_key=self._key(tensor), **group)
         first = None if tensor.shape[0] is None else self.size * tensor.shape[0]
         return tf.ensure_shape(gathered, [first, *tensor.shape[1:]])
 
@@ -214,10 +215,9 @@ class Workers:
     def _describe_loss(self, message: str) -> str:
         others = [f"{rank} ({self.addresses[rank]})" for rank in find_lost(message, self.rank, self.size)]
         who = f"worker {', '.join(others)}" if others else "another worker"
-        limit = f" and took no part in an exchange within {self.timeout:g} s" if timed_out(message) else ""
         return (
             f"worker {self.rank} ({self.addresses[self.rank]}) has lost {who}, "
-            f"which died, hangs or cannot be reached{limit}"
+            "which died, hangs or cannot be reached"
         )
 
     def wait_for_all(self) -> None:
@@ -250,8 +250,12 @@ class Workers:
         return self._eager_gather(tf.float32)
 
     def _eager_gather(self, dtype: tf.DType) -> Callable[[tf.Tensor], tf.Tensor]:
+        # The first worker alone checks rows, exports and writes results.
+        timeout = max(self.timeout, _PATIENCE_SECONDS) if self.timeout else 0.0
         gather: Callable[[tf.Tensor], tf.Tensor] = tf.function(
-            self.all_gather, input_signature=[tf.TensorSpec([None], dtype)], autograph=False
+            partial(self.all_gather, timeout=timeout),
+            input_signature=[tf.TensorSpec([None], dtype)],
+            autograph=False,
         )
         return gather
 

@@ -16,6 +16,7 @@ HEARTBEAT_SECONDS = 20.0
 
 # The time that others, which wait for the same, have to say so.
 _ANSWER_SECONDS = 5.0
+_SERVICE = "/tensorflow.CoordinationService/"
 _TASK = re.compile(r"/task:(\d+)")
 
 
@@ -31,11 +32,6 @@ def begin_watch(cluster: Cluster) -> None:
     )
 
 
-def timed_out(message: str) -> bool:
-    """Whether TensorFlow's error is about an exchange that took too long, not about a process that is gone."""
-    return "timed out" in message
-
-
 def find_lost(message: str, rank: int, size: int) -> list[int]:
     """The workers that an exchange failed for, as far as that is known.
 
@@ -43,7 +39,10 @@ def find_lost(message: str, rank: int, size: int) -> list[int]:
         message: of TensorFlow's error.
         rank, size: of this worker, and how many there are.
     """
-    if not timed_out(message):
+    if _SERVICE in message:
+        # It runs in the first worker.
+        return [0] if rank else []
+    if "timed out" not in message:
         # What is named after the first has only passed the error on.
         named = [int(found) for found in _TASK.findall(message)]
         return [other for other in named if other != rank and other < size][:1]
