@@ -3,6 +3,7 @@
 import json
 
 from ctr.data.log import log_sha256
+from ctr.data.sidecar import SidecarHash
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
@@ -44,5 +45,7 @@ def agree(inputs: Inputs, workers: Workers) -> None:
     workers.agree("features of the log (schema)", inputs.schema.version)
     for name, log in inputs.row_logs.items():
         workers.agree(f"constraint log {name}" if name else "log", log_sha256(log.manifests))
+    for role, (path, name) in inputs.sidecars.items():
+        workers.agree(f"sidecar {name} ({role})", SidecarHash(path, name).until())
     same = {key: environment[key] for key in _SAME} | {"versions": versions}
     workers.agree("environment (versions of packages, processor, threads)", json.dumps(same, sort_keys=True))

@@ -11,16 +11,16 @@ from ctr.optim.online_newton import OnlineNewton
 from ctr.optim.protocol import DenseOptimizer, TableOptimizer
 from ctr.optim.row_newton import RowNewton
 from ctr.training.config import DenseOptimizerConfig, EmbeddingOptimizerConfig
-from ctr.workers.collectives import Workers
+from ctr.workers.collectives import ALONE, Workers
 
 _BIAS_PRIOR, _BIAS_FORGETTING = 0.3, 0.5
 _LAST = {"offset": (100.0, (-20.0, 20.0)), "gate": (100.0, (0.0, 1.0))}
 """What is fitted to the prediction: its prior in ``OnlineNewton``, and its range."""
 
 
-def dense_optimizer(config: DenseOptimizerConfig) -> DenseOptimizer:
-    """The optimizer of dense weights, without its weights yet."""
-    return DenseShampoo(config.shampoo)
+def dense_optimizer(config: DenseOptimizerConfig, workers: Workers = ALONE) -> DenseOptimizer:
+    """The optimizer of dense weights, without its weights yet; ``workers`` divide its state."""
+    return DenseShampoo(config.shampoo, workers)
 
 
 def table_optimizer(

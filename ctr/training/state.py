@@ -1,7 +1,7 @@
 """The weights and optimizer state of a run."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -66,8 +66,8 @@ def dense_weights(network: ClickModel) -> dict[str, tf.Variable]:
 class TrainState:
     """All variables that training changes, and the maps from ids that grow to rows.
 
-    Of several workers each has a part of the rows of large tables, with these rows' state, and all else, which is the
-    same in all of them.
+    Of several workers each has a part of the rows of large tables, with these rows' state, its part of the state of the
+    dense weights, and all else, which is the same in all of them.
 
     Attributes:
         workers: those that train together.
@@ -118,7 +118,7 @@ class TrainState:
         self.network = create_network(layouts, config, compute_dtype)
         weights = dense_weights(self.network)
         self.dense = list(weights.values())
-        self.dense_optimizer = dense_optimizer(optimizer.dense)
+        self.dense_optimizer = dense_optimizer(optimizer.dense, workers)
         self.dense_optimizer.build(weights)
         self.calibrators = make_calibrators(self.network.calibrated)
         self.families = tuple(families)
@@ -150,18 +150,31 @@ class TrainState:
 
     def parts(self) -> dict[str, Part]:
         """Which parts of arrays this worker has, by the names of ``variables``; without those that it has whole."""
-        parts: dict[str, Part] = {}
-        kinds = ("rows", *self.table_optimizer.row_state)
-        for number, layout in enumerate(self.layouts):
-            if self.divided[number]:
-                part = rows_of(self.workers.rank, self.workers.size, self._table_rows[number])
-                parts |= {f"{kind}/{layout.name}": part for kind in kinds}
+        parts = dict(self.dense_optimizer.parts())
+        for name, number in self._row_arrays().items():
+            parts[name] = rows_of(self.workers.rank, self.workers.size, self._table_rows[number])
         return parts
 
-    def part_of(self, name: str, total: int) -> Part | None:
-        """The part that this worker is to have of an array of so many rows; None: all of it."""
-        own = self.parts().get(name)
-        return None if own is None else rows_of(self.workers.rank, self.workers.size, total)
+    def part_of(self) -> Callable[[str, int], Part | None]:
+        """Returns which part this worker is to have of an array, of a table of so many rows; None: all of it."""
+        of_dense, of_rows = self.dense_optimizer.parts(), self._row_arrays()
+
+        def part(name: str, rows: int) -> Part | None:
+            return (
+                rows_of(self.workers.rank, self.workers.size, rows) if name in of_rows else of_dense.get(name)
+            )
+
+        return part
+
+    def _row_arrays(self) -> dict[str, int]:
+        """The variables that have a row for each row of a divided table, by name, with the table's number."""
+        kinds = ("rows", *self.table_optimizer.row_state)
+        return {
+            f"{kind}/{layout.name}": number
+            for number, layout in enumerate(self.layouts)
+            if self.divided[number]
+            for kind in kinds
+        }
 
     def place(self, feed: Feed, learning: bool = False) -> Feed:
         """Gives the ids of a feed that grow their rows.

@@ -90,7 +90,6 @@ def take_from(
         ValueError: parts are of different arrays.
     """
     order = np.argsort(wanted.rows, kind="stable")
-    at = (slice(None),) * wanted.axis
     rows = wanted.rows[order]
     for part, values in parts:
         if (part.axis, part.total) != (wanted.axis, wanted.total) or values.shape[part.axis] != len(
@@ -105,6 +104,6 @@ def take_from(
             continue
         places = np.minimum(np.searchsorted(rows, part.rows), len(rows) - 1)
         known = np.flatnonzero((part.rows >= 0) & (rows[places] == part.rows))
-        array[(*at, order[places[known]])] = values[(*at, known)]
+        np.moveaxis(array, wanted.axis, 0)[order[places[known]]] = np.moveaxis(values, wanted.axis, 0)[known]
     assert array is not None
     return array

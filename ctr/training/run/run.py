@@ -132,13 +132,11 @@ class Run:
             refuse_without_checkpoint(self.run_dir)
             return None
         with self.workers.together():
-            arrays, state, parts = checkpoint.read_share(folder, newest, self._wanted)
+            part_of = self.state.part_of()
+            arrays, state, parts = checkpoint.read_share(
+                folder, newest, lambda name, rows: part_of(name.removeprefix(_WEIGHTS), rows)
+            )
         return arrays, state, parts
-
-    def _wanted(self, name: str, total: int) -> Part | None:
-        """The part of an array of a checkpoint that this worker has; None: all of it."""
-        is_weight = name.startswith(_WEIGHTS)
-        return self.state.part_of(name.removeprefix(_WEIGHTS), total) if is_weight else None
 
     def resume(self, saved: Checkpoint | None) -> None:
         """Sets everything to where a checkpoint stands, or to the beginning, the weights of which are there already.
