@@ -14,6 +14,7 @@ import yaml
 
 import ctr.workers.launch
 from ctr.cli import main
+from ctr.training.loop import TIMING
 from small_runs import SMALL, draw_examples, publish
 
 PAIR = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
@@ -171,7 +172,7 @@ def wait_for_checkpoint(place: Path, process: "subprocess.Popen[str]") -> None:
 
 def results(place: Path) -> dict:
     summary = json.loads((place / "run" / "summary.json").read_text())
-    return {key: value for key, value in summary.items() if key not in ("examples_per_second", "step_ms_p50")}
+    return {key: value for key, value in summary.items() if key not in TIMING}
 
 
 @pytest.fixture(scope="module")
@@ -220,6 +221,7 @@ def test_a_worker_that_is_stopped_is_named(place):
     process = start(place, "--workers", "2", "--max-restarts", "0", "--worker-timeout", "300")
     wait_for_checkpoint(place, process)
     workers = children(process.pid)
+    # The order of the processes is that of the workers.
     os.kill(workers[1], signal.SIGSTOP)
     out, err = process.communicate()
     assert (process.returncode, out) == (75, "")
