@@ -26,7 +26,7 @@ SIZES = (1, 2, 3)
 RAMP = {"start": 100, "length": 400}
 # Without kinks, and without sums of squares that begin at 0: there the sign of what is but rounding makes a whole step.
 SMOOTH = {
-    "model": {"deep": {"activation": "swish"}},
+    "model": {"deep": {"activation": "smelu"}},
     "optimizer": {"dense": {"shampoo": {"initial_accumulator": 0.001}}},
     "batch": {"rows": 12},
 }
@@ -103,7 +103,6 @@ class World:
             write_sidecar_partition(self.log, "teacher", manifest, teacher)
         adagrad = {"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None, "momentum": 0}}}}
         self.configs = {
-            # First: an export fails in a process that has traced other models.
             "factorized": (self.log, merged(merged(base, FACTORIZED), DIVIDED)),
             "objective": (self.log, merged(merged(base, objective(exposure)), DIVIDED)),
             "growing": (self.growing, merged(merged(base, merged(TWO_MODELS, CROWDED)), DIVIDED)),
