@@ -22,7 +22,7 @@ from worker_group import Group, run_group
 
 pytestmark = pytest.mark.slow
 
-SIZES = (1, 2, 3)
+BY_TWO, BY_THREE = ("objective", "growing", "mirrored", "factorized"), ("objective", "growing")
 RAMP = {"start": 100, "length": 400}
 # Without kinks, and without sums of squares that begin at 0: there the sign of what is but rounding makes a whole step.
 SMOOTH = {
@@ -129,10 +129,10 @@ def world(tmp_path_factory) -> World:
 @pytest.fixture(scope="module")
 def runs(world) -> World:
     """Each configuration by each number of workers."""
-    for size in SIZES:
+    for size, names in ((1, BY_TWO), (2, BY_TWO), (3, BY_THREE)):
         jobs = [
             world.job(name, f"{name}-{size}", states=str(world.folder / f"states-{name}-{size}"))
-            for name in world.configs
+            for name in names
         ]
         run_group(size, jobs, world.outputs())
     return world
@@ -179,8 +179,7 @@ METRICS = [
 ]
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("name", ["objective", "growing", "mirrored", "factorized"])
+@pytest.mark.parametrize(("name", "size"), [(name, 2) for name in BY_TWO] + [(name, 3) for name in BY_THREE])
 def test_several_workers_compute_what_one_process_does(runs, name, size):
     alone, together = (runs.folder / f"{name}-{number}" for number in (1, size))
     expected, found = predictions(alone), predictions(together)
@@ -191,13 +190,14 @@ def test_several_workers_compute_what_one_process_does(runs, name, size):
     assert_close({key: other[key] for key in METRICS}, {key: one[key] for key in METRICS})
 
 
-@pytest.mark.parametrize("name", ["objective", "growing", "mirrored", "factorized"])
+@pytest.mark.parametrize("name", BY_TWO)
 def test_what_all_workers_have_is_the_same_in_every_bit(runs, name):
-    states = sorted((runs.folder / f"states-{name}-3").glob("*.npz"))
-    assert len(states) >= 3 * 3
-    for first in states[::3]:
+    size = 3 if name in BY_THREE else 2
+    states = sorted((runs.folder / f"states-{name}-{size}").glob("*.npz"))
+    assert len(states) >= 3 * size
+    for first in states[::size]:
         number = first.stem.partition("-")[0]
-        of_ranks = [np.load(first.with_name(f"{number}-{rank}.npz")) for rank in range(3)]
+        of_ranks = [np.load(first.with_name(f"{number}-{rank}.npz")) for rank in range(size)]
         same = 0
         for key in of_ranks[0].files:
             is_part = key.startswith("shampoo|") or (key.startswith("rows") and name != "mirrored")
@@ -219,7 +219,7 @@ def test_a_worker_holds_a_part_of_the_rows(runs):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_checkpoint_of_several_workers_is_read_as_that_of_one(runs, size):
-    for name in runs.configs:
+    for name in BY_TWO if size == 2 else BY_THREE:
         expected, found = (
             checkpoint.read(runs.folder / f"{name}-{number}" / "checkpoints")[0] for number in (1, size)
         )
@@ -306,6 +306,20 @@ def test_what_workers_do_not_have_in_common_is_refused_in_one_line(world):
         assert "jit" in refused[1]
         assert "tensorboard.histograms" in refused[2]
     assert not (world.folder / "differing").exists()
+
+
+def test_weights_that_break_are_rolled_back_by_all_workers_alike(world):
+    log, config = world.configs["mirrored"]
+    broken = merged(config, {"optimizer": {"dense": {"learning_rate": 1e30}}, **DIVIDED})
+    run = world.folder / "broken"
+    group = Group(2, [{"log": str(log), "config": broken, "run": str(run), "fails": True}], world.outputs())
+    assert group.wait() == [0, 0], group.output(0)[-3000:] + group.output(1)[-3000:]
+    ends = [
+        [line for line in group.output(rank).splitlines() if line.startswith("refused: ")] for rank in (0, 1)
+    ]
+    assert ends[0] == ends[1]
+    assert len(ends[0]) == 1
+    assert len(json.loads((run / "quarantine.json").read_text())["rollbacks"]) >= 2
 
 
 def test_a_warm_start_and_a_recorded_sidecar(world):
