@@ -3,9 +3,9 @@
 All are exact for logits of any size that the dtype holds: sums of positive terms, no differences.
 """
 
-from collections.abc import Callable, Sequence
-
 import tensorflow as tf
+
+from ctr.workers.collectives import ALONE, Workers
 
 
 def logistic_loss(label: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
@@ -60,7 +60,7 @@ def rank_loss(
 def squared_correlation(
     logits: tf.Tensor,
     weight: tf.Tensor,
-    total: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] = lambda sums: sums,
+    workers: Workers = ALONE,
 ) -> tf.Tensor:
     """Averages the squared correlation of the logits of two components in the batch over all pairs (FF 5).
 
@@ -70,16 +70,19 @@ def squared_correlation(
     Args:
         logits: float32 [n, B], n at least 2.
         weight: float32 [B]; rows of weight 0 do not count.
-        total: makes sums over these rows those over the whole batch, where workers divide it.
+        workers: those that divide the batch; the correlation is that of all of their rows.
 
     Returns:
         float32 scalar in [0, 1]; a component of constant logits correlates with no other.
     """
     count = logits.shape[0]
     logits = tf.where(weight > 0, logits, tf.zeros_like(logits))
-    sum_of_weights, sums = total([tf.reduce_sum(weight), tf.linalg.matvec(logits, weight)])
-    deviation = logits - tf.math.divide_no_nan(sums, sum_of_weights)[:, tf.newaxis]
-    (covariance,) = total([tf.matmul(deviation * weight, deviation, transpose_b=True)])
+    total, sums = workers.all_reduce([tf.reduce_sum(weight), tf.linalg.matvec(logits, weight)])
+    mean = tf.math.divide_no_nan(sums, total)
+    # The derivative of a covariance by the mean is zero, but not that of some of its terms.
+    mean = mean if workers.size == 1 else tf.stop_gradient(mean)
+    deviation = logits - mean[:, tf.newaxis]
+    (covariance,) = workers.total([tf.matmul(deviation * weight, deviation, transpose_b=True)])
     variance = tf.linalg.diag_part(covariance)
     squared = tf.math.divide_no_nan(tf.square(covariance), variance[:, tf.newaxis] * variance)
     upper = tf.linalg.band_part(squared, 0, -1) - tf.linalg.diag(tf.linalg.diag_part(squared))

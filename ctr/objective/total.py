@@ -105,7 +105,7 @@ def loss_and_terms(
     if config.anti_distillation is not None:
         share = config.anti_distillation.weight * ramps["anti_distillation"]
         terms.append(
-            share * _counted_once(squared_correlation(logits, targets["own_weight"], workers.total), workers)
+            share * _counted_once(squared_correlation(logits, targets["own_weight"], workers), workers)
         )
         loss += terms[-1]
     if config.bias_constraints is not None:

@@ -95,7 +95,7 @@ class Workers:
     def total(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """``all_reduce`` of what each worker adds to a sum that all of them then compute the same with.
 
-        The gradient by what a worker added is that by the sum.
+        The gradient by what a worker added is that by the sum: right where all go on to compute the same with it.
         """
         if self.size == 1:
             return list(tensors)

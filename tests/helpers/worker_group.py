@@ -26,15 +26,22 @@ def free_addresses(count: int) -> list[str]:
 
 
 class Group:
-    """Processes of ``trained_worker.py``, all of which do the same.
+    """Processes of one script, all of which do the same.
 
     Args:
         size: how many.
-        jobs: see ``trained_worker.main``.
+        jobs: the script's argument; see ``trained_worker.main``.
         folder: for what they write on standard output and standard error.
+        script: its name among the helpers.
     """
 
-    def __init__(self, size: int, jobs: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    def __init__(
+        self,
+        size: int,
+        jobs: Sequence[Mapping[str, Any]],
+        folder: Path,
+        script: str = "trained_worker.py",
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         addresses = free_addresses(size)
         self._logs = [folder / f"worker-{rank}.log" for rank in range(size)]
@@ -51,7 +58,7 @@ class Group:
                 "TF_CPP_MIN_LOG_LEVEL": "2",
                 "PYTHONPATH": f"{HELPERS}:{ROOT}",
             }
-            command = [sys.executable, str(HELPERS / "trained_worker.py"), json.dumps(list(jobs))]
+            command = [sys.executable, str(HELPERS / script), json.dumps(list(jobs))]
             with log.open("wb") as out:
                 process = subprocess.Popen(
                     command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
