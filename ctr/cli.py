@@ -1,141 +1,31 @@
 """The command line. Each command imports what it needs when it runs: ``--help`` loads no TensorFlow."""
 
 import argparse
-import contextlib
 import dataclasses
 import importlib
 import json
-import logging
 import os
 import shlex
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ctr.cli_output import (
+    Bar,
+    connect,
+    is_quiet,
+    load_tensorflow,
+    log,
+    note,
+    print_error,
+    print_result,
+    set_verbosity,
+)
 from ctr.cli_parser import CONFIGS, EVENTS, TABLE, completion_script, make_parser
+from ctr.cli_train import end_worker, train
 from ctr.io.errors import InputError, one_line, printable
-
-
-def _load_tensorflow() -> None:
-    """Imports TensorFlow without the notices that it prints whatever the log level is."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with tempfile.TemporaryFile() as notices:
-        sys.stderr.flush()
-        standard_error = os.dup(2)
-        os.dup2(notices.fileno(), 2)
-        try:
-            import tensorflow
-        except BaseException:
-            notices.seek(0)
-            os.write(standard_error, notices.read())
-            raise
-        finally:
-            os.dup2(standard_error, 2)
-            os.close(standard_error)
-    _log.info("loaded TensorFlow %s", tensorflow.__version__)
-
-
-_log = logging.getLogger("ctr")
-
-
-class _Messages(logging.Handler):
-    """Prints messages to what is standard error at the time, above a progress bar that may be there."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = printable(" ".join(record.getMessage().split()))
-        if record.levelno >= logging.WARNING:
-            text = f"{record.levelname.lower()}: {text}"
-        else:
-            text = f"[{record.relativeCreated / 1000:6.1f} s] {text}"
-        bars = sys.modules.get("tqdm")
-        above = bars.tqdm.external_write_mode(file=sys.stderr) if bars else contextlib.nullcontext()
-        with above:
-            print(text, file=sys.stderr, flush=True)
-
-
-def _set_verbosity(verbosity: int) -> None:
-    """What is logged is printed: errors (-1), warnings too (0), or also what is read, written and compiled (1)."""
-    _log.setLevel({-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}[verbosity])
-    if not any(isinstance(handler, _Messages) for handler in _log.handlers):
-        _log.addHandler(_Messages())
-
-
-def _is_quiet() -> bool:
-    return not _log.isEnabledFor(logging.WARNING)
-
-
-def _note(text: str) -> None:
-    """Prints what is no result: to standard error, unless it is to be quiet."""
-    if not _is_quiet():
-        print(text, file=sys.stderr, flush=True)
-
-
-_RUNNING_METRICS = {
-    "per_query_auc": "PerQueryAUC",
-    "auc": "AUC",
-    "logloss": "logloss",
-    "calibration_ratio": "predicted/actual",
-}
-
-
-class _Bar:
-    """A progress bar on a terminal, nothing elsewhere."""
-
-    def __init__(self, total: int | None, unit: str) -> None:
-        from tqdm import tqdm
-
-        self._bar = tqdm(
-            total=total,
-            unit=unit,
-            unit_scale=True,
-            dynamic_ncols=True,
-            disable=_is_quiet() or not sys.stderr.isatty(),
-        )
-        self._times_anew = False
-
-    def __call__(self, position: int, metrics: dict[str, Any] | None = None) -> None:
-        if self._bar.disable:
-            return
-        if metrics:
-            shown = [
-                f"{name} {metrics[key]:.4f}" for key, name in _RUNNING_METRICS.items() if _has(metrics, key)
-            ]
-            self._bar.set_postfix_str(", ".join(shown), refresh=False)
-        if self._times_anew:
-            # A compilation, and what a resumed run had passed before, say nothing about the rate.
-            self._bar.n = self._bar.initial = self._bar.last_print_n = position
-            self._bar.unpause()
-            self._bar.refresh()
-            self._times_anew = False
-        self._bar.update(position - self._bar.n)
-
-    def phase(self, word: str) -> None:
-        """Shows what is done instead of learning, at once; an empty word: nothing else."""
-        if self._bar.disable:
-            return
-        self._times_anew |= word == "compiling" and self._bar.n == self._bar.initial
-        self._bar.set_description_str(word)
-
-    def lag(self, position: int, lag: tuple[int, float], metrics: dict[str, Any]) -> None:
-        is_new = position != self._bar.n
-        self._bar.set_description_str(f"behind {lag[0]} rows, {lag[1]:.1f} s", refresh=not is_new)
-        self(position, metrics)
-
-    def advance(self, count: int) -> None:
-        self._bar.update(count)
-
-    def close(self) -> None:
-        self._bar.close()
-
-
-def _has(metrics: dict[str, Any], key: str) -> bool:
-    return metrics.get(key) is not None
-
-
-def _print_result(arguments: argparse.Namespace, result: dict[str, Any], text: str) -> None:
-    print(json.dumps(result, indent=1) if arguments.json else printable(text))
+from ctr.workers.cluster import LOST_STATUS, WorkerLostError
 
 
 def _ingest(arguments: argparse.Namespace) -> None:
@@ -143,8 +33,8 @@ def _ingest(arguments: argparse.Namespace) -> None:
         from ctr.pipelines.events.command import check_events, run_events
 
         events = check_events(arguments)
-        _load_tensorflow()
-        _print_result(arguments, *run_events(arguments, events))
+        load_tensorflow()
+        print_result(arguments, *run_events(arguments, events))
         return
     from ctr.data.log import check_log
     from ctr.data.mapping import keeping_values, load_format, load_mapping
@@ -165,10 +55,10 @@ def _ingest(arguments: argparse.Namespace) -> None:
     check_anything_to_do(arguments.out, bool(arguments.input), arguments.append)
     if arguments.input:
         mapped_files(mapping, arguments.input)
-    _load_tensorflow()
+    load_tensorflow()
     from ctr.pipelines.ingest.run import ingest
 
-    bar = _Bar(None, "rows")
+    bar = Bar(None, "rows")
     try:
         result = ingest(
             mapping,
@@ -183,7 +73,7 @@ def _ingest(arguments: argparse.Namespace) -> None:
         bar.close()
     counts = dataclasses.asdict(result)
     text = f"{arguments.out}: {result.as_text()}"
-    _print_result(arguments, {**counts, "rejects_file": str(result.rejects_file or "")}, text)
+    print_result(arguments, {**counts, "rejects_file": str(result.rejects_file or "")}, text)
 
 
 def _simulate(arguments: argparse.Namespace) -> None:
@@ -204,15 +94,15 @@ def _simulate(arguments: argparse.Namespace) -> None:
     settings = [f"{name}={value}" for name, value in given.items() if value is not None] + arguments.set
     config = load_model(SimulatorConfig, arguments.config, "config", settings)
     check_simulation([path for path in (arguments.out, arguments.randomized) if path], arguments.events)
-    _load_tensorflow()
+    load_tensorflow()
     from ctr.simulator.simulate import simulate
 
-    bar = _Bar(config.examples, "examples")
+    bar = Bar(config.examples, "examples")
     try:
         result = simulate(config, arguments.out, bar, arguments.randomized, arguments.events)
     finally:
         bar.close()
-    _print_result(arguments, result, "  ".join(f"{key}: {value}" for key, value in result.items()))
+    print_result(arguments, result, "  ".join(f"{key}: {value}" for key, value in result.items()))
 
 
 def _serve(arguments: argparse.Namespace) -> None:
@@ -228,16 +118,16 @@ def _serve(arguments: argparse.Namespace) -> None:
 
     check_days(arguments.days)
     check_loop_folders(arguments.policy, arguments.log, arguments.out)
-    _load_tensorflow()
+    load_tensorflow()
     from ctr.simulator.closed_loop import run_closed_loop
 
-    bar = _Bar(arguments.days, "days")
+    bar = Bar(arguments.days, "days")
     try:
         result = run_closed_loop(arguments.policy, arguments.log, arguments.days, arguments.out, bar)
     finally:
         bar.close()
     days = ["  ".join(f"{key}: {value}" for key, value in day.items()) for day in result["days"]]
-    _print_result(arguments, result, "\n".join(days))
+    print_result(arguments, result, "\n".join(days))
 
 
 def _sample(arguments: argparse.Namespace) -> None:
@@ -252,10 +142,10 @@ def _sample(arguments: argparse.Namespace) -> None:
     rule = config.uninformative
     if rule is not None and rule.low_visibility is not None:
         read_schema(arguments.log)
-        _load_tensorflow()
+        load_tensorflow()
     # A teacher's recordings are looked through before anything is written.
     passes = 1 if rule is None or rule.low_loss is None else 2
-    bar = _Bar(passes * sum(manifest.rows for manifest in read_manifests(arguments.log)), "examples")
+    bar = Bar(passes * sum(manifest.rows for manifest in read_manifests(arguments.log)), "examples")
     try:
         if arguments.out is None:
             result = write_decisions(arguments.log, arguments.name, config, bar.advance)
@@ -263,87 +153,7 @@ def _sample(arguments: argparse.Namespace) -> None:
             result = write_sampled_log(arguments.log, arguments.name, config, arguments.out, bar.advance)
     finally:
         bar.close()
-    _print_result(arguments, result.as_dict(), result.as_text())
-
-
-def _train(arguments: argparse.Namespace) -> None:
-    from ctr.config import load_model
-    from ctr.data.log import read_manifests
-    from ctr.training.config import TrainConfig
-    from ctr.training.preflight import LearningError, check_run, train_result
-    from ctr.training.run.summary_text import summary_text
-
-    config = load_model(TrainConfig, arguments.config, "config", arguments.set)
-    if arguments.follow:
-        _follow(arguments, config)
-        return
-    if (arguments.poll, arguments.stop_when_idle) != (None, None):
-        raise InputError("--poll and --stop-when-idle go with --follow")
-    given = arguments.log, config, arguments.out
-    try:
-        finished = check_run(*given, arguments.record, arguments.init_from)
-        if finished is not None:
-            summary = train_result(arguments.log, arguments.out, finished, arguments.record)
-            if warning := summary.get("calibration_warning"):
-                _log.warning("%s: %s", arguments.out, warning)
-        else:
-            _load_tensorflow()
-            from ctr.serving.export import export_from_run
-            from ctr.training.loop import train
-
-            bar = _Bar(sum(manifest.rows for manifest in read_manifests(arguments.log)), "examples")
-            try:
-                init_from = _init_from(arguments)
-                summary = train(*given, bar, arguments.record, export_from_run, init_from, bar.phase)
-            finally:
-                bar.close()
-    except LearningError as failure:
-        if failure.summary is not None:
-            _print_result(arguments, failure.summary, summary_text(arguments.out, failure.summary))
-        raise
-    _print_result(arguments, summary, summary_text(arguments.out, summary))
-
-
-def _follow(arguments: argparse.Namespace, config: Any) -> None:
-    from ctr.io.signals import stop_signals
-    from ctr.training.preflight import check_follow
-
-    if arguments.record is not None:
-        raise InputError(
-            "--record does not go with --follow: rerun without --follow to finish the run and to record"
-        )
-    check_follow(arguments.log, config, arguments.out)
-    with stop_signals() as stop:
-        _load_tensorflow()
-        from ctr.serving.export import export_from_run
-        from ctr.training.follow.watch import POLL_SECONDS, Polling, follow
-
-        polling = Polling(
-            POLL_SECONDS if arguments.poll is None else arguments.poll, arguments.stop_when_idle
-        )
-        bar = _Bar(None, "examples")
-        try:
-            begin = _init_from(arguments)
-            followed = follow(
-                arguments.log,
-                config,
-                arguments.out,
-                stop,
-                polling,
-                bar.lag,
-                export_from_run,
-                begin,
-                bar.phase,
-            )
-        finally:
-            bar.close()
-    _print_result(arguments, dataclasses.asdict(followed), f"{arguments.out}: {followed.as_text()}")
-
-
-def _init_from(arguments: argparse.Namespace) -> Any:
-    from ctr.training.warm_start.start import InitFrom
-
-    return arguments.init_from and InitFrom(arguments.init_from, _note)
+    print_result(arguments, result.as_dict(), result.as_text())
 
 
 def _export(arguments: argparse.Namespace) -> None:
@@ -359,7 +169,7 @@ def _export(arguments: argparse.Namespace) -> None:
         raise InputError(
             f"--checkpoint {arguments.checkpoint}: {arguments.run} is an exported model, not a run"
         )
-    _load_tensorflow()
+    load_tensorflow()
     from ctr.serving.export import example_calls, export_model, export_run
 
     if model is None:
@@ -368,7 +178,7 @@ def _export(arguments: argparse.Namespace) -> None:
         exported = export_model(model, arguments.out)
     result = {"model": str(exported.path), "made": exported.made, "position": exported.metadata["position"]}
     made = f"{exported.path}" + ("" if exported.made else ": exists already")
-    _print_result(arguments, result, f"{made}\n\n{example_calls(exported)}")
+    print_result(arguments, result, f"{made}\n\n{example_calls(exported)}")
 
 
 def _score(arguments: argparse.Namespace) -> None:
@@ -391,14 +201,14 @@ def _score(arguments: argparse.Namespace) -> None:
     for path in given:
         if not path.exists():
             raise InputError(f"input {path}: no such file or folder")
-    _load_tensorflow()
+    load_tensorflow()
     from ctr.data.log import read_manifests
     from ctr.pipelines.rows.raw_rows import check_labeled, key_schema, plain_mapping, read_raw_rows
     from ctr.serving.scorer import Scorer
 
     scorer = Scorer(arguments.model)
     selected = [one for one in read_manifests(given[0]) if times.selects(one)] if is_log else []
-    bar = _Bar(sum(manifest.rows for manifest in selected) if is_log else None, "rows")
+    bar = Bar(sum(manifest.rows for manifest in selected) if is_log else None, "rows")
     try:
         if is_log:
             result = score_log(scorer, given[0], arguments.out, bar.advance, times)
@@ -412,7 +222,7 @@ def _score(arguments: argparse.Namespace) -> None:
     finally:
         bar.close()
     counts = {**dataclasses.asdict(result), "rejects_file": str(result.rejects_file or "")}
-    _print_result(arguments, {**counts, "model": str(scorer.path)}, score_text(arguments.out, result))
+    print_result(arguments, {**counts, "model": str(scorer.path)}, score_text(arguments.out, result))
 
 
 def _replay(arguments: argparse.Namespace) -> None:
@@ -427,12 +237,12 @@ def _replay(arguments: argparse.Namespace) -> None:
         check_experiment_folder(arguments.out)
         read_experiment(arguments.experiment)
         read_schema(arguments.log)
-        _load_tensorflow()
+        load_tensorflow()
         from ctr.experiments.run import run_experiment
 
         def tell(text: str) -> None:
             if sys.stderr.isatty():
-                _note(text)
+                note(text)
 
         failures = run_experiment(
             arguments.experiment,
@@ -446,7 +256,7 @@ def _replay(arguments: argparse.Namespace) -> None:
         )
     text = write_experiment(arguments.out)
     result = json.loads((arguments.out / "result.json").read_bytes()) if arguments.json else {}
-    _print_result(arguments, result, f"{text}\n{arguments.out / 'report.html'}")
+    print_result(arguments, result, f"{text}\n{arguments.out / 'report.html'}")
     if failures:
         causes = "; ".join(f"{name}: {error}" for name, error in failures.items())
         raise InputError(f"{len(failures)} failed; rerun the same command to try again: {causes}")
@@ -460,21 +270,21 @@ def _compare(arguments: argparse.Namespace) -> None:
     comparison: LoopComparison | RunComparison
     is_loop = any((folder / SHOWN_FILE).is_file() for folder in given)
     comparison = compare_loops(*given) if is_loop else compare_runs(*given)
-    _print_result(arguments, comparison.as_dict(), comparison.as_text())
+    print_result(arguments, comparison.as_dict(), comparison.as_text())
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
     from ctr.pipelines.evaluate.command import evaluate_text, run_evaluate
 
     result = run_evaluate(arguments.predictions, arguments.against, arguments.beam_options)
-    _print_result(arguments, result, evaluate_text(result))
+    print_result(arguments, result, evaluate_text(result))
 
 
 def _report(arguments: argparse.Namespace) -> None:
     from ctr.eval.report import write_report
 
     path = write_report(arguments.run, arguments.out)
-    _print_result(arguments, {"report": str(path)}, str(path))
+    print_result(arguments, {"report": str(path)}, str(path))
 
 
 def _inspect(arguments: argparse.Namespace) -> None:
@@ -482,13 +292,13 @@ def _inspect(arguments: argparse.Namespace) -> None:
     from ctr.data.inspection_text import inspection_text, log_warnings
     from ctr.data.log import read_manifests
 
-    bar = _Bar(sum(manifest.rows for manifest in read_manifests(arguments.log)), "rows")
+    bar = Bar(sum(manifest.rows for manifest in read_manifests(arguments.log)), "rows")
     try:
         summary = inspect_log(arguments.log, bar.advance)
     finally:
         bar.close()
     result = {**summary.as_dict(), "warnings": log_warnings(summary)}
-    _print_result(arguments, result, inspection_text(summary))
+    print_result(arguments, result, inspection_text(summary))
 
 
 def _vocabulary(arguments: argparse.Namespace) -> None:
@@ -497,11 +307,11 @@ def _vocabulary(arguments: argparse.Namespace) -> None:
     read_run_model(arguments.run)
     if arguments.limit is not None and arguments.limit < 1:
         raise InputError(f"--limit {arguments.limit}: allowed: 1 and more")
-    _load_tensorflow()
+    load_tensorflow()
     from ctr.training.analysis.vocabulary import list_vocabulary, vocabulary_content
 
     found = list_vocabulary(arguments.run, arguments.feature, arguments.sort, arguments.limit, arguments.log)
-    _print_result(arguments, vocabulary_content(found), found.as_text())
+    print_result(arguments, vocabulary_content(found), found.as_text())
 
 
 def _config(arguments: argparse.Namespace) -> None:
@@ -511,26 +321,26 @@ def _config(arguments: argparse.Namespace) -> None:
     group = describe(getattr(importlib.import_module(module), name))
     if arguments.key is not None:
         group = select(group, arguments.key, f"ctr config --kind {arguments.kind}")
-    _print_result(arguments, {"kind": arguments.kind, "keys": key_rows(group)}, as_yaml(group).rstrip("\n"))
+    print_result(arguments, {"kind": arguments.kind, "keys": key_rows(group)}, as_yaml(group).rstrip("\n"))
 
 
 def _completion(arguments: argparse.Namespace) -> None:
     script = completion_script(arguments.shell)
-    _print_result(arguments, {"shell": arguments.shell, "script": script}, script.rstrip("\n"))
+    print_result(arguments, {"shell": arguments.shell, "script": script}, script.rstrip("\n"))
 
 
 def _demo(arguments: argparse.Namespace) -> None:
     from ctr.demo import check_demo_folder, run_demo
 
     check_demo_folder(arguments.out)
-    _load_tensorflow()
+    load_tensorflow()
 
     def say(text: str) -> None:
-        if not _is_quiet():
+        if not is_quiet():
             print(text, file=sys.stderr if arguments.json else sys.stdout, flush=True)
 
-    report = run_demo(arguments.out, arguments.examples, say, _Bar)
-    _print_result(arguments, {"report": str(report)}, f"The report: {report}")
+    report = run_demo(arguments.out, arguments.examples, say, Bar)
+    print_result(arguments, {"report": str(report)}, f"The report: {report}")
 
 
 def _quickstart(arguments: argparse.Namespace) -> None:
@@ -548,13 +358,13 @@ def _quickstart(arguments: argparse.Namespace) -> None:
     )
 
     def say(text: str) -> None:
-        if not _is_quiet():
+        if not is_quiet():
             print(printable(text), file=sys.stderr if arguments.json else sys.stdout, flush=True)
 
     ask = _ask if sys.stdin.isatty() and sys.stderr.isatty() else None
     width = shutil.get_terminal_size((200, 24)).columns
-    result = run_quickstart(arguments.input, out, options, Tools(say, width, ask, _Bar, _load_tensorflow))
-    _print_result(arguments, result, result_text(out, result))
+    result = run_quickstart(arguments.input, out, options, Tools(say, width, ask, Bar, load_tensorflow))
+    print_result(arguments, result, result_text(out, result))
 
 
 def _ask(doubt: Any) -> str:
@@ -581,7 +391,7 @@ def _commands() -> dict[str, Callable[[argparse.Namespace], None]]:
         "simulate": _simulate,
         "ingest": _ingest,
         "sample": _sample,
-        "train": _train,
+        "train": train,
         "export": _export,
         "score": _score,
         "replay": _replay,
@@ -596,29 +406,44 @@ def _commands() -> dict[str, Callable[[argparse.Namespace], None]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command. Returns 0, or 1 after one line on bad input; usage errors exit with 2."""
+    """Runs one command.
+
+    Returns:
+        0, or after one line 1 on bad input, 75 where a worker of a training run is lost, or 130 where it was
+        interrupted; usage errors exit with 2.
+    """
     given = sys.argv[1:] if argv is None else list(argv)
     arguments = make_parser().parse_args(given)
+    arguments.words = given
     arguments.given = shlex.join(["ctr", *given])
-    _set_verbosity(arguments.verbosity)
+    connect()
+    set_verbosity(arguments.verbosity)
+    status = _run(arguments)
+    end_worker(status)
+    return status
+
+
+def _run(arguments: argparse.Namespace) -> int:
     try:
         _commands()[arguments.command](arguments)
         sys.stdout.flush()
-        _log.info("done")
+        log.info("done")
     except BrokenPipeError:
         # Whoever read the output is gone; Python would complain about what is left of it when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
+    except WorkerLostError as error:
+        print_error(one_line(error))
+        return LOST_STATUS
     except (InputError, OSError, MemoryError) as error:
-        print("error:", one_line(error), file=sys.stderr)
+        print_error(one_line(error))
         return 1
     except ModuleNotFoundError as error:
         if str(error.name).partition(".")[0] == __package__:
             raise
-        print(
-            f"error: the package {error.name} is not installed: the command line requires clicktrain with the extra "
-            "train (in a checkout: pip install '.[train]')",
-            file=sys.stderr,
+        print_error(
+            f"the package {error.name} is not installed: the command line requires clicktrain with the extra "
+            "train (in a checkout: pip install '.[train]')"
         )
         return 1
     except KeyboardInterrupt:

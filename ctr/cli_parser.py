@@ -383,6 +383,27 @@ def _train(commands: _Commands) -> None:
         "--record", metavar="NAME", help="publish the predictions as the log's sidecar NAME, for students"
     )
     _add_settings(train, "seed=2")
+    workers = train.add_argument_group(
+        "many workers",
+        "Where the environment variable TF_CONFIG describes a cluster, this is one worker of it. The first worker "
+        "prints progress and result; each worker that --workers starts has its output in RUN/workers. A command that "
+        "has lost a worker ends with status 75: rerun it to resume.",
+    )
+    workers.add_argument(
+        "--workers", type=int, metavar="N", help="start N workers on this machine and look after them (1)"
+    )
+    workers.add_argument(
+        "--worker-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="a worker that the others wait for so long is lost (60)",
+    )
+    workers.add_argument(
+        "--max-restarts",
+        type=int,
+        metavar="N",
+        help="how often --workers restarts all workers after one is lost, without a checkpoint between (3)",
+    )
     follow = train.add_argument_group("logs that grow")
     follow.add_argument(
         "--follow", action="store_true", help="train on new partitions as they are published, until stopped"

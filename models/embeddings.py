@@ -13,12 +13,24 @@ from ctr.models.rows import TableLayout
 
 Plan = Mapping[str, tf.Tensor]
 
+_PHILOX = 1
+# Rows that are drawn together; a multiple of four.
+_PIECE = 65536
 
-def create_table(layout: TableLayout, init_scale: float, seed: int) -> tf.Variable:
+
+def create_table(
+    layout: TableLayout, init_scale: float, seed: int, rank: int = 0, size: int = 1
+) -> tf.Variable:
     """Creates a float32 [rows, columns] table: embeddings normal with deviation ``init_scale``, linear weights 0.
 
     Where ids grow it has the fixed rows, and may get more.
+
+    Args:
+        rank, size: which part of the table is created, of how many: the rows ``rank``, ``rank + size`` and so on, with
+            the values that they have in the whole table, which is never there.
     """
+    if size > 1:
+        return _create_part(layout, init_scale, seed, rank, size)
     columns = []
     for copy in range(layout.copies):
         # The name is in the seed, so that adding a table or a copy does not change another one's start.
@@ -31,6 +43,29 @@ def create_table(layout: TableLayout, init_scale: float, seed: int) -> tf.Variab
     rows = None if layout.growing else layout.rows
     value = tf.concat(columns, axis=1)
     return tf.Variable(value, name=f"rows/{layout.name}", shape=[rows, layout.columns])
+
+
+def _create_part(layout: TableLayout, init_scale: float, seed: int, rank: int, size: int) -> tf.Variable:
+    value = np.zeros((len(range(rank, layout.rows, size)), layout.copies, layout.width + 1), np.float32)
+    for copy in range(layout.copies if layout.width else 0):
+        name = f"{layout.name}/{copy}" if copy else layout.name
+        name_seed = int(tf.strings.to_hash_bucket_fast(name, 2**31 - 1))
+        key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=[seed, name_seed])
+        for begin in range(0, layout.rows, _PIECE):
+            rows = min(_PIECE, layout.rows - begin)
+            # What ``tf.random.stateless_normal`` draws: each count of Philox gives four numbers.
+            drawn = tf.raw_ops.StatelessRandomNormalV2(
+                shape=[rows, layout.width],
+                key=key,
+                counter=counter + tf.constant([begin * layout.width // 4, 0], tf.uint64),
+                alg=_PHILOX,
+            )
+            first = (rank - begin) % size
+            place = (begin + first) // size
+            own = (init_scale * drawn).numpy()[first::size]
+            value[place : place + len(own), copy, : layout.width] = own
+    shape = [None if layout.growing else len(value), layout.columns]
+    return tf.Variable(value.reshape(-1, layout.columns), name=f"rows/{layout.name}", shape=shape)
 
 
 def new_rows(
@@ -174,6 +209,11 @@ def _sums(values: tf.Tensor, entries: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
         a_shape=tf.cast(tf.stack([count, number]), tf.int64),
         b=values,
     )
+
+
+def sum_by_position(values: tf.Tensor, positions: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """Sums ``values``, float32 [N, C], by position, int32 [N], in their order: float32 [count, C]. Not under XLA."""
+    return _sums(values, _entries(positions), count)
 
 
 def tower_inputs(

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from ctr.optim.protocol import Cost, RowGradient
 from ctr.optim.update_limit import limit_update
+from ctr.workers.collectives import ALONE, Workers
 
 _OPERATIONS = 7
 """For each element of a touched row."""
@@ -56,6 +57,7 @@ def update_rows(
     gradient: tf.Tensor,
     rate: tf.Tensor | float,
     limit: tuple[float, float] | None = None,
+    owners: Workers = ALONE,
 ) -> None:
     """One AdaGrad step on some rows of a table, in place.
 
@@ -68,11 +70,12 @@ def update_rows(
         gradient: [U, C], summed over the batch.
         rate: scalar, or [C], a rate for each column.
         limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for all touched rows; None: none.
+        owners: the workers that hold a part of the table each.
     """
     direction, squared = row_direction(accumulated, gradient)
     update = rate * direction
     if limit is not None:
-        update = limit_update(values, update, *limit)
+        update = limit_update(values, update, *limit, owners)
     # Rows are replaced, as TensorFlow adds to them one by one, several times slower.
     accumulator.scatter_update(tf.IndexedSlices(accumulated + squared, rows))
     table.scatter_update(tf.IndexedSlices(values - update, rows))
@@ -85,6 +88,8 @@ class RowAdaGrad:
         rates: for each table float32 [C], the learning rates of its columns.
         initial_accumulators: for each table float32 [C], at which the sums of squares of its columns start.
         limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for a table's touched rows; None: none.
+        owners: for each table the workers that hold a part of its rows each; ``ALONE`` for all of a table that is here
+            whole. By default all tables are.
     """
 
     name = "embeddings"
@@ -97,7 +102,9 @@ class RowAdaGrad:
         rates: Sequence[np.ndarray],
         initial_accumulators: Sequence[np.ndarray],
         limit: tuple[float, float] | None = None,
+        owners: Sequence[Workers] | None = None,
     ) -> None:
+        self.owners = [ALONE] * len(rates) if owners is None else list(owners)
         self.rates = rates
         self.initial_accumulators = initial_accumulators
         self.limit = limit
@@ -133,8 +140,8 @@ class RowAdaGrad:
     def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor, compiled: bool) -> None:
         """One step on the touched rows; ``rate`` is a factor of the columns' rates."""
         del compiled
-        for table, accumulator, rates, one in zip(
-            self.tables, self.accumulators.values(), self.rates, gradients, strict=True
+        for table, accumulator, rates, one, owners in zip(
+            self.tables, self.accumulators.values(), self.rates, gradients, self.owners, strict=True
         ):
             with tf.name_scope("row_update"):
                 update_rows(
@@ -146,6 +153,7 @@ class RowAdaGrad:
                     one.gradient,
                     rate * rates,
                     self.limit,
+                    owners,
                 )
 
     def exchange(self) -> None:

@@ -15,6 +15,8 @@ from ctr.optim.options import ShampooOptions
 from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver
 from ctr.optim.shampoo import ShampooCore
 from ctr.optim.state import ShampooLayout, lay_out
+from ctr.workers.collectives import ALONE, Workers
+from ctr.workers.parts import Part
 
 _GRAFTING = {"sgd": 0, "adagrad": 4, "rmsprop": 6, "adam": 8}
 """Operations of the grafted optimizer for each weight."""
@@ -41,6 +43,7 @@ class DenseShampoo:
 
     Args:
         options: everything but the learning rate.
+        workers: among whom the blocks are divided.
 
     Attributes:
         core: what it is made of; there from ``build`` on.
@@ -49,19 +52,24 @@ class DenseShampoo:
     name = "shampoo"
     core: ShampooCore
 
-    def __init__(self, options: ShampooOptions) -> None:
+    def __init__(self, options: ShampooOptions, workers: Workers = ALONE) -> None:
         self.options = options
+        self._workers = workers
         self._decayed: list[bool] = []
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
         """Takes the weights and creates the variables."""
-        self.core = ShampooCore(self.options, list(weights.values()))
+        self.core = ShampooCore(self.options, list(weights.values()), workers=self._workers)
         self._decayed = [len(weight.shape) > 1 for weight in weights.values()]
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
         """The variables of ``ctr.optim.state.ShampooState``."""
         return {f"shampoo/{name}": variable for name, variable in self.core.state.variables.items()}
+
+    def parts(self) -> dict[str, Part]:
+        """The statistics and roots of each factor, by matrices, and the element-wise state of divided weights."""
+        return {f"shampoo/{name}": part for name, part in self.core.parts().items()}
 
     def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
         """One step; a compiled one leaves roots to ``exchange``."""

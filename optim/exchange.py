@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim import statistics
+from ctr.optim.division import Division
 from ctr.optim.graph_roots import inverse_roots
 from ctr.optim.host import Exchange, HostPipeline
 from ctr.optim.options import ShampooOptions
@@ -40,10 +41,9 @@ def due(options: ShampooOptions, layout: ShampooLayout, state: ShampooState) -> 
     return exchange_due(options, state.step.read_value(), state.exchanged_at.read_value())
 
 
-def with_host(
-    options: ShampooOptions, layout: ShampooLayout, state: ShampooState, host: HostPipeline
-) -> None:
+def with_host(options: ShampooOptions, division: Division, state: ShampooState, host: HostPipeline) -> None:
     """Exchanges if it is due, with worker threads; not inside a function that XLA compiles."""
+    layout = division.own
     written = [tf.float64, tf.int64, *(state.dtype for _ in layout.factors)]
 
     def collect(correction: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
@@ -58,42 +58,71 @@ def with_host(
             host.collect(step, exchange)
         return [exchange.status, exchange.counters, *exchange.roots]
 
+    def call(
+        function: Callable[..., list[np.ndarray]],
+        first: list[tf.Tensor],
+        status: tf.Tensor,
+        counters: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        read = [state.step, state.exchanged_at, *state.totals, *state.roots]
+        step, exchanged_at, *matrices = [variable.read_value() for variable in read]
+        arrays = [*first, step, exchanged_at, status, counters, *matrices]
+        new_status, new_counters, *roots = tf.numpy_function(function, arrays, written)
+        for variable, value in zip(state.roots, roots, strict=True):
+            variable.assign(tf.reshape(value, variable.shape))
+        return tf.reshape(new_status, status.shape), tf.reshape(new_counters, counters.shape)
+
     def act() -> None:
+        before = state.counters.read_value()
         # In flight is what was sent before the present window.
         sent = statistics.bias_correction(options.beta2, state.collections - state.window_collections)
-        _write(state, tf.numpy_function(collect, [sent, *_read(state)], written))
-        correction = _fold(options, state)
+        status = division.take_status(state.status.read_value())
+        status, counters = call(collect, [sent], status, before)
+        correction, status = _fold(options, state, status)
         early = is_early(options, state.step.read_value())
-        _write(state, tf.numpy_function(send, [early, correction, *_read(state)], written))
+        status, counters = call(send, [early, correction], status, counters)
+        _publish(division, state, status, before, counters)
+
+    when(due(options, division.whole, state), act)
+
+
+def copy(options: ShampooOptions, layout: ShampooLayout, state: ShampooState, done: ShampooState) -> None:
+    """Takes over an exchange if it is due, from equal state that has exchanged already."""
+
+    def act() -> None:
+        _fold(options, state, state.status.read_value())
+        for mine, theirs in zip(state.roots, done.roots, strict=True):
+            mine.assign(theirs.read_value())
+        state.status.assign(done.status.read_value())
+        state.counters.assign(done.counters.read_value())
         state.exchanged_at.assign(state.step)
 
     when(due(options, layout, state), act)
 
 
-def on_device(options: ShampooOptions, layout: ShampooLayout, state: ShampooState) -> None:
+def on_device(options: ShampooOptions, division: Division, state: ShampooState) -> None:
     """Computes roots if it is due, by operations of the graph, and at once (PSO App. E).
 
     Raises:
         ValueError: the options ask for roots that the coupled iteration does not give.
     """
-    for factor in layout.factors:
+    for factor in division.whole.factors:
         if whole_order(factor.exponent) is None:
             raise ValueError(
                 f"exponent_multiplier {options.exponent_multiplier} requires roots of order "
                 f"{1.0 / factor.exponent:g}, which a step compiled by XLA cannot compute; train with "
                 "callbacks=[ShampooCallback()], which has them computed on the host, or without jit_compile"
             )
-    when(due(options, layout, state), lambda: _compute_on_device(options, layout, state))
+    when(due(options, division.whole, state), lambda: _compute_on_device(options, division, state))
 
 
-def _read(state: ShampooState) -> list[tf.Tensor]:
-    variables = [state.step, state.exchanged_at, state.status, state.counters, *state.totals, *state.roots]
-    return [variable.read_value() for variable in variables]
-
-
-def _write(state: ShampooState, values: Sequence[tf.Tensor]) -> None:
-    for variable, value in zip([state.status, state.counters, *state.roots], values, strict=True):
-        variable.assign(tf.reshape(value, variable.shape))
+def _publish(
+    division: Division, state: ShampooState, status: tf.Tensor, before: tf.Tensor, counters: tf.Tensor
+) -> None:
+    """Lets all workers know how all roots are, and that the exchange is done."""
+    state.status.assign(division.gather_status(status))
+    state.counters.assign(division.add_counts(before, counters))
+    state.exchanged_at.assign(state.step)
 
 
 def _unpack(
@@ -111,8 +140,8 @@ def _unpack(
     return int(step), int(exchanged_at), exchange
 
 
-def _fold(options: ShampooOptions, state: ShampooState) -> tf.Tensor:
-    """Windows into totals, what that changed into the drift; returns what totals are to be divided by."""
+def _fold(options: ShampooOptions, state: ShampooState, status: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Windows into totals, and what that changed into the drift; what totals are to be divided by, and the status."""
     beta2 = options.beta2
     decay = tf.pow(tf.constant(beta2, tf.float64), tf.cast(state.window_collections, tf.float64))
     changes = [
@@ -122,15 +151,15 @@ def _fold(options: ShampooOptions, state: ShampooState) -> tf.Tensor:
     row = tf.one_hot(STATUS.index("drift"), len(STATUS), on_value=True, off_value=False)[:, tf.newaxis]
     # Chosen, not multiplied: a change that is not finite would spoil the other rows.
     change = tf.concat(changes, axis=0)[tf.newaxis]
-    state.status.assign_add(tf.where(row, change, tf.zeros_like(change)))
+    status = status + tf.where(row, change, tf.zeros_like(change))
     state.window_collections.assign(0)
-    return statistics.bias_correction(beta2, state.collections)
+    return statistics.bias_correction(beta2, state.collections), status
 
 
-def _compute_on_device(options: ShampooOptions, layout: ShampooLayout, state: ShampooState) -> None:
-    correction = _fold(options, state)
+def _compute_on_device(options: ShampooOptions, division: Division, state: ShampooState) -> None:
+    correction, status = _fold(options, state, division.take_status(state.status.read_value()))
     residuals, nonzero = [], []
-    for factor, total, root in zip(layout.factors, state.totals, state.roots, strict=True):
+    for factor, total, root in zip(division.own.factors, state.totals, state.roots, strict=True):
         computed, residual = inverse_roots(total / correction, round(1.0 / factor.exponent), options.epsilon)
         computed = tf.cast(computed, state.dtype)
         residual = tf.where(tf.reduce_all(tf.math.is_finite(computed), axis=[1, 2]), residual, np.inf)
@@ -140,7 +169,7 @@ def _compute_on_device(options: ShampooOptions, layout: ShampooLayout, state: Sh
         nonzero.append(tf.reduce_any(total != 0, axis=[1, 2]))
     residual, sent = tf.concat(residuals, axis=0), tf.concat(nonzero, axis=0)
     good = sent & (residual <= TOLERANCE)
-    now = dict(zip(STATUS, tf.unstack(state.status, num=len(STATUS)), strict=True))
+    now = dict(zip(STATUS, tf.unstack(status, num=len(STATUS)), strict=True))
     new = {
         "certified": tf.ones_like(residual),
         "drift": tf.zeros_like(residual),
@@ -148,8 +177,8 @@ def _compute_on_device(options: ShampooOptions, layout: ShampooLayout, state: Sh
         "root_step": tf.fill(tf.shape(residual), tf.cast(state.step, tf.float64)),
     }
     now |= {name: tf.where(good, value, now[name]) for name, value in new.items()}
-    state.status.assign(tf.stack([now[name] for name in STATUS]))
     done = tf.math.count_nonzero(good)
     counted = {"refreshed": done, "device": done, "failed": tf.math.count_nonzero(sent) - done}
-    state.counters.assign_add(tf.stack([counted.get(name, tf.zeros([], tf.int64)) for name in COUNTERS]))
-    state.exchanged_at.assign(state.step)
+    before = state.counters.read_value()
+    counters = before + tf.stack([counted.get(name, tf.zeros([], tf.int64)) for name in COUNTERS])
+    _publish(division, state, tf.stack([now[name] for name in STATUS]), before, counters)

@@ -91,7 +91,7 @@ class Exchange:
     Attributes:
         totals: for each factor float64 [N, d, d].
         roots: for each factor [N, d, d]; changed where a new one came in.
-        status: float64 [len(STATUS), matrices]; changed.
+        status: float64 [len(STATUS), matrices of these factors]; changed.
         counters: int64 [len(COUNTERS)]; changed.
         correction: what the totals are to be divided by.
     """
@@ -265,7 +265,8 @@ class HostPipeline:
         exchange: Exchange,
     ) -> None:
         f, i = self._places[matrix]
-        name = f"{self.factors[f].name}[{i}]"
+        factor = self.factors[f]
+        name = f"{factor.name}[{factor.numbers[i] if factor.numbers else i}]"
         if future is None or (some_lost and (future.cancelled() or not future.done())):
             exchange.count("lost")
             log.warning(

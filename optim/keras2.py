@@ -1,6 +1,6 @@
 """Shampoo as an optimizer of Keras 2 (the package tf_keras)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +13,7 @@ from ctr.optim.keras_common import (
     CallbackMixin,
     apply,
     make_core,
-    require_one_replica,
+    make_replicas,
     shampoo_config,
     split_options,
 )
@@ -56,10 +56,9 @@ class Shampoo(tf_keras.optimizers.Optimizer):
         """The optimizer itself; there from the first step, or ``build``, on."""
         if not getattr(self, "_built", False):
             raise ValueError("this optimizer has no variables yet: call build(variables), or train")
-        return self._core
+        return self._replicas[0]
 
     def build(self, var_list: Sequence[Any]) -> None:
-        require_one_replica()
         super().build(var_list)
         if getattr(self, "_built", False):
             return
@@ -68,7 +67,7 @@ class Shampoo(tf_keras.optimizers.Optimizer):
             return self.add_variable(tuple(shape), dtype, tf_keras.initializers.Constant(value), name)
 
         self._names = [variable.name for variable in var_list]
-        self._core = make_core(self.options, var_list, self._names, self.tables, create)
+        self._replicas = make_replicas(make_core(self.options, var_list, self._names, self.tables, create))
         self._decayed = [self._use_weight_decay(variable) for variable in var_list]
         self._built = True
 
@@ -79,24 +78,34 @@ class Shampoo(tf_keras.optimizers.Optimizer):
     def _internal_apply_gradients(self, grads_and_vars: Sequence[tuple[Gradient, Any]]) -> Any:
         # The one place that gets all gradients, clipped.
         gradients = {self._index_of(variable): grad for grad, variable in grads_and_vars}
-        apply(self.core, gradients, self.learning_rate, list(self._decayed), self.driven)
-        self._update_ema([variable for _, variable in grads_and_vars])
+        trained = [variable for _, variable in grads_and_vars]
+
+        def update_averages(component: Callable[[Any], Any]) -> None:
+            self._update_ema(trained, component)
+
+        apply(
+            self._replicas, gradients, self.learning_rate, list(self._decayed), self.driven, update_averages
+        )
         return self.iterations.assign_add(1)
 
-    def _update_ema(self, variables: Sequence[tf.Variable]) -> None:
+    def _update_ema(self, trained: Sequence[tf.Variable], component: Callable[[Any], Any]) -> None:
         """Moving averages of the weights, if asked for; what Keras does between its step and its count of it."""
         if not self.use_ema:
             return
-        averages = [self._model_variables_moving_average[self._index_of(variable)] for variable in variables]
-        for variable, average in zip(variables, averages, strict=True):
+        averages = [self._model_variables_moving_average[self._index_of(variable)] for variable in trained]
+        pairs = [
+            (component(variable), component(average))
+            for variable, average in zip(trained, averages, strict=True)
+        ]
+        for variable, average in pairs:
             average.assign(self.ema_momentum * average + (1 - self.ema_momentum) * variable)
 
         def overwrite() -> None:
-            for variable, average in zip(variables, averages, strict=True):
+            for variable, average in pairs:
                 variable.assign(average)
 
         if self.ema_overwrite_frequency:
-            when((self.iterations + 1) % self.ema_overwrite_frequency == 0, overwrite)
+            when((component(self.iterations) + 1) % self.ema_overwrite_frequency == 0, overwrite)
 
     def _index_of(self, variable: tf.Variable) -> int:
         try:

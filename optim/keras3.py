@@ -12,9 +12,10 @@ from ctr.optim.keras_common import (
     CallbackMixin,
     apply,
     make_core,
-    require_one_replica,
+    make_replicas,
     shampoo_config,
     split_options,
+    sum_over_replicas,
 )
 from ctr.optim.shampoo import Gradient, ShampooCore
 
@@ -55,12 +56,19 @@ class Shampoo(keras.optimizers.Optimizer):
         """The optimizer itself; there from the first step, or ``build``, on."""
         if not self.built:
             raise ValueError("this optimizer has no variables yet: call build(variables), or train")
-        return self._core
+        return self._replicas[0]
 
     def build(self, variables: Sequence[Any]) -> None:
         if self.built:
             return
-        require_one_replica()
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
+            # Keras 3 does either inside a condition, in which replicas cannot wait for each other.
+            if replicas > 1 and getattr(self, name):
+                raise RuntimeError(
+                    f"{name} does not work in Keras 3 under a tf.distribute strategy of {replicas} replicas, whatever "
+                    "the optimizer; allowed: None"
+                )
         super().build(variables)
 
         def create(name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> tf.Variable:
@@ -71,7 +79,11 @@ class Shampoo(keras.optimizers.Optimizer):
         self._names = [variable.path for variable in variables]
         with tf.init_scope():
             weights = [variable.value for variable in variables]
-            self._core = make_core(self.options, weights, self._names, self.tables, create)
+            self._replicas = make_replicas(make_core(self.options, weights, self._names, self.tables, create))
+
+    def _backend_apply_gradients(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any]) -> None:
+        # Before anything is made of them: Keras itself would clip the gradient of each replica by itself.
+        super()._backend_apply_gradients(sum_over_replicas(grads), trainable_variables)
 
     def _backend_update_step(
         self, grads: Sequence[Gradient], trainable_variables: Sequence[Any], learning_rate: Any
@@ -79,7 +91,7 @@ class Shampoo(keras.optimizers.Optimizer):
         # The one place that gets all gradients, clipped and accumulated.
         indices = [self._get_variable_index(variable) for variable in trainable_variables]
         apply(
-            self.core,
+            self._replicas,
             dict(zip(indices, grads, strict=True)),
             learning_rate,
             [self._use_weight_decay(variable) for variable in self._trainable_variables],

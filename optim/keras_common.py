@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -31,9 +31,14 @@ Args:
         ``global_clipnorm``, ``use_ema``, ``ema_momentum``, ``ema_overwrite_frequency`` and, with Keras 3,
         ``loss_scale_factor``, ``gradient_accumulation_steps``.
 
+Under a ``tf.distribute`` strategy with several replicas, gradients are summed over the replicas, and all of them keep
+all state and take the same steps. The loss of each replica must therefore be its share of the loss of the whole batch,
+as ``fit`` makes it.
+
 Raises:
     ValueError: an option has a value that is not allowed.
     TypeError: there is no such option.
+    RuntimeError: XLA compiles the step of several replicas.
 
 Example:
     >>> import tensorflow as tf
@@ -64,15 +69,6 @@ def shampoo_config(options: ShampooOptions, tables: str | None) -> dict[str, Any
     return {**dataclasses.asdict(options), "tables": tables}
 
 
-def require_one_replica() -> None:
-    """Raises RuntimeError where a tf.distribute strategy has more than one replica."""
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if replicas > 1:
-        raise RuntimeError(
-            f"Shampoo trains on one replica; the present tf.distribute strategy has {replicas}"
-        )
-
-
 def make_core(
     options: ShampooOptions,
     weights: Sequence[tf.Variable],
@@ -89,25 +85,104 @@ def make_core(
     return ShampooCore(options, weights, rows, create)
 
 
+def make_replicas(core: ShampooCore) -> list[ShampooCore]:
+    """The optimizers of this process' replicas, each over its own components of mirrored variables.
+
+    Without a tf.distribute strategy, or where it has one replica, that is the core itself. Else all replicas keep all
+    state and take the same steps, on gradients that were summed over them; the first one of each process has the roots
+    computed, and the others copy them.
+    """
+    strategy = tf.distribute.get_strategy()
+    if strategy.num_replicas_in_sync == 1:
+        return [core]
+    local = strategy.experimental_local_results
+    replicas: list[ShampooCore] = []
+    for number in range(len(local(core.state.step))):
+
+        def create(
+            name: str, shape: Sequence[int], dtype: tf.DType, value: float, number: int = number
+        ) -> tf.Variable:
+            return local(core.state.variables[name])[number]
+
+        weights = [local(weight)[number] for weight in core.weights]
+        leader = replicas[0] if replicas else None
+        replicas.append(
+            ShampooCore(core.options, weights, core.layout.tables, create, core.host, leader=leader)
+        )
+    return replicas
+
+
+def sum_over_replicas(gradients: Sequence[Gradient]) -> list[Gradient]:
+    """The sums of gradients over all replicas, in one of them; as they are where there is only one."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return list(gradients)
+    given = [gradient for gradient in gradients if gradient is not None]
+    summed = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, given) if given else ())
+    return [None if gradient is None else next(summed) for gradient in gradients]
+
+
 def apply(
-    core: ShampooCore,
+    replicas: Sequence[ShampooCore],
     gradients: dict[int, Gradient],
     learning_rate: tf.Tensor | float,
     decayed: Sequence[bool],
     driven: bool,
+    after: Callable[[Callable[[Any], Any]], None] = lambda component: None,
 ) -> None:
-    """Takes a step, and exchanges roots unless that is done between the steps.
+    """Takes a step, on all replicas, and exchanges roots unless that is done between the steps.
 
     Args:
-        core: the optimizer.
-        gradients: by index of the weight.
+        replicas: what ``make_replicas`` returned.
+        gradients: by index of the weight; the same on all replicas.
         learning_rate: scalar.
         decayed: which weights decay.
         driven: whether roots are exchanged between the steps.
+        after: called after the step for each replica of this process, with a function that returns the replica's
+            component of a mirrored variable.
+
+    Raises:
+        RuntimeError: XLA compiles the step of several replicas, or it was built without their strategy.
     """
+    strategy = tf.distribute.get_strategy()
     roots: RootSource = "host"
     if in_xla():
         roots = "between_steps" if driven else "device"
+    if strategy.num_replicas_in_sync == 1:
+        _step(replicas[0], gradients, learning_rate, decayed, roots)
+        after(lambda variable: variable)
+        return
+    if roots != "host":
+        raise RuntimeError(
+            f"Shampoo on {strategy.num_replicas_in_sync} replicas cannot be compiled by XLA; train without "
+            "jit_compile=True"
+        )
+
+    def update(
+        strategy: tf.distribute.Strategy, gradients: dict[int, Gradient], learning_rate: tf.Tensor | float
+    ) -> None:
+        for number, core in enumerate(replicas):
+
+            def component(value: Any, number: int = number) -> Any:
+                found = strategy.experimental_local_results(value)
+                return found[number] if len(found) > 1 else found[0]
+
+            own = {index: component(gradient) for index, gradient in gradients.items()}
+            with tf.device(core.state.step.device):
+                _step(core, own, component(learning_rate), decayed, roots)
+                after(component)
+
+    # Where all replicas wait for each other, one of them can move the components of all.
+    tf.distribute.get_replica_context().merge_call(update, args=(gradients, learning_rate))
+
+
+def _step(
+    core: ShampooCore,
+    gradients: dict[int, Gradient],
+    learning_rate: tf.Tensor | float,
+    decayed: Sequence[bool],
+    roots: RootSource,
+) -> None:
     ordered = [gradients.get(index) for index in range(len(core.weights))]
     core.update_if_finite(ordered, learning_rate, decayed, roots)
 

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from ctr.workers.collectives import ALONE, Workers
+
 MAX_STEP = 1.0
 """No step moves a weight further: the first batches may have no clicks at all, or only clicks."""
 
@@ -67,7 +69,12 @@ class OnlineNewton:
         return {f"newton/{self.name}/information": self._information, f"newton/{self.name}/seen": self._seen}
 
     def step(
-        self, inputs: Sequence[tf.Tensor], gradient: tf.Tensor, curvature: tf.Tensor, weight: tf.Tensor
+        self,
+        inputs: Sequence[tf.Tensor],
+        gradient: tf.Tensor,
+        curvature: tf.Tensor,
+        weight: tf.Tensor,
+        workers: Workers = ALONE,
     ) -> CalibrationStep:
         """What the next step is; changes nothing.
 
@@ -75,14 +82,20 @@ class OnlineNewton:
             inputs: what each weight multiplies, float32 [B].
             gradient, curvature: g and h, float32 [B].
             weight: n, float32 scalar.
+            workers: those that divide the batch, whose rows all count.
         """
         columns = tf.stack(list(inputs), axis=1)
+        products = columns[:, :, tf.newaxis] * columns[:, tf.newaxis, :]
+        found, total, weight = workers.all_reduce(
+            [
+                tf.reduce_sum(curvature[:, tf.newaxis, tf.newaxis] * products, axis=0),
+                tf.reduce_sum(gradient[:, tf.newaxis] * columns, axis=0),
+                weight,
+            ]
+        )
         seen = self._seen + weight
         kept = tf.maximum(0.0, 1.0 - self._forgetting * tf.math.divide_no_nan(weight, seen))
-        products = columns[:, :, tf.newaxis] * columns[:, tf.newaxis, :]
-        found = tf.reduce_sum(curvature[:, tf.newaxis, tf.newaxis] * products, axis=0)
         information = kept * self._information + found
-        total = tf.reduce_sum(gradient[:, tf.newaxis] * columns, axis=0)
         move = -newton_solve(information + self._prior, total)
         move = tf.clip_by_value(move, -MAX_STEP, MAX_STEP)
         if self._ranges is not None:

@@ -4,7 +4,7 @@ An optimizer begins as options alone; ``build`` gives it the weights. To add one
 module of its own, and name it where configurations are mapped to optimizers: nothing else has to know it.
 
     from options and shapes     cost, and at a warm start take_over
-    with its state              variables, which checkpoints hold
+    with its state              variables, which checkpoints hold, and parts of them on several workers
     in the compiled step        read (tables), update
     between two steps           exchange
     at any time                 report, timing
@@ -19,6 +19,8 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import tensorflow as tf
+
+from ctr.workers.parts import Part
 
 Status = Literal["taken", "partly", "fresh"]
 
@@ -147,6 +149,13 @@ class Optimizer(Protocol[GradientT]):
 
 class DenseOptimizer(Optimizer[tf.Tensor], Protocol):
     """Trains dense weights."""
+
+    def parts(self) -> Mapping[str, Part]:
+        """Which variables hold only this worker's part of what a process alone would have, and which; by their names.
+
+        All other variables are the same on all workers.
+        """
+        return {}
 
     def take_over(
         self,

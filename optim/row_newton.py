@@ -40,6 +40,7 @@ import tensorflow as tf
 from ctr.optim.adagrad import RowAdaGrad, grow_rows, row_direction
 from ctr.optim.protocol import Cost, RowGradient
 from ctr.optim.update_limit import limit_update
+from ctr.workers.collectives import Workers
 
 OVERDISPERSION = 0.1
 """c: how much of the squared gradient counts as information."""
@@ -163,14 +164,21 @@ def _learn_logs(logs: tf.Tensor, found: FeatureGradient, limits: tuple[float, fl
 
 
 def _step_of_copy(
-    before: Posterior, logs: Sequence[tf.Tensor], one: RowGradient, at: int, rate: tf.Tensor
+    before: Posterior,
+    logs: Sequence[tf.Tensor],
+    one: RowGradient,
+    at: int,
+    rate: tf.Tensor,
+    owners: Workers,
 ) -> tuple[Posterior, list[list[tf.Tensor]]]:
     """A step of the linear weights of one copy, which are column ``at``, and of log T and log k."""
     assert one.curvature is not None and one.groups is not None
     count, gradient = logs[0].shape[0], one.gradient[:, at]
     precision, forgetting = (tf.gather(tf.exp(part[:, 0]), tf.maximum(one.groups, 0)) for part in logs)
     slopes = prior_slope(before, precision), before.weight_slope
-    found = [feature_gradient(slope, one.groups, count, gradient, one.curvature) for slope in slopes]
+    of_rows = [feature_gradient(slope, one.groups, count, gradient, one.curvature) for slope in slopes]
+    sums = owners.all_reduce([part for both in of_rows for part in both])
+    found = FeatureGradient(*sums[:2]), FeatureGradient(*sums[2:])
     learned = [
         _learn_logs(part, own, limits)
         for part, own, limits in zip(logs, found, (_PRIOR_RANGE, _FORGETTING_RANGE), strict=True)
@@ -189,7 +197,7 @@ class RowNewton(RowAdaGrad):
         features: for each table the number of its features.
         copies: of each table's columns, the last one in each copy being linear weights.
         precision: T of every feature at the beginning, and what rows that were not touched yet were shrunk by.
-        limit: see ``RowAdaGrad``.
+        limit, owners: see ``RowAdaGrad``.
     """
 
     row_state: tuple[str, ...] = ("rows_accumulator", *_ROW_STATE)
@@ -204,8 +212,9 @@ class RowNewton(RowAdaGrad):
         copies: int,
         precision: float,
         limit: tuple[float, float] | None = None,
+        owners: Sequence[Workers] | None = None,
     ) -> None:
-        super().__init__(rates, initial_accumulators, limit)
+        super().__init__(rates, initial_accumulators, limit, owners)
         self.features, self.copies = tuple(features), copies
         self.starts = (precision, 0.0, 0.0)
         self.posteriors: dict[str, tuple[tf.Variable, ...]] = {}
@@ -266,11 +275,14 @@ class RowNewton(RowAdaGrad):
         """One step on the touched rows; ``rate`` is a factor of the columns' rates."""
         del compiled
         names = list(self.accumulators)
-        for name, table, rates, one in zip(names, self.tables, self.rates, gradients, strict=True):
+        groups = zip(names, self.tables, self.rates, gradients, self.owners, strict=True)
+        for name, table, rates, one, owners in groups:
             with tf.name_scope("row_update"):
-                self._update_table(name, table, rate * rates, one)
+                self._update_table(name, table, rate * rates, one, owners)
 
-    def _update_table(self, name: str, table: tf.Variable, rates: tf.Tensor, one: RowGradient) -> None:
+    def _update_table(
+        self, name: str, table: tf.Variable, rates: tf.Tensor, one: RowGradient, owners: Workers
+    ) -> None:
         width = table.shape[1] // self.copies
         sums, kept = one.state
         direction, squared = row_direction(sums, one.gradient)
@@ -282,14 +294,16 @@ class RowNewton(RowAdaGrad):
             values.append(one.values[:, own] - rates[own] * direction[:, own])
             accumulators.append(sums[:, own] + squared[:, own])
             before = Posterior(one.values[:, at], sums[:, at], *(part[:, copy] for part in kept))
-            after, own_logs = _step_of_copy(before, [part[:, pair] for part in logs], one, at, rates[at])
+            after, own_logs = _step_of_copy(
+                before, [part[:, pair] for part in logs], one, at, rates[at], owners
+            )
             values.append(after.weight[:, tf.newaxis])
             accumulators.append(after.information[:, tf.newaxis])
             posteriors.append(after[2:])
             learned.append(own_logs)
         moved = tf.concat(values, axis=1)
         if self.limit is not None:
-            moved = one.values - limit_update(one.values, one.values - moved, *self.limit)
+            moved = one.values - limit_update(one.values, one.values - moved, *self.limit, owners)
         table.scatter_update(tf.IndexedSlices(moved, one.rows))
         self.accumulators[name].scatter_update(tf.IndexedSlices(tf.concat(accumulators, axis=1), one.rows))
         for variable, parts in zip(self.posteriors[name], zip(*posteriors, strict=True), strict=True):

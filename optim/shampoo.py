@@ -9,6 +9,7 @@ A step composes, each from a module of its own:
     momentum         decay and momentum of the resulting direction                          FF 4.2, PT 3.1
     update_limit     no step far beyond the size of the weights                             FF 4.1.3
     sparse           tables by rows                                                         PSO App. D
+    division         who has which blocks, where several workers train together             PT 4.1
 
 and every tau1 steps an *exchange* brings the roots that were computed since the last one into use and sends new
 statistics (exchange.py). As in PSO alg. II it comes between statistics and direction: a root that is computed at
@@ -18,13 +19,14 @@ compiles the step and roots are not exchanged between the steps, from a coupled 
 A layer uses the grafted direction alone until each of its blocks has a certified root from real statistics.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 import tensorflow as tf
 
 from ctr.optim import exchange, grafting, momentum, schedule, statistics
-from ctr.optim.blocking import stack_blocks, unstack_blocks
+from ctr.optim.division import Division, assign
 from ctr.optim.exchange import when
 from ctr.optim.host import HostPipeline
 from ctr.optim.options import ShampooOptions
@@ -33,6 +35,8 @@ from ctr.optim.report import describe, report
 from ctr.optim.sparse import row_statistics, sum_duplicates, update_table
 from ctr.optim.state import COUNTERS, STATUS, Create, ShampooState, create_variable, lay_out
 from ctr.optim.update_limit import limit_update
+from ctr.workers.collectives import ALONE, Workers
+from ctr.workers.parts import Part
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 RootSource = Literal["host", "device", "between_steps"]
@@ -60,9 +64,14 @@ class ShampooCore:
         tables: indices of variables whose rows learn by themselves (``options.sparse``).
         create: makes the state's variables; the Keras optimizers pass their own.
         host: the pipeline for roots; by default one over all processors.
+        workers: which all take the same steps, on the same gradients, and divide the blocks among them. With several,
+            there are no tables, and steps are taken in a ``tf.function``.
+        leader: another one over equal variables that takes each step before this one, as the first replica of a
+            tf.distribute strategy does; its roots are copied instead of computed.
 
     Attributes:
         layout: what is preconditioned how.
+        division: what this worker has of it.
         state: all variables besides the weights.
         host: the pipeline.
     """
@@ -74,12 +83,24 @@ class ShampooCore:
         tables: Sequence[int] = (),
         create: Create = create_variable,
         host: HostPipeline | None = None,
+        workers: Workers = ALONE,
+        leader: "ShampooCore | None" = None,
     ) -> None:
         self.options = options
         self.weights = list(weights)
         self.layout = lay_out(options, [weight.shape for weight in weights], tables)
-        self.state = ShampooState(options, self.layout, [weight.dtype for weight in weights], create)
-        self.host = host or HostPipeline(self.layout.factors, options)
+        owners = assign(options, self.layout, workers.size) if workers.size > 1 else ()
+        self.division = Division(self.layout, owners, workers)
+        self.state = ShampooState(
+            options,
+            self.division.own,
+            [weight.dtype for weight in weights],
+            create,
+            [self.division.shape(index) for index in range(len(weights))],
+            self.layout.matrices,
+        )
+        self.host = host or HostPipeline(self.division.own.factors, options)
+        self._leader = leader
 
     # The step.
 
@@ -113,13 +134,14 @@ class ShampooCore:
             else tf.cast(learning_rate, state.dtype)
         )
         dense, rows = self._split(gradients)
-        stacked = self._stack(dense)
+        dense = self.division.take(dense)
+        stacked = self.division.stack(dense, state.dtype)
         with tf.name_scope("statistics"):
             self._collect_statistics(stacked, rows, step)
         if roots == "host":
             self.exchange()
         elif roots == "device":
-            exchange.on_device(self.options, self.layout, self.state)
+            exchange.on_device(self.options, self.division, self.state)
         share = self._shampoo_share(step)
         for index, slices in rows.items():
             self._update_table(index, slices, rate, share)
@@ -128,13 +150,17 @@ class ShampooCore:
             moving = {
                 index: self._moving_gradient(index, gradient, step) for index, gradient in dense.items()
             }
-            stacked = self._stack(moving)
+            stacked = self.division.stack(moving, state.dtype)
         grafts = {
             index: self._grafted_direction(index, gradient, moving[index], step)
             for index, gradient in dense.items()
         }
-        for index, direction in self._graft(stacked, grafts, share).items():
-            self._step_along(index, direction, rate, decayed is None or decayed[index])
+        directions = {
+            index: self._averaged(index, direction, decayed is None or decayed[index])
+            for index, direction in self._graft(stacked, grafts, share).items()
+        }
+        for index, direction in self.division.gather(directions).items():
+            self._step_along(index, direction, rate)
 
     def update_if_finite(
         self,
@@ -192,18 +218,10 @@ class ShampooCore:
         variable.assign(average)
         return average / (1.0 - tf.pow(tf.constant(beta1, average.dtype), tf.cast(step, average.dtype)))
 
-    def _stack(self, tensors: dict[int, tf.Tensor]) -> list[tf.Tensor]:
-        """All stacks; tensors that are not there count as zero."""
-        filled = [
-            tensors[index] if index in tensors else tf.zeros(layout.shape, self.state.dtype)
-            for index, layout in enumerate(self.layout.tensors)
-        ]
-        return [stack_blocks(stack, self.layout.tensors, filled) for stack in self.layout.stacks]
-
     def _collect_statistics(
         self, stacked: Sequence[tf.Tensor], rows: dict[int, tf.IndexedSlices], step: tf.Tensor
     ) -> None:
-        state, layout, beta2 = self.state, self.layout, self.options.beta2
+        state, layout, beta2 = self.state, self.division.own, self.options.beta2
         if not layout.factors:
             return
 
@@ -242,7 +260,7 @@ class ShampooCore:
         self, stacked: Sequence[tf.Tensor], grafts: dict[int, tf.Tensor], share: tf.Tensor | None
     ) -> dict[int, tf.Tensor]:
         """Shampoo's direction with the graft's norm, layer by layer; the graft where there is no Shampoo."""
-        layout, state = self.layout, self.state
+        layout, state = self.division.own, self.state
         if share is None or not layout.stacks:
             return grafts
         with tf.name_scope("precondition"):
@@ -251,11 +269,10 @@ class ShampooCore:
                 for stack, factors, block in zip(layout.stacks, layout.stack_factors, stacked, strict=True)
             ]
         shampoos = {
-            index: shampoo
-            for index, shampoo in unstack_blocks(layout.stacks, layout.tensors, blocks).items()
-            if index in grafts
+            index: shampoo for index, shampoo in self.division.unstack(blocks).items() if index in grafts
         }
-        norms = dict(zip(shampoos, self._norms(list(shampoos.values())), strict=True))
+        sizes = self._norms([*shampoos.values()], [grafts[index] for index in shampoos])
+        norms, graft_norms = (dict(zip(shampoos, found, strict=True)) for found in sizes)
         # A direction of zero has no norm to give it, and one beyond the working precision no direction.
         usable = {index: (norm > 0) & tf.math.is_finite(norm) for index, norm in norms.items()}
         norms = {index: tf.where(usable[index], norm, tf.ones_like(norm)) for index, norm in norms.items()}
@@ -263,7 +280,7 @@ class ShampooCore:
             index: tf.where(usable[index], share[index], tf.zeros_like(norm)) for index, norm in norms.items()
         }
         scaled = {
-            index: tf.math.multiply_no_nan(shampoo, shares[index] * _norm(grafts[index]) / norms[index])
+            index: tf.math.multiply_no_nan(shampoo, shares[index] * graft_norms[index] / norms[index])
             for index, shampoo in shampoos.items()
         }
 
@@ -284,17 +301,22 @@ class ShampooCore:
             accumulator.assign(grafting.update_accumulator(self.options, accumulator, gradient))
         return grafting.direction(self.options, accumulator, moving, step)
 
-    def _step_along(self, index: int, direction: tf.Tensor, rate: tf.Tensor, decayed: bool) -> None:
-        """Moves a dense weight, after decay, momentum and limit."""
-        options, weight = self.options, self.weights[index]
+    def _averaged(self, index: int, direction: tf.Tensor, decayed: bool) -> tf.Tensor:
+        """The direction after decay and momentum."""
+        options = self.options
         if options.weight_decay and decayed:
-            direction = momentum.add_weight_decay(
-                direction, tf.cast(weight, self.state.dtype), options.weight_decay
-            )
+            weight = tf.cast(self.weights[index], self.state.dtype)
+            own = self.division.take({index: weight})[index]
+            direction = momentum.add_weight_decay(direction, own, options.weight_decay)
         if options.momentum:
             average = momentum.update_momentum(self.state.momenta[index], direction, options.momentum)
             self.state.momenta[index].assign(average)
             direction = momentum.momentum_step(average, direction, options.momentum, options.nesterov)
+        return direction
+
+    def _step_along(self, index: int, direction: tf.Tensor, rate: tf.Tensor) -> None:
+        """Moves a dense weight, within its limit."""
+        options, weight = self.options, self.weights[index]
         update = rate * direction
         if options.update_limit_absolute:
             update = limit_update(
@@ -305,15 +327,23 @@ class ShampooCore:
             )
         weight.assign_sub(tf.cast(update, weight.dtype))
 
-    def _norms(self, directions: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-        """The norms of directions, also of those whose squares leave the working precision."""
-        plain = [_norm(direction) for direction in directions]
+    def _norms(
+        self, shampoos: Sequence[tf.Tensor], grafts: Sequence[tf.Tensor]
+    ) -> tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]:
+        """The norms of directions, of Shampoo's also where their squares leave the working precision."""
+        division = self.division
+        squares = division.sum([_squared_norm(direction) for direction in [*shampoos, *grafts]])
+        norms = [tf.sqrt(square) for square in squares]
+        plain, graft_norms = norms[: len(shampoos)], norms[len(shampoos) :]
 
         def scaled_first() -> list[tf.Tensor]:
-            largest = [tf.reduce_max(tf.abs(direction)) for direction in directions]
+            largest = division.max([tf.reduce_max(tf.abs(direction)) for direction in shampoos])
+            scaled = [
+                _squared_norm(tf.math.divide_no_nan(direction, size))
+                for direction, size in zip(shampoos, largest, strict=True)
+            ]
             norms = [
-                size * _norm(tf.math.divide_no_nan(direction, size))
-                for direction, size in zip(directions, largest, strict=True)
+                size * tf.sqrt(square) for size, square in zip(largest, division.sum(scaled), strict=True)
             ]
             overflowed = tf.math.count_nonzero(~tf.math.is_finite(tf.stack(norms)))
             place = tf.one_hot(COUNTERS.index("overflowed"), len(COUNTERS), dtype=tf.int64)
@@ -322,7 +352,7 @@ class ShampooCore:
 
         stacked = tf.stack(plain)
         usual = tf.reduce_all(tf.math.is_finite(stacked) & (stacked > 0))
-        return tf.cond(usual, lambda: plain, scaled_first)
+        return tf.cond(usual, lambda: plain, scaled_first), graft_norms
 
     def _update_table(
         self, index: int, slices: tf.IndexedSlices, rate: tf.Tensor, share: tf.Tensor | None
@@ -336,15 +366,31 @@ class ShampooCore:
         update_table(self.weights[index], accumulator, slices, rate, root, ready)
 
     def exchange(self) -> None:
-        """Exchanges roots with the host if it is due; not inside a function that XLA compiles."""
-        exchange.with_host(self.options, self.layout, self.state, self.host)
+        """Exchanges roots with the host if it is due, on all workers; not inside a function that XLA compiles."""
+        if self._leader is not None:
+            exchange.copy(self.options, self.layout, self.state, self._leader.state)
+            return
+        if self.division.workers.size > 1 and tf.executing_eagerly():
+            # What workers exchange, they exchange in graphs.
+            self._exchange_in_graph()
+            return
+        exchange.with_host(self.options, self.division, self.state, self.host)
+
+    @functools.cached_property
+    def _exchange_in_graph(self) -> Callable[[], None]:
+        return tf.function(self.exchange, autograph=False)
+
+    def parts(self) -> dict[str, Part]:
+        """Which of the state's variables hold a part of what one process would have, by their names."""
+        parts, variables = self.division.parts(), self.state.variables
+        return {name: part for name, part in parts.items() if name in variables}
 
     def report(self) -> dict[str, float | int]:
-        """How the roots are doing: see ``ctr.optim.report.report``."""
+        """How the roots of all workers are doing: see ``ctr.optim.report.report``."""
         return report(self.layout, self.state)
 
     def timing(self) -> dict[str, float]:
-        """Seconds, since the process began, of waiting for roots, and of the workers' computing them."""
+        """Seconds, since this process began, of waiting for its roots, and of its threads' computing them."""
         return {
             "seconds_waited": self.host.seconds_waited,
             "seconds_computing": self.host.seconds_computing,
@@ -356,6 +402,6 @@ class ShampooCore:
         return describe(self.options, self.layout, self.state, names)
 
 
-def _norm(tensor: tf.Tensor) -> tf.Tensor:
-    """The Frobenius norm, in one pass."""
-    return tf.sqrt(2.0 * tf.nn.l2_loss(tensor))
+def _squared_norm(tensor: tf.Tensor) -> tf.Tensor:
+    """The square of the Frobenius norm, in one pass."""
+    return 2.0 * tf.nn.l2_loss(tensor)

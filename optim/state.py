@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim import grafting
-from ctr.optim.blocking import Stack, TensorLayout, lay_out_tensor, make_stacks
+from ctr.optim.blocking import Shape, Stack, TensorLayout, lay_out_tensor, make_stacks
 from ctr.optim.options import ShampooOptions
 
 # For every statistics matrix: whether its root is certified and from real statistics; whether its statistics
@@ -31,6 +31,10 @@ COUNTERS = (
     "device",
 )
 
+# The state of each factor, and of each dense tensor, by the last part of the variables' names.
+MATRICES = ("window", "total", "root")
+ELEMENTS = ("accumulator", "gradient_average", "momentum")
+
 Create = Callable[[str, Sequence[int], tf.DType, float], tf.Variable]
 
 
@@ -45,6 +49,7 @@ class Factor:
         exponent: e of the roots A^(-e).
         owners: for each matrix the index of its tensor.
         offset: of its first matrix among those of all factors.
+        numbers: for each matrix its number in the factor, where this has only some of them; else empty.
     """
 
     name: str
@@ -53,6 +58,7 @@ class Factor:
     exponent: float
     owners: tuple[int, ...]
     offset: int
+    numbers: tuple[int, ...] = ()
 
     @property
     def matrices(self) -> slice:
@@ -149,6 +155,14 @@ def create_variable(name: str, shape: Sequence[int], dtype: tf.DType, value: flo
 class ShampooState:
     """The variables of an optimizer over some tensors.
 
+    Args:
+        options: which averages there are.
+        layout: with the matrices that are kept here.
+        dtypes: of the weights.
+        create: makes the variables.
+        shapes: of the element-wise state of each tensor; by default of the tensors themselves.
+        matrices: M, how many have a status; by default those that are kept here.
+
     Attributes:
         dtype: working precision: float64 where a tensor has it, else float32.
         step: int64, steps taken.
@@ -156,7 +170,7 @@ class ShampooState:
         collections: int64, how often statistics were collected.
         window_collections: int64, how often since the last exchange.
         windows, totals, roots: for each factor [N, d, d]; totals in float64.
-        status: float64 [len(STATUS), matrices].
+        status: float64 [len(STATUS), M].
         counters: int64 [len(COUNTERS)].
         accumulators: for each tensor its grafted optimizer's second moments; None for ``sgd``.
         gradient_averages: for each tensor that is no table, with beta1.
@@ -170,6 +184,8 @@ class ShampooState:
         layout: ShampooLayout,
         dtypes: Sequence[tf.DType],
         create: Create = create_variable,
+        shapes: Sequence[Shape] | None = None,
+        matrices: int | None = None,
     ) -> None:
         self.dtype = tf.float64 if tf.float64 in dtypes else tf.float32
         self.variables: dict[str, tf.Variable] = {}
@@ -182,7 +198,9 @@ class ShampooState:
         self.exchanged_at = make("exchanged_at", [], tf.int64, -1)
         self.collections = make("collections", [], tf.int64)
         self.window_collections = make("window_collections", [], tf.int64)
-        self.status = make("status", [len(STATUS), layout.matrices], tf.float64)
+        self.status = make(
+            "status", [len(STATUS), layout.matrices if matrices is None else matrices], tf.float64
+        )
         self.counters = make("counters", [len(COUNTERS)], tf.int64)
         self.windows, self.totals, self.roots = [], [], []
         for factor in layout.factors:
@@ -194,7 +212,7 @@ class ShampooState:
         self.gradient_averages: dict[int, tf.Variable] = {}
         self.momenta: dict[int, tf.Variable] = {}
         for index, tensor in enumerate(layout.tensors):
-            shape = tensor.shape
+            shape = tensor.shape if shapes is None else shapes[index]
             if index in layout.tables:
                 columns = 1 if options.sparse == "adagrad_row" else shape[1]
                 self.accumulators.append(

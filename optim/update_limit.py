@@ -8,9 +8,15 @@ arXiv 2302.09178), without turning it: one factor for a whole tensor.
 
 import tensorflow as tf
 
+from ctr.workers.collectives import ALONE, Workers
+
 
 def limit_update(
-    weight: tf.Tensor, update: tf.Tensor, relative: tf.Tensor | float, absolute: tf.Tensor | float
+    weight: tf.Tensor,
+    update: tf.Tensor,
+    relative: tf.Tensor | float,
+    absolute: tf.Tensor | float,
+    owners: Workers = ALONE,
 ) -> tf.Tensor:
     """The largest multiple of ``update``, of at most 1, each element of which is at most relative |w| + absolute.
 
@@ -22,6 +28,7 @@ def limit_update(
         update: what is to be taken from them, learning rate included; of the same shape and dtype.
         relative: not negative.
         absolute: above 0; with 0 a single weight of zero would hold its tensor for ever.
+        owners: the workers that hold a part of the tensor each: the factor is that of all of it.
 
     Returns:
         Of the shape of ``update``, finite.
@@ -32,5 +39,8 @@ def limit_update(
     # False for what is NaN too; the quotient of an infinite update is 0 by itself, but for that of infinities.
     sound = tf.math.is_finite(update) & (within >= 0)
     within = tf.where(sound, within, tf.zeros_like(within))
-    factor = tf.minimum(tf.reduce_min(within), tf.ones([], update.dtype))
+    least = tf.reduce_min(within)
+    if owners.size > 1:
+        least = tf.reduce_min(owners.all_gather(least[tf.newaxis]))
+    factor = tf.minimum(least, tf.ones([], update.dtype))
     return tf.math.multiply_no_nan(update, factor)

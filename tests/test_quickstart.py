@@ -121,7 +121,7 @@ def test_an_interrupted_quickstart_goes_on_with_the_edited_mapping(place, capfd,
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(cli, "_load_tensorflow", stop)
+        patched.setattr(cli, "load_tensorflow", stop)
         assert run(capfd, "hotel.csv", "--label", "click_bool", "--out", "o")[0] == 130
         mapping = place / "o" / "mapping.yaml"
         assert load_mapping(mapping).label.column == "click_bool" and not (place / "o" / "log").exists()

@@ -100,7 +100,8 @@ def run_job(job: Job, interrupted: Callable[[], bool]) -> Outcome | None:
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "ctr", *job.arguments],
-            env={**safe_environment(), "TF_CPP_MIN_LOG_LEVEL": "3", **dict(job.environment)},
+            # No worker of the cluster that this process may belong to.
+            env={**safe_environment(), "TF_CPP_MIN_LOG_LEVEL": "3", "TF_CONFIG": "", **dict(job.environment)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

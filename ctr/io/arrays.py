@@ -4,6 +4,7 @@ import io
 import math
 import re
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,12 +32,20 @@ def read_arrays(file: Path | BinaryIO, most_bytes: int = _MOST_BYTES) -> dict[st
         MemoryError: there is no memory for the arrays, which says nothing about the file.
         ValueError: anything is wrong with its content.
     """
+    return dict(each_array(file, most_bytes))
+
+
+def each_array(
+    file: Path | BinaryIO, most_bytes: int = _MOST_BYTES
+) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    """The same with their names, one by one, so that not all of them need be in memory; see ``read_arrays``."""
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
             # Members lie before the directory that names them.
             _check_members(members, most_bytes, archive.start_dir)
-            return {member.filename.removesuffix(".npy"): _read(archive, member) for member in members}
+            for member in members:
+                yield member.filename.removesuffix(".npy"), _read(archive, member)
     except (OSError, MemoryError):
         raise
     except Exception as error:

@@ -16,7 +16,7 @@ slice.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -192,6 +192,7 @@ def dual_step(
     weight: tf.Tensor,
     learning_rate: tf.Tensor | float,
     regularization: tf.Tensor | float,
+    total_of: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] = lambda sums: sums,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes lambda_k + eta * c * (weighted mean of y - p over S_k in the batch - alpha3 * lambda_k).
 
@@ -205,6 +206,7 @@ def dual_step(
         index, label, probability, weight: as in ``constraint_term``.
         learning_rate: eta, times the ramp.
         regularization: alpha3.
+        total_of: makes sums over these rows those over the whole batch, where workers divide it.
 
     Returns:
         The next ``duals`` and ``seen``; those of slices without weight in the batch to the last bit as they were.
@@ -213,8 +215,13 @@ def dual_step(
     weight = tf.where(inside, weight, tf.zeros_like(weight))
     place = tf.maximum(index, 0)
     count = duals.shape[0] if duals.shape[0] is not None else tf.shape(duals)[0]
-    total = tf.math.unsorted_segment_sum(weight, place, count)
-    mean = tf.math.divide_no_nan(tf.math.unsorted_segment_sum(weight * error, place, count), total)
+    total, errors = total_of(
+        [
+            tf.math.unsorted_segment_sum(weight, place, count),
+            tf.math.unsorted_segment_sum(weight * error, place, count),
+        ]
+    )
+    mean = tf.math.divide_no_nan(errors, total)
     usual, batches = seen[0], seen[1] + 1
     # The mean of all at first, later of about the last hundred. With the batch itself in it c is 1 at the first.
     usual += tf.maximum(1 / batches, _FORGETTING) * (total - usual)

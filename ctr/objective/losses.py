@@ -5,6 +5,8 @@ All are exact for logits of any size that the dtype holds: sums of positive term
 
 import tensorflow as tf
 
+from ctr.workers.collectives import ALONE, Workers
+
 
 def logistic_loss(label: tf.Tensor, logit: tf.Tensor) -> tf.Tensor:
     """Computes the cross-entropy of a click (1) or no click (0) with sigmoid(logit), float32 [B] (FF section 2)."""
@@ -55,7 +57,11 @@ def rank_loss(
     return tf.reduce_sum(pair_weight * tf.nn.softplus(-margin))
 
 
-def squared_correlation(logits: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+def squared_correlation(
+    logits: tf.Tensor,
+    weight: tf.Tensor,
+    workers: Workers = ALONE,
+) -> tf.Tensor:
     """Averages the squared correlation of the logits of two components in the batch over all pairs (FF 5).
 
     FF names the technique; de-correlating outputs over a batch is how Shamir and Coviello (arXiv 2010.09923) push
@@ -64,15 +70,19 @@ def squared_correlation(logits: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     Args:
         logits: float32 [n, B], n at least 2.
         weight: float32 [B]; rows of weight 0 do not count.
+        workers: those that divide the batch; the correlation is that of all of their rows.
 
     Returns:
         float32 scalar in [0, 1]; a component of constant logits correlates with no other.
     """
     count = logits.shape[0]
     logits = tf.where(weight > 0, logits, tf.zeros_like(logits))
-    total = tf.reduce_sum(weight)
-    deviation = logits - tf.math.divide_no_nan(tf.linalg.matvec(logits, weight), total)[:, tf.newaxis]
-    covariance = tf.matmul(deviation * weight, deviation, transpose_b=True)
+    total, sums = workers.all_reduce([tf.reduce_sum(weight), tf.linalg.matvec(logits, weight)])
+    mean = tf.math.divide_no_nan(sums, total)
+    # The derivative of a covariance by the mean is zero, but not that of some of its terms.
+    mean = mean if workers.size == 1 else tf.stop_gradient(mean)
+    deviation = logits - mean[:, tf.newaxis]
+    (covariance,) = workers.total([tf.matmul(deviation * weight, deviation, transpose_b=True)])
     variance = tf.linalg.diag_part(covariance)
     squared = tf.math.divide_no_nan(tf.square(covariance), variance[:, tf.newaxis] * variance)
     upper = tf.linalg.band_part(squared, 0, -1) - tf.linalg.diag(tf.linalg.diag_part(squared))

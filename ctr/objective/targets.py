@@ -41,13 +41,8 @@ def make_targets(
         result[: len(values)] = values
         return result
 
-    own_weight = rows.train_weight
-    constraints = config.bias_constraints
-    if constraints is not None and constraints.logs:
-        counts = np.array([True, *(log.own_loss for log in constraints.logs)])
-        own_weight = own_weight * counts[source]
-    # The same query in two logs is two queries.
-    begins = np.union1d(rows.query_begins(), np.flatnonzero(np.diff(source)) + 1)
+    own_weight = _own_weight(config, rows, source)
+    begins = query_begins(rows, source)
     targets = {
         "query": padded(query_numbers(begins, len(rows)), capacity - 1, np.int32),
         "label": padded(rows.label, 0, np.float32),
@@ -76,6 +71,29 @@ def make_targets(
     return targets
 
 
+def query_begins(rows: Rows, source: np.ndarray) -> np.ndarray:
+    """Where queries begin, int64; the same query in two logs is two queries."""
+    return np.union1d(rows.query_begins(), np.flatnonzero(np.diff(source)) + 1)
+
+
+def _own_weight(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> np.ndarray:
+    """Train weights, float32 [N], 0 for rows whose own losses do not count."""
+    constraints = config.bias_constraints
+    if constraints is None or not constraints.logs:
+        return rows.train_weight
+    counts = np.array([True, *(log.own_loss for log in constraints.logs)])
+    return rows.train_weight * counts[source]
+
+
+def whole_batch_weight(config: ObjectiveConfig, rows: Rows, source: np.ndarray) -> np.ndarray:
+    """What ``ctr.objective.total.normalizer`` gives for a batch that workers divide: float32 scalar."""
+    weight = _own_weight(config, rows, source).sum(dtype=np.float64)
+    constraints = config.bias_constraints
+    if constraints is not None and constraints.logs and not weight > 0:
+        weight = rows.train_weight.sum(dtype=np.float64)
+    return np.array(weight, np.float32)
+
+
 def query_numbers(begins: np.ndarray, rows: int) -> np.ndarray:
     """Numbers the queries of some rows by where they begin: int64 [rows]."""
     is_begin = np.zeros(rows, np.int64)
@@ -83,12 +101,20 @@ def query_numbers(begins: np.ndarray, rows: int) -> np.ndarray:
     return np.cumsum(is_begin)
 
 
-def target_signature(config: ObjectiveConfig, families: Sequence[Family]) -> dict[str, tf.TensorSpec]:
-    """Returns the names and types of what ``make_targets`` returns."""
+def target_signature(
+    config: ObjectiveConfig, families: Sequence[Family], is_divided: bool = False
+) -> dict[str, tf.TensorSpec]:
+    """Returns the names and types of what ``make_targets`` returns.
+
+    Args:
+        is_divided: whether it is of a part of a batch: then ``batch_weight`` is there, too (``whole_batch_weight``).
+    """
     vector, indices = tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)
     signature = {"query": indices, "label": vector, "weight": vector, "own_weight": vector}
     if config.distillation is not None:
         signature["teacher_logit"] = vector
     if config.ranking is not None:
         signature |= {"pairs_clicked": indices, "pairs_other": indices, "pairs_weight": vector}
+    if is_divided:
+        signature["batch_weight"] = tf.TensorSpec([], tf.float32)
     return signature | {f"slice/{family.name}": indices for family in families}

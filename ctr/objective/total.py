@@ -24,6 +24,7 @@ from ctr.objective.losses import (
     squared_correlation,
     weighted_sum,
 )
+from ctr.workers.collectives import ALONE, Workers
 
 
 def normalizer(config: ObjectiveConfig, targets: Mapping[str, tf.Tensor]) -> tf.Tensor:
@@ -31,7 +32,10 @@ def normalizer(config: ObjectiveConfig, targets: Mapping[str, tf.Tensor]) -> tf.
 
     The sum of the train weights of rows with losses of their own. A batch that has none, where a sample dropped all
     rows of the training log, still learns from its constraint logs: there it is the sum of all train weights.
+    Where workers divide a batch it is that of the whole batch, which comes with the targets.
     """
+    if "batch_weight" in targets:
+        return targets["batch_weight"]
     weight = tf.reduce_sum(targets["own_weight"])
     if config.bias_constraints is None or not config.bias_constraints.logs:
         return weight
@@ -53,8 +57,12 @@ def loss_and_terms(
     ramps: Mapping[str, tf.Tensor],
     duals: Sequence[tf.Tensor],
     slices: Sequence[tf.Tensor],
+    workers: Workers = ALONE,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes the loss that the weights minimize, and what each term contributes to it.
+
+    Where workers divide the batch it is this one's share: the sums of all shares are the loss and its terms, and the
+    gradient by this worker's rows is that of the loss.
 
     Args:
         targets: of ``ctr.objective.targets.make_targets``, B rows.
@@ -64,6 +72,7 @@ def loss_and_terms(
         ramps: ``ranking``, ``distillation``, ``anti_distillation`` and ``bias_constraints``, float32 scalars in [0, 1].
         duals: lambda_k of each family, float32 [slices].
         slices: each row's slice of each family, int32 [B] (``slices_of``).
+        workers: those that divide the batch.
 
     Returns:
         The loss, float32 scalar, and its terms, float32 [T], in the order of ``loss_terms``: each with its weight and
@@ -95,7 +104,9 @@ def loss_and_terms(
     terms = [tf.add_n(list(parts)) / len(components) for parts in by_term]
     if config.anti_distillation is not None:
         share = config.anti_distillation.weight * ramps["anti_distillation"]
-        terms.append(share * squared_correlation(logits, targets["own_weight"]))
+        terms.append(
+            share * _counted_once(squared_correlation(logits, targets["own_weight"], workers), workers)
+        )
         loss += terms[-1]
     if config.bias_constraints is not None:
         probability = tf.sigmoid(logit)
@@ -106,6 +117,14 @@ def loss_and_terms(
         terms.append(ramps["bias_constraints"] * tf.math.divide_no_nan(tf.add_n(constraints), total_weight))
         loss += terms[-1]
     return loss, tf.stack(terms)
+
+
+def _counted_once(term: tf.Tensor, workers: Workers) -> tf.Tensor:
+    """A term of the whole batch, which all workers compute, as the share of the first one; its gradient stays."""
+    if workers.size == 1:
+        return term
+    share = term if workers.is_chief else tf.zeros_like(term)
+    return tf.stop_gradient(share - term) + term
 
 
 def slices_of(
@@ -127,8 +146,12 @@ def next_duals(
     duals: Sequence[tf.Tensor],
     seen: Sequence[tf.Tensor],
     slices: Sequence[tf.Tensor],
+    workers: Workers = ALONE,
 ) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """Computes lambda_k and ``seen`` of each family after a batch, from the predictions that it was scored with."""
+    """Computes lambda_k and ``seen`` of each family after a batch, from the predictions that it was scored with.
+
+    ``workers`` are those that divide the batch.
+    """
     constraints = config.bias_constraints
     if constraints is None:
         return []
@@ -143,6 +166,7 @@ def next_duals(
             targets["weight"],
             family.learning_rate * ramp,
             constraints.regularization,
+            workers.all_reduce,
         )
         for family, dual, weights, index in zip(families, duals, seen, slices, strict=True)
     ]

@@ -258,6 +258,23 @@ class SampleConfig(StrictModel):
     score: Literal["all", "kept"] = "all"
 
 
+class WorkersConfig(StrictModel):
+    """How several workers train together.
+
+    Attributes:
+        divided_from_mb: from so many megabytes, of 10^6 bytes, on a table of embeddings is divided over the workers,
+            by rows; of a smaller one each worker has all rows. Of ids that grow those count that may have a row. It
+            does not change what is computed, but for rounding.
+    """
+
+    divided_from_mb: float = Field(default=32, ge=0)
+
+    @property
+    def divided_bytes(self) -> float:
+        """In bytes."""
+        return self.divided_from_mb * 1e6
+
+
 class TrainConfig(StrictModel):
     """Everything that decides what a run computes.
 
@@ -288,6 +305,7 @@ class TrainConfig(StrictModel):
     tensorboard: TensorBoardConfig = TensorBoardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     rollback: RollbackConfig = RollbackConfig()
+    workers: WorkersConfig = WorkersConfig()
     export: ExportConfig | None = None
     record_predictions: bool = True
     max_rejected_share: float = Field(default=0.001, ge=0, le=1)

@@ -55,10 +55,15 @@ def resolve_compute_dtype(config: TrainConfig) -> str:
     return "bfloat16" if accelerated else "float32"
 
 
-def resolve_jit(config: TrainConfig) -> bool:
-    """Whether XLA compiles the step. ``auto``: not on a CPU, where XLA leaves the matrix units unused."""
+def resolve_jit(config: TrainConfig, workers: int = 1) -> bool:
+    """Whether XLA compiles the step. ``auto``: not on a CPU, where XLA leaves the matrix units unused.
+
+    Nor with several workers, between which XLA exchanges nothing.
+    """
     if config.jit != "auto":
         return config.jit
+    if workers > 1:
+        return False
     return bool(tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"))
 
 
@@ -76,7 +81,7 @@ def _threads(setting: int, variable: str) -> int:
     return setting or (int(given) if given.isdecimal() else 0) or len(os.sched_getaffinity(0))
 
 
-def describe_environment(config: TrainConfig) -> dict[str, Any]:
+def describe_environment(config: TrainConfig, workers: int = 1) -> dict[str, Any]:
     """Everything outside the configuration that can change a bit of the result."""
     packages = ("tensorflow", "numpy", "pandas", "pyarrow")
     versions = {"ctr": __version__}
@@ -94,7 +99,8 @@ def describe_environment(config: TrainConfig) -> dict[str, Any]:
         "bfloat16_units": sorted(cpu_flags() & _BFLOAT16_FLAGS),
         "devices": [device.name for device in tf.config.list_physical_devices()],
         "compute_dtype": resolve_compute_dtype(config),
-        "jit": resolve_jit(config),
+        "jit": resolve_jit(config, workers),
+        "workers": workers,
         "intra_op_threads": _threads(
             tf.config.threading.get_intra_op_parallelism_threads(), "TF_NUM_INTRAOP_THREADS"
         ),

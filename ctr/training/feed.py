@@ -15,7 +15,8 @@ from ctr.data.reader import join_rows
 from ctr.models.rows import TableLayout, TablePlan, padded_size, plan_table
 from ctr.objective.bias_constraints import Family
 from ctr.objective.config import ObjectiveConfig
-from ctr.objective.targets import Targets, make_targets
+from ctr.objective.targets import Targets, make_targets, query_begins, whole_batch_weight
+from ctr.training.division import Division, Place, divide_rows, share_of_table
 from ctr.training.ids.admission import drawn
 from ctr.training.ids.config import IdsConfig
 
@@ -28,17 +29,23 @@ _LOGISTIC = ObjectiveConfig()
 class Feed:
     """A batch as the step takes it: B rows, the last of them padding of weight 0.
 
+    Where several workers divide it, the targets and what the step takes of plans are of this worker's rows.
+
     Attributes:
         batch: where it came from; its good rows are the first ones.
         constraint_batches: for each constraint log its rows, which follow, or None where there are none.
         targets: what the losses need of the B rows, by ``ctr.objective.targets``.
-        plans: one for each table; ids that grow have no rows yet (``TrainState.place``).
+        plans: one for each table, of the whole batch; ids that grow have no rows yet (``TrainState.place``).
+        layouts: of the tables.
+        division: of the rows over the workers, and which of them this one is; None for a process alone.
     """
 
     batch: Batch
     constraint_batches: tuple[Batch | None, ...]
     targets: Targets
     plans: tuple[TablePlan, ...]
+    layouts: tuple[TableLayout, ...]
+    division: tuple[Division, Place] | None = None
 
     @property
     def rows(self) -> int:
@@ -54,7 +61,19 @@ class Feed:
     def plan_tensors(self) -> list[dict[str, tf.Tensor]]:
         """The same of the plans, all of whose ids have rows."""
         names = ("distinct", "single", "values", "segments")
-        return [{name: tf.constant(getattr(plan, name)) for name in names} for plan in self.plans]
+        if self.division is None:
+            return [{name: tf.constant(getattr(plan, name)) for name in names} for plan in self.plans]
+        division, place = self.division
+        tensors = []
+        for layout, plan, is_divided in zip(self.layouts, self.plans, place.divided, strict=True):
+            share = share_of_table(layout, plan, division, place, is_divided)
+            shown = (*names, "asked") if is_divided else names
+            tensors.append({name: tf.constant(getattr(share, name)) for name in shown})
+        return tensors
+
+    def in_order(self, values: np.ndarray) -> np.ndarray:
+        """What a step returned for the rows of all workers, as it is for the good rows of the batch."""
+        return values[: self.rows] if self.division is None else values[self.division[0].order]
 
     def prepare(self) -> None:
         """Copies to tensors what a reading thread can."""
@@ -77,11 +96,13 @@ def make_feed(
     families: Sequence[Family] = (),
     constraint_batches: Sequence[Batch | None] = (),
     ids: IdsConfig | None = None,
+    place: Place | None = None,
 ) -> Feed:
     """Pads a batch to one of a few sizes and finds its distinct embedding rows.
 
     Args:
         ids: how ids that grow are admitted; None: the feed is not to be learned from.
+        place: which one of several workers this is; None: the process is alone.
     """
     # No sidecar has the rows of constraint logs.
     unknown = {name: np.float32(np.nan) for name in batch.rows.joined}
@@ -103,10 +124,16 @@ def make_feed(
     lucky = None
     if ids is not None and ids.admission.rule == "probability":
         lucky = drawn(rows.example_id, ids.admission.probability, ids.admission.salt)
-    plans = tuple(plan_table(layout, rows.ids, multivalent, capacity, lucky) for layout in layouts)
-    return Feed(
-        batch, tuple(constraint_batches), make_targets(objective, families, rows, source, capacity), plans
-    )
+    planned_rows = capacity if place is None else len(rows)
+    plans = tuple(plan_table(layout, rows.ids, multivalent, planned_rows, lucky) for layout in layouts)
+    if place is None:
+        targets = make_targets(objective, families, rows, source, capacity)
+        return Feed(batch, tuple(constraint_batches), targets, plans, layouts)
+    division = divide_rows(query_begins(rows, source), source, place.size, batch_rows)
+    own = division.rows_of(place.rank)
+    targets = make_targets(objective, families, rows.keep(own), source[own], division.capacity)
+    targets["batch_weight"] = whole_batch_weight(objective, rows, source)
+    return Feed(batch, tuple(constraint_batches), targets, plans, layouts, (division, place))
 
 
 _END = object()

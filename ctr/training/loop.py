@@ -10,7 +10,7 @@ the same result; between two batches a session scores what it is asked to. What 
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,11 +20,12 @@ import pyarrow as pa
 
 from ctr.data.reader import Rows
 from ctr.io.errors import InputError
+from ctr.training.agreement import agree, check_possible
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
 from ctr.training.follow.published import PublishedInputs
 from ctr.training.inputs import Inputs, check_rows, open_inputs, read_turns
-from ctr.training.preflight import LearningError, check_run, train_result
+from ctr.training.preflight import LearningError, check_run, read_summary, train_result
 from ctr.training.run.directory import hold_run
 from ctr.training.run.metrics import finite_logits
 from ctr.training.run.results import TIMING, learning_failure, unlearned_text, write_results
@@ -34,6 +35,7 @@ from ctr.training.run.snapshot import Exporter, take_snapshot
 from ctr.training.state import fresh_state
 from ctr.training.trainer import Phase, Trainer, announced
 from ctr.training.warm_start.start import InitFrom, warm_start
+from ctr.workers.collectives import ALONE, Workers
 
 __all__ = ["TIMING", "LearningError", "Session", "one_pass", "open_session", "train"]
 
@@ -51,13 +53,14 @@ def train(
     exporter: Exporter | None = None,
     init_from: InitFrom | None = None,
     phase: Phase | None = None,
+    workers: Workers = ALONE,
 ) -> dict[str, Any]:
     """Trains one pass over ``log``, or goes on with it where the newest checkpoint in ``run_dir`` stands.
 
     Of a run that has passed the log as it is now, nothing is computed again.
 
     Args:
-        log, config, run_dir, progress, exporter, phase: see ``open_session``.
+        log, config, run_dir, progress, exporter, phase, workers: see ``open_session``.
         record: publishes the predictions as this sidecar of the log, after the pass.
         init_from: another run, from whose weights and place in the log a new one begins.
 
@@ -70,13 +73,24 @@ def train(
             recorded (``ctr.training.run.results.learning_failure``).
         InputError: see ``open_session``, ``Session.advance`` and ``warm_start``, or what could not be recorded.
     """
-    summary = check_run(log, config, run_dir, record, init_from and init_from.run_dir)
-    if summary is None:
-        if init_from is not None:
-            warm_start(log, config, run_dir, init_from)
-        with open_session(log, config, run_dir, progress, exporter, phase=phase) as session:
-            summary = session.finish()
-    return train_result(log, run_dir, summary, record)
+    with workers.noticing_losses():
+        summary: dict[str, Any] | None = None
+        with workers.together():
+            if workers.is_chief:
+                summary = check_run(log, config, run_dir, record, init_from and init_from.run_dir)
+        if not workers.gather_numbers(np.array([summary is not None]))[0, 0]:
+            with workers.together():
+                if init_from is not None and workers.is_chief:
+                    warm_start(log, config, run_dir, init_from)
+            with open_session(
+                log, config, run_dir, progress, exporter, phase=phase, workers=workers
+            ) as session:
+                summary = session.finish()
+        with workers.together():
+            if workers.is_chief:
+                assert summary is not None
+                summary = train_result(log, run_dir, summary, record)
+        return summary if summary is not None else read_summary(run_dir)
 
 
 def one_pass(
@@ -103,7 +117,8 @@ def one_pass(
         RollbackNeeded: the run has to go back; what it has passed since its checkpoint is to be passed again.
     """
     held: list[int] = []
-    turns = read_turns(inputs, trainer.state.layouts, run.position, partial, held.append)
+    state = trainer.state
+    turns = read_turns(inputs, state.layouts, run.position, partial, held.append, state.workplace)
     with closing(turns), trainer.throughput.running():
         # Read. With a label delay a batch has two turns: when it is new, and later when its labels are known.
         for feed, is_new, has_labels in turns:
@@ -129,7 +144,7 @@ def one_pass(
                 progress(run.position.examples, run.metrics.running(is_window_end))
             # Export, before the checkpoint: a run that is killed between the two makes the export again.
             if exporter is not None and run.is_export_due(before) and _check_weights(run, trainer):
-                exporter(take_snapshot(run))
+                _export(run, exporter)
             # Checkpoint.
             if run.is_checkpoint_due():
                 _check_weights(run, trainer)
@@ -140,6 +155,12 @@ def one_pass(
     if partial:
         run.pass_until(passed)
     return passed
+
+
+def _export(run: Run, exporter: Exporter) -> None:
+    snapshot = take_snapshot(run)
+    with run.workers.together():
+        exporter(snapshot)
 
 
 def _check_weights(run: Run, trainer: Trainer) -> bool:
@@ -160,6 +181,7 @@ def open_session(
     exporter: Exporter | None = None,
     wait_for_sidecars: bool = False,
     phase: Phase | None = None,
+    workers: Workers = ALONE,
 ) -> Iterator["Session"]:
     """Begins a run, or goes on with it where its newest checkpoint stands; holds its folder until the block ends.
 
@@ -178,24 +200,38 @@ def open_session(
             else it is refused where the configuration needs what the sidecar says.
         phase: called with a word when something other than learning takes time (``checking rows``, ``compiling``),
             and with an empty one when that is over.
+        workers: those that train together, all of which open a session of the same run and do the same with it; the
+            first one writes the files and calls ``progress``, ``phase`` and ``exporter``.
 
     Raises:
         InputError: bad log, bad configuration for this log, a run directory of another configuration,
-            environment or log, or in use, or exports asked for without an exporter.
+            environment or log, or in use, or exports asked for without an exporter; the workers have different ones.
+        WorkerLostError: another worker is gone.
     """
     if config.export is not None and exporter is None:
         raise InputError(
             "config: export: this session cannot export; use ctr train or train(..., exporter=...)"
         )
-    inputs = open_inputs(log, config)
-    config = inputs.config
-    # What has waited may be long, and the wish to stop has to be heard (``advance``).
-    check_first = not (run_dir / "checkpoints").exists() and not wait_for_sidecars
-    if check_first:
-        with announced(phase, "checking rows"):
-            check_rows(inputs)
-    begin = partial(fresh_state, config, inputs.schema, inputs.families)
-    with hold_run(run_dir, config, inputs.schema, describe_environment(config)):
+    if wait_for_sidecars and workers.size > 1:
+        raise InputError("a log that grows cannot be followed by several workers; train on it as it is")
+    if not workers.is_chief:
+        progress, phase, exporter = None, None, lambda snapshot: None
+    with workers.noticing_losses(), ExitStack() as held:
+        with workers.together():
+            check_possible(config, workers)
+            inputs = open_inputs(log, config)
+        agree(inputs, workers)
+        config = inputs.config
+        # What has waited may be long, and the wish to stop has to be heard (``advance``).
+        check_first = not (run_dir / "checkpoints").exists() and not wait_for_sidecars
+        with workers.together():
+            if check_first and workers.is_chief:
+                with announced(phase, "checking rows"):
+                    check_rows(inputs)
+            if workers.is_chief:
+                environment = describe_environment(config, workers.size)
+                held.enter_context(hold_run(run_dir, config, inputs.schema, environment))
+        begin = partial(fresh_state, config, inputs.schema, inputs.families, workers)
         state = begin()
         with open_run(run_dir, inputs, state, lambda: begin().arrays()) as run:
             trainer = Trainer(state, config, phase)
@@ -345,7 +381,15 @@ class Session:
             self._roll_back(needed)
             went_back = True
         self.run.files.background.wait()
+        self.run.workers.wait_for_all()
         return went_back
+
+    def _write_results(self, failure: str | None) -> dict[str, Any]:
+        run, summary = self.run, None
+        with run.workers.together():
+            if run.workers.is_chief:
+                summary = write_results(self.inputs, run, failure, self.trainer.timing())
+        return read_summary(run.run_dir) if summary is None else summary
 
     def finish(self) -> dict[str, Any]:
         """Advances to the end of the log and writes the results over all of it.
@@ -371,12 +415,12 @@ class Session:
         if run.metrics.window.traffic.examples:
             _close_window(run, trainer, {})
         if self._exporter is not None and failure is None:
-            self._exporter(take_snapshot(run))
+            _export(run, self._exporter)
         if run.position.examples != run.saved_at:
             run.save()
         # No file is to say that all is well before it is.
         run.files.background.wait()
-        summary = write_results(self.inputs, run, failure, trainer.timing())
+        summary = self._write_results(failure)
         if failure is not None:
             raise LearningError(f"{run.run_dir}: {failure}", summary)
         if run.position.unlearned_rows:

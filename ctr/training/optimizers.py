@@ -12,18 +12,26 @@ from ctr.optim.online_newton import OnlineNewton
 from ctr.optim.protocol import DenseOptimizer, TableOptimizer
 from ctr.optim.row_newton import RowNewton
 from ctr.training.config import DenseOptimizerConfig, EmbeddingOptimizerConfig
+from ctr.workers.collectives import ALONE, Workers
 
 _LAST = {"offset": (100.0, (-20.0, 20.0)), "gate": (100.0, (0.0, 1.0))}
 """What is fitted to the prediction: its prior in ``OnlineNewton``, and its range."""
 
 
-def dense_optimizer(config: DenseOptimizerConfig) -> DenseOptimizer:
-    """The optimizer of dense weights, without its weights yet."""
-    return DenseShampoo(config.shampoo)
+def dense_optimizer(config: DenseOptimizerConfig, workers: Workers = ALONE) -> DenseOptimizer:
+    """The optimizer of dense weights, without its weights yet; ``workers`` divide its state."""
+    return DenseShampoo(config.shampoo, workers)
 
 
-def table_optimizer(config: EmbeddingOptimizerConfig, layouts: Sequence[TableLayout]) -> TableOptimizer:
-    """The optimizer of embeddings and linear weights, without its tables yet."""
+def table_optimizer(
+    config: EmbeddingOptimizerConfig,
+    layouts: Sequence[TableLayout],
+    owners: Sequence[Workers] | None = None,
+) -> TableOptimizer:
+    """The optimizer of embeddings and linear weights, without its tables yet.
+
+    ``owners`` are for each table the workers that hold a part of it each; by default all tables are here whole.
+    """
     tower_rates: dict[str, float] = dict(config.tower_rates.items())
     if config.linear_rule == "newton":
         return RowNewton(
@@ -36,6 +44,7 @@ def table_optimizer(config: EmbeddingOptimizerConfig, layouts: Sequence[TableLay
             copies=layouts[0].copies,
             precision=sum(len(layout.features) for layout in layouts),
             limit=config.update_limit,
+            owners=owners,
         )
     return RowAdaGrad(
         rates=[
@@ -48,6 +57,7 @@ def table_optimizer(config: EmbeddingOptimizerConfig, layouts: Sequence[TableLay
             for layout in layouts
         ],
         limit=config.update_limit,
+        owners=owners,
     )
 
 

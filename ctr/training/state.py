@@ -1,6 +1,7 @@
 """The weights and optimizer state of a run."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -14,10 +15,13 @@ from ctr.optim.adagrad import grow_rows, row_count
 from ctr.optim.online_bias import all_variables
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
+from ctr.training.division import Place, held_rows, is_divided
 from ctr.training.feed import Feed
 from ctr.training.ids.config import IdsConfig
 from ctr.training.ids.id_map import GrowingFeature, IdMap, Occupants
 from ctr.training.optimizers import dense_optimizer, make_calibrators, table_optimizer
+from ctr.workers.collectives import ALONE, Workers
+from ctr.workers.parts import Part, rows_of
 
 _PIECE = 65536
 _FIRST_SLOTS = 1024
@@ -62,7 +66,12 @@ def dense_weights(network: ClickModel) -> dict[str, tf.Variable]:
 class TrainState:
     """All variables that training changes, and the maps from ids that grow to rows.
 
+    Of several workers each has a part of the rows of large tables, with these rows' state, its part of the state of the
+    dense weights, and all else, which is the same in all of them.
+
     Attributes:
+        workers: those that train together.
+        divided: for each layout whether its rows are divided over the workers (``ctr.training.division``).
         tables: for each layout a float32 [rows, columns] variable; where ids grow with slots behind the fixed rows.
         id_maps: of the tables in which ids grow, by the tables' numbers.
         table_optimizer: their optimizer.
@@ -81,23 +90,35 @@ class TrainState:
         config: TrainConfig,
         compute_dtype: str,
         families: Sequence[Family] = (),
+        workers: Workers = ALONE,
     ) -> None:
         model, optimizer = config.model, config.optimizer
         self.layouts = layouts
+        self.workers = workers
+        self.divided = tuple(
+            is_divided(layout, workers.size, _most_rows(layout, config.ids), config.workers.divided_bytes)
+            for layout in layouts
+        )
+        owners = [workers if divided else ALONE for divided in self.divided]
+        # With the slots of all workers' parts.
+        self._table_rows = [layout.rows for layout in layouts]
         self._init_scale = model.init_scale
         self._seed = config.seed if model.embedding_seed is None else model.embedding_seed
-        self.tables = [create_table(layout, self._init_scale, self._seed) for layout in layouts]
+        self.tables = [
+            create_table(layout, self._init_scale, self._seed, own.rank, own.size)
+            for layout, own in zip(layouts, owners, strict=True)
+        ]
         self.id_maps = {
             number: make_id_map(layout, config.ids) for number, layout in enumerate(layouts) if layout.growing
         }
-        self.table_optimizer = table_optimizer(optimizer.embeddings, layouts)
+        self.table_optimizer = table_optimizer(optimizer.embeddings, layouts, owners)
         self.table_optimizer.build(
             {layout.name: table for layout, table in zip(layouts, self.tables, strict=True)}
         )
         self.network = create_network(layouts, config, compute_dtype)
         weights = dense_weights(self.network)
         self.dense = list(weights.values())
-        self.dense_optimizer = dense_optimizer(optimizer.dense)
+        self.dense_optimizer = dense_optimizer(optimizer.dense, workers)
         self.dense_optimizer.build(weights)
         self.calibrators = make_calibrators(self.network.calibrated)
         self.families = tuple(families)
@@ -117,6 +138,43 @@ class TrainState:
             named[f"duals/{family.name}"] = variable
             named[f"slices_seen/{family.name}"] = seen
         return named
+
+    @property
+    def workplace(self) -> Place | None:
+        """Where this one stands among several workers; None: it is alone."""
+        return Place(self.workers.rank, self.workers.size, self.divided) if self.workers.size > 1 else None
+
+    def rows(self, number: int) -> int:
+        """The number of rows that a table has by now, those of all workers' parts."""
+        return self._table_rows[number] if self.divided[number] else row_count(self.tables[number])
+
+    def parts(self) -> dict[str, Part]:
+        """Which parts of arrays this worker has, by the names of ``variables``; without those that it has whole."""
+        parts = dict(self.dense_optimizer.parts())
+        for name, number in self._row_arrays().items():
+            parts[name] = rows_of(self.workers.rank, self.workers.size, self._table_rows[number])
+        return parts
+
+    def part_of(self) -> Callable[[str, int], Part | None]:
+        """Returns which part this worker is to have of an array, of a table of so many rows; None: all of it."""
+        of_dense, of_rows = self.dense_optimizer.parts(), self._row_arrays()
+
+        def part(name: str, rows: int) -> Part | None:
+            return (
+                rows_of(self.workers.rank, self.workers.size, rows) if name in of_rows else of_dense.get(name)
+            )
+
+        return part
+
+    def _row_arrays(self) -> dict[str, int]:
+        """The variables that have a row for each row of a divided table, by name, with the table's number."""
+        kinds = ("rows", *self.table_optimizer.row_state)
+        return {
+            f"{kind}/{layout.name}": number
+            for number, layout in enumerate(self.layouts)
+            if self.divided[number]
+            for kind in kinds
+        }
 
     def place(self, feed: Feed, learning: bool = False) -> Feed:
         """Gives the ids of a feed that grow their rows.
@@ -139,7 +197,7 @@ class TrainState:
                 self._begin_rows(number, rows[learned.fresh], *(part[learned.fresh] for part in ids))
             else:
                 rows = id_map.look_up(*ids)
-            plans[number] = place_rows(plans[number], rows, row_count(self.tables[number]))
+            plans[number] = place_rows(plans[number], rows, self.rows(number))
         return feed.with_plans(plans)
 
     def _begin_rows(
@@ -147,9 +205,15 @@ class TrainState:
     ) -> None:
         """Lets the slots of ids that have just been admitted begin anew; the table doubles where there are too few."""
         layout, table, id_map = self.layouts[number], self.tables[number], self.id_maps[number]
-        size = row_count(table)
+        size = self.rows(number)
         while size < id_map.rows:
             size = layout.rows + max(2 * (size - layout.rows), _FIRST_SLOTS)
+        place = self.workplace
+        if place is not None and self.divided[number]:
+            self._table_rows[number] = size
+            size = len(range(place.rank, size, place.size))
+            which, rows = held_rows(rows, place)
+            features, fingerprints = features[which], fingerprints[which]
         grow_rows(table, size)
         if len(rows):
             values = new_rows(layout, features, fingerprints, self._init_scale, self._seed)
@@ -195,22 +259,33 @@ class TrainState:
         }
 
     def layout(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        """Shape and dtype of each of ``arrays``."""
+        """Shape and dtype of each array of which ``pieces`` are."""
         shapes = {
             name: (_shape(variable), np.dtype(variable.dtype.as_numpy_dtype))
-            for name, variable in self.variables().items()
+            for name, variable in self._written().items()
         }
+        if not self.workers.is_chief:
+            return shapes
         return shapes | {name: (array.shape, array.dtype) for name, array in self._id_arrays().items()}
+
+    def _written(self) -> dict[str, tf.Variable]:
+        """What this worker writes of ``variables``: its parts, and the first one also what all have."""
+        variables = self.variables()
+        if self.workers.is_chief:
+            return variables
+        return {name: variables[name] for name in self.parts()}
 
     def pieces(self) -> Iterator[tuple[str, int, np.ndarray]]:
         """The values of all variables, those of many rows in pieces: name, first row and values.
 
+        Of several workers each gives its parts, and the first one also what all have.
+
         TensorFlow hands a whole table out as a copy, in memory that is touched for the first time, which takes
         several times as long.
         """
-        for name, array in self._id_arrays().items():
+        for name, array in self._id_arrays().items() if self.workers.is_chief else ():
             yield name, 0, array
-        for name, variable in self.variables().items():
+        for name, variable in self._written().items():
             rows = _shape(variable)[0] if variable.shape.rank == 2 else 0
             if rows <= _PIECE:
                 yield name, 0, np.asarray(variable.read_value())
@@ -219,14 +294,56 @@ class TrainState:
                 piece = variable.sparse_read(tf.range(begin, min(begin + _PIECE, rows)))
                 yield name, begin, np.asarray(piece)
 
-    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Sets all variables and maps. Raises ValueError when names or shapes differ."""
+    def digest(self) -> str:
+        """A hash of the variables that all workers have."""
+        parts, found = self.parts(), hashlib.sha256()
+        for name, variable in self.variables().items():
+            if name not in parts:
+                found.update(np.ascontiguousarray(variable.read_value()).tobytes())
+        return found.hexdigest()
+
+    def whole_tables(self) -> list[tf.Variable]:
+        """The tables with the rows of all workers, which all have to ask for; ``tables`` where none is divided."""
+        place = self.workplace
+        if place is None:
+            return self.tables
+        whole = []
+        for number, (layout, table) in enumerate(zip(self.layouts, self.tables, strict=True)):
+            if not self.divided[number]:
+                whole.append(table)
+                continue
+            rows = self.rows(number)
+            values = np.zeros((rows if self.workers.is_chief else 0, layout.columns), np.float32)
+            most, piece = len(range(0, rows, place.size)), _PIECE // place.size
+            for begin in range(0, most, piece):
+                end = min(begin + piece, most)
+                own = np.zeros((end - begin, layout.columns), np.float32)
+                held = range(begin, min(end, len(range(place.rank, rows, place.size))))
+                own[: len(held)] = table.sparse_read(tf.range(held.start, held.stop)).numpy()
+                found = self.workers.gather_array(own)
+                if self.workers.is_chief:
+                    together = found.transpose(1, 0, 2).reshape(-1, layout.columns)
+                    values[begin * place.size : end * place.size] = together[: rows - begin * place.size]
+            shape = [None if layout.growing else len(values), layout.columns]
+            whole.append(tf.Variable(values, name=table.name.partition(":")[0], shape=shape))
+        return whole
+
+    def restore(self, arrays: Mapping[str, np.ndarray], parts: Mapping[str, Part] | None = None) -> None:
+        """Sets all variables and maps. Raises ValueError when names or shapes differ.
+
+        Args:
+            arrays: by the names of ``variables`` and of the maps' arrays; of a divided one this worker's part.
+            parts: which parts these are, where they are not those with which the state began.
+        """
         variables = self.variables()
         names = {*variables, *self._id_arrays()}
         if set(arrays) != names:
             raise ValueError(f"the checkpoint holds {sorted(arrays)}, the model {sorted(names)}")
         for name, variable in variables.items():
             variable.assign(arrays[name])
+        for number, layout in enumerate(self.layouts):
+            part = (parts or {}).get(f"rows/{layout.name}")
+            self._table_rows[number] = layout.rows if part is None else part.total
         for number, id_map in self.id_maps.items():
             id_map.restore(id_arrays(self.layouts[number], arrays))
 
@@ -247,6 +364,11 @@ class TrainState:
                 for number, layout in enumerate(self.layouts)
             ),
         }
+
+
+def _most_rows(layout: TableLayout, ids: IdsConfig) -> int:
+    """The rows that a table may get."""
+    return layout.rows + sum(ids.capacity_of(feature.name) for feature in layout.growing)
 
 
 def make_id_map(layout: TableLayout, ids: IdsConfig) -> IdMap:
@@ -277,10 +399,12 @@ def _shape(variable: tf.Variable) -> tuple[int, ...]:
     return (row_count(variable), *variable.shape[1:])
 
 
-def fresh_state(config: TrainConfig, schema: Schema, families: Sequence[Family] = ()) -> TrainState:
+def fresh_state(
+    config: TrainConfig, schema: Schema, families: Sequence[Family] = (), workers: Workers = ALONE
+) -> TrainState:
     """The state that a run begins with, the same whenever it is asked for.
 
     From here on TensorFlow is restricted to operations that repeat bit by bit.
     """
     make_deterministic(config.seed)
-    return TrainState(config.table_layouts(schema), config, resolve_compute_dtype(config), families)
+    return TrainState(config.table_layouts(schema), config, resolve_compute_dtype(config), families, workers)

@@ -22,6 +22,7 @@ from ctr.optim.shampoo import all_finite
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed
 from ctr.training.state import TrainState
+from ctr.training.step_exchange import StepExchange
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,9 @@ class TrainStep:
         self.state, self.config, self.jit = state, config, jit
         # Products with sparse matrices, of which GPUs have no deterministic kernel.
         self._by_products = not jit and not tf.config.list_physical_devices("GPU")
-        self._learned_targets = target_signature(config.objective, state.families)
+        self._workers = state.workers
+        self._exchange = StepExchange(state)
+        self._learned_targets = target_signature(config.objective, state.families, self._workers.size > 1)
         # What is scored may also be a feed to learn from, which has more.
         self._scored_targets = target_signature(scored_part(config.objective), state.families)
         scalar, indices = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.int32)
@@ -94,8 +97,9 @@ class TrainStep:
                 "single": tf.TensorSpec([None, len(layout.single)], tf.int32),
                 "values": indices,
                 "segments": indices,
+                **({"asked": tf.TensorSpec([self._workers.size, None], tf.int32)} if divided else {}),
             }
-            for layout in state.layouts
+            for layout, divided in zip(state.layouts, state.divided, strict=True)
         ]
         ramps, rates = (
             dict.fromkeys(numbers, scalar) for numbers in (config.ramps_at(0), config.rates_at(0))
@@ -158,7 +162,11 @@ class TrainStep:
         # The optimizer's state of the rows is read here, too, where there is time for it beside the products.
         rows, row_state = self._gather(plans), self._read_row_state(plans)
         duals = [dual.read_value() for dual in state.duals]
-        found = self._differentiate(targets, plans, rows, ramps, duals)
+        needed, views = self._exchange.needed_rows(rows, plans), self._exchange.views(plans)
+        found = self._differentiate(targets, views, needed, ramps, duals)
+        curvatures: list[tuple[tf.Tensor, ...]] | None = None
+        if self._workers.size > 1:
+            found, curvatures = self._of_whole_batch(targets, plans, views, found)
         seen = [weights.read_value() for weights in state.slices_seen]
         moved = next_duals(
             self.config.objective,
@@ -169,15 +177,22 @@ class TrainStep:
             duals,
             seen,
             found.slices,
+            self._workers,
         )
         changed = [tensor for pair in moved for tensor in pair]
         applied = all_finite([found.loss, *found.row_gradients, *found.dense_gradients, *changed])
+        applied = self._exchange.all_agree(applied)
 
         def update() -> tf.Tensor:
             row_gradients = [
-                RowGradient(plan["distinct"], *parts, *self._curvature(layout, plan, targets, found))
-                for layout, plan, *parts in zip(
-                    state.layouts, plans, rows, row_state, found.row_gradients, strict=True
+                RowGradient(plan["distinct"], *parts, *curvature)
+                for plan, curvature, *parts in zip(
+                    plans,
+                    self._curvatures(plans, targets, found) if curvatures is None else curvatures,
+                    rows,
+                    row_state,
+                    found.row_gradients,
+                    strict=True,
                 )
             ]
             state.table_optimizer.update(row_gradients, rates["embeddings"], self.jit)
@@ -192,13 +207,15 @@ class TrainStep:
             return tf.constant(True)
 
         applied = tf.cond(applied, update, lambda: tf.constant(False))
-        return StepResult(found.logit, found.loss, applied, found.slices, found.terms)
+        logit, slices = self._exchange.of_all_rows(found.logit, found.slices)
+        return StepResult(logit, found.loss, applied, slices, found.terms)
 
     def _score(
         self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        logit = ensemble_logit(self._forward(self._gather(plans), plans, ramps["alpha2"]).logits)
-        return logit, slices_of(self.state.families, targets, logit)
+        needed, views = self._exchange.needed_rows(self._gather(plans), plans), self._exchange.views(plans)
+        logit = ensemble_logit(self._forward(needed, views, ramps["alpha2"]).logits)
+        return self._exchange.of_all_rows(logit, slices_of(self.state.families, targets, logit))
 
     def _gradients(
         self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors
@@ -208,6 +225,22 @@ class TrainStep:
         return found.row_gradients, found.dense_gradients
 
     # Their parts.
+
+    def _of_whole_batch(
+        self, targets: _Tensors, plans: list[_Tensors], views: list[_Tensors], found: _Differentiated
+    ) -> tuple[_Differentiated, list[tuple[tf.Tensor, ...]]]:
+        """What all workers found: loss, gradients and curvatures of the whole batch; logits stay this one's.
+
+        Of divided tables those of this worker's rows.
+        """
+        curvatures = self._curvatures(views, targets, found)
+        same = [found.loss, found.terms, *found.dense_gradients]
+        same, row_gradients, curvatures = self._exchange.sums(plans, same, found.row_gradients, curvatures)
+        loss, terms, *dense_gradients = same
+        found = found._replace(
+            loss=loss, terms=terms, row_gradients=row_gradients, dense_gradients=dense_gradients
+        )
+        return found, curvatures
 
     def _gather(self, plans: Sequence[_Tensors]) -> list[tf.Tensor]:
         """The distinct rows of the batch in each table, float32 [U, C]."""
@@ -296,15 +329,31 @@ class TrainStep:
         slices: list[tf.Tensor],
     ) -> tuple[tf.Tensor, tf.Tensor]:
         return loss_and_terms(
-            self.config.objective, targets, logit, scores.logits, scores.rank_scores, ramps, duals, slices
+            self.config.objective,
+            targets,
+            logit,
+            scores.logits,
+            scores.rank_scores,
+            ramps,
+            duals,
+            slices,
+            self._workers,
         )
+
+    def _curvatures(
+        self, plans: Sequence[_Tensors], targets: _Tensors, found: _Differentiated
+    ) -> list[tuple[tf.Tensor, ...]]:
+        """For each table the last fields of a ``RowGradient``, where the optimizer needs them."""
+        if not self.state.table_optimizer.needs_curvature:
+            return [() for _ in plans]
+        return [
+            self._curvature(layout, plan, targets, found)
+            for layout, plan in zip(self.state.layouts, plans, strict=True)
+        ]
 
     def _curvature(
         self, layout: TableLayout, plan: _Tensors, targets: _Tensors, found: _Differentiated
     ) -> tuple[tf.Tensor, ...]:
-        """The last fields of a ``RowGradient``, where the optimizer needs them."""
-        if not self.state.table_optimizer.needs_curvature:
-            return ()
         # Rows of constraint logs learn from their constraint alone.
         weight = targets["own_weight" if self.config.objective.bias_constraints is None else "weight"]
         curvature, query = weight * _curvature_of(found.alone), targets["query"]
@@ -327,7 +376,9 @@ class TrainStep:
         if is_bias:
             share = query_share(targets["query"], curvature)
             gradient, curvature = gradient * share, curvature * share
-        return self.state.calibrators[number].step(columns, gradient, curvature, tf.reduce_sum(weight))
+        return self.state.calibrators[number].step(
+            columns, gradient, curvature, tf.reduce_sum(weight), self._workers
+        )
 
     def _update_dense(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor) -> None:
         fitted = set(self.state.network.calibrated)

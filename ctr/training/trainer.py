@@ -60,7 +60,7 @@ class Trainer:
         self.state = state
         self._config = config
         # XLA compiles the functions for each size of their arguments.
-        self._jit = resolve_jit(config)
+        self._jit = resolve_jit(config, state.workers.size)
         self._step = TrainStep(state, config, self._jit)
         self._phase = phase
         self._compiled: set[tuple[object, ...]] = set()
@@ -82,12 +82,13 @@ class Trainer:
         feed = self.state.place(feed, learning=True)
         with self._compiling("learn", feed):
             result = self._step.learn(feed, ramps, rates)
-        logit, slices = result.logit.numpy(), [index.numpy() for index in result.slices]
+        logit = feed.in_order(result.logit.numpy())
+        slices = [feed.in_order(index.numpy()) for index in result.slices]
         applied, terms = bool(result.applied), result.terms.numpy()
         self._step_seconds.add(time.perf_counter() - begun)
         if applied:
             self.last_applied = feed
-        return Scores(logit[: feed.rows], [index[: feed.rows] for index in slices], applied, terms)
+        return Scores(logit, slices, applied, terms)
 
     def score(self, feed: Feed, ramps: Ramps) -> Scores:
         """Scores a batch, and changes nothing. For the arguments see ``learn``."""
@@ -96,7 +97,7 @@ class Trainer:
         feed = self.state.place(feed)
         with self._compiling("score", feed):
             logit, slices = self._step.score(feed, ramps)
-        return Scores(logit.numpy()[: feed.rows], [index.numpy()[: feed.rows] for index in slices])
+        return Scores(feed.in_order(logit.numpy()), [feed.in_order(index.numpy()) for index in slices])
 
     def _no_scores(self) -> Scores:
         return Scores(np.zeros(0, np.float32), [np.zeros(0, np.int32) for _ in self.state.families])
@@ -121,7 +122,14 @@ class Trainer:
             end = min(begin + at_once, len(good))
             batch = set_rejects_apart(good.slice(begin, end))
             # Padded as the batches of the log are, so that nothing is compiled for it.
-            feed = make_feed(batch, self.state.layouts, batch_rows, objective, self.state.families)
+            feed = make_feed(
+                batch,
+                self.state.layouts,
+                batch_rows,
+                objective,
+                self.state.families,
+                place=self.state.workplace,
+            )
             logit[begin:end] = self.score(feed, ramps).logit
         return logit
 

@@ -5,27 +5,37 @@
     checkpoints/00000000000000150000/arrays.npz   no pickled objects
     checkpoints/00000000000000150000/state.json   with the SHA-256 of arrays.npz
 
+and of several workers beside the first one's ``arrays.npz`` a file of each other one (``array_files.py``).
+
 The folder gets its name, by a rename, when all in it is on the disk; so the greatest name points to the newest.
 """
 
 import hashlib
-import io
 import json
 import logging
 import shutil
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
-from ctr.io.arrays import read_arrays
 from ctr.io.documents import parse_json
 from ctr.io.errors import InputError
-from ctr.io.files import file_sha256, make_folder, sync_folder, write_atomic
+from ctr.io.files import make_folder, sync_folder, write_atomic
+from ctr.training.run.array_files import (
+    ARRAYS,
+    Share,
+    Wanted,
+    check_files,
+    collect_parts,
+    read_parts,
+    write_arrays,
+    write_part,
+)
+from ctr.workers.parts import Part
 
-_ARRAYS = "arrays.npz"
 _STATE = "state.json"
 _PARTIAL = ".partial"
 _DAMAGED = ".damaged"
@@ -34,6 +44,7 @@ _FAULTS = (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile)
 
 log = logging.getLogger(__name__)
 
+ContentT = TypeVar("ContentT")
 
 Layout = Mapping[str, tuple[tuple[int, ...], np.dtype]]
 
@@ -88,6 +99,7 @@ def save(
     keep: int,
     limit: int | None = None,
     sound: tuple[int, int] = (-1, -1),
+    share: Share | None = None,
 ) -> None:
     """Writes the checkpoint of position ``examples`` and deletes all but the newest ``keep``.
 
@@ -95,21 +107,27 @@ def save(
         limit: bytes that all checkpoints may take together, the one that is being written too: older ones than the
             newest make room for it.
         sound: the positions of checkpoints that stay in any case: until this one is written, and from then on.
+        share: of several workers, what this one writes of it, after the first one has called ``begin``.
 
     Raises:
-        InputError: there is not so much room; nothing was deleted for it.
+        InputError: there is not so much room; nothing was deleted for it. Or another worker's part did not come.
     """
-    make_folder(folder)
-    _remove_leftovers(folder)
-    _make_room(folder, sum(array.nbytes for array in arrays.values()), limit, sound[0])
     final = folder / f"{examples:020d}"
     partial = folder / f"{final.name}{_PARTIAL}"
-    partial.mkdir()
-    digest = hashlib.sha256()
-    write_atomic(
-        partial / _ARRAYS, lambda file: _write_arrays(cast(IO[bytes], _Hashing(file, digest)), arrays)
-    )
-    content = {**state, "arrays_sha256": digest.hexdigest()}
+    if share is not None and share.rank:
+        write_part(partial, arrays, share)
+        return
+    if share is None:
+        make_folder(folder)
+        _remove_leftovers(folder)
+    nbytes = sum(array.nbytes for array in arrays.values()) if share is None else share.nbytes
+    _make_room(folder, nbytes, limit, sound[0])
+    if share is None:
+        partial.mkdir()
+    digest = write_arrays(partial / ARRAYS, arrays)
+    content = {**state, "arrays_sha256": digest}
+    if share is not None:
+        content["worker_files"] = collect_parts(partial, digest, share)
     content["state_sha256"] = _state_hash(content)
     write_atomic(partial / _STATE, lambda file: file.write((json.dumps(content, indent=1) + "\n").encode()))
     partial.rename(final)
@@ -117,32 +135,11 @@ def save(
     clean_up(folder, keep, sound[1])
 
 
-class _Hashing(io.RawIOBase):
-    """Writes to a file front to back, and hashes what it writes: the file need not be read again for that."""
-
-    def __init__(self, file: BinaryIO, digest: "hashlib._Hash") -> None:
-        self._file, self._digest = file, digest
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, content: Any) -> int:
-        self._digest.update(content)
-        return self._file.write(content)
-
-
-def _write_arrays(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
-    """What ``np.savez`` writes, from the arrays' own memory instead of a second copy."""
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, array in arrays.items():
-            array = np.asarray(array, order="C")
-            if array.dtype.hasobject:
-                raise ValueError(f"{name}: Python objects would have to be pickled")
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array_header_1_0(member, np.lib.format.header_data_from_array_1_0(array))
-                content = array.reshape(-1).view(np.uint8).data
-                for begin in range(0, len(content), _PIECE):
-                    member.write(content[begin : begin + _PIECE])
+def begin(folder: Path, examples: int) -> None:
+    """Makes the folder in which several workers are going to write the checkpoint of position ``examples``."""
+    make_folder(folder)
+    _remove_leftovers(folder)
+    (folder / f"{examples:020d}{_PARTIAL}").mkdir()
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -227,10 +224,24 @@ def restore_newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]
     Raises:
         InputError: there are checkpoints, but every one of them is damaged.
     """
+    return _newest_sound(folder, _read)
+
+
+def newest_sound(folder: Path) -> int | None:
+    """The position of the checkpoint that ``restore_newest`` takes, without its arrays; see there."""
+
+    def position(path: Path) -> int:
+        _check(path)
+        return int(path.name)
+
+    return _newest_sound(folder, position)
+
+
+def _newest_sound(folder: Path, read: Callable[[Path], ContentT]) -> ContentT | None:
     damaged: list[Path] = []
     for path in reversed(_complete(folder)):
         try:
-            content = _read(path)
+            content = read(path)
         except _FAULTS as error:
             log.warning("checkpoint %s is damaged (%s); the one before it is used", path, error)
             damaged.append(path)
@@ -243,6 +254,29 @@ def restore_newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]
     if damaged:
         raise InputError(f"{folder}: every checkpoint is damaged; delete the run directory to start again")
     return None
+
+
+def read_share(
+    folder: Path, examples: int, wanted: Wanted
+) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Part]]:
+    """What one of several workers needs of a checkpoint that another one has checked.
+
+    Args:
+        wanted: which part of an array it needs.
+
+    Returns:
+        The arrays, the state, and which parts of arrays these are.
+
+    Raises:
+        InputError: the checkpoint is damaged or not there.
+    """
+    path = folder / f"{examples:020d}"
+    try:
+        state = _read_state(path)
+        arrays, parts = read_parts(path, _files(state), wanted)
+    except _FAULTS as error:
+        raise InputError(f"{path}: the checkpoint is damaged ({error})") from None
+    return arrays, state, parts
 
 
 def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -270,9 +304,24 @@ def read(folder: Path, examples: int | None = None) -> tuple[dict[str, np.ndarra
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    state = parse_json((path / _STATE).read_bytes())
+    state = _check(path)
+    arrays, _ = read_parts(path, _files(state))
+    return arrays, state
+
+
+def _check(path: Path) -> dict[str, Any]:
+    """Returns the state. Raises ValueError where bytes are not what was written."""
+    state = _read_state(path)
+    check_files(path, [(entry["file"], entry["sha256"]) for entry in _files(state)])
+    return state
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    state: dict[str, Any] = parse_json((path / _STATE).read_bytes())
     if state["state_sha256"] != _state_hash(state):
         raise ValueError(f"{_STATE} was changed")
-    if file_sha256(path / _ARRAYS) != state["arrays_sha256"]:
-        raise ValueError(f"{_ARRAYS} does not have the recorded SHA-256")
-    return read_arrays(path / _ARRAYS), state
+    return state
+
+
+def _files(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return state.get("worker_files") or [{"file": ARRAYS, "sha256": state["arrays_sha256"]}]

@@ -19,6 +19,7 @@
     RUN/summary.json           the results
     RUN/init_from.json         of a run that was begun from another one: which, where, and what it took (warm_start/)
     RUN/follow.jsonl           how far a run that follows a live log was behind it (follow/lag.py)
+    RUN/workers/               the output of each worker, where ctr train --workers has started them
     RUN/.lock                  held by the process that trains
 
 What grows during a run is cut back, on a resume, to where it was at the checkpoint.
@@ -40,6 +41,7 @@ from ctr.io.errors import InputError
 from ctr.io.files import (
     check_output_folder,
     create_exclusively,
+    is_temporary,
     make_folder,
     write_atomic,
     write_atomic_bytes,
@@ -48,6 +50,7 @@ from ctr.io.locks import hold
 from ctr.training.config import TrainConfig
 
 INIT_FROM = "init_from.json"
+WORKERS = "workers"
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -121,13 +124,26 @@ def check_config(run_dir: Path, config: TrainConfig) -> None:
 
 def check_run_folder(run_dir: Path) -> None:
     """Raises InputError where ``run_dir`` is something else than a run directory, an empty one, or none."""
-    check_output_folder(run_dir, "a run directory", lambda folder: (folder / "config.yaml").is_file())
+    check_output_folder(run_dir, "a run directory", _is_begun)
+
+
+def _is_begun(folder: Path) -> bool:
+    # The logs of workers are there before the first of them begins the run.
+    others = [
+        path for path in folder.iterdir() if path.name not in (WORKERS, ".lock") and not is_temporary(path)
+    ]
+    return (folder / "config.yaml").is_file() or not others
+
+
+_OF_WORKERS = ("cpu_count", "intra_op_threads", "inter_op_threads", "variables")
+"""What of an environment may change with the number of workers."""
 
 
 def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
     """Writes environment.json, or refuses to resume a run where its bits would come out otherwise.
 
-    The key ``platform`` is there to be read only: a new kernel computes no other bits.
+    The key ``platform`` is there to be read only: a new kernel computes no other bits. Another number of workers does,
+    which is known and allowed; then there may be more or fewer threads and processors, too.
     """
     path = run_dir / "environment.json"
     if not path.exists():
@@ -139,7 +155,14 @@ def adopt_environment(run_dir: Path, environment: dict[str, Any]) -> None:
         if isinstance(versions := before.get("versions"), dict):
             versions.pop(unused, None)
     now = json.loads(json.dumps(environment))
-    differences = differing_keys({**before, "platform": None}, {**now, "platform": None})
+    is_regrouped = before.get("workers", 1) != now.get("workers", 1)
+    read_only = {"platform", "workers", *(_OF_WORKERS if is_regrouped else ())}
+    then, today = (
+        {key: value for key, value in one.items() if key not in read_only} for one in (before, now)
+    )
+    differences = differing_keys(then, today)
+    if is_regrouped and not differences:
+        write_json(path, environment)
     if differences:
         raise InputError(
             f"{run_dir} was started in another environment ({'; '.join(differences)}), "

@@ -5,6 +5,7 @@ On a resume, and when a run goes back, they are cut back to where they were at t
 
 import json
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from io import FileIO
@@ -21,6 +22,7 @@ from ctr.io.errors import InputError
 from ctr.io.files import make_folder, naming, sync_folder, write_all, write_atomic
 from ctr.training.config import TrainConfig
 from ctr.training.run import checkpoint
+from ctr.training.run.array_files import Share
 from ctr.training.run.background import Background
 from ctr.training.run.event_file import EventFiles
 
@@ -151,8 +153,23 @@ def describe_rejects(batch: Batch, log: str | None = None) -> list[dict[str, Any
     ]
 
 
+class Unwritten:
+    """A growing file that another worker writes."""
+
+    length = 0
+
+    def append(self, *content: object) -> None:
+        """Writes nothing."""
+
+    def sync(self) -> None:
+        """Does nothing."""
+
+    def end(self, succeeded: bool) -> None:
+        """Writes nothing."""
+
+
 class RunFiles:
-    """The growing files of a run.
+    """The growing files of a run; of several workers the first one writes them.
 
     Attributes:
         background: what is written while the run goes on; what fails there is raised by its next call.
@@ -162,16 +179,17 @@ class RunFiles:
         predictions: None where the run does not record them.
     """
 
-    metrics: GrowingFile
-    events: EventFiles
-    rejects: GrowingFile
+    metrics: GrowingFile | Unwritten
+    events: EventFiles | Unwritten
+    rejects: GrowingFile | Unwritten
     predictions: PredictionWriter | None = None
 
-    def __init__(self, run_dir: Path, config: TrainConfig) -> None:
-        """Touches nothing yet."""
-        self._run_dir, self._config = run_dir, config
+    def __init__(self, run_dir: Path, config: TrainConfig, written: bool = True) -> None:
+        """Touches nothing yet. ``written``: whether this process writes them."""
+        self._run_dir, self._config, self._written = run_dir, config, written
         self.background = Background("run-files")
         self._opened = ExitStack()
+        self._closing = threading.Event()
 
     def open(self, lengths: Mapping[str, int], prediction_parts: Sequence[str]) -> None:
         """Opens the files where they stood at a checkpoint, and deletes what was written after it.
@@ -183,6 +201,9 @@ class RunFiles:
         Raises:
             InputError: files are missing or shorter.
         """
+        if not self._written:
+            self.metrics, self.events, self.rejects = Unwritten(), Unwritten(), Unwritten()
+            return
         run_dir, keep_open = self._run_dir, self._opened.enter_context
         if self._config.record_predictions:
             writer = PredictionWriter(
@@ -209,6 +230,7 @@ class RunFiles:
         arrays: Mapping[str, np.ndarray],
         state: Mapping[str, Any],
         sound: tuple[int, int],
+        share: Share | None = None,
     ) -> None:
         """Has a checkpoint of position ``examples`` written; for the arguments see ``checkpoint.save``."""
 
@@ -216,11 +238,13 @@ class RunFiles:
             self.metrics.sync()
             self.rejects.sync()
             folder, kept = self._run_dir / "checkpoints", self._config.checkpoint
-            checkpoint.save(folder, examples, arrays, state, kept.keep, kept.disk_limit, sound)
+            shared = None if share is None else share._replace(is_leaving=self._closing.is_set)
+            checkpoint.save(folder, examples, arrays, state, kept.keep, kept.disk_limit, sound, shared)
 
         self.background.submit(write)
 
     def close(self) -> None:
         """Closes the files, once what was given to ``background`` is done."""
+        self._closing.set()
         self.background.close()
         self._opened.close()

@@ -17,6 +17,7 @@ from ctr.io.files import remove_temporaries
 from ctr.training.feed import Feed
 from ctr.training.inputs import Inputs
 from ctr.training.run import checkpoint, rollback
+from ctr.training.run.array_files import Share
 from ctr.training.run.directory import refuse_without_checkpoint
 from ctr.training.run.files import RunFiles, describe_rejects
 from ctr.training.run.logs_seen import LogsSeen
@@ -24,10 +25,12 @@ from ctr.training.run.metrics import RunMetrics, dual_scalars, finite_logits
 from ctr.training.run.position import Position, check_rejects, mark_here, note_step
 from ctr.training.state import TrainState
 from ctr.training.trainer import Scores
+from ctr.workers.parts import Part
 
 log = logging.getLogger(__name__)
 
-Checkpoint = tuple[dict[str, np.ndarray], dict[str, Any]]
+Checkpoint = tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Part]]
+_WEIGHTS = "weights|"
 
 
 @contextmanager
@@ -45,7 +48,9 @@ def open_run(
         InputError: the run was trained on another log, or its files are damaged.
     """
     run = Run(run_dir, inputs, state, initial)
-    remove_temporaries(run_dir)
+    with state.workers.together():
+        if state.workers.is_chief:
+            remove_temporaries(run_dir)
     run.rollbacks = rollback.read_rollbacks(run_dir)
     try:
         run.resume(run.newest_checkpoint())
@@ -63,6 +68,7 @@ class Run:
         run_dir: its directory.
         config, schema: of the run.
         state: the weights and what else a step changes.
+        workers: those that train together. All of them stand at the same place; the first one writes the files.
         position: how far it has come in its logs, and what went wrong on the way.
         metrics: what it has measured.
         files: the files that grow with it.
@@ -80,7 +86,7 @@ class Run:
     ) -> None:
         """Stands at the beginning, and touches no file; see ``open_run``."""
         self.run_dir, self.config, self.schema = run_dir, inputs.config, inputs.schema
-        self.state = state
+        self.state, self.workers = state, state.workers
         self.rollbacks: list[rollback.Rollback] = []
         self.learned_through: int | None = None
         self._initial = initial
@@ -98,20 +104,39 @@ class Run:
         )
         self.saved_at = 0
         self.metrics = RunMetrics(self.config, self.schema, self.state, self._constraint_names)
-        self.files = RunFiles(self.run_dir, self.config)
+        self.files = RunFiles(self.run_dir, self.config, self.workers.is_chief)
 
     # From checkpoint to checkpoint.
 
     def newest_checkpoint(self) -> Checkpoint | None:
         """Returns the arrays and the state of the newest checkpoint; None: the run stands at its beginning.
 
+        Of several workers each has its parts of arrays, of the checkpoint that the first one found to be sound.
+
+        Returns:
+            The arrays, the state, and which parts of arrays they are.
+
         Raises:
             InputError: all checkpoints are damaged, or there must be one.
         """
-        saved = checkpoint.restore_newest(self.run_dir / "checkpoints")
-        if saved is None:
+        folder, saved, newest = self.run_dir / "checkpoints", None, None
+        with self.workers.together():
+            if self.workers.size == 1:
+                saved = checkpoint.restore_newest(folder)
+            elif self.workers.is_chief:
+                newest = checkpoint.newest_sound(folder)
+        if saved is not None:
+            return *saved, {}
+        newest = int(self.workers.gather_numbers(np.array([-1 if newest is None else newest]))[0, 0])
+        if newest < 0:
             refuse_without_checkpoint(self.run_dir)
-        return saved
+            return None
+        with self.workers.together():
+            part_of = self.state.part_of()
+            arrays, state, parts = checkpoint.read_share(
+                folder, newest, lambda name, rows: part_of(name.removeprefix(_WEIGHTS), rows)
+            )
+        return arrays, state, parts
 
     def resume(self, saved: Checkpoint | None) -> None:
         """Sets everything to where a checkpoint stands, or to the beginning, the weights of which are there already.
@@ -126,11 +151,13 @@ class Run:
             lengths, parts = saved[1]["lengths"], saved[1]["prediction_parts"]
             mark_here(self.position)
         folder = self.run_dir / "checkpoints"
-        checkpoint.clean_up(folder, self.config.checkpoint.keep, self.position.mark[0])
         self.saved_at = self.position.examples
-        self.files.open(lengths, parts)
+        with self.workers.together():
+            if self.workers.is_chief:
+                checkpoint.clean_up(folder, self.config.checkpoint.keep, self.position.mark[0])
+            self.files.open(lengths, parts)
 
-    def _restore(self, arrays: dict[str, np.ndarray], state: dict[str, Any]) -> None:
+    def _restore(self, arrays: dict[str, np.ndarray], state: dict[str, Any], parts: dict[str, Part]) -> None:
         self._logs.check(state["consumed"])
         rollback.check_kept(self.run_dir, state.get("rollbacks", []), self.rollbacks)
         if state["sidecars"] != self.sidecar_hashes(state["window_times"][1] + 1):
@@ -138,9 +165,12 @@ class Run:
                 f"{self.run_dir}: the sidecars {', '.join(self._sidecars)} are not those that this run has read so "
                 "far: use another output directory to start again"
             )
-        weights = {name: array for name, array in arrays.items() if name.startswith("weights|")}
+        weights = {name: array for name, array in arrays.items() if name.startswith(_WEIGHTS)}
+        own_parts = {name.removeprefix(_WEIGHTS): part for name, part in parts.items()}
         try:
-            self.state.restore({name.removeprefix("weights|"): array for name, array in weights.items()})
+            self.state.restore(
+                {name.removeprefix(_WEIGHTS): array for name, array in weights.items()}, own_parts
+            )
         except ValueError as error:
             raise InputError(f"{self.run_dir}: {error}") from None
         try:
@@ -165,10 +195,12 @@ class Run:
         run_dir, mark = self.run_dir, self.position.mark[0]
         self.files.background.wait()
         self.files.close()
-        rollback.drop_after(run_dir, mark)
         new = rollback.Rollback(checkpoint=mark, rows=rows, query_times=times, reason=reason)
         self.rollbacks = [*self.rollbacks, new]
-        rollback.write_rollbacks(run_dir, self.rollbacks)
+        with self.workers.together():
+            if self.workers.is_chief:
+                rollback.drop_after(run_dir, mark)
+                rollback.write_rollbacks(run_dir, self.rollbacks)
         log.warning(
             "%s: %s; rolled back to row %d, with rows %d to %d quarantined", run_dir, reason, mark, *rows
         )
@@ -197,17 +229,33 @@ class Run:
             **self.files.flush(self.position.examples),
             "rollbacks": rollback.as_json(self.rollbacks),
         }
-        weights = ((f"weights|{name}", begin, piece) for name, begin, piece in self.state.pieces())
-        copied = self._copies.copy(self._weight_layout(), weights, self.metrics.to_arrays())
-        self.files.write_checkpoint(self.position.examples, copied, content, sound)
+        weights = ((f"{_WEIGHTS}{name}", begin, piece) for name, begin, piece in self.state.pieces())
+        # What all workers have the first one writes.
+        metrics = self.metrics.to_arrays() if self.workers.is_chief else {}
+        copied = self._copies.copy(self._weight_layout(), weights, metrics)
+        share = self._share_of_checkpoint(sum(array.nbytes for array in copied.values()))
+        self.files.write_checkpoint(self.position.examples, copied, content, sound, share)
         self.saved_at = self.position.examples
+
+    def _share_of_checkpoint(self, nbytes: int) -> Share | None:
+        """What this one of several workers writes of the next checkpoint, with which all of them begin here."""
+        if self.workers.size == 1:
+            return None
+        # What differs now would differ in every prediction to come.
+        self.workers.agree("state in what all workers have", self.state.digest())
+        total = int(self.workers.gather_numbers(np.array([nbytes])).sum())
+        with self.workers.together():
+            if self.workers.is_chief:
+                checkpoint.begin(self.run_dir / "checkpoints", self.position.examples)
+        parts = {f"{_WEIGHTS}{name}": part for name, part in self.state.parts().items()}
+        return Share(self.workers.rank, self.workers.size, parts, total, self.workers.timeout)
 
     def make_room(self) -> None:
         """Touches the memory for the first checkpoint."""
         self._copies.make_room(self._weight_layout())
 
     def _weight_layout(self) -> checkpoint.Layout:
-        return {f"weights|{name}": layout for name, layout in self.state.layout().items()}
+        return {f"{_WEIGHTS}{name}": layout for name, layout in self.state.layout().items()}
 
     def progress(self) -> dict[str, Any]:
         """Returns where the run stands as a checkpoint has it: position, last times and the logs it has seen."""
@@ -356,7 +404,9 @@ class Run:
     def weight_fault(self, predicts: bool) -> str | None:
         """What is wrong with the weights, in a few words; None: nothing. ``predicts``: see ``check_weights``."""
         pieces = ((name, piece) for name, _, piece in self.state.pieces())
-        return rollback.first_broken(pieces) or (None if predicts else "weights do not predict")
+        # The first one has what all have: only of a part there may be another fault.
+        faults = self.workers.gather_texts(rollback.first_broken(pieces) or "")
+        return next(filter(None, faults), None) or (None if predicts else "weights do not predict")
 
     def is_export_due(self, before: int) -> bool:
         """Whether a model is to be exported after a batch; ``before``: the position before it."""

@@ -77,11 +77,15 @@ Exporter = Callable[[Snapshot], object]
 
 
 def take_snapshot(run: Run) -> Snapshot:
-    """The weights of a run that is training. They are to be used before its next step."""
+    """The weights of a run that is training. They are to be used before its next step.
+
+    Of several workers all have to take it, and the first one has all rows.
+    """
     state, compute_dtype = run.state, resolve_compute_dtype(run.config)
     weights = {name: variable.numpy() for name, variable in dense_weights(state.network).items()}
     network = _network(state.layouts, run.config, compute_dtype, weights)
-    tables = _served_tables(state.layouts, state.tables, state.id_maps)
+    whole = state.whole_tables()
+    tables = _served_tables(state.layouts, whole, state.id_maps if state.workers.is_chief else {})
     parts = (state.layouts, *tables, network, run.progress())
     return Snapshot(run.run_dir, run.config, run.schema, compute_dtype, *parts)
 

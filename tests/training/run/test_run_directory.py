@@ -97,6 +97,19 @@ def test_a_run_belongs_to_its_environment_but_not_to_its_kernel(tmp_path):
         adopt_environment(tmp_path, environment)
 
 
+def test_a_run_goes_on_with_another_number_of_workers_and_their_threads(tmp_path):
+    alone = {"platform": "Linux", "versions": {"numpy": "2.4"}, "intra_op_threads": 2}
+    adopt_environment(tmp_path, alone)
+    two = {**alone, "workers": 2, "intra_op_threads": 1}
+    with pytest.raises(InputError, match=r"versions\.numpy was '2\.4', is '2\.5'"):
+        adopt_environment(tmp_path, {**two, "versions": {"numpy": "2.5"}})
+    adopt_environment(tmp_path, two)
+    # From here on these two are compared.
+    with pytest.raises(InputError, match="intra_op_threads was 1, is 4"):
+        adopt_environment(tmp_path, {**two, "intra_op_threads": 4})
+    adopt_environment(tmp_path, {**alone, "workers": 1})
+
+
 def test_a_run_goes_on_without_the_packages_that_its_version_required_and_this_one_does_not(tmp_path):
     environment = {"platform": "Linux", "versions": {"numpy": "2.4"}, "threads": 2}
     before = {"numpy": "2.4", "tf-keras": "2.21.0", "tensorflow-recommenders": "v0.7.7"}

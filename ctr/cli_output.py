@@ -1,0 +1,205 @@
+"""What the command line prints: results, messages and progress; and loading TensorFlow without its notices.
+
+A worker that another process started reports to that process instead, which prints for all of them.
+"""
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+from typing import Any
+
+from ctr.io.errors import printable
+from ctr.workers.reports import Report, Reporter, reporter_of
+
+log = logging.getLogger("ctr")
+
+_REPORT_SECONDS = 0.1
+_launcher: Reporter | None = None
+
+
+def connect() -> None:
+    """Makes this process report to the one that started it as a worker, if one did."""
+    global _launcher
+    _launcher = reporter_of()
+
+
+def report(kind: str, **content: Any) -> None:
+    """Reports to the process that started this one as a worker, if one did."""
+    # The others would say what the first one says.
+    if _launcher is not None and (_launcher.rank == 0 or kind in ("error", "joining")):
+        _launcher.report(kind, **content)
+
+
+def load_tensorflow() -> None:
+    """Imports TensorFlow without the notices that it prints whatever the log level is."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with tempfile.TemporaryFile() as notices:
+        sys.stderr.flush()
+        standard_error = os.dup(2)
+        os.dup2(notices.fileno(), 2)
+        try:
+            import tensorflow
+        except BaseException:
+            notices.seek(0)
+            os.write(standard_error, notices.read())
+            raise
+        finally:
+            os.dup2(standard_error, 2)
+            os.close(standard_error)
+    log.info("loaded TensorFlow %s", tensorflow.__version__)
+
+
+class _Messages(logging.Handler):
+    """Prints messages to what is standard error at the time, above a progress bar that may be there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = printable(" ".join(record.getMessage().split()))
+        report("message", level=record.levelno, text=text)
+        if record.levelno >= logging.WARNING:
+            text = f"{record.levelname.lower()}: {text}"
+        else:
+            text = f"[{record.relativeCreated / 1000:6.1f} s] {text}"
+        bars = sys.modules.get("tqdm")
+        above = bars.tqdm.external_write_mode(file=sys.stderr) if bars else contextlib.nullcontext()
+        with above:
+            print(text, file=sys.stderr, flush=True)
+
+
+def set_verbosity(verbosity: int) -> None:
+    """What is logged is printed: errors (-1), warnings too (0), or also what is read, written and compiled (1)."""
+    log.setLevel({-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}[verbosity])
+    if not any(isinstance(handler, _Messages) for handler in log.handlers):
+        log.addHandler(_Messages())
+
+
+def is_quiet() -> bool:
+    """Whether nothing but results and errors is to be printed."""
+    return not log.isEnabledFor(logging.WARNING)
+
+
+def note(text: str) -> None:
+    """Prints what is no result: to standard error, unless it is to be quiet."""
+    if not is_quiet():
+        report("note", text=text)
+        print(text, file=sys.stderr, flush=True)
+
+
+def print_error(text: str) -> None:
+    """Prints why the command fails."""
+    report("error", text=text)
+    print("error:", text, file=sys.stderr, flush=True)
+
+
+_RUNNING_METRICS = {
+    "per_query_auc": "PerQueryAUC",
+    "auc": "AUC",
+    "logloss": "logloss",
+    "calibration_ratio": "predicted/actual",
+}
+
+
+class Bar:
+    """A progress bar on a terminal, nothing elsewhere."""
+
+    def __init__(self, total: int | None, unit: str) -> None:
+        from tqdm import tqdm
+
+        self._bar = tqdm(
+            total=total,
+            unit=unit,
+            unit_scale=True,
+            dynamic_ncols=True,
+            disable=is_quiet() or not sys.stderr.isatty(),
+        )
+        self._times_anew = False
+
+    def __call__(self, position: int, metrics: dict[str, Any] | None = None) -> None:
+        if self._bar.disable:
+            return
+        if metrics:
+            shown = [
+                f"{name} {metrics[key]:.4f}" for key, name in _RUNNING_METRICS.items() if _has(metrics, key)
+            ]
+            self._bar.set_postfix_str(", ".join(shown), refresh=False)
+        if self._times_anew:
+            # A compilation, and what a resumed run had passed before, say nothing about the rate.
+            self._bar.n = self._bar.initial = self._bar.last_print_n = position
+            self._bar.unpause()
+            self._bar.refresh()
+            self._times_anew = False
+        self._bar.update(position - self._bar.n)
+
+    def phase(self, word: str) -> None:
+        """Shows what is done instead of learning, at once; an empty word: nothing else."""
+        if self._bar.disable:
+            return
+        self._times_anew |= word == "compiling" and self._bar.n == self._bar.initial
+        self._bar.set_description_str(word)
+
+    def lag(self, position: int, lag: tuple[int, float], metrics: dict[str, Any]) -> None:
+        is_new = position != self._bar.n
+        self._bar.set_description_str(f"behind {lag[0]} rows, {lag[1]:.1f} s", refresh=not is_new)
+        self(position, metrics)
+
+    def advance(self, count: int) -> None:
+        self._bar.update(count)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+class ReportedBar:
+    """Reports the progress of a worker to the process that started it, which has the bar."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, Any] | None = None
+        self._reported_at = 0.0
+
+    def __call__(self, position: int, metrics: dict[str, Any] | None = None) -> None:
+        self._latest = {"position": position, "metrics": metrics}
+        if (now := time.monotonic()) - self._reported_at >= _REPORT_SECONDS:
+            self._reported_at = now
+            self.close()
+            self._latest = None
+
+    def phase(self, word: str) -> None:
+        report("phase", word=word)
+
+    def close(self) -> None:
+        """Reports the last of it."""
+        if self._latest is not None:
+            report("progress", **self._latest)
+
+
+def training_bar(total: int) -> Bar | ReportedBar:
+    """The bar of a training run, or the way to it."""
+    return Bar(total, "examples") if _launcher is None else ReportedBar()
+
+
+def show_report(reported: Report, bar: Bar) -> None:
+    """Shows what the first worker reports as if this process trained."""
+    content = reported.content
+    if reported.rank:
+        return
+    if reported.kind == "progress":
+        bar(content["position"], content["metrics"])
+    elif reported.kind == "phase":
+        bar.phase(content["word"])
+    elif reported.kind == "note":
+        note(content["text"])
+    elif reported.kind == "message":
+        log.log(content["level"], "%s", content["text"])
+
+
+def _has(metrics: dict[str, Any], key: str) -> bool:
+    return metrics.get(key) is not None
+
+
+def print_result(arguments: argparse.Namespace, result: dict[str, Any], text: str) -> None:
+    """Prints a result as text, or as JSON where that is asked for."""
+    print(json.dumps(result, indent=1) if arguments.json else printable(text))

@@ -1,0 +1,250 @@
+"""``ctr train``: alone, as one worker of a cluster, or as the process that starts workers and looks after them."""
+
+import argparse
+import dataclasses
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from ctr.cli_output import (
+    Bar,
+    load_tensorflow,
+    log,
+    note,
+    print_error,
+    print_result,
+    report,
+    set_verbosity,
+    show_report,
+    training_bar,
+)
+from ctr.io.errors import InputError, one_line
+from ctr.workers.cluster import Cluster, read_cluster
+
+_TIMEOUT_SECONDS = 60.0
+# To load TensorFlow and to look at the log takes far less.
+_START_SECONDS = 600.0
+_CRASH_STATUS = os.EX_SOFTWARE
+_has_joined = False
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """Runs the command.
+
+    Raises:
+        SystemExit: workers were ended by a signal.
+        WorkerLostError: workers were lost, in another process or again and again.
+    """
+    from ctr.config import load_model
+    from ctr.training.config import TrainConfig
+
+    cluster = read_cluster()
+    if cluster is not None and cluster.size == 1:
+        cluster = None
+    size = _check_workers(arguments, cluster)
+    config = load_model(TrainConfig, arguments.config, "config", arguments.set)
+    if arguments.follow and arguments.record is not None:
+        raise InputError(
+            "--record does not go with --follow: rerun without --follow to finish the run and to record"
+        )
+    if not arguments.follow and (arguments.poll, arguments.stop_when_idle) != (None, None):
+        raise InputError("--poll and --stop-when-idle go with --follow")
+    if cluster is not None and cluster.rank and not arguments.verbosity:
+        # The first worker says it for all.
+        set_verbosity(-1)
+    if size > 1 and cluster is None:
+        _launch(arguments, config, size)
+    elif arguments.follow:
+        _follow(arguments, config)
+    else:
+        _pass(arguments, config, cluster)
+
+
+def _check_workers(arguments: argparse.Namespace, cluster: Cluster | None) -> int:
+    """How many workers there are to be."""
+    size = 1 if cluster is None else cluster.size
+    for option in ("workers", "worker_timeout", "max_restarts"):
+        least = {"workers": 1, "worker_timeout": 1.0, "max_restarts": 0}[option]
+        given = getattr(arguments, option)
+        # Also of what is no number: NaN.
+        if given is not None and not least <= given < float("inf"):
+            raise InputError(f"--{option.replace('_', '-')} {given}: allowed: {least:g} and more")
+    if arguments.max_restarts is not None and arguments.workers is None:
+        raise InputError("--max-restarts goes with --workers")
+    if size > 1 and arguments.workers not in (None, size):
+        raise InputError(
+            f"--workers {arguments.workers}: TF_CONFIG describes a cluster of {size} workers, of which this is one; "
+            "allowed: the same number, none, or no TF_CONFIG"
+        )
+    size = max(size, arguments.workers or 1)
+    if size > 1 and arguments.follow:
+        raise InputError(f"--follow does not go with {size} workers: a log that grows is followed by one")
+    return size
+
+
+def _pass(arguments: argparse.Namespace, config: Any, cluster: Cluster | None) -> None:
+    from ctr.data.log import read_manifests
+
+    is_first = cluster is None or cluster.rank == 0
+    with _printing_failures(arguments, is_first):
+        if _is_finished(arguments, config, is_first):
+            return
+        load_tensorflow()
+        from ctr.serving.export import export_from_run
+        from ctr.training.loop import train as train_run
+        from ctr.training.run.summary_text import summary_text
+
+        given = arguments.log, config, arguments.out
+        with (
+            closing(training_bar(sum(manifest.rows for manifest in read_manifests(arguments.log)))) as bar,
+            _joined(arguments, cluster) as workers,
+        ):
+            summary = train_run(
+                *given,
+                bar,
+                arguments.record,
+                export_from_run,
+                _init_from(arguments),
+                bar.phase,
+                **workers,
+            )
+        if is_first:
+            print_result(arguments, summary, summary_text(arguments.out, summary))
+
+
+def _is_finished(arguments: argparse.Namespace, config: Any, is_first: bool) -> bool:
+    """Whether the run has passed its log before; then prints its result. Raises InputError where it cannot go on."""
+    from ctr.training.preflight import check_run, train_result
+    from ctr.training.run.summary_text import summary_text
+
+    finished = check_run(arguments.log, config, arguments.out, arguments.record, arguments.init_from)
+    if finished is not None and is_first:
+        summary = train_result(arguments.log, arguments.out, finished, arguments.record)
+        if warning := summary.get("calibration_warning"):
+            log.warning("%s: %s", arguments.out, warning)
+        print_result(arguments, summary, summary_text(arguments.out, summary))
+    return finished is not None
+
+
+@contextmanager
+def _printing_failures(arguments: argparse.Namespace, is_first: bool) -> Iterator[None]:
+    """Of a run that learned nothing, the first worker prints the results before the command fails."""
+    from ctr.training.preflight import LearningError
+    from ctr.training.run.summary_text import summary_text
+
+    try:
+        yield
+    except LearningError as failure:
+        if failure.summary is not None and is_first:
+            print_result(arguments, failure.summary, summary_text(arguments.out, failure.summary))
+        raise
+
+
+def _follow(arguments: argparse.Namespace, config: Any) -> None:
+    from ctr.io.signals import stop_signals
+    from ctr.training.preflight import check_follow
+
+    check_follow(arguments.log, config, arguments.out)
+    with stop_signals() as stop:
+        load_tensorflow()
+        from ctr.serving.export import export_from_run
+        from ctr.training.follow.watch import POLL_SECONDS, Polling, follow
+
+        polling = Polling(
+            POLL_SECONDS if arguments.poll is None else arguments.poll, arguments.stop_when_idle
+        )
+        with closing(Bar(None, "examples")) as bar:
+            followed = follow(
+                arguments.log,
+                config,
+                arguments.out,
+                stop,
+                polling,
+                bar.lag,
+                export_from_run,
+                _init_from(arguments),
+                bar.phase,
+            )
+    print_result(arguments, dataclasses.asdict(followed), f"{arguments.out}: {followed.as_text()}")
+
+
+def _init_from(arguments: argparse.Namespace) -> Any:
+    from ctr.training.warm_start.start import InitFrom
+
+    return arguments.init_from and InitFrom(arguments.init_from, note)
+
+
+@contextmanager
+def _joined(arguments: argparse.Namespace, cluster: Cluster | None) -> Iterator[dict[str, Any]]:
+    """Joins the workers of a cluster; yields what a run is to be given besides, nothing for a process alone."""
+    if cluster is None:
+        yield {}
+        return
+    global _has_joined
+    from ctr.workers.collectives import join
+
+    _has_joined = True
+    report("joining")
+    try:
+        workers = join(cluster, arguments.worker_timeout or _TIMEOUT_SECONDS)
+        # TensorFlow takes SIGTERM for itself, and would only note it.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.getsignal(number))
+        yield {"workers": workers}
+    except (InputError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        print_error(f"{type(error).__name__}: {one_line(error)}")
+        end_worker(_CRASH_STATUS)
+
+
+def end_worker(status: int) -> None:
+    """Ends this process if it has joined others: at its usual end TensorFlow may wait for those that are gone."""
+    if _has_joined:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _launch(arguments: argparse.Namespace, config: Any, size: int) -> None:
+    from ctr.data.log import read_manifests
+    from ctr.pipelines.processes import safe_environment
+    from ctr.training.run.directory import WORKERS
+    from ctr.workers.launch import MAX_RESTARTS, Launch, launch, threads_each
+
+    with _printing_failures(arguments, True):
+        if _is_finished(arguments, config, True):
+            return
+    total = sum(manifest.rows for manifest in read_manifests(arguments.log))
+    # What TensorFlow says goes to the workers' logs.
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "0", **safe_environment()}
+    with closing(Bar(total, "examples")) as bar:
+        status = launch(
+            Launch(
+                command=[sys.executable, "-m", "ctr", *arguments.words],
+                size=size,
+                folder=arguments.out / WORKERS,
+                environment={**environment, **threads_each(size, environment)},
+                show=lambda reported: show_report(reported, bar),
+                say=log.warning,
+                mark=lambda: _newest_checkpoint(arguments.out),
+                start_seconds=_START_SECONDS,
+                max_restarts=MAX_RESTARTS if arguments.max_restarts is None else arguments.max_restarts,
+            )
+        )
+    if status == 128 + signal.SIGINT:
+        raise KeyboardInterrupt
+    if status:
+        raise SystemExit(status)
+
+
+def _newest_checkpoint(run_dir: Path) -> int:
+    return max(
+        (int(path.name) for path in run_dir.glob("checkpoints/*") if path.name.isdecimal()), default=-1
+    )

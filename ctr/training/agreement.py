@@ -1,0 +1,51 @@
+"""What several workers must have in common before they train together, and what they cannot do."""
+
+import json
+
+from ctr.data.log import log_sha256
+from ctr.data.sidecar import SidecarHash
+from ctr.io.errors import InputError
+from ctr.training.config import TrainConfig
+from ctr.training.device import describe_environment
+from ctr.training.inputs import Inputs
+from ctr.workers.collectives import Workers
+
+# What of an environment changes a bit of what a worker computes; all compute the updates of what all have.
+_SAME = ("python", "processor", "bfloat16_units", "compute_dtype", "jit", "intra_op_threads")
+
+
+def check_possible(config: TrainConfig, workers: Workers) -> None:
+    """Raises InputError for what a configuration asks for and several workers cannot do."""
+    if workers.size == 1:
+        return
+    if config.jit is True:
+        raise InputError(
+            "config: jit: true is not possible with several workers, between which XLA exchanges nothing; "
+            "allowed: auto, false"
+        )
+    if config.tensorboard.histograms:
+        raise InputError(
+            "config: tensorboard.histograms: true is not possible with several workers, of which none has all rows"
+        )
+
+
+def agree(inputs: Inputs, workers: Workers) -> None:
+    """Checks that all workers have the same configuration, features, logs, versions and processors.
+
+    Raises:
+        InputError: some have others than the first one; which ones, and what.
+    """
+    if workers.size == 1:
+        return
+    environment = describe_environment(inputs.config, workers.size)
+    versions = environment["versions"]
+    workers.agree("version of ctr", versions["ctr"])
+    workers.agree("version of TensorFlow", versions["tensorflow"])
+    workers.agree("configuration", inputs.config.sha256())
+    workers.agree("features of the log (schema)", inputs.schema.version)
+    for name, log in inputs.row_logs.items():
+        workers.agree(f"constraint log {name}" if name else "log", log_sha256(log.manifests))
+    for role, (path, name) in inputs.sidecars.items():
+        workers.agree(f"sidecar {name} ({role})", SidecarHash(path, name).until())
+    same = {key: environment[key] for key in _SAME} | {"versions": versions}
+    workers.agree("environment (versions of packages, processor, threads)", json.dumps(same, sort_keys=True))

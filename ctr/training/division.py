@@ -1,0 +1,177 @@
+"""What of a batch each worker computes, and which rows of tables it needs from others. NumPy, in the reading thread.
+
+All workers have the whole batch, and each takes whole queries of it: a stretch of its rows, as long as that of any
+other. So all workers know what each of them needs of a table, without asking each other.
+
+A table is held by all workers (mirrored), or divided: row r is held by worker r % W as the row r // W of its part.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from ctr.models.rows import TableLayout, TablePlan, padded_size
+
+
+class Place(NamedTuple):
+    """Where a worker stands.
+
+    Attributes:
+        rank: its number.
+        size: W, the number of workers.
+        divided: for each table whether it is divided over the workers.
+    """
+
+    rank: int
+    size: int
+    divided: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Division:
+    """Which worker takes which of the N rows of a batch.
+
+    Attributes:
+        workers: int64 [N], the worker that takes each row.
+        capacity: B, the rows that each worker's part has, padding included.
+        order: int64 [N], where each row is among the W * B of all workers.
+    """
+
+    workers: np.ndarray
+    capacity: int
+    order: np.ndarray
+
+    def rows_of(self, rank: int) -> np.ndarray:
+        """bool [N]: the rows that a worker takes."""
+        return self.workers == rank
+
+
+def divide_rows(begins: np.ndarray, source: np.ndarray, size: int, batch_rows: int) -> Division:
+    """Divides the rows of a batch: a function of where queries begin, and of the number of workers.
+
+    Args:
+        begins: int64, rising: where queries begin, 0 among them if there are rows.
+        source: int8 [N], rising: the log of each row. The rows of each log are divided by themselves.
+        size: W.
+        batch_rows: the rows that batches usually have.
+    """
+    workers = np.zeros(len(source), np.int64)
+    bounds = np.flatnonzero(np.diff(source, prepend=-1, append=-1))
+    for begin, end in pairwise(bounds):
+        edges = np.append(begins[(begins >= begin) & (begins < end)], end)
+        ideal = begin + (end - begin) * np.arange(1, size) / size
+        after = np.minimum(np.searchsorted(edges, ideal), len(edges) - 1)
+        before = np.maximum(after - 1, 0)
+        cuts = np.where(ideal - edges[before] <= edges[after] - ideal, edges[before], edges[after])
+        workers[begin:end] = np.searchsorted(cuts, np.arange(begin, end), side="right")
+    counts = np.bincount(workers, minlength=size)
+    share = -(-batch_rows // size)
+    # Queries are whole: a little more than its share is usual.
+    capacity = padded_size(int(counts.max()), smallest=share + -(-share // 16))
+    order = np.empty(len(workers), np.int64)
+    by_worker = np.argsort(workers, kind="stable")
+    of_worker = workers[by_worker]
+    first = np.cumsum(counts) - counts
+    order[by_worker] = of_worker * capacity + np.arange(len(workers)) - first[of_worker]
+    return Division(workers, capacity, order)
+
+
+@dataclass(frozen=True)
+class TableShare:
+    """What a worker needs of one table for its B rows, and, of a divided table, what others need of its part.
+
+    Attributes:
+        distinct: int32 [Q], the rows of this worker's part that the batch needs, each once; of a mirrored table those
+            of the whole batch. May be padded with rows that it does not need.
+        single, values, segments: as in ``ctr.models.rows.TablePlan``, of this worker's rows: positions in ``distinct``,
+            or of a divided table in the W * P rows that it has from all workers.
+        asked: int32 [W, P], of a divided table, for each worker, which of ``distinct`` it needs, with padding that it
+            does not refer to; None of a mirrored one.
+    """
+
+    distinct: np.ndarray
+    single: np.ndarray
+    values: np.ndarray
+    segments: np.ndarray
+    asked: np.ndarray | None = None
+
+
+def share_of_table(
+    layout: TableLayout, plan: TablePlan, division: Division, place: Place, is_divided: bool
+) -> TableShare:
+    """Finds what a worker needs of a table.
+
+    Args:
+        plan: of the whole batch, all of whose ids have rows.
+        place: the worker.
+    """
+    workers, rank, count = division.workers, place.rank, len(layout.multivalent)
+    own_rows = np.flatnonzero(division.rows_of(rank))
+    padded_single = np.zeros((division.capacity, plan.single.shape[1]), np.int32)
+    padded_single[: len(own_rows)] = plan.single[own_rows]
+    used = int(np.searchsorted(plan.segments, len(workers) * count))
+    values, segments = plan.values[:used], plan.segments[:used]
+    row_of_value = segments // max(count, 1)
+    own_values = np.flatnonzero(workers[row_of_value] == rank)
+    capacity = padded_size(len(own_values)) if count else 0
+    padded_values = np.zeros(capacity, np.int32)
+    padded_values[: len(own_values)] = values[own_values]
+    padded_segments = np.full(capacity, division.capacity * count, np.int32)
+    new_rows = division.order[row_of_value[own_values]] - rank * division.capacity
+    padded_segments[: len(own_values)] = new_rows * count + segments[own_values] % max(count, 1)
+    if not is_divided:
+        return TableShare(plan.distinct, padded_single, padded_values, padded_segments)
+    needed = np.zeros((place.size, plan.distinct_count), np.bool_)
+    needed[workers[:, np.newaxis], plan.single[: len(workers)]] = True
+    needed[workers[row_of_value], values] = True
+    distinct, asked, positions = _ask(plan.distinct[: plan.distinct_count], needed, place)
+    return TableShare(distinct, positions[padded_single], positions[padded_values], padded_segments, asked)
+
+
+def _ask(distinct: np.ndarray, needed: np.ndarray, place: Place) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Who needs which rows of whom.
+
+    Args:
+        distinct: int32 [U], rows of the table.
+        needed: bool [W, U], which worker needs which of them.
+
+    Returns:
+        ``distinct`` and ``asked`` of a ``TableShare``; and for each of the U rows where this worker has it among the
+        W * P that it is given, int32; 0 for those that it does not need.
+    """
+    rank, size = place.rank, place.size
+    owners = distinct % size
+    counts = np.stack([np.bincount(owners[row], minlength=size) for row in needed])
+    width = max(1, int(counts.max(initial=0)))
+    own = np.flatnonzero(owners == rank)
+    asked = np.zeros((size, width), np.int32)
+    for worker in range(size):
+        which = np.flatnonzero(needed[worker, own])
+        asked[worker, : len(which)] = which
+    mine = np.flatnonzero(needed[rank])
+    mine = mine[np.argsort(owners[mine], kind="stable")]
+    first = np.cumsum(counts[rank]) - counts[rank]
+    positions = np.zeros(max(1, len(distinct)), np.int32)
+    positions[mine] = owners[mine] * width + np.arange(len(mine)) - first[owners[mine]]
+    # An operation on no row at all would need a case of its own.
+    held = distinct[own] // size if len(own) else np.zeros(1, np.int32)
+    return held.astype(np.int32), asked, positions
+
+
+def held_rows(rows: np.ndarray, place: Place) -> tuple[np.ndarray, np.ndarray]:
+    """Of some rows of a divided table those that a worker holds: their positions, and the rows of its part."""
+    which = np.flatnonzero(rows % place.size == place.rank)
+    return which, rows[which] // place.size
+
+
+def is_divided(layout: TableLayout, size: int, most_rows: int, from_bytes: float) -> bool:
+    """Whether a table is divided over W workers.
+
+    Args:
+        most_rows: the rows that it may get.
+        from_bytes: from which size on.
+    """
+    # Each worker has at least one of the rows that are there from the beginning.
+    return size > 1 and layout.rows >= size and most_rows * layout.columns * 4 >= from_bytes

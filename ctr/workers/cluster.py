@@ -1,0 +1,94 @@
+"""Which processes train together, as the environment variable TF_CONFIG says it; read without TensorFlow."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ctr.io.errors import InputError
+
+VARIABLE = "TF_CONFIG"
+LOST_STATUS = os.EX_TEMPFAIL
+"""With which a worker ends that has lost another: starting all again may help."""
+_ALLOWED = (
+    'allowed: {"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": N}}, '
+    'a task "chief" being the first worker'
+)
+
+
+class WorkerLostError(InputError):
+    """Another worker died, hangs or cannot be reached: a message of one line that names it where that is known."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The workers of a run.
+
+    Attributes:
+        rank: the number of this process among them.
+        addresses: HOST:PORT of each, in the order of ranks.
+    """
+
+    rank: int
+    addresses: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+        return len(self.addresses)
+
+    def config(self) -> str:
+        """The content of TF_CONFIG that says the same."""
+        task = {"type": "worker", "index": self.rank}
+        return json.dumps({"cluster": {"worker": list(self.addresses)}, "task": task})
+
+
+def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
+    """The cluster that TF_CONFIG describes; None where it is not set, is empty or describes no cluster.
+
+    Raises:
+        InputError: it is malformed, names tasks that do not train (``ps``, ``evaluator``), or no task of its cluster.
+    """
+    text = environment.get(VARIABLE, "").strip()
+    if not text:
+        return None
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{VARIABLE}: not JSON ({error}); {_ALLOWED}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{VARIABLE}: not an object; {_ALLOWED}")
+    cluster = content.get("cluster")
+    if not cluster:
+        return None
+    addresses = _addresses(cluster)
+    task = content.get("task")
+    kind, index = (task.get("type"), task.get("index")) if isinstance(task, dict) else (None, None)
+    # Launchers write the index as a number or as text.
+    number = int(index) if isinstance(index, int | str) and str(index).isdecimal() else None
+    if kind not in ("chief", "worker") or number is None or number >= len(addresses[kind]):
+        raise InputError(
+            f"{VARIABLE}: the task {task!r} is none of the {len(addresses['chief'])} chief and "
+            f"{len(addresses['worker'])} worker tasks of its cluster; {_ALLOWED}"
+        )
+    rank = number + (len(addresses["chief"]) if kind == "worker" else 0)
+    return Cluster(rank, tuple(addresses["chief"] + addresses["worker"]))
+
+
+def _addresses(cluster: Any) -> dict[str, list[str]]:
+    if not isinstance(cluster, dict):
+        raise InputError(f"{VARIABLE}: cluster: not an object; {_ALLOWED}")
+    addresses: dict[str, list[str]] = {"chief": [], "worker": []}
+    for kind, listed in cluster.items():
+        if kind not in addresses:
+            raise InputError(f"{VARIABLE}: cluster: a task {kind!r} takes no part in training; {_ALLOWED}")
+        if not isinstance(listed, list) or not all(isinstance(one, str) and ":" in one for one in listed):
+            raise InputError(f"{VARIABLE}: cluster.{kind}: not a list of HOST:PORT; {_ALLOWED}")
+        addresses[kind] = listed
+    everyone = addresses["chief"] + addresses["worker"]
+    if len(addresses["chief"]) > 1 or len(set(everyone)) < len(everyone):
+        raise InputError(
+            f"{VARIABLE}: cluster: more than one chief, or an address that is listed twice; {_ALLOWED}"
+        )
+    return addresses

@@ -1,0 +1,323 @@
+"""What workers exchange in a step: sums, gathered parts, and parts for each other, by TensorFlow's collectives.
+
+All workers run the same program, so that they make the same calls in the same order. Sums go in an order that depends
+on the number of workers alone: all of them have the same bits, in every run.
+
+For a process alone each function returns what it was given, and nothing is added to the graph.
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.io.errors import InputError
+from ctr.workers.cluster import Cluster, WorkerLostError
+from ctr.workers.watch import begin_watch, find_lost
+
+log = logging.getLogger(__name__)
+
+_GROUP = 1
+_PATIENCE_SECONDS = 3600.0
+# The number of a call, and behind it the size that is not static: a key serves tensors of one shape alone.
+_SIZES = 1 << 22
+_MAX_CALLS = (2**31 - 1) // _SIZES
+# What exchanges fail with when a worker is gone, or does not take part in time.
+_LOST = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.CancelledError,
+)
+
+
+class Workers:
+    """The workers that train together, as one of them sees them.
+
+    Attributes:
+        rank: the number of this one.
+        size: how many there are.
+        addresses: HOST:PORT of each; none for a process alone.
+        timeout: seconds after which an exchange that a worker does not take part in fails; 0: never. Between two
+            steps others may take longer.
+    """
+
+    def __init__(self, cluster: Cluster | None = None, timeout: float = 0.0) -> None:
+        """Describes a group; ``join`` makes one of processes."""
+        self.rank = 0 if cluster is None else cluster.rank
+        self.size = 1 if cluster is None else cluster.size
+        self.addresses = () if cluster is None else cluster.addresses
+        self.timeout = timeout
+        self._device = f"/job:worker/replica:0/task:{self.rank}/device:CPU:0"
+        self._calls = 0
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this one writes what all have in common."""
+        return self.rank == 0
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums over the workers, element by element, of floating-point tensors of one dtype.
+
+        Each tensor has one shape in all workers, which may be another one at another call.
+        """
+        if self.size == 1 or not tensors:
+            return list(tensors)
+        # One message instead of many: each has its latency.
+        flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
+        if flat.shape.is_fully_defined():
+            shapes = [tensor.shape.as_list() for tensor in tensors]
+            parts = tf.split(
+                self._sum(flat, self._key(flat)), [tensor.shape.num_elements() for tensor in tensors]
+            )
+        else:
+            shapes = [tf.shape(tensor) for tensor in tensors]
+            sizes = tf.stack([tf.size(tensor) for tensor in tensors])
+            padding, number = _up_to_few(tf.size(flat))
+            total = self._sum(tf.pad(flat, [[0, padding]]), self._next_key() + number)
+            parts = tf.split(total[: tf.size(flat)], sizes, num=len(tensors))
+        return [
+            tf.ensure_shape(tf.reshape(part, shape), tensor.shape)
+            for part, shape, tensor in zip(parts, shapes, tensors, strict=True)
+        ]
+
+    def _sum(self, flat: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+        with tf.device(self._device):
+            total = tf.raw_ops.CollectiveReduceV2(
+                input=flat, instance_key=key, merge_op="Add", final_op="Id", **self._group()
+            )
+        return tf.ensure_shape(total, flat.shape)
+
+    def total(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """``all_reduce`` of what each worker adds to a sum that all of them then compute the same with.
+
+        The gradient by what a worker added is that by the sum: right where all go on to compute the same with it.
+        """
+        if self.size == 1:
+            return list(tensors)
+
+        @tf.custom_gradient
+        def summed(*parts: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., tuple[tf.Tensor, ...]]]:
+            return self.all_reduce(parts), lambda *upstream: upstream
+
+        found = summed(*tensors)
+        return list(found) if isinstance(found, list | tuple) else [found]
+
+    def all_gather(self, tensor: tf.Tensor, timeout: float | None = None) -> tf.Tensor:
+        """The tensors of all workers, which have one shape [N, ...], behind each other: [W * N, ...]."""
+        if self.size == 1:
+            return tensor
+        group = self._group() if timeout is None else {**self._group(), "timeout_seconds": timeout}
+        with tf.device(self._device):
+            gathered = tf.raw_ops.CollectiveGatherV2(input=tensor, instance_key=self._key(tensor), **group)
+        first = None if tensor.shape[0] is None else self.size * tensor.shape[0]
+        return tf.ensure_shape(gathered, [first, *tensor.shape[1:]])
+
+    def all_to_all(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Gives each worker its part of this one's tensor.
+
+        Args:
+            tensor: [W, ...], for each worker what it is to have; of one shape in all workers.
+
+        Returns:
+            [W, ...], from each worker what this one is to have.
+        """
+        if self.size == 1:
+            return tensor
+        with tf.device(self._device):
+            exchanged = tf.raw_ops.CollectiveAllToAllV2(
+                input=tensor, instance_key=self._key(tensor), **self._group()
+            )
+        return tf.ensure_shape(exchanged, tensor.shape)
+
+    def exchange(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """``all_to_all`` of several tensors of one dtype, [W, N, C] each, in one message; C must be static."""
+        if self.size == 1 or not tensors:
+            return list(tensors)
+        flat = tf.concat([tf.reshape(tensor, [self.size, -1]) for tensor in tensors], axis=1)
+        padding, number = _up_to_few(tf.shape(flat)[1])
+        with tf.device(self._device):
+            exchanged = tf.raw_ops.CollectiveAllToAllV2(
+                input=tf.pad(flat, [[0, 0], [0, padding]]),
+                instance_key=self._next_key() + number,
+                **self._group(),
+            )
+        sizes = tf.stack([tf.size(tensor) // self.size for tensor in tensors])
+        parts = tf.split(exchanged[:, : tf.shape(flat)[1]], sizes, axis=1, num=len(tensors))
+        return [
+            tf.ensure_shape(tf.reshape(part, tf.shape(tensor)), tensor.shape)
+            for part, tensor in zip(parts, tensors, strict=True)
+        ]
+
+    def gather_numbers(self, numbers: np.ndarray) -> np.ndarray:
+        """The numbers of all workers, each having given as many, int64 [N]: int64 [W, N]; between two steps."""
+        if self.size == 1:
+            return numbers[np.newaxis]
+        gathered = self._gather_integers(tf.constant(numbers, tf.int64))
+        return np.asarray(gathered).reshape(self.size, len(numbers))
+
+    def gather_texts(self, text: str) -> list[str]:
+        """The texts of all workers; between two steps."""
+        if self.size == 1:
+            return [text]
+        content = text.encode()
+        sizes = self.gather_numbers(np.array([len(content)]))[:, 0]
+        padded = content.ljust(-(-int(sizes.max()) // 8) * 8, b"\0")
+        if not padded:
+            return [""] * self.size
+        found = self.gather_numbers(np.frombuffer(padded, "<i8"))
+        return [row.tobytes()[:size].decode() for row, size in zip(found, sizes, strict=True)]
+
+    def gather_array(self, array: np.ndarray) -> np.ndarray:
+        """The arrays of all workers, float32 of one shape [N, ...] each: [W, N, ...]; between two steps."""
+        if self.size == 1:
+            return array[np.newaxis]
+        found = self._gather_floats(tf.constant(array.reshape(-1), tf.float32))
+        return np.asarray(found).reshape(self.size, *array.shape)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Lets no worker go on unless the block succeeded in all of them; it must exchange nothing itself.
+
+        Raises:
+            InputError: what the block raised; and where another worker's failed, which one, and with what.
+        """
+        if self.size == 1:
+            yield
+            return
+        failure: InputError | None = None
+        try:
+            yield
+        except InputError as error:
+            failure = error
+        texts = self.gather_texts("" if failure is None else str(failure) or "failed")
+        if failure is not None:
+            raise failure
+        for address, text in zip(self.addresses, texts, strict=True):
+            if text:
+                raise InputError(f"worker {address}: {text}")
+
+    @contextmanager
+    def noticing_losses(self) -> Iterator[None]:
+        """Within the block an exchange that fails raises WorkerLostError, naming the worker if possible."""
+        if self.size == 1:
+            yield
+            return
+        try:
+            yield
+        except _LOST as error:
+            raise WorkerLostError(self._describe_loss(str(error))) from None
+
+    def _describe_loss(self, message: str) -> str:
+        others = [f"{rank} ({self.addresses[rank]})" for rank in find_lost(message, self.rank, self.size)]
+        who = f"worker {', '.join(others)}" if others else "another worker"
+        return (
+            f"worker {self.rank} ({self.addresses[self.rank]}) has lost {who}, "
+            "which died, hangs or cannot be reached"
+        )
+
+    def wait_for_all(self) -> None:
+        """Returns when all workers have called it; between two steps."""
+        self.gather_numbers(np.zeros(1, np.int64))
+
+    def agree(self, what: str, text: str) -> None:
+        """Checks that all workers have the same text; between two steps.
+
+        Raises:
+            InputError: some have another one than the first; in all workers, with the addresses of those.
+        """
+        digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), "<i8")
+        found = self.gather_numbers(digest)
+        other = [self.addresses[rank] for rank in range(self.size) if (found[rank] != found[0]).any()]
+        if other:
+            raise InputError(
+                f"workers: {', '.join(other)}: another {what} than the first worker, {self.addresses[0]}; "
+                "all workers must have the same"
+            )
+
+    # Collectives run in graphs alone; each of these is traced once.
+
+    @cached_property
+    def _gather_integers(self) -> Callable[[tf.Tensor], tf.Tensor]:
+        return self._eager_gather(tf.int64)
+
+    @cached_property
+    def _gather_floats(self) -> Callable[[tf.Tensor], tf.Tensor]:
+        return self._eager_gather(tf.float32)
+
+    def _eager_gather(self, dtype: tf.DType) -> Callable[[tf.Tensor], tf.Tensor]:
+        # The first worker alone checks rows, exports and writes results.
+        timeout = max(self.timeout, _PATIENCE_SECONDS) if self.timeout else 0.0
+        gather: Callable[[tf.Tensor], tf.Tensor] = tf.function(
+            partial(self.all_gather, timeout=timeout),
+            input_signature=[tf.TensorSpec([None], dtype)],
+            autograph=False,
+        )
+        return gather
+
+    def _group(self) -> dict[str, object]:
+        return {
+            "group_size": self.size,
+            "group_key": _GROUP,
+            "ordering_token": [],
+            "communication_hint": "ring",
+            "timeout_seconds": self.timeout,
+        }
+
+    def _key(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The key of a call: it depends on the order of calls, the same in all workers, and on what is exchanged."""
+        known = [size for size in tensor.shape if size]
+        unknown = tf.size(tensor) // int(np.prod(known, dtype=np.int64))
+        return self._next_key() + tf.math.floormod(unknown, _SIZES)
+
+    def _next_key(self) -> int:
+        self._calls += 1
+        if self._calls >= _MAX_CALLS:
+            raise RuntimeError("too many different exchanges between workers in one process")
+        return self._calls * _SIZES
+
+
+def _up_to_few(size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """How much padding makes a size one of few, at most 255 or a sixteenth of it; and a small number of that one.
+
+    TensorFlow keeps something for each size that was exchanged.
+    """
+    bits = tf.reduce_sum(tf.cast(size >= tf.constant([1 << bit for bit in range(31)]), tf.int32))
+    step = tf.maximum(256, tf.bitwise.left_shift(1, tf.maximum(bits - 5, 0)))
+    count = (size + step - 1) // step
+    return count * step - size, 64 * bits + count
+
+
+ALONE = Workers()
+"""A process that trains alone."""
+
+
+def join(cluster: Cluster, timeout: float) -> Workers:
+    """Joins the other workers of a cluster; must be called before TensorFlow computes anything.
+
+    Args:
+        timeout: seconds for others to come, and later for each exchange; then it fails.
+    """
+    if cluster.size == 1:
+        return ALONE
+    log.info("worker %d of %d: joining %s", cluster.rank, cluster.size, ", ".join(cluster.addresses))
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": list(cluster.addresses)}),
+        task_type="worker",
+        task_id=cluster.rank,
+        rpc_layer="grpc",
+    )
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=tf.distribute.experimental.CommunicationImplementation.RING
+    )
+    begin_watch(cluster)
+    workers = Workers(cluster, timeout)
+    with workers.noticing_losses():
+        # It starts this worker's server, and watches the others: where one is gone, exchanges fail.
+        tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+        workers.wait_for_all()
+    return workers

@@ -1,0 +1,282 @@
+"""Starts the workers of a run on this machine, looks after them, and starts them again where one is lost.
+
+The workers are processes of one command, each with TF_CONFIG for its place. How one ends says what becomes of all:
+
+====================  ============================================================
+status                meaning
+====================  ============================================================
+0                     it is done
+1                     bad input: it would be found again, and is final
+75 (``LOST_STATUS``)  it has lost another worker
+any other, a signal   it died
+====================  ============================================================
+
+A worker that dies is noticed at once. One that hangs is noticed by the others, whose exchanges with it fail after a
+timeout of their own: they end with 75, and the one that is left is the one that hangs. Then all are ended, and started
+again from the last checkpoint.
+"""
+
+import contextlib
+import ctypes
+import math
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from ctr.io.errors import InputError, printable
+from ctr.io.files import make_folder
+from ctr.io.locks import hold
+from ctr.io.signals import Stop, stop_signals
+from ctr.workers.cluster import LOST_STATUS, VARIABLE, Cluster, WorkerLostError
+from ctr.workers.reports import Report, Reports
+
+MAX_RESTARTS = 3
+_FINAL_STATUS = 1
+_POLL_SECONDS = 0.1
+# Between the first worker that notices that another one is lost, and the last.
+_SETTLE_SECONDS = 10.0
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is to be started, and who is shown what becomes of it.
+
+    Attributes:
+        command: of each worker.
+        size: how many there are.
+        folder: where the output of each worker is kept, as NNN.log; made if it does not exist.
+        environment: of each worker, to which its TF_CONFIG is added.
+        show: called with each report of a worker.
+        say: called with a line when the workers are started again.
+        mark: returns a number that a checkpoint makes larger.
+        max_restarts: how often the workers are started again without a checkpoint between.
+        start_seconds: a worker that has not reported ``joining`` after so long hangs; None: workers do not report it.
+        settle_seconds: how long the others have to end after the first that has lost a worker.
+    """
+
+    command: Sequence[str]
+    size: int
+    folder: Path
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    show: Callable[[Report], None] = lambda report: None
+    say: Callable[[str], None] = lambda text: None
+    mark: Callable[[], int] = lambda: 0
+    max_restarts: int = MAX_RESTARTS
+    start_seconds: float | None = None
+    settle_seconds: float = _SETTLE_SECONDS
+
+
+class _Worker(NamedTuple):
+    rank: int
+    address: str
+    log: Path
+    process: "subprocess.Popen[bytes]"
+
+    def __str__(self) -> str:
+        return f"worker {self.rank} ({self.address})"
+
+
+@dataclass
+class _Heard:
+    """What workers have reported: their errors, and which of them join the others or have done so."""
+
+    errors: dict[int, str] = field(default_factory=dict)
+    joining: set[int] = field(default_factory=set)
+
+
+class _Failure(NamedTuple):
+    text: str
+    is_final: bool
+
+
+def launch(plan: Launch) -> int:
+    """Runs all workers until they are done; for the main thread.
+
+    The first worker writes its results to this process's standard output; everything else goes to its log. SIGTERM and
+    SIGINT are passed on to all, and end them as each of them decides; a second one ends this process and thereby all.
+    However this process ends, no worker outlives it.
+
+    Returns:
+        The status of the first worker, as a shell has it.
+
+    Raises:
+        InputError: a worker found bad input; or another process runs workers with this folder.
+        WorkerLostError: workers were lost again and again.
+    """
+    make_folder(plan.folder)
+    with (
+        hold(plan.folder, f"{plan.folder.parent}: another process is training in this run directory"),
+        stop_signals() as stop,
+    ):
+        restarts, mark = 0, plan.mark()
+        while True:
+            end = _run_once(plan, stop)
+            if isinstance(end, int):
+                return end
+            if end.is_final:
+                raise InputError(end.text)
+            if (now := plan.mark()) > mark:
+                restarts, mark = 0, now
+            if restarts == plan.max_restarts:
+                raise WorkerLostError(
+                    f"{end.text}; given up after {restarts} restarts without a checkpoint between: "
+                    "rerun the same command to resume"
+                )
+            restarts += 1
+            plan.say(
+                f"{end.text}; all workers restart from the last checkpoint ({restarts}/{plan.max_restarts})"
+            )
+
+
+def threads_each(size: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that divide this machine's processors among workers, but for those that are set already."""
+    share = str(max(1, len(os.sched_getaffinity(0)) // size))
+    names = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
+    return {name: share for name in names if name not in environment}
+
+
+def free_addresses(size: int) -> tuple[str, ...]:
+    """As many HOST:PORT of this machine that nobody listens to."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(size)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return tuple(f"127.0.0.1:{one.getsockname()[1]}" for one in sockets)
+
+
+def _run_once(plan: Launch, stop: Stop) -> int | _Failure:
+    """Runs the workers once: the first one's status where none failed or all were to stop, else the failure."""
+    reports = Reports()
+    workers: list[_Worker] = []
+    heard = _Heard()
+    try:
+        workers.extend(_start(plan, reports))
+        is_stopped = _wait(plan, workers, partial(_hear, plan, reports, heard), heard, stop)
+        failure = None if is_stopped else _judge(workers, heard)
+        if failure is not None:
+            return failure
+        status = workers[0].process.returncode
+        return 128 - status if status < 0 else status
+    finally:
+        for worker in workers:
+            worker.process.kill()
+        for worker in workers:
+            worker.process.wait()
+        reports.close()
+
+
+def _start(plan: Launch, reports: Reports) -> Iterator[_Worker]:
+    addresses = free_addresses(plan.size)
+    launcher = os.getpid()
+
+    def die_with_launcher() -> None:
+        # By the kernel, also when this process is killed; that may have happened before.
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != launcher:
+            os._exit(LOST_STATUS)
+
+    for rank, address in enumerate(addresses):
+        log = plan.folder / f"{rank:03d}.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                plan.command,
+                env={
+                    **plan.environment,
+                    VARIABLE: Cluster(rank, addresses).config(),
+                    **reports.variable(rank),
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=None if rank == 0 else output,
+                stderr=output,
+                pass_fds=[reports.descriptor],
+                # A terminal's signals reach this process alone, which passes them on once.
+                start_new_session=True,
+                preexec_fn=die_with_launcher,
+            )
+        yield _Worker(rank, address, log, process)
+
+
+def _hear(plan: Launch, reports: Reports, heard: _Heard, timeout: float) -> None:
+    """Shows what comes within so many seconds, and keeps what matters here."""
+    for report in reports.read(timeout):
+        if report.kind == "error":
+            heard.errors[report.rank] = report.content["text"]
+        elif report.kind == "joining":
+            heard.joining.add(report.rank)
+        plan.show(report)
+
+
+def _wait(
+    plan: Launch, workers: Sequence[_Worker], hear: Callable[[float], None], heard: _Heard, stop: Stop
+) -> bool:
+    """Returns when all have ended, or those that fail are known; whether they were to stop."""
+    is_stopped, begun = False, None
+    late = time.monotonic() + (math.inf if plan.start_seconds is None else plan.start_seconds)
+    while True:
+        hear(_POLL_SECONDS)
+        if (name := stop()) is not None and not is_stopped:
+            is_stopped = True
+            for worker in workers:
+                worker.process.send_signal(signal.Signals[name])
+        statuses = [worker.process.poll() for worker in workers]
+        failed = [status for status in statuses if status not in (None, 0)]
+        if failed and begun is None:
+            begun = time.monotonic()
+        is_settled = begun is not None and time.monotonic() - begun >= plan.settle_seconds
+        is_known = is_settled or any(status not in (_FINAL_STATUS, LOST_STATUS) for status in failed)
+        is_late = time.monotonic() > late and len(heard.joining) < len(workers)
+        if None not in statuses or ((is_late or (failed and is_known)) and not is_stopped):
+            # What was reported before the end.
+            hear(0)
+            return is_stopped
+
+
+def _judge(workers: Sequence[_Worker], heard: _Heard) -> _Failure | None:
+    """Which worker failed, and how; None where all are done. Of those that ended for another's sake none is named."""
+    ended = [worker for worker in workers if worker.process.returncode]
+    for worker in ended:
+        if worker.process.returncode not in (_FINAL_STATUS, LOST_STATUS):
+            return _Failure(_with_log(worker, _death(worker, heard.errors)), False)
+    for worker in ended:
+        if worker.process.returncode == _FINAL_STATUS:
+            text = heard.errors.get(worker.rank) or _last_line(worker.log)
+            # What all have found is said as by a process alone.
+            return _Failure(text if worker.rank == 0 else f"{worker}: {text}", True)
+    running = [worker for worker in workers if worker.process.returncode is None]
+    # Where none failed and some run, one of them does not begin.
+    for worker in running:
+        if ended or worker.rank not in heard.joining:
+            return _Failure(_with_log(worker, "does not answer"), False)
+    if not ended:
+        return None
+    text = heard.errors.get(ended[0].rank) or _last_line(ended[0].log)
+    return _Failure(_with_log(ended[0], f"has lost another: {text}"), False)
+
+
+def _death(worker: _Worker, errors: Mapping[int, str]) -> str:
+    status = worker.process.returncode
+    if status == -signal.SIGKILL:
+        return "was killed (SIGKILL; the system does this when memory runs out)"
+    if status < 0:
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"ended with status {status}: {errors.get(worker.rank) or _last_line(worker.log)}"
+
+
+def _with_log(worker: _Worker, text: str) -> str:
+    return f"{worker} {text}; its output is in {worker.log}"
+
+
+def _last_line(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 4096))
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    return printable(lines[-1][:300]) if lines else "it wrote nothing"

@@ -1,0 +1,98 @@
+"""What a worker reports to the process that started it: lines of JSON through a pipe that it has inherited."""
+
+import contextlib
+import json
+import os
+import select
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any, NamedTuple
+
+VARIABLE = "CTR_REPORTS"
+
+
+class Report(NamedTuple):
+    """One report.
+
+    Attributes:
+        rank: of the worker that reports.
+        kind: what it is about.
+        content: of JSON's types.
+    """
+
+    rank: int
+    kind: str
+    content: dict[str, Any]
+
+
+class Reporter:
+    """The way from a worker to the process that started it.
+
+    Attributes:
+        rank: of this worker.
+    """
+
+    def __init__(self, descriptor: int, rank: int) -> None:
+        """Begins to write to the open end of a pipe."""
+        self._descriptor, self.rank = descriptor, rank
+        os.set_blocking(descriptor, False)
+        os.set_inheritable(descriptor, False)
+
+    def report(self, kind: str, **content: Any) -> None:
+        """Reports what fits into one write, which no other worker's can cut; other text is shortened.
+
+        It never waits: nothing is reported while the reader is stopped, or after it has died.
+        """
+        line = _line(self.rank, kind, content)
+        if len(line) > select.PIPE_BUF:
+            # A character takes up to 12 bytes in JSON.
+            room = (select.PIPE_BUF - 200) // 12
+            short = {key: value[:room] for key, value in content.items() if isinstance(value, str)}
+            line = _line(self.rank, kind, {**content, **short})
+        if len(line) <= select.PIPE_BUF:
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):
+                os.write(self._descriptor, line)
+
+
+def _line(rank: int, kind: str, content: Mapping[str, Any]) -> bytes:
+    return json.dumps([rank, kind, content]).encode() + b"\n"
+
+
+def reporter_of(environment: MutableMapping[str, str] = os.environ) -> Reporter | None:
+    """The way to the process that started this one as a worker; None where there is none.
+
+    It is taken from the environment, so that processes that this one starts do not have it.
+    """
+    descriptor, _, rank = environment.pop(VARIABLE, "").partition(":")
+    return Reporter(int(descriptor), int(rank)) if descriptor else None
+
+
+class Reports:
+    """The end of a pipe at which the reports of all workers arrive.
+
+    Attributes:
+        descriptor: the end at which workers write, to be inherited by them.
+    """
+
+    def __init__(self) -> None:
+        self._reading, self.descriptor = os.pipe()
+        os.set_blocking(self._reading, False)
+        self._rest = b""
+
+    def variable(self, rank: int) -> dict[str, str]:
+        """What the environment of a worker has to contain."""
+        return {VARIABLE: f"{self.descriptor}:{rank}"}
+
+    def read(self, timeout: float) -> Iterator[Report]:
+        """Yields the reports that have come; waits up to ``timeout`` seconds for the first of them."""
+        if not select.select([self._reading], [], [], timeout)[0]:
+            return
+        with contextlib.suppress(BlockingIOError):
+            while part := os.read(self._reading, 1 << 16):
+                *lines, self._rest = (self._rest + part).split(b"\n")
+                for line in lines:
+                    yield Report(*json.loads(line))
+
+    def close(self) -> None:
+        """Closes both ends."""
+        os.close(self._reading)
+        os.close(self.descriptor)

@@ -1,0 +1,55 @@
+"""TensorFlow's coordination service, which watches the workers: how long they wait for each other, and who is lost."""
+
+import re
+
+import tensorflow as tf
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.eager import context
+
+from ctr.workers.cluster import Cluster
+
+JOIN_SECONDS = 3600.0
+"""How long workers wait for the first one, which a scheduler may start later; TensorFlow's own limit for the others."""
+
+HEARTBEAT_SECONDS = 20.0
+"""Without a sign of life of a worker's process for so long, it is lost: its machine, the network, or it is stopped."""
+
+# The time that others, which wait for the same, have to say so.
+_ANSWER_SECONDS = 5.0
+_SERVICE = "/tensorflow.CoordinationService/"
+_TASK = re.compile(r"/task:(\d+)")
+
+
+def begin_watch(cluster: Cluster) -> None:
+    """Sets how the workers of a cluster are watched; before the strategy is made, which would set it otherwise."""
+    job = coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=cluster.size)
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader="/job:worker/replica:0/task:0",
+        coordinated_jobs=[job],
+        cluster_register_timeout_in_ms=round(1000 * JOIN_SECONDS),
+        heartbeat_timeout_in_ms=round(1000 * HEARTBEAT_SECONDS),
+    )
+
+
+def find_lost(message: str, rank: int, size: int) -> list[int]:
+    """The workers that an exchange failed for, as far as that is known.
+
+    Args:
+        message: of TensorFlow's error.
+        rank, size: of this worker, and how many there are.
+    """
+    if _SERVICE in message:
+        # It runs in the first worker.
+        return [0] if rank else []
+    if "timed out" not in message:
+        # What is named after the first has only passed the error on.
+        named = [int(found) for found in _TASK.findall(message)]
+        return [other for other in named if other != rank and other < size][:1]
+    # A process that hangs is alive. Those that wait for it meet; the service says who does not come.
+    try:
+        context.context().wait_at_barrier("ctr/lost", round(1000 * _ANSWER_SECONDS))
+    except tf.errors.OpError as error:
+        _, _, missing = str(error).partition("timed out task names")
+        return sorted({int(found) for found in _TASK.findall(missing)} - {rank})
+    return []

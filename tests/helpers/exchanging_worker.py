@@ -1,0 +1,65 @@
+"""One of several processes that exchange numbers; prints what it got as JSON."""
+
+import json
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.io.errors import InputError
+from ctr.workers.cluster import read_cluster
+from ctr.workers.collectives import Workers, join
+
+
+def drawn(rank: int, *shape: int) -> np.ndarray:
+    """Numbers of a worker's own."""
+    return np.random.default_rng([rank, *shape]).normal(size=shape).astype(np.float32)
+
+
+def main(workers: Workers) -> dict[str, object]:
+    """Exchanges of all kinds, several times with other sizes."""
+    rank, size = workers.rank, workers.size
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, 2]), tf.TensorSpec([3])])
+    def exchange(rows: tf.Tensor, fixed: tf.Tensor) -> list[tf.Tensor]:
+        by_worker = tf.reshape(rows, [size, -1, 2])
+        with tf.GradientTape() as tape:
+            tape.watch(fixed)
+            (total,) = workers.total([fixed * fixed])
+            value = tf.reduce_sum(total * total)
+        return [
+            *workers.all_reduce([rows, fixed]),
+            *workers.all_reduce([fixed, fixed[:1]]),
+            *workers.exchange([by_worker, by_worker[:, :1]]),
+            workers.all_gather(rows),
+            tape.gradient(value, fixed),
+        ]
+
+    found = [
+        [one.numpy().tolist() for one in exchange(drawn(rank, count * size, 2), drawn(rank, 3))]
+        for count in (1, 300, 1)
+    ]
+    refused = []
+    for failing in (0, size - 1):
+        try:
+            with workers.together():
+                if rank == failing:
+                    raise InputError("no such log")
+        except InputError as error:
+            refused.append(str(error))
+    try:
+        workers.agree("log", "one" if rank != 1 else "another")
+    except InputError as error:
+        refused.append(str(error))
+    return {
+        "steps": found,
+        "numbers": workers.gather_numbers(np.array([rank, 10 * rank])).tolist(),
+        "texts": workers.gather_texts("ä" * rank),
+        "array": workers.gather_array(np.full((2, 1), rank, np.float32)).tolist(),
+        "refused": refused,
+    }
+
+
+if __name__ == "__main__":
+    cluster = read_cluster()
+    assert cluster is not None
+    print("RESULT", json.dumps(main(join(cluster, 60.0))), flush=True)

@@ -1,0 +1,88 @@
+"""One of several processes that train together, one run after the other."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ctr.config import parse_model
+from ctr.io.errors import InputError
+from ctr.serving.export import export_from_run
+from ctr.training.config import TrainConfig
+from ctr.training.loop import train
+from ctr.training.run.run import Run
+from ctr.training.warm_start.start import InitFrom
+from ctr.workers.cluster import read_cluster
+from ctr.workers.collectives import ALONE, Workers, join
+
+
+def main(jobs: list[Mapping[str, Any]]) -> None:
+    """Trains.
+
+    Args:
+        jobs: each has ``log``, ``config`` (a dict) and ``run``; it may have ``kill``, the rank of a worker that kills
+            itself, and after how many batches; ``others``, changes of the configuration of the last worker; ``states``,
+            a folder to which each worker writes its state at each checkpoint; ``record`` and ``init_from`` of
+            ``train``; ``fails``, whether its InputError is to be printed only.
+    """
+    cluster = read_cluster()
+    workers = ALONE if cluster is None else join(cluster, 60.0)
+    for given in jobs:
+        try:
+            _run(given, workers)
+        except InputError as error:
+            if not given.get("fails"):
+                raise
+            print(f"refused: {error}", flush=True)
+
+
+def _run(given: Mapping[str, Any], workers: Workers) -> None:
+    content = dict(given["config"])
+    if workers.rank == workers.size - 1:
+        content |= given.get("others", {})
+    config = parse_model(TrainConfig, content, "test")
+    rank, after = given.get("kill", (-1, 0))
+    record, save, batches = Run.record_learned, Run.save, 0
+
+    def passed(self: Run, *arguments: Any) -> None:
+        nonlocal batches
+        record(self, *arguments)
+        batches += 1
+        if workers.rank == rank and batches == after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def noted(self: Run) -> None:
+        if "states" in given:
+            folder = Path(given["states"])
+            folder.mkdir(exist_ok=True)
+            arrays = {key.replace("/", "|"): value for key, value in self.state.arrays().items()}
+            np.savez(folder / f"{self.position.examples:08d}-{workers.rank}.npz", **arrays)
+        save(self)
+
+    Run.record_learned, Run.save = passed, noted
+    init_from = InitFrom(Path(given["init_from"])) if "init_from" in given else None
+    try:
+        train(
+            Path(given["log"]),
+            config,
+            Path(given["run"]),
+            record=given.get("record"),
+            exporter=export_from_run,
+            init_from=init_from,
+            workers=workers,
+        )
+    finally:
+        Run.record_learned, Run.save = record, save
+
+
+if __name__ == "__main__":
+    try:
+        main(json.loads(sys.argv[1]))
+    except InputError as error:
+        print(f"error: {type(error).__name__}: {error}")
+        sys.exit(1)

@@ -1,0 +1,296 @@
+"""``ctr train`` with workers as a user meets it: what is refused, what is printed, what a lost worker costs."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+import ctr.workers.launch
+from ctr.cli import main
+from ctr.training.loop import TIMING
+from small_runs import SMALL, draw_examples, publish
+
+PAIR = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A folder with a log, a configuration, and a run of one process."""
+    folder = tmp_path_factory.mktemp("made")
+    publish(folder / "log", draw_examples().table())
+    (folder / "run.yaml").write_text(yaml.safe_dump(SMALL))
+    return folder
+
+
+@pytest.fixture
+def place(made, tmp_path, monkeypatch) -> Path:
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    return tmp_path
+
+
+def train(*more: str, out: str = "run") -> list[str]:
+    return ["train", "log", "--config", "run.yaml", "--out", out, *more]
+
+
+def tf_config(rank: int, cluster: dict = PAIR) -> str:
+    return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
+
+
+def refusal(capfd, *more: str) -> str:
+    assert main(train(*more)) == 1
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1
+    return err.removeprefix("error: ").rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--workers", "0"), "--workers 0: allowed: 1 and more"),
+        (("--workers", "-2"), "--workers -2: allowed: 1 and more"),
+        (("--workers", "2", "--max-restarts", "-1"), "--max-restarts -1: allowed: 0 and more"),
+        (("--workers", "2", "--worker-timeout", "nan"), "--worker-timeout nan: allowed: 1 and more"),
+        (("--worker-timeout", "0.5"), "--worker-timeout 0.5: allowed: 1 and more"),
+        (("--max-restarts", "2"), "--max-restarts goes with --workers"),
+        (("--workers", "2", "--follow"), "--follow does not go with 2 workers"),
+    ],
+)
+def test_what_options_allow(place, capfd, more, words):
+    assert refusal(capfd, *more).startswith(words)
+    assert not (place / "run").exists()
+
+
+def test_tf_config_and_the_number_of_workers_must_agree(place, capfd, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", tf_config(1))
+    assert refusal(capfd, "--workers", "3").startswith(
+        "--workers 3: TF_CONFIG describes a cluster of 2 workers, of which this is one; allowed: the same number"
+    )
+    assert refusal(capfd, "--follow").startswith("--follow does not go with 2 workers")
+
+
+@pytest.mark.parametrize("text", ["{", tf_config(2), tf_config(0, {**PAIR, "ps": ["a:1"]})])
+def test_a_bad_tf_config_is_one_line(place, capfd, monkeypatch, text):
+    monkeypatch.setenv("TF_CONFIG", text)
+    assert refusal(capfd).startswith("TF_CONFIG: ")
+    assert not (place / "run").exists()
+
+
+def test_other_commands_do_not_read_tf_config(place, capfd, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{")
+    assert main(["inspect", "log"]) == 0
+
+
+def test_bad_input_is_found_before_a_worker_starts(place, capfd):
+    assert "batch.rows: -1 is not allowed" in refusal(capfd, "--workers", "2", "--set", "batch.rows=-1")
+    shutil.rmtree("log")
+    assert refusal(capfd, "--workers", "2").startswith("log is not an example log")
+    assert not (place / "run").exists()
+
+
+@pytest.fixture
+def launched(monkeypatch) -> list[ctr.workers.launch.Launch]:
+    """What would have been launched."""
+    plans: list[ctr.workers.launch.Launch] = []
+
+    def launch(plan: ctr.workers.launch.Launch) -> int:
+        plans.append(plan)
+        return 0
+
+    monkeypatch.setattr(ctr.workers.launch, "launch", launch)
+    return plans
+
+
+def test_the_workers_run_the_same_command_and_share_the_processors(place, launched, monkeypatch):
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    given = train("--workers", "2", "--max-restarts", "7", "--set", "seed=3")
+    assert main(["-q", *given]) == 0
+    (plan,) = launched
+    assert list(plan.command)[1:] == ["-m", "ctr", "-q", *given]
+    assert (plan.size, plan.folder, plan.max_restarts) == (2, Path("run/workers"), 7)
+    share = str(max(1, len(os.sched_getaffinity(0)) // 2))
+    assert (plan.environment["TF_NUM_INTRAOP_THREADS"], plan.environment["OMP_NUM_THREADS"]) == (share, "5")
+
+
+def test_a_cluster_of_one_may_have_workers_here(place, launched, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", tf_config(0, {"worker": ["127.0.0.1:1"]}))
+    assert main(train("--workers", "3")) == 0
+    assert launched[0].size == 3
+
+
+def test_one_worker_is_this_process(place, launched, capfd):
+    assert main(train("--workers", "1", "--json")) == 0
+    assert json.loads(capfd.readouterr().out)["examples"] > 0
+    assert launched == [] and not (place / "run" / "workers").exists()
+    # A run that is finished is not started again.
+    assert main(train("--workers", "2", "--json")) == 0
+    assert json.loads(capfd.readouterr().out)["examples"] > 0
+    assert launched == []
+
+
+def test_logs_of_workers_alone_make_no_run_directory_of_another_kind(place, launched):
+    (place / "run" / "workers").mkdir(parents=True)
+    assert main(train("--workers", "2")) == 0
+    (place / "run" / "more").touch()
+    assert main(train("--workers", "2")) == 1
+    assert len(launched) == 1
+
+
+def start(place: Path, *more: str, **variables: str) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1", **variables}
+    # Set in this process by commands that other tests ran in it.
+    environment.pop("TF_CPP_MIN_LOG_LEVEL", None)
+    return subprocess.Popen(
+        [sys.executable, "-m", "ctr", *train(*more)],
+        cwd=place,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_for_checkpoint(place: Path, process: "subprocess.Popen[str]") -> None:
+    while not any(path.name.isdecimal() for path in place.glob("run/checkpoints/*")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+
+
+def results(place: Path) -> dict:
+    summary = json.loads((place / "run" / "summary.json").read_text())
+    return {key: value for key, value in summary.items() if key not in TIMING}
+
+
+@pytest.fixture(scope="module")
+def pair(made, tmp_path_factory) -> Path:
+    """A folder with a run of two workers that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("pair")
+    shutil.copytree(made, folder, dirs_exist_ok=True)
+    process = start(folder, "--workers", "2")
+    output = process.communicate()
+    assert process.returncode == 0, output
+    # The result of the first worker, and nothing of TensorFlow's or of the second.
+    assert output[0].startswith("run: ") and output[0].count("per_query_auc") == 1
+    assert output[1] == ""
+    return folder
+
+
+@pytest.mark.slow
+def test_two_workers_have_the_results_of_one(place, pair):
+    assert main(train()) == 0
+    alone, together = results(place), results(pair)
+    assert alone["examples"] == together["examples"]
+    assert together["logloss"] == pytest.approx(alone["logloss"], abs=1e-6)
+    assert together["per_query_auc"] == pytest.approx(alone["per_query_auc"], abs=1e-6)
+    assert {path.name for path in (pair / "run/workers").iterdir()} == {"000.log", "001.log"}
+    assert "coordination" in (pair / "run/workers/001.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_is_killed_costs_one_line_and_no_bit(place, pair, rank):
+    process = start(place, "--workers", "2", "--json")
+    wait_for_checkpoint(place, process)
+    os.kill(children(process.pid)[rank], signal.SIGKILL)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert err.startswith(f"warning: worker {rank} (127.0.0.1:") and err.count("\n") == 1
+    assert "was killed (SIGKILL;" in err and err.endswith(
+        "all workers restart from the last checkpoint (1/3)\n"
+    )
+    assert json.loads(out)["examples"] == results(pair)["examples"]
+    assert results(place) == results(pair)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_is_named(place):
+    process = start(place, "--workers", "2", "--max-restarts", "0", "--worker-timeout", "300")
+    wait_for_checkpoint(place, process)
+    workers = children(process.pid)
+    # The order of the processes is that of the workers.
+    os.kill(workers[1], signal.SIGSTOP)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (75, "")
+    assert err.startswith("error: worker 1 (127.0.0.1:") and err.count("\n") == 1
+    assert ") does not answer; its output is in run/workers/001.log; given up after 0 restarts" in err
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+
+
+@pytest.mark.slow
+def test_bad_rows_are_one_line_and_nothing_restarts(place):
+    shard = next((place / "log").rglob("*.parquet"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    process = start(place, "--workers", "2")
+    out, err = process.communicate()
+    assert (process.returncode, out) == (1, "")
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert shard.name in err
+
+
+@pytest.mark.slow
+def test_the_workers_of_a_cluster_print_once_and_the_others_nothing(place, pair):
+    addresses = ctr.workers.launch.free_addresses(2)
+    cluster = {"worker": list(addresses)}
+    both = [start(place, TF_CONFIG=tf_config(rank, cluster)) for rank in range(2)]
+    (first, first_errors), second = (process.communicate() for process in both)
+    assert [process.returncode for process in both] == [0, 0]
+    assert first.startswith("run: ") and first_errors == ""
+    assert second == ("", "")
+    assert results(place) == results(pair)
+
+
+@pytest.mark.slow
+def test_a_worker_of_a_cluster_with_another_configuration_is_refused(place):
+    cluster = {"worker": list(ctr.workers.launch.free_addresses(2))}
+    both = [start(place, "--set", f"seed={rank}", TF_CONFIG=tf_config(rank, cluster)) for rank in range(2)]
+    errors = [process.communicate()[1] for process in both]
+    assert [process.returncode for process in both] == [1, 1]
+    for text in errors:
+        assert text.count("\n") == 1 and text.startswith("error: workers: 127.0.0.1:")
+        assert "another configuration than the first worker" in text
+
+
+@pytest.mark.slow
+def test_a_worker_of_a_cluster_that_is_killed_is_named_by_the_other_and_both_resume(place, pair):
+    cluster = {"worker": list(ctr.workers.launch.free_addresses(2))}
+    both = [start(place, TF_CONFIG=tf_config(rank, cluster)) for rank in range(2)]
+    wait_for_checkpoint(place, both[0])
+    both[1].kill()
+    _, err = both[0].communicate()
+    both[1].communicate()
+    assert both[0].returncode == 75
+    assert err.startswith("error: worker 0 (") and err.count("\n") == 1
+    assert f"has lost worker 1 ({cluster['worker'][1]})" in err
+    again = [start(place, TF_CONFIG=tf_config(rank, cluster)) for rank in range(2)]
+    assert [process.communicate()[1] for process in again] == ["", ""]
+    assert results(place) == results(pair)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "status", "words"), [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "")]
+)
+def test_a_signal_ends_all_workers(place, number, status, words):
+    process = start(place, "--workers", "2")
+    wait_for_checkpoint(place, process)
+    workers = children(process.pid)
+    process.send_signal(number)
+    _, err = process.communicate()
+    assert (process.returncode, err) == (status, words)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)

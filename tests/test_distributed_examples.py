@@ -1,0 +1,189 @@
+"""The examples that start workers elsewhere: what they make of the launcher's variables, with the launchers faked."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ctr.workers.cluster import VARIABLE, Cluster, read_cluster
+
+# In the place of `ctr`: writes down what it was called with, and ends as it is to.
+CTR = f"""#!{sys.executable}
+import json, os, sys
+calls = [line for line in open("calls")] if os.path.exists("calls") else []
+with open("calls", "a") as file:
+    print(json.dumps([sys.argv[1:], dict(os.environ)]), file=file)
+statuses = json.load(open("statuses"))
+sys.exit(statuses[len(calls)] if len(calls) < len(statuses) else 0)
+"""
+SCONTROL = """#!/bin/sh
+[ "$*" = "show hostnames node[1-2]" ] || exit 9
+printf 'node1\\nnode2\\n'
+"""
+# Runs the tasks one after the other; the status is the highest, as that of srun.
+SRUN = """#!/bin/bash
+echo "$*" >> sruns
+while [[ $1 == --* ]]; do shift; done
+highest=0
+for ((task = 0; task < TASKS; task++)); do
+    status=0
+    SLURM_PROCID=$task "$@" || status=$?
+    ((status > highest)) && highest=$status
+done
+exit "$highest"
+"""
+RAY = """
+class _Config:
+    def __init__(self, **given):
+        self.__dict__.update(given)
+
+ScalingConfig = FailureConfig = RunConfig = _Config
+"""
+RAY_TENSORFLOW = '''
+import json, os
+from types import SimpleNamespace
+
+class TensorflowTrainer:
+    """Runs the workers one after the other, again while that is allowed."""
+
+    def __init__(self, work, train_loop_config, scaling_config, run_config):
+        self.work, self.config, self.scaling = work, train_loop_config, scaling_config
+        self.left = run_config.failure_config.max_failures
+
+    def fit(self):
+        workers = [f"h{rank}:1" for rank in range(self.scaling.num_workers)]
+        while True:
+            values = []
+            try:
+                for rank in range(len(workers)):
+                    task = {"type": "worker", "index": rank}
+                    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
+                    values.append(self.work(self.config))
+                return SimpleNamespace(return_value=values[0])
+            except RuntimeError:
+                if not self.left:
+                    raise
+                self.left -= 1
+'''
+
+
+@pytest.fixture
+def place(tmp_path) -> Path:
+    """A folder whose programs come first."""
+    for name, content in (("ctr", CTR), ("scontrol", SCONTROL), ("srun", SRUN)):
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+        path.chmod(0o755)
+    return tmp_path
+
+
+def run(place: Path, *command: str | Path, statuses: tuple[int, ...] = (), **variables: str) -> int:
+    (place / "statuses").write_text(json.dumps(statuses))
+    environment = {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", **variables}
+    return subprocess.run(
+        [*map(str, command)], cwd=place, env=environment, stderr=subprocess.DEVNULL
+    ).returncode
+
+
+def calls(place: Path) -> list[tuple[list[str], dict[str, str]]]:
+    """The arguments and the environment of each call of `ctr`."""
+    return [json.loads(line) for line in (place / "calls").read_text().splitlines()]
+
+
+@pytest.fixture
+def kubernetes(root) -> list[dict]:
+    return list(yaml.safe_load_all((root / "examples/distributed/kubernetes.yaml").read_text()))
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_a_pod_is_the_worker_of_its_index(place, kubernetes, index):
+    service, job = kubernetes
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    given = {variable["name"]: variable["value"] for variable in container["env"]}
+    command = (*container["command"], *container["args"])
+    assert run(place, *command, JOB_COMPLETION_INDEX=str(index), **given) == 0
+    ((arguments, environment),) = calls(place)
+    assert arguments[:2] == ["train", "/data/logs/mind"]
+    # The names of the pods of an indexed job, below that of the service.
+    names = [f"ctr-train-{pod}.{service['metadata']['name']}:2222" for pod in range(4)]
+    assert read_cluster(environment) == Cluster(index, tuple(names))
+
+
+def test_the_parts_of_the_job_fit_each_other(kubernetes):
+    service, job = kubernetes
+    pod, (container,) = job["spec"]["template"]["spec"], job["spec"]["template"]["spec"]["containers"]
+    workers = int(next(one["value"] for one in container["env"] if one["name"] == "WORKERS"))
+    assert job["spec"]["completions"] == job["spec"]["parallelism"] == workers
+    assert (job["spec"]["completionMode"], pod["restartPolicy"]) == ("Indexed", "Never")
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
+    assert service["spec"]["clusterIP"] == "None" and service["spec"]["ports"][0]["port"] == 2222
+    fail, _ = job["spec"]["podFailurePolicy"]["rules"]
+    assert fail["onExitCodes"] == {"containerName": container["name"], "operator": "In", "values": [1, 2]}
+
+
+SLURM = {
+    "SLURM_JOB_NODELIST": "node[1-2]",
+    "SLURM_JOB_ID": "123456",
+    "SLURM_CPUS_PER_TASK": "16",
+    "SLURM_NTASKS_PER_NODE": "1",
+    "TASKS": "2",
+}
+
+
+def slurm(place: Path, root: Path, statuses: tuple[int, ...] = (), **more: str) -> int:
+    script = root / "examples/distributed/slurm.sh"
+    return run(place, "bash", script, "logs/a b", "--out", "run", statuses=statuses, **{**SLURM, **more})
+
+
+def test_a_task_of_slurm_is_the_worker_of_its_number(place, root):
+    assert slurm(place, root) == 0
+    for rank, (arguments, environment) in enumerate(calls(place)):
+        assert arguments == ["train", "logs/a b", "--out", "run"]
+        assert read_cluster(environment) == Cluster(rank, ("node1:23456", "node2:23456"))
+        assert environment["OMP_NUM_THREADS"] == environment["TF_NUM_INTRAOP_THREADS"] == "16"
+    assert len(calls(place)) == 2
+
+
+def test_several_tasks_on_a_node_have_ports_of_their_own(place, root):
+    assert slurm(place, root, SLURM_NTASKS_PER_NODE="2", TASKS="4", OMP_NUM_THREADS="3") == 0
+    addresses = ("node1:23456", "node1:23457", "node2:23456", "node2:23457")
+    found = [read_cluster(environment) for _, environment in calls(place)]
+    assert found == [Cluster(rank, addresses) for rank in range(4)]
+    assert calls(place)[0][1]["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status", "started"),
+    [((75, 137), 0, 4), ((1, 1), 1, 2), ((2, 2), 2, 2), ((75,) * 8, 75, 8), ((75, 75, 1, 1), 1, 4)],
+)
+def test_slurm_starts_again_what_lost_a_worker(place, root, statuses, status, started):
+    assert slurm(place, root, statuses) == status
+    assert len(calls(place)) == started
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status", "started"), [((), 0, 3), ((75,), 0, 4), ((1, 1, 1), 1, 3), ((75,) * 9, 1, 4)]
+)
+def test_ray_starts_again_what_lost_a_worker(place, root, statuses, status, started):
+    for name, content in (
+        ("train/__init__.py", RAY),
+        ("train/tensorflow.py", RAY_TENSORFLOW),
+        ("__init__.py", ""),
+    ):
+        path = place / "fake" / "ray" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    script = root / "examples/distributed/ray_train.py"
+    command = (sys.executable, script, "3", "/logs/a", "--out", "/run")
+    assert run(place, *command, statuses=statuses, PYTHONPATH=str(place / "fake")) == status
+    found = calls(place)
+    assert len(found) == started
+    assert all(arguments == ["train", "/logs/a", "--out", "/run"] for arguments, _ in found)
+    assert read_cluster(found[-1][1]).size == 3
+    assert VARIABLE in found[0][1] and found[0][1]["OMP_NUM_THREADS"] == "8"

@@ -1,0 +1,347 @@
+"""Several workers that train together, in processes of their own, against one process that trains alone."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import fingerprint_logs
+from ctr.config import parse_model
+from ctr.data.log import read_manifests, read_shard
+from ctr.data.sample_log import write_decisions
+from ctr.data.sampling import SamplingConfig
+from ctr.data.sidecar import write_sidecar_partition
+from ctr.training.run import checkpoint
+from small_runs import SCHEMA, SMALL, draw_examples, merged, publish
+from worker_group import Group, run_group
+
+pytestmark = pytest.mark.slow
+
+BY_TWO, BY_THREE = ("objective", "growing", "mirrored", "factorized"), ("objective", "growing")
+RAMP = {"start": 100, "length": 400}
+# Without kinks, and without sums of squares that begin at 0: there the sign of what is but rounding makes a whole step.
+SMOOTH = {
+    "model": {"deep": {"activation": "smelu"}},
+    "optimizer": {"dense": {"shampoo": {"initial_accumulator": 0.001}}},
+    "batch": {"rows": 12},
+}
+DIVIDED, MIRRORED = {"workers": {"divided_from_mb": 0}}, {"workers": {"divided_from_mb": 1000}}
+SHAMPOO = {"start_preconditioning_step": 2, "precondition_frequency": 5, "momentum": 0.9}
+TWO_MODELS = {
+    "model": {"network_loss": "own"},
+    "optimizer": {
+        "embeddings": {"linear_rule": "newton", "update_limit_absolute": 0.05, "update_limit_relative": 0.5},
+        "dense": {"clip_norm": 0.5, "shampoo": {**SHAMPOO, "weight_decay": 0.001}},
+    },
+    "metrics": {"slices": []},
+}
+CROWDED = {
+    "ids": {
+        "capacity": 20,
+        "shared_rows": 2,
+        "admission": {"rule": "count", "count": 2, "exact_ids": 4},
+        "eviction": {"policy": "score", "share": 0.2},
+    }
+}
+FACTORIZED = {
+    "model": {"factorized": {"width": 4, "ui_units": [4]}, "network_loss": "joint"},
+    "batch": {"rows": 40},
+    "label_delay": 0.01,
+    "export": {"every_examples": 2000},
+}
+QUERIES = 560
+
+
+def objective(exposure: Path) -> dict[str, Any]:
+    """All terms, a sample, and components with embeddings of their own."""
+    return {
+        "model": {"ensemble": {"components": 2, "embeddings": "separate"}},
+        "sampling": {"name": "part", "score": "all"},
+        "objective": {
+            "ranking": {"weight": 0.3, "max_pairs": 6, "ramp": RAMP},
+            "distillation": {"teacher": "teacher", "ramp": RAMP},
+            "anti_distillation": {"weight": 0.1, "ramp": RAMP},
+            "bias_constraints": {
+                "learning_rate": 0.3,
+                "families": [
+                    {"name": "ctr", "estimated_ctr": [0.2, 0.4], "features": {"position": "all"}},
+                    {"name": "random", "log": "exposure"},
+                ],
+                "logs": [{"name": "exposure", "path": str(exposure), "own_loss": True}],
+                "ramp": RAMP,
+            },
+        },
+    }
+
+
+class World:
+    """Logs, and what groups of workers made of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.groups = folder, 0
+        intervals = ((0, 200_000), (200_000, 400_000), (400_000, 10**9))
+        self.log = publish(folder / "log", draw_examples(QUERIES).table(), intervals)
+        exposure = publish(folder / "exposure", draw_examples(QUERIES, seed=9).table(), intervals)
+        self.growing = fingerprint_logs.publish_growing(folder / "growing", draw_examples(240))
+        sampling = parse_model(SamplingConfig, {"non_click_rate": 0.6, "salt": "workers"}, "test")
+        write_decisions(self.log, "part", sampling)
+        base = merged(SMALL, SMOOTH)
+        for manifest in read_manifests(self.log):
+            ids = np.concatenate(
+                [
+                    read_shard(self.log, shard, SCHEMA).column("example_id").to_numpy()
+                    for shard in manifest.shards
+                ]
+            )
+            logit = np.random.default_rng(len(ids)).normal(-1, 1, len(ids)).astype(np.float32)
+            teacher = pa.table({"example_id": ids, "logit": logit})
+            write_sidecar_partition(self.log, "teacher", manifest, teacher)
+        adagrad = {"optimizer": {"dense": {"shampoo": {"start_preconditioning_step": None, "momentum": 0}}}}
+        self.configs = {
+            "factorized": (self.log, merged(merged(base, FACTORIZED), DIVIDED)),
+            "objective": (self.log, merged(merged(base, objective(exposure)), DIVIDED)),
+            "growing": (self.growing, merged(merged(base, merged(TWO_MODELS, CROWDED)), DIVIDED)),
+            "mirrored": (
+                self.growing,
+                merged(merged(base, merged(merged(TWO_MODELS, CROWDED), adagrad)), MIRRORED),
+            ),
+        }
+
+    def job(self, name: str, run: str, **more: Any) -> dict[str, Any]:
+        log, config = self.configs[name]
+        return {"log": str(log), "config": config, "run": str(self.folder / run), **more}
+
+    def outputs(self) -> Path:
+        self.groups += 1
+        return self.folder / f"output-{self.groups}"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> World:
+    return World(tmp_path_factory.mktemp("workers"))
+
+
+@pytest.fixture(scope="module")
+def runs(world) -> World:
+    """Each configuration by each number of workers."""
+    for size, names in ((1, BY_TWO), (2, BY_TWO), (3, BY_THREE)):
+        jobs = [
+            world.job(name, f"{name}-{size}", states=str(world.folder / f"states-{name}-{size}"))
+            for name in names
+        ]
+        run_group(size, jobs, world.outputs())
+    return world
+
+
+def predictions(run: Path) -> dict[str, np.ndarray]:
+    table = pq.read_table(sorted((run / "predictions").glob("*.parquet")))
+    return {name: table.column(name).to_numpy() for name in table.column_names}
+
+
+def assert_close(found: Any, expected: Any, where: str = "") -> None:
+    """Numbers within 1e-6, or for large ones of them; all else the same."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), where
+        for name in expected:
+            assert_close(found[name], expected[name], f"{where}.{name}")
+    elif isinstance(expected, list):
+        assert len(found) == len(expected), where
+        for place, one in enumerate(expected):
+            assert_close(found[place], one, f"{where}.{place}")
+    elif isinstance(expected, float):
+        assert abs(found - expected) <= 1e-6 * max(1, abs(expected)), (where, found, expected)
+    else:
+        assert found == expected, (where, found, expected)
+
+
+METRICS = [
+    "examples",
+    "queries",
+    "weight_sum",
+    "auc",
+    "per_query_auc",
+    "logloss",
+    "normalized_entropy",
+    "calibration_bias",
+    "batches",
+    "log_rows",
+    "trained_examples",
+    "trained_rows",
+    "skipped_steps",
+    "rejected_rows",
+    "parameters_dense",
+    "parameters_embedding",
+]
+
+
+@pytest.mark.parametrize(("name", "size"), [(name, 2) for name in BY_TWO] + [(name, 3) for name in BY_THREE])
+def test_several_workers_compute_what_one_process_does(runs, name, size):
+    alone, together = (runs.folder / f"{name}-{number}" for number in (1, size))
+    expected, found = predictions(alone), predictions(together)
+    assert expected["example_id"].tolist() == found["example_id"].tolist()
+    np.testing.assert_allclose(found["logit"], expected["logit"], atol=1e-5, rtol=0)
+    one, other = (json.loads((run / "summary.json").read_text()) for run in (alone, together))
+    assert one["batches"] > (200 if name == "objective" else 60)
+    assert_close({key: other[key] for key in METRICS}, {key: one[key] for key in METRICS})
+
+
+@pytest.mark.parametrize("name", BY_TWO)
+def test_what_all_workers_have_is_the_same_in_every_bit(runs, name):
+    size = 3 if name in BY_THREE else 2
+    states = sorted((runs.folder / f"states-{name}-{size}").glob("*.npz"))
+    assert len(states) >= 3 * size
+    for first in states[::size]:
+        number = first.stem.partition("-")[0]
+        of_ranks = [np.load(first.with_name(f"{number}-{rank}.npz")) for rank in range(size)]
+        same = 0
+        for key in of_ranks[0].files:
+            is_part = key.startswith("shampoo|") or (key.startswith("rows") and name != "mirrored")
+            if not is_part:
+                same += 1
+                assert all(one[key].tobytes() == of_ranks[0][key].tobytes() for one in of_ranks), key
+        assert same > 10
+
+
+def test_a_worker_holds_a_part_of_the_rows(runs):
+    whole, _ = checkpoint.read(runs.folder / "growing-1" / "checkpoints")
+    for rank in range(3):
+        state = np.load(max((runs.folder / "states-growing-3").glob(f"*-{rank}.npz")))
+        for name, array in whole.items():
+            if name.startswith(("weights|rows/", "weights|rows_")):
+                key = name.removeprefix("weights|").replace("/", "|")
+                assert len(state[key]) == len(range(rank, len(array), 3))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_checkpoint_of_several_workers_is_read_as_that_of_one(runs, size):
+    for name in BY_TWO if size == 2 else BY_THREE:
+        expected, found = (
+            checkpoint.read(runs.folder / f"{name}-{number}" / "checkpoints")[0] for number in (1, size)
+        )
+        assert expected.keys() == found.keys()
+        for key, array in expected.items():
+            assert found[key].shape == array.shape
+            assert found[key].dtype == array.dtype
+            if array.dtype.kind != "f" or "ids/" in key:
+                np.testing.assert_array_equal(found[key], array, err_msg=f"{name} {key}")
+
+
+def test_exports_hold_all_rows(runs):
+    folders = [runs.folder / f"factorized-{size}" / "exports" for size in (1, 2)]
+    names = [sorted(path.name for path in folder.iterdir() if path.is_dir()) for folder in folders]
+    assert names[0] == names[1] != []
+    sizes = [
+        sum(path.stat().st_size for path in (folder / name[-1]).rglob("*") if path.is_file())
+        for folder, name in zip(folders, names, strict=True)
+    ]
+    assert abs(sizes[0] - sizes[1]) < 0.01 * sizes[0]
+
+
+def contents(run: Path) -> dict[str, Any]:
+    """What must be the same in every bit."""
+    found = {path.name: path.read_bytes() for path in (run / "predictions").iterdir()}
+    for path in (run / "checkpoints").glob("*/*"):
+        found[f"{path.parent.name}/{path.name}"] = path.read_bytes()
+    return found
+
+
+def test_the_same_number_of_workers_repeats_every_bit_killed_or_not(runs):
+    world = runs
+    job = world.job("growing", "growing-again")
+    group = Group(2, [{**job, "kill": [1, 50]}], world.outputs())
+    codes = group.wait()
+    assert codes == [1, -9]
+    lost = [line for line in group.output(0).splitlines() if line.startswith("error: ")]
+    assert len(lost) == 1
+    assert lost[0].startswith("error: WorkerLostError: worker 0 (127.0.0.1:")
+    run_group(2, [job], world.outputs())
+    expected, found = (contents(world.folder / f"growing-{which}") for which in ("2", "again"))
+    assert expected.keys() == found.keys()
+    assert all(found[key] == expected[key] for key in expected)
+
+
+def test_a_run_goes_on_with_any_number_of_workers(runs):
+    world = runs
+    job = world.job("growing", "growing-moved")
+    for size, kill in ((1, (0, 45)), (2, (1, 45)), (3, (0, 40))):
+        assert 0 not in Group(size, [{**job, "kill": kill}], world.outputs()).wait()
+        assert checkpoint.newest_sound(world.folder / "growing-moved" / "checkpoints")
+    run_group(1, [job], world.outputs())
+    expected, found = (predictions(world.folder / f"growing-{which}") for which in ("1", "moved"))
+    # Each example once, in order.
+    assert found["example_id"].tolist() == expected["example_id"].tolist()
+    np.testing.assert_allclose(found["logit"], expected["logit"], atol=1e-5, rtol=0)
+    one, other = (
+        json.loads((world.folder / f"growing-{which}" / "summary.json").read_text())
+        for which in ("1", "moved")
+    )
+    assert_close({key: other[key] for key in METRICS}, {key: one[key] for key in METRICS})
+
+
+def test_what_workers_do_not_have_in_common_is_refused_in_one_line(world):
+    changes = {"jit": True}, {"tensorboard": {"histograms": True}}
+    log, config = world.configs["growing"]
+    jobs = [
+        world.job("growing", "differing", others={"seed": 5}, fails=True),
+        *(
+            {
+                "log": str(log),
+                "config": merged(config, change),
+                "run": str(world.folder / "no"),
+                "fails": True,
+            }
+            for change in changes
+        ),
+    ]
+    group = Group(2, jobs, world.outputs())
+    assert group.wait() == [0, 0]
+    for rank in range(2):
+        refused = [line for line in group.output(rank).splitlines() if line.startswith("refused: ")]
+        assert "another configuration than the first worker" in refused[0]
+        assert "jit" in refused[1]
+        assert "tensorboard.histograms" in refused[2]
+    assert not (world.folder / "differing").exists()
+
+
+def test_weights_that_break_are_rolled_back_by_all_workers_alike(world):
+    log, config = world.configs["mirrored"]
+    broken = merged(config, {"optimizer": {"dense": {"learning_rate": 1e30}}, **DIVIDED})
+    run = world.folder / "broken"
+    group = Group(2, [{"log": str(log), "config": broken, "run": str(run), "fails": True}], world.outputs())
+    assert group.wait() == [0, 0], group.output(0)[-3000:] + group.output(1)[-3000:]
+    ends = [
+        [line for line in group.output(rank).splitlines() if line.startswith("refused: ")] for rank in (0, 1)
+    ]
+    assert ends[0] == ends[1]
+    assert len(ends[0]) == 1
+    assert len(json.loads((run / "quarantine.json").read_text())["rollbacks"]) >= 2
+
+
+def test_a_warm_start_and_a_recorded_sidecar(world):
+    found = []
+    for size in (1, 2):
+        log = shutil.copytree(world.growing, world.folder / f"recorded-log-{size}")
+        config = merged(world.configs["mirrored"][1], DIVIDED)
+        first = merged(config, {"time_range": {"end": "1970-01-01T00:00:00.120Z"}})
+        source, begun = (str(world.folder / f"{name}-{size}") for name in ("source", "begun"))
+        jobs = [
+            {"log": str(log), "config": first, "run": source, "record": "predicted"},
+            {"log": str(log), "config": merged(config, {"seed": 2}), "run": begun, "init_from": source},
+        ]
+        run_group(size, jobs, world.outputs())
+        expected = predictions(Path(source))
+        parts = sorted((log / "sidecars" / "predicted").rglob("*.parquet"))
+        table = pq.read_table(parts)
+        recorded = dict(
+            zip(*(table.column(name).to_pylist() for name in ("example_id", "logit")), strict=True)
+        )
+        assert [recorded[one] for one in expected["example_id"].tolist()] == expected["logit"].tolist()
+        found.append(predictions(Path(begun)))
+    assert found[0]["query_time"].min() >= 120_000
+    assert found[0]["example_id"].tolist() == found[1]["example_id"].tolist()
+    np.testing.assert_allclose(found[1]["logit"], found[0]["logit"], atol=1e-5, rtol=0)

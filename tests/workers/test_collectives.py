@@ -1,0 +1,59 @@
+"""What workers exchange, against NumPy."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ctr.workers.collectives import ALONE
+from worker_group import Group
+
+
+def drawn(rank: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng([rank, *shape]).normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_exchange(size, tmp_path):
+    group = Group(size, [], tmp_path, "exchanging_worker.py")
+    assert group.wait() == [0] * size, group.output(0)
+    results = [json.loads(group.output(rank).partition("RESULT ")[2].splitlines()[0]) for rank in range(size)]
+    fixed = np.stack([drawn(rank, 3) for rank in range(size)])
+    for step, count in enumerate((1, 300, 1)):
+        rows = np.stack([drawn(rank, count * size, 2) for rank in range(size)])
+        by_worker = rows.reshape(size, size, count, 2)
+        for rank, result in enumerate(results):
+            sums, sum_of_fixed, again, first, theirs, first_theirs, gathered, gradient = result["steps"][step]
+            np.testing.assert_allclose(sums, rows.sum(0), atol=1e-5)
+            np.testing.assert_allclose(sum_of_fixed, fixed.sum(0), atol=1e-6)
+            np.testing.assert_allclose(again, fixed.sum(0), atol=1e-6)
+            np.testing.assert_allclose(first, fixed.sum(0)[:1], atol=1e-6)
+            np.testing.assert_array_equal(np.array(theirs, np.float32), by_worker[:, rank])
+            np.testing.assert_array_equal(np.array(first_theirs, np.float32), by_worker[:, rank, :1])
+            np.testing.assert_array_equal(np.array(gathered, np.float32), rows.reshape(-1, 2))
+            expected = 4 * (fixed**2).sum(0) * fixed[rank]
+            np.testing.assert_allclose(gradient, expected, rtol=1e-5)
+            # Sums have the same bits everywhere.
+            assert [sums, again] == [results[0]["steps"][step][0], results[0]["steps"][step][2]]
+    for rank, result in enumerate(results):
+        assert result["numbers"] == [[one, 10 * one] for one in range(size)]
+        assert result["texts"] == ["ä" * one for one in range(size)]
+        assert result["array"] == [[[one], [one]] for one in range(size)]
+        own, others = "no such log", ": no such log"
+        assert [text == own for text in result["refused"][:2]] == [rank == 0, rank == size - 1]
+        assert all(text.endswith(others) or text == own for text in result["refused"][:2])
+        assert "another log than the first worker" in result["refused"][2]
+
+
+def test_a_process_alone_exchanges_nothing():
+    tensors = [np.zeros(2), np.ones(3)]
+    assert all(
+        one is other
+        for function in (ALONE.all_reduce, ALONE.total, ALONE.exchange)
+        for one, other in zip(function(tensors), tensors, strict=True)
+    )
+    assert ALONE.gather_texts("a") == ["a"]
+    assert ALONE.gather_numbers(np.arange(2)).tolist() == [[0, 1]]
+    with ALONE.together(), ALONE.noticing_losses():
+        pass

@@ -1,0 +1,46 @@
+# ruff: noqa: E501
+"""Which worker TensorFlow's errors are about, with errors that it has given."""
+
+import pytest
+
+from ctr.workers.watch import find_lost
+
+RESET = """Graph execution error:
+
+Detected at node CollectiveReduceV2 defined at (most recent call last):
+Collective ops is aborted by: Collective ops is aborted by: recvmsg:Connection reset by peer
+Additional GRPC error information from remote target /job:worker/replica:0/task:1 while calling /tensorflow.WorkerService/RecvBuf:
+:UNKNOWN:Error received from peer  {grpc_status:14, grpc_message:"recvmsg:Connection reset by peer"}
+The error could be from a previous operation. Restart your program to reset.
+Additional GRPC error information from remote target /job:worker/replica:0/task:2 while calling /tensorflow.WorkerService/RecvBuf:
+"""
+NO_HEARTBEAT = """Graph execution error:
+
+Collective ops is aborted by: Error reported from /job:worker/task:1: The following tasks are unhealthy (stopped sending heartbeats):
+/job:worker/replica:0/task:1
+The tasks have crashed. Check the task logs for an earlier error, or scheduler events (e.g. preemption, eviction) to debug further.
+Additional GRPC error information from remote target /job:worker/replica:0/task:2 while calling /tensorflow.WorkerService/RecvBuf:
+"""
+NO_SERVICE = """Graph execution error:
+
+Collective ops is aborted by: Collective ops is aborted by: Deadline Exceeded
+Additional GRPC error information from remote target /job:worker/replica:0/task:2 while calling /tensorflow.WorkerService/RecvBuf:
+RPC: /tensorflow.CoordinationService/Heartbeat
+"""
+
+
+@pytest.mark.parametrize(
+    ("message", "rank", "lost"),
+    [
+        (RESET, 0, [1]),
+        (RESET, 2, [1]),
+        # Of one's own connections another one is the reason.
+        (RESET, 1, [2]),
+        (NO_HEARTBEAT, 0, [1]),
+        (NO_SERVICE, 1, [0]),
+        (NO_SERVICE, 0, []),
+        ("nothing is named", 0, []),
+    ],
+)
+def test_the_worker_that_an_error_is_about(message, rank, lost):
+    assert find_lost(message, rank, 3) == lost
