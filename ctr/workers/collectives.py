@@ -214,15 +214,15 @@ class Workers:
         try:
             yield
         except _LOST as error:
+            log.info("%s", error)
             raise WorkerLostError(self._describe_loss(str(error))) from None
 
     def _describe_loss(self, message: str) -> str:
         ranks = {int(rank) for rank in _TASK.findall(message)} - {self.rank}
         others = [f"{rank} ({self.addresses[rank]})" for rank in sorted(ranks) if rank < self.size]
         who = f"worker {', '.join(others)} is gone" if others else "another worker is gone"
-        limit = f" or took no part in an exchange within {self.timeout:g} s" if self.timeout else ""
-        why = " ".join(message.split("\n", 1)[0].split())[:200]
-        return f"worker {self.rank} ({self.addresses[self.rank]}): {who}{limit}: {why}"
+        limit = f", or took no part in an exchange within {self.timeout:g} s" if self.timeout else ""
+        return f"worker {self.rank} ({self.addresses[self.rank]}): {who}{limit}"
 
     def wait_for_all(self) -> None:
         """Returns when all workers have called it; between two steps."""
