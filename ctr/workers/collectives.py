@@ -210,6 +210,7 @@ class Workers:
         try:
             yield
         except _LOST as error:
+            log.info("%s", error)
             raise WorkerLostError(self._describe_loss(str(error))) from None
 
     def _describe_loss(self, message: str) -> str:

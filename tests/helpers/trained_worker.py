@@ -63,6 +63,10 @@ def _run(given: Mapping[str, Any], workers: Workers) -> None:
             arrays = {key.replace("/", "|"): value for key, value in self.state.arrays().items()}
             np.savez(folder / f"{self.position.examples:08d}-{workers.rank}.npz", **arrays)
         save(self)
+        if rank >= 0:
+            # So that it is known what is there at the end.
+            self.files.background.wait()
+            workers.wait_for_all()
 
     Run.record_learned, Run.save = passed, noted
     init_from = InitFrom(Path(given["init_from"])) if "init_from" in given else None

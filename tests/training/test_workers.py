@@ -48,7 +48,9 @@ CROWDED = {
         "eviction": {"policy": "score", "share": 0.2},
     }
 }
+# At higher rates one process, too, drifts away from itself by 1e-4 when its first weights are moved by 2e-6.
 FACTORIZED = {
+    "optimizer": {"embeddings": {"learning_rate": 0.02}, "dense": {"learning_rate": 0.005}},
     "model": {"factorized": {"width": 4, "ui_units": [4]}, "network_loss": "joint"},
     "batch": {"rows": 40},
     "label_delay": 0.01,
@@ -245,7 +247,8 @@ def test_exports_hold_all_rows(runs):
 def contents(run: Path) -> dict[str, Any]:
     """What must be the same in every bit."""
     found = {path.name: path.read_bytes() for path in (run / "predictions").iterdir()}
-    for path in (run / "checkpoints").glob("*/*"):
+    # Not their states, in which lengths of files are that have times in them.
+    for path in (run / "checkpoints").glob("*/*.npz"):
         found[f"{path.parent.name}/{path.name}"] = path.read_bytes()
     return found
 
