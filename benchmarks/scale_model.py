@@ -1,0 +1,312 @@
+"""How far training scales, on paper: a model of one step of the reference model on 1 to 1024 workers.
+
+A step of a worker is the sum of its parts. Nothing overlaps, so it takes at most that long:
+
+    compute      fixed + examples x flops / rate; the fixed part does not shrink with the batch; both are measured
+    shampoo      the largest share of any owner, by the costs and the assignment of ctr/optim/assignment.py
+    dense        all gradients of the dense weights, float32, all-reduced
+    rows         three all-to-alls: distinct ids to their owners, rows back, gradients of rows to the owners
+    directions   the preconditioned directions, gathered from their owners (roots stay with them)
+
+A message of n bytes takes alpha + n beta (Hockney). For W workers and n bytes (Thakur, Rabenseifner, Gropp 2005):
+
+                 ring: as TensorFlow's collectives    tree: as MPI, and NCCL for short messages
+    all-reduce   2 (W-1) alpha + 2 (W-1)/W n beta     2 log2(W) alpha + 2 (W-1)/W n beta
+    all-gather   (W-1) alpha + (W-1)/W n beta         log2(W) alpha + (W-1)/W n beta
+    all-to-all   (W-1) alpha + (W-1)/W n beta         log2(W) alpha + n/2 log2(W) beta, where that is less
+
+n is what is reduced, what all have after gathering, and what one worker has for all. Distinct rows are the expected
+number in so many draws from the ids of benchmarks/reference.py. The model leaves out that workers wait for the slowest,
+that parts of an exchange are padded to equal sizes (but for directions), and that a network may not give all pairs
+their full rate at once.
+
+With --group G (PT 4.1.2), every G workers divide all blocks among themselves and gather among themselves, and all
+groups do the same work.
+
+    python benchmarks/scale_model.py [--group 16] [--collectives tree] [--plot docs/scale.svg]
+"""
+
+import argparse
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from reference import MODEL, REFERENCE, ZIPF, Size, table
+from scipy.special import zeta
+
+from ctr.optim.assignment import balanced, blocks_of, gather_elements, loads, step_cost
+from ctr.optim.options import ShampooOptions
+from ctr.optim.state import lay_out
+
+FLOAT, ID = 4, 8
+"""Bytes of a float32 and of an id."""
+WORKERS = tuple(2**power for power in range(11))
+BATCH = REFERENCE.batch
+PARTS = ("compute", "shampoo", "dense", "rows", "directions")
+
+
+@dataclass(frozen=True)
+class Network:
+    """What lies between workers.
+
+    Attributes:
+        alpha: seconds until the first byte of a message arrives.
+        beta: seconds of each byte.
+        collectives: ``ring`` or ``tree``.
+    """
+
+    name: str
+    alpha: float
+    beta: float
+    collectives: str
+
+
+# 94% of the line is payload: of the 1538 bytes of a full Ethernet frame, 1448 (IP, TCP with timestamps). The alphas are
+# orders of magnitude: TCP through the kernel between machines of one zone, the same with kernel bypass, and a hop
+# between chips. TPU v5e: 400 GB/s a chip in both directions together (Google's specification). The last one is
+# measured: two processes of TensorFlow 2.21 over loopback, one thread each, on two cores that others used too. No wire
+# is in it: it is what the runtime itself takes, on top of any network.
+NETWORKS = (
+    Network("10 Gbit Ethernet", 50e-6, 8 / 10e9 / 0.94, "ring"),
+    Network("100 Gbit Ethernet", 10e-6, 8 / 100e9 / 0.94, "ring"),
+    Network("TPU v5e interconnect", 1e-6, 1 / 200e9, "tree"),
+    Network("gRPC as measured", 500e-6, 3e-9, "ring"),
+)
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How fast a worker is.
+
+    Attributes:
+        fixed: seconds of a step that do not depend on its batch.
+        rate: flops per second in the rest.
+        cores: that share Shampoo's work.
+        group: workers that divide the blocks among themselves; None: all.
+    """
+
+    fixed: float
+    rate: float
+    cores: int
+    group: int | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of the parts of a step."""
+
+    compute: float
+    shampoo: float
+    dense: float
+    rows: float
+    directions: float
+
+    @property
+    def seconds(self) -> float:
+        return sum(asdict(self).values())
+
+    @property
+    def communication(self) -> float:
+        return self.dense + self.rows + self.directions
+
+
+def dense_shapes(size: Size = REFERENCE) -> list[tuple[int, ...]]:
+    """The dense weights of the reference model."""
+    inputs, rank = size.features * size.width, MODEL["crosses"]["rank"]
+    shapes: list[tuple[int, ...]] = [(inputs, rank), (rank, inputs), (inputs,)] * MODEL["crosses"]["layers"]
+    widths = [inputs, *MODEL["deep"]["units"], 1]
+    for before, after in itertools.pairwise(widths):
+        shapes += [(before, after), (after,)]
+    return shapes
+
+
+def flops_per_example(shapes: Sequence[tuple[int, ...]]) -> int:
+    """Of all products: one forward, two backward, each a multiplication and an addition for every weight."""
+    return 6 * sum(math.prod(shape) for shape in shapes if len(shape) == 2)
+
+
+def distinct(draws: float, size: Size = REFERENCE) -> float:
+    """The expected number of different rows, over all features, in so many examples.
+
+    An id k has the probability that a Zipf variable is k + 1 modulo the buckets, as ``reference.zipf_ids`` draws it.
+    """
+    return size.features * _distinct_of_one(draws, size.buckets)
+
+
+@cache
+def _distinct_of_one(draws: float, buckets: int) -> float:
+    ids = np.arange(buckets) + 1.0
+    probability = buckets**-ZIPF * zeta(ZIPF, ids / buckets) / zeta(ZIPF)
+    return float(-np.expm1(draws * np.log1p(-probability)).sum())
+
+
+def all_reduce(network: Network, workers: int, n: float) -> float:
+    """Seconds of summing n bytes of each worker."""
+    messages = 2 * (workers - 1) if network.collectives == "ring" else 2 * math.log2(workers)
+    return messages * network.alpha + 2 * (workers - 1) / workers * n * network.beta
+
+
+def all_gather(network: Network, workers: int, n: float) -> float:
+    """Seconds until all workers have n bytes, of which each had an equal part."""
+    messages = workers - 1 if network.collectives == "ring" else math.log2(workers)
+    return messages * network.alpha + (workers - 1) / workers * n * network.beta
+
+
+def all_to_all(network: Network, workers: int, n: float) -> float:
+    """Seconds of exchanging the n bytes that each worker has, equal parts for all."""
+    pairwise = (workers - 1) * network.alpha + (workers - 1) / workers * n * network.beta
+    if network.collectives == "ring":
+        return pairwise
+    return min(pairwise, math.log2(workers) * (network.alpha + n / 2 * network.beta))
+
+
+@cache
+def shampoo_shares(workers: int) -> tuple[float, int]:
+    """Core seconds of a step of the most loaded owner, and the bytes of the buffer that gathers directions."""
+    options = ShampooOptions()
+    blocks = blocks_of(lay_out(options, dense_shapes()))
+    costs = [step_cost(block, options) for block in blocks]
+    owners = balanced(blocks, costs, workers)
+    return max(loads(costs, owners, workers)), FLOAT * gather_elements(blocks, owners, workers)
+
+
+def step(network: Network, compute: Compute, workers: int, batch: float) -> Step:
+    """A step of W workers with ``batch`` examples each."""
+    shapes = dense_shapes()
+    rows = distinct(batch)
+    group = min(workers, compute.group or workers)
+    work, gathered = shampoo_shares(group)
+    row_bytes = FLOAT * REFERENCE.width * rows
+    return Step(
+        compute=compute.fixed + batch * flops_per_example(shapes) / compute.rate,
+        shampoo=work / compute.cores,
+        dense=all_reduce(network, workers, FLOAT * sum(map(math.prod, shapes))),
+        rows=all_to_all(network, workers, ID * rows) + 2 * all_to_all(network, workers, row_bytes),
+        directions=all_gather(network, group, gathered),
+    )
+
+
+def curve(network: Network, compute: Compute, batch: int, fixed_global: bool) -> list[Step]:
+    """Steps for all numbers of workers, with ``batch`` examples for each of them, or for all together."""
+    return [
+        step(network, compute, workers, batch / workers if fixed_global else batch) for workers in WORKERS
+    ]
+
+
+def speeds(steps: Sequence[Step], batch: int, fixed_global: bool) -> list[float]:
+    """Examples per second."""
+    return [
+        (batch if fixed_global else batch * workers) / one.seconds
+        for workers, one in zip(WORKERS, steps, strict=True)
+    ]
+
+
+def stop(steps: Sequence[Step], batch: int, fixed_global: bool) -> tuple[int, str]:
+    """The number of workers from which on more are of no use, and why.
+
+    With a fixed global batch: the most examples per second. With a fixed batch for each worker: the most workers of
+    which each does at least half of what one alone does. The reason is the part that, with twice as many, exceeds by
+    most what it would be under linear scaling.
+    """
+    found = speeds(steps, batch, fixed_global)
+    if fixed_global:
+        place = int(np.argmax(found))
+    else:
+        useful = [speed / workers >= found[0] / 2 for speed, workers in zip(found, WORKERS, strict=True)]
+        place = useful.index(False) - 1 if False in useful else len(WORKERS) - 1
+    after = min(place + 1, len(WORKERS) - 1)
+    alone, divisor = asdict(steps[0]), WORKERS[after] if fixed_global else 1
+    excess = {part: seconds - alone[part] / divisor for part, seconds in asdict(steps[after]).items()}
+    return WORKERS[place], max(excess, key=excess.__getitem__)
+
+
+def report(network: Network, compute: Compute, batch: int, fixed_global: bool) -> str:
+    """A table, and the line that says where it stops."""
+    steps = curve(network, compute, batch, fixed_global)
+    found = speeds(steps, batch, fixed_global)
+    lines = []
+    for workers, one, speed in zip(WORKERS, steps, found, strict=True):
+        parts = [f"{1e3 * seconds:.1f}" for seconds in asdict(one).values()]
+        share = one.communication / one.seconds
+        efficiency = speed / found[0] / workers
+        total = f"{1e3 * one.seconds:.1f}"
+        lines.append([workers, *parts, total, f"{share:.0%}", f"{speed:,.0f}", f"{efficiency:.0%}"])
+    head = ["workers", *PARTS, "step, ms", "communication", "examples/s", "efficiency"]
+    where = "in all" if fixed_global else "for each worker"
+    workers, part = stop(steps, batch, fixed_global)
+    end = "It does not stop here." if workers == WORKERS[-1] else f"It stops at {workers} workers: {part}."
+    return f"\n{network.name}, {batch} examples {where}\n\n{table(head, lines)}\n\n{end}"
+
+
+def draw(compute: Compute, batch: int, global_batch: int, networks: Sequence[Network], path: Path) -> None:
+    """Draws examples per second on all networks, and a step's parts on the first one."""
+    settings = {"svg.hashsalt": "scale", "svg.fonttype": "none", "font.size": 9}
+    with mpl.rc_context(settings):
+        figure = Figure(figsize=(10, 7.5), layout="constrained")
+        axes = figure.subplots(2, 2)
+        for column, (size, fixed_global) in enumerate([(batch, False), (global_batch, True)]):
+            upper, lower = axes[:, column]
+            for network in networks:
+                steps = curve(network, compute, size, fixed_global)
+                found = speeds(steps, size, fixed_global)
+                (line,) = upper.plot(WORKERS, found, label=network.name)
+                workers, _ = stop(steps, size, fixed_global)
+                upper.plot(workers, found[WORKERS.index(workers)], "o", color=line.get_color())
+            upper.plot(WORKERS, [found[0] * w for w in WORKERS], ":", color="gray", label="linear")
+            where = "in all" if fixed_global else "for each worker"
+            upper.set(xscale="log", yscale="log", ylabel="examples/s", title=f"{size:,} examples {where}")
+            upper.set_ylim(top=found[0] * WORKERS[-1] * 2)
+            steps = curve(networks[0], compute, size, fixed_global)
+            values = np.array([list(asdict(one).values()) for one in steps]).T * 1e3
+            lower.stackplot(WORKERS, values, labels=PARTS)
+            lower.set(xscale="log", xlabel="workers", ylabel="ms", title=f"a step on {networks[0].name}")
+        axes[0, 0].legend()
+        axes[1, 0].legend(loc="upper left")
+        for one in axes.flat:
+            one.set_xscale("log", base=2)
+            one.set_xlim(1, WORKERS[-1])
+        figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--step-ms", type=float, default=58.6, help=f"a measured step of {BATCH} examples")
+    parser.add_argument("--fixed-ms", type=float, default=9.8, help="of which do not shrink with the batch")
+    parser.add_argument("--cores", type=int, default=2, help="of a worker, for Shampoo's work")
+    parser.add_argument("--batch", type=int, default=BATCH, help="examples for each worker")
+    parser.add_argument(
+        "--global-batch", type=int, default=4 * BATCH, help="examples for all workers together"
+    )
+    parser.add_argument("--group", type=int, help="workers that divide Shampoo's blocks; by default all")
+    parser.add_argument("--collectives", choices=["ring", "tree"], help="on all networks")
+    parser.add_argument("--plot", type=Path, help="an SVG file to write")
+    parser.add_argument("--json", action="store_true", help="one JSON object for each network and batch")
+    arguments = parser.parse_args()
+    fixed = arguments.fixed_ms / 1e3
+    rate = BATCH * flops_per_example(dense_shapes()) / (arguments.step_ms / 1e3 - fixed)
+    compute = Compute(fixed, rate, arguments.cores, arguments.group)
+    networks = [replace(one, collectives=arguments.collectives or one.collectives) for one in NETWORKS]
+    sizes = [(arguments.batch, False), (arguments.global_batch, True)]
+    for network in networks:
+        for batch, fixed_global in sizes:
+            if arguments.json:
+                steps = curve(network, compute, batch, fixed_global)
+                workers, part = stop(steps, batch, fixed_global)
+                content = {"network": asdict(network), "batch": batch, "fixed_global": fixed_global}
+                content |= {"steps": dict(zip(WORKERS, map(asdict, steps), strict=True))}
+                print(json.dumps(content | {"stops_at": workers, "because_of": part}))
+            else:
+                print(report(network, compute, batch, fixed_global))
+    if arguments.plot:
+        draw(compute, arguments.batch, arguments.global_batch, networks, arguments.plot)
+
+
+if __name__ == "__main__":
+    main()

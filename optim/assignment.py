@@ -1,0 +1,361 @@
+"""Which worker owns which block: it alone collects the block's statistics, computes its roots and its direction.
+
+The direction L^(-1/4) G R^(-1/4) of a block takes the roots of all of its sides, so all factors of a block have the
+same owner: with two owners, one would have to send its root, or half of the product, to the other. What is divided is
+therefore the list of blocks, and an assignment is a function of (blocks, costs, workers):
+
+    by_variables   PT 4.1.1, algorithm 3     balances what workers send: the elements of directions
+    by_layers      THESIS 5.1, listing A.1   balances estimated costs, layers in order and whole
+    balanced       ours                      balances the seconds that the model of costs below predicts
+
+Each is a pure function of its arguments, without ties left to chance, so that all workers compute the same owners
+without asking each other.
+
+The costs of a block of D elements with sides d_1, ..., d_k, in seconds of one core and step:
+
+    directions   sum over sides of r(d_i)               r: the product of a [d_i, d_i] with the block
+    statistics   sum over sides of r(d_i) / tau2        once every tau2 steps
+    roots        sum over sides of f(d_i) / tau1        once every tau1 steps
+
+    f(d) = a d^3 + b d^2 + c,   r(d) = D / d^2 (a' d^3 + b' d^2) + c'
+
+that is, as many multiplications as D d, and passes over D elements. The constants are measured (ROOT, PRODUCT).
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ctr.optim.blocking import Shape
+from ctr.optim.options import ShampooOptions
+from ctr.optim.state import ShampooLayout
+
+Cubic = tuple[float, float, float]
+"""(a, b, c) of a d^3 + b d^2 + c."""
+
+ROOT: Cubic = (3.1e-10, 5.6e-8, 6.8e-5)
+"""Seconds of an inverse root in float64 by LAPACK's eigendecomposition, with its certificate, on one core.
+
+By benchmarks/bench_block_costs.py on an Intel Xeon with AMX that had other work too, the shortest times of three runs,
+for sizes 16 to 512; at each of them within 20%.
+"""
+
+PRODUCT: Cubic = (1.35e-11, 4.5e-10, 1.3e-5)
+"""Seconds of a float32 product of two [d, d], one of eight in a batched product, on one core; likewise, within 5%."""
+
+THESIS_EXPONENT = 0.4
+"""p of the thesis' costs, the sum of n_i^p over the sides (THESIS eq. 5.2)."""
+
+# Of ``balanced``: into how many parts the largest cost is rounded; how close to its bound a load is close enough; what
+# less memory may cost; and of how many blocks it searches the best assignment for how many steps.
+_UNITS = 1 << 30
+_CLOSE = 1e-2
+_DEARER = 1.05
+_FEW_BLOCKS, _SEARCH_STEPS = 24, 20_000
+
+
+@dataclass(frozen=True)
+class Block:
+    """What one worker preconditions: a block with all of its factors.
+
+    Attributes:
+        tensor: the index of its tensor, which is the thesis' layer.
+        shape: of the block.
+        axes: its preconditioned dimensions.
+    """
+
+    tensor: int
+    shape: Shape
+    axes: tuple[int, ...]
+
+    @property
+    def sides(self) -> Shape:
+        """d of each statistics matrix [d, d]."""
+        return tuple(self.shape[axis] for axis in self.axes)
+
+    @property
+    def elements(self) -> int:
+        """D, the number of elements of its direction."""
+        return math.prod(self.shape)
+
+    @property
+    def triangle(self) -> int:
+        """The number of different elements of its statistics, or of its roots: they are symmetric."""
+        return sum(side * (side + 1) // 2 for side in self.sides)
+
+
+Assignment = Callable[[Sequence[Block], Sequence[float], int], tuple[int, ...]]
+"""(blocks, costs, workers) -> the owner of each block, 0..workers-1.
+
+Args:
+    blocks: N blocks, in any order; there may be none.
+    costs: of each block, not negative; on any scale.
+    workers: W, at least 1; workers without a block are allowed.
+
+Raises:
+    ValueError: ``costs`` are not N numbers from 0 up, or W is less than 1.
+"""
+
+
+def blocks_of(layout: ShampooLayout) -> tuple[Block, ...]:
+    """All blocks of an optimizer: those of each stack in their order, then one for each table with a factor.
+
+    The block of a table is its right factor alone, [d, d]: its rows learn where they are, and need the root.
+    """
+    blocks = [Block(tensor, stack.block, stack.axes) for stack in layout.stacks for tensor in stack.owners]
+    for table, (factor, _) in layout.table_factors.items():
+        size = layout.factors[factor].size
+        blocks.append(Block(table, (size, size), (1,)))
+    return tuple(blocks)
+
+
+def root_cost(block: Block) -> float:
+    """Seconds of computing a block's roots once, on one core."""
+    a, b, c = ROOT
+    return math.fsum(a * side**3 + b * side**2 + c for side in block.sides)
+
+
+def product_cost(block: Block) -> float:
+    """Seconds of computing a block's direction once, on one core; those of its statistics are the same."""
+    a, b, c = PRODUCT
+    return math.fsum(block.elements * (a * side + b) + c for side in block.sides)
+
+
+def step_cost(block: Block, options: ShampooOptions) -> float:
+    """Seconds of all that the owner of a block computes, on one core, averaged over steps.
+
+    An upper bound late in training, when roots are kept because their statistics hardly changed.
+    """
+    collected = 1.0 / options.statistics_frequency
+    return product_cost(block) * (1.0 + collected) + root_cost(block) / options.precondition_frequency
+
+
+def thesis_cost(block: Block) -> float:
+    """The sum of n_i^0.4 over a block's sides (THESIS eq. 5.2), in millionths.
+
+    Whole numbers: sums of them are exact, and the last bit of a power, in which mathematical libraries differ, does not
+    matter.
+    """
+    return float(sum(round(1e6 * side**THESIS_EXPONENT) for side in block.sides))
+
+
+def by_variables(blocks: Sequence[Block], costs: Sequence[float], workers: int) -> tuple[int, ...]:
+    """Assigns by descending number of elements, each to the worker with the fewest (PT 4.1.1, algorithm 3).
+
+    It keeps what workers send small, which ``gather_elements`` is: at most W times (the mean + (1 - 1/W) times the
+    largest block), and 4/3 - 1/(3 W) times what is possible (Graham, 1969). Costs do not matter. PT's process groups
+    of W workers each are the same owners in every group.
+
+    Args and errors: see ``Assignment``.
+    """
+    _check(blocks, costs, workers)
+    return _largest_first([block.elements for block in blocks], [0.0] * len(blocks), workers)
+
+
+def by_layers(blocks: Sequence[Block], costs: Sequence[float], workers: int) -> tuple[int, ...]:
+    """Assigns whole tensors in their order, consecutive ones to the same worker (THESIS 5.1, listing A.1).
+
+    The cost of a tensor is the thesis' own, the sum of its blocks' ``thesis_cost``, whatever ``costs`` are. See
+    ``split_layers``.
+
+    Args and errors: see ``Assignment``.
+    """
+    _check(blocks, costs, workers)
+    tensors = sorted({block.tensor for block in blocks})
+    totals = [math.fsum(thesis_cost(b) for b in blocks if b.tensor == tensor) for tensor in tensors]
+    owners = dict(zip(tensors, split_layers(totals, workers), strict=True))
+    return tuple(owners[block.tensor] for block in blocks)
+
+
+def split_layers(costs: Sequence[float], workers: int) -> tuple[int, ...]:
+    """The owners of layers, in ascending order (THESIS listing A.1).
+
+    With as many workers as layers or more, each layer has its own, and the others none. With fewer, the most expensive
+    run of consecutive layers is split, behind the first layer with which its sum reaches the half, until there are as
+    many runs as workers.
+
+    Where that is the last layer of the run, the listing splits nothing off, then or ever after, and workers stay idle
+    (two workers, costs 1, 1, 10). Here the last layer is then split off.
+
+    Args:
+        costs: of each layer in the order of the model; none negative.
+        workers: at least 1.
+    """
+    if workers >= len(costs):
+        return tuple(range(len(costs)))
+    runs = [(0, len(costs))]
+    while len(runs) < workers:
+        sums = [sum(costs[begin:end]) if end - begin > 1 else -1.0 for begin, end in runs]
+        place = sums.index(max(sums))
+        begin, end = runs[place]
+        half = sum(costs[begin:end]) / 2
+        before = sum(total < half for total in accumulate(costs[begin:end]))
+        split = begin + min(before + 1, end - begin - 1)
+        runs[place : place + 1] = [(begin, split), (split, end)]
+    return tuple(owner for owner, (begin, end) in enumerate(runs) for _ in range(begin, end))
+
+
+def balanced(blocks: Sequence[Block], costs: Sequence[float], workers: int) -> tuple[int, ...]:
+    """Assigns so that the largest sum of costs of a worker is small, and where it can, its memory too.
+
+    Longest processing time first: by descending cost, each block goes to the worker with the least (Graham, 1969).
+    Then, as long as that lowers its load without raising another's to it, the most loaded worker gives a block away or
+    swaps it. Where blocks are few, a search over all assignments follows (Korf's complete greedy algorithm, 1998): up
+    to about ten blocks it ends with the smallest possible load. Equal costs go by elements, then by their order.
+
+    The same is done with costs to which as much is added for the matrices of a block. If that lowers the largest sum of
+    a worker's matrices, and raises its costs by at most 5%, it is the result.
+
+    Args and errors: see ``Assignment``.
+    """
+    _check(blocks, costs, workers)
+    elements, memory = [block.elements for block in blocks], [float(block.triangle) for block in blocks]
+    owners = _balance(costs, elements, workers)
+    total, matrices = math.fsum(costs), math.fsum(memory)
+    if total and matrices:
+        both = [cost / total + share / matrices for cost, share in zip(costs, memory, strict=True)]
+        other = _balance(both, elements, workers)
+        dearer = max(loads(costs, other, workers)) > _DEARER * max(loads(costs, owners, workers))
+        if not dearer and max(loads(memory, other, workers)) < max(loads(memory, owners, workers)):
+            return other
+    return owners
+
+
+ASSIGNMENTS: dict[str, Assignment] = {
+    "by_variables": by_variables,
+    "by_layers": by_layers,
+    "balanced": balanced,
+}
+"""All assignments by name."""
+
+
+def loads(amounts: Sequence[float], owners: Sequence[int], workers: int) -> list[float]:
+    """For each worker the sum of its blocks' amounts: costs, elements, bytes."""
+    sums: list[list[float]] = [[] for _ in range(workers)]
+    for amount, owner in zip(amounts, owners, strict=True):
+        sums[owner].append(amount)
+    return [math.fsum(part) for part in sums]
+
+
+def gather_elements(blocks: Sequence[Block], owners: Sequence[int], workers: int) -> int:
+    """The length of the buffer that gathers all directions: W times the elements of the largest sender (PT 4.1.1)."""
+    return workers * int(max(loads([block.elements for block in blocks], owners, workers)))
+
+
+def _check(blocks: Sequence[Block], costs: Sequence[float], workers: int) -> None:
+    if len(costs) != len(blocks):
+        raise ValueError(f"{len(costs)} costs of {len(blocks)} blocks; allowed: one for each")
+    for number, cost in enumerate(costs):
+        if not (math.isfinite(cost) and cost >= 0):
+            raise ValueError(f"the cost of block {number} is {cost!r}; allowed: finite numbers from 0 up")
+    if workers < 1:
+        raise ValueError(f"{workers} workers; allowed: 1 or more")
+
+
+def _largest_first(amounts: Sequence[float], seconds: Sequence[float], workers: int) -> tuple[int, ...]:
+    """By descending amount, each to the worker with the least; ``seconds`` decide between equals, in the same way."""
+    owners = [0] * len(amounts)
+    lightest = [(0.0, 0.0, worker) for worker in range(workers)]
+    for place in sorted(range(len(amounts)), key=lambda i: (-amounts[i], -seconds[i], i)):
+        amount, second, worker = heapq.heappop(lightest)
+        owners[place] = worker
+        heapq.heappush(lightest, (amount + amounts[place], second + seconds[place], worker))
+    return tuple(owners)
+
+
+def _balance(costs: Sequence[float], elements: Sequence[int], workers: int) -> tuple[int, ...]:
+    """``balanced`` by costs alone; ``elements`` decide between equals."""
+    largest = max(costs, default=0.0)
+    # Whole numbers: their sums are exact, so that loads of equal costs are equal in whatever order they were summed.
+    units = [round(cost / largest * _UNITS) if largest else 0 for cost in costs]
+    owners = _swap(units, _largest_first(units, elements, workers), workers)
+    return _search(units, owners, workers) if len(units) <= _FEW_BLOCKS else owners
+
+
+def _swap(units: Sequence[int], owners: Sequence[int], workers: int) -> tuple[int, ...]:
+    """Moves and swaps of the most loaded worker, the best one each time, until none lowers its load."""
+    owned = list(owners)
+    sums = _sums(units, owned, workers)
+    enough = _bound(units, workers) * (1 + _CLOSE)
+    while max(sums, default=0) > enough:
+        top = sums.index(max(sums))
+        best: tuple[int, int, int] | None = None
+        lowest = sums[top]
+        members = _members(owned, workers)
+        for worker, own in enumerate(members):
+            if worker == top:
+                continue
+            for theirs in (-1, *own):
+                back = 0 if theirs < 0 else units[theirs]
+                for mine in members[top]:
+                    moved = units[mine] - back
+                    largest = max(sums[top] - moved, sums[worker] + moved)
+                    if largest < lowest:
+                        lowest, best = largest, (mine, theirs, worker)
+        if best is None:
+            break
+        mine, theirs, worker = best
+        owned[mine] = worker
+        if theirs >= 0:
+            owned[theirs] = top
+        sums = _sums(units, owned, workers)
+    return tuple(owned)
+
+
+def _search(units: Sequence[int], owners: Sequence[int], workers: int) -> tuple[int, ...]:
+    """The best assignment that a depth-first search finds in so many steps, at least as good as ``owners``.
+
+    Blocks in descending order, each tried with the least loaded worker first, and with one of those of equal load.
+    """
+    order = sorted(range(len(units)), key=lambda i: (-units[i], i))
+    enough = _bound(units, workers)
+    best, found = max(_sums(units, owners, workers), default=0), tuple(owners)
+    current, sums, steps = list(owners), [0] * workers, 0
+
+    def visit(depth: int) -> None:
+        nonlocal best, found, steps
+        steps += 1
+        if depth == len(order):
+            best, found = max(sums), tuple(current)
+            return
+        place = order[depth]
+        tried = set()
+        for worker in sorted(range(workers), key=lambda w: (sums[w], w)):
+            load = sums[worker]
+            # All assignments below this one are at least as bad as the best.
+            if load + units[place] >= best or best <= enough or steps >= _SEARCH_STEPS:
+                return
+            if load not in tried:
+                tried.add(load)
+                sums[worker], current[place] = load + units[place], worker
+                visit(depth + 1)
+                sums[worker] = load
+
+    visit(0)
+    return found
+
+
+def _bound(units: Sequence[int], workers: int) -> int:
+    """A largest load that no assignment goes below: the mean, and what a worker with k + 1 of k W + 1 blocks has."""
+    descending = sorted(units, reverse=True)
+    crowded = [
+        sum(descending[k * workers - k : k * workers + 1]) for k in range((len(units) - 1) // workers + 1)
+    ]
+    return max(-(-sum(units) // workers), *crowded, 0)
+
+
+def _sums(units: Sequence[int], owners: Sequence[int], workers: int) -> list[int]:
+    sums = [0] * workers
+    for unit, owner in zip(units, owners, strict=True):
+        sums[owner] += unit
+    return sums
+
+
+def _members(owners: Sequence[int], workers: int) -> list[list[int]]:
+    """The blocks of each worker, in their order."""
+    members: list[list[int]] = [[] for _ in range(workers)]
+    for place, owner in enumerate(owners):
+        members[owner].append(place)
+    return members

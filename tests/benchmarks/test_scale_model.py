@@ -1,0 +1,168 @@
+"""The model of scale against sums by hand, published figures and draws; and the fit of the costs that it takes."""
+
+import math
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
+
+
+def _imported(name: str) -> Iterator[ModuleType]:
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        yield import_module(name)
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+@pytest.fixture(scope="module")
+def scale() -> Iterator[ModuleType]:
+    yield from _imported("scale_model")
+
+
+@pytest.fixture(scope="module")
+def block_costs() -> Iterator[ModuleType]:
+    yield from _imported("bench_block_costs")
+
+
+@pytest.mark.parametrize(
+    ("collectives", "workers", "reduced", "gathered", "exchanged"),
+    [
+        # alpha 1000 s, beta 1 s a byte, 840 bytes.
+        ("ring", 1, 0, 0, 0),
+        ("ring", 2, 2 * 1000 + 840, 1000 + 420, 1000 + 420),
+        ("ring", 4, 6 * 1000 + 1260, 3 * 1000 + 630, 3 * 1000 + 630),
+        ("tree", 1, 0, 0, 0),
+        ("tree", 2, 2 * 1000 + 840, 1000 + 420, 1000 + 420),
+        ("tree", 4, 4 * 1000 + 1260, 2 * 1000 + 630, 2 * 1000 + 840),
+        ("tree", 8, 6 * 1000 + 1470, 3 * 1000 + 735, 3 * 1000 + 1260),
+    ],
+)
+def test_collectives_by_hand(
+    scale: ModuleType, collectives: str, workers: int, reduced: float, gathered: float, exchanged: float
+) -> None:
+    network = scale.Network("by hand", 1000, 1, collectives)
+    assert scale.all_reduce(network, workers, 840) == reduced
+    assert scale.all_gather(network, workers, 840) == gathered
+    assert scale.all_to_all(network, workers, 840) == exchanged
+
+
+def test_a_long_exchange_goes_in_pairs_where_that_is_less(scale: ModuleType) -> None:
+    network = scale.Network("fast to start", 0, 1, "tree")
+    assert scale.all_to_all(network, 8, 800) == 700
+
+
+@pytest.mark.parametrize("collectives", ["ring", "tree"])
+def test_operator_parallelism_of_the_thesis(scale: ModuleType, collectives: str) -> None:
+    """THESIS table 6.2, OP: 1024 layers, each gathering and reducing 1024 x 1024 of two ranks on Piz Daint: 221 ms."""
+    piz_daint = scale.Network("Piz Daint", 2e-6, 1 / 7.5e9, collectives)
+    size = 1024 * 1024
+    seconds = 1024 * (scale.all_gather(piz_daint, 2, size) + scale.all_reduce(piz_daint, 2, size))
+    assert round(1e3 * seconds) == 221
+
+
+def test_the_reference_model(scale: ModuleType) -> None:
+    """1.24 million dense weights, 5 MB; 30.5 GFLOP at 4096 examples, as the compiler of another device counts."""
+    shapes = scale.dense_shapes()
+    crosses = 3 * (2 * 416 * 64 + 416)
+    layers = 417 * 1024 + 1025 * 512 + 513 * 256 + 257
+    assert sum(map(math.prod, shapes)) == crosses + layers == 1_244_385
+    assert scale.flops_per_example([(10, 4), (4,), (4, 1)]) == 6 * 44
+    assert 4096 * scale.flops_per_example(shapes) == pytest.approx(30.5e9, rel=1e-2)
+
+
+def test_distinct_rows_are_those_of_draws(scale: ModuleType) -> None:
+    size = scale.Size(features=3, buckets=50)
+    random = np.random.default_rng(0)
+    reference = import_module("reference")
+    draws = [reference.zipf_ids(random, 40, size) for _ in range(400)]
+    mean = np.mean([sum(len(np.unique(column)) for column in ids.T) for ids in draws])
+    assert scale.distinct(40, size) == pytest.approx(mean, rel=0.01)
+    assert scale.distinct(1, size) == pytest.approx(3)
+    assert scale.distinct(1e9, size) == pytest.approx(150)
+
+
+def test_a_step_by_hand(scale: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers, one ring: weights of 4 + 2 numbers, 100 rows of 16 numbers, ids of 8 bytes."""
+    monkeypatch.setattr(scale, "dense_shapes", lambda: [(2, 2), (2,)])
+    monkeypatch.setattr(scale, "distinct", lambda batch: 100.0)
+    monkeypatch.setattr(scale, "shampoo_shares", lambda workers: (6.0 / workers, 40 * workers))
+    network = scale.Network("by hand", 1000, 1, "ring")
+    compute = scale.Compute(fixed=5, rate=12, cores=3)
+    found = scale.step(network, compute, 2, batch=10)
+    assert found == scale.Step(
+        compute=5 + 10 * 24 / 12,
+        shampoo=1.0,
+        dense=2000 + 24,
+        rows=(1000 + 400) + 2 * (1000 + 3200),
+        directions=1000 + 40,
+    )
+    assert found.communication == 2024 + 9800 + 1040 and found.seconds == found.communication + 26
+    alone = scale.step(network, compute, 1, batch=10)
+    assert alone == scale.Step(25, 2.0, 0, 0, 0)
+    # Four workers in groups of two divide blocks as two do, and reduce and exchange as four.
+    grouped = scale.step(network, scale.Compute(5, 12, 3, group=2), 4, batch=10)
+    assert (grouped.shampoo, grouped.directions) == (found.shampoo, found.directions)
+    assert grouped.dense == 6000 + 36
+
+
+def test_shampoo_is_divided_by_blocks(scale: ModuleType) -> None:
+    work, gathered = scale.shampoo_shares(1)
+    weights = 3 * 2 * 416 * 64 + 416 * 1024 + 1024 * 512 + 512 * 256
+    assert gathered == 4 * weights
+    half, gathered_of_two = scale.shampoo_shares(2)
+    assert half == pytest.approx(work / 2, rel=0.02) and gathered_of_two == pytest.approx(gathered, rel=0.02)
+    # With more workers than its 30 blocks, the largest block is the share, and the buffer mostly empty.
+    assert scale.shampoo_shares(64)[1] == 64 * 4 * 256 * 256
+
+
+def _steps(scale: ModuleType, seconds: dict[int, dict[str, float]]) -> list:
+    none = dict.fromkeys(scale.PARTS, 0.0)
+    return [scale.Step(**(none | seconds[workers])) for workers in scale.WORKERS]
+
+
+def test_where_it_stops(scale: ModuleType) -> None:
+    # Each worker slows down as rows grow: with 8, to 3/7 of its speed alone; with 4 to 3/5.
+    growing = _steps(
+        scale, {w: {"compute": 2.0, "dense": 1.0, "rows": (w - 1) / 1.75} for w in scale.WORKERS}
+    )
+    speed = scale.speeds(growing, 100, fixed_global=False)
+    assert speed[2] / 4 >= speed[0] / 2 > speed[3] / 8
+    assert scale.stop(growing, 100, fixed_global=False) == (4, "rows")
+    # 64 / W + W / 4 is least at W = 16.
+    global_batch = _steps(scale, {w: {"compute": 64 / w, "dense": w / 4} for w in scale.WORKERS})
+    assert scale.stop(global_batch, 100, fixed_global=True) == (16, "dense")
+    linear = _steps(scale, {w: {"compute": 1.0} for w in scale.WORKERS})
+    assert scale.stop(linear, 100, fixed_global=False)[0] == scale.WORKERS[-1]
+
+
+def test_the_program_prints_tables_and_draws(
+    scale: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plot = tmp_path / "scale.svg"
+    monkeypatch.setattr(sys, "argv", ["scale_model.py", "--plot", str(plot)])
+    scale.main()
+    found = capsys.readouterr().out
+    assert found.count("| 1024 |") == 8 and found.count("\nIt ") == 8
+    assert "| 1 | 58.6 |" in found
+    # The plot of the documentation shows the same.
+    texts = [
+        [text.text for text in ElementTree.parse(file).iter("{http://www.w3.org/2000/svg}text")]
+        for file in (plot, BENCHMARKS.parent / "docs" / "scale.svg")
+    ]
+    assert texts[0] == texts[1] and {network.name for network in scale.NETWORKS} <= set(texts[0])
+
+
+def test_the_fit_finds_constants(block_costs: ModuleType) -> None:
+    sizes = (16, 64, 100, 256)
+    seconds = [2e-10 * d**3 + 3e-8 * d**2 + 1e-4 for d in sizes]
+    assert block_costs.fit(sizes, seconds) == pytest.approx((2e-10, 3e-8, 1e-4))
+    # A constant that would be negative is zero.
+    assert block_costs.fit((10, 20, 40), [1e-3 * d**3 - 5e-3 * d**2 for d in (10, 20, 40)])[1] == 0
