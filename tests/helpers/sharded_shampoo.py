@@ -81,9 +81,9 @@ def saved(case: str, optimizer: DenseShampoo) -> dict[str, np.ndarray]:
     return arrays
 
 
-def run_and_resume(workers: Workers, path: str, begin: int) -> dict[str, np.ndarray]:
+def run_and_resume(workers: Workers, cases: list[str], path: str, begin: int) -> dict[str, np.ndarray]:
     """``run``; ``resumed`` from ``path``, its names after ``resumed|``; and whether state ``repeats``."""
-    found = run(workers)
+    found = run(workers, cases)
     found |= {f"resumed|{name}": value for name, value in resumed(workers, CASE, path, begin).items()}
     return found | {"repeated": np.array(repeats(workers, begin))}
 
