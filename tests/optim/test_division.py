@@ -240,6 +240,8 @@ def test_workers_take_the_steps_of_one_process(size, cases, one, broken_off, tmp
         if "|weight|" in name:
             np.testing.assert_allclose(value, one[plain], rtol=1e-12, atol=1e-12)
             assert all(rank[name].tobytes() == value.tobytes() for rank in found)
+    for name, value in sharded_shampoo.between_steps().items():
+        np.testing.assert_allclose(found[-1][f"between|{name}"], value, rtol=1e-12, atol=1e-12)
     # And on as many workers to the bit: from what each held in between.
     assert all(rank["repeated"].item() for rank in found)
 
