@@ -69,9 +69,11 @@ def run_both(kind: str, runs: Sequence[tuple[str, str]]) -> dict[str, np.ndarray
 def refusals(kind: str) -> dict[str, np.ndarray]:
     """The message with which each kind of training ends that several replicas do not have; by name."""
     strategy = globals()[kind]()
+    tf.keras.backend.set_floatx("float64")
     trials: dict[str, Callable[[], Any]] = {
         "fit": lambda: fit(strategy, {}),
         "jit_compile": lambda: fit(strategy, {}, jit_compile=True),
+        "elsewhere": lambda: loop(strategy, {}, tf.distribute.get_strategy()),
     }
     if tf.keras.Model.__module__.startswith("keras."):
         trials["accumulation"] = lambda: loop(strategy, {"gradient_accumulation_steps": 2})
@@ -159,9 +161,11 @@ def fit(strategy: tf.distribute.Strategy, options: dict[str, Any], **compiling: 
     return model, model.optimizer
 
 
-def loop(strategy: tf.distribute.Strategy, options: dict[str, Any]) -> tuple[Any, Any]:
+def loop(
+    strategy: tf.distribute.Strategy, options: dict[str, Any], scope: tf.distribute.Strategy | None = None
+) -> tuple[Any, Any]:
     """Trains by a loop of one's own; each replica's loss is its share of that of the batch."""
-    with strategy.scope():
+    with (scope or strategy).scope():
         model = make_model()
         optimizer = make_optimizer(options)
         optimizer.build(model.trainable_variables)

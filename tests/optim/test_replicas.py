@@ -66,6 +66,7 @@ def test_what_several_replicas_do_not_do_is_refused(tmp_path):
         assert not found["fit"].item()
         refused = "Shampoo on 2 replicas cannot be compiled by XLA; train without jit_compile=True"
         assert refused in found["jit_compile"].item()
+        assert "has 2 replicas in this process, and Shampoo was built for 1" in found["elsewhere"].item()
     for name, option in (
         ("accumulation", "gradient_accumulation_steps"),
         ("overwriting", "ema_overwrite_frequency"),
