@@ -22,7 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
+from ctr.optim.assignment import balanced, blocks_of, step_cost
 from ctr.optim.blocking import Region, Shape, Stack, stack_blocks, unstack_blocks
+from ctr.optim.options import ShampooOptions
 from ctr.optim.state import ELEMENTS, MATRICES, Factor, ShampooLayout
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
@@ -308,12 +310,7 @@ def _join(parts: Sequence[tf.Tensor], dtype: tf.DType, shape: Sequence[int]) -> 
     return tf.reshape(tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0), list(shape))
 
 
-def assign(options: object, layout: ShampooLayout, workers: int) -> tuple[int, ...]:
-    """The owner of each block, by descending cost to the least loaded."""
-    pieces = _pieces(layout)
-    costs = [sum(layout.stacks[p.stack].block[a] ** 3 for a in layout.stacks[p.stack].axes) for p in pieces]
-    loads, owners = [0] * workers, [0] * len(pieces)
-    for number in sorted(range(len(pieces)), key=lambda n: -costs[n]):
-        owners[number] = loads.index(min(loads))
-        loads[owners[number]] += costs[number]
-    return tuple(owners)
+def assign(options: ShampooOptions, layout: ShampooLayout, workers: int) -> tuple[int, ...]:
+    """The rank of the owner of each block, in the order of the stacks: by what blocks cost, ``assignment.balanced``."""
+    blocks = blocks_of(layout)
+    return balanced(blocks, [step_cost(block, options) for block in blocks], workers)

@@ -142,7 +142,7 @@ def apply(
             component of a mirrored variable.
 
     Raises:
-        RuntimeError: XLA compiles the step of several replicas, or it was built without their strategy.
+        RuntimeError: XLA compiles the step of several replicas, or it was built for other replicas.
     """
     strategy = tf.distribute.get_strategy()
     roots: RootSource = "host"
@@ -156,6 +156,12 @@ def apply(
         raise RuntimeError(
             f"Shampoo on {strategy.num_replicas_in_sync} replicas cannot be compiled by XLA; train without "
             "jit_compile=True"
+        )
+    here = len(strategy.extended.worker_devices)
+    if len(replicas) != here:
+        raise RuntimeError(
+            f"the tf.distribute strategy has {here} replicas in this process, and Shampoo was built for "
+            f"{len(replicas)}; make the model and the optimizer, and build them, inside strategy.scope()"
         )
 
     def update(

@@ -60,7 +60,11 @@ def describe(
     first = np.zeros(len(layout.tensors))
     for index, accumulator in enumerate(state.accumulators):
         held = [accumulator, state.gradient_averages.get(index), state.momenta.get(index)]
-        first[index] = sum(item * float(np.prod(v.shape)) for v in held if v is not None)
+        for variable in held:
+            if variable is not None:
+                # On several workers, of which each has a part, as on one.
+                shape = variable.shape if index in layout.tables else layout.tensors[index].shape
+                first[index] += item * float(np.prod(shape))
     for index, (name, tensor) in enumerate(zip(names, layout.tensors, strict=True)):
         rows.append(
             (

@@ -81,11 +81,24 @@ def saved(case: str, optimizer: DenseShampoo) -> dict[str, np.ndarray]:
     return arrays
 
 
-def run_and_resume(workers: Workers, path: str, begin: int) -> dict[str, np.ndarray]:
+def run_and_resume(workers: Workers, cases: list[str], path: str, begin: int) -> dict[str, np.ndarray]:
     """``run``; ``resumed`` from ``path``, its names after ``resumed|``; and whether state ``repeats``."""
-    found = run(workers)
+    found = run(workers, cases)
     found |= {f"resumed|{name}": value for name, value in resumed(workers, CASE, path, begin).items()}
+    found |= {f"between|{name}": value for name, value in between_steps(workers).items()}
     return found | {"repeated": np.array(repeats(workers, begin))}
+
+
+def between_steps(workers: Workers = ALONE) -> dict[str, np.ndarray]:
+    """The weights after some steps between which roots are exchanged, as where XLA compiles the steps."""
+    optimizer, weights, _ = make(CASE, workers)
+    rate = tf.constant(RATE, tf.float64)
+    step = tf.function(lambda gradients: optimizer.update(gradients, rate, True), autograph=False)
+    for gradients in history(CASE)[:14]:
+        step(gradients)
+        optimizer.exchange()
+    assert optimizer.report()["refreshed"] > 0
+    return {str(i): weight.numpy() for i, weight in enumerate(weights)}
 
 
 def resumed(workers: Workers, case: str, path: str, begin: int) -> dict[str, np.ndarray]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[1] / "helpers" / "keras_checks.py"
-REPLICAS = "more_than_one_replica_is_refused"
+REPLICAS = "several_replicas_are_not_compiled_by_xla"
 NAMES = [
     node.name
     for node in ast.walk(ast.parse(SCRIPT.read_text()))

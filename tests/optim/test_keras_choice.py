@@ -29,15 +29,8 @@ assert ctr.optim.Shampoo is Shampoo
 """
 
 KERAS_2 = """
-import os, sys
+import os
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
-import tensorflow as tf
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
-sys.path.append("tests/helpers")
-import keras_checks
-keras_checks.more_than_one_replica_is_refused()
 """
 
 
