@@ -86,6 +86,7 @@ def test_fit_of_keras_3_does_not_come_to_the_optimizer_with_several_processes(tm
         join=False,
         environment=KERAS["3"],
         kind="several_processes",
+        names=["fit"],
     )
     for rank in found:
         assert "PerReplica" in rank["fit"].item() and "to a Tensor" in rank["fit"].item()
