@@ -55,6 +55,9 @@ class DenseDescent(_Descent):
     def report(self):
         return {"steps": int(self.steps.numpy())}
 
+    def parts(self):
+        return {}
+
     def cost(self, shapes):
         return Cost(update=2 * sum(float(np.prod(shape)) for shape in shapes))
 
