@@ -269,7 +269,7 @@ class _Keys:
             offsets = np.array([self._offsets[f.name] for f in features], np.int32)
             # The ids of a log with features elsewhere that grow are int64.
             return (ids + offsets).astype(np.int32, copy=False)
-        grows = np.array([feature.growing for feature in features])
+        grows = np.array([feature.growing for feature in features], np.bool_)
         salts = np.array([feature.salt if feature.growing else 0 for feature in features], np.int64)
         offsets = np.array([self._offsets[feature.name] for feature in features], np.int64)
         keys = ids ^ salts

@@ -29,12 +29,15 @@ def lose():
 """What the programs begin with; they count their starts in files of the folder that they run in."""
 
 LAUNCHER = """
+import signal
 import sys
 from pathlib import Path
 from ctr.io.errors import InputError
 from ctr.workers.cluster import WorkerLostError
 from ctr.workers.launch import Launch, launch
 
+# A program that was started with nohup would leave it ignored.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 try:
     say = lambda text: print("say:", text, file=sys.stderr, flush=True)
     sys.exit(launch(Launch(command=sys.argv[2:], size=int(sys.argv[1]), folder=Path("run/workers"), say=say)))

@@ -36,7 +36,7 @@ def trapped(tmp_path, monkeypatch):
 
 
 # Where the package starts a process; each has a test below.
-STARTS = {"ctr/experiments/jobs.py", "ctr/experiments/costs.py"}
+STARTS = {"ctr/experiments/jobs.py", "ctr/experiments/costs.py", "ctr/workers/launch.py"}
 
 
 STARTING = ("subprocess", "multiprocessing", "concurrent.futures.ProcessPool", "pty")
@@ -75,6 +75,14 @@ def test_measuring_costs_imports_nothing_from_the_folder(trapped, tmp_path):
     with pytest.raises(costs._MeasureError) as raised:
         costs._measure(tmp_path / "nolog", {}, "baseline", 0)
     assert "nolog is not an example log" in str(raised.value)
+    assert not trapped()
+
+
+@pytest.mark.slow
+def test_workers_that_train_import_nothing_from_the_folder(trapped):
+    assert main(["simulate", "--examples", "400", "--out", "log", "-q"]) == 0
+    assert main(["train", "log", "--out", "run", "--workers", "2", "-q"]) == 0
+    assert Path("run/summary.json").is_file()
     assert not trapped()
 
 

@@ -44,8 +44,8 @@ class DenseDescent(_Descent):
 
     name, prefix = "descent", "descent/"
 
-    def __init__(self, options):
-        del options
+    def __init__(self, options, workers):
+        del options, workers
 
     def update(self, gradients, rate, compiled):
         self.steps.assign_add(1)
@@ -74,7 +74,8 @@ class RowDescent(_Descent):
     name, prefix, row_state = "descent", "row_descent/", ()
     feature_state, needs_curvature = (), False
 
-    def __init__(self, rates, initial_accumulators, limit):
+    def __init__(self, rates, initial_accumulators, limit, owners):
+        del owners
         self.rates = rates
 
     def read(self, rows):
@@ -138,7 +139,7 @@ def test_a_warm_start_takes_weights_without_the_state_of_another_optimizer(
     log, make_config, monkeypatch, tmp_path
 ):
     train(log, make_config(), tmp_path / "old")
-    monkeypatch.setattr(optimizers, "DenseShampoo", lambda options: next(made)(options))
+    monkeypatch.setattr(optimizers, "DenseShampoo", lambda *given: next(made)(*given))
     # The new run's state, then at the warm start the new optimizer and the old one.
     made = iter([DenseDescent, DenseDescent, DenseShampoo])
     warm_start(log, make_config({"seed": 2}), tmp_path / "new", InitFrom(tmp_path / "old"), waits=True)

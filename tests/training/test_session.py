@@ -151,8 +151,8 @@ def test_scoring_takes_few_sizes_and_any_number_of_rows(growing, schema, make_co
         sizes = set()
         make: Callable[..., Any] = module.make_feed
 
-        def watched(*arguments):
-            feed = make(*arguments)
+        def watched(*arguments, **options):
+            feed = make(*arguments, **options)
             sizes.add(len(feed.targets["label"]))
             return feed
 
