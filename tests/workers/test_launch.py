@@ -137,13 +137,13 @@ if rank != 1:
 time.sleep(1000)
 """
     with pytest.raises(WorkerLostError) as failure:
-        start(place, script, max_restarts=0, start_seconds=2.0)
+        start(place, script, max_restarts=0, start_seconds=8.0)
     assert str(failure.value).startswith("worker 1 (127.0.0.1:")
     assert ") does not answer; " in str(failure.value)
 
 
 def test_those_that_have_begun_may_take_their_time(place):
-    status, _, said = start(place, "reporter.report('joining'); time.sleep(2)", start_seconds=1.5)
+    status, _, said = start(place, "reporter.report('joining'); time.sleep(8)", start_seconds=7.0)
     assert (status, said) == (0, [])
 
 
