@@ -10,14 +10,14 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import tensorflow as tf
 
 from ctr.io.errors import InputError
 from ctr.workers.cluster import Cluster, WorkerLostError
-from ctr.workers.watch import begin_watch, find_lost
+from ctr.workers.watch import TimeLimit, begin_watch, find_lost
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,8 @@ class Workers:
         rank: the number of this one.
         size: how many there are.
         addresses: HOST:PORT of each; none for a process alone.
-        timeout: seconds after which an exchange that a worker does not take part in fails; 0: never. Between two
-            steps others may take longer.
+        timeout: seconds after which a step that a worker does not take part in fails; 0: never. Between two steps, and
+            in the first ones, which are compiled, others may take longer.
     """
 
     def __init__(self, cluster: Cluster | None = None, timeout: float = 0.0) -> None:
@@ -54,6 +54,7 @@ class Workers:
         self.timeout = timeout
         self._device = f"/job:worker/replica:0/task:{self.rank}/device:CPU:0"
         self._calls = 0
+        self._limit = TimeLimit()
 
     @property
     def is_chief(self) -> bool:
@@ -107,13 +108,14 @@ class Workers:
         found = summed(*tensors)
         return list(found) if isinstance(found, list | tuple) else [found]
 
-    def all_gather(self, tensor: tf.Tensor, timeout: float | None = None) -> tf.Tensor:
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensors of all workers, which have one shape [N, ...], behind each other: [W * N, ...]."""
         if self.size == 1:
             return tensor
-        group = self._group() if timeout is None else {**self._group(), "timeout_seconds": timeout}
         with tf.device(self._device):
-            gathered = tf.raw_ops.CollectiveGatherV2(input=tensor, instance_key=self._key(tensor), **group)
+            gathered = tf.raw_ops.CollectiveGatherV2(
+                input=tensor, instance_key=self._key(tensor), **self._group()
+            )
         first = None if tensor.shape[0] is None else self.size * tensor.shape[0]
         return tf.ensure_shape(gathered, [first, *tensor.shape[1:]])
 
@@ -157,7 +159,8 @@ class Workers:
         """The numbers of all workers, each having given as many, int64 [N]: int64 [W, N]; between two steps."""
         if self.size == 1:
             return numbers[np.newaxis]
-        gathered = self._gather_integers(tf.constant(numbers, tf.int64))
+        with self.in_time(is_patient=True):
+            gathered = self._gather_integers(tf.constant(numbers, tf.int64))
         return np.asarray(gathered).reshape(self.size, len(numbers))
 
     def gather_texts(self, text: str) -> list[str]:
@@ -176,7 +179,8 @@ class Workers:
         """The arrays of all workers, float32 of one shape [N, ...] each: [W, N, ...]; between two steps."""
         if self.size == 1:
             return array[np.newaxis]
-        found = self._gather_floats(tf.constant(array.reshape(-1), tf.float32))
+        with self.in_time(is_patient=True):
+            found = self._gather_floats(tf.constant(array.reshape(-1), tf.float32))
         return np.asarray(found).reshape(self.size, *array.shape)
 
     @contextmanager
@@ -200,6 +204,20 @@ class Workers:
         for address, text in zip(self.addresses, texts, strict=True):
             if text:
                 raise InputError(f"worker {address}: {text}")
+
+    @contextmanager
+    def in_time(self, is_patient: bool) -> Iterator[None]:
+        """Within the block an exchange fails that others do not take part in after ``timeout`` seconds.
+
+        Args:
+            is_patient: whether others may take longer, an hour: to compile, to check rows, to export.
+        """
+        if self.size == 1:
+            yield
+            return
+        seconds = max(self.timeout, _PATIENCE_SECONDS) if is_patient and self.timeout else self.timeout
+        with self._limit.of(seconds):
+            yield
 
     @contextmanager
     def noticing_losses(self) -> Iterator[None]:
@@ -251,12 +269,8 @@ class Workers:
         return self._eager_gather(tf.float32)
 
     def _eager_gather(self, dtype: tf.DType) -> Callable[[tf.Tensor], tf.Tensor]:
-        # The first worker alone checks rows, exports and writes results.
-        timeout = max(self.timeout, _PATIENCE_SECONDS) if self.timeout else 0.0
         gather: Callable[[tf.Tensor], tf.Tensor] = tf.function(
-            partial(self.all_gather, timeout=timeout),
-            input_signature=[tf.TensorSpec([None], dtype)],
-            autograph=False,
+            self.all_gather, input_signature=[tf.TensorSpec([None], dtype)], autograph=False
         )
         return gather
 
@@ -266,7 +280,8 @@ class Workers:
             "group_key": _GROUP,
             "ordering_token": [],
             "communication_hint": "ring",
-            "timeout_seconds": self.timeout,
+            # See TimeLimit.
+            "timeout_seconds": 0.0,
         }
 
     def _key(self, tensor: tf.Tensor) -> tf.Tensor:
