@@ -16,7 +16,7 @@ from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import target_signature
 from ctr.objective.total import loss_and_terms, next_duals, normalizer, slices_of
 from ctr.optim.momentum import clip_by_global_norm
-from ctr.optim.online_newton import CalibrationStep
+from ctr.optim.online_newton import BatchSums, CalibrationStep
 from ctr.optim.protocol import RowGradient
 from ctr.optim.shampoo import all_finite
 from ctr.training.config import TrainConfig
@@ -181,7 +181,7 @@ class TrainStep:
         )
         changed = [tensor for pair in moved for tensor in pair]
         applied = all_finite([found.loss, *found.row_gradients, *found.dense_gradients, *changed])
-        applied = self._exchange.all_agree(applied)
+        applied, logit, slices = self._exchange.of_all(applied, found.logit, found.slices)
 
         def update() -> tf.Tensor:
             row_gradients = [
@@ -207,7 +207,6 @@ class TrainStep:
             return tf.constant(True)
 
         applied = tf.cond(applied, update, lambda: tf.constant(False))
-        logit, slices = self._exchange.of_all_rows(found.logit, found.slices)
         return StepResult(logit, found.loss, applied, slices, found.terms)
 
     def _score(
@@ -215,7 +214,10 @@ class TrainStep:
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         needed, views = self._exchange.needed_rows(self._gather(plans), plans), self._exchange.views(plans)
         logit = ensemble_logit(self._forward(needed, views, ramps["alpha2"]).logits)
-        return self._exchange.of_all_rows(logit, slices_of(self.state.families, targets, logit))
+        found = self._exchange.of_all(
+            tf.constant(True), logit, slices_of(self.state.families, targets, logit)
+        )
+        return found[1:]
 
     def _gradients(
         self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors
@@ -285,12 +287,9 @@ class TrainStep:
                 learned, alone, left, calibration = loss, logit, None, []
                 if scores.alone is not None:
                     models = [scores.alone, *([] if scores.network is None else [scores.network])]
-                    calibration = [
-                        self._calibration(number, targets, model[0], [], is_bias=True)
-                        for number, model in enumerate(models)
-                    ]
+                    calibration = self._calibration(targets, logit, models)
                     # What the whole batch shares is the bias's, what a query shares is nobody's.
-                    moved = [model + step.move for model, step in zip(models, calibration, strict=True)]
+                    moved = [model + step.move for model, step in zip(models, calibration, strict=False)]
                     effects = [_query_effect(targets, one[0]) for one in moved]
                     shifted = [one + effect for one, (effect, _) in zip(moved, effects, strict=True)]
                     losses = [
@@ -298,8 +297,6 @@ class TrainStep:
                         for one in shifted
                     ]
                     learned, alone, left = tf.add_n(losses), shifted[0][0], effects[0][1]
-                    inputs = [model[0] - models[0][0] for model in models[1:]]
-                    calibration.append(self._calibration(len(models), targets, logit, inputs))
         row_gradients, dense_gradients = tape.gradient(
             learned, (rows, state.dense), unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
@@ -361,14 +358,31 @@ class TrainStep:
         return row_curvature(layout, plan, curvature, query, left)
 
     def _calibration(
+        self, targets: _Tensors, logit: tf.Tensor, models: Sequence[tf.Tensor]
+    ) -> list[CalibrationStep]:
+        """The steps of the biases of some models with logits [1, B] each, and then of what combines them to one."""
+        sums = [
+            self._sums(number, targets, model[0], [], is_bias=True) for number, model in enumerate(models)
+        ]
+        sums.append(
+            self._sums(len(models), targets, logit, [model[0] - models[0][0] for model in models[1:]])
+        )
+        # In one message: each has its latency.
+        total = iter(self._workers.all_reduce([part for one in sums for part in one]))
+        return [
+            calibrator.step(BatchSums(next(total), next(total), next(total)))
+            for calibrator in self.state.calibrators
+        ]
+
+    def _sums(
         self,
         number: int,
         targets: _Tensors,
         logit: tf.Tensor,
         inputs: Sequence[tf.Tensor],
         is_bias: bool = False,
-    ) -> CalibrationStep:
-        """The step of a calibrator on a logit, which multiplies a constant and ``inputs``."""
+    ) -> BatchSums:
+        """What a calibrator learns by from a logit, which multiplies a constant and ``inputs``."""
         logit, weight = tf.stop_gradient(logit), targets["own_weight"]
         gradient = weight * (tf.sigmoid(logit) - targets["label"])
         columns = [tf.ones_like(weight), *(tf.stop_gradient(one) for one in inputs)]
@@ -376,9 +390,7 @@ class TrainStep:
         if is_bias:
             share = query_share(targets["query"], curvature)
             gradient, curvature = gradient * share, curvature * share
-        return self.state.calibrators[number].step(
-            columns, gradient, curvature, tf.reduce_sum(weight), self._workers
-        )
+        return self.state.calibrators[number].sums(columns, gradient, curvature, tf.reduce_sum(weight))
 
     def _update_dense(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor) -> None:
         fitted = set(self.state.network.calibrated)
