@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from parts.gang import run_workers
 from reference import ADAGRAD, Size, make_log, reference_config, table
 
 from ctr.config import dump_yaml, parse_model
 from ctr.training.config import TrainConfig
-from ctr.workers.cluster import Cluster
-from ctr.workers.launch import free_addresses
 
 WINDOW = 4
 FIRST = 2
@@ -104,29 +103,9 @@ def measure(batch: int, arguments: argparse.Namespace, folder: Path) -> dict[str
 def exchanges(log: Path, config: Path, run: Path, workers: int) -> dict[str, Any]:
     """What the first of some workers, which divide the tables, exchanges in a step (``parts.traced_worker``)."""
     shutil.rmtree(run, ignore_errors=True)
-    addresses = free_addresses(workers)
     script = Path(__file__).parent / "parts/traced_worker.py"
-    started = []
-    for rank in range(workers):
-        environment = {
-            **os.environ,
-            "TF_CONFIG": Cluster(rank, addresses).config(),
-            "TF_NUM_INTRAOP_THREADS": "1",
-            "OMP_NUM_THREADS": "1",
-        }
-        started.append(
-            subprocess.Popen(
-                [sys.executable, str(script), str(log), str(config), str(run)],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-        )
-    outputs = [process.communicate()[0] for process in started]
-    if any(process.returncode for process in started):
-        raise SystemExit(f"{script}: a worker ended with {[process.returncode for process in started]}")
-    traced: dict[str, Any] = json.loads(outputs[0].partition("RESULT ")[2])
+    first = run_workers([str(script), str(log), str(config), str(run)], workers)[0]
+    traced: dict[str, Any] = json.loads(first.output.partition("RESULT ")[2])
     return traced
 
 

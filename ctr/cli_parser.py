@@ -396,7 +396,7 @@ def _train(commands: _Commands) -> None:
         "--worker-timeout",
         type=float,
         metavar="SECONDS",
-        help="a worker that the others wait for so long is lost (60)",
+        help="how long workers wait for another one within a step before it counts as lost (60)",
     )
     workers.add_argument(
         "--max-restarts",

@@ -25,7 +25,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
 from ctr.training.follow.published import PublishedInputs
 from ctr.training.inputs import Inputs, check_rows, open_inputs, read_turns
-from ctr.training.preflight import LearningError, check_run, read_summary, train_result
+from ctr.training.preflight import LearningError, check_run, train_result
 from ctr.training.run.directory import hold_run
 from ctr.training.run.metrics import finite_logits
 from ctr.training.run.results import TIMING, learning_failure, unlearned_text, write_results
@@ -90,7 +90,7 @@ def train(
             if workers.is_chief:
                 assert summary is not None
                 summary = train_result(log, run_dir, summary, record)
-        return summary if summary is not None else read_summary(run_dir)
+        return workers.from_first(summary)
 
 
 def one_pass(
@@ -389,7 +389,7 @@ class Session:
         with run.workers.together():
             if run.workers.is_chief:
                 summary = write_results(self.inputs, run, failure, self.trainer.timing())
-        return read_summary(run.run_dir) if summary is None else summary
+        return run.workers.from_first(summary)
 
     def finish(self) -> dict[str, Any]:
         """Advances to the end of the log and writes the results over all of it.

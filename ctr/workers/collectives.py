@@ -7,10 +7,12 @@ For a process alone each function returns what it was given, and nothing is adde
 """
 
 import hashlib
+import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -60,6 +62,11 @@ class Workers:
     def is_chief(self) -> bool:
         """Whether this one writes what all have in common."""
         return self.rank == 0
+
+    @property
+    def patience(self) -> float:
+        """Seconds that others may take for what is not a step: to compile, to check rows, to write; 0: any time."""
+        return max(self.timeout, _PATIENCE_SECONDS) if self.timeout else 0.0
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums over the workers, element by element, of floating-point tensors of one dtype.
@@ -175,6 +182,14 @@ class Workers:
         found = self.gather_numbers(np.frombuffer(padded, "<i8"))
         return [row.tobytes()[:size].decode() for row, size in zip(found, sizes, strict=True)]
 
+    def from_first(self, content: dict[str, Any] | None) -> dict[str, Any]:
+        """What the first worker has, as JSON can hold it, in all; that of others is not used. Between two steps."""
+        if self.size == 1:
+            assert content is not None
+            return content
+        found: dict[str, Any] = json.loads(self.gather_texts(json.dumps(content) if self.is_chief else "")[0])
+        return found
+
     def gather_array(self, array: np.ndarray) -> np.ndarray:
         """The arrays of all workers, float32 of one shape [N, ...] each: [W, N, ...]; between two steps."""
         if self.size == 1:
@@ -210,13 +225,12 @@ class Workers:
         """Within the block an exchange fails that others do not take part in after ``timeout`` seconds.
 
         Args:
-            is_patient: whether others may take longer, an hour: to compile, to check rows, to export.
+            is_patient: whether others may take longer (``patience``).
         """
         if self.size == 1:
             yield
             return
-        seconds = max(self.timeout, _PATIENCE_SECONDS) if is_patient and self.timeout else self.timeout
-        with self._limit.of(seconds):
+        with self._limit.of(self.patience if is_patient else self.timeout):
             yield
 
     @contextmanager
@@ -316,7 +330,8 @@ def join(cluster: Cluster, timeout: float) -> Workers:
     """Joins the other workers of a cluster; must be called before TensorFlow computes anything.
 
     Args:
-        timeout: seconds for others to come, and later for each exchange; then it fails.
+        timeout: seconds after which a step that another worker does not take part in fails; to join, workers wait for
+            each other for up to an hour.
     """
     if cluster.size == 1:
         return ALONE

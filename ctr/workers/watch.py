@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import tensorflow as tf
-from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-from tensorflow.python.eager import context
 
 from ctr.workers.cluster import Cluster
 
@@ -29,6 +27,10 @@ _TASK = re.compile(r"/task:(\d+)")
 
 def begin_watch(cluster: Cluster) -> None:
     """Sets how the workers of a cluster are watched; before the strategy is made, which would set it otherwise."""
+    # Private parts of TensorFlow, which a process alone does not need.
+    from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+    from tensorflow.python.eager import context
+
     job = coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=cluster.size)
     context.context().configure_coordination_service(
         service_type="standalone",
@@ -63,6 +65,8 @@ class TimeLimit:
             self._until = before
 
     def _watch(self) -> None:
+        from tensorflow.python.eager import context
+
         while time.monotonic() < self._until:
             time.sleep(_POLL_SECONDS)
         context.context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, f"an exchange {_TIMED_OUT}")
@@ -82,6 +86,8 @@ def find_lost(message: str, rank: int, size: int) -> list[int]:
         # What is named after the first has only passed the error on.
         named = [int(found) for found in _TASK.findall(message)]
         return [other for other in named if other != rank and other < size][:1]
+    from tensorflow.python.eager import context
+
     # A process that hangs is alive. Those that wait for it meet; the service says who does not come.
     try:
         context.context().wait_at_barrier("ctr/lost", round(1000 * _ANSWER_SECONDS))

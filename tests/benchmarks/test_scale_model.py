@@ -11,25 +11,17 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
-
-
-def _imported(name: str) -> Iterator[ModuleType]:
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        yield import_module(name)
-    finally:
-        sys.path.remove(str(BENCHMARKS))
+from benchmark_modules import BENCHMARKS, imported
 
 
 @pytest.fixture(scope="module")
 def scale() -> Iterator[ModuleType]:
-    yield from _imported("scale_model")
+    yield from imported("scale_model")
 
 
 @pytest.fixture(scope="module")
 def block_costs() -> Iterator[ModuleType]:
-    yield from _imported("bench_block_costs")
+    yield from imported("bench_block_costs")
 
 
 @pytest.mark.parametrize(

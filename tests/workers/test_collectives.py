@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 
 from ctr.workers.collectives import ALONE
+from exchanging_worker import drawn
 from worker_group import Group
-
-
-def drawn(rank: int, *shape: int) -> np.ndarray:
-    return np.random.default_rng([rank, *shape]).normal(size=shape).astype(np.float32)
 
 
 @pytest.mark.slow

@@ -17,8 +17,8 @@ import numpy as np
 
 from ctr.io.arrays import each_array
 from ctr.io.documents import parse_json
-from ctr.io.errors import InputError
 from ctr.io.files import file_sha256, write_atomic, write_atomic_bytes
+from ctr.workers.cluster import WorkerLostError
 from ctr.workers.parts import Part, merge, take_from
 
 ARRAYS = "arrays.npz"
@@ -98,7 +98,7 @@ def collect_parts(folder: Path, sha256: str, share: Share) -> list[dict[str, Any
         sha256: of the first worker's own.
 
     Raises:
-        InputError: some did not come in time.
+        WorkerLostError: some did not come in time.
     """
     entries = [_entry(ARRAYS, sha256, share)]
     begun = time.monotonic()
@@ -107,7 +107,7 @@ def collect_parts(folder: Path, sha256: str, share: Share) -> list[dict[str, Any
         while not note.exists():
             patience = _MOMENT if share.is_leaving() else share.patience
             if patience and time.monotonic() - begun > patience:
-                raise InputError(f"{folder}: worker {rank} has not written its part in {patience:g} s")
+                raise WorkerLostError(f"{folder}: worker {rank} has not written its part in {patience:g} s")
             time.sleep(_LOOK_EVERY)
         entries.append(dict(parse_json(note.read_bytes())))
         note.unlink()
