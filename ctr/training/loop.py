@@ -81,7 +81,7 @@ def train(
         if not workers.gather_numbers(np.array([summary is not None]))[0, 0]:
             with workers.together():
                 if init_from is not None and workers.is_chief:
-                    warm_start(log, config, run_dir, init_from)
+                    warm_start(log, config, run_dir, init_from, workers=workers.size)
             with open_session(
                 log, config, run_dir, progress, exporter, phase=phase, workers=workers
             ) as session:
