@@ -16,7 +16,7 @@ PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test slow soak lint types bench bench-all lock clean flink kafka flink-jars kafka-jars tpu tpu-small
+.PHONY: help demo test slow soak lint types bench bench-all lock clean flink kafka flink-jars kafka-jars tpu tpu-small accelerator
 
 help:
 	@echo "make demo    simulate a log, train on it, report: the results are in runs/demo"
@@ -29,6 +29,7 @@ help:
 	@echo "make bench-all  every other benchmark, one after the other"
 	@echo "make tpu     every kind of training step through the TPU's compiler, without a TPU; takes hours (needs Linux on x86-64)"
 	@echo "make tpu-small  the same of a tiny model, in minutes"
+	@echo "make accelerator  a folder with training steps that jax runs on a GPU or TPU without TensorFlow, checked here"
 	@echo "make lock    requirements.lock anew from pyproject.toml (UPGRADE=1: with newer versions)"
 	@echo "make flink   the tests on a real Flink (needs Java 17, and Maven for the jars)"
 	@echo "make kafka   the tests on a real Kafka and Flink"
@@ -96,6 +97,10 @@ tpu: $(TPU_INSTALLED)
 
 tpu-small: $(TPU_INSTALLED)
 	$(TPU_BIN)/python benchmarks/tpu.py --small
+
+accelerator: $(TPU_INSTALLED)
+	$(TPU_BIN)/python benchmarks/accelerator.py --out runs/accelerator
+	$(TPU_BIN)/python runs/accelerator/run.py --seconds 0
 
 # uv keeps the versions it finds in the present lock unless told to upgrade.
 lock: $(INSTALLED)
