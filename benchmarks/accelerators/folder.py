@@ -1,7 +1,7 @@
-"""The folder that any machine with jax and an accelerator can run: steps as portable StableHLO, and what they should do.
+"""The folder that a machine with jax and an accelerator can run: steps as portable StableHLO, and what they should do.
 
-It holds no TensorFlow and no code of this project but ``runner.py``. Dense weights are stored; tables, which are most of
-the state, are drawn anew from a seed, and so are the batches.
+It holds no TensorFlow and no code of this project but ``runner.py``. Dense weights are stored; tables, which are most
+of the state, are drawn anew from a seed, and so are the batches.
 """
 
 import hashlib

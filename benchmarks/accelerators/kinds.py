@@ -20,9 +20,11 @@ from ctr.optim.dense_shampoo import DenseShampoo
 from ctr.training.analysis.flops import Flops, Touched, count_flops
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic
+from ctr.training.division import Place
 from ctr.training.feed import Feed, make_feed
-from ctr.training.state import TrainState
+from ctr.training.state import TrainState, dense_weights
 from ctr.training.step import TrainStep
+from ctr.workers.collectives import ALONE, Workers
 
 OBJECTIVES = {
     "objective": {
@@ -82,12 +84,13 @@ class DeviceShampoo(DenseShampoo):
 
 @dataclass(frozen=True)
 class Built:
-    """A model of a kind, fresh, with its compiled step and its feeds."""
+    """A model of a kind, fresh, with its compiled step and its feeds, those of the first chip and those of all."""
 
     config: TrainConfig
     state: TrainState
     step: TrainStep
     feeds: list[Feed]
+    feeds_of: list[list[Feed]]
 
     @property
     def ramps(self) -> dict[str, float]:
@@ -116,9 +119,13 @@ class Built:
         return count_flops(self.config, self.state.layouts, touched, rows)
 
 
-def build(kind: Kind, size: Size, changes: Mapping[str, Any] = MappingProxyType({})) -> Built:
-    """A model of a kind, with further changes to its configuration."""
-    content = merged({"compute_dtype": kind.dtype}, merged(kind.changes, changes))
+def build(
+    kind: Kind, size: Size, changes: Mapping[str, Any] = MappingProxyType({}), workers: Workers = ALONE
+) -> Built:
+    """A model of a kind, with further changes to its configuration, for one chip or several of the same state."""
+    # No table is divided over several chips.
+    content = merged({"compute_dtype": kind.dtype, "workers": {"divided_from_mb": 1e6}}, kind.changes)
+    content = merged(content, changes)
     if kind.is_reference:
         content = reference_config(content, size.batch)
     else:
@@ -128,15 +135,27 @@ def build(kind: Kind, size: Size, changes: Mapping[str, Any] = MappingProxyType(
     schema = reference_schema(size)
     constraints = config.objective.bias_constraints
     families = () if constraints is None else resolve_families(constraints, schema)
-    state = TrainState(config.table_layouts(schema), config, kind.dtype, families)
+    state = TrainState(config.table_layouts(schema), config, kind.dtype, families, workers)
+    places = (
+        [None] if workers.size == 1 else [Place(r, workers.size, state.divided) for r in range(workers.size)]
+    )
     feeds = [
-        make_feed(_with_teacher(batch), state.layouts, size.batch, config.objective, families, ids=config.ids)
-        for batch in reference_batches(size)
+        [
+            make_feed(
+                _with_teacher(batch),
+                *(state.layouts, size.batch, config.objective, families),
+                ids=config.ids,
+                place=place,
+            )
+            for batch in reference_batches(size)
+        ]
+        for place in places
     ]
-    if kind.device_roots:
-        state.dense_optimizer = DeviceShampoo(state.dense_optimizer.options)
-        state.dense_optimizer.build(dict(state.network.weights()))
-    return Built(config, state, TrainStep(state, config, jit=True), feeds)
+    if kind.device_roots or workers.size > 1:
+        shampoo = DeviceShampoo if kind.device_roots else DenseShampoo
+        state.dense_optimizer = shampoo(config.optimizer.dense.shampoo)
+        state.dense_optimizer.build(dense_weights(state.network))
+    return Built(config, state, TrainStep(state, config, jit=True), feeds[0], feeds)
 
 
 def _with_teacher(batch: Batch) -> Batch:

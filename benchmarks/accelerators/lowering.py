@@ -19,6 +19,7 @@ from ctr.training.step import TrainStep
 Spec = tuple[tuple[int, ...], str]
 """The shape, and NumPy's name of the type."""
 
+_TYPE = re.compile(r"\b([a-z]+[0-9]*)\[([\d,]*)\]")
 _ALIAS = re.compile(r"\{ ?(\d+) ?\}: \((\d+), \{\}, [a-z]+-alias\)")
 
 
@@ -93,6 +94,21 @@ def output_aliases(text: str) -> dict[int, int]:
     """Which parameter's memory each result of a program has, from the first line of its text."""
     head = text.partition("\n")[0]
     return {int(output): int(parameter) for output, parameter in _ALIAS.findall(head)}
+
+
+def all_reduced_bytes(text: str) -> int:
+    """The bytes that all-reduces of a program sum up over the chips."""
+    sizes = {"f32": 4, "s32": 4, "bf16": 2, "pred": 1, "u32": 4}
+    total = 0
+    for line in text.splitlines():
+        result, found, _ = line.partition(" all-reduce(")
+        if not found:
+            result, found, _ = line.partition(" all-reduce-start(")
+        for dtype, shape in _TYPE.findall(result.partition(" = ")[2]) if found else ():
+            total += sizes[dtype] * int(
+                np.prod([int(one) for one in shape.split(",") if one], dtype=np.int64)
+            )
+    return total
 
 
 def _captured(function: Any, state: TrainState) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
 os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+# Several processes may compile at a time: there is no TPU that they could take from each other.
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
 import numpy as np
 from jax._src.lib import xla_client
@@ -43,17 +45,18 @@ class Compiled:
     seconds: float
 
 
-def compile_for(chip: str, hlo: bytes) -> Compiled:
-    """Compiles a program for a chip, ``v5e`` or ``v6e``. Raises what the compiler raises where it cannot."""
+def compile_for(chip: str, hlo: bytes, chips: int = 1) -> Compiled:
+    """Compiles a program for one chip or several, ``v5e`` or ``v6e``. Raises what the compiler raises if it cannot."""
     module = module_of(hlo)
     topology = topologies.get_topology_desc(platform="tpu", topology_name=f"{chip}:{TOPOLOGY}")
-    device = topology.devices[0]
+    devices = tuple(topology.devices[:chips])
     options = xla_client.CompileOptions()
-    assignment = xla_client.DeviceAssignment.create(np.array([[device.id]], np.int32))
+    options.num_replicas = chips
+    assignment = xla_client.DeviceAssignment.create(np.array([[one.id] for one in devices], np.int32))
     options.device_assignment = options.executable_build_options.device_assignment = assignment
     begun = time.perf_counter()
     with module.context:
-        executable = device.client.compile(module, xla_client.DeviceList((device,)), options)
+        executable = devices[0].client.compile(module, xla_client.DeviceList(devices), options)
     seconds = time.perf_counter() - begun
     memory, cost = executable.get_compiled_memory_stats(), executable.cost_analysis()
     return Compiled(
