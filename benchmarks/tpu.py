@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     size, changes = (TINY, SMALL) if arguments.small else (REFERENCE, {})
     found = []
     for name in arguments.kinds:
-        for one in measure(name, size, changes, arguments.chips):
+        for one in measure(name, size, changes, arguments.chips, arguments.memory):
             found.append(one)
             state = "; ".join(one["faults"]) or "passes"
             print(f"{one['kind']}, {one['chip']}: {state} ({one.get('seconds', 0):.0f} s)", flush=True)
@@ -58,7 +58,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.exit(any(one["faults"] for one in found))
 
 
-def measure(name: str, size: Size, changes: Mapping[str, Any], chips: Sequence[str]) -> list[dict[str, Any]]:
+def measure(
+    name: str, size: Size, changes: Mapping[str, Any], chips: Sequence[str], reports: Path | None
+) -> list[dict[str, Any]]:
     """Compiles a kind of step for chips: what it needs there, and what is wrong with it."""
     chips_each = CHIPS_OF_SLICE if name.endswith(ON_SLICE) else 1
     kind, max_ratio = (
@@ -80,6 +82,9 @@ def measure(name: str, size: Size, changes: Mapping[str, Any], chips: Sequence[s
         except Exception as error:  # what it raises has no class of its own
             one["faults"].append(f"does not compile: {str(error).partition(chr(10))[0]}")
             continue
+        if reports is not None:
+            reports.mkdir(parents=True, exist_ok=True)
+            (reports / f"{name}, {chip}.txt").write_text(compiled.memory)
         needed = compiled.arguments + compiled.outputs - compiled.aliased + compiled.temporary
         ratio = None if own is None else compiled.flops / own
         one["faults"] += program_faults(lowered.text, compiled.text, kind.device_roots)
@@ -116,7 +121,7 @@ def report(found: Sequence[dict[str, Any]]) -> str:
         megabytes = [one[key] / 1e6 for key in ("argument_bytes", "temporary_bytes")]
         megabytes.append((one["output_bytes"] - one["aliased_bytes"]) / 1e6)
         numbers = [f"{one['flops'] / 1e9:.2f}", ratio, f"{one['sent_bytes'] / 1e3:.0f}"]
-        numbers += [f"{one['all_reduced_bytes'] / 1e6:.1f}", f"{one['seconds']:.0f}"]
+        numbers += [f"{one['all_reduced_bytes'] / 1e6:.2f}", f"{one['seconds']:.0f}"]
         rows.append([one["kind"], one["chip"], *(f"{number:.1f}" for number in megabytes), *numbers])
     return table(head, rows)
 
@@ -126,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--small", action="store_true", help="a tiny model")
     parser.add_argument("--kinds", nargs="+", choices=NAMES, default=NAMES, metavar="KIND")
     parser.add_argument("--chips", nargs="+", choices=CHIPS, default=list(CHIPS))
+    parser.add_argument("--memory", type=Path, help="a folder for the compiler's reports on memory")
     parser.add_argument("--out", type=Path, help="a file for the numbers, as JSON")
     return parser
 

@@ -19,7 +19,7 @@ from reference import SCALE, SLATE, Size
 from accelerators.kinds import KINDS, Built, build
 from accelerators.lowering import Lowered, Spec
 from accelerators.runner import first_value
-from accelerators.stablehlo import module_of
+from accelerators.stablehlo import module_of, number_globally
 
 _HERE = Path(__file__).resolve().parent
 _TABLE_SEED = 1
@@ -62,7 +62,7 @@ def write_program(folder: Path, name: str, kind: str, size: Size, changes: Mappi
         "results": len(lowered.results),
         "result_specs": results,
         "changed": lowered.changed,
-        "shampoo": _shampoo(built),
+        "shampoo": shampoo_facts(built),
         "network": {
             "crosses": built.config.model.crosses.layers,
             "rank": built.config.model.crosses.rank,
@@ -81,6 +81,7 @@ def portable(lowered: Lowered) -> tuple[bytes, list[Spec]]:
         # Whose memory is used anew the runner says, and shapes are static.
         for name in [one for one in module.operation.attributes if one.startswith("mhlo.")]:
             del module.operation.attributes[name]
+        number_globally(module)
         return jax_export._module_to_bytecode(module), [_shape_of(result) for result in main.type.results]
 
 
@@ -101,7 +102,7 @@ def _entry(name: str, spec: Spec, value: np.ndarray) -> list[Any]:
     return [name, shape, dtype, "stored"]
 
 
-def _shampoo(built: Built) -> dict[str, Any] | None:
+def shampoo_facts(built: Built) -> dict[str, Any] | None:
     """What the host computes roots by; None where there are none."""
     core = built.state.dense_optimizer.core
     if not core.layout.factors:

@@ -131,6 +131,15 @@ class Roots:
         self.sent = {}
 
 
+def function_of(artifact, specs, results):
+    """An artifact of StableHLO, with parameters and results of these shapes and types, as jax calls it."""
+    # A function of the same parameters and results, whose program is replaced by that of the step.
+    same = jax.jit(lambda *_: [jax.numpy.zeros(*one) for one in results], keep_unused=True)
+    anywhere = [jax.export.DisabledSafetyCheck.platform()]
+    exported = jax.export.export(same, disabled_checks=anywhere)(*specs)
+    return dataclasses.replace(exported, mlir_module_serialized=artifact).call
+
+
 class Model:
     """A step with its state on the device."""
 
@@ -138,17 +147,12 @@ class Model:
         self.program = json.loads((HERE / f"{name}.json").read_text())
         given, state = self.program["arguments"], self.program["state"]
         specs = [jax.ShapeDtypeStruct(shape, dtype) for _, shape, dtype, *_ in (*given, *state)]
-        results = self.program["result_specs"]
-        # A function of the same parameters and results, whose program is replaced by that of the step.
-        same = jax.jit(lambda *_: [jax.numpy.zeros(*one) for one in results], keep_unused=True)
-        anywhere = [jax.export.DisabledSafetyCheck.platform()]
-        exported = jax.export.export(same, disabled_checks=anywhere)(*specs)
         artifact = (HERE / f"{name}.stablehlo").read_bytes()
-        exported = dataclasses.replace(exported, mlir_module_serialized=artifact)
+        exported = function_of(artifact, specs, self.program["result_specs"])
         # The state is updated where it is.
         changed = {name for name in self.program["changed"]}
         places = [place for place, (name, *_) in enumerate(state, len(given)) if name in changed]
-        self.step = jax.jit(exported.call, donate_argnums=tuple(places))
+        self.step = jax.jit(exported, donate_argnums=tuple(places))
         stored = np.load(HERE / "weights.npz")
         values = {entry[0]: first_value(entry, stored) for entry in self.program["state"]}
         drawn = [values[entry[0]] for entry in self.program["state"] if "scale" in entry[3]]

@@ -1,8 +1,10 @@
 """The TPU's compiler on a machine without a TPU: libtpu compiles for a topology that is described to it."""
 
 import os
+import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 # Before libtpu loads: it is not to look for a TPU, nor for the machine of a cloud around it.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -32,6 +34,7 @@ class Compiled:
         flops: as the compiler counts them.
         accessed: bytes that its operations read and write in the chip's memory, as the compiler counts them.
         text: the program as it would run.
+        memory: the compiler's report on what is in the chip's memory.
         seconds: that it took to compile.
     """
 
@@ -42,6 +45,7 @@ class Compiled:
     flops: float
     accessed: float
     text: str
+    memory: str
     seconds: float
 
 
@@ -55,8 +59,13 @@ def compile_for(chip: str, hlo: bytes, chips: int = 1) -> Compiled:
     assignment = xla_client.DeviceAssignment.create(np.array([[one.id] for one in devices], np.int32))
     options.device_assignment = options.executable_build_options.device_assignment = assignment
     begun = time.perf_counter()
-    with module.context:
+    with tempfile.TemporaryDirectory() as folder, module.context:
+        # jaxlib cannot read every program that libtpu makes; libtpu writes all of them.
+        debug = options.executable_build_options.debug_options
+        debug.xla_dump_to, debug.xla_dump_hlo_as_text = folder, True
         executable = devices[0].client.compile(module, xla_client.DeviceList(devices), options)
+        (text,) = [file.read_text() for file in Path(folder).glob("*.after_codegen.txt")]
+        (report,) = [file.read_text() for file in Path(folder).glob("*-memory-usage-report.txt")]
     seconds = time.perf_counter() - begun
     memory, cost = executable.get_compiled_memory_stats(), executable.cost_analysis()
     return Compiled(
@@ -66,6 +75,7 @@ def compile_for(chip: str, hlo: bytes, chips: int = 1) -> Compiled:
         memory.alias_size_in_bytes,
         cost["flops"],
         cost["bytes accessed"],
-        executable.hlo_modules()[0].to_string(),
+        text,
+        report,
         seconds,
     )
