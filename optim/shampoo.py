@@ -225,7 +225,7 @@ class ShampooCore:
         if not layout.factors:
             return
 
-        weight = schedule.collection_weight(self.options, step)
+        weight = schedule.collection_weight(self.options, step, self.state.dtype)
 
         def collect() -> None:
             for stack, factors, blocks in zip(layout.stacks, layout.stack_factors, stacked, strict=True):
@@ -254,7 +254,7 @@ class ShampooCore:
         ready = tf.math.unsorted_segment_min(
             certified, tf.constant(self.layout.owners), len(self.layout.tensors)
         )
-        return tf.cast(ready * grafting.blend_weight(self.options, step), self.state.dtype)
+        return ready * grafting.blend_weight(self.options, step, self.state.dtype)
 
     def _graft(
         self, stacked: Sequence[tf.Tensor], grafts: dict[int, tf.Tensor], share: tf.Tensor | None

@@ -104,10 +104,10 @@ class TrainStep:
         ramps, rates = (
             dict.fromkeys(numbers, scalar) for numbers in (config.ramps_at(0), config.rates_at(0))
         )
-        learn = self._compile(self._learn, [self._learned_targets, plans, ramps, rates])
+        self._learning = self._compile(self._learn, [self._learned_targets, plans, ramps, rates])
         score = self._compile(self._score, [self._scored_targets, plans, ramps])
         self._compiled_learn, self._compiled_score = (
-            _timed("learns", learn, jit),
+            _timed("learns", self._learning, jit),
             _timed("scores", score, jit),
         )
         self._compiled_gradients = self._compile(self._gradients, [self._learned_targets, plans, ramps])
@@ -127,15 +127,24 @@ class TrainStep:
             ramps: what the ramps have reached before it (``TrainConfig.ramps_at``).
             rates: the learning rates (``TrainConfig.rates_at``).
         """
-        feed = self.state.place(feed, learning=True)
-        result = self._compiled_learn(
-            *_tensors(feed, self._learned_targets), _scalars(ramps), _scalars(rates)
-        )
+        result = self._compiled_learn(*self._learning_arguments(feed, ramps, rates))
         if self.jit:
             # XLA compiles no call to the host.
             self.state.table_optimizer.exchange()
             self.state.dense_optimizer.exchange()
         return StepResult(*result)
+
+    def learning(
+        self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The ``tf.function`` that ``learn`` calls, and its arguments: for other compilers. Learns nothing."""
+        return self._learning, self._learning_arguments(feed, ramps, rates)
+
+    def _learning_arguments(
+        self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]
+    ) -> tuple[Any, ...]:
+        feed = self.state.place(feed, learning=True)
+        return *_tensors(feed, self._learned_targets), _scalars(ramps), _scalars(rates)
 
     def score(self, feed: Feed, ramps: Mapping[str, float]) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Scores a batch alone: logits, float32 [B], and slices as in ``StepResult``."""
