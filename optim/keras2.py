@@ -7,6 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctr.optim.exchange import when
+from ctr.optim.gradients import Gradient
 from ctr.optim.keras_common import (
     DOCUMENTATION,
     TABLES,
@@ -17,7 +18,7 @@ from ctr.optim.keras_common import (
     shampoo_config,
     split_options,
 )
-from ctr.optim.shampoo import Gradient, ShampooCore
+from ctr.optim.shampoo import ShampooCore
 
 _KERAS_OPTIONS = (
     "clipnorm",

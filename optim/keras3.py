@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ctr.optim.gradients import Gradient
 from ctr.optim.keras_common import (
     DOCUMENTATION,
     TABLES,
@@ -17,7 +18,7 @@ from ctr.optim.keras_common import (
     split_options,
     sum_over_replicas,
 )
-from ctr.optim.shampoo import Gradient, ShampooCore
+from ctr.optim.shampoo import ShampooCore
 
 _KERAS_OPTIONS = (
     "clipnorm",

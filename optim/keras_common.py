@@ -7,8 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctr.optim.gradients import Gradient
 from ctr.optim.options import ShampooOptions
-from ctr.optim.shampoo import Gradient, RootSource, ShampooCore
+from ctr.optim.shampoo import RootSource, ShampooCore
 from ctr.optim.sparse import in_xla
 from ctr.optim.state import Create
 
