@@ -156,7 +156,11 @@ def lay_out_tensor(shape: Sequence[int], options: ShampooOptions) -> TensorLayou
     """The layout of a tensor of a (static) shape. Vectors and scalars have no preconditioned dimension."""
     shape = tuple(int(size) for size in shape)
     merged = merge_dimensions(shape, options.merge_dimensions)
+    if options.precondition_vectors and not merged:
+        merged = (1,)
     axes, diagonal = _preconditioned(merged, options)
+    if options.large_dimensions == "skip" and max(shape, default=1) > options.max_dimension:
+        axes = diagonal = ()
     split = split_evenly if options.block_split == "balanced" else split_fully
     parts = tuple(
         split(size, options.block_size) if axis in axes else ((0, 1, size),)
@@ -174,7 +178,7 @@ def _preconditioned(merged: Shape, options: ShampooOptions) -> tuple[tuple[int, 
     if axes == (0, 1) == tuple(range(len(merged))) and options.left_share in (0.0, 1.0):
         return ((0,) if options.left_share == 1.0 else (1,)), ()
     # Second moments in a rotated space have an element for each of the tensor's: nothing is left for a diagonal.
-    if options.large_dimensions == "none" or options.eigenvalue_correction:
+    if options.large_dimensions != "diagonal" or options.eigenvalue_correction:
         return axes, ()
     return axes, tuple(axis for axis in range(len(merged)) if axis not in axes)
 

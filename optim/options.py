@@ -11,7 +11,7 @@ Solver = Literal["auto", "eigh", "coupled"]
 BasisChange = Literal["project", "keep"]
 FactorUpdate = Literal["shampoo", "kl"]
 Damping = Literal["relative", "absolute"]
-LargeDimensions = Literal["none", "diagonal"]
+LargeDimensions = Literal["none", "diagonal", "skip"]
 BlockSplit = Literal["balanced", "full"]
 GraftingScope = Literal["tensor", "block"]
 WeightDecayKind = Literal["decoupled", "coupled"]
@@ -58,8 +58,8 @@ class _Real:
 
 
 _Share = Annotated[float, _Real(0.0, 1.0)]
-_Decay = Annotated[float, _Real(0.0, 1.0, high_open=True)]
-_NotNegative = Annotated[float, _Real(0.0, math.inf, high_open=True)]
+Decay = Annotated[float, _Real(0.0, 1.0, high_open=True)]
+NotNegative = Annotated[float, _Real(0.0, math.inf, high_open=True)]
 _Steps = Annotated[int, _Whole(0, 2**62)]
 # float32 sums collect for so many steps before they go into float64 (see state.py).
 _Frequency = Annotated[int, _Whole(1, 100_000)]
@@ -77,7 +77,7 @@ class ShampooOptions:
         max_dimension: a longer dimension gets no preconditioner, and the other dimensions of its tensor get
             stronger exponents (PSO lemma 1). If no dimension is left, the tensor takes the grafted step.
         large_dimensions: what else becomes of a longer dimension: ``diagonal`` preconditions it by the diagonal of its
-            statistics alone (PT 4.2.3).
+            statistics alone (PT 4.2.3); with ``skip`` the whole tensor takes the grafted step (PT 4.2.2).
         precondition_vectors: vectors get a full matrix, too, with the exponent 1/2; else they take the grafted step.
         merge_dimensions: neighboring dimensions are merged while their product is at most this; None: never.
         beta1: decay of the moving average of the gradient that is preconditioned (PT 3.1.1); 0: no average.
@@ -148,10 +148,10 @@ class ShampooOptions:
     large_dimensions: LargeDimensions = "none"
     precondition_vectors: bool = False
     merge_dimensions: Annotated[int, _Whole(1, 2**31)] | None = None
-    beta1: _Decay = 0.0
+    beta1: Decay = 0.0
     beta3: _Share | None = None
     bias_correction: bool = True
-    initial_statistics: _NotNegative = 0.0
+    initial_statistics: NotNegative = 0.0
     factor_update: FactorUpdate = "shampoo"
     eigenvalue_correction: bool = False
     basis_change: BasisChange = "project"
@@ -175,18 +175,18 @@ class ShampooOptions:
     grafting: Grafting = "adagrad"
     grafted_norm: bool = True
     grafting_scope: GraftingScope = "tensor"
-    grafting_beta2: _Decay = 0.999
-    grafting_epsilon: _NotNegative = 1e-8
-    adagrad_epsilon: _NotNegative = 0.0
-    initial_accumulator: _NotNegative = 1e-6
-    momentum: _Decay = 0.0
+    grafting_beta2: Decay = 0.999
+    grafting_epsilon: NotNegative = 1e-8
+    adagrad_epsilon: NotNegative = 0.0
+    initial_accumulator: NotNegative = 1e-6
+    momentum: Decay = 0.0
     nesterov: bool = False
     separate_momenta: bool = False
-    weight_decay: _NotNegative = 0.0
+    weight_decay: NotNegative = 0.0
     weight_decay_kind: WeightDecayKind = "decoupled"
-    update_clipping: _NotNegative = 0.0
-    update_limit_relative: _NotNegative = 0.0
-    update_limit_absolute: _NotNegative = 0.0
+    update_clipping: NotNegative = 0.0
+    update_limit_relative: NotNegative = 0.0
+    update_limit_absolute: NotNegative = 0.0
     sparse: Sparse = "adagrad"
 
     def __post_init__(self) -> None:
@@ -194,8 +194,7 @@ class ShampooOptions:
             if isinstance(value, np.integer | np.floating):
                 # As sweeps over NumPy ranges give them; JSON would not take them.
                 object.__setattr__(self, name, value.item())
-        for name, hint in get_type_hints(type(self), include_extras=True).items():
-            _check(name, getattr(self, name), hint)
+        check_options(self)
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov requires a momentum above 0")
         if self.update_limit_relative and not self.update_limit_absolute:
@@ -285,6 +284,12 @@ class ShampooOptions:
     def names(cls) -> tuple[str, ...]:
         """The names of all options."""
         return tuple(field.name for field in fields(cls))
+
+
+def check_options(options: Any) -> None:
+    """Raises ValueError where an option of a dataclass has a value that its annotation does not allow."""
+    for name, hint in get_type_hints(type(options), include_extras=True).items():
+        _check(name, getattr(options, name), hint)
 
 
 def _check(name: str, value: Any, hint: Any) -> None:

@@ -94,6 +94,12 @@ class ShampooCore:
         self.host = host or HostPipeline(self.division.own.factors, options)
         self._leader = leader
 
+    def replica(
+        self, weights: Sequence[tf.Variable], create: Create, leader: "ShampooCore | None"
+    ) -> "ShampooCore":
+        """The optimizer of another replica, over its own variables; of the first one without a leader."""
+        return ShampooCore(self.options, weights, self.layout.tables, create, self.host, leader=leader)
+
     # The step.
 
     def update(

@@ -25,6 +25,18 @@ def cuts(size, limit, balanced):
     return [slice(begin, min(begin + limit, size)) for begin in range(0, size, limit)]
 
 
+def merged_shape(shape, limit):
+    merged = []
+    for size in shape:
+        if size == 1:
+            continue
+        if limit and merged and merged[-1] * size <= limit:
+            merged[-1] *= size
+        else:
+            merged.append(size)
+    return merged
+
+
 class Block:
     """A block of a tensor: statistics of its axes, and what is made of them."""
 
@@ -95,12 +107,16 @@ class Block:
 class Layer:
     def __init__(self, settings, weight):
         self.weight = np.array(weight, np.float64)
-        self.merged = [size for size in self.weight.shape if size != 1]
+        self.merged = merged_shape(self.weight.shape, settings.merge_dimensions)
+        if settings.precondition_vectors and not self.merged:
+            self.merged = [1]
         order = len(self.merged)
         full = [axis for axis, size in enumerate(self.merged) if size <= settings.max_dimension]
         diagonal = [axis for axis in range(order) if axis not in full]
-        if settings.large_dimensions == "none" or settings.eigenvalue_correction:
+        if settings.large_dimensions != "diagonal" or settings.eigenvalue_correction:
             diagonal = []
+        if settings.large_dimensions == "skip" and max(self.weight.shape, default=1) > settings.max_dimension:
+            full = []
         if order < (1 if settings.precondition_vectors else 2):
             full = diagonal = []
         if order == 2 and full == [0, 1] and settings.left_share in (0, 1):

@@ -58,7 +58,7 @@ CHOICES = {
     "solver": ("auto", "eigh", "coupled"),
     "grafting": ("adagrad", "sgd", "rmsprop", "adam", "lars", "lamb", "sign"),
     "block_split": ("balanced", "full"),
-    "large_dimensions": ("none", "diagonal"),
+    "large_dimensions": ("none", "diagonal", "skip"),
     "factor_update": ("shampoo", "kl"),
     "basis_change": ("project", "keep"),
     "damping": ("relative", "absolute"),
