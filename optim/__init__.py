@@ -14,12 +14,14 @@ from ctr.optim.adafactor_options import AdafactorOptions
 from ctr.optim.by_name import register
 from ctr.optim.options import ShampooOptions
 
-__all__ = ["Adafactor", "AdafactorOptions", "Shampoo", "ShampooCallback", "ShampooOptions"]
+__all__ = ["Adafactor", "AdafactorOptions", "Shampoo", "ShampooCallback", "ShampooOptions", "statistics_of"]
 
 register()
 
 
 def __getattr__(name: str) -> Any:
+    if name == "statistics_of":
+        return importlib.import_module("ctr.optim.backpack").statistics_of
     if name not in ("Adafactor", "Shampoo", "ShampooCallback"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import tensorflow as tf
