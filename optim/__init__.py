@@ -1,4 +1,4 @@
-"""Optimizers. ``Shampoo`` and ``ShampooCallback`` are those for the Keras that ``tf.keras`` is in this process.
+"""Optimizers. ``Shampoo``, ``ShampooCallback`` and ``Adafactor`` are those for the Keras that ``tf.keras`` is here.
 
 from ctr.optim import Shampoo
 model.compile(optimizer=Shampoo(learning_rate=0.02), loss="binary_crossentropy")
@@ -10,16 +10,19 @@ and restores it in ``load_model``.
 import importlib
 from typing import Any
 
+from ctr.optim.adafactor_options import AdafactorOptions
 from ctr.optim.by_name import register
 from ctr.optim.options import ShampooOptions
 
-__all__ = ["Shampoo", "ShampooCallback", "ShampooOptions"]
+__all__ = ["Adafactor", "AdafactorOptions", "Shampoo", "ShampooCallback", "ShampooOptions", "statistics_of"]
 
 register()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("Shampoo", "ShampooCallback"):
+    if name == "statistics_of":
+        return importlib.import_module("ctr.optim.backpack").statistics_of
+    if name not in ("Adafactor", "Shampoo", "ShampooCallback"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import tensorflow as tf
 

@@ -10,6 +10,10 @@ blocks of 208, not one of 256 and one of 160. Blocks of one shape, of whatever t
     [7, 5]         4            [4, 3] [4, 2] / [3, 3] [3, 2]       four of N = 1
     [10000, 16]    256          one, its right side only            (max_dimension 8192)
     [256, 1], [9]  256          none: a vector
+
+Other implementations split unevenly, into blocks of ``block_size`` and what is left (``block_split`` "full"), and
+precondition vectors by a full matrix (``precondition_vectors``): both are options here. So is a diagonal for the
+dimensions that are too long for a matrix (``large_dimensions``).
 """
 
 import itertools
@@ -51,7 +55,8 @@ class TensorLayout:
     Attributes:
         shape: of the tensor.
         merged: its shape without dimensions of 1 and with small ones merged; what is split.
-        axes: the preconditioned dimensions of ``merged``; empty: none.
+        axes: the dimensions of ``merged`` that are preconditioned by matrices.
+        diagonal: those that are preconditioned by diagonals.
         parts: along each dimension of ``merged`` up to two runs (offset, count, size) of equal parts.
     """
 
@@ -59,11 +64,17 @@ class TensorLayout:
     merged: Shape
     axes: tuple[int, ...]
     parts: tuple[tuple[tuple[int, int, int], ...], ...]
+    diagonal: tuple[int, ...] = ()
+
+    @property
+    def is_preconditioned(self) -> bool:
+        """Whether any dimension is."""
+        return bool(self.axes or self.diagonal)
 
     @property
     def regions(self) -> tuple[Region, ...]:
         """Its regions in row-major order of the parts; none when nothing is preconditioned."""
-        if not self.axes:
+        if not self.is_preconditioned:
             return ()
         return tuple(
             Region(*(tuple(run[field] for run in runs) for field in range(3)))
@@ -77,13 +88,15 @@ class Stack:
 
     Attributes:
         block: their shape.
-        axes: the preconditioned dimensions.
+        axes: the dimensions that are preconditioned by matrices.
         members: for each region in order the tensor's index and the region.
+        diagonal: the dimensions that are preconditioned by diagonals.
     """
 
     block: Shape
     axes: tuple[int, ...]
     members: tuple[tuple[int, Region], ...]
+    diagonal: tuple[int, ...] = ()
 
     @property
     def blocks(self) -> int:
@@ -127,28 +140,58 @@ def split_evenly(size: int, block_size: int) -> tuple[tuple[int, int, int], ...]
     return tuple(run for run in runs if run[1])
 
 
+def split_fully(size: int, block_size: int) -> tuple[tuple[int, int, int], ...]:
+    """Runs (offset, count, size) of parts of ``block_size``, and of one smaller part for what is left over.
+
+    Example:
+        >>> split_fully(10, block_size=4)
+        ((0, 2, 4), (8, 1, 2))
+    """
+    count, rest = divmod(size, block_size)
+    runs = [(0, count, block_size), (count * block_size, 1, rest)]
+    return tuple(run for run in runs if run[1] and run[2])
+
+
 def lay_out_tensor(shape: Sequence[int], options: ShampooOptions) -> TensorLayout:
     """The layout of a tensor of a (static) shape. Vectors and scalars have no preconditioned dimension."""
     shape = tuple(int(size) for size in shape)
     merged = merge_dimensions(shape, options.merge_dimensions)
-    axes: tuple[int, ...] = ()
-    never = options.start_preconditioning_step is None
-    if len(merged) > 1 and 0 not in merged and not never:
-        axes = tuple(axis for axis, size in enumerate(merged) if size <= options.max_dimension)
+    if options.precondition_vectors and not merged:
+        merged = (1,)
+    axes, diagonal = _preconditioned(merged, options)
+    if options.large_dimensions == "skip" and max(shape, default=1) > options.max_dimension:
+        axes = diagonal = ()
+    split = split_evenly if options.block_split == "balanced" else split_fully
     parts = tuple(
-        split_evenly(size, options.block_size) if axis in axes else ((0, 1, size),)
+        split(size, options.block_size) if axis in axes else ((0, 1, size),)
         for axis, size in enumerate(merged)
     )
-    return TensorLayout(shape, merged, axes, parts)
+    return TensorLayout(shape, merged, axes, parts, diagonal)
+
+
+def _preconditioned(merged: Shape, options: ShampooOptions) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The dimensions that are preconditioned by matrices and by diagonals."""
+    least = 1 if options.precondition_vectors else 2
+    if len(merged) < least or 0 in merged or options.start_preconditioning_step is None:
+        return (), ()
+    axes = tuple(axis for axis, size in enumerate(merged) if size <= options.max_dimension)
+    if axes == (0, 1) == tuple(range(len(merged))) and options.left_share in (0.0, 1.0):
+        return ((0,) if options.left_share == 1.0 else (1,)), ()
+    # Second moments in a rotated space have an element for each of the tensor's: nothing is left for a diagonal.
+    if options.large_dimensions != "diagonal" or options.eigenvalue_correction:
+        return axes, ()
+    return axes, tuple(axis for axis in range(len(merged)) if axis not in axes)
 
 
 def make_stacks(layouts: Sequence[TensorLayout]) -> tuple[Stack, ...]:
     """The stacks of all tensors, in the order in which their first blocks come."""
-    members: dict[tuple[Shape, tuple[int, ...]], list[tuple[int, Region]]] = {}
+    members: dict[tuple[Shape, tuple[int, ...], tuple[int, ...]], list[tuple[int, Region]]] = {}
     for index, layout in enumerate(layouts):
         for region in layout.regions:
-            members.setdefault((region.block, layout.axes), []).append((index, region))
-    return tuple(Stack(block, axes, tuple(found)) for (block, axes), found in members.items())
+            members.setdefault((region.block, layout.axes, layout.diagonal), []).append((index, region))
+    return tuple(
+        Stack(block, axes, tuple(found), diagonal) for (block, axes, diagonal), found in members.items()
+    )
 
 
 def _cut(tensor: tf.Tensor, region: Region) -> tf.Tensor:

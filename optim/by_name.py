@@ -1,4 +1,4 @@
-"""Makes either Keras find ``Shampoo`` by its names: in ``compile(optimizer="shampoo")``, and when it loads a model.
+"""Makes either Keras find ``Shampoo`` and ``Adafactor`` by name, in ``compile`` and when it loads a model.
 
 ``register`` loads no Keras. It enters the names in the registry of each Keras that is loaded, and has those of a Keras
 that is loaded later entered at that moment. What is entered is a stand-in, which loads the optimizer for its Keras when
@@ -21,7 +21,13 @@ _ADAPTERS = {
 """The registry of each Keras, and the module with the optimizer for it."""
 
 # As the built-in optimizers, and the name in saved models, which in those of mixed precision is the class's alone.
-_NAMES = ("shampoo", "Shampoo", "ctr>Shampoo")
+_NAMES = {
+    "shampoo": "Shampoo",
+    "Shampoo": "Shampoo",
+    "ctr>Shampoo": "Shampoo",
+    # The plain names are those of Keras' own Adafactor.
+    "ctr>Adafactor": "Adafactor",
+}
 
 
 class _StandIn(str):
@@ -31,19 +37,20 @@ class _StandIn(str):
     string by what is registered under it and passes that to ``compile``, which takes strings and no classes.
     """
 
-    __slots__ = ("_adapter",)
+    __slots__ = ("_adapter", "_class")
     _adapter: str
+    _class: str
 
     @classmethod
     def make(cls, name: str, adapter: str) -> "_StandIn":
         """Creates the name that stands for the optimizer of a module."""
         made = cls(name)
-        made._adapter = adapter
+        made._adapter, made._class = adapter, _NAMES[name]
         return made
 
     def from_config(self, config: dict[str, Any]) -> Any:
         """Makes the optimizer from what its ``get_config`` returned, or from ``{}`` with its defaults."""
-        return importlib.import_module(self._adapter).Shampoo.from_config(config)
+        return getattr(importlib.import_module(self._adapter), self._class).from_config(config)
 
 
 class _Watch(MetaPathFinder):

@@ -15,11 +15,11 @@ from ctr.optim.device_exchange import between_steps, create_on_host
 from ctr.optim.options import ShampooOptions
 from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver
 from ctr.optim.shampoo import ShampooCore
-from ctr.optim.state import ShampooLayout, lay_out
+from ctr.optim.state import DIAGONAL, MOMENT, ShampooLayout, lay_out
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 
-_GRAFTING = {"sgd": 0, "adagrad": 4, "rmsprop": 6, "adam": 8}
+_GRAFTING = {"sgd": 0, "adagrad": 4, "rmsprop": 6, "adam": 8, "sign": 1, "lars": 3, "lamb": 13}
 """Operations of the grafted optimizer for each weight."""
 _ROOT = 14
 """Operations of a root of a [d, d] matrix over d^3: 9 for eigenvectors, 1 for the root, 4 for its certificate."""
@@ -35,6 +35,16 @@ _STATISTICS = (
     "epsilon",
     "exponent_override",
     "exponent_multiplier",
+    "block_split",
+    "large_dimensions",
+    "precondition_vectors",
+    "bias_correction",
+    "initial_statistics",
+    "factor_update",
+    "eigenvalue_correction",
+    "basis_change",
+    "damping",
+    "left_share",
 )
 _BlockKey = tuple[tuple[int, ...], tuple[int, ...], int]
 
@@ -104,10 +114,13 @@ class DenseShampoo:
             for axis in stack.axes
         )
         roots = sum(factor.count * _ROOT * factor.size**3 for factor in layout.factors)
+        # Into the bases and back; and KL-Shampoo multiplies gradients by roots before their products.
+        passes = (3 if options.beta1 else 2) if options.eigenvalue_correction else 1
+        collected = 2 if options.factor_update == "kl" else 1
         return Cost(
             update=_elementwise_cost(options, whole, layout),
-            statistics=products / options.statistics_frequency,
-            preconditioning=products,
+            statistics=collected * products / options.statistics_frequency,
+            preconditioning=passes * products,
             roots=roots / options.precondition_frequency,
         )
 
@@ -127,7 +140,7 @@ class DenseShampoo:
         if counted and not all_exact:
             why = "beta1 or adam correct all averages by one number of steps, and some weights begin fresh"
             return TakenOver(fresh, why=why)
-        averages = self._differing(before, ("momentum",))
+        averages = self._differing(before, ("momentum", "separate_momenta"))
         layouts = lay_out(self.options, new.shapes), lay_out(before.options, old.shapes)
         statistics = self._differing(before, _STATISTICS)
         if not statistics and bool(layouts[0].factors) != bool(layouts[1].factors):
@@ -135,10 +148,15 @@ class DenseShampoo:
         preconditioned = set(layouts[0].owners.tolist())
         statuses: dict[int, Status] = {}
         for index, (old_index, move) in moves.items():
-            for kind in ("accumulator", "gradient_average", *(() if averages else ("momentum",))):
+            for kind in (
+                "accumulator",
+                "gradient_average",
+                *(() if averages else ("momentum", "graft_momentum")),
+            ):
                 target = new.arrays.get(f"shampoo/tensor{index}/{kind}")
-                if target is not None:
-                    move.move(target, old.arrays[f"shampoo/tensor{old_index}/{kind}"])
+                source = old.arrays.get(f"shampoo/tensor{old_index}/{kind}")
+                if target is not None and source is not None:
+                    move.move(target, source)
             lost = index in preconditioned and (bool(statistics) or not move.exact)
             if index in preconditioned and not lost:
                 _take_statistics(new.arrays, old.arrays, layouts, index, old_index)
@@ -161,11 +179,15 @@ def _elementwise_cost(
     each += 3 if options.momentum else 0
     each += 3 if options.nesterov else 0
     each += 5 if options.update_limit_absolute else 0
+    each += 3 if options.update_clipping else 0
     count = each * sum(math.prod(shape) for shape in shapes)
     if options.weight_decay:
         count += 2 * sum(math.prod(shape) for shape in shapes if len(shape) > 1)
-    # The norms of both directions, and the scale between them.
-    return count + 5 * sum(math.prod(tensor.shape) for tensor in layout.tensors if tensor.axes)
+    # The norms of both directions, and the scale between them; second moments in the bases, and their roots.
+    scaled = 5 + (6 if options.eigenvalue_correction else 0)
+    return count + scaled * sum(
+        math.prod(tensor.shape) for tensor in layout.tensors if tensor.is_preconditioned
+    )
 
 
 def _take_statistics(
@@ -176,6 +198,7 @@ def _take_statistics(
     old_index: int,
 ) -> None:
     """Statistics, roots and their status of a weight's blocks, which may lie elsewhere in the stacks."""
+    _take_blocks(arrays, old_arrays, layouts, index, old_index)
     places, old_places = (
         _blocks(layout, number) for layout, number in zip(layouts, (index, old_index), strict=True)
     )
@@ -187,6 +210,27 @@ def _take_statistics(
             target[members] = old_arrays[f"shampoo/{old_side.name}/{kind}"][old_members]
         status = old_arrays["shampoo/status"][:, old_side.offset + old_members]
         arrays["shampoo/status"][:, new_side.offset + members] = status
+
+
+def _take_blocks(
+    arrays: Mapping[str, np.ndarray],
+    old_arrays: Mapping[str, np.ndarray],
+    layouts: tuple[ShampooLayout, ShampooLayout],
+    index: int,
+    old_index: int,
+) -> None:
+    """What a weight's blocks have as a whole: second moments in their bases, and diagonals."""
+    for number, stack in enumerate(layouts[0].stacks):
+        members = np.flatnonzero(np.array(stack.owners) == index)
+        kinds = [MOMENT, *(f"{DIAGONAL}{axis}" for axis in stack.diagonal)]
+        for old_number, other in enumerate(layouts[1].stacks):
+            if (other.block, other.axes, other.diagonal) != (stack.block, stack.axes, stack.diagonal):
+                continue
+            old_members = np.flatnonzero(np.array(other.owners) == old_index)
+            for kind in kinds:
+                target = arrays.get(f"shampoo/stack{number}/{kind}")
+                if target is not None and len(members):
+                    target[members] = old_arrays[f"shampoo/stack{old_number}/{kind}"][old_members]
 
 
 def _blocks(layout: ShampooLayout, index: int) -> dict[_BlockKey, tuple[int, np.ndarray]]:

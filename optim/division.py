@@ -23,9 +23,9 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim.assignment import balanced, blocks_of, step_cost
-from ctr.optim.blocking import Region, Shape, Stack, stack_blocks, unstack_blocks
+from ctr.optim.blocking import Region, Shape, stack_blocks, unstack_blocks
 from ctr.optim.options import ShampooOptions
-from ctr.optim.state import ELEMENTS, MATRICES, Factor, ShampooLayout
+from ctr.optim.state import DIAGONAL, ELEMENTS, MATRICES, MOMENT, Factor, ShampooLayout
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 
@@ -210,6 +210,10 @@ class Division:
         for factor, own in zip(self.whole.factors, self.own.factors, strict=True):
             part = Part(0, np.array(own.numbers, np.int64), factor.count)
             parts |= {f"{factor.name}/{kind}": part for kind in MATRICES}
+        for number, stack in enumerate(self.whole.stacks):
+            places = np.array([piece.place for piece in self._in_stack(number)], np.int64)
+            names = [MOMENT, *(f"{DIAGONAL}{axis}" for axis in stack.diagonal)]
+            parts |= {f"stack{number}/{name}": Part(0, places, stack.blocks) for name in names}
         for index in self._divided():
             tensor = self.whole.tensors[index]
             numbers = np.arange(math.prod(tensor.shape)).reshape(tensor.merged)
@@ -220,7 +224,7 @@ class Division:
         return parts
 
     def _is_divided(self, tensor: int) -> bool:
-        return self.workers.size > 1 and bool(self.whole.tensors[tensor].axes)
+        return self.workers.size > 1 and self.whole.tensors[tensor].is_preconditioned
 
     def _divided(self) -> list[int]:
         return [index for index in range(len(self.whole.tensors)) if self._is_divided(index)]
@@ -272,7 +276,7 @@ def _own_layout(whole: ShampooLayout, pieces: Sequence[_Piece]) -> ShampooLayout
     for number, stack in enumerate(whole.stacks):
         members = [piece for piece in pieces if piece.stack == number]
         stacks.append(
-            Stack(stack.block, stack.axes, tuple((piece.tensor, piece.region) for piece in members))
+            dataclasses.replace(stack, members=tuple((piece.tensor, piece.region) for piece in members))
         )
         for index in whole.stack_factors[number]:
             factors.append(

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim import statistics
+from ctr.optim.directions import replace_roots
 from ctr.optim.division import Division
 from ctr.optim.graph_roots import inverse_roots
 from ctr.optim.host import Exchange, HostPipeline
@@ -46,13 +47,15 @@ def with_host(options: ShampooOptions, division: Division, state: ShampooState, 
     layout = division.own
     written = [state.dtype, tf.int64, *(state.dtype for _ in layout.factors)]
 
-    def collect(correction: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
-        _, exchanged_at, exchange = _unpack(layout, correction, arrays)
+    def collect(correction: np.ndarray, identity: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
+        _, exchanged_at, exchange = _unpack(layout, correction, identity, arrays)
         host.collect(exchanged_at, exchange)
         return [exchange.status, exchange.counters, *exchange.roots]
 
-    def send(early: np.ndarray, correction: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
-        step, exchanged_at, exchange = _unpack(layout, correction, arrays)
+    def send(
+        early: np.ndarray, correction: np.ndarray, identity: np.ndarray, *arrays: np.ndarray
+    ) -> list[np.ndarray]:
+        step, exchanged_at, exchange = _unpack(layout, correction, identity, arrays)
         host.send(step, exchange)
         if exchanged_at < 0 or early or not options.asynchronous:
             host.collect(step, exchange)
@@ -68,19 +71,23 @@ def with_host(options: ShampooOptions, division: Division, state: ShampooState, 
         step, exchanged_at, *matrices = [variable.read_value() for variable in read]
         arrays = [*first, step, exchanged_at, status, counters, *matrices]
         new_status, new_counters, *roots = tf.numpy_function(function, arrays, written)
-        for variable, value in zip(state.roots, roots, strict=True):
-            variable.assign(tf.reshape(value, variable.shape))
+        shaped = [
+            tf.reshape(value, variable.shape) for variable, value in zip(state.roots, roots, strict=True)
+        ]
+        replace_roots(options, layout, state, shaped)
         return tf.reshape(new_status, status.shape), tf.reshape(new_counters, counters.shape)
 
     def act() -> None:
         before = state.counters.read_value()
         # In flight is what was sent before the present window.
-        sent = statistics.bias_correction(options.beta2, state.collections - state.window_collections)
+        until = state.collections - state.window_collections
+        sent = [statistics.corrected_by(options, until), statistics.initial(options, until)]
         status = division.take_status(state.status.read_value())
-        status, counters = call(collect, [sent], status, before)
+        status, counters = call(collect, sent, status, before)
         correction, status = _fold(options, state, status)
         early = is_early(options, state.step.read_value())
-        status, counters = call(send, [early, correction], status, counters)
+        identity = statistics.initial(options, state.collections.read_value())
+        status, counters = call(send, [early, correction, identity], status, counters)
         _publish(division, state, status, before, counters)
 
     when(due(options, division.whole, state), act)
@@ -91,8 +98,7 @@ def copy(options: ShampooOptions, layout: ShampooLayout, state: ShampooState, do
 
     def act() -> None:
         _fold(options, state, state.status.read_value())
-        for mine, theirs in zip(state.roots, done.roots, strict=True):
-            mine.assign(theirs.read_value())
+        replace_roots(options, layout, state, [root.read_value() for root in done.roots])
         state.status.assign(done.status.read_value())
         state.counters.assign(done.counters.read_value())
         state.exchanged_at.assign(state.step)
@@ -107,6 +113,11 @@ def on_device(options: ShampooOptions, division: Division, state: ShampooState) 
         ValueError: the options ask for roots that the coupled iteration does not give.
     """
     for factor in division.whole.factors:
+        if factor.basis:
+            raise ValueError(
+                "eigenvalue_correction requires eigenbases, which a step compiled by XLA cannot compute; train with "
+                "callbacks=[ShampooCallback()], which has them computed on the host, or without jit_compile"
+            )
         if whole_order(factor.exponent) is None:
             raise ValueError(
                 f"exponent_multiplier {options.exponent_multiplier} requires roots of order "
@@ -126,7 +137,7 @@ def _publish(
 
 
 def _unpack(
-    layout: ShampooLayout, correction: np.ndarray, arrays: Sequence[np.ndarray]
+    layout: ShampooLayout, correction: np.ndarray, identity: np.ndarray, arrays: Sequence[np.ndarray]
 ) -> tuple[int, int, Exchange]:
     step, exchanged_at, status, counters, *matrices = arrays
     count = len(layout.factors)
@@ -136,6 +147,7 @@ def _unpack(
         status=np.array(status),
         counters=np.array(counters),
         correction=float(correction),
+        identity=float(identity),
     )
     return int(step), int(exchanged_at), exchange
 
@@ -153,20 +165,24 @@ def _fold(options: ShampooOptions, state: ShampooState, status: tf.Tensor) -> tu
     change = tf.concat(changes, axis=0)[tf.newaxis]
     status = status + tf.cast(tf.where(row, change, tf.zeros_like(change)), status.dtype)
     state.window_collections.assign(0)
-    return statistics.bias_correction(beta2, state.collections), status
+    return statistics.corrected_by(options, state.collections.read_value()), status
 
 
 def _compute_on_device(options: ShampooOptions, division: Division, state: ShampooState) -> None:
     correction, status = _fold(options, state, division.take_status(state.status.read_value()))
+    identity = statistics.initial(options, state.collections.read_value())
     residuals, nonzero = [], []
     for factor, total, root in zip(division.own.factors, state.totals, state.roots, strict=True):
-        computed, residual = inverse_roots(total / correction, round(1.0 / factor.exponent), options.epsilon)
+        begun = (total + identity * tf.eye(factor.size, dtype=tf.float64)) / correction
+        computed, residual = inverse_roots(
+            begun, round(1.0 / factor.exponent), options.epsilon, absolute=options.damping == "absolute"
+        )
         computed = tf.cast(computed, state.dtype)
         residual = tf.where(tf.reduce_all(tf.math.is_finite(computed), axis=[1, 2]), residual, np.inf)
         certified = (residual <= TOLERANCE)[:, tf.newaxis, tf.newaxis]
         root.assign(tf.where(certified, computed, root))
         residuals.append(residual)
-        nonzero.append(tf.reduce_any(total != 0, axis=[1, 2]))
+        nonzero.append(tf.reduce_any(begun != 0, axis=[1, 2]))
     residual, sent = tf.concat(residuals, axis=0), tf.concat(nonzero, axis=0)
     good = sent & (residual <= TOLERANCE)
     now = dict(zip(STATUS, tf.unstack(status, num=len(STATUS)), strict=True))

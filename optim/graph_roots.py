@@ -16,7 +16,7 @@ _DONE = 1e-15
 
 
 def inverse_roots(
-    matrices: tf.Tensor, p: int, epsilon: float, max_iterations: int = 100
+    matrices: tf.Tensor, p: int, epsilon: float, max_iterations: int = 100, absolute: bool = False
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """``(A + epsilon * lambda_max(A) * I)^(-1/p)`` of each matrix, with its true residual.
 
@@ -27,8 +27,9 @@ def inverse_roots(
     Args:
         matrices: float64 [N, n, n], symmetric positive semidefinite.
         p: the root's degree, at least 1.
-        epsilon: the relative damping.
+        epsilon: the damping, relative to the largest eigenvalue.
         max_iterations: a bound on the work; 100 reach a condition of 1e12 and far beyond.
+        absolute: ``epsilon`` is not relative.
 
     Returns:
         Roots float64 [N, n, n], and residuals float64 [N]: |X^h A X^(p - h) - I|, Frobenius, h = p // 2,
@@ -44,7 +45,8 @@ def inverse_roots(
     scale = tf.where(usable, largest, tf.ones_like(largest))
     scaled = tf.where(usable, matrices, identity) / scale
     scaled = (scaled + tf.linalg.matrix_transpose(scaled)) / 2
-    damped = scaled + epsilon * _largest_eigenvalue(scaled) * identity
+    damping = epsilon / scale if absolute else epsilon * _largest_eigenvalue(scaled)
+    damped = scaled + damping * identity
 
     roots = _iterate(damped, p, max_iterations)
     residual = _residual(roots, damped, p)

@@ -1,4 +1,4 @@
-"""Roots on the host's processors, in float64, while the device goes on (FF fig. 3, PSO 4 and alg. II).
+"""Roots, or eigenbases, on the host's processors, in float64, while the device goes on (FF fig. 3, PSO 4 and alg. II).
 
 ``send`` hands the statistics that need a new root to worker threads, largest first; ``collect`` brings the roots
 into use at the next exchange. Both are functions of what they are given: which roots are computed, from what, and
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import OpenBLASController, ThreadpoolController
 
+from ctr.optim.eigenbasis import eigenbasis
 from ctr.optim.options import ShampooOptions
 from ctr.optim.roots import Root, RootError, inverse_root
 from ctr.optim.state import COUNTERS, STATUS, Factor
@@ -94,6 +95,7 @@ class Exchange:
         status: [len(STATUS), matrices of these factors]; changed.
         counters: int64 [len(COUNTERS)]; changed.
         correction: what the totals are to be divided by.
+        identity: how much of the identity is to be added to them before.
     """
 
     totals: list[np.ndarray]
@@ -101,6 +103,7 @@ class Exchange:
     status: np.ndarray
     counters: np.ndarray
     correction: float
+    identity: float = 0.0
 
     def count(self, counter: str, by: int = 1) -> None:
         """Adds to a counter."""
@@ -167,7 +170,7 @@ class HostPipeline:
             # Not by BLAS, whose sums depend on its number of threads, and that on whether roots are computed.
             norm = float(np.sqrt(np.sum(np.square(total))))
             # No gradient yet, as in crosses that are still switched off: not a fault.
-            if norm == 0:
+            if norm == 0 and not exchange.identity:
                 continue
             if status[_CERTIFIED, matrix] and status[_DRIFT, matrix] <= self.options.drift_bound * norm:
                 exchange.count("skipped")
@@ -210,6 +213,8 @@ class HostPipeline:
             f, i = self._places[matrix]
             # Copies: what is given belongs to the caller, and may change or go while the workers read it.
             statistics = exchange.totals[f][i] / exchange.correction
+            if exchange.identity:
+                statistics[np.diag_indices_from(statistics)] += exchange.identity / exchange.correction
             previous = None
             if status[_CERTIFIED, matrix]:
                 previous = exchange.roots[f][i].astype(np.float64)
@@ -230,14 +235,18 @@ class HostPipeline:
     ) -> Root:
         begun = time.perf_counter()
         with _one_blas_thread():
-            root = self.solve(
-                statistics,
-                factor.exponent,
-                epsilon=self.options.epsilon,
-                solver=self.options.solver,
-                previous=previous,
-                previous_condition=condition if previous is not None else None,
-            )
+            if factor.basis:
+                root = eigenbasis(statistics)
+            else:
+                root = self.solve(
+                    statistics,
+                    factor.exponent,
+                    epsilon=self.options.epsilon,
+                    solver=self.options.solver,
+                    previous=previous,
+                    previous_condition=condition if previous is not None else None,
+                    **({"absolute": True} if self.options.damping == "absolute" else {}),
+                )
         self.seconds_computing += time.perf_counter() - begun
         return root
 

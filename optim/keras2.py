@@ -1,4 +1,4 @@
-"""Shampoo as an optimizer of Keras 2 (the package tf_keras)."""
+"""Shampoo and Adafactor as optimizers of Keras 2 (the package tf_keras)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,17 +7,21 @@ import tensorflow as tf
 import tf_keras
 
 from ctr.optim.exchange import when
+from ctr.optim.gradients import Gradient
 from ctr.optim.keras_common import (
+    ADAFACTOR,
+    ADAFACTOR_DOCUMENTATION,
     DOCUMENTATION,
+    SHAMPOO,
     TABLES,
     CallbackMixin,
+    Kind,
     apply,
     make_core,
     make_replicas,
-    shampoo_config,
+    own_config,
     split_options,
 )
-from ctr.optim.shampoo import Gradient, ShampooCore
 
 _KERAS_OPTIONS = (
     "clipnorm",
@@ -32,27 +36,28 @@ _KERAS_OPTIONS = (
 )
 
 
-@tf_keras.saving.register_keras_serializable(package="ctr")
-class Shampoo(tf_keras.optimizers.Optimizer):
-    """Shampoo for Keras 2 (tf_keras)."""
+class _Optimizer(tf_keras.optimizers.Optimizer):
+    """What the optimizers for Keras 2 (tf_keras) have in common."""
+
+    kind: Kind
 
     def __init__(
         self,
         learning_rate: Any = 0.02,
         *,
         tables: str | None = TABLES,
-        name: str = "shampoo",
+        name: str | None = None,
         **options: Any,
     ) -> None:
-        own, keras_options = split_options(options, _KERAS_OPTIONS)
-        super().__init__(name=name, weight_decay=None, **keras_options)
+        own, keras_options = split_options(options, _KERAS_OPTIONS, self.kind)
+        super().__init__(name=name or self.kind.title.lower(), weight_decay=None, **keras_options)
         self._learning_rate = self._build_learning_rate(learning_rate)
         self.options = own
         self.tables = tables
         self.driven = False
 
     @property
-    def core(self) -> ShampooCore:
+    def core(self) -> Any:
         """The optimizer itself; there from the first step, or ``build``, on."""
         if not getattr(self, "_built", False):
             raise ValueError("this optimizer has no variables yet: call build(variables), or train")
@@ -67,7 +72,9 @@ class Shampoo(tf_keras.optimizers.Optimizer):
             return self.add_variable(tuple(shape), dtype, tf_keras.initializers.Constant(value), name)
 
         self._names = [variable.name for variable in var_list]
-        self._replicas = make_replicas(make_core(self.options, var_list, self._names, self.tables, create))
+        self._replicas = make_replicas(
+            make_core(self.kind, self.options, var_list, self._names, self.tables, create)
+        )
         self._decayed = [self._use_weight_decay(variable) for variable in var_list]
         self._built = True
 
@@ -123,7 +130,24 @@ class Shampoo(tf_keras.optimizers.Optimizer):
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         config["learning_rate"] = self._serialize_hyperparameter(self._learning_rate)
-        return {**config, **shampoo_config(self.options, self.tables)}
+        return {**config, **own_config(self.options, self.tables)}
+
+
+@tf_keras.saving.register_keras_serializable(package="ctr")
+class Shampoo(_Optimizer):
+    """Shampoo."""
+
+    kind = SHAMPOO
+
+
+@tf_keras.saving.register_keras_serializable(package="ctr")
+class Adafactor(_Optimizer):
+    """Adafactor."""
+
+    kind = ADAFACTOR
+
+    def __init__(self, learning_rate: Any = 0.01, **options: Any) -> None:
+        super().__init__(learning_rate, **options)
 
 
 class ShampooCallback(CallbackMixin, tf_keras.callbacks.Callback):
@@ -132,3 +156,4 @@ class ShampooCallback(CallbackMixin, tf_keras.callbacks.Callback):
 
 Shampoo.__doc__ = DOCUMENTATION
 ShampooCallback.__doc__ = CallbackMixin.__doc__
+Adafactor.__doc__ = ADAFACTOR_DOCUMENTATION

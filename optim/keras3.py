@@ -1,4 +1,4 @@
-"""Shampoo as an optimizer of Keras 3 with the TensorFlow backend."""
+"""Shampoo and Adafactor as optimizers of Keras 3 with the TensorFlow backend."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,18 +6,22 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ctr.optim.gradients import Gradient
 from ctr.optim.keras_common import (
+    ADAFACTOR,
+    ADAFACTOR_DOCUMENTATION,
     DOCUMENTATION,
+    SHAMPOO,
     TABLES,
     CallbackMixin,
+    Kind,
     apply,
     make_core,
     make_replicas,
-    shampoo_config,
+    own_config,
     split_options,
     sum_over_replicas,
 )
-from ctr.optim.shampoo import Gradient, ShampooCore
 
 _KERAS_OPTIONS = (
     "clipnorm",
@@ -31,28 +35,31 @@ _KERAS_OPTIONS = (
 )
 
 
-@keras.saving.register_keras_serializable(package="ctr")
-class Shampoo(keras.optimizers.Optimizer):
-    """Shampoo for Keras 3."""
+class _Optimizer(keras.optimizers.Optimizer):
+    """What the optimizers for Keras 3 have in common."""
+
+    kind: Kind
 
     def __init__(
         self,
         learning_rate: Any = 0.02,
         *,
         tables: str | None = TABLES,
-        name: str = "shampoo",
+        name: str | None = None,
         **options: Any,
     ) -> None:
         if keras.backend.backend() != "tensorflow":
-            raise RuntimeError(f"Shampoo requires Keras' backend tensorflow, not {keras.backend.backend()}")
-        own, keras_options = split_options(options, _KERAS_OPTIONS)
-        super().__init__(learning_rate=learning_rate, name=name, **keras_options)
+            raise RuntimeError(
+                f"{self.kind.title} requires Keras' backend tensorflow, not {keras.backend.backend()}"
+            )
+        own, keras_options = split_options(options, _KERAS_OPTIONS, self.kind)
+        super().__init__(learning_rate=learning_rate, name=name or self.kind.title.lower(), **keras_options)
         self.options = own
         self.tables = tables
         self.driven = False
 
     @property
-    def core(self) -> ShampooCore:
+    def core(self) -> Any:
         """The optimizer itself; there from the first step, or ``build``, on."""
         if not self.built:
             raise ValueError("this optimizer has no variables yet: call build(variables), or train")
@@ -79,7 +86,9 @@ class Shampoo(keras.optimizers.Optimizer):
         self._names = [variable.path for variable in variables]
         with tf.init_scope():
             weights = [variable.value for variable in variables]
-            self._replicas = make_replicas(make_core(self.options, weights, self._names, self.tables, create))
+            self._replicas = make_replicas(
+                make_core(self.kind, self.options, weights, self._names, self.tables, create)
+            )
 
     def _backend_apply_gradients(self, grads: Sequence[Gradient], trainable_variables: Sequence[Any]) -> None:
         # Before anything is made of them: Keras itself would clip the gradient of each replica by itself.
@@ -104,7 +113,24 @@ class Shampoo(keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
-        return {**config, **shampoo_config(self.options, self.tables)}
+        return {**config, **own_config(self.options, self.tables)}
+
+
+@keras.saving.register_keras_serializable(package="ctr")
+class Shampoo(_Optimizer):
+    """Shampoo."""
+
+    kind = SHAMPOO
+
+
+@keras.saving.register_keras_serializable(package="ctr")
+class Adafactor(_Optimizer):
+    """Adafactor."""
+
+    kind = ADAFACTOR
+
+    def __init__(self, learning_rate: Any = 0.01, **options: Any) -> None:
+        super().__init__(learning_rate, **options)
 
 
 class ShampooCallback(CallbackMixin, keras.callbacks.Callback):
@@ -113,3 +139,4 @@ class ShampooCallback(CallbackMixin, keras.callbacks.Callback):
 
 Shampoo.__doc__ = DOCUMENTATION
 ShampooCallback.__doc__ = CallbackMixin.__doc__
+Adafactor.__doc__ = ADAFACTOR_DOCUMENTATION

@@ -3,14 +3,37 @@
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from ctr.optim.adafactor_core import AdafactorCore
+from ctr.optim.adafactor_options import AdafactorOptions
+from ctr.optim.gradients import Gradient
 from ctr.optim.options import ShampooOptions
-from ctr.optim.shampoo import Gradient, RootSource, ShampooCore
+from ctr.optim.shampoo import RootSource, ShampooCore
 from ctr.optim.sparse import in_xla
 from ctr.optim.state import Create
+
+Core = ShampooCore | AdafactorCore
+
+
+class Kind(NamedTuple):
+    """What distinguishes the optimizers that the adapters make.
+
+    Attributes:
+        title: as messages name it.
+        options: the class of its options.
+        core: makes the optimizer over variables: (options, weights, tables, create).
+    """
+
+    title: str
+    options: type[Any]
+    core: Callable[..., Any]
+
+
+SHAMPOO = Kind("Shampoo", ShampooOptions, ShampooCore)
+ADAFACTOR = Kind("Adafactor", AdafactorOptions, AdafactorCore)
 
 TABLES = r"(?<![^/])embeddings(:\d+)?$"
 """What Keras' Embedding calls its table."""
@@ -50,42 +73,71 @@ Example:
 """
 
 
+ADAFACTOR_DOCUMENTATION = """Adafactor as its paper prints it (Shazeer and Stern, 2018, algorithms 4-6).
+
+    model.compile(optimizer=Adafactor(), loss=...)
+
+Second moments of matrices are kept by rows and columns. The rows of embedding tables learn by themselves, by factored
+moments of the rows that batches touched (``ctr.optim.adafactor``).
+
+Args:
+    learning_rate: a number or a schedule; the largest relative step size rho.
+    tables: regular expression for the names of matrices whose rows learn by themselves; None: no such variables.
+    name: of the optimizer.
+    **options: the fields of ``ctr.optim.adafactor_options.AdafactorOptions``, and Keras' own, as those of ``Shampoo``.
+
+Raises:
+    ValueError: an option has a value that is not allowed.
+    TypeError: there is no such option.
+
+Example:
+    >>> import tensorflow as tf
+    >>> model = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False)])
+    >>> model.compile(optimizer=Adafactor(learning_rate=0.5), loss="mse")
+    >>> history = model.fit(tf.eye(4), tf.ones([4, 1]), epochs=20, verbose=0)
+    >>> history.history["loss"][-1] < history.history["loss"][0]
+    True
+"""
+
+
 def split_options(
-    given: dict[str, Any], keras_options: Sequence[str]
-) -> tuple[ShampooOptions, dict[str, Any]]:
-    """Separates Shampoo's options from those of Keras. Raises TypeError for what is neither."""
-    names = ShampooOptions.names()
+    given: dict[str, Any], keras_options: Sequence[str], kind: Kind = SHAMPOO
+) -> tuple[Any, dict[str, Any]]:
+    """Separates an optimizer's options from those of Keras. Raises TypeError for what is neither."""
+    names = kind.options.names()
     for name in given:
         if name not in names and name not in keras_options:
             raise TypeError(
-                f"Shampoo has no option {name!r}; allowed: {', '.join(sorted([*names, *keras_options]))}"
+                f"{kind.title} has no option {name!r}; allowed: {', '.join(sorted([*names, *keras_options]))}"
             )
-    options = ShampooOptions(**{name: value for name, value in given.items() if name in names})
+    options = kind.options(**{name: value for name, value in given.items() if name in names})
     return options, {name: value for name, value in given.items() if name in keras_options}
 
 
-def shampoo_config(options: ShampooOptions, tables: str | None) -> dict[str, Any]:
+def own_config(options: Any, tables: str | None) -> dict[str, Any]:
     """What ``get_config`` adds to that of Keras."""
     return {**dataclasses.asdict(options), "tables": tables}
 
 
 def make_core(
-    options: ShampooOptions,
+    kind: Kind,
+    options: Any,
     weights: Sequence[tf.Variable],
     names: Sequence[str],
     tables: str | None,
     create: Create,
-) -> ShampooCore:
+) -> Core:
     """The core over a model's variables, whose ``tables`` are chosen by name."""
     rows = [
         index
         for index, (weight, name) in enumerate(zip(weights, names, strict=True))
         if tables is not None and len(weight.shape) == 2 and re.search(tables, name)
     ]
-    return ShampooCore(options, weights, rows, create)
+    core: Core = kind.core(options, weights, rows, create)
+    return core
 
 
-def make_replicas(core: ShampooCore) -> list[ShampooCore]:
+def make_replicas(core: Core) -> list[Core]:
     """The optimizers of this process' replicas, each over its own components of mirrored variables.
 
     Without a tf.distribute strategy, or where it has one replica, that is the core itself. Else all replicas keep all
@@ -96,7 +148,7 @@ def make_replicas(core: ShampooCore) -> list[ShampooCore]:
     if strategy.num_replicas_in_sync == 1:
         return [core]
     local = strategy.experimental_local_results
-    replicas: list[ShampooCore] = []
+    replicas: list[Core] = []
     for number in range(len(local(core.state.step))):
 
         def create(
@@ -105,10 +157,8 @@ def make_replicas(core: ShampooCore) -> list[ShampooCore]:
             return local(core.state.variables[name])[number]
 
         weights = [local(weight)[number] for weight in core.weights]
-        leader = replicas[0] if replicas else None
-        replicas.append(
-            ShampooCore(core.options, weights, core.layout.tables, create, core.host, leader=leader)
-        )
+        leader: Any = replicas[0] if replicas else None
+        replicas.append(core.replica(weights, create, leader))
     return replicas
 
 
@@ -123,7 +173,7 @@ def sum_over_replicas(gradients: Sequence[Gradient]) -> list[Gradient]:
 
 
 def apply(
-    replicas: Sequence[ShampooCore],
+    replicas: Sequence[Core],
     gradients: dict[int, Gradient],
     learning_rate: tf.Tensor | float,
     decayed: Sequence[bool],
@@ -183,7 +233,7 @@ def apply(
 
 
 def _step(
-    core: ShampooCore,
+    core: Core,
     gradients: dict[int, Gradient],
     learning_rate: tf.Tensor | float,
     decayed: Sequence[bool],

@@ -37,9 +37,10 @@ def describe(
 ) -> str:
     """A table: how each tensor is treated, and what that costs in memory and multiplications (PSO table 2).
 
-    Memory is that of the optimizer's variables: statistics (window and float64 total), roots, and first-order
-    state (second moments, averages). Multiplications are those of one step, statistics divided by their
-    frequency; those of the roots are some 10 d^3 for every d x d matrix of an exchange and not in the table.
+    Memory is that of the optimizer's variables: statistics (window and float64 total; diagonals), roots or bases, and
+    state of single elements (second moments, also those in bases, and averages). Multiplications are those of one step,
+    statistics divided by their frequency; those of the roots are some 10 d^3 for every d x d matrix of an exchange and
+    not in the table.
     """
     rows: list[tuple[str, ...]] = [
         ("tensor", "shape", "treatment", "statistics", "roots", "first-order", "Mflop/step")
@@ -56,10 +57,19 @@ def describe(
         elements = float(np.prod(stack.block))
         for owner in stack.owners:
             for axis in stack.axes:
-                flops[owner] += 2 * elements * stack.block[axis] * (1 + 1 / options.statistics_frequency)
+                passes = (3 if options.beta1 else 2) if options.eigenvalue_correction else 1
+                collected = (2 if options.factor_update == "kl" else 1) / options.statistics_frequency
+                flops[owner] += 2 * elements * stack.block[axis] * (passes + collected)
+            for axis in stack.diagonal:
+                statistics[owner] += 8 * stack.block[axis]
     first = np.zeros(len(layout.tensors))
+    if options.eigenvalue_correction:
+        for stack in layout.stacks:
+            for owner in stack.owners:
+                first[owner] += item * float(np.prod(stack.block))
     for index, accumulator in enumerate(state.accumulators):
-        held = [accumulator, state.gradient_averages.get(index), state.momenta.get(index)]
+        held = [accumulator]
+        held += [found.get(index) for found in (state.gradient_averages, state.momenta, state.graft_momenta)]
         for variable in held:
             if variable is not None:
                 # On several workers, of which each has a part, as on one.
@@ -96,14 +106,26 @@ def _treatment(options: ShampooOptions, layout: ShampooLayout, index: int) -> st
         if index in layout.table_factors:
             return f"rows: right side, exponent -{options.exponent(1):g}; AdaGrad's step"
         return f"rows: AdaGrad, one sum {by}"
-    if not tensor.axes:
+    if not tensor.is_preconditioned:
         return options.grafting
     blocks = sum(region.blocks for region in tensor.regions)
     largest = max(tensor.regions, key=lambda region: region.block).block
-    exponent = options.exponent(len(tensor.axes))
-    sides = "" if len(tensor.axes) == len(tensor.merged) else f" along {','.join(map(str, tensor.axes))}"
+    order, preconditioned = len(tensor.merged), len(tensor.axes) + len(tensor.diagonal)
+    exponents = {
+        axis: options.side_exponent(axis, preconditioned, order) for axis in (*tensor.axes, *tensor.diagonal)
+    }
+    sides = (
+        "" if len(tensor.axes) == order or not tensor.axes else f" along {','.join(map(str, tensor.axes))}"
+    )
+    if tensor.diagonal:
+        sides += f" with diagonals along {','.join(map(str, tensor.diagonal))}"
     size = "x".join(map(str, largest))
-    return f"Shampoo{sides}, {blocks} block{'s' * (blocks > 1)} of {size}, exponent -{exponent:g}"
+    counted = f"{blocks} block{'s' * (blocks > 1)} of {size}"
+    if options.eigenvalue_correction:
+        return f"eigenbases{sides}, {counted}, exponent -{options.correction_exponent:g}"
+    kind = "KL-Shampoo" if options.factor_update == "kl" else "Shampoo"
+    found = "/".join(f"-{value:g}" for value in dict.fromkeys(exponents.values()))
+    return f"{kind}{sides}, {counted}, exponent {found}"
 
 
 def _bytes(count: float) -> str:

@@ -82,6 +82,23 @@ class _RefusedError(Exception):
     """One solver's attempt failed; another's may not."""
 
 
+@dataclass(frozen=True)
+class _Damping:
+    """Epsilon, relative to the largest eigenvalue or not."""
+
+    epsilon: float
+    absolute: bool
+
+    def of(self, lowest: float, highest: float, scaled: FloatArray) -> float:
+        """What is added to the diagonal of a matrix with these extreme eigenvalues.
+
+        Raises:
+            RootError: the matrix is indefinite.
+        """
+        check_definite(lowest, highest, scaled)
+        return self.epsilon * (1.0 if self.absolute else highest) + max(-lowest, 0.0)
+
+
 def inverse_root(
     matrix: FloatArray,
     exponent: float,
@@ -91,6 +108,7 @@ def inverse_root(
     previous: FloatArray | None = None,
     previous_condition: float | None = None,
     tolerance: float = TOLERANCE,
+    absolute: bool = False,
 ) -> Root:
     """A certified A_damped^-exponent.
 
@@ -101,11 +119,12 @@ def inverse_root(
     Args:
         matrix: A, float64 [n, n]; its symmetric part counts.
         exponent: in (0, 1]; Shampoo's is 1 / (2k) for a tensor of order k, times a multiplier (PT 3.1).
-        epsilon: the relative damping, at least 0.
+        epsilon: the damping, at least 0; relative to the largest eigenvalue.
         solver: "auto", "eigh" or "coupled".
         previous: the root [n, n] of an earlier matrix, for a warm start.
         previous_condition: that root's `condition`; with it, large eigenvalues are projected (PSO App. E).
         tolerance: the largest residual that is accepted.
+        absolute: ``epsilon`` is not relative.
 
     Returns:
         The root, with a residual of at most `tolerance`.
@@ -117,7 +136,8 @@ def inverse_root(
     """
     if not 0 < exponent <= 1 or not epsilon >= 0 or solver not in ("auto", "eigh", "coupled"):
         raise ValueError(f"exponent {exponent}, epsilon {epsilon}, solver {solver!r}")
-    scaled, doublings = _scaled(matrix)
+    scaled, doublings = scale_symmetric(matrix)
+    damp = _Damping(float(np.ldexp(epsilon, -doublings)) if absolute else epsilon, absolute)
     factor = float(np.exp2(-doublings * exponent))
     start = None if previous is None else np.asarray(previous, np.float64) / factor
     degree = whole_order(exponent)
@@ -125,12 +145,12 @@ def inverse_root(
     for name in _attempts(solver, start is not None):
         try:
             if name.startswith("eigh"):
-                root, residual, condition = _by_eigh(scaled, exponent, degree, epsilon, name[-2])
+                root, residual, condition = _by_eigh(scaled, exponent, degree, damp, name[-2])
             else:
                 root, residual, condition = _by_coupled(
                     scaled,
                     degree,
-                    epsilon,
+                    damp,
                     start if name == "coupled_warm" else None,
                     previous_condition,
                     tolerance,
@@ -162,7 +182,7 @@ def _attempts(solver: str, warm: bool) -> Iterator[str]:
 
 
 def _by_eigh(
-    scaled: FloatArray, exponent: float, degree: int | None, epsilon: float, triangle: str
+    scaled: FloatArray, exponent: float, degree: int | None, damp: _Damping, triangle: str
 ) -> tuple[FloatArray, float, float]:
     """Root [n, n], residual and condition, by PT 3.2's decomposition with its guards."""
     try:
@@ -171,7 +191,7 @@ def _by_eigh(
         raise _RefusedError(str(error)) from error
     if not (np.isfinite(values).all() and np.isfinite(vectors).all()):
         raise _RefusedError("the decomposition is not finite")
-    damping = _damping(float(values[0]), float(values[-1]), epsilon, scaled)
+    damping = damp.of(float(values[0]), float(values[-1]), scaled)
     values = values + damping
     if not values[0] > 0:
         raise _RefusedError("singular")
@@ -189,7 +209,7 @@ def _by_eigh(
 def _by_coupled(
     scaled: FloatArray,
     degree: int | None,
-    epsilon: float,
+    damp: _Damping,
     previous: FloatArray | None,
     previous_condition: float | None,
     tolerance: float,
@@ -200,7 +220,7 @@ def _by_coupled(
     if previous is not None and (previous.shape != scaled.shape or not np.isfinite(previous).all()):
         raise _RefusedError("the previous root is not finite, or of another shape")
     lowest, highest = _extreme_eigenvalues(scaled)
-    damping = _damping(lowest, highest, epsilon, scaled)
+    damping = damp.of(lowest, highest, scaled)
     damped = _plus_diagonal(scaled, damping)
     end = coupled_root(
         damped, degree, previous=previous, previous_condition=previous_condition, most_skewed=tolerance
@@ -231,21 +251,16 @@ def _extreme_eigenvalues(scaled: FloatArray) -> tuple[float, float]:
     return float(values[0]), float(values[-1])
 
 
-def _damping(lowest: float, highest: float, epsilon: float, scaled: FloatArray) -> float:
-    """What is added to the diagonal of a matrix with these extreme eigenvalues.
-
-    Raises:
-        RootError: the matrix is indefinite.
-    """
+def check_definite(lowest: float, highest: float, matrix: FloatArray) -> None:
+    """Raises RootError where a matrix with these extreme eigenvalues is indefinite, beyond rounding."""
     if not highest > 0 or lowest < -NEGATIVE * highest:
         raise RootError(
             f"indefinite: eigenvalues from {lowest / abs(highest):.3g} to {highest / abs(highest):.3g} times "
-            f"the largest, {_description(scaled)} (scaled)"
+            f"the largest, {_description(matrix)} (scaled)"
         )
-    return epsilon * highest + max(-lowest, 0.0)
 
 
-def _scaled(matrix: FloatArray) -> tuple[FloatArray, int]:
+def scale_symmetric(matrix: FloatArray) -> tuple[FloatArray, int]:
     """The symmetric part of A / 2^k [n, n], with entries up to about 1, and k; exact."""
     matrix = np.asarray(matrix, np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):

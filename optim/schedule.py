@@ -13,6 +13,13 @@ import tensorflow as tf
 from ctr.optim.options import ShampooOptions
 
 
+def first_exchange(options: ShampooOptions) -> int:
+    """The step of the first exchange."""
+    first = options.start_preconditioning_step if options.first_exchange is None else options.first_exchange
+    assert first is not None
+    return first
+
+
 def steps_to_next_exchange(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
     """Steps from an exchange after ``step`` (int64 scalar) to the next one, int64 scalar."""
     frequency = tf.constant(options.precondition_frequency, tf.int64)
@@ -46,17 +53,21 @@ def exchange_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) -> t
         step: int64 scalar, the present step.
         last: int64 scalar, the step of the last exchange; -1: there was none.
     """
-    start = tf.constant(options.start_preconditioning_step, tf.int64)
-    return step >= tf.where(last < 0, start, last + steps_to_next_exchange(options, last))
+    first = tf.constant(first_exchange(options), tf.int64)
+    if options.exchange_phase is not None:
+        phase = tf.constant(options.exchange_phase, tf.int64)
+        regular = tf.equal(step % options.precondition_frequency, phase) & (step > last)
+        return (step >= first) & ((last < 0) | regular)
+    return step >= tf.where(last < 0, first, last + steps_to_next_exchange(options, last))
 
 
 def collection_due(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor | bool:
     """Whether statistics are collected at ``step``, bool scalar."""
     if options.statistics_frequency == 1:
         return True
-    # The start step has roots only if it has statistics.
+    # The first exchange has roots only if it has statistics.
     regular = tf.equal(step % options.statistics_frequency, 0) | tf.equal(
-        step, tf.constant(options.start_preconditioning_step, tf.int64)
+        step, tf.constant(first_exchange(options), tf.int64)
     )
     return regular | is_early(options, step)
 

@@ -4,9 +4,13 @@ A step composes, each from a module of its own:
 
     blocking         dimensions merged, split into blocks; blocks of one shape stacked      PSO 3.1, PT 4.2
     statistics       L += G G^T, R += G^T G, every tau2 steps                               PSO 2, alg. II
+    factor_update    what statistics collect: Shampoo's products, or KL-Shampoo's
     preconditioning  L^(-1/4) G R^(-1/4)                                                    PSO 2
+    eigenbasis       second moments in the eigenbases of L and R in place of roots           PSO App. C
+    diagonal         dimensions that are too long for a matrix                              PT 4.2.3
     grafting         Shampoo's direction, the first-order optimizer's norm, layer by layer  PSO App. G
     momentum         decay and momentum of the resulting direction                          FF 4.2, PT 3.1
+    clipping         no direction with a large root mean square                            ADAFACTOR 6
     update_limit     no step far beyond the size of the weights                             FF 4.1.3
     sparse           tables by rows                                                         PSO App. D
     division         who has which blocks, where several workers train together             PT 4.1
@@ -21,37 +25,25 @@ A layer uses the grafted direction alone until each of its blocks has a certifie
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import tensorflow as tf
 
-from ctr.optim import exchange, grafting, momentum, schedule, statistics
+from ctr.optim import diagonal, directions, exchange, factor_update, grafting, momentum, schedule, statistics
+from ctr.optim.clipping import clip_update
 from ctr.optim.division import Division, assign
 from ctr.optim.exchange import when
+from ctr.optim.gradients import Gradient, all_finite, split_gradients
 from ctr.optim.host import HostPipeline
 from ctr.optim.options import ShampooOptions
-from ctr.optim.preconditioning import precondition
 from ctr.optim.report import describe, report
-from ctr.optim.sparse import row_statistics, sum_duplicates, update_table
+from ctr.optim.sparse import row_statistics, update_table
 from ctr.optim.state import COUNTERS, STATUS, Create, ShampooState, create_variable, lay_out
 from ctr.optim.update_limit import limit_update
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 
-Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 RootSource = Literal["host", "device", "between_steps"]
-
-
-def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Whether all gradients are finite, bool scalar.
-
-    A sum of squares is finite only when all its terms are, and is one pass. That of a gradient may not
-    overflow either: sums of squares would become infinite, and the weight never move again.
-    """
-    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
-    # In float16 squares would overflow at 256.
-    values = [tf.cast(value, tf.float32) if value.dtype.size < 4 else value for value in values]
-    return tf.reduce_all(tf.stack([tf.math.is_finite(tf.nn.l2_loss(value)) for value in values] or [True]))
 
 
 class ShampooCore:
@@ -102,6 +94,12 @@ class ShampooCore:
         self.host = host or HostPipeline(self.division.own.factors, options)
         self._leader = leader
 
+    def replica(
+        self, weights: Sequence[tf.Variable], create: Create, leader: "ShampooCore | None"
+    ) -> "ShampooCore":
+        """The optimizer of another replica, over its own variables; of the first one without a leader."""
+        return ShampooCore(self.options, weights, self.layout.tables, create, self.host, leader=leader)
+
     # The step.
 
     def update(
@@ -133,8 +131,10 @@ class ShampooCore:
             if isinstance(learning_rate, int | float)
             else tf.cast(learning_rate, state.dtype)
         )
-        dense, rows = self._split(gradients)
-        dense = self.division.take(dense)
+        if directions.needs_identity(options):
+            when(tf.equal(step, 1), lambda: directions.set_identity(state))
+        dense, rows = split_gradients(gradients, self.weights, self.layout.tables, state.dtype)
+        dense = self.division.take(self._regularized(dense, decayed))
         stacked = self.division.stack(dense, state.dtype)
         with tf.name_scope("statistics"):
             self._collect_statistics(stacked, rows, step)
@@ -150,16 +150,13 @@ class ShampooCore:
             moving = {
                 index: self._moving_gradient(index, gradient, step) for index, gradient in dense.items()
             }
-            stacked = self.division.stack(moving, state.dtype)
-        grafts = {
-            index: self._grafted_direction(index, gradient, moving[index], step)
-            for index, gradient in dense.items()
+        grafts = self._grafted_directions(dense, moving, step)
+        found = self._directions(dense, moving, stacked, grafts, share, step)
+        averaged = {
+            index: self._averaged(index, direction, grafts[index], decayed is None or decayed[index], step)
+            for index, direction in self._clipped(found).items()
         }
-        directions = {
-            index: self._averaged(index, direction, decayed is None or decayed[index])
-            for index, direction in self._graft(stacked, grafts, share).items()
-        }
-        for index, direction in self.division.gather(directions).items():
+        for index, direction in self.division.gather(averaged).items():
             self._step_along(index, direction, rate)
 
     def update_if_finite(
@@ -187,51 +184,52 @@ class ShampooCore:
 
         return tf.cond(applied, update, count)
 
-    def _split(
-        self, gradients: Sequence[Gradient]
-    ) -> tuple[dict[int, tf.Tensor], dict[int, tf.IndexedSlices]]:
-        """The gradients of dense weights, and those of tables by distinct rows, in the working precision, by index."""
-        dense: dict[int, tf.Tensor] = {}
-        rows: dict[int, tf.IndexedSlices] = {}
-        for index, gradient in enumerate(gradients):
-            if gradient is None:
-                continue
-            if index in self.layout.tables:
-                rows[index] = self._row_gradient(index, gradient)
-            else:
-                dense[index] = tf.cast(tf.convert_to_tensor(gradient), self.state.dtype)
-        return dense, rows
-
-    def _row_gradient(self, index: int, gradient: Gradient) -> tf.IndexedSlices:
-        """A table's gradient by distinct rows, in the working precision."""
-        if isinstance(gradient, tf.IndexedSlices):
-            slices = sum_duplicates(gradient)
-        else:
-            slices = tf.IndexedSlices(tf.convert_to_tensor(gradient), tf.range(self.weights[index].shape[0]))
-        return tf.IndexedSlices(tf.cast(slices.values, self.state.dtype), slices.indices)
-
     def _moving_gradient(self, index: int, gradient: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """The bias-corrected moving average (PT 3.1.1)."""
-        beta1 = self.options.beta1
+        beta1, beta3 = self.options.beta1, self.options.beta3
         variable = self.state.gradient_averages[index]
         average = beta1 * variable + (1.0 - beta1) * gradient
+        base = tf.constant(beta1, average.dtype)
+        if beta3 is None:
+            moving, left = average, tf.pow(base, tf.cast(step, average.dtype))
+        else:
+            moving = beta3 * variable + (1.0 - beta3) * gradient
+            left = beta3 * tf.pow(base, tf.cast(step - 1, average.dtype))
         variable.assign(average)
-        return average / (1.0 - tf.pow(tf.constant(beta1, average.dtype), tf.cast(step, average.dtype)))
+        return moving / (1.0 - left) if self.options.bias_correction else moving
+
+    def _regularized(
+        self, dense: dict[int, tf.Tensor], decayed: Sequence[bool] | None
+    ) -> dict[int, tf.Tensor]:
+        """Gradients with the coupled weight decay in them, G + lambda W (PT eq. 27)."""
+        options = self.options
+        if options.weight_decay_kind == "decoupled" or not options.weight_decay:
+            return dense
+        return {
+            index: gradient + options.weight_decay * tf.cast(self.weights[index], self.state.dtype)
+            if decayed is None or decayed[index]
+            else gradient
+            for index, gradient in dense.items()
+        }
 
     def _collect_statistics(
         self, stacked: Sequence[tf.Tensor], rows: dict[int, tf.IndexedSlices], step: tf.Tensor
     ) -> None:
         state, layout, beta2 = self.state, self.division.own, self.options.beta2
-        if not layout.factors:
+        if not layout.factors and not layout.stacks:
             return
 
         weight = schedule.collection_weight(self.options, step, self.state.dtype)
 
         def collect() -> None:
-            for stack, factors, blocks in zip(layout.stacks, layout.stack_factors, stacked, strict=True):
-                for axis, factor in zip(stack.axes, factors, strict=True):
-                    products = statistics.gram(blocks, axis)
+            for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
+                blocks, by_axis = stacked[number], dict(zip(stack.axes, factors, strict=True))
+                roots = {axis: state.roots[factor] for axis, factor in by_axis.items()}
+                found = factor_update.products(self.options, blocks, stack.axes, roots)
+                for factor, products in zip(factors, found, strict=True):
                     statistics.collect(state.windows[factor], products, beta2, weight)
+                for axis, sums in state.diagonals[number].items():
+                    diagonal.collect(sums, diagonal.squares(blocks, axis), beta2, weight)
             by_factor: dict[int, dict[int, tf.Tensor]] = {}
             for index, (factor, place) in layout.table_factors.items():
                 values = (
@@ -248,29 +246,53 @@ class ShampooCore:
 
     def _shampoo_share(self, step: tf.Tensor) -> tf.Tensor | None:
         """For each tensor Shampoo's share of the direction in 0..1; None when nothing is preconditioned."""
-        if not self.layout.factors:
+        if not self.layout.factors and not self.layout.stacks:
             return None
-        certified = self.state.status[STATUS.index("certified")]
+        certified = tf.cast(self.state.status[STATUS.index("certified")], self.state.dtype)
         ready = tf.math.unsorted_segment_min(
             certified, tf.constant(self.layout.owners), len(self.layout.tensors)
         )
-        return ready * grafting.blend_weight(self.options, step, self.state.dtype)
+        # Of a tensor without a matrix it is the largest number that there is.
+        ready = tf.minimum(ready, 1.0)
+        if not self.options.separate_momenta:
+            ready *= grafting.blend_weight(self.options, step, self.state.dtype)
+        return ready
 
-    def _graft(
-        self, stacked: Sequence[tf.Tensor], grafts: dict[int, tf.Tensor], share: tf.Tensor | None
+    def _directions(
+        self,
+        dense: dict[int, tf.Tensor],
+        moving: dict[int, tf.Tensor],
+        stacked: Sequence[tf.Tensor],
+        grafts: dict[int, tf.Tensor],
+        share: tf.Tensor | None,
+        step: tf.Tensor,
     ) -> dict[int, tf.Tensor]:
-        """Shampoo's direction with the graft's norm, layer by layer; the graft where there is no Shampoo."""
-        layout, state = self.division.own, self.state
+        """The direction of each dense weight."""
+        options, layout, state = self.options, self.division.own, self.state
+        averaged = self.division.stack(moving, state.dtype) if options.beta1 else stacked
         if share is None or not layout.stacks:
             return grafts
         with tf.name_scope("precondition"):
-            blocks = [
-                precondition(block, stack.axes, [state.roots[factor] for factor in factors])
-                for stack, factors, block in zip(layout.stacks, layout.stack_factors, stacked, strict=True)
-            ]
+            if options.eigenvalue_correction:
+                rotated = directions.rotate(layout, state, stacked)
+                directions.collect_moments(options, state, rotated)
+                if options.beta1:
+                    rotated = directions.rotate(layout, state, averaged)
+                blocks = directions.correct(options, layout, state, rotated)
+            else:
+                blocks = directions.by_roots(options, layout, state, averaged)
+        if options.grafting_scope == "block":
+            own = self.division.stack(grafts, state.dtype)
+            blocks = [grafting.scale_blocks(block, graft) for block, graft in zip(blocks, own, strict=True)]
         shampoos = {
             index: shampoo for index, shampoo in self.division.unstack(blocks).items() if index in grafts
         }
+        return self._graft(shampoos, grafts, share)
+
+    def _graft(
+        self, shampoos: dict[int, tf.Tensor], grafts: dict[int, tf.Tensor], share: tf.Tensor
+    ) -> dict[int, tf.Tensor]:
+        """Shampoo's direction with the graft's norm, layer by layer; the graft where there is no Shampoo."""
         sizes = self._norms([*shampoos.values()], [grafts[index] for index in shampoos])
         norms, graft_norms = (dict(zip(shampoos, found, strict=True)) for found in sizes)
         # A direction of zero has no norm to give it, and one beyond the working precision no direction.
@@ -279,8 +301,11 @@ class ShampooCore:
         shares = {
             index: tf.where(usable[index], share[index], tf.zeros_like(norm)) for index, norm in norms.items()
         }
+        takes_norm = self.options.grafted_norm and self.options.grafting_scope == "tensor"
         scaled = {
-            index: tf.math.multiply_no_nan(shampoo, shares[index] * graft_norms[index] / norms[index])
+            index: tf.math.multiply_no_nan(
+                shampoo, shares[index] * graft_norms[index] / norms[index] if takes_norm else shares[index]
+            )
             for index, shampoo in shampoos.items()
         }
 
@@ -292,27 +317,68 @@ class ShampooCore:
         blended = tf.cond(whole, lambda: list(scaled.values()), blend)
         return {**grafts, **dict(zip(scaled, blended, strict=True))}
 
-    def _grafted_direction(
-        self, index: int, gradient: tf.Tensor, moving: tf.Tensor, step: tf.Tensor
-    ) -> tf.Tensor:
-        """The direction of the grafted optimizer, whose second moments take the gradient itself."""
-        accumulator = self.state.accumulators[index]
-        if accumulator is not None:
-            accumulator.assign(grafting.update_accumulator(self.options, accumulator, gradient))
-        return grafting.direction(self.options, accumulator, moving, step)
+    def _grafted_directions(
+        self, dense: dict[int, tf.Tensor], moving: dict[int, tf.Tensor], step: tf.Tensor
+    ) -> dict[int, tf.Tensor]:
+        """The directions of the grafted optimizer, whose second moments take the gradient itself."""
+        grafts = {}
+        for index, gradient in dense.items():
+            accumulator = self.state.accumulators[index]
+            if accumulator is not None:
+                accumulator.assign(grafting.update_accumulator(self.options, accumulator, gradient))
+            grafts[index] = grafting.direction(self.options, accumulator, moving[index], step)
+        if not grafting.is_layer_wise(self.options):
+            return grafts
+        norms = self._whole_norms(grafts)
+        weights = {index: tf.norm(tf.cast(self.weights[index], self.state.dtype)) for index in grafts}
+        return {
+            index: graft * grafting.layer_factor(weights[index], norms[index])
+            for index, graft in grafts.items()
+        }
 
-    def _averaged(self, index: int, direction: tf.Tensor, decayed: bool) -> tf.Tensor:
+    def _whole_norms(self, own: dict[int, tf.Tensor]) -> dict[int, tf.Tensor]:
+        """The norms of tensors of which this worker may have some elements."""
+        squares = {index: _squared_norm(part) for index, part in own.items()}
+        divided = [index for index in own if self.layout.tensors[index].is_preconditioned]
+        summed = self.division.sum([squares[index] for index in divided]) if divided else []
+        squares |= dict(zip(divided, summed, strict=True))
+        return {index: tf.sqrt(square) for index, square in squares.items()}
+
+    def _clipped(self, found: dict[int, tf.Tensor]) -> dict[int, tf.Tensor]:
+        """Directions of a limited root mean square."""
+        if not self.options.update_clipping:
+            return found
+        norms = self._whole_norms(found)
+        return {
+            index: clip_update(
+                direction, norms[index], self.layout.tensors[index].shape, self.options.update_clipping
+            )
+            for index, direction in found.items()
+        }
+
+    def _averaged(
+        self, index: int, direction: tf.Tensor, graft: tf.Tensor, decayed: bool, step: tf.Tensor
+    ) -> tf.Tensor:
         """The direction after decay and momentum."""
         options = self.options
-        if options.weight_decay and decayed:
+        both = [direction]
+        if index in self.state.graft_momenta:
+            both.append(graft)
+        if options.decay and decayed:
             weight = tf.cast(self.weights[index], self.state.dtype)
             own = self.division.take({index: weight})[index]
-            direction = momentum.add_weight_decay(direction, own, options.weight_decay)
-        if options.momentum:
-            average = momentum.update_momentum(self.state.momenta[index], direction, options.momentum)
-            self.state.momenta[index].assign(average)
-            direction = momentum.momentum_step(average, direction, options.momentum, options.nesterov)
-        return direction
+            both = [momentum.add_weight_decay(one, own, options.decay) for one in both]
+        if not options.momentum:
+            return both[0]
+        moved = []
+        for one, variables in zip(both, (self.state.momenta, self.state.graft_momenta), strict=False):
+            average = momentum.update_momentum(variables[index], one, options.momentum)
+            variables[index].assign(average)
+            moved.append(momentum.momentum_step(average, one, options.momentum, options.nesterov))
+        if len(moved) == 1:
+            return moved[0]
+        share = tf.cast(grafting.blend_weight(options, step), direction.dtype)
+        return share * moved[0] + (1.0 - share) * moved[1]
 
     def _step_along(self, index: int, direction: tf.Tensor, rate: tf.Tensor) -> None:
         """Moves a dense weight, within its limit."""

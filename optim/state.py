@@ -33,7 +33,9 @@ COUNTERS = (
 
 # The state of each factor, and of each dense tensor, by the last part of the variables' names.
 MATRICES = ("window", "total", "root")
-ELEMENTS = ("accumulator", "gradient_average", "momentum")
+ELEMENTS = ("accumulator", "gradient_average", "momentum", "graft_momentum")
+# The state of each stack of blocks: second moments in the eigenbases, and, by axis, diagonal statistics.
+MOMENT, DIAGONAL = "moment", "diagonal"
 
 Create = Callable[[str, Sequence[int], tf.DType, float], tf.Variable]
 
@@ -50,6 +52,7 @@ class Factor:
         owners: for each matrix the index of its tensor.
         offset: of its first matrix among those of all factors.
         numbers: for each matrix its number in the factor, where this has only some of them; else empty.
+        basis: the "roots" are eigenbases (eigenbasis.py).
     """
 
     name: str
@@ -59,6 +62,7 @@ class Factor:
     owners: tuple[int, ...]
     offset: int
     numbers: tuple[int, ...] = ()
+    basis: bool = False
 
     @property
     def matrices(self) -> slice:
@@ -118,17 +122,23 @@ def lay_out(
     stacks = make_stacks(tensors)
     factors: list[Factor] = []
 
-    def add(name: str, size: int, exponent: float, owners: Sequence[int]) -> int:
+    def add(name: str, size: int, exponent: float, owners: Sequence[int], basis: bool = False) -> int:
         offset = factors[-1].matrices.stop if factors else 0
-        factors.append(Factor(name, len(owners), size, exponent, tuple(owners), offset))
+        factors.append(Factor(name, len(owners), size, exponent, tuple(owners), offset, basis=basis))
         return len(factors) - 1
 
     stack_factors = []
     for number, stack in enumerate(stacks):
-        exponent = options.exponent(len(stack.axes))
+        preconditioned, order = len(stack.axes) + len(stack.diagonal), len(stack.block)
         stack_factors.append(
             tuple(
-                add(f"stack{number}/axis{axis}", stack.block[axis], exponent, stack.owners)
+                add(
+                    f"stack{number}/axis{axis}",
+                    stack.block[axis],
+                    options.side_exponent(axis, preconditioned, order),
+                    stack.owners,
+                    options.eigenvalue_correction,
+                )
                 for axis in stack.axes
             )
         )
@@ -175,6 +185,9 @@ class ShampooState:
         accumulators: for each tensor its grafted optimizer's second moments; None for ``sgd``.
         gradient_averages: for each tensor that is no table, with beta1.
         momenta: for each tensor that is no table, with momentum.
+        graft_momenta: with separate momenta, those of the grafted steps of tensors with a preconditioner.
+        moments: with eigenvalue correction, for each stack [N, *block].
+        diagonals: for each stack by axis the sums of squares float64 [N, d], where dimensions have diagonals.
         variables: all of them by name.
     """
 
@@ -208,9 +221,23 @@ class ShampooState:
             self.windows.append(make(f"{factor.name}/window", cube, self.dtype))
             self.totals.append(make(f"{factor.name}/total", cube, tf.float64))
             self.roots.append(make(f"{factor.name}/root", cube, self.dtype))
+        self.moments: list[tf.Variable] = []
+        self.diagonals: list[dict[int, tf.Variable]] = []
+        for number, stack in enumerate(layout.stacks):
+            if options.eigenvalue_correction:
+                self.moments.append(make(f"stack{number}/{MOMENT}", [stack.blocks, *stack.block], self.dtype))
+            self.diagonals.append(
+                {
+                    axis: make(
+                        f"stack{number}/{DIAGONAL}{axis}", [stack.blocks, stack.block[axis]], tf.float64
+                    )
+                    for axis in stack.diagonal
+                }
+            )
         self.accumulators: list[tf.Variable | None] = []
         self.gradient_averages: dict[int, tf.Variable] = {}
         self.momenta: dict[int, tf.Variable] = {}
+        self.graft_momenta: dict[int, tf.Variable] = {}
         for index, tensor in enumerate(layout.tensors):
             shape = tensor.shape if shapes is None else shapes[index]
             if index in layout.tables:
@@ -233,3 +260,5 @@ class ShampooState:
                 self.gradient_averages[index] = make(f"tensor{index}/gradient_average", shape, self.dtype)
             if options.momentum:
                 self.momenta[index] = make(f"tensor{index}/momentum", shape, self.dtype)
+            if options.separate_momenta and tensor.is_preconditioned:
+                self.graft_momenta[index] = make(f"tensor{index}/graft_momentum", shape, self.dtype)

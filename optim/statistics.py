@@ -12,6 +12,8 @@ equal increments; a window has at most 100,000.
 
 import tensorflow as tf
 
+from ctr.optim.options import ShampooOptions
+
 
 def gram(blocks: tf.Tensor, axis: int) -> tf.Tensor:
     """The sum over all other dimensions of products along one dimension of each block.
@@ -65,3 +67,14 @@ def bias_correction(beta2: float, collections: tf.Tensor) -> tf.Tensor:
     if beta2 == 1.0:
         return tf.ones([], tf.float64)
     return 1.0 - tf.pow(tf.constant(beta2, tf.float64), tf.cast(collections, tf.float64))
+
+
+def corrected_by(options: ShampooOptions, collections: tf.Tensor) -> tf.Tensor:
+    """``bias_correction`` where the options ask for one; else 1. float64."""
+    return bias_correction(options.beta2 if options.bias_correction else 1.0, collections)
+
+
+def initial(options: ShampooOptions, collections: tf.Tensor) -> tf.Tensor:
+    """How much of the identity statistics still have from their start, float64 scalar."""
+    decay = tf.pow(tf.constant(options.beta2, tf.float64), tf.cast(collections, tf.float64))
+    return options.initial_statistics * decay

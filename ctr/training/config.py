@@ -14,6 +14,7 @@ from ctr.data.time_range import TimeRange
 from ctr.io.errors import InputError
 from ctr.models.rows import TableLayout
 from ctr.objective.config import ObjectiveConfig
+from ctr.optim.adafactor_options import AdafactorOptions
 from ctr.optim.options import ShampooOptions
 from ctr.training.ids.config import IdsConfig
 from ctr.training.model_config import ModelConfig
@@ -60,16 +61,43 @@ class BatchConfig(StrictModel):
         return self
 
 
+def _read_options(content: Any, start: Any, fixed: Mapping[str, str]) -> Any:
+    """Options of an optimizer from a mapping of some of them; ``fixed`` are those that cannot be changed, and why."""
+    if not isinstance(content, dict):
+        return content
+    unknown = sorted(set(map(str, content)) - set(start.names()))
+    if unknown:
+        raise ValueError(f"unknown key {unknown[0]}; allowed: {', '.join(sorted(start.names()))}")
+    for name, why in fixed.items():
+        if content.get(name, getattr(start, name)) != getattr(start, name):
+            raise ValueError(f"{name} is not allowed here: {why}")
+    # Checks everything itself; pydantic would first read "5" and true as numbers.
+    return replace(start, **content)
+
+
+def _read_adafactor(content: Any) -> Any:
+    return _read_options(content, AdafactorOptions(), {})
+
+
+def _read_row_adafactor(content: Any) -> Any:
+    why = "it would move all rows at every step"
+    return _read_options(content, AdafactorOptions(), {"beta1": why, "weight_decay": why})
+
+
 class EmbeddingOptimizerConfig(StrictModel):
-    """Element-wise AdaGrad for embeddings; Newton's steps or AdaGrad for linear weights.
+    """AdaGrad or Adafactor for embeddings; Newton's steps or AdaGrad for linear weights.
 
     Attributes:
+        rule: how embeddings learn: ``adagrad``, element by element, or ``adafactor``, by rows and columns, for which
+            ``learning_rate`` is the largest relative step size; it needs ``linear_rule`` adagrad.
+        adafactor: options of Adafactor, for ``rule`` adafactor; ``beta1`` and ``weight_decay`` cannot be changed.
         learning_rate: the learning rate of embeddings.
         initial_accumulator: initial value of AdaGrad's sums of squares of embeddings, on the scale of
             ``gradient``.
         linear_rule: how linear weights learn. ``newton``: by steps on the logistic loss that need no rate, under a
             prior of each feature that is learned (``ctr.optim.row_newton``). ``adagrad``: with the next two. ``auto``:
-            adagrad where one of these is given, where ``gradient`` is ``mean`` or where the model is factorized.
+            adagrad where one of these is given, where ``gradient`` is ``mean``, ``rule`` is adafactor or the model is
+            factorized.
         linear_learning_rate: AdaGrad's learning rate of linear weights.
         linear_initial_accumulator: initial value of AdaGrad's sums of squares of linear weights.
         gradient: learn from the gradient of the loss summed over the batch, or of its mean.
@@ -80,8 +108,10 @@ class EmbeddingOptimizerConfig(StrictModel):
         schedule: how both learning rates change with the examples trained on. By default they do not.
     """
 
+    rule: Literal["adagrad", "adafactor"] = "adagrad"
     learning_rate: float = Field(default=0.2, ge=0)
     initial_accumulator: float = Field(default=0.1, ge=0)
+    adafactor: Annotated[AdafactorOptions, BeforeValidator(_read_row_adafactor)] = AdafactorOptions()
     linear_rule: Literal["auto", "newton", "adagrad"] = "auto"
     linear_learning_rate: float = Field(default=0.1, ge=0)
     linear_initial_accumulator: float = Field(default=0.1, ge=0)
@@ -95,8 +125,10 @@ class EmbeddingOptimizerConfig(StrictModel):
     @classmethod
     def _resolve(cls, content: Any) -> Any:
         if isinstance(content, dict) and content.get("linear_rule", "auto") == "auto":
-            is_old = content.get("gradient") == "mean" or any(
-                key in content for key in ("linear_learning_rate", "linear_initial_accumulator")
+            is_old = (
+                content.get("gradient") == "mean"
+                or content.get("rule") == "adafactor"
+                or any(key in content for key in ("linear_learning_rate", "linear_initial_accumulator"))
             )
             return {**content, "linear_rule": "adagrad" if is_old else "newton"}
         return content
@@ -109,6 +141,8 @@ class EmbeddingOptimizerConfig(StrictModel):
             )
         if self.linear_rule == "newton" and self.gradient == "mean":
             raise ValueError("linear_rule newton needs gradient sum")
+        if self.linear_rule == "newton" and self.rule == "adafactor":
+            raise ValueError("rule adafactor needs linear_rule adagrad")
         return self
 
     @property
@@ -128,34 +162,31 @@ DEFAULT_SHAMPOO = replace(
 
 
 def _read_shampoo(content: Any) -> Any:
-    if not isinstance(content, dict):
-        return content
-    unknown = sorted(set(map(str, content)) - set(ShampooOptions.names()))
-    if unknown:
-        raise ValueError(f"unknown key {unknown[0]}; allowed: {', '.join(sorted(ShampooOptions.names()))}")
-    if content.get("sparse", TRAINER_SHAMPOO.sparse) != TRAINER_SHAMPOO.sparse:
-        raise ValueError("sparse is not allowed here: see optimizer.embeddings")
-    if not content.get("momentum", True):
+    if isinstance(content, dict) and not content.get("momentum", True):
         content = {"nesterov": False, **content}
-    # Checks everything itself; pydantic would first read "5" and true as numbers.
-    return replace(TRAINER_SHAMPOO, **content)
+    return _read_options(content, TRAINER_SHAMPOO, {"sparse": "see optimizer.embeddings"})
 
 
 class DenseOptimizerConfig(StrictModel):
-    """Shampoo with AdaGrad's step sizes for dense weights, on the gradient of the mean loss.
+    """How dense weights learn, from the gradient of the mean loss.
 
     Attributes:
+        rule: ``shampoo``, with its relatives, or ``adafactor``, for which ``learning_rate`` is the largest relative
+            step size.
         learning_rate: the learning rate of dense weights.
         clip_norm: maximum norm of the gradient of all dense weights together, for each component of an
             ensemble separately. Null: no limit.
         shampoo: options of Shampoo; without any of them AdaGrad alone. ``start_preconditioning_step: null`` leaves
             AdaGrad with momentum; ``weight_decay`` applies to matrices, not to biases; ``sparse`` cannot be changed.
+        adafactor: options of Adafactor, for ``rule`` adafactor.
         schedule: how the learning rate changes with the examples trained on. By default it does not.
     """
 
+    rule: Literal["shampoo", "adafactor"] = "shampoo"
     learning_rate: float = Field(default=0.01, ge=0)
     clip_norm: float | None = Field(default=None, gt=0)
     shampoo: Annotated[ShampooOptions, BeforeValidator(_read_shampoo)] = DEFAULT_SHAMPOO
+    adafactor: Annotated[AdafactorOptions, BeforeValidator(_read_adafactor)] = AdafactorOptions()
     schedule: RateSchedule = RateSchedule()
 
 

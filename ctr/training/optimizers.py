@@ -6,10 +6,12 @@ import tensorflow as tf
 
 from ctr.models.rows import TableLayout
 from ctr.optim.adagrad import RowAdaGrad
+from ctr.optim.dense_adafactor import DenseAdafactor
 from ctr.optim.dense_shampoo import DenseShampoo
 from ctr.optim.online_bias import Calibrator, OnlineBias
 from ctr.optim.online_newton import OnlineNewton
 from ctr.optim.protocol import DenseOptimizer, TableOptimizer
+from ctr.optim.row_adafactor import RowAdafactor
 from ctr.optim.row_newton import RowNewton
 from ctr.training.config import DenseOptimizerConfig, EmbeddingOptimizerConfig
 from ctr.workers.collectives import ALONE, Workers
@@ -20,6 +22,8 @@ _LAST = {"offset": (100.0, (-20.0, 20.0)), "gate": (100.0, (0.0, 1.0))}
 
 def dense_optimizer(config: DenseOptimizerConfig, workers: Workers = ALONE) -> DenseOptimizer:
     """The optimizer of dense weights, without its weights yet; ``workers`` divide its state."""
+    if config.rule == "adafactor":
+        return DenseAdafactor(config.adafactor, workers)
     return DenseShampoo(config.shampoo, workers)
 
 
@@ -46,19 +50,17 @@ def table_optimizer(
             limit=config.update_limit,
             owners=owners,
         )
-    return RowAdaGrad(
-        rates=[
-            layout.by_column(config.learning_rate, config.linear_learning_rate)
-            * tower_rates.get(layout.tower, 1.0)
-            for layout in layouts
-        ],
-        initial_accumulators=[
-            layout.by_column(config.initial_accumulator, config.linear_initial_accumulator)
-            for layout in layouts
-        ],
-        limit=config.update_limit,
-        owners=owners,
-    )
+    rates = [
+        layout.by_column(config.learning_rate, config.linear_learning_rate)
+        * tower_rates.get(layout.tower, 1.0)
+        for layout in layouts
+    ]
+    initial = [
+        layout.by_column(config.initial_accumulator, config.linear_initial_accumulator) for layout in layouts
+    ]
+    if config.rule == "adafactor":
+        return RowAdafactor(rates, initial, layouts[0].copies, config.adafactor, config.update_limit, owners)
+    return RowAdaGrad(rates, initial, config.update_limit, owners)
 
 
 def make_calibrators(weights: Mapping[str, tf.Variable]) -> tuple[Calibrator, ...]:

@@ -15,10 +15,10 @@ from ctr.models.rows import TableLayout
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import target_signature
 from ctr.objective.total import loss_and_terms, next_duals, normalizer, slices_of
+from ctr.optim.gradients import all_finite
 from ctr.optim.momentum import clip_by_global_norm
 from ctr.optim.online_newton import BatchSums, CalibrationStep
 from ctr.optim.protocol import RowGradient
-from ctr.optim.shampoo import all_finite
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed
 from ctr.training.state import TrainState

@@ -37,6 +37,17 @@ CASES: dict[str, tuple[list[tuple[int, ...]], dict[str, Any]]] = {
         | {"update_limit_relative": 0.1, "statistics_frequency": 3, "early_growth": 0.2, "momentum": 0.5},
     ),
     "more workers than blocks": ([(5, 4), (3,)], {"block_size": 8, "asynchronous": False, "grafting": "sgd"}),
+    "eigenbases": (
+        [(9, 6), (4, 4), (3,)],
+        {"eigenvalue_correction": True, "beta1": 0.5, "beta2": 0.9, "block_size": 4, "grafting": "adam"}
+        | {"grafted_norm": False, "asynchronous": False},
+    ),
+    "relatives": (
+        [(13, 10), (7,), (5, 9)],
+        {"large_dimensions": "diagonal", "max_dimension": 9, "grafting": "lamb", "update_clipping": 0.1}
+        | {"block_size": 4, "precondition_vectors": True, "separate_momenta": True, "momentum": 0.5}
+        | {"weight_decay": 0.01, "weight_decay_kind": "coupled", "grafting_scope": "block"},
+    ),
     "no preconditioner": ([(5, 4), (3,)], {"start_preconditioning_step": None, "momentum": 0.5}),
 }
 

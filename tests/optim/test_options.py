@@ -17,8 +17,22 @@ WHOLE = {
     "blend_steps": (0, 2**62),
     "statistics_frequency": (1, 100_000),
     "precondition_frequency": (1, 100_000),
+    "first_exchange": (0, 2**62),
+    "exchange_phase": (0, 99_999),
 }
-OPTIONAL = ("merge_dimensions", "exponent_override", "start_preconditioning_step")
+OPTIONAL = (
+    "merge_dimensions",
+    "exponent_override",
+    "start_preconditioning_step",
+    "first_exchange",
+    "exchange_phase",
+)
+# What another option must be for a value to be allowed.
+WITH = {
+    "first_exchange": {"start_preconditioning_step": None},
+    "exchange_phase": {"early_growth": 0, "precondition_frequency": 100_000},
+    "beta3": {"beta1": 0.5},
+}
 # Allowed, refused and the interval as it is reported.
 REAL = {
     "beta1": ([0, 0.5, 0.999], [-0.1, 1, 1.5], "[0.0, 1.0)"),
@@ -31,15 +45,37 @@ REAL = {
     "grafting_epsilon": ([0, 3.0], [-1e-9, math.inf], "[0.0, inf)"),
     "initial_accumulator": ([0, 3.0], [-1e-9, math.inf], "[0.0, inf)"),
     "momentum": ([0, 0.9], [-0.1, 1.0], "[0.0, 1.0)"),
+    "beta3": ([0, 1], [-0.1, 1.1], "[0.0, 1.0] or None"),
+    "initial_statistics": ([0, 3.0], [-1e-9, math.inf], "[0.0, inf)"),
+    "left_share": ([0, 1], [-1e-9, 1.1], "[0.0, 1.0]"),
+    "adagrad_epsilon": ([0, 3.0], [-1e-9, math.inf], "[0.0, inf)"),
+    "update_clipping": ([0, 3.0], [-1e-9, math.inf], "[0.0, inf)"),
     "weight_decay": ([0, 7.0], [-0.1, math.inf], "[0.0, inf)"),
     "update_limit_relative": ([0, 0.0], [-0.1, math.inf], "[0.0, inf)"),
     "update_limit_absolute": ([0, 1e-7, 3.0], [-1e-9, math.inf], "[0.0, inf)"),
 }
 CHOICES = {
     "solver": ("auto", "eigh", "coupled"),
-    "grafting": ("adagrad", "sgd", "rmsprop", "adam"),
+    "grafting": ("adagrad", "sgd", "rmsprop", "adam", "lars", "lamb", "sign"),
+    "block_split": ("balanced", "full"),
+    "large_dimensions": ("none", "diagonal", "skip"),
+    "factor_update": ("shampoo", "kl"),
+    "basis_change": ("project", "keep"),
+    "damping": ("relative", "absolute"),
+    "grafting_scope": ("tensor", "block"),
+    "weight_decay_kind": ("decoupled", "coupled"),
     "sparse": ("adagrad", "adagrad_row", "one_sided"),
 }
+
+SWITCHES = (
+    "asynchronous",
+    "nesterov",
+    "precondition_vectors",
+    "bias_correction",
+    "eigenvalue_correction",
+    "grafted_norm",
+    "separate_momenta",
+)
 
 
 def refusal(name, value):
@@ -51,14 +87,14 @@ def refusal(name, value):
 
 
 def test_every_setting_is_looked_at_here():
-    assert set(WHOLE) | set(REAL) | set(CHOICES) | {"asynchronous", "nesterov"} == set(ShampooOptions.names())
+    assert set(WHOLE) | set(REAL) | set(CHOICES) | set(SWITCHES) == set(ShampooOptions.names())
 
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_whole_numbers_in_their_range(name):
     low, high = WHOLE[name]
     for value in (low, high):
-        assert getattr(ShampooOptions(**{name: value}), name) == value
+        assert getattr(ShampooOptions(**{name: value} | WITH.get(name, {})), name) == value
     bad = [low - 1, high + 1, float(high), "7", True, math.nan]
     if name in OPTIONAL:
         assert getattr(ShampooOptions(**{name: None}), name) is None
@@ -73,8 +109,9 @@ def test_whole_numbers_in_their_range(name):
 def test_real_numbers_in_their_interval(name):
     good, bad, interval = REAL[name]
     for value in good:
-        assert getattr(ShampooOptions(**{name: value}), name) == value
-    for value in [*bad, math.nan, -math.inf, True, None, "0.5"]:
+        assert getattr(ShampooOptions(**{name: value} | WITH.get(name, {})), name) == value
+    nothing = () if interval.endswith("None") else (None,)
+    for value in [*bad, math.nan, -math.inf, True, *nothing, "0.5"]:
         assert refusal(name, value) == interval
 
 
@@ -86,16 +123,45 @@ def test_words_from_their_list(name):
         assert refusal(name, value) == ", ".join(CHOICES[name])
 
 
-@pytest.mark.parametrize("name", ["asynchronous", "nesterov"])
+@pytest.mark.parametrize("name", SWITCHES)
 def test_switches_take_true_and_false_alone(name):
     for value in (0, 1, None, "yes", np.True_):
         assert refusal(name, value) == "True, False"
     assert getattr(ShampooOptions(**{"momentum": 0.9, name: True}), name) is True
 
 
-def test_nesterov_without_momentum_is_refused():
-    with pytest.raises(ValueError, match="nesterov requires a momentum above 0"):
-        ShampooOptions(nesterov=True)
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"nesterov": True}, "nesterov requires a momentum above 0"),
+        ({"separate_momenta": True}, "separate_momenta requires a momentum above 0"),
+        ({"beta3": 0.5}, "beta3 requires a beta1 above 0"),
+        ({"exchange_phase": 1}, "exchange_phase requires early_growth 0"),
+        ({"exchange_phase": 50, "early_growth": 0}, "exchange_phase must be below precondition_frequency"),
+        ({"first_exchange": 2}, "first_exchange must not be after start_preconditioning_step"),
+        ({"solver": "coupled", "eigenvalue_correction": True}, "solver coupled computes roots"),
+        ({"factor_update": "kl", "eigenvalue_correction": True}, "exclude each other"),
+        (
+            {"factor_update": "kl", "beta2": 0.9, "large_dimensions": "diagonal"},
+            "kl requires that no dimension",
+        ),
+        ({"grafting_scope": "block", "grafted_norm": False}, "grafting_scope block requires grafted_norm"),
+        ({"left_share": 0.75, "exponent_override": 1}, "left_share is 0.75.*exponents of at most 1"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(changed, message):
+    with pytest.raises(ValueError, match=message):
+        ShampooOptions(**changed)
+
+
+def test_two_sides_share_the_sum_of_their_exponents():
+    options = ShampooOptions(left_share=0.25)
+    assert [options.side_exponent(axis, 2, 2) for axis in (0, 1)] == [1 / 8, 3 / 8]
+    # A single side, and tensors of another order, have the exponents of all.
+    assert options.side_exponent(0, 1, 2) == 1 / 2
+    assert options.side_exponent(1, 3, 3) == 1 / 6
+    assert not options.has_integer_root
+    assert ShampooOptions(left_share=1.0).has_integer_root
 
 
 def test_the_coupled_solver_is_refused_for_roots_that_it_cannot_compute():

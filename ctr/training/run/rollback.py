@@ -52,8 +52,12 @@ _CHECKED = (
     "rows_weight_slope/",
     "prior_precision/",
     "forgetting/",
+    "rows_moment/",
+    "rows_linear_accumulator/",
+    "columns_moment/",
     "newton/",
     "shampoo/tensor",
+    "adafactor/tensor",
     "duals/",
     "slices_seen/",
 )

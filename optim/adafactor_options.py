@@ -1,0 +1,50 @@
+"""The settings of Adafactor, checked when they are made."""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from ctr.optim.options import Decay, NotNegative, check_options
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdafactorOptions:
+    """Everything but the learning rate, which is the step size rho or its upper bound. Defaults are those of ADAFACTOR.
+
+    Attributes:
+        epsilon1: added to the squares of gradients (algorithm 4).
+        epsilon2: the least root mean square of a weight that relative steps are relative to.
+        clipping: ``d``: updates whose root mean square is above it are scaled down to it; 0: none.
+        decay_power: ``c`` of the decay of second moments, beta2 = 1 - t^(-c) at step t (7.2).
+        relative_steps: steps are relative to the root mean square of the weight; else the learning rate is absolute.
+        inverse_sqrt: the step size at step t is min(rho, 1 / sqrt(t)) (algorithm 6).
+        beta1: decay of the moving average of updates; 0: none (section 4).
+        factored: keep sums by row and by column instead of one number for each element, where there are two dimensions.
+        weight_decay: ``lambda``, decoupled: the update is U + lambda X. Not for tables.
+    """
+
+    epsilon1: NotNegative = 1e-30
+    epsilon2: NotNegative = 1e-3
+    clipping: NotNegative = 1.0
+    decay_power: Decay = 0.8
+    relative_steps: bool = True
+    inverse_sqrt: bool = True
+    beta1: Decay = 0.0
+    factored: bool = True
+    weight_decay: NotNegative = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, np.integer | np.floating):
+                object.__setattr__(self, name, value.item())
+        check_options(self)
+
+    @property
+    def decay(self) -> float:
+        """``weight_decay``, which is decoupled."""
+        return self.weight_decay
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The names of all options."""
+        return tuple(field.name for field in fields(cls))

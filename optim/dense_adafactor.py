@@ -1,0 +1,107 @@
+"""Adafactor for the dense weights of a model, as a ``ctr.optim.protocol.DenseOptimizer``.
+
+Its state is small: of several workers each has all of it, and takes every step.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from ctr.optim.adafactor import is_factored
+from ctr.optim.adafactor_core import AdafactorCore
+from ctr.optim.adafactor_options import AdafactorOptions
+from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver
+from ctr.workers.collectives import ALONE, Workers
+from ctr.workers.parts import Part
+
+_OPERATIONS = 12
+"""For each weight: squares, their sums, two divisions, two root mean squares, and the step."""
+_MEANING = ("factored", "beta1")
+
+
+class DenseAdafactor:
+    """Adafactor over dense weights; weight decay applies to matrices, not to biases.
+
+    Args:
+        options: everything but the learning rate.
+        workers: those that train together.
+
+    Attributes:
+        core: what it is made of; there from ``build`` on.
+    """
+
+    name = "adafactor"
+    core: AdafactorCore
+
+    def __init__(self, options: AdafactorOptions, workers: Workers = ALONE) -> None:
+        del workers
+        self.options = options
+        self._decayed: list[bool] = []
+
+    def build(self, weights: Mapping[str, tf.Variable]) -> None:
+        """Takes the weights and creates the variables."""
+        self.core = AdafactorCore(self.options, list(weights.values()))
+        self._decayed = [len(weight.shape) > 1 for weight in weights.values()]
+
+    @property
+    def variables(self) -> dict[str, tf.Variable]:
+        """The variables of ``ctr.optim.adafactor_core.AdafactorState``."""
+        return {f"adafactor/{name}": variable for name, variable in self.core.state.variables.items()}
+
+    def parts(self) -> Mapping[str, Part]:
+        """Nothing: each worker has all state."""
+        return {}
+
+    def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
+        """One step."""
+        del compiled
+        self.core.update(gradients, rate, self._decayed)
+
+    def exchange(self) -> None:
+        """Nothing: there is no work for the host."""
+
+    def report(self) -> dict[str, float | int]:
+        """Nothing to watch; a trainer counts the steps that it skips itself."""
+        return {}
+
+    def timing(self) -> dict[str, float]:
+        """Nothing beside the step."""
+        return {}
+
+    def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
+        """The operations of a step."""
+        return Cost(update=_OPERATIONS * sum(math.prod(shape) for shape in shapes))
+
+    def take_over(
+        self, new: Saved, before: DenseOptimizer, old: Saved, moves: Mapping[int, tuple[int, Move]]
+    ) -> TakenOver:
+        """Takes over the moments of weights that are taken whole; nothing of another optimizer.
+
+        All moments decay by one number of steps, so that this is taken over with the first of them.
+        """
+        fresh: dict[int, Status] = dict.fromkeys(moves, "fresh")
+        if not isinstance(before, DenseAdafactor):
+            return TakenOver(fresh, why=f"the optimizer was {before.name}, is {self.name}")
+        pairs = {name: (getattr(before.options, name), getattr(self.options, name)) for name in _MEANING}
+        differing = tuple(
+            f"{name} was {was!r}, is {now!r}" for name, (was, now) in pairs.items() if was != now
+        )
+        if differing:
+            return TakenOver(fresh, differing)
+        for index, (old_index, move) in moves.items():
+            shape = new.shapes[index]
+            whole = move.exact and tuple(shape) == tuple(old.shapes[old_index])
+            if not whole and (is_factored(self.options, shape) or not move.fills(shape)):
+                continue
+            for name, target in new.arrays.items():
+                if name.startswith(f"adafactor/tensor{index}/"):
+                    source = old.arrays[name.replace(f"/tensor{index}/", f"/tensor{old_index}/")]
+                    if whole:
+                        target[...] = source
+                    else:
+                        move.move(target, source)
+            fresh[index] = "taken"
+        if "taken" in fresh.values():
+            new.arrays["adafactor/step"][...] = old.arrays["adafactor/step"]
+        return TakenOver(fresh)

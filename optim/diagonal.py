@@ -1,0 +1,61 @@
+"""Diagonal Shampoo: dimensions too long for a matrix, preconditioned by the diagonal of their statistics (PT 4.2.3).
+
+    L = diag(sum G G^T), R = diag(sum G^T G)        THESIS 4.1.3, algorithm 3
+    P = L^(-1/4) G R^(-1/4)
+
+The diagonal of an axis' statistics has the sums of squares over all other dimensions. Its roots are powers of single
+numbers: no matrix is kept, and nothing is left to the host. A matrix with one long side has a full factor on the other
+one (PT's mixed case), with exponents as if both were full.
+"""
+
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from ctr.optim.options import ShampooOptions
+
+
+def squares(blocks: tf.Tensor, axis: int) -> tf.Tensor:
+    """The diagonal of ``statistics.gram``: [N, d_axis] of blocks [N, d_0, ..., d_k-1]."""
+    others = [dimension + 1 for dimension in range(len(blocks.shape) - 1) if dimension != axis]
+    return tf.reduce_sum(tf.square(blocks), axis=others)
+
+
+def collect(sums: tf.Variable, found: tf.Tensor, beta2: float, weight: tf.Tensor | float) -> None:
+    """Adds one collection to sums float64 [N, d], in place; to those that are not decayed with a weight."""
+    found = tf.cast(found, tf.float64)
+    if beta2 == 1.0:
+        sums.assign_add(tf.cast(weight, tf.float64) * found)
+    else:
+        sums.assign(beta2 * sums + (1.0 - beta2) * found)
+
+
+def precondition(
+    options: ShampooOptions,
+    blocks: tf.Tensor,
+    sums: Mapping[int, tf.Tensor],
+    exponent: float,
+    correction: tf.Tensor,
+    identity: tf.Tensor | float = 0.0,
+) -> tf.Tensor:
+    """D^(-e) along each of some dimensions; a block whose statistics are all zero stays as it is.
+
+    Args:
+        options: the damping.
+        blocks: [N, d_0, ..., d_k-1].
+        sums: by dimension float64 [N, d_axis].
+        exponent: e.
+        correction: scalar, what the sums are to be divided by.
+        identity: what was in them at the start.
+    """
+    for axis, values in sums.items():
+        statistics = (values + tf.cast(identity, values.dtype)) / tf.cast(correction, values.dtype)
+        largest = tf.reduce_max(statistics, axis=1, keepdims=True)
+        damping = options.epsilon * (largest if options.damping == "relative" else tf.ones_like(largest))
+        damped = tf.where(largest > 0, statistics + damping, tf.ones_like(statistics))
+        powers = tf.cast(tf.pow(damped, tf.constant(-exponent, values.dtype)), blocks.dtype)
+        shape = [blocks.shape[0]] + [
+            size if dimension == axis else 1 for dimension, size in enumerate(blocks.shape[1:])
+        ]
+        blocks *= tf.reshape(powers, shape)
+    return blocks

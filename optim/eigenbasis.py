@@ -1,0 +1,155 @@
+"""Eigenvalue correction: Shampoo's eigenbases with second moments of their own (PSO App. C; SOAP; EK-FAC).
+
+Shampoo divides by L^e (x) R^e = (U (x) V) (D (x) D')^e (U (x) V)^T. The optimal diagonal in these bases is not D (x) D'
+but that of the second moments there (PSO App. C, the last two displays)::
+
+    V += (U^T G V)^2                     summed, beta2 = 1; else V = beta2 V + (1 - beta2) (U^T G V)^2
+    P = U ((U^T G V) / V^(1/2)) V^T
+
+which is AdaGrad or Adam in rotated coordinates. The bases are those of the statistics L and R; they come from the host
+every tau1 steps, like roots and by the same pipeline, each with a certificate. Until a matrix has one, its basis is the
+identity. So second moments are collected from the first step on, whatever their basis.
+
+**When a basis changes** from U to U', second moments are those of other coordinates. What is known of the matrix of
+second moments of vec(G) is its diagonal in the old bases. Were it diagonal there, its diagonal in the new ones would be
+
+    V' = P V Q^T,    P = (U'^T U)^2, Q = (V'^T V)^2    element by element
+
+``project`` does that. P and Q are doubly stochastic: no second moment becomes negative, their sum stays what it was,
+eigenvectors that only change their order or sign take their moments with them, and equal moments stay equal. ``keep``
+leaves V as it is, as other implementations do; then it is right as long as bases turn slowly, and LAPACK returns
+eigenvectors in the order of their eigenvalues.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.optim.options import ShampooOptions
+from ctr.optim.root_certificate import decomposition_residual
+from ctr.optim.roots import TOLERANCE, FloatArray, Root, RootError, check_definite, scale_symmetric
+
+_CERTIFIED_ABOVE = 1e-8
+"""Times the largest eigenvalue: eigenvectors of smaller ones are certified as those of so much."""
+
+
+def eigenbasis(matrix: FloatArray, tolerance: float = TOLERANCE) -> Root:
+    """The eigenvectors of a matrix, in the order of their eigenvalues, with a certificate.
+
+    Args:
+        matrix: A, float64 [n, n], positive semi-definite; its symmetric part counts.
+        tolerance: the largest residual that is accepted.
+
+    Returns:
+        ``matrix`` has the eigenvectors in its columns; ``residual`` is ``decomposition_residual``'s bound, for A with
+        a hundred-millionth of its largest eigenvalue added; ``condition`` is that matrix's.
+
+    Raises:
+        RootError: A is not a finite square matrix, is zero or indefinite, or LAPACK's result is not good enough.
+    """
+    scaled, _ = scale_symmetric(matrix)
+    failures: list[str] = []
+    for triangle in ("L", "U"):
+        try:
+            values, vectors = np.linalg.eigh(scaled, UPLO="L" if triangle == "L" else "U")
+        except np.linalg.LinAlgError as error:
+            failures.append(f"eigh({triangle}): {error}")
+            continue
+        check_definite(float(values[0]), float(values[-1]), scaled)
+        damping = _CERTIFIED_ABOVE * float(values[-1]) + max(-float(values[0]), 0.0)
+        damped = scaled + damping * np.eye(len(scaled))
+        residual = decomposition_residual(damped, values + damping, vectors, 0.5)
+        if residual <= tolerance:
+            condition = float((values[-1] + damping) / (values[0] + damping))
+            return Root(vectors, residual, "eigh", condition, tuple(failures))
+        failures.append(f"eigh({triangle}): residual {residual:.2g} above {tolerance:.2g}")
+    raise RootError("no eigenbasis: " + "; ".join(failures))
+
+
+def to_bases(blocks: tf.Tensor, axes: Sequence[int], bases: Sequence[tf.Tensor]) -> tf.Tensor:
+    """U^T G V, and its like for blocks of any order.
+
+    Args:
+        blocks: [N, d_0, ..., d_k-1].
+        axes: the preconditioned dimensions, each 0..k-1.
+        bases: for each of them [N, d_axis, d_axis], eigenvectors in columns.
+    """
+    for axis, basis in zip(axes, bases, strict=True):
+        blocks = multiply(blocks, axis, basis, transposed=True)
+    return blocks
+
+
+def from_bases(blocks: tf.Tensor, axes: Sequence[int], bases: Sequence[tf.Tensor]) -> tf.Tensor:
+    """U G V^T, the opposite of ``to_bases``."""
+    for axis, basis in zip(axes, bases, strict=True):
+        blocks = multiply(blocks, axis, basis)
+    return blocks
+
+
+def update_moments(options: ShampooOptions, moments: tf.Tensor, rotated: tf.Tensor) -> tf.Tensor:
+    """V after a gradient in the bases, both [N, *block]."""
+    squared = tf.square(rotated)
+    if options.beta2 == 1.0:
+        return moments + squared
+    return options.beta2 * moments + (1.0 - options.beta2) * squared
+
+
+def correct(
+    options: ShampooOptions, moments: tf.Tensor, rotated: tf.Tensor, correction: tf.Tensor
+) -> tf.Tensor:
+    """The direction in the bases, G / (V^e + epsilon).
+
+    With relative damping epsilon is a share of the largest V^e of the block.
+
+    Args:
+        options: the exponent and the damping.
+        moments: V [N, *block].
+        rotated: the gradient, or its average, in the bases; [N, *block].
+        correction: scalar, what V is to be divided by.
+    """
+    exponent, corrected = options.correction_exponent, moments / correction
+    powers = (
+        tf.sqrt(corrected) if exponent == 0.5 else tf.pow(corrected, tf.constant(exponent, corrected.dtype))
+    )
+    damping = tf.constant(options.epsilon, powers.dtype)
+    if options.damping == "relative":
+        damping *= tf.reduce_max(powers, axis=list(range(1, len(powers.shape))), keepdims=True)
+    return tf.math.divide_no_nan(rotated, powers + damping)
+
+
+def project(
+    moments: tf.Tensor, axes: Sequence[int], old: Sequence[tf.Tensor], new: Sequence[tf.Tensor]
+) -> tf.Tensor:
+    """V in other bases: P V Q^T.
+
+    Args:
+        moments: [N, *block].
+        axes: the preconditioned dimensions.
+        old, new: for each of them the bases [N, d_axis, d_axis].
+    """
+    for axis, before, after in zip(axes, old, new, strict=True):
+        overlap = tf.square(tf.matmul(after, before, transpose_a=True))
+        moments = multiply(moments, axis, overlap)
+    return moments
+
+
+def multiply(blocks: tf.Tensor, axis: int, matrices: tf.Tensor, transposed: bool = False) -> tf.Tensor:
+    """Each block with one dimension multiplied by a matrix, or by its transpose.
+
+    Args:
+        blocks: [N, d_0, ..., d_k-1].
+        axis: 0..k-1.
+        matrices: M [N, d_axis, d_axis]; the result has sum_j M_ij G_j along the axis.
+        transposed: by M^T instead.
+    """
+    order, count, size = len(blocks.shape) - 1, blocks.shape[0], blocks.shape[axis + 1]
+    if axis == order - 1:
+        flat = blocks if order == 2 else tf.reshape(blocks, [count, -1, size])
+        return tf.reshape(tf.matmul(flat, matrices, transpose_b=not transposed), blocks.shape)
+    if axis == 0:
+        flat = blocks if order == 2 else tf.reshape(blocks, [count, size, -1])
+        return tf.reshape(tf.matmul(matrices, flat, transpose_a=transposed), blocks.shape)
+    swap = list(range(order + 1))
+    swap[axis + 1], swap[1] = swap[1], swap[axis + 1]
+    return tf.transpose(multiply(tf.transpose(blocks, swap), 0, matrices, transposed), swap)

@@ -1,0 +1,49 @@
+"""Gradients as optimizers are given them: of dense weights, and of tables by the rows that a batch touches."""
+
+from collections.abc import Collection, Sequence
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from ctr.optim.sparse import sum_duplicates
+
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
+
+
+def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
+    """Whether all gradients are finite, bool scalar.
+
+    A sum of squares is finite only when all its terms are, and is one pass. That of a gradient may not
+    overflow either: sums of squares would become infinite, and the weight never move again.
+    """
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
+    # In float16 squares would overflow at 256.
+    values = [tf.cast(value, tf.float32) if value.dtype.size < 4 else value for value in values]
+    return tf.reduce_all(tf.stack([tf.math.is_finite(tf.nn.l2_loss(value)) for value in values] or [True]))
+
+
+def split_gradients(
+    gradients: Sequence[Gradient], weights: Sequence[tf.Variable], tables: Collection[int], dtype: tf.DType
+) -> tuple[dict[int, tf.Tensor], dict[int, tf.IndexedSlices]]:
+    """The gradients of dense weights, and those of tables by distinct rows, by index; weights without one are left out.
+
+    Args:
+        gradients: for each weight.
+        weights: the weights themselves.
+        tables: the indices of those whose rows learn by themselves.
+        dtype: the working precision, that of the result.
+    """
+    dense: dict[int, tf.Tensor] = {}
+    rows: dict[int, tf.IndexedSlices] = {}
+    for index, gradient in enumerate(gradients):
+        if gradient is None:
+            continue
+        if index not in tables:
+            dense[index] = tf.cast(tf.convert_to_tensor(gradient), dtype)
+            continue
+        if isinstance(gradient, tf.IndexedSlices):
+            slices = sum_duplicates(gradient)
+        else:
+            slices = tf.IndexedSlices(tf.convert_to_tensor(gradient), tf.range(weights[index].shape[0]))
+        rows[index] = tf.IndexedSlices(tf.cast(slices.values, dtype), slices.indices)
+    return dense, rows

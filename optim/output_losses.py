@@ -1,0 +1,89 @@
+"""Losses of single rows as functions of a model's outputs: values, a root of their Hessian, and draws from the model.
+
+The generalized Gauss-Newton matrix needs a factor S with S S^T the Hessian of a row's loss by its outputs (BACKPACK
+eq. 15), and its Monte Carlo estimate the gradient for a label that is drawn from the model's own distribution, whose
+second moment is that Hessian (BACKPACK eq. 20-21).
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import tensorflow as tf
+
+LossName = Literal["mse", "binary_crossentropy", "categorical_crossentropy"]
+
+
+class OutputLoss(NamedTuple):
+    """A loss.
+
+    Attributes:
+        values: (labels, outputs [B, C]) -> [B].
+        hessian_root: outputs [B, C] -> S [B, C, K].
+        draw: (outputs, seed int32 [2]) -> [B, C], the gradient by the outputs for drawn labels.
+    """
+
+    values: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    hessian_root: Callable[[tf.Tensor], tf.Tensor]
+    draw: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+
+def _squares(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean(
+        tf.square(outputs - tf.reshape(tf.cast(labels, outputs.dtype), tf.shape(outputs))), axis=1
+    )
+
+
+def _squares_root(outputs: tf.Tensor) -> tf.Tensor:
+    size = outputs.shape[1]
+    root = tf.sqrt(tf.constant(2.0 / size, outputs.dtype)) * tf.eye(size, dtype=outputs.dtype)
+    return tf.tile(root[tf.newaxis], [tf.shape(outputs)[0], 1, 1])
+
+
+def _squares_draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    # Labels with the variance C / 2, for which this loss is the negative log-likelihood.
+    noise = tf.random.stateless_normal(tf.shape(outputs), seed, dtype=outputs.dtype)
+    return tf.sqrt(tf.constant(2.0 / outputs.shape[1], outputs.dtype)) * noise
+
+
+def _logistic(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    labels = tf.reshape(tf.cast(labels, outputs.dtype), tf.shape(outputs))
+    return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, outputs), axis=1)
+
+
+def _logistic_root(outputs: tf.Tensor) -> tf.Tensor:
+    probability = tf.sigmoid(outputs)
+    return tf.linalg.diag(tf.sqrt(probability * (1.0 - probability) / outputs.shape[1]))
+
+
+def _logistic_draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    probability = tf.sigmoid(outputs)
+    drawn = tf.random.stateless_uniform(tf.shape(outputs), seed, dtype=outputs.dtype) < probability
+    return (probability - tf.cast(drawn, outputs.dtype)) / tf.sqrt(
+        tf.constant(outputs.shape[1], outputs.dtype)
+    )
+
+
+def _softmax(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    if labels.dtype.is_integer:
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.reshape(labels, [-1]), outputs)
+    return tf.nn.softmax_cross_entropy_with_logits(tf.cast(labels, outputs.dtype), outputs)
+
+
+def _softmax_root(outputs: tf.Tensor) -> tf.Tensor:
+    probability = tf.nn.softmax(outputs)
+    root = tf.sqrt(probability)
+    return tf.linalg.diag(root) - probability[:, :, tf.newaxis] * root[:, tf.newaxis, :]
+
+
+def _softmax_draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    noise = tf.random.stateless_uniform(tf.shape(outputs), seed, minval=1e-30, dtype=outputs.dtype)
+    drawn = tf.argmax(outputs - tf.math.log(-tf.math.log(noise)), axis=1)
+    return tf.nn.softmax(outputs) - tf.one_hot(drawn, outputs.shape[1], dtype=outputs.dtype)
+
+
+LOSSES: dict[str, OutputLoss] = {
+    "mse": OutputLoss(_squares, _squares_root, _squares_draw),
+    "binary_crossentropy": OutputLoss(_logistic, _logistic_root, _logistic_draw),
+    "categorical_crossentropy": OutputLoss(_softmax, _softmax_root, _softmax_draw),
+}
+"""By name. Cross-entropies are those of logits. Each is the mean over a row's outputs, as Keras' are."""

@@ -1,0 +1,310 @@
+"""Configurations of other implementations of Shampoo, as options of this one that take the same steps.
+
+    preset = torch_shampoo(lr=0.01, betas=(0.9, 0.99), epsilon=1e-8, grafting_config={"type": "AdamGraftingConfig"})
+    model.compile(optimizer=Shampoo(**preset.arguments))
+
+``torch_shampoo`` takes the keywords of ``DistributedShampoo`` of facebookresearch/optimizers, in the names of its
+versions before and after 2025; ``jax_shampoo`` those of ``distributed_shampoo`` of google-research/precondition. Where
+these have objects or enumerations, either the object itself may be given or a mapping with its class name as ``type``,
+and the name of the enumeration's member. What cannot be the same here is refused, never ignored.
+
+Steps are equal in exact arithmetic, as long as no root fails: here none is used without its certificate, and none is
+computed again with more damping.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ctr.optim.options import ShampooOptions
+
+_SYNCHRONOUS: dict[str, Any] = {
+    "asynchronous": False,
+    "early_growth": 0.0,
+    "drift_bound": 0.0,
+    "statistics_frequency": 1,
+    "block_split": "full",
+}
+"""Every root comes from the statistics of its own step, and is computed anew."""
+_LARGEST = 65536
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A configuration of another implementation.
+
+    Attributes:
+        learning_rate: here; where the other one does not normalize its momentum, larger than there.
+        options: everything else.
+    """
+
+    learning_rate: float
+    options: ShampooOptions
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of ``Shampoo`` for Keras; tables are matrices like all others."""
+        return {"learning_rate": self.learning_rate, "tables": None, **asdict(self.options)}
+
+
+def torch_shampoo(
+    *,
+    lr: float = 1e-2,
+    betas: tuple[float, float] = (0.9, 1.0),
+    beta3: float = -1.0,
+    epsilon: float = 1e-12,
+    momentum: float = 0.0,
+    dampening: float = 0.0,
+    weight_decay: float = 0.0,
+    weight_decay_type: Any = None,
+    max_preconditioner_dim: float = 1024,
+    precondition_frequency: int = 1,
+    start_preconditioning_step: int = -1,
+    inv_root_override: int = 0,
+    exponent_multiplier: float = 1.0,
+    use_nesterov: bool = False,
+    use_bias_correction: bool = True,
+    use_decoupled_weight_decay: bool = True,
+    grafting_config: Any = None,
+    use_merge_dims: bool = True,
+    preconditioner_config: Any = None,
+) -> Preset:
+    """A configuration of ``DistributedShampoo`` for PyTorch; arguments and defaults are its own.
+
+    Raises:
+        ValueError: something has no equal here.
+    """
+    method = _preconditioner(preconditioner_config)
+    beta1, beta2 = betas
+    start = precondition_frequency if start_preconditioning_step == -1 else start_preconditioning_step
+    block_size = _LARGEST if math.isinf(max_preconditioner_dim) else int(max_preconditioner_dim)
+    if inv_root_override and "exponent_override" in method:
+        raise ValueError("inv_root_override and inverse_exponent_override exclude each other")
+    options = {
+        **_SYNCHRONOUS,
+        **_torch_graft(grafting_config, beta2, epsilon, bool(method.get("eigenvalue_correction"))),
+        **({"exponent_override": inv_root_override} if inv_root_override else {}),
+        **method,
+        "beta1": beta1,
+        "beta3": None if beta3 in (-1.0, beta1) or not beta1 else beta3,
+        "beta2": beta2,
+        "damping": "absolute",
+        "epsilon": epsilon,
+        "momentum": momentum,
+        "nesterov": use_nesterov and momentum > 0,
+        "weight_decay": weight_decay,
+        "weight_decay_kind": _weight_decay(weight_decay_type, use_decoupled_weight_decay),
+        "block_size": block_size,
+        "max_dimension": _LARGEST,
+        "merge_dimensions": block_size if use_merge_dims else None,
+        "precondition_vectors": True,
+        "precondition_frequency": precondition_frequency,
+        "start_preconditioning_step": start,
+        "exchange_phase": 0,
+        "exponent_multiplier": exponent_multiplier,
+        "bias_correction": use_bias_correction,
+    }
+    # M = mu M + (1 - d) P there is (1 - d) / (1 - mu) times the average here.
+    scale = (1.0 - dampening) / (1.0 - momentum) if momentum else 1.0
+    return Preset(lr * scale, ShampooOptions(**options))
+
+
+def jax_shampoo(
+    *,
+    learning_rate: float,
+    block_size: int,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    diagonal_epsilon: float = 1e-10,
+    matrix_epsilon: float = 1e-6,
+    weight_decay: float = 0.0,
+    start_preconditioning_step: int = 5,
+    preconditioning_compute_steps: int = 1,
+    statistics_compute_steps: int = 1,
+    best_effort_shape_interpretation: bool = True,
+    graft_type: Any = "SGD",
+    nesterov: bool = True,
+    exponent_override: int = 0,
+    moving_average_for_momentum: bool = False,
+    skip_preconditioning_dim_size_gt: int = 4096,
+    skip_preconditioning_rank_lt: int = 1,
+    decoupled_learning_rate: bool = True,
+    decoupled_weight_decay: bool = False,
+    relative_matrix_epsilon: bool = True,
+    merge_small_dims_block_size: int = 4096,
+    clip_by_scaled_gradient_norm: float | None = None,
+) -> Preset:
+    """A configuration of ``distributed_shampoo`` for JAX; arguments and defaults are its own.
+
+    Raises:
+        ValueError: something has no equal here.
+    """
+    refused = {
+        "clip_by_scaled_gradient_norm; allowed: None": clip_by_scaled_gradient_norm is not None,
+        "decoupled_weight_decay; allowed: False": decoupled_weight_decay and weight_decay > 0,
+        "decoupled_learning_rate False; allowed: True": not decoupled_learning_rate,
+        "statistics_compute_steps above 1; allowed: 1": statistics_compute_steps != 1,
+        "skip_preconditioning_rank_lt above 2; allowed: 1, 2": skip_preconditioning_rank_lt not in (1, 2),
+    }
+    for what, wrong in refused.items():
+        if wrong:
+            raise ValueError(f"there is no equal here of {what}")
+    options = {
+        **_SYNCHRONOUS,
+        **_jax_graft(graft_type, beta2, diagonal_epsilon),
+        "momentum": beta1,
+        "nesterov": nesterov and beta1 > 0,
+        "separate_momenta": beta1 > 0,
+        "beta2": beta2,
+        "bias_correction": False,
+        "initial_statistics": matrix_epsilon,
+        "epsilon": matrix_epsilon,
+        "damping": "relative" if relative_matrix_epsilon else "absolute",
+        "weight_decay": weight_decay,
+        "block_size": block_size,
+        "max_dimension": min(skip_preconditioning_dim_size_gt, _LARGEST),
+        "large_dimensions": "skip",
+        "merge_dimensions": merge_small_dims_block_size if best_effort_shape_interpretation else None,
+        "precondition_vectors": skip_preconditioning_rank_lt == 1,
+        "precondition_frequency": preconditioning_compute_steps,
+        # Steps are counted from 0 there.
+        "first_exchange": 1,
+        "start_preconditioning_step": start_preconditioning_step + 1,
+        "exchange_phase": 1 % preconditioning_compute_steps,
+        "exponent_override": exponent_override or None,
+    }
+    scale = 1.0 if moving_average_for_momentum else 1.0 / (1.0 - beta1)
+    return Preset(learning_rate * scale, ShampooOptions(**options))
+
+
+def soap(beta1: float = 0.95, beta2: float = 0.95, epsilon: float = 1e-8, **changed: Any) -> ShampooOptions:
+    """SOAP: Adam in the eigenbases of Shampoo's statistics, and Adam where there are none.
+
+    Args:
+        beta1: decay of the average of gradients.
+        beta2: decay of the second moments and of the statistics.
+        epsilon: added to the root of the second moments.
+        **changed: other options.
+    """
+    options: dict[str, Any] = {
+        "eigenvalue_correction": True,
+        "grafting": "adam",
+        "grafting_beta2": beta2,
+        "grafting_epsilon": epsilon,
+        "grafted_norm": False,
+        "beta1": beta1,
+        "beta2": beta2,
+        "damping": "absolute",
+        "epsilon": epsilon,
+    }
+    return ShampooOptions(**options | changed)
+
+
+def _named(config: Any) -> tuple[str, dict[str, Any]]:
+    """The class name and the fields of a configuration object, or of a mapping in its place."""
+    if isinstance(config, Mapping):
+        fields = dict(config)
+        return str(fields.pop("type", "")), fields
+    return type(config).__name__, dict(vars(config))
+
+
+def _member(value: Any) -> str:
+    """The name of an enumeration's member."""
+    return str(getattr(value, "name", value)).upper()
+
+
+def _torch_graft(config: Any, beta2: float, epsilon: float, corrected: bool) -> dict[str, Any]:
+    if config is None:
+        # Before its first roots the other one has identities: plain gradients, or second moments as they are.
+        own: dict[str, Any] = {"grafted_norm": False, "grafting": "sgd"}
+        if corrected and beta2 < 1.0:
+            own |= {"grafting": "adam", "grafting_beta2": beta2, "grafting_epsilon": epsilon}
+        elif corrected:
+            own |= {"grafting": "adagrad", "initial_accumulator": 0.0, "adagrad_epsilon": epsilon}
+        return own
+    name, fields = _named(config)
+    kind = name.removesuffix("GraftingConfig").removesuffix("PreconditionerConfig").lower()
+    scope = {"grafting_scope": "block"}
+    if kind == "sgd":
+        return {**scope, "grafting": "sgd"}
+    if kind == "adagrad":
+        return {
+            **scope,
+            "grafting": "adagrad",
+            "initial_accumulator": 0.0,
+            "adagrad_epsilon": fields.get("epsilon", 1e-10),
+        }
+    if kind in ("rmsprop", "adam"):
+        default = 0.99 if kind == "rmsprop" else 0.999
+        return {
+            **scope,
+            "grafting": kind,
+            "grafting_beta2": fields.get("beta2", default),
+            "grafting_epsilon": fields.get("epsilon", 1e-8),
+        }
+    raise ValueError(f"grafting_config is {name}; allowed: those of SGD, AdaGrad, RMSprop, Adam, None")
+
+
+def _preconditioner(config: Any) -> dict[str, Any]:
+    if config is None:
+        return {}
+    name, fields = _named(config)
+    methods: dict[str, dict[str, Any]] = {
+        "ShampooPreconditionerConfig": {},
+        "RootInvShampooPreconditionerConfig": {},
+        "EigendecomposedShampooPreconditionerConfig": {},
+        "RootInvKLShampooPreconditionerConfig": {"factor_update": "kl"},
+        "EigendecomposedKLShampooPreconditionerConfig": {"factor_update": "kl"},
+        "EigenvalueCorrectedShampooPreconditionerConfig": {
+            "eigenvalue_correction": True,
+            "basis_change": "keep",
+        },
+    }
+    if name not in methods:
+        raise ValueError(f"preconditioner_config is {name}; allowed: {', '.join(sorted(methods))}")
+    if fields.get("ignored_basis_change_dims"):
+        raise ValueError("there is no equal here of ignored_basis_change_dims")
+    return methods[name] | _exponents(fields.get("inverse_exponent_override") or {}, name)
+
+
+def _exponents(overrides: Mapping[int, Any], name: str) -> dict[str, Any]:
+    """One exponent for tensors of all orders: here they have one number for all."""
+    if not overrides:
+        return {}
+    values = list(overrides.values())
+    corrected = name.startswith("EigenvalueCorrected")
+    # Orders that are not listed have 1/2 where second moments are corrected, and vectors 1/2 in any case.
+    listed = values if 1 in overrides else [*values, 0.5]
+    same = all(isinstance(value, int | float) and value == values[0] for value in listed)
+    p = round(1 / values[0]) if same and values[0] else 0
+    if not p or not math.isclose(1 / p, values[0]) or (not corrected and not {1, 2} & set(overrides)):
+        raise ValueError(
+            f"inverse_exponent_override is {dict(overrides)!r}; allowed: one exponent 1/p, the same for all orders, "
+            "where that of vectors is 1/2 if it is not listed"
+        )
+    return {"exponent_override": p}
+
+
+def _weight_decay(kind: Any, decoupled: bool) -> str:
+    if kind is None:
+        return "decoupled" if decoupled else "coupled"
+    kinds = {"L2": "coupled", "DECOUPLED": "decoupled"}
+    if _member(kind) not in kinds:
+        raise ValueError(f"weight_decay_type is {_member(kind)}; allowed: {', '.join(kinds)}")
+    return kinds[_member(kind)]
+
+
+def _jax_graft(kind: Any, beta2: float, epsilon: float) -> dict[str, Any]:
+    adagrad = {"grafting": "adagrad", "initial_accumulator": 0.0, "adagrad_epsilon": epsilon}
+    rmsprop = {"grafting": "rmsprop", "grafting_beta2": beta2, "grafting_epsilon": epsilon}
+    kinds: dict[str, dict[str, Any]] = {
+        "NONE": {"grafted_norm": False, "grafting": "sgd"},
+        "SGD": {"grafting": "sgd"},
+        "SQRT_N": {"grafting": "sign"},
+        "ADAGRAD": adagrad,
+        "RMSPROP": adagrad if beta2 == 1.0 else rmsprop,
+    }
+    if _member(kind) not in kinds:
+        raise ValueError(f"graft_type is {_member(kind)}; allowed: {', '.join(kinds)}")
+    return kinds[_member(kind)]

@@ -1,0 +1,199 @@
+"""Adafactor for embeddings, AdaGrad for the linear weights beside them, as a ``ctr.optim.protocol.TableOptimizer``.
+
+What factoring means where a batch touches some rows alone is said in ``ctr.optim.adafactor``. A table has one or more
+copies of an embedding with a linear weight behind it; each copy's embeddings are a matrix of their own. A row is
+touched where the gradient of its embedding is not zero.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.optim import adagrad
+from ctr.optim.adafactor import second_moment_decay, touched_rows
+from ctr.optim.adafactor_options import AdafactorOptions
+from ctr.optim.protocol import Cost, RowGradient
+from ctr.optim.update_limit import limit_update
+from ctr.workers.collectives import ALONE, Workers
+
+_OPERATIONS = 14
+"""For each element of a touched row."""
+_ROW_STATE = ("rows_moment", "rows_touched", "rows_linear_accumulator")
+
+
+class _RowState(NamedTuple):
+    """Of U rows: the mean squares' averages [U, K] of K copies, how often each was touched, and AdaGrad's sums."""
+
+    moments: tf.Tensor
+    touched: tf.Tensor
+    linear: tf.Tensor
+
+
+class RowAdafactor:
+    """Adafactor for the rows of some tables.
+
+    Args:
+        rates: for each table float32 [C], the learning rates of its columns; of embeddings the step size rho.
+        initial_accumulators: for each table float32 [C]; those of linear weights are used.
+        copies: K, of an embedding and its linear weight in each row.
+        options: of Adafactor; there are no averages and no decay of tables.
+        limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for a table's touched rows; None: none.
+        owners: for each table the workers that hold a part of its rows each. By default all tables are here whole.
+    """
+
+    name = "embeddings"
+    row_state: tuple[str, ...] = _ROW_STATE
+    feature_state: tuple[str, ...] = ()
+    needs_curvature = False
+
+    def __init__(
+        self,
+        rates: Sequence[np.ndarray],
+        initial_accumulators: Sequence[np.ndarray],
+        copies: int,
+        options: AdafactorOptions,
+        limit: tuple[float, float] | None = None,
+        owners: Sequence[Workers] | None = None,
+    ) -> None:
+        self.owners = [ALONE] * len(rates) if owners is None else list(owners)
+        self.rates, self.initial_accumulators = rates, initial_accumulators
+        self.copies, self.options, self.limit = copies, options, limit
+        self.tables: dict[str, tf.Variable] = {}
+        self._rows: dict[str, _RowState] = {}
+        self._columns: dict[str, tf.Variable] = {}
+        self._steps: dict[str, tf.Variable] = {}
+
+    def build(self, weights: Mapping[str, tf.Variable]) -> None:
+        """Takes the tables, float32 [R, C] each."""
+        self.tables = dict(weights)
+        for (name, table), initial in zip(weights.items(), self.initial_accumulators, strict=True):
+            rows, width = tf.shape(table)[0], table.shape[1] // self.copies - 1
+            linear = tf.broadcast_to(self._linear(initial), [rows, self.copies])
+            values = tf.zeros([rows, self.copies]), tf.zeros([rows, self.copies]), linear
+            shape = [table.shape[0], self.copies]
+            self._rows[name] = _RowState(*(tf.Variable(v, trainable=False, shape=shape) for v in values))
+            self._columns[name] = tf.Variable(tf.zeros([self.copies, width]), trainable=False)
+            self._steps[name] = tf.Variable(tf.zeros([self.copies]), trainable=False)
+
+    def _linear(self, columns: np.ndarray) -> np.ndarray:
+        """Of what each column has, that of the linear weights, [K]."""
+        return columns.reshape(self.copies, -1)[:, -1]
+
+    @property
+    def variables(self) -> dict[str, tf.Variable]:
+        """What rows have, by the names of ``row_state``, and what tables have."""
+        found: dict[str, tf.Variable] = {}
+        for name, state in self._rows.items():
+            found |= {f"{kind}/{name}": variable for kind, variable in zip(_ROW_STATE, state, strict=True)}
+            found |= {f"columns_moment/{name}": self._columns[name], f"table_steps/{name}": self._steps[name]}
+        return found
+
+    def begin_rows(self, table: int, rows: np.ndarray, size: int) -> None:
+        """Lets rows begin anew, as ``build`` leaves them."""
+        state = list(self._rows.values())[table]
+        zeros = np.zeros(self.copies, np.float32)
+        begin = (zeros, zeros, self._linear(self.initial_accumulators[table]))
+        for variable, value in zip(state, begin, strict=True):
+            adagrad.grow_rows(variable, size)
+            values = np.broadcast_to(value, (len(rows), self.copies))
+            variable.scatter_update(tf.IndexedSlices(values, rows))
+
+    def read(self, rows: Sequence[tf.Tensor]) -> list[_RowState]:
+        """The state of these rows."""
+        return [
+            _RowState(*(tf.gather(variable, own) for variable in state))
+            for state, own in zip(self._rows.values(), rows, strict=True)
+        ]
+
+    def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor, compiled: bool) -> None:
+        """One step on the touched rows; ``rate`` is a factor of the columns' rates."""
+        del compiled
+        for name, rates, one, owners in zip(self.tables, self.rates, gradients, self.owners, strict=True):
+            with tf.name_scope("row_update"):
+                self._update_table(name, rate * rates, one, owners)
+
+    def _update_table(self, name: str, rates: tf.Tensor, one: RowGradient, owners: Workers) -> None:
+        before: _RowState = one.state
+        moved, kept = [], []
+        columns, steps = [], []
+        split = [tf.split(part, self.copies, axis=-1) for part in (one.gradient, one.values, rates)]
+        for copy, (gradient, values, own_rates) in enumerate(zip(*split, strict=True)):
+            state = _RowState(*(part[:, copy : copy + 1] for part in before))
+            update, moments, touched, column, step = self._step_of_copy(
+                name, copy, state, gradient[:, :-1], values[:, :-1], own_rates[:-1], owners
+            )
+            direction, squared = adagrad.row_direction(state.linear, gradient[:, -1:])
+            moved.append(tf.concat([update, own_rates[-1:] * direction], axis=1))
+            kept.append((moments, touched, state.linear + squared))
+            columns.append(column)
+            steps.append(step)
+        update = tf.concat(moved, axis=1)
+        if self.limit is not None:
+            update = limit_update(one.values, update, *self.limit, owners)
+        for variable, parts in zip(self._rows[name], zip(*kept, strict=True), strict=True):
+            variable.scatter_update(tf.IndexedSlices(tf.concat(parts, axis=1), one.rows))
+        self._columns[name].assign(tf.stack(columns))
+        self._steps[name].assign(tf.stack(steps))
+        self.tables[name].scatter_update(tf.IndexedSlices(one.values - update, one.rows))
+
+    def _step_of_copy(
+        self,
+        name: str,
+        copy: int,
+        state: _RowState,
+        gradient: tf.Tensor,
+        values: tf.Tensor,
+        rates: tf.Tensor,
+        owners: Workers,
+    ) -> tuple[tf.Tensor, ...]:
+        """The update of one copy's embeddings, and its state after it; sums are those of all owners' rows."""
+        options, width = self.options, max(int(gradient.shape[1]), 1)
+        touched = touched_rows(gradient)
+        squared = touched * (tf.square(gradient) + options.epsilon1)
+        count, total, size = owners.all_reduce(
+            [
+                tf.reduce_sum(touched),
+                tf.reduce_sum(squared, axis=0),
+                tf.reduce_sum(tf.square(touched * values)),
+            ]
+        )
+        step = self._steps[name][copy] + tf.minimum(count, 1.0)
+        decay = second_moment_decay(options, tf.maximum(step, 1.0))
+        column = self._columns[name][copy]
+        column = tf.where(
+            count > 0, decay * column + (1.0 - decay) * tf.math.divide_no_nan(total, count), column
+        )
+        times = state.touched + touched
+        decay = second_moment_decay(options, tf.maximum(times, 1.0))
+        means = tf.reduce_sum(squared, axis=1, keepdims=True) / width
+        moments = tf.where(touched > 0, decay * state.moments + (1.0 - decay) * means, state.moments)
+        share = tf.math.divide_no_nan(column, tf.reduce_sum(column) / width)
+        direction = tf.math.divide_no_nan(gradient, tf.sqrt(moments))
+        direction = tf.math.divide_no_nan(direction, tf.sqrt(share)[tf.newaxis])
+        if options.clipping:
+            (length,) = owners.all_reduce([tf.reduce_sum(tf.square(direction))])
+            rms = tf.sqrt(tf.math.divide_no_nan(length, count * width))
+            direction /= tf.maximum(1.0, rms / options.clipping)
+        if options.inverse_sqrt:
+            rates = tf.minimum(rates, tf.math.rsqrt(tf.maximum(step, 1.0)))
+        if options.relative_steps:
+            rms = tf.sqrt(tf.math.divide_no_nan(size, count * width))
+            rates *= tf.maximum(rms, options.epsilon2)
+        return rates * direction, moments, times, column, step
+
+    def exchange(self) -> None:
+        """Nothing: there is no work for the host."""
+
+    def report(self) -> dict[str, float | int]:
+        """Nothing to watch."""
+        return {}
+
+    def timing(self) -> dict[str, float]:
+        """Nothing beside the step."""
+        return {}
+
+    def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
+        """The operations of a step in which so many rows of each table are touched, [U, C]."""
+        return Cost(update=sum(_OPERATIONS * rows * columns for rows, columns in shapes))

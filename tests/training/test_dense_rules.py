@@ -1,0 +1,82 @@
+"""Each optimizer by lines of a configuration: a run, and one that is broken off and goes on, end with the same bits."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ctr.config import parse_model
+from ctr.io.errors import InputError
+from ctr.training.config import TrainConfig
+from ctr.training.loop import open_session, train
+
+QUICK = {"precondition_frequency": 3, "early_growth": 0, "start_preconditioning_step": 2, "drift_bound": 0}
+RULES = {
+    "SOAP": {
+        "dense": {
+            "shampoo": QUICK
+            | {"eigenvalue_correction": True, "beta1": 0.9, "beta2": 0.95, "momentum": 0, "grafting": "adam"}
+            | {"grafting_beta2": 0.95, "grafted_norm": False}
+        }
+    },
+    "KL-Shampoo": {"dense": {"shampoo": QUICK | {"factor_update": "kl", "beta2": 0.95}}},
+    "Adafactor": {
+        "dense": {"rule": "adafactor", "adafactor": {"clipping": 0.5}},
+        "embeddings": {"rule": "adafactor", "learning_rate": 0.02},
+    },
+}
+
+
+def weights(run: Path) -> dict[str, np.ndarray]:
+    with np.load(max((run / "checkpoints").iterdir()) / "arrays.npz") as arrays:
+        return {name: arrays[name] for name in arrays if name.startswith("weights|")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_a_run_that_is_broken_off_goes_on_with_the_same_bits(rule, log, make_config, tmp_path):
+    config, whole, run = make_config({"optimizer": RULES[rule]}), tmp_path / "whole", tmp_path / "run"
+    summary = train(log, config, whole)
+    assert summary["skipped_steps"] == 0
+    assert summary["auc"] > 0.5
+    found = weights(whole)
+    if rule != "Adafactor":
+        assert summary["shampoo"]["layers_ready"] > 0 == summary["shampoo"]["failed"]
+    else:
+        assert any(name.startswith("weights|rows_moment/") for name in found)
+        assert not any("shampoo" in name for name in found)
+    batches: list[int] = []
+    with open_session(log, config, run, lambda position, _: batches.append(position)) as session:
+        session.advance(stop=lambda: len(batches) == 7)
+        session.save()
+    train(log, config, run)
+    resumed = weights(run)
+    assert resumed.keys() == found.keys()
+    assert [name for name in found if found[name].tobytes() != resumed[name].tobytes()] == []
+
+
+@pytest.mark.parametrize(
+    ("dense", "words"),
+    [
+        ({"rule": "adam"}, "'shampoo' or 'adafactor'"),
+        ({"adafactor": {"rate": 1}}, "unknown key rate; allowed: beta1, "),
+        ({"adafactor": {"clipping": -1}}, "clipping is -1; allowed"),
+    ],
+)
+def test_what_is_not_allowed_is_refused(dense, words):
+    with pytest.raises(InputError, match=words):
+        parse_model(TrainConfig, {"optimizer": {"dense": dense}}, "test")
+
+
+def test_rows_take_no_averages_and_no_newton_steps_beside_them():
+    def parse(**embeddings):
+        return parse_model(
+            TrainConfig, {"optimizer": {"embeddings": embeddings}}, "test"
+        ).optimizer.embeddings
+
+    assert parse().linear_rule == "newton"
+    assert parse(rule="adafactor").linear_rule == "adagrad"
+    with pytest.raises(InputError, match="rule adafactor needs linear_rule adagrad"):
+        parse(rule="adafactor", linear_rule="newton")
+    with pytest.raises(InputError, match="beta1 is not allowed here: it would move all rows"):
+        parse(rule="adafactor", adafactor={"beta1": 0.5})
