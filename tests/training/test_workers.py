@@ -135,10 +135,11 @@ def world(tmp_path_factory) -> World:
 def runs(world) -> World:
     """Each configuration by each number of workers."""
     for size, names in ((1, BY_TWO), (2, BY_TWO), (3, BY_THREE)):
-        for name in names:
-            # Each in processes of its own, as `ctr train` is.
-            job = world.job(name, f"{name}-{size}", states=str(world.folder / f"states-{name}-{size}"))
-            run_group(train_group(size, [job], world.outputs()))
+        jobs = [
+            world.job(name, f"{name}-{size}", states=str(world.folder / f"states-{name}-{size}"))
+            for name in names
+        ]
+        run_group(train_group(size, jobs, world.outputs()))
     return world
 
 

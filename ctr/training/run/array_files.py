@@ -165,9 +165,9 @@ def read_parts(
             if part is None:
                 # All of it; of parts that are single elements, one by one.
                 values = values if own.shape is None else values.reshape(-1)
-                part = Part(own.axis, np.arange(values.shape[own.axis]), values.shape[own.axis])
+                part = Part(np.arange(len(values)), len(values))
             arrays[name] = take_from(own, [(part, values)], arrays.get(name))
-            seen[name] = seen.get(name, 0) + int(np.count_nonzero(part.rows >= 0))
+            seen[name] = seen.get(name, 0) + len(part.rows)
     for name, count in seen.items():
         if count != parts[name].total:
             raise ValueError(f"{name}: {count} of {parts[name].total} rows are there")
