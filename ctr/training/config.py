@@ -15,6 +15,7 @@ from ctr.io.errors import InputError
 from ctr.models.rows import TableLayout
 from ctr.objective.config import ObjectiveConfig
 from ctr.optim.adafactor_options import AdafactorOptions
+from ctr.optim.kfac_options import KfacOptions
 from ctr.optim.options import ShampooOptions
 from ctr.training.ids.config import IdsConfig
 from ctr.training.model_config import ModelConfig
@@ -77,6 +78,10 @@ def _read_options(content: Any, start: Any, fixed: Mapping[str, str]) -> Any:
 
 def _read_adafactor(content: Any) -> Any:
     return _read_options(content, AdafactorOptions(), {})
+
+
+def _read_kfac(content: Any) -> Any:
+    return _read_options(content, KfacOptions(), {})
 
 
 def _read_row_adafactor(content: Any) -> Any:
@@ -171,22 +176,24 @@ class DenseOptimizerConfig(StrictModel):
     """How dense weights learn, from the gradient of the mean loss.
 
     Attributes:
-        rule: ``shampoo``, with its relatives, or ``adafactor``, for which ``learning_rate`` is the largest relative
-            step size.
+        rule: ``shampoo``, with its relatives, ``adafactor``, for which ``learning_rate`` is the largest relative step
+            size, or ``kfac``, in one process and without ``model.factorized``.
         learning_rate: the learning rate of dense weights.
         clip_norm: maximum norm of the gradient of all dense weights together, for each component of an
             ensemble separately. Null: no limit.
         shampoo: options of Shampoo; without any of them AdaGrad alone. ``start_preconditioning_step: null`` leaves
             AdaGrad with momentum; ``weight_decay`` applies to matrices, not to biases; ``sparse`` cannot be changed.
         adafactor: options of Adafactor, for ``rule`` adafactor.
+        kfac: options of K-FAC, for ``rule`` kfac. Its Fisher information is that of the network's click probability.
         schedule: how the learning rate changes with the examples trained on. By default it does not.
     """
 
-    rule: Literal["shampoo", "adafactor"] = "shampoo"
+    rule: Literal["shampoo", "adafactor", "kfac"] = "shampoo"
     learning_rate: float = Field(default=0.01, ge=0)
     clip_norm: float | None = Field(default=None, gt=0)
     shampoo: Annotated[ShampooOptions, BeforeValidator(_read_shampoo)] = DEFAULT_SHAMPOO
     adafactor: Annotated[AdafactorOptions, BeforeValidator(_read_adafactor)] = AdafactorOptions()
+    kfac: Annotated[KfacOptions, BeforeValidator(_read_kfac)] = KfacOptions()
     schedule: RateSchedule = RateSchedule()
 
 
@@ -350,6 +357,8 @@ class TrainConfig(StrictModel):
     def _possible(self) -> Self:
         if self.model.factorized is not None and self.optimizer.embeddings.linear_rule == "newton":
             raise ValueError("optimizer.embeddings.linear_rule newton is not possible with model.factorized")
+        if self.model.factorized is not None and self.optimizer.dense.rule == "kfac":
+            raise ValueError("optimizer.dense.rule kfac is not possible with model.factorized")
         ranking = self.objective.ranking
         if ranking is not None and ranking.setup == "multi_task" and not self.model.has_network:
             raise ValueError(

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from ctr.models.click_model import Scores, ensemble_logit
 from ctr.models.embeddings import look_up, tower_inputs
+from ctr.models.linear import recording
 from ctr.models.query_effect import query_effect, query_share
 from ctr.models.row_curvature import row_curvature
 from ctr.models.rows import TableLayout
@@ -16,11 +17,13 @@ from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import target_signature
 from ctr.objective.total import loss_and_terms, next_duals, normalizer, slices_of
 from ctr.optim.gradients import all_finite
+from ctr.optim.kfac import Factors
 from ctr.optim.momentum import clip_by_global_norm
 from ctr.optim.online_newton import CalibrationStep
-from ctr.optim.protocol import RowGradient
+from ctr.optim.protocol import ProductOptimizer, RowGradient
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed
+from ctr.training.product_factors import click_likelihood, product_factors
 from ctr.training.state import TrainState
 from ctr.training.step_exchange import StepExchange
 
@@ -53,7 +56,8 @@ class _Differentiated(NamedTuple):
     """A batch's scores as in ``StepResult``, and the gradients of its rows and of the dense weights.
 
     ``alone`` is the logit that the linear weights learn by, float32 [B], ``left`` what the effects of queries leave of
-    its curvature, float32 [B], or None where there are none in it, ``calibration`` the steps of the calibrators.
+    its curvature, float32 [B], or None where there are none in it, ``calibration`` the steps of the calibrators,
+    ``factors`` those of the linear products and whether they were collected, where the dense optimizer needs them.
     """
 
     logit: tf.Tensor
@@ -65,6 +69,7 @@ class _Differentiated(NamedTuple):
     alone: tf.Tensor
     left: tf.Tensor | None
     calibration: list[CalibrationStep]
+    factors: tuple[list[Factors], tf.Tensor] | None = None
 
 
 def scored_part(objective: ObjectiveConfig) -> ObjectiveConfig:
@@ -196,6 +201,8 @@ class TrainStep:
                 )
             ]
             state.table_optimizer.update(row_gradients, rates["embeddings"], self.jit)
+            if found.factors is not None and isinstance(state.dense_optimizer, ProductOptimizer):
+                state.dense_optimizer.observe(*found.factors)
             self._update_dense(found.dense_gradients, rates["dense"])
             for calibrator, step in zip(state.calibrators, found.calibration, strict=True):
                 calibrator.apply(step)
@@ -274,10 +281,17 @@ class TrainStep:
     ) -> _Differentiated:
         """Scores, loss, and the gradients to learn by."""
         state, objective = self.state, self.config.objective
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
+        dense = state.dense_optimizer
+        observer = dense if isinstance(dense, ProductOptimizer) else None
+        with tf.GradientTape(persistent=observer is not None, watch_accessed_variables=False) as tape:
             tape.watch(rows)
             tape.watch(state.dense)
-            scores = self._forward(rows, plans, ramps["alpha2"])
+            if observer is None:
+                scores = self._forward(rows, plans, ramps["alpha2"])
+            else:
+                with recording() as products:
+                    scores = self._forward(rows, plans, ramps["alpha2"])
+                likelihood = click_likelihood(observer, scores, targets)
             logit = ensemble_logit(scores.logits)
             slices = slices_of(state.families, targets, logit)
             with tf.name_scope("loss"):
@@ -303,6 +317,10 @@ class TrainStep:
         row_gradients, dense_gradients = tape.gradient(
             learned, (rows, state.dense), unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
+        factors = None
+        if observer is not None:
+            factors = product_factors(observer, tape, likelihood, products, state.layers, targets)
+            del tape
         # The loss is a mean over components. What is one component's own learns as if that one were alone.
         components = state.network.components
         if components > 1:
@@ -316,7 +334,7 @@ class TrainStep:
             total_weight = normalizer(objective, targets)
             row_gradients = [gradient * total_weight for gradient in row_gradients]
         return _Differentiated(
-            logit, slices, loss, terms, row_gradients, dense_gradients, alone, left, calibration
+            logit, slices, loss, terms, row_gradients, dense_gradients, alone, left, calibration, factors
         )
 
     def _loss_and_terms(
