@@ -18,6 +18,24 @@ WeightDecayKind = Literal["decoupled", "coupled"]
 Sparse = Literal["adagrad", "adagrad_row", "one_sided"]
 
 
+ONE_SIDED_OPTIONS = (
+    "beta2",
+    "epsilon",
+    "damping",
+    "exponent_override",
+    "exponent_multiplier",
+    "start_preconditioning_step",
+    "blend_steps",
+    "statistics_frequency",
+    "precondition_frequency",
+    "early_growth",
+    "asynchronous",
+    "drift_bound",
+    "solver",
+)
+"""Those that one-sided Shampoo has on the rows of tables in a trainer (row_one_sided.py)."""
+
+
 @dataclass(frozen=True)
 class Whole:
     """Whole numbers from ``low`` to ``high``."""

@@ -16,6 +16,7 @@ from ctr.optim.online_newton import OnlineNewton
 from ctr.optim.protocol import DenseOptimizer, TableOptimizer
 from ctr.optim.row_adafactor import RowAdafactor
 from ctr.optim.row_newton import RowNewton
+from ctr.optim.row_one_sided import RowOneSided
 from ctr.training.config import DenseOptimizerConfig, EmbeddingOptimizerConfig
 from ctr.workers.collectives import ALONE, Workers
 
@@ -80,6 +81,8 @@ def table_optimizer(
     ]
     if config.rule == "adafactor":
         return RowAdafactor(rates, initial, layouts[0].copies, config.adafactor, config.update_limit, owners)
+    if config.rule == "one_sided":
+        return RowOneSided(rates, initial, layouts[0].copies, config.one_sided, config.update_limit, owners)
     return RowAdaGrad(rates, initial, config.update_limit, owners)
 
 

@@ -20,6 +20,10 @@ RULES = {
         }
     },
     "KL-Shampoo": {"dense": {"shampoo": QUICK | {"factor_update": "kl", "beta2": 0.95}}},
+    "one-sided tables": {
+        "embeddings": {"rule": "one_sided", "one_sided": QUICK},
+        "dense": {"shampoo": QUICK},
+    },
     "K-FAC": {"dense": {"rule": "kfac", "kfac": {"inverse_frequency": 3, "momentum": 0.9}}},
     "K-FAC by eigenvectors": {
         "dense": {"rule": "kfac", "kfac": {"inverse_frequency": 3, "form": "eigen", "fisher": "empirical"}}
