@@ -240,9 +240,13 @@ class TensorBoardConfig(StrictModel):
         histograms: write histograms of all dense weights, of the embeddings of each window's last batch, and
             of the gradients on that batch. They cost one more forward and backward pass per window, and
             change no result.
+        gradient_noise: write the noise scale and the signal-to-noise ratio of the gradient of each matrix, on each
+            window's last batch, to metrics.jsonl and TensorBoard (``ctr.training.gradient_noise``). They cost one more
+            forward and backward pass per window, and change no result.
     """
 
     histograms: bool = False
+    gradient_noise: bool = False
 
 
 class CheckpointConfig(StrictModel):
@@ -366,6 +370,8 @@ class TrainConfig(StrictModel):
     def _possible(self) -> Self:
         if self.model.factorized is not None and self.optimizer.embeddings.linear_rule == "newton":
             raise ValueError("optimizer.embeddings.linear_rule newton is not possible with model.factorized")
+        if self.model.factorized is not None and self.tensorboard.gradient_noise:
+            raise ValueError("tensorboard.gradient_noise is not possible with model.factorized")
         if self.model.factorized is not None and self.optimizer.dense.rule == "kfac":
             raise ValueError("optimizer.dense.rule kfac is not possible with model.factorized")
         ranking = self.objective.ranking

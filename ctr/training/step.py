@@ -23,6 +23,7 @@ from ctr.optim.online_newton import CalibrationStep
 from ctr.optim.protocol import ProductOptimizer, RowGradient
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed
+from ctr.training.gradient_noise import squared_norms
 from ctr.training.product_factors import click_likelihood, product_factors
 from ctr.training.state import TrainState
 from ctr.training.step_exchange import StepExchange
@@ -116,6 +117,7 @@ class TrainStep:
             _timed("scores", score, jit),
         )
         self._compiled_gradients = self._compile(self._gradients, [self._learned_targets, plans, ramps])
+        self._compiled_norms = self._compile(self._gradient_norms, [self._learned_targets, plans, ramps])
 
     def _compile(self, function: Callable[..., Any], signature: Sequence[Any]) -> Callable[..., Any]:
         # XLA compiles each of the few padded sizes by itself, from one trace.
@@ -157,6 +159,12 @@ class TrainStep:
         feed = self.state.place(feed)
         of_rows, of_dense = self._compiled_gradients(*_tensors(feed, self._learned_targets), _scalars(ramps))
         return of_rows, of_dense
+
+    def gradient_norms(self, feed: Feed, ramps: Mapping[str, float]) -> tf.Tensor:
+        """The squared norms of ``ctr.training.gradient_noise`` for each product of the network; changes nothing."""
+        feed = self.state.place(feed)
+        norms: tf.Tensor = self._compiled_norms(*_tensors(feed, self._learned_targets), _scalars(ramps))
+        return norms
 
     # The functions that are compiled.
 
@@ -230,6 +238,17 @@ class TrainStep:
         rows, duals = self._gather(plans), [dual.read_value() for dual in self.state.duals]
         found = self._differentiate(targets, plans, rows, ramps, duals)
         return found.row_gradients, found.dense_gradients
+
+    def _gradient_norms(self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            with recording() as products:
+                scores = self._forward(self._gather(plans), plans, ramps["alpha2"])
+            logits = scores.logits if scores.network is None else scores.network
+            labels = tf.broadcast_to(targets["label"], tf.shape(logits))
+            loss = tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
+        outputs = [output for _, output in products]
+        gradients = tape.gradient(loss, outputs, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return squared_norms(products, gradients, tf.cast(targets["own_weight"] > 0, tf.float32))
 
     # Their parts.
 
