@@ -6,7 +6,8 @@
    processors.
 2. The optimizer's step alone, on gradients of those shapes: all blocks of a shape in one product, against a
    product for each block of each variable, and against whole variables without blocks.
-3. Bytes of statistics and roots beside PSO table 2.
+3. The step of the optimizer's relatives alone, statistics as often as by default, without roots.
+4. Bytes of statistics and roots beside PSO table 2.
 
     python benchmarks/bench_shampoo.py [--rounds 3] [--batches 4096,16384] [--json]
 """
@@ -29,8 +30,11 @@ from own import make_model, median_ms
 from reference import REFERENCE, Size
 
 from ctr.optim import state as optimizer_state
+from ctr.optim.adafactor_core import AdafactorCore
+from ctr.optim.adafactor_options import AdafactorOptions
 from ctr.optim.blocking import Stack, TensorLayout, lay_out_tensor
 from ctr.optim.options import ShampooOptions
+from ctr.optim.presets import soap
 from ctr.optim.shampoo import ShampooCore
 from ctr.training.config import TrainConfig
 
@@ -143,6 +147,41 @@ def optimizer_step(rounds: int, block_size: int) -> dict[str, float]:
     return {"block_size": block_size} | {f"{name}_ms": median_ms(times) for name, times in seconds.items()}
 
 
+def family_step(rounds: int) -> dict[str, float]:
+    """Milliseconds of a step of Shampoo's relatives alone, in turns of ten, in which statistics are collected once."""
+    rng = np.random.default_rng(0)
+    shapes = reference_shapes()
+    gradients = [tf.constant(rng.normal(size=shape).astype(np.float32)) for shape in shapes]
+    kinds = {
+        "adagrad": ShampooOptions(start_preconditioning_step=None),
+        "shampoo": ShampooOptions(),
+        "eigenvalue_corrected": ShampooOptions(eigenvalue_correction=True),
+        "soap": soap(),
+        "kl_shampoo": ShampooOptions(factor_update="kl", beta2=0.95, exponent_override=2),
+    }
+    steps: dict[str, Any] = {}
+    for name, options in kinds.items():
+        core = ShampooCore(options, [tf.Variable(tf.zeros(shape)) for shape in shapes])
+        step = tf.function(
+            lambda core=core: core.update(gradients, 0.0, roots="between_steps"), autograph=False
+        )
+        step()
+        settle(core)
+        core.state.status[0].assign(tf.ones_like(core.state.status[0]))
+        steps[name] = step
+    adafactor = AdafactorCore(AdafactorOptions(), [tf.Variable(tf.zeros(shape)) for shape in shapes])
+    steps["adafactor"] = tf.function(lambda: adafactor.update(gradients, 0.0), autograph=False)
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(2 * rounds + 1):
+        for name, step in steps.items():
+            begun = time.perf_counter()
+            for _ in range(10):
+                step()
+            if number:
+                seconds[name].append((time.perf_counter() - begun) / 10)
+    return {f"{name}_ms": median_ms(times) for name, times in seconds.items()}
+
+
 def memory() -> dict[str, float]:
     """Entries of the statistics, by PSO table 2 of order m n in blocks and m^2 + n^2 whole; bytes with roots."""
     shapes = [shape for shape in reference_shapes() if len(shape) == 2 and 1 not in shape]
@@ -168,6 +207,7 @@ def main() -> None:
     result = {
         "memory": memory(),
         "optimizer_step": [optimizer_step(arguments.rounds, size) for size in (256, 128, 64)],
+        "family_step": family_step(arguments.rounds),
         "training_step": [
             training_step(replace(REFERENCE, batch=int(batch)), arguments.rounds)
             for batch in arguments.batches.split(",")
@@ -191,6 +231,10 @@ def main() -> None:
             f"({ratios['per_block']:.2f}x); per variable, no blocks {row['per_variable_ms']:.1f} ms "
             f"({ratios['per_variable']:.2f}x)"
         )
+    print(
+        "optimizers alone, without roots: "
+        + ", ".join(f"{k} {v:.1f}" for k, v in result["family_step"].items())
+    )
     found = result["memory"]
     print(f"memory, {found['weights'] / 1e6:.2f}M weights in matrices:")
     for name, rule in (("blocks", "m n per side"), ("whole", "m^2 + n^2")):

@@ -2,8 +2,9 @@
 
     python benchmarks/convergence.py --out runs/convergence [--mind LOG]
 
-AdaGrad, AdaGrad + Nesterov, Shampoo and Shampoo + Nesterov at batches of 512 to 32768. For each batch size,
-2048 and 8192 first:
+AdaGrad, AdaGrad + Nesterov, Shampoo and Shampoo + Nesterov at batches of 512 to 32768, or the ``--optimizers`` that are
+named: among them Adam, Shampoo with exponents 1/4, SOAP, KL-Shampoo, K-FAC and Adafactor. For each batch size, 2048 and
+8192 first:
 
 1. *Sweep*: dense rate, embedding rate and initial accumulator of every optimizer by one rule with equal
    numbers of tries (convergence_search.py), on a short log, by the excess of its last half.
@@ -33,7 +34,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from convergence_campaign import Campaign
 from convergence_mind import MindCampaign, mind_report
 from convergence_report import simulated_report
-from convergence_settings import FULL, QUICK, Plan
+from convergence_settings import FULL, OPTIMIZERS, QUICK, Plan
 from convergence_store import Runner, Store
 
 from ctr.config import apply_settings
@@ -66,6 +67,7 @@ def chosen_plan(arguments: argparse.Namespace) -> Plan:
         batches=batches,
         ablation_batches=tuple(batch for batch in plan.ablation_batches if batch in batches),
         seeds=arguments.seeds or plan.seeds,
+        optimizers=tuple(arguments.optimizers or plan.optimizers),
         tries=arguments.tries or plan.tries,
         limit=max(plan.limit, arguments.tries or plan.tries),
     )
@@ -77,6 +79,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("runs/convergence"), help="where results are kept")
     parser.add_argument("--mind", type=Path, help="a log made by `ctr ingest mind`")
+    parser.add_argument(
+        "--optimizers", nargs="+", choices=OPTIMIZERS, help="those that are compared; by default four"
+    )
     parser.add_argument("--only", choices=STAGES, help="simulated logs or MIND alone")
     parser.add_argument("--batches", type=_numbers, help="of the simulated logs: 2048,8192")
     parser.add_argument("--seeds", type=_numbers, help="of the confirmation: 2,3")

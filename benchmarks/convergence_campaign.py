@@ -179,7 +179,7 @@ class Campaign:
     def run(self) -> Results:
         """Everything of the plan, or as much of it as is there."""
         for batch in self.plan.batches:
-            for name in OPTIMIZERS:
+            for name in self.plan.optimizers:
                 self._clock.plan(name, batch, self.plan.sweep_examples[batch], self.plan.tries)
                 long_runs = len(self.plan.confirm_rates) + len(self.plan.seeds) - 1
                 self._clock.plan(name, batch, self.plan.confirm_examples, long_runs)
@@ -242,7 +242,7 @@ class Campaign:
 
     def _sweep(self, batch: int) -> None:
         before = self.results.sweeps.get(PARENT.get(batch, -1), {})
-        starts = {name: before[name].best if name in before else START for name in OPTIMIZERS}
+        starts = {name: before[name].best if name in before else START for name in self.plan.optimizers}
         self.results.sweeps[batch] = search_alike(
             starts,
             self.plan.tries,
@@ -301,6 +301,8 @@ class Campaign:
         ]
 
     def _ablate(self, batch: int) -> None:
+        if "shampoo_nesterov" not in self.plan.optimizers:
+            return
         best = self.results.sweeps[batch]["shampoo_nesterov"].best
         found = self.results.ablations.setdefault(batch, {})
         for title, factor, change in [("as tuned", 1.0, {}), *self._variants()]:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from convergence_campaign import Clock, Sweep, search_alike
 from convergence_search import Point
-from convergence_settings import BASELINES, OPTIMIZERS, dense_settings, run_key
+from convergence_settings import BASELINES, MAIN, OPTIMIZERS, dense_settings, run_key
 from convergence_store import Record, Store, train_fresh
 
 from ctr.config import load_model, parse_model
@@ -90,12 +90,12 @@ class MindCampaign:
         results = MindResults()
         half = self._rows // 2
         for batch in self._batches:
-            for name in OPTIMIZERS:
+            for name in MAIN:
                 self._clock.plan(name, batch, half, self._tries)
                 self._clock.plan(name, batch, self._rows, len(self._seeds))
         for batch in self._batches:
             run = partial(self._try, batch)
-            starts = dict.fromkeys(OPTIMIZERS, START)
+            starts = dict.fromkeys(MAIN, START)
             results.sweeps[batch] = search_alike(starts, self._tries, self._limit, run)
             results.runs[batch] = {}
             for name, sweep in results.sweeps[batch].items():

@@ -24,26 +24,48 @@ MOMENTUM = 0.9
 
 @dataclass(frozen=True)
 class Optimizer:
-    """One of the four that are compared.
+    """One of those that are compared.
 
     Attributes:
         title: as tables show it.
-        precondition: whether it is Shampoo; if not, it is the grafted AdaGrad alone.
+        precondition: whether it is one of Shampoo's family; if not, it is the grafted optimizer alone.
         nesterov: whether it has Nesterov momentum.
+        rule: ``optimizer.dense.rule``.
+        options: of that rule.
+        accumulator: whether the initial accumulator is one of its options; else it is not tuned.
     """
 
     title: str
     precondition: bool
     nesterov: bool
+    rule: str = "shampoo"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    accumulator: bool = True
 
 
+_ADAM = {"grafting": "adam", "beta1": 0.9, "grafting_beta2": 0.999}
+_SOAP = {
+    **{"eigenvalue_correction": True, "grafting": "adam", "grafted_norm": False},
+    **{"beta1": 0.95, "beta2": 0.95, "grafting_beta2": 0.95, "damping": "absolute", "epsilon": 1e-8},
+}
 OPTIMIZERS = {
     "adagrad": Optimizer("AdaGrad", False, False),
     "adagrad_nesterov": Optimizer("AdaGrad + Nesterov", False, True),
     "shampoo": Optimizer("Shampoo", True, False),
     "shampoo_nesterov": Optimizer("Shampoo + Nesterov", True, True),
+    "adam": Optimizer("Adam", False, False, options=_ADAM, accumulator=False),
+    "shampoo_quarter": Optimizer("Shampoo, exponents 1/4", True, False, options={"exponent_override": None}),
+    "soap": Optimizer("SOAP", True, False, options=_SOAP, accumulator=False),
+    "eigenvalue_corrected": Optimizer(
+        "Shampoo, eigenvalue-corrected", True, False, options={"eigenvalue_correction": True}
+    ),
+    "kl_shampoo": Optimizer("KL-Shampoo", True, False, options={"factor_update": "kl", "beta2": 0.95}),
+    "kfac": Optimizer("K-FAC", False, False, "kfac"),
+    "adafactor": Optimizer("Adafactor", False, False, "adafactor", accumulator=False),
 }
 BASELINES = ("adagrad", "adagrad_nesterov")
+MAIN = (*BASELINES, "shampoo", "shampoo_nesterov")
+"""What is compared unless others are asked for."""
 
 # All other options of Shampoo are the defaults.
 _SHAMPOO = {"exponent_override": 2}
@@ -90,7 +112,8 @@ class Plan:
         confirm_extensions: further tries there of each optimizer, beside the best so far: rates, then
             embedding rates.
         seeds: of the confirmation; the sweep's is 1.
-        ablation_batches: batches at which the ablations are made.
+        ablation_batches: batches at which the ablations of Shampoo + Nesterov are made, if it is compared.
+        optimizers: those that are compared.
     """
 
     world: Mapping[str, Any]
@@ -105,6 +128,7 @@ class Plan:
     seeds: tuple[int, ...]
     ablation_batches: tuple[int, ...]
     ablations: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: ABLATIONS)
+    optimizers: tuple[str, ...] = MAIN
 
     def simulator(self, examples: int, seed: int) -> SimulatorConfig:
         """The world ``seed``, so many examples of it."""
@@ -168,13 +192,24 @@ def dense_settings(
         values: ``rate`` and ``accumulator``.
         changes: of Shampoo's options; without Shampoo, those of momentum alone count.
     """
+    if optimizer.rule == "adafactor":
+        return {"rule": optimizer.rule, "learning_rate": values["rate"], "adafactor": dict(optimizer.options)}
     options: dict[str, Any] = {
         "initial_accumulator": values["accumulator"],
         "momentum": MOMENTUM if optimizer.nesterov else 0.0,
         "nesterov": optimizer.nesterov,
-        "statistics_frequency": _STATISTICS_FREQUENCY,
     }
-    options |= {**_SHAMPOO, **changes} if optimizer.precondition else _ADAGRAD
+    if optimizer.rule == "kfac":
+        return {
+            "rule": optimizer.rule,
+            "learning_rate": values["rate"],
+            "kfac": {**options, **optimizer.options},
+        }
+    options["statistics_frequency"] = _STATISTICS_FREQUENCY
+    if optimizer.precondition:
+        options |= {**_SHAMPOO, **optimizer.options, **changes}
+    else:
+        options |= {**_ADAGRAD, **optimizer.options}
     return {"learning_rate": values["rate"], "shampoo": options}
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from ctr.models.activations import Activation
 from ctr.models.crosses import crosses, fused_crosses, make_cross_layers
 from ctr.models.deep import biased_activation, deep_layers, make_deep_layers
-from ctr.models.linear import stack_weights
+from ctr.models.linear import is_recording, stack_weights
 
 
 class DCN(tf.Module):
@@ -68,7 +68,8 @@ def hidden_layers(towers: Sequence[DCN], e0: tf.Tensor, alpha2: tf.Tensor) -> tf
     if first.crosses:
         with tf.name_scope("crosses"):
             layers = [stack_weights(same) for same in zip(*(tower.crosses for tower in towers), strict=True)]
-            hidden = first.cross(tf.cast(hidden, first.compute_dtype), alpha2, layers)
+            cross = crosses if is_recording() else first.cross
+            hidden = cross(tf.cast(hidden, first.compute_dtype), alpha2, layers)
     if first.deep:
         with tf.name_scope("deep"):
             layers = [stack_weights(same) for same in zip(*(tower.deep for tower in towers), strict=True)]

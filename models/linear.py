@@ -3,6 +3,8 @@
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import pairwise
 
 import tensorflow as tf
@@ -12,6 +14,11 @@ Initializer = Callable[[Sequence[int], int], tf.Tensor]
 
 Weights = tuple[Sequence[tf.Tensor], tf.Tensor]
 """The matrices of n layers of one shape, each [n, ., .], and their biases, [n, 1, units]."""
+
+Products = list[tuple[tf.Tensor, tf.Tensor]]
+"""Inputs [n or 1, B, m] and outputs [n, B, units] of products with matrices, in the order of the work."""
+
+_recorded: ContextVar[Products | None] = ContextVar("products", default=None)
 
 # The standard deviation of the standard normal distribution truncated at two of its own.
 _TRUNCATED_DEVIATION = 0.87962566103423978
@@ -100,9 +107,29 @@ def multiply(inputs: tf.Tensor, matrices: Sequence[tf.Tensor]) -> tf.Tensor:
     Returns:
         [n, B, units].
     """
+    recorded = _recorded.get()
     for matrix in matrices:
-        inputs = tf.matmul(inputs, matrix)
+        outputs = tf.matmul(inputs, matrix)
+        if recorded is not None:
+            recorded.append((inputs, outputs))
+        inputs = outputs
     return inputs
+
+
+@contextmanager
+def recording() -> Iterator[Products]:
+    """Records all products of a model's layers that are computed inside."""
+    products: Products = []
+    token = _recorded.set(products)
+    try:
+        yield products
+    finally:
+        _recorded.reset(token)
+
+
+def is_recording() -> bool:
+    """Whether products are recorded, which fused layers do not show."""
+    return _recorded.get() is not None
 
 
 def stack_matrices(layers: Sequence[Linear]) -> list[tf.Tensor]:

@@ -18,8 +18,26 @@ WeightDecayKind = Literal["decoupled", "coupled"]
 Sparse = Literal["adagrad", "adagrad_row", "one_sided"]
 
 
+ONE_SIDED_OPTIONS = (
+    "beta2",
+    "epsilon",
+    "damping",
+    "exponent_override",
+    "exponent_multiplier",
+    "start_preconditioning_step",
+    "blend_steps",
+    "statistics_frequency",
+    "precondition_frequency",
+    "early_growth",
+    "asynchronous",
+    "drift_bound",
+    "solver",
+)
+"""Those that one-sided Shampoo has on the rows of tables in a trainer (row_one_sided.py)."""
+
+
 @dataclass(frozen=True)
-class _Whole:
+class Whole:
     """Whole numbers from ``low`` to ``high``."""
 
     low: int
@@ -34,7 +52,7 @@ class _Whole:
 
 
 @dataclass(frozen=True)
-class _Real:
+class Real:
     """Numbers from ``low`` to ``high``, without an end that is open."""
 
     low: float
@@ -57,13 +75,13 @@ class _Real:
         )
 
 
-_Share = Annotated[float, _Real(0.0, 1.0)]
-Decay = Annotated[float, _Real(0.0, 1.0, high_open=True)]
-NotNegative = Annotated[float, _Real(0.0, math.inf, high_open=True)]
-_Steps = Annotated[int, _Whole(0, 2**62)]
+_Share = Annotated[float, Real(0.0, 1.0)]
+Decay = Annotated[float, Real(0.0, 1.0, high_open=True)]
+NotNegative = Annotated[float, Real(0.0, math.inf, high_open=True)]
+_Steps = Annotated[int, Whole(0, 2**62)]
 # float32 sums collect for so many steps before they go into float64 (see state.py).
-_Frequency = Annotated[int, _Whole(1, 100_000)]
-_Size = Annotated[int, _Whole(1, 65536)]
+Frequency = Annotated[int, Whole(1, 100_000)]
+_Size = Annotated[int, Whole(1, 65536)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +165,7 @@ class ShampooOptions:
     max_dimension: _Size = 8192
     large_dimensions: LargeDimensions = "none"
     precondition_vectors: bool = False
-    merge_dimensions: Annotated[int, _Whole(1, 2**31)] | None = None
+    merge_dimensions: Annotated[int, Whole(1, 2**31)] | None = None
     beta1: Decay = 0.0
     beta3: _Share | None = None
     bias_correction: bool = True
@@ -156,18 +174,18 @@ class ShampooOptions:
     eigenvalue_correction: bool = False
     basis_change: BasisChange = "project"
     damping: Damping = "relative"
-    beta2: Annotated[float, _Real(0.0, 1.0, low_open=True)] = 1.0
+    beta2: Annotated[float, Real(0.0, 1.0, low_open=True)] = 1.0
     # Below, the damping would drown in the rounding of float64.
-    epsilon: Annotated[float, _Real(1e-14, 1.0)] = 1e-6
-    exponent_override: Annotated[int, _Whole(1, 64)] | None = None
-    exponent_multiplier: Annotated[float, _Real(0.0, 4.0, low_open=True)] = 1.0
+    epsilon: Annotated[float, Real(1e-14, 1.0)] = 1e-6
+    exponent_override: Annotated[int, Whole(1, 64)] | None = None
+    exponent_multiplier: Annotated[float, Real(0.0, 4.0, low_open=True)] = 1.0
     left_share: _Share = 0.5
     start_preconditioning_step: _Steps | None = 1
     first_exchange: _Steps | None = None
-    exchange_phase: Annotated[int, _Whole(0, 99_999)] | None = None
+    exchange_phase: Annotated[int, Whole(0, 99_999)] | None = None
     blend_steps: _Steps = 0
-    statistics_frequency: _Frequency = 10
-    precondition_frequency: _Frequency = 50
+    statistics_frequency: Frequency = 10
+    precondition_frequency: Frequency = 50
     early_growth: _Share = 0.25
     asynchronous: bool = True
     drift_bound: _Share = 0.02
@@ -294,7 +312,7 @@ def check_options(options: Any) -> None:
 
 def _check(name: str, value: Any, hint: Any) -> None:
     """Raises ValueError where a value is not what the annotation of its option allows."""
-    ranges = [part for part in _parts(hint) if isinstance(part, _Whole | _Real)]
+    ranges = [part for part in _parts(hint) if isinstance(part, Whole | Real)]
     if ranges:
         optional = type(None) in get_args(hint)
         fits = (value is None and optional) or ranges[0].holds(value)

@@ -15,7 +15,7 @@ but these may move (``TableOptimizer``).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import tensorflow as tf
@@ -172,6 +172,21 @@ class DenseOptimizer(Optimizer[tf.Tensor], Protocol):
             old: its state.
             moves: by the index of each weight of which something was taken, the index of the old weight, and what.
         """
+
+
+@runtime_checkable
+class ProductOptimizer(Protocol):
+    """What a dense optimizer has besides that learns from a model's linear products, and not by gradients alone."""
+
+    @property
+    def seed(self) -> tuple[int, tf.Tensor] | None:
+        """The seed of the labels that are sampled for the next step, and its number; None: labels are those given."""
+
+    def collects(self) -> tf.Tensor:
+        """Whether the next step takes factors, bool scalar."""
+
+    def observe(self, factors: Sequence[Any], collected: tf.Tensor) -> None:
+        """Takes ``ctr.optim.kfac.Factors`` of each linear product, if ``collected``; before the step's ``update``."""
 
 
 class TableOptimizer(Optimizer[RowGradient], Protocol):

@@ -23,10 +23,11 @@ def check_possible(config: TrainConfig, workers: Workers) -> None:
             "config: jit: true is not possible with several workers, between which XLA exchanges nothing; "
             "allowed: auto, false"
         )
-    if config.tensorboard.histograms:
-        raise InputError(
-            "config: tensorboard.histograms: true is not possible with several workers, of which none has all rows"
-        )
+    for name in ("histograms", "gradient_noise"):
+        if getattr(config.tensorboard, name):
+            raise InputError(
+                f"config: tensorboard.{name}: true is not possible with several workers, of which none has all rows"
+            )
 
 
 def agree(inputs: Inputs, workers: Workers) -> None:

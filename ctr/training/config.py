@@ -15,7 +15,8 @@ from ctr.io.errors import InputError
 from ctr.models.rows import TableLayout
 from ctr.objective.config import ObjectiveConfig
 from ctr.optim.adafactor_options import AdafactorOptions
-from ctr.optim.options import ShampooOptions
+from ctr.optim.kfac_options import KfacOptions
+from ctr.optim.options import ONE_SIDED_OPTIONS, ShampooOptions
 from ctr.training.ids.config import IdsConfig
 from ctr.training.model_config import ModelConfig
 from ctr.training.rate_schedule import RateSchedule
@@ -79,24 +80,36 @@ def _read_adafactor(content: Any) -> Any:
     return _read_options(content, AdafactorOptions(), {})
 
 
+def _read_kfac(content: Any) -> Any:
+    return _read_options(content, KfacOptions(), {})
+
+
 def _read_row_adafactor(content: Any) -> Any:
     why = "it would move all rows at every step"
     return _read_options(content, AdafactorOptions(), {"beta1": why, "weight_decay": why})
+
+
+def _read_one_sided(content: Any) -> Any:
+    others = set(ShampooOptions.names()) - set(ONE_SIDED_OPTIONS)
+    why = f"allowed: {', '.join(sorted(ONE_SIDED_OPTIONS))}"
+    return _read_options(content, ShampooOptions(), dict.fromkeys(others, why))
 
 
 class EmbeddingOptimizerConfig(StrictModel):
     """AdaGrad or Adafactor for embeddings; Newton's steps or AdaGrad for linear weights.
 
     Attributes:
-        rule: how embeddings learn: ``adagrad``, element by element, or ``adafactor``, by rows and columns, for which
-            ``learning_rate`` is the largest relative step size; it needs ``linear_rule`` adagrad.
+        rule: how embeddings learn: ``adagrad``, element by element; ``adafactor``, by rows and columns, for which
+            ``learning_rate`` is the largest relative step size; or ``one_sided``, Shampoo with the right side alone and
+            AdaGrad's step sizes. The last two need ``linear_rule`` adagrad.
         adafactor: options of Adafactor, for ``rule`` adafactor; ``beta1`` and ``weight_decay`` cannot be changed.
+        one_sided: options of Shampoo, for ``rule`` one_sided; those of statistics and roots.
         learning_rate: the learning rate of embeddings.
         initial_accumulator: initial value of AdaGrad's sums of squares of embeddings, on the scale of
             ``gradient``.
         linear_rule: how linear weights learn. ``newton``: by steps on the logistic loss that need no rate, under a
             prior of each feature that is learned (``ctr.optim.row_newton``). ``adagrad``: with the next two. ``auto``:
-            adagrad where one of these is given, where ``gradient`` is ``mean``, ``rule`` is adafactor or the model is
+            adagrad where one of these is given, where ``gradient`` is ``mean``, ``rule`` is not adagrad or the model is
             factorized.
         linear_learning_rate: AdaGrad's learning rate of linear weights.
         linear_initial_accumulator: initial value of AdaGrad's sums of squares of linear weights.
@@ -108,10 +121,11 @@ class EmbeddingOptimizerConfig(StrictModel):
         schedule: how both learning rates change with the examples trained on. By default they do not.
     """
 
-    rule: Literal["adagrad", "adafactor"] = "adagrad"
+    rule: Literal["adagrad", "adafactor", "one_sided"] = "adagrad"
     learning_rate: float = Field(default=0.2, ge=0)
     initial_accumulator: float = Field(default=0.1, ge=0)
     adafactor: Annotated[AdafactorOptions, BeforeValidator(_read_row_adafactor)] = AdafactorOptions()
+    one_sided: Annotated[ShampooOptions, BeforeValidator(_read_one_sided)] = ShampooOptions()
     linear_rule: Literal["auto", "newton", "adagrad"] = "auto"
     linear_learning_rate: float = Field(default=0.1, ge=0)
     linear_initial_accumulator: float = Field(default=0.1, ge=0)
@@ -127,7 +141,7 @@ class EmbeddingOptimizerConfig(StrictModel):
         if isinstance(content, dict) and content.get("linear_rule", "auto") == "auto":
             is_old = (
                 content.get("gradient") == "mean"
-                or content.get("rule") == "adafactor"
+                or content.get("rule", "adagrad") != "adagrad"
                 or any(key in content for key in ("linear_learning_rate", "linear_initial_accumulator"))
             )
             return {**content, "linear_rule": "adagrad" if is_old else "newton"}
@@ -141,8 +155,8 @@ class EmbeddingOptimizerConfig(StrictModel):
             )
         if self.linear_rule == "newton" and self.gradient == "mean":
             raise ValueError("linear_rule newton needs gradient sum")
-        if self.linear_rule == "newton" and self.rule == "adafactor":
-            raise ValueError("rule adafactor needs linear_rule adagrad")
+        if self.linear_rule == "newton" and self.rule != "adagrad":
+            raise ValueError(f"rule {self.rule} needs linear_rule adagrad")
         return self
 
     @property
@@ -171,22 +185,24 @@ class DenseOptimizerConfig(StrictModel):
     """How dense weights learn, from the gradient of the mean loss.
 
     Attributes:
-        rule: ``shampoo``, with its relatives, or ``adafactor``, for which ``learning_rate`` is the largest relative
-            step size.
+        rule: ``shampoo``, with its relatives, ``adafactor``, for which ``learning_rate`` is the largest relative step
+            size, or ``kfac``, in one process and without ``model.factorized``.
         learning_rate: the learning rate of dense weights.
         clip_norm: maximum norm of the gradient of all dense weights together, for each component of an
             ensemble separately. Null: no limit.
         shampoo: options of Shampoo; without any of them AdaGrad alone. ``start_preconditioning_step: null`` leaves
             AdaGrad with momentum; ``weight_decay`` applies to matrices, not to biases; ``sparse`` cannot be changed.
         adafactor: options of Adafactor, for ``rule`` adafactor.
+        kfac: options of K-FAC, for ``rule`` kfac. Its Fisher information is that of the network's click probability.
         schedule: how the learning rate changes with the examples trained on. By default it does not.
     """
 
-    rule: Literal["shampoo", "adafactor"] = "shampoo"
+    rule: Literal["shampoo", "adafactor", "kfac"] = "shampoo"
     learning_rate: float = Field(default=0.01, ge=0)
     clip_norm: float | None = Field(default=None, gt=0)
     shampoo: Annotated[ShampooOptions, BeforeValidator(_read_shampoo)] = DEFAULT_SHAMPOO
     adafactor: Annotated[AdafactorOptions, BeforeValidator(_read_adafactor)] = AdafactorOptions()
+    kfac: Annotated[KfacOptions, BeforeValidator(_read_kfac)] = KfacOptions()
     schedule: RateSchedule = RateSchedule()
 
 
@@ -224,9 +240,13 @@ class TensorBoardConfig(StrictModel):
         histograms: write histograms of all dense weights, of the embeddings of each window's last batch, and
             of the gradients on that batch. They cost one more forward and backward pass per window, and
             change no result.
+        gradient_noise: write the noise scale and the signal-to-noise ratio of the gradient of each matrix, on each
+            window's last batch, to metrics.jsonl and TensorBoard (``ctr.training.gradient_noise``). They cost one more
+            forward and backward pass per window, and change no result.
     """
 
     histograms: bool = False
+    gradient_noise: bool = False
 
 
 class CheckpointConfig(StrictModel):
@@ -351,6 +371,10 @@ class TrainConfig(StrictModel):
     def _possible(self) -> Self:
         if self.model.factorized is not None and self.optimizer.embeddings.linear_rule == "newton":
             raise ValueError("optimizer.embeddings.linear_rule newton is not possible with model.factorized")
+        if self.model.factorized is not None and self.tensorboard.gradient_noise:
+            raise ValueError("tensorboard.gradient_noise is not possible with model.factorized")
+        if self.model.factorized is not None and self.optimizer.dense.rule == "kfac":
+            raise ValueError("optimizer.dense.rule kfac is not possible with model.factorized")
         ranking = self.objective.ranking
         if ranking is not None and ranking.setup == "multi_task" and not self.model.has_network:
             raise ValueError(

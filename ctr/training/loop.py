@@ -169,6 +169,8 @@ def _check_weights(run: Run, trainer: Trainer) -> bool:
 
 def _close_window(run: Run, trainer: Trainer, timing: dict[str, float]) -> dict[str, Any]:
     is_shown = run.config.tensorboard.histograms
+    if run.config.tensorboard.gradient_noise:
+        timing = {**timing, **trainer.gradient_noise(run.ramps())}
     return run.close_window(timing, trainer.weights_and_gradients(run.ramps()) if is_shown else {})
 
 

@@ -4,15 +4,19 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
+from ctr.io.errors import InputError
 from ctr.models.rows import TableLayout
 from ctr.optim.adagrad import RowAdaGrad
 from ctr.optim.dense_adafactor import DenseAdafactor
+from ctr.optim.dense_kfac import DenseKfac
 from ctr.optim.dense_shampoo import DenseShampoo
+from ctr.optim.kfac_core import Layer
 from ctr.optim.online_bias import Calibrator, OnlineBias
 from ctr.optim.online_newton import OnlineNewton
 from ctr.optim.protocol import DenseOptimizer, TableOptimizer
 from ctr.optim.row_adafactor import RowAdafactor
 from ctr.optim.row_newton import RowNewton
+from ctr.optim.row_one_sided import RowOneSided
 from ctr.training.config import DenseOptimizerConfig, EmbeddingOptimizerConfig
 from ctr.workers.collectives import ALONE, Workers
 
@@ -20,8 +24,25 @@ _LAST = {"offset": (100.0, (-20.0, 20.0)), "gate": (100.0, (0.0, 1.0))}
 """What is fitted to the prediction: its prior in ``OnlineNewton``, and its range."""
 
 
-def dense_optimizer(config: DenseOptimizerConfig, workers: Workers = ALONE) -> DenseOptimizer:
-    """The optimizer of dense weights, without its weights yet; ``workers`` divide its state."""
+def dense_optimizer(
+    config: DenseOptimizerConfig, workers: Workers = ALONE, layers: Sequence[Layer] = ()
+) -> DenseOptimizer:
+    """The optimizer of dense weights, without its weights yet.
+
+    Args:
+        config: which one.
+        workers: who divide its state.
+        layers: the linear products among the weights, which K-FAC needs to train.
+
+    Raises:
+        InputError: several workers do not train with it.
+    """
+    if config.rule == "kfac":
+        if workers.size > 1:
+            raise InputError(
+                "optimizer.dense.rule: kfac trains in one process; allowed on several: shampoo, adafactor"
+            )
+        return DenseKfac(config.kfac, layers)
     if config.rule == "adafactor":
         return DenseAdafactor(config.adafactor, workers)
     return DenseShampoo(config.shampoo, workers)
@@ -60,6 +81,8 @@ def table_optimizer(
     ]
     if config.rule == "adafactor":
         return RowAdafactor(rates, initial, layouts[0].copies, config.adafactor, config.update_limit, owners)
+    if config.rule == "one_sided":
+        return RowOneSided(rates, initial, layouts[0].copies, config.one_sided, config.update_limit, owners)
     return RowAdaGrad(rates, initial, config.update_limit, owners)
 
 

@@ -12,6 +12,7 @@ from ctr.models.embeddings import create_table, new_rows, tower_widths
 from ctr.models.rows import TableLayout, place_rows
 from ctr.objective.bias_constraints import Family
 from ctr.optim.adagrad import grow_rows, row_count
+from ctr.optim.kfac_core import Layer
 from ctr.optim.online_bias import all_variables
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
@@ -63,6 +64,22 @@ def dense_weights(network: ClickModel) -> dict[str, tf.Variable]:
     return {f"dense/{index:03d}": weight for index, weight in enumerate(network.weights().values())}
 
 
+def linear_layers(network: ClickModel) -> list[Layer]:
+    """The linear products of a plain model in the order of the work, those of all components one after the other.
+
+    By the numbers of their weights, in the order of ``dense_weights``.
+    """
+    numbers = {name: number for number, name in enumerate(network.weights())}
+    layers: dict[str, list[Layer]] = {}
+    for name, number in numbers.items():
+        last = name.rpartition("/")[2]
+        if last in ("w", "u", "v") or last.endswith("_head"):
+            # Of one component: products of all components are computed at once.
+            plain = name.partition("/")[2] if network.components > 1 else name
+            layers.setdefault(plain, []).append(Layer(number, numbers.get(f"{name}_bias")))
+    return [layer for same in layers.values() for layer in same]
+
+
 class TrainState:
     """All variables that training changes, and the maps from ids that grow to rows.
 
@@ -77,6 +94,7 @@ class TrainState:
         table_optimizer: their optimizer.
         network: the dense part of the model.
         dense: its weights.
+        layers: the linear products among them.
         dense_optimizer: their optimizer.
         calibrators: the optimizers of what is fitted beside the network where it is gated: of the bias, then of the
             offset and the gate.
@@ -118,7 +136,8 @@ class TrainState:
         self.network = create_network(layouts, config, compute_dtype)
         weights = dense_weights(self.network)
         self.dense = list(weights.values())
-        self.dense_optimizer = dense_optimizer(optimizer.dense, workers)
+        self.layers = linear_layers(self.network)
+        self.dense_optimizer = dense_optimizer(optimizer.dense, workers, self.layers)
         self.dense_optimizer.build(weights)
         self.calibrators = make_calibrators(self.network.calibrated)
         self.families = tuple(families)

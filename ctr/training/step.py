@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from ctr.models.click_model import Scores, ensemble_logit
 from ctr.models.embeddings import look_up, tower_inputs
+from ctr.models.linear import recording
 from ctr.models.query_effect import query_effect, query_share
 from ctr.models.row_curvature import row_curvature
 from ctr.models.rows import TableLayout
@@ -16,11 +17,14 @@ from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import target_signature
 from ctr.objective.total import loss_and_terms, next_duals, normalizer, slices_of
 from ctr.optim.gradients import all_finite
+from ctr.optim.kfac import Factors
 from ctr.optim.momentum import clip_by_global_norm
 from ctr.optim.online_newton import BatchSums, CalibrationStep
-from ctr.optim.protocol import RowGradient
+from ctr.optim.protocol import ProductOptimizer, RowGradient
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed
+from ctr.training.gradient_noise import squared_norms
+from ctr.training.product_factors import click_likelihood, product_factors
 from ctr.training.state import TrainState
 from ctr.training.step_exchange import StepExchange
 
@@ -53,7 +57,8 @@ class _Differentiated(NamedTuple):
     """A batch's scores as in ``StepResult``, and the gradients of its rows and of the dense weights.
 
     ``alone`` is the logit that the linear weights learn by, float32 [B], ``left`` what the effects of queries leave of
-    its curvature, float32 [B], or None where there are none in it, ``calibration`` the steps of the calibrators.
+    its curvature, float32 [B], or None where there are none in it, ``calibration`` the steps of the calibrators,
+    ``factors`` those of the linear products and whether they were collected, where the dense optimizer needs them.
     """
 
     logit: tf.Tensor
@@ -65,6 +70,7 @@ class _Differentiated(NamedTuple):
     alone: tf.Tensor
     left: tf.Tensor | None
     calibration: list[CalibrationStep]
+    factors: tuple[list[Factors], tf.Tensor] | None = None
 
 
 def scored_part(objective: ObjectiveConfig) -> ObjectiveConfig:
@@ -111,6 +117,7 @@ class TrainStep:
             _timed("scores", score, jit),
         )
         self._compiled_gradients = self._compile(self._gradients, [self._learned_targets, plans, ramps])
+        self._compiled_norms = self._compile(self._gradient_norms, [self._learned_targets, plans, ramps])
 
     def _compile(self, function: Callable[..., Any], signature: Sequence[Any]) -> Callable[..., Any]:
         # XLA compiles each of the few padded sizes by itself, from one trace.
@@ -162,6 +169,12 @@ class TrainStep:
         of_rows, of_dense = self._compiled_gradients(*_tensors(feed, self._learned_targets), _scalars(ramps))
         return of_rows, of_dense
 
+    def gradient_norms(self, feed: Feed, ramps: Mapping[str, float]) -> tf.Tensor:
+        """The squared norms of ``ctr.training.gradient_noise`` for each product of the network; changes nothing."""
+        feed = self.state.place(feed)
+        norms: tf.Tensor = self._compiled_norms(*_tensors(feed, self._learned_targets), _scalars(ramps))
+        return norms
+
     # The functions that are compiled.
 
     def _learn(
@@ -205,6 +218,8 @@ class TrainStep:
                 )
             ]
             state.table_optimizer.update(row_gradients, rates["embeddings"], self.jit)
+            if found.factors is not None and isinstance(state.dense_optimizer, ProductOptimizer):
+                state.dense_optimizer.observe(*found.factors)
             self._update_dense(found.dense_gradients, rates["dense"])
             for calibrator, step in zip(state.calibrators, found.calibration, strict=True):
                 calibrator.apply(step)
@@ -234,6 +249,17 @@ class TrainStep:
         rows, duals = self._gather(plans), [dual.read_value() for dual in self.state.duals]
         found = self._differentiate(targets, plans, rows, ramps, duals)
         return found.row_gradients, found.dense_gradients
+
+    def _gradient_norms(self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            with recording() as products:
+                scores = self._forward(self._gather(plans), plans, ramps["alpha2"])
+            logits = scores.logits if scores.network is None else scores.network
+            labels = tf.broadcast_to(targets["label"], tf.shape(logits))
+            loss = tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
+        outputs = [output for _, output in products]
+        gradients = tape.gradient(loss, outputs, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return squared_norms(products, gradients, tf.cast(targets["own_weight"] > 0, tf.float32))
 
     # Their parts.
 
@@ -285,10 +311,17 @@ class TrainStep:
     ) -> _Differentiated:
         """Scores, loss, and the gradients to learn by."""
         state, objective = self.state, self.config.objective
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
+        dense = state.dense_optimizer
+        observer = dense if isinstance(dense, ProductOptimizer) else None
+        with tf.GradientTape(persistent=observer is not None, watch_accessed_variables=False) as tape:
             tape.watch(rows)
             tape.watch(state.dense)
-            scores = self._forward(rows, plans, ramps["alpha2"])
+            if observer is None:
+                scores = self._forward(rows, plans, ramps["alpha2"])
+            else:
+                with recording() as products:
+                    scores = self._forward(rows, plans, ramps["alpha2"])
+                likelihood = click_likelihood(observer, scores, targets)
             logit = ensemble_logit(scores.logits)
             slices = slices_of(state.families, targets, logit)
             with tf.name_scope("loss"):
@@ -309,6 +342,10 @@ class TrainStep:
         row_gradients, dense_gradients = tape.gradient(
             learned, (rows, state.dense), unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
+        factors = None
+        if observer is not None:
+            factors = product_factors(observer, tape, likelihood, products, state.layers, targets)
+            del tape
         # The loss is a mean over components. What is one component's own learns as if that one were alone.
         components = state.network.components
         if components > 1:
@@ -322,7 +359,7 @@ class TrainStep:
             total_weight = normalizer(objective, targets)
             row_gradients = [gradient * total_weight for gradient in row_gradients]
         return _Differentiated(
-            logit, slices, loss, terms, row_gradients, dense_gradients, alone, left, calibration
+            logit, slices, loss, terms, row_gradients, dense_gradients, alone, left, calibration, factors
         )
 
     def _loss_and_terms(

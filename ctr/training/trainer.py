@@ -18,6 +18,7 @@ from ctr.training.analysis.speed import RunningMedian, Throughput
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_jit
 from ctr.training.feed import Feed, make_feed
+from ctr.training.gradient_noise import noise_numbers
 from ctr.training.run.rollback import predicts_soundly
 from ctr.training.state import TrainState
 from ctr.training.step import TrainStep, scored_part
@@ -160,6 +161,18 @@ class Trainer:
             out[f"weights/embeddings/{layout.name}"] = tf.gather(table, plan.distinct[:used]).numpy()
             out[f"gradients/embeddings/{layout.name}"] = gradient[:used].numpy()
         return out
+
+    def gradient_noise(self, ramps: Ramps) -> dict[str, float]:
+        """Returns the numbers of ``ctr.training.gradient_noise`` on the last batch that was learned from, by name."""
+        state, feed = self.state, self.last_applied
+        if feed is None or not state.layers:
+            return {}
+        weights = list(state.network.weights())
+        # Products of all components are computed at once.
+        names = [weights[layer.weight] for layer in state.layers[:: state.network.components]]
+        norms = self._step.gradient_norms(feed, ramps).numpy()
+        rows = int(np.count_nonzero(feed.targets["own_weight"] > 0))
+        return noise_numbers(names, norms, rows)
 
     def timing(self) -> dict[str, float]:
         """Returns how fast the passes of this process were, as summary.json has it; empty before a batch."""

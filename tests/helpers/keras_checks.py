@@ -21,7 +21,7 @@ if __name__ == "__main__":
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
     )
 
-from ctr.optim import Shampoo, ShampooCallback, ShampooOptions
+from ctr.optim import Adafactor, Shampoo, ShampooCallback, ShampooOptions
 from ctr.optim.shampoo import ShampooCore
 from ctr.optim.state import STATUS
 
@@ -583,6 +583,70 @@ def checkpoints_resume_to_the_bit():
 
     resume(build_first=True)
     resume(build_first=False)
+
+
+# The family.
+
+FAMILY = {
+    "eigenbases": lambda: Shampoo(
+        0.02, **QUICK, eigenvalue_correction=True, beta1=0.5, beta2=0.9, grafted_norm=False
+    ),
+    "KL-Shampoo": lambda: Shampoo(0.02, **QUICK, factor_update="kl", beta2=0.9, exponent_override=2),
+    "diagonals and vectors": lambda: Shampoo(
+        0.02,
+        **QUICK,
+        large_dimensions="diagonal",
+        max_dimension=4,
+        precondition_vectors=True,
+        update_clipping=0.5,
+    ),
+    "Adafactor": lambda: Adafactor(0.02, beta1=0.5),
+}
+
+
+@check
+def all_of_the_family_learn_and_resume_to_the_bit():
+    for name, make in FAMILY.items():
+        model = compiled(make())
+        losses = fit(model, 24).history["loss"]
+        assert np.isfinite(losses).all(), name
+        core = model.optimizer.core
+        assert core.report().get("layers_ready", 0) == core.report().get("layers", 0), name
+        with tempfile.TemporaryDirectory() as folder:
+            model.save(Path(folder, "model.keras"))
+            loaded = keras.models.load_model(Path(folder, "model.keras"))
+        assert type(loaded.optimizer) is type(model.optimizer)
+        assert loaded.optimizer.options == model.optimizer.options
+        for each in (model, loaded):
+            advance(each, each.optimizer, 6, start=24)
+        same(values(model), values(loaded))
+
+
+@check
+def all_of_the_family_compile():
+    for name, make in FAMILY.items():
+        model = compiled(make(), jit_compile=True)
+        callbacks = [] if name == "Adafactor" else [ShampooCallback()]
+        assert np.isfinite(fit(model, 12, callbacks).history["loss"]).all(), name
+        assert int(model.optimizer.core.state.step) == 12
+
+
+@check
+def adafactor_moves_touched_rows_alone_and_has_its_own_options():
+    model = compiled(Adafactor(0.02))
+    before = values(model)[0]
+    advance(model, model.optimizer, 1)
+    moved = (values(model)[0] != before).any(axis=1)
+    np.testing.assert_array_equal(np.flatnonzero(moved), [0, 1, 5])
+    assert "Adafactor by rows" in model.optimizer.describe()
+    config = model.optimizer.get_config()
+    assert type(model.optimizer).from_config(config).get_config() == config
+    message = ""
+    try:
+        Adafactor(block_size=4)
+    except TypeError as error:
+        message = str(error)
+    assert "Adafactor has no option 'block_size'; allowed: beta1, " in message
 
 
 # Configuration.

@@ -20,6 +20,14 @@ RULES = {
         }
     },
     "KL-Shampoo": {"dense": {"shampoo": QUICK | {"factor_update": "kl", "beta2": 0.95}}},
+    "one-sided tables": {
+        "embeddings": {"rule": "one_sided", "one_sided": QUICK},
+        "dense": {"shampoo": QUICK},
+    },
+    "K-FAC": {"dense": {"rule": "kfac", "kfac": {"inverse_frequency": 3, "momentum": 0.9}}},
+    "K-FAC by eigenvectors": {
+        "dense": {"rule": "kfac", "kfac": {"inverse_frequency": 3, "form": "eigen", "fisher": "empirical"}}
+    },
     "Adafactor": {
         "dense": {"rule": "adafactor", "adafactor": {"clipping": 0.5}},
         "embeddings": {"rule": "adafactor", "learning_rate": 0.02},
@@ -58,7 +66,7 @@ def test_a_run_that_is_broken_off_goes_on_with_the_same_bits(rule, log, make_con
 @pytest.mark.parametrize(
     ("dense", "words"),
     [
-        ({"rule": "adam"}, "'shampoo' or 'adafactor'"),
+        ({"rule": "adam"}, "'shampoo', 'adafactor' or 'kfac'"),
         ({"adafactor": {"rate": 1}}, "unknown key rate; allowed: beta1, "),
         ({"adafactor": {"clipping": -1}}, "clipping is -1; allowed"),
     ],

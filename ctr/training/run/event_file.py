@@ -62,6 +62,8 @@ _PREFIXES = {
     "dual_": "duals/",
     "shampoo_seconds_": "throughput/shampoo_seconds_",
     "shampoo_": "optimizer/shampoo_",
+    "noise_scale/": "gradient_noise_scale/",
+    "signal_to_noise/": "gradient_signal_to_noise/",
 }
 # Scalars are float32: whole numbers beyond are not what they are shown as.
 _LARGEST_COUNT = 2**24

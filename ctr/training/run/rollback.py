@@ -58,6 +58,7 @@ _CHECKED = (
     "newton/",
     "shampoo/tensor",
     "adafactor/tensor",
+    "kfac/tensor",
     "duals/",
     "slices_seen/",
 )

@@ -1,0 +1,62 @@
+"""How noisy the gradient of a batch is, layer by layer: from the norms of the gradients of its rows (BACKPACK table 1).
+
+With g_n the gradient of row n's logistic loss by a matrix, G their mean over the N rows of a batch, and
+
+    S = 1/N sum |g_n|^2,   |g_n|^2 = |a_n|^2 |dz_n|^2        a: inputs of the product, dz: gradient by its outputs
+
+the trace of the gradients' covariance is T = N / (N - 1) (S - |G|^2), and |G|^2 - T / N estimates the squared norm of
+the true gradient without bias. Then
+
+    noise_scale = T / (|G|^2 - T / N)      rows of a batch at which noise and signal are equal
+    signal_to_noise = |G|^2 / (T / N)      of this batch; 1 of pure noise
+
+Other terms of the loss, which may couple rows, do not count.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.models.linear import Products
+
+
+def squared_norms(products: Products, gradients: Sequence[tf.Tensor], present: tf.Tensor) -> tf.Tensor:
+    """|G|^2 and S of each product, float32 [P, 2]; components of an ensemble count as one.
+
+    Args:
+        products: in the order of the work.
+        gradients: of the sum of the rows' losses by the products' outputs, [n, B, units] each.
+        present: [B], 1 for rows and 0 for padding.
+    """
+    count = tf.reduce_sum(present)
+    found = []
+    for (inputs, _), gradient in zip(products, gradients, strict=True):
+        rows, sent = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32) * present[:, tf.newaxis]
+        mean = tf.matmul(rows, sent, transpose_a=True) / count
+        each = tf.reduce_sum(tf.square(rows), axis=2) * tf.reduce_sum(tf.square(sent), axis=2)
+        found.append(tf.stack([tf.reduce_sum(tf.square(mean)), tf.reduce_sum(each) / count]))
+    return tf.stack(found)
+
+
+def noise_numbers(names: Sequence[str], norms: np.ndarray, rows: int) -> dict[str, Any]:
+    """``noise_scale/NAME`` and ``signal_to_noise/NAME``; without those that are not defined on this batch.
+
+    Args:
+        names: of the products.
+        norms: what ``squared_norms`` returned.
+        rows: N.
+    """
+    found: dict[str, Any] = {}
+    if rows < 2:
+        return found
+    for name, (mean, total) in zip(names, norms.astype(float), strict=True):
+        trace = rows / (rows - 1) * (total - mean)
+        signal = mean - trace / rows
+        if trace > 0 and math.isfinite(trace):
+            found[f"signal_to_noise/{name}"] = mean / (trace / rows)
+            if signal > 0:
+                found[f"noise_scale/{name}"] = trace / signal
+    return found

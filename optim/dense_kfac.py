@@ -1,0 +1,115 @@
+"""K-FAC for the dense weights of a model, as a ``ctr.optim.protocol.DenseOptimizer``.
+
+What it needs beside gradients, it is given before each update: the factors of the linear products (``observe``). It is
+for one process: several workers would each see their own rows alone.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from ctr.optim.kfac import Factors
+from ctr.optim.kfac_core import KfacCore, Layer
+from ctr.optim.kfac_options import KfacOptions
+from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver
+from ctr.workers.parts import Part
+
+_UPDATE = 10
+"""Operations for each weight: AdaGrad, two norms and a scale."""
+_INVERSE = 3
+"""Operations of an inverse of a [d, d] matrix over d^3: a Cholesky decomposition and two triangular solves."""
+
+
+class DenseKfac:
+    """K-FAC over dense weights.
+
+    Args:
+        options: everything but the learning rate.
+        layers: the linear products among the weights, in the order of the work.
+
+    Attributes:
+        core: what it is made of; there from ``build`` on.
+    """
+
+    name = "kfac"
+    core: KfacCore
+
+    def __init__(self, options: KfacOptions, layers: Sequence[Layer] = ()) -> None:
+        self.options, self.layers = options, list(layers)
+        self._given: tuple[Sequence[Factors], tf.Tensor] | None = None
+
+    def build(self, weights: Mapping[str, tf.Variable]) -> None:
+        """Takes the weights and creates the variables."""
+        self.core = KfacCore(self.options, list(weights.values()), self.layers)
+
+    @property
+    def variables(self) -> dict[str, tf.Variable]:
+        """The variables of ``ctr.optim.kfac_core.KfacCore``."""
+        return {f"kfac/{name}": variable for name, variable in self.core.variables.items()}
+
+    def parts(self) -> Mapping[str, Part]:
+        """Nothing: it is for one process."""
+        return {}
+
+    @property
+    def seed(self) -> tuple[int, tf.Tensor] | None:
+        """The seed of the labels that are sampled for the next step, and its number; None: labels are those given."""
+        return (self.options.seed, self.core.step) if self.options.fisher == "sampled" else None
+
+    def collects(self) -> tf.Tensor:
+        """Whether the next step takes factors, bool scalar."""
+        return self.core.collects()
+
+    def observe(self, factors: Sequence[Factors], collected: tf.Tensor) -> None:
+        """The means over a batch's rows of each layer's factors, if ``collected``; before the step's ``update``."""
+        self._given = factors, collected
+
+    def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
+        """One step."""
+        del compiled
+        assert self._given is not None
+        (factors, collected), self._given = self._given, None
+        self.core.update(gradients, rate, factors, collected)
+
+    def exchange(self) -> None:
+        """Nothing: there is no work for the host."""
+
+    def report(self) -> dict[str, float | int]:
+        """How the inverses are doing (``KfacCore.report``)."""
+        return self.core.report()
+
+    def timing(self) -> dict[str, float]:
+        """Nothing beside the step."""
+        return {}
+
+    def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
+        """The operations of a step on matrices and biases of these shapes.
+
+        Without the products of factors, which depend on the rows of a batch, and the passes of sampled labels.
+        """
+        matrices = [shape for shape in shapes if len(shape) == 2]
+        whole = sum(math.prod(shape) for shape in shapes)
+        products = sum(2 * rows * columns * (rows + columns) for rows, columns in matrices)
+        inverses = sum(_INVERSE * (rows**3 + columns**3) for rows, columns in matrices)
+        return Cost(
+            update=_UPDATE * whole,
+            preconditioning=products,
+            roots=inverses / self.options.inverse_frequency,
+        )
+
+    def take_over(
+        self, new: Saved, before: DenseOptimizer, old: Saved, moves: Mapping[int, tuple[int, Move]]
+    ) -> TakenOver:
+        """Takes over AdaGrad's sums and the averages of weights that were taken; factors begin anew."""
+        statuses: dict[int, Status] = dict.fromkeys(moves, "fresh")
+        if not isinstance(before, DenseKfac):
+            return TakenOver(statuses, why=f"the optimizer was {before.name}, is {self.name}")
+        for index, (old_index, move) in moves.items():
+            for kind in ("accumulator", "momentum"):
+                target = new.arrays.get(f"kfac/tensor{index}/{kind}")
+                source = old.arrays.get(f"kfac/tensor{old_index}/{kind}")
+                if target is not None and source is not None:
+                    move.move(target, source)
+            statuses[index] = "partly"
+        return TakenOver(statuses, why="the factors of K-FAC begin anew")

@@ -1,0 +1,88 @@
+"""K-FAC for Sequential models of either Keras, as a training step of its own.
+
+    trainer = KfacTrainer(model, "binary_crossentropy", learning_rate=0.02)
+    for inputs, labels in batches:
+        loss = trainer.step(inputs, labels)
+
+K-FAC needs the inputs of layers and the gradients by their outputs, which no Keras optimizer is given. So it is none:
+the step runs the model's layers itself (``ctr.optim.sequential``).
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from ctr.optim import kfac
+from ctr.optim.kfac_core import KfacCore, Layer
+from ctr.optim.kfac_options import KfacOptions
+from ctr.optim.output_losses import LOSSES, LossName
+from ctr.optim.sequential import record_sequential
+
+
+class KfacTrainer:
+    """Trains a model.
+
+    Args:
+        model: Sequential, built, of dense layers and layers without weights.
+        loss: its name; cross-entropies are those of logits.
+        learning_rate: of every step.
+        jit_compile: whether XLA compiles the step.
+        **options: of ``ctr.optim.kfac_options.KfacOptions``.
+
+    Attributes:
+        core: the optimizer; its ``variables`` are all of its state.
+
+    Raises:
+        ValueError: a loss, an option or a layer that is not allowed.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        loss: LossName,
+        learning_rate: float = 0.02,
+        jit_compile: bool = False,
+        **options: Any,
+    ) -> None:
+        if loss not in LOSSES:
+            raise ValueError(f"loss is {loss!r}; allowed: {', '.join(LOSSES)}")
+        self.model, self.loss, self.learning_rate = model, LOSSES[loss], learning_rate
+        # Those of Keras 3 hold TensorFlow's.
+        weights = [
+            weight if isinstance(weight, tf.Variable) else weight.value for weight in model.trainable_weights
+        ]
+        layers, number = [], 0
+        for layer in model.layers:
+            if type(layer).__name__ == "Dense":
+                layers.append(Layer(number, number + 1 if layer.use_bias else None))
+                number += 1 + bool(layer.use_bias)
+        self.core = KfacCore(KfacOptions(**options), weights, layers)
+        self._step = tf.function(self._take_step, jit_compile=jit_compile or None, autograph=False)
+
+    def step(self, inputs: Any, labels: Any) -> tf.Tensor:
+        """Learns from a batch; the mean loss before the step, scalar."""
+        return self._step(tf.convert_to_tensor(inputs), tf.convert_to_tensor(labels))
+
+    def _take_step(self, inputs: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        core = self.core
+        with tf.GradientTape(persistent=True) as tape:
+            outputs, products = record_sequential(self.model, inputs)
+            losses = self.loss.values(labels, outputs)
+            mean, total = tf.reduce_mean(losses), tf.reduce_sum(losses)
+        gradients = tape.gradient(mean, core.weights)
+        tensors = [product.outputs for product in products]
+        if core.options.fisher == "sampled":
+            seed = tf.stack([tf.constant(core.options.seed, tf.int64), core.step])
+            sent = tape.gradient(outputs, tensors, self.loss.draw(outputs, seed))
+        else:
+            sent = tape.gradient(total, tensors)
+        count = tf.cast(tf.shape(outputs)[0], outputs.dtype)
+        ones = tf.ones_like(outputs[:, 0])
+        found = [
+            kfac.Factors(
+                *(sums / count for sums in kfac.factors(product.inputs, one, ones, product.has_bias))
+            )
+            for product, one in zip(products, sent, strict=True)
+        ]
+        core.update(gradients, tf.constant(self.learning_rate, core.dtype), found, core.collects())
+        return mean

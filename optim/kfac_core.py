@@ -1,0 +1,233 @@
+"""K-FAC over a list of variables, of which some are the matrices and biases of linear products (``kfac.py``).
+
+A step takes the gradients and, every few steps, the sums of ``kfac.factors`` over the batch. Weights in no product take
+AdaGrad's step. Inverses are computed within the step, by operations that XLA compiles as well, in float64; one that is
+not finite leaves the previous one, and is counted. A layer uses AdaGrad's step until it has its first.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from ctr.optim import kfac, momentum
+from ctr.optim.exchange import when
+from ctr.optim.kfac import Factors
+from ctr.optim.kfac_options import KfacOptions
+from ctr.optim.state import Create, create_variable
+
+
+class Layer(NamedTuple):
+    """A linear product among the weights.
+
+    Attributes:
+        weight: the index of its matrix.
+        bias: the index of its bias; None: it has none.
+    """
+
+    weight: int
+    bias: int | None
+
+
+class KfacCore:
+    """K-FAC over some variables.
+
+    Args:
+        options: everything but the learning rate.
+        weights: the variables to train.
+        layers: the linear products among them.
+        create: makes the state's variables.
+
+    Attributes:
+        step: int64, steps taken.
+        variables: all state by name: of layer i ``layer{i}/inputs``, ``/outputs`` (sums that decay, float64),
+            ``/left``, ``/right`` (inverses or eigenvectors) and, for eigenvectors, ``/values``; of weight i
+            ``tensor{i}/accumulator`` and, with momentum, ``/momentum``.
+    """
+
+    def __init__(
+        self,
+        options: KfacOptions,
+        weights: Sequence[tf.Variable],
+        layers: Sequence[Layer],
+        create: Create = create_variable,
+    ) -> None:
+        self.options, self.weights, self.layers = options, list(weights), list(layers)
+        self.dtype = tf.float64 if any(weight.dtype == tf.float64 for weight in weights) else tf.float32
+        self.variables: dict[str, tf.Variable] = {}
+
+        def make(name: str, shape: Sequence[int], dtype: tf.DType, value: float = 0) -> tf.Variable:
+            self.variables[name] = create(name, shape, dtype, value)
+            return self.variables[name]
+
+        self.step = make("step", [], tf.int64)
+        self.collections = make("collections", [], tf.int64)
+        self.failed = make("failed", [], tf.int64)
+        self.refreshed = make("refreshed", [], tf.int64)
+        self._ready = make("ready", [len(layers)], self.dtype)
+        self._damping = make("damping", [len(layers)], self.dtype)
+        for number, layer in enumerate(layers):
+            rows, columns = self._sizes(layer)
+            for side, size in (("inputs", rows), ("outputs", columns)):
+                make(f"layer{number}/{side}", [size, size], tf.float64)
+            for side, size in (("left", rows), ("right", columns)):
+                make(f"layer{number}/{side}", [size, size], self.dtype)
+                if options.form == "eigen":
+                    make(f"layer{number}/{side}_values", [size], self.dtype)
+        for index, weight in enumerate(weights):
+            make(f"tensor{index}/accumulator", weight.shape, self.dtype, options.initial_accumulator)
+            if options.momentum:
+                make(f"tensor{index}/momentum", weight.shape, self.dtype)
+
+    def _sizes(self, layer: Layer) -> tuple[int, int]:
+        rows, columns = self.weights[layer.weight].shape
+        return int(rows) + (layer.bias is not None), int(columns)
+
+    def collects(self) -> tf.Tensor:
+        """Whether the next step takes factors, bool scalar."""
+        step, options = self.step + 1, self.options
+        return tf.equal(step % options.statistics_frequency, 0) | (step <= options.inverse_frequency)
+
+    def update(
+        self,
+        gradients: Sequence[tf.Tensor],
+        rate: tf.Tensor,
+        factors: Sequence[Factors],
+        collected: tf.Tensor,
+        decayed: Sequence[bool] | None = None,
+    ) -> None:
+        """One step on all weights, in place.
+
+        Args:
+            gradients: of each weight.
+            rate: scalar.
+            factors: of each layer the means over the batch's rows.
+            collected: bool scalar, what ``collects`` was: whether ``factors`` are there.
+            decayed: which weights decay; by default matrices.
+        """
+        step = self.step.assign_add(1, read_value=True)
+        when(collected, lambda: self._collect(factors))
+        due = tf.equal(step, 1) | tf.equal(step % self.options.inverse_frequency, 0)
+        # The first inverses are those of few rows: they are soon computed anew.
+        due |= tf.equal(step, 5) | tf.equal(step, 20)
+        when(due, self._invert)
+        grafts = [
+            self._graft(index, tf.cast(gradient, self.dtype)) for index, gradient in enumerate(gradients)
+        ]
+        directions = list(grafts)
+        for number, layer in enumerate(self.layers):
+            self._precondition(number, layer, gradients, grafts, directions)
+        for index, direction in enumerate(directions):
+            self._move(index, direction, tf.cast(rate, self.dtype), decayed)
+
+    def _collect(self, found: Sequence[Factors]) -> None:
+        decay = self.options.decay
+        for number, one in enumerate(found):
+            for side, value in zip(("inputs", "outputs"), one, strict=True):
+                kept = self.variables[f"layer{number}/{side}"]
+                kept.assign(decay * kept + (1.0 - decay) * tf.cast(value, tf.float64))
+        self.collections.assign_add(1)
+
+    def _invert(self) -> None:
+        options, ready, dampings = self.options, [], []
+        decay = tf.constant(options.decay, tf.float64)
+        correction = 1.0 - tf.pow(decay, tf.cast(self.collections, tf.float64))
+        good = []
+        for number in range(len(self.layers)):
+            sums = Factors(
+                *(self.variables[f"layer{number}/{side}"] / correction for side in Factors._fields)
+            )
+            # A layer that is switched off has no gradients yet.
+            there = (kfac.mean_eigenvalue(sums.inputs) > 0) & (kfac.mean_eigenvalue(sums.outputs) > 0)
+            damping = kfac.whole_damping(sums, options.damping, options.relative_damping)
+            damping = tf.where(there, damping, tf.ones_like(damping))
+            if options.form == "inverse":
+                new = dict(zip(("left", "right"), kfac.damped_inverses(sums, damping), strict=True))
+            else:
+                new = {}
+                for side, matrix in zip(("left", "right"), sums, strict=True):
+                    new[f"{side}_values"], new[side] = tf.linalg.eigh(matrix)
+            cast = {name: tf.cast(value, self.dtype) for name, value in new.items()}
+            sound = tf.reduce_all(
+                tf.stack([tf.reduce_all(tf.math.is_finite(value)) for value in cast.values()])
+            )
+            use = there & sound
+            for name, value in cast.items():
+                variable = self.variables[f"layer{number}/{name}"]
+                variable.assign(tf.where(use, value, variable))
+            ready.append(tf.where(use, tf.ones([], self.dtype), self._ready[number]))
+            dampings.append(tf.where(use, tf.cast(damping, self.dtype), self._damping[number]))
+            good.append((use, there & ~sound))
+        if good:
+            self._ready.assign(tf.stack(ready))
+            self._damping.assign(tf.stack(dampings))
+            for counter, flags in zip((self.refreshed, self.failed), zip(*good, strict=True), strict=True):
+                counter.assign_add(tf.math.count_nonzero(tf.stack(flags)))
+
+    def _graft(self, index: int, gradient: tf.Tensor) -> tf.Tensor:
+        kept = self.variables[f"tensor{index}/accumulator"]
+        sums = kept.assign_add(tf.square(gradient), read_value=True)
+        return tf.math.divide_no_nan(gradient, tf.sqrt(sums))
+
+    def _precondition(
+        self,
+        number: int,
+        layer: Layer,
+        gradients: Sequence[tf.Tensor],
+        grafts: Sequence[tf.Tensor],
+        directions: list[tf.Tensor],
+    ) -> None:
+        """Puts the direction of a layer into those of its matrix and its bias."""
+        parts = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
+        columns = int(self.weights[layer.weight].shape[1])
+        whole, graft = (
+            tf.concat(
+                [tf.reshape(tf.cast(given[index], self.dtype), [-1, columns]) for index in parts], axis=0
+            )
+            for given in (gradients, grafts)
+        )
+        kept = {name: self.variables[f"layer{number}/{name}"] for name in self._kept()}
+        sides = Factors(kept["left"], kept["right"])
+        if self.options.form == "inverse":
+            found = kfac.precondition_by_inverses(sides, whole)
+        else:
+            values = kept["left_values"], kept["right_values"]
+            found = kfac.precondition_by_eigenvectors(sides, values, self._damping[number], whole)
+        norm, wanted = tf.norm(found), tf.norm(graft)
+        usable = (self._ready[number] > 0) & (norm > 0) & tf.math.is_finite(norm)
+        if self.options.grafting == "adagrad":
+            found = tf.math.multiply_no_nan(found, wanted / tf.where(usable, norm, tf.ones_like(norm)))
+        found = tf.where(usable, found, graft)
+        rows = int(self.weights[layer.weight].shape[0])
+        directions[layer.weight] = found[:rows]
+        if layer.bias is not None:
+            directions[layer.bias] = tf.reshape(found[rows:], self.weights[layer.bias].shape)
+
+    def _kept(self) -> tuple[str, ...]:
+        both = ("left", "right")
+        return both if self.options.form == "inverse" else (*both, "left_values", "right_values")
+
+    def _move(
+        self, index: int, direction: tf.Tensor, rate: tf.Tensor, decayed: Sequence[bool] | None
+    ) -> None:
+        options, weight = self.options, self.weights[index]
+        decays = len(weight.shape) > 1 if decayed is None else decayed[index]
+        if options.weight_decay and decays:
+            direction = momentum.add_weight_decay(
+                direction, tf.cast(weight, self.dtype), options.weight_decay
+            )
+        if options.momentum:
+            kept = self.variables[f"tensor{index}/momentum"]
+            average = momentum.update_momentum(kept, direction, options.momentum)
+            kept.assign(average)
+            direction = momentum.momentum_step(average, direction, options.momentum, options.nesterov)
+        weight.assign_sub(tf.cast(rate * direction, weight.dtype))
+
+    def report(self) -> dict[str, float | int]:
+        """How many ``layers`` there are, and with inverses in use; how many were ``refreshed``, and ``failed``."""
+        return {
+            "layers": len(self.layers),
+            "layers_ready": int(self._ready.numpy().sum()),
+            "refreshed": int(self.refreshed.numpy()),
+            "failed": int(self.failed.numpy()),
+        }

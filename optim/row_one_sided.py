@@ -1,0 +1,165 @@
+"""One-sided Shampoo for embeddings, AdaGrad for the linear weights beside them, as a ``TableOptimizer``.
+
+Of a table with d columns the left statistics would have a row for each of its rows. The right side alone (PSO lemma 1
+with p = infinity; App. D) is a [d, d] matrix, R += G^T G, and the step P = G R^(-1/2) has the rows of G: rows without a
+gradient stay as they are. As the distinct touched rows are all that is not zero of G, G^T G is their product. P takes
+the norm of AdaGrad's step on the same rows, copy by copy where a row has several embeddings. Roots come from the host,
+as those of dense weights do (``shampoo.py``).
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.optim import exchange, grafting, schedule, statistics
+from ctr.optim.adagrad import RowAdaGrad, row_direction
+from ctr.optim.division import Division
+from ctr.optim.exchange import when
+from ctr.optim.host import HostPipeline
+from ctr.optim.options import ShampooOptions
+from ctr.optim.protocol import Cost, RowGradient
+from ctr.optim.report import report
+from ctr.optim.sparse import row_statistics
+from ctr.optim.state import STATUS, ShampooState, lay_out
+from ctr.optim.update_limit import limit_update
+from ctr.workers.collectives import Workers
+
+
+class RowOneSided(RowAdaGrad):
+    """One-sided Shampoo for the rows of some tables.
+
+    Args:
+        rates: for each table float32 [C], the learning rates of its columns.
+        initial_accumulators: for each table float32 [C], at which AdaGrad's sums start.
+        copies: K, of an embedding and its linear weight in each row.
+        options: of Shampoo; ``ctr.optim.options.ONE_SIDED_OPTIONS`` count.
+        limit: ``relative`` and ``absolute`` of ``limit_update``, one factor for a table's touched rows; None: none.
+        owners: for each table the workers that hold a part of its rows each. By default all tables are here whole.
+    """
+
+    def __init__(
+        self,
+        rates: Sequence[np.ndarray],
+        initial_accumulators: Sequence[np.ndarray],
+        copies: int,
+        options: ShampooOptions,
+        limit: tuple[float, float] | None = None,
+        owners: Sequence[Workers] | None = None,
+    ) -> None:
+        super().__init__(rates, initial_accumulators, limit, owners)
+        self.copies = copies
+        self.options = dataclasses.replace(options, sparse="one_sided")
+
+    def build(self, weights: Mapping[str, tf.Variable]) -> None:
+        """Takes the tables, float32 [R, C] each."""
+        super().build(weights)
+        # To the exchange of roots, each copy is a table of a single row.
+        shapes = [
+            (1, table.shape[1] // self.copies - 1) for table in weights.values() for _ in range(self.copies)
+        ]
+        self._layout = lay_out(self.options, shapes, range(len(shapes)))
+        self._division = Division(self._layout)
+        self.state = ShampooState(self.options, self._layout, [tf.float32] * len(shapes))
+        self._host = HostPipeline(self._layout.factors, self.options)
+
+    @property
+    def variables(self) -> dict[str, tf.Variable]:
+        """The sums of squares, of the shapes of the tables, and statistics and roots."""
+        own = {
+            f"one_sided/{name}": variable
+            for name, variable in self.state.variables.items()
+            if not name.startswith("tensor")
+        }
+        return super().variables | own
+
+    def update(self, gradients: Sequence[RowGradient], rate: tf.Tensor, compiled: bool) -> None:
+        """One step on the touched rows; a compiled one leaves roots to ``exchange``."""
+        step = self.state.step.assign_add(1, read_value=True)
+        self._collect(gradients, step)
+        if not compiled:
+            self.exchange()
+        share = tf.cast(grafting.blend_weight(self.options, step), tf.float32)
+        certified = tf.cast(self.state.status[STATUS.index("certified")], tf.float32)
+        for number, (table, accumulator, rates, one, owners) in enumerate(
+            zip(self.tables, self.accumulators.values(), self.rates, gradients, self.owners, strict=True)
+        ):
+            with tf.name_scope("row_update"):
+                direction, squared = row_direction(one.state, one.gradient)
+                direction = self._precondition(number, one.gradient, direction, share * certified, owners)
+                update = rate * rates * direction
+                if self.limit is not None:
+                    update = limit_update(one.values, update, *self.limit, owners)
+                accumulator.scatter_update(tf.IndexedSlices(one.state + squared, one.rows))
+                table.scatter_update(tf.IndexedSlices(one.values - update, one.rows))
+
+    def _parts(self, columns: tf.Tensor) -> list[tf.Tensor]:
+        """The copies' columns of [U, C]."""
+        return tf.split(columns, self.copies, axis=1)
+
+    def _collect(self, gradients: Sequence[RowGradient], step: tf.Tensor) -> None:
+        if not self._layout.factors:
+            return
+        found: dict[int, dict[int, tf.Tensor]] = {}
+        for number, (one, owners) in enumerate(zip(gradients, self.owners, strict=True)):
+            for copy, part in enumerate(self._parts(one.gradient)):
+                index = number * self.copies + copy
+                if index in self._layout.table_factors:
+                    factor, place = self._layout.table_factors[index]
+                    (products,) = owners.all_reduce([row_statistics(part[:, :-1])])
+                    found.setdefault(factor, {})[place] = products
+        weight = schedule.collection_weight(self.options, step)
+
+        def collect() -> None:
+            for factor, products in found.items():
+                ordered = tf.concat([products[place] for place in range(len(products))], axis=0)
+                statistics.collect(self.state.windows[factor], ordered, self.options.beta2, weight)
+            self.state.collections.assign_add(1)
+            self.state.window_collections.assign_add(1)
+
+        when(schedule.collection_due(self.options, step), collect)
+
+    def _precondition(
+        self, number: int, gradient: tf.Tensor, direction: tf.Tensor, shares: tf.Tensor, owners: Workers
+    ) -> tf.Tensor:
+        """The direction of a table's rows [U, C] from AdaGrad's."""
+        parts = []
+        split = zip(self._parts(gradient), self._parts(direction), strict=True)
+        for copy, (values, graft) in enumerate(split):
+            index = number * self.copies + copy
+            if index not in self._layout.table_factors:
+                parts.append(graft)
+                continue
+            factor, place = self._layout.table_factors[index]
+            own, step = tf.matmul(values[:, :-1], self.state.roots[factor][place]), graft[:, :-1]
+            squares = owners.all_reduce([tf.reduce_sum(tf.square(own)), tf.reduce_sum(tf.square(step))])
+            norm, wanted = (tf.sqrt(square) for square in squares)
+            usable = (norm > 0) & tf.math.is_finite(norm)
+            share = shares[self._layout.factors[factor].offset + place]
+            share = tf.where(usable, share, tf.zeros_like(share))
+            scale = share * wanted / tf.where(usable, norm, tf.ones_like(norm))
+            moved = tf.math.multiply_no_nan(own, scale) + (1.0 - share) * step
+            parts.append(tf.concat([moved, graft[:, -1:]], axis=1))
+        return tf.concat(parts, axis=1)
+
+    def exchange(self) -> None:
+        """Exchanges statistics for roots if that is due."""
+        exchange.with_host(self.options, self._division, self.state, self._host)
+
+    def report(self) -> dict[str, float | int]:
+        """How the roots are doing (``ctr.optim.report.report``), of tables."""
+        found = report(self._layout, self.state)
+        return {f"tables_{name}": value for name, value in found.items() if name != "nonfinite_steps"}
+
+    def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
+        """The operations of a step in which so many rows of each table are touched, [U, C]."""
+        own = super().cost(shapes)
+        products = sum(2 * rows * columns * columns / self.copies for rows, columns in shapes)
+        roots = sum(14 * self.copies * (columns / self.copies) ** 3 for _, columns in shapes)
+        return dataclasses.replace(
+            own,
+            statistics=products / self.options.statistics_frequency,
+            preconditioning=products,
+            roots=roots / self.options.precondition_frequency,
+        )
