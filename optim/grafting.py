@@ -77,7 +77,7 @@ def direction(
     return tf.math.divide_no_nan(gradient, tf.sqrt(accumulator) + options.grafting_epsilon)
 
 
-def blend_weight(options: ShampooOptions, step: tf.Tensor, dtype: tf.DType = tf.float32) -> tf.Tensor:
+def blend_weight(options: ShampooOptions, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Shampoo's share of the direction at a step, scalar: 0 before the start, 1 after the blend."""
     if options.start_preconditioning_step is None:
         return tf.zeros([], dtype)

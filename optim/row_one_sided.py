@@ -80,7 +80,7 @@ class RowOneSided(RowAdaGrad):
         self._collect(gradients, step)
         if not compiled:
             self.exchange()
-        share = tf.cast(grafting.blend_weight(self.options, step), tf.float32)
+        share = grafting.blend_weight(self.options, step, tf.float32)
         certified = tf.cast(self.state.status[STATUS.index("certified")], tf.float32)
         for number, (table, accumulator, rates, one, owners) in enumerate(
             zip(self.tables, self.accumulators.values(), self.rates, gradients, self.owners, strict=True)

@@ -380,7 +380,7 @@ class ShampooCore:
             moved.append(momentum.momentum_step(average, one, options.momentum, options.nesterov))
         if len(moved) == 1:
             return moved[0]
-        share = tf.cast(grafting.blend_weight(options, step), direction.dtype)
+        share = grafting.blend_weight(options, step, direction.dtype)
         return share * moved[0] + (1.0 - share) * moved[1]
 
     def _step_along(self, index: int, direction: tf.Tensor, rate: tf.Tensor) -> None:

@@ -88,5 +88,8 @@ def test_nothing_divided_by_nothing_is_nothing(changed):
 )
 def test_shampoos_share_by_step(start, blend, shares):
     options = ShampooOptions(start_preconditioning_step=start, blend_steps=blend)
-    found = {step: float(grafting.blend_weight(options, tf.constant(step, tf.int64))) for step in shares}
+    found = {
+        step: float(grafting.blend_weight(options, tf.constant(step, tf.int64), tf.float32))
+        for step in shares
+    }
     assert found == shares
