@@ -6,9 +6,9 @@ import numpy as np
 import tensorflow as tf
 
 import shampoo_reference as reference
+from array_parts import taken
 from ctr.optim.dense_shampoo import DenseShampoo
 from ctr.workers.collectives import ALONE, Workers
-from ctr.workers.parts import Part
 
 RATE = 0.125
 STEPS = 60
@@ -111,11 +111,6 @@ def between_steps(workers: Workers = ALONE) -> dict[str, np.ndarray]:
         optimizer.exchange()
     assert optimizer.report()["refreshed"] > 0
     return {str(i): weight.numpy() for i, weight in enumerate(weights)}
-
-
-def taken(part: Part, whole: np.ndarray) -> np.ndarray:
-    """A worker's part of an array."""
-    return (whole if part.shape is None else whole.reshape(-1))[part.rows]
 
 
 def resumed(workers: Workers, case: str, path: str, begin: int) -> dict[str, np.ndarray]:

@@ -7,19 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from array_parts import taken
 from ctr.workers.parts import Part, merge, rows_of, take_from
-
-
-def take(part: Part, whole: np.ndarray) -> np.ndarray:
-    """A worker's part of an array."""
-    return (whole if part.shape is None else whole.reshape(-1))[part.rows]
 
 
 @given(st.integers(0, 40), st.integers(1, 6), st.integers(1, 6))
 def test_rows_of_any_number_of_workers_become_those_of_any_other(total, before, after):
     whole = np.random.default_rng(total).normal(size=(total, 3)).astype(np.float32)
     parts = [rows_of(rank, before, total) for rank in range(before)]
-    saved = [(part, take(part, whole)) for part in parts]
+    saved = [(part, taken(part, whole)) for part in parts]
     np.testing.assert_array_equal(merge(saved), whole)
     for rank in range(after):
         wanted = rows_of(rank, after, total)
@@ -27,7 +23,7 @@ def test_rows_of_any_number_of_workers_become_those_of_any_other(total, before, 
         found = None
         for one in saved:
             found = take_from(wanted, [one], found)
-        np.testing.assert_array_equal(found, take(wanted, whole))
+        np.testing.assert_array_equal(found, taken(wanted, whole))
 
 
 @given(st.data(), st.integers(1, 12), st.integers(1, 4))
@@ -38,10 +34,10 @@ def test_rows_in_any_order(data, total, size):
         return [Part(np.array(own, np.int64), total) for own in rows]
 
     whole = np.arange(2.0 * total).reshape(total, 2)
-    saved = [(part, take(part, whole)) for part in divided()]
+    saved = [(part, taken(part, whole)) for part in divided()]
     np.testing.assert_array_equal(merge(saved), whole)
     for wanted in divided():
-        np.testing.assert_array_equal(take_from(wanted, saved), take(wanted, whole))
+        np.testing.assert_array_equal(take_from(wanted, saved), taken(wanted, whole))
 
 
 @given(st.lists(st.integers(0, 30), unique=True, max_size=8))
@@ -60,7 +56,7 @@ def test_the_rows_of_a_large_table_take_no_room():
 def test_single_elements_of_an_array_of_any_shape():
     whole = np.arange(12.0).reshape(3, 4)
     parts = [Part(np.array(rows), 12, (3, 4)) for rows in ([0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11])]
-    saved = [(part, take(part, whole)) for part in parts]
+    saved = [(part, taken(part, whole)) for part in parts]
     np.testing.assert_array_equal(merge(saved), whole)
     wanted = Part(np.array([11, 0]), 12, (3, 4))
     assert take_from(wanted, saved).tolist() == [11, 0]
