@@ -4,6 +4,7 @@
 
 Both arms are `ctr train` over the same log, with as many threads in all, and take turns. Each reports the speed of
 every window of four steps; the first windows, in which functions are compiled and memory is touched, do not count.
+After them some steps of the workers are traced: what they exchange, by kind, in bytes and milliseconds.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from parts.gang import run_workers
 from reference import ADAGRAD, Size, make_log, reference_config, table
 
 from ctr.config import dump_yaml, parse_model
@@ -87,11 +89,24 @@ def measure(batch: int, arguments: argparse.Namespace, folder: Path) -> dict[str
         for name, speed in turn.items():
             speeds[name].append(speed)
             ratios[name].append(speed / turn["one process"])
+    divided = folder / "divided.yaml"
+    own = reference_config({**changes, "workers": {"divided_from_mb": 0.0}}, batch)
+    divided.write_text(dump_yaml(parse_model(TrainConfig, own, "benchmark")))
     return {
         "batch": batch,
+        "exchanges": exchanges(log, divided, folder / "run", count),
         "examples_per_second": {name: float(np.median(own)) for name, own in speeds.items()},
         "of_one_process": {name: [float(one) for one in own] for name, own in ratios.items()},
     }
+
+
+def exchanges(log: Path, config: Path, run: Path, workers: int) -> dict[str, Any]:
+    """What the first of some workers, which divide the tables, exchanges in a step (``parts.traced_worker``)."""
+    shutil.rmtree(run, ignore_errors=True)
+    script = Path(__file__).parent / "parts/traced_worker.py"
+    first = run_workers([str(script), str(log), str(config), str(run)], workers)[0]
+    traced: dict[str, Any] = json.loads(first.output.partition("RESULT ")[2])
+    return traced
 
 
 def report(found: Sequence[Mapping[str, Any]], workers: int) -> str:
@@ -107,7 +122,16 @@ def report(found: Sequence[Mapping[str, Any]], workers: int) -> str:
                 else f"{workers} {name}, one thread each"
             )
             rows.append([one["batch"], label, f"{speed:,.0f}", shown])
-    return table(["batch", "", "examples/s", "of one process"], rows)
+    shown = [table(["batch", "", "examples/s", "of one process"], rows)]
+    for one in found:
+        step, kinds = one["exchanges"]["step_ms"], one["exchanges"]["kinds"]
+        lines = [
+            [kind, f"{own['bytes'] / 1e6:.3f}", f"{own['ms']:.1f}", f"{own['ms'] / step:.1%}"]
+            for kind, own in kinds.items()
+        ]
+        title = f"batch {one['batch']}: exchange, tables divided"
+        shown.append(table([title, "MB a step", "ms", f"of {step:.0f} ms, traced"], lines))
+    return "\n\n".join(shown)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

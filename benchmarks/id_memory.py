@@ -1,13 +1,14 @@
 """What a table of ids loses when it has less memory than ids: buckets against slots, by policy of eviction.
 
     python benchmarks/id_memory.py [--rows 3000000] [--seeds 1 2 3] [--out runs/id_memory] [--policies score ...]
-        [--shares 0.5 0.25 ...]
+        [--shares 0.5 0.25 ...] [--plot docs/id_memory.svg]
 
 A simulated log with churn: users, items and terms come, are active for a while and go; some are seen a thousand times
 and most a few times, terms once or twice. What is clicked depends on these ids alone, so that all that a model can know
 is in their rows. Each run reports the logloss of the whole pass and the bytes that its ids take: their rows with the
 optimizer's state, and where ids grow the map that finds them. Runs are compared pair by pair, by query bucket, as
-`ctr compare` does. Results are kept in OUT: the same command goes on where it was interrupted.
+`ctr compare` does. Results are kept in OUT: the same command goes on where it was interrupted, and the table and the
+plot are of all results there, so that seeds may have other policies and shares.
 """
 
 import argparse
@@ -17,12 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
+import matplotlib as mpl
 import numpy as np
 import pyarrow as pa
-from matplotlib import pyplot
+from matplotlib.figure import Figure
 from reference import table
 
 from ctr.config import parse_model
@@ -33,6 +32,8 @@ from ctr.eval.run_files import read_run
 from ctr.io.hashing import splitmix64
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
+from ctr.training.run.directory import read_run_model
+from ctr.training.state import id_arrays, make_id_map
 
 QUERY_ROWS = 4
 DAY = 86_400_000_000
@@ -116,16 +117,38 @@ def make_log(folder: Path, rows: int, seed: int, buckets: Sequence[int | None]) 
     return folder
 
 
-def ids_bytes(run: Path) -> int:
-    """Bytes that the ids of a finished run take: rows, the optimizer's state of them, and the map."""
-    checkpoint = max((run / "checkpoints").iterdir())
-    total = 0
-    with np.load(checkpoint / "arrays.npz") as arrays:
+def table_size(run: Path) -> tuple[int, int]:
+    """Bytes of a finished run's tables with what the optimizer keeps of them, and their number of rows."""
+    total = rows = 0
+    with np.load(_newest_arrays(run)) as arrays:
         for name in arrays.files:
             kind = name.removeprefix("weights|").split("/")[0]
-            if kind == "rows" or kind.startswith("rows_") or kind == "ids":
+            if kind == "rows" or kind.startswith("rows_"):
                 total += arrays[name].nbytes
+                rows += len(arrays[name]) if kind == "rows" else 0
+    return total, rows
+
+
+def map_bytes(run: Path) -> int:
+    """Bytes of the maps that find a finished run's rows, as they are in memory; 0 for buckets."""
+    config, schema = read_run_model(run)
+    with np.load(_newest_arrays(run)) as arrays:
+        weights = {
+            name.removeprefix("weights|"): arrays[name]
+            for name in arrays.files
+            if name.startswith("weights|ids/")
+        }
+    total = 0
+    for layout in config.table_layouts(schema):
+        if layout.growing:
+            id_map = make_id_map(layout, config.ids)
+            id_map.restore(id_arrays(layout, weights))
+            total += id_map.nbytes
     return total
+
+
+def _newest_arrays(run: Path) -> Path:
+    return max((run / "checkpoints").iterdir()) / "arrays.npz"
 
 
 class Campaign:
@@ -162,11 +185,10 @@ class Campaign:
                 run = self.run(f"{policy}-{share}", growing, ids)
                 lines.append(self._line(policy, share, run, unbounded))
             best = self.folder / f"{policies[0]}-{share}"
-            per_row = ids_bytes(best) / sum(sizes)
-            plain = 2 * 4 * (WIDTH + 1)
+            tables, rows = table_size(best)
             # As many buckets as fit into the memory that slots with their map take.
-            buckets = [round(one * per_row / plain) for one in sizes]
-            log = self.log(f"buckets-{share}", buckets)
+            more = (tables + map_bytes(best)) / tables * rows / sum(sizes)
+            log = self.log(f"buckets-{share}", [round(one * more) for one in sizes])
             lines.append(self._line("buckets", share, self.run(f"buckets-{share}", log, {}), best))
             shutil.rmtree(log)
         return lines
@@ -178,7 +200,7 @@ class Campaign:
             "seed": self.seed,
             "policy": policy,
             "share": share,
-            "bytes": ids_bytes(run),
+            "bytes": table_size(run)[0] + map_bytes(run),
             "logloss": own.number("logloss"),
             "examples_per_second": own.number("examples_per_second"),
             "against": against.name,
@@ -187,24 +209,28 @@ class Campaign:
 
 
 def plot(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Memory against logloss, a curve for each policy: the mean over seeds."""
-    figure, axes = pyplot.subplots(figsize=(7, 4.5))
-    for policy in dict.fromkeys(line["policy"] for line in lines):
-        points: dict[float, list[Mapping[str, Any]]] = {}
-        for line in lines:
-            if line["policy"] == policy:
-                points.setdefault(line["share"], []).append(line)
-        ordered = [points[share] for share in sorted(points)]
-        axes.plot(
-            [np.mean([line["bytes"] for line in own]) / 1e6 for own in ordered],
-            [np.mean([line["logloss"] for line in own]) for own in ordered],
-            marker="o",
-            label=policy,
-        )
-    axes.set(xscale="log", xlabel="memory of ids, MB", ylabel="progressive logloss")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path)
+    """Memory against logloss, a curve for each policy: of the first seed, then without ``none``."""
+    first = [line for line in lines if line["seed"] == lines[0]["seed"]]
+    (whole,) = (line for line in first if line["policy"] == "unbounded")
+    with mpl.rc_context({"svg.hashsalt": "ids", "svg.fonttype": "none", "font.size": 9}):
+        figure = Figure(figsize=(10, 4), layout="constrained")
+        axes = figure.subplots(1, 2)
+        for policy in (*POLICIES, "buckets"):
+            points = sorted(
+                (line["bytes"] / 1e6, line["logloss"]) for line in first if line["policy"] == policy
+            )
+            if policy != "buckets":
+                points.append((whole["bytes"] / 1e6, whole["logloss"]))
+            for one in axes:
+                one.plot(*zip(*points, strict=True), marker="o", markersize=4, label=policy)
+        for one in axes:
+            one.axhline(whole["logloss"], color="gray", linestyle=":", label="every id has a slot")
+            one.set(xscale="log", xlabel="memory of ids, MB", ylabel="progressive logloss")
+        others = [line["logloss"] for line in first if line["policy"] != "none"]
+        margin = 0.05 * (max(others) - min(others))
+        axes[1].set(ylim=(min(others) - margin, max(others) + margin), title="the same without `none`")
+        axes[0].legend()
+        figure.savefig(path, format="svg", metadata={"Date": None})
 
 
 def report(lines: Sequence[Mapping[str, Any]]) -> str:
@@ -244,13 +270,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/id_memory"))
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
     parser.add_argument("--shares", type=float, nargs="+", default=list(SHARES), help="slots over ids")
+    parser.add_argument("--plot", type=Path, help="an SVG file to write; by default in OUT")
     arguments = parser.parse_args(argv)
-    lines = []
+    path = arguments.out / "results.json"
+    lines = json.loads(path.read_text()) if path.exists() else []
     for seed in arguments.seeds:
-        lines += Campaign(arguments.out, arguments.rows, seed).measure(arguments.policies, arguments.shares)
-        (arguments.out / "results.json").write_text(json.dumps(lines, indent=1) + "\n")
-    plot(lines, arguments.out / "id_memory.svg")
+        found = Campaign(arguments.out, arguments.rows, seed).measure(arguments.policies, arguments.shares)
+        lines = sorted(merged(lines, found), key=lambda line: line["seed"])
+        path.write_text(json.dumps(lines, indent=1) + "\n")
+    plot(lines, arguments.plot or arguments.out / "id_memory.svg")
     print(report(lines))
+
+
+def merged(lines: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Results with new ones, which take the place of those of the same runs."""
+
+    def run(line: Mapping[str, Any]) -> tuple[Any, ...]:
+        return line["seed"], line["policy"], line["share"]
+
+    new = {run(line) for line in found}
+    return [*(line for line in lines if run(line) not in new), *found]
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """How far training scales, on paper: a model of one step of the reference model on 1 to 1024 workers.
 
-A step of a worker is the sum of its parts. Nothing overlaps, so it takes at most that long:
+A step of a worker is the sum of its parts. Nothing but reading overlaps, so it takes at most that long:
 
     compute      fixed + examples x flops / rate; the fixed part does not shrink with the batch; both are measured
     shampoo      the largest share of any owner, by the costs and the assignment of ctr/optim/assignment.py
     dense        all gradients of the dense weights, float32, all-reduced
-    rows         three all-to-alls: distinct ids to their owners, rows back, gradients of rows to the owners
+    rows         two all-to-alls: rows from their owners, and the gradients of rows back
     directions   the preconditioned directions, gathered from their owners (roots stay with them)
+    reading      the wait for the reading thread: every worker reads and plans the whole batch, as fast as was measured
 
 A message of n bytes takes alpha + n beta (Hockney). For W workers and n bytes (Thakur, Rabenseifner, Gropp 2005):
 
@@ -45,11 +46,11 @@ from ctr.optim.assignment import balanced, blocks_of, gather_elements, loads, st
 from ctr.optim.options import ShampooOptions
 from ctr.optim.state import lay_out
 
-FLOAT, ID = 4, 8
-"""Bytes of a float32 and of an id."""
+FLOAT = 4
+"""Bytes of a float32."""
 WORKERS = tuple(2**power for power in range(11))
 BATCH = REFERENCE.batch
-PARTS = ("compute", "shampoo", "dense", "rows", "directions")
+PARTS = ("compute", "shampoo", "dense", "rows", "directions", "reading")
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,14 @@ class Compute:
         rate: flops per second in the rest.
         cores: that share Shampoo's work.
         group: workers that divide the blocks among themselves; None: all.
+        reader: rows per second that the reading thread reads and plans.
     """
 
     fixed: float
     rate: float
     cores: int
     group: int | None = None
+    reader: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,7 @@ class Step:
     dense: float
     rows: float
     directions: float
+    reading: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -183,14 +187,16 @@ def step(network: Network, compute: Compute, workers: int, batch: float) -> Step
     rows = distinct(batch)
     group = min(workers, compute.group or workers)
     work, gathered = shampoo_shares(group)
-    row_bytes = FLOAT * REFERENCE.width * rows
-    return Step(
+    # With a linear weight each.
+    row_bytes = FLOAT * (REFERENCE.width + 1) * rows
+    found = Step(
         compute=compute.fixed + batch * flops_per_example(shapes) / compute.rate,
         shampoo=work / compute.cores,
         dense=all_reduce(network, workers, FLOAT * sum(map(math.prod, shapes))),
-        rows=all_to_all(network, workers, ID * rows) + 2 * all_to_all(network, workers, row_bytes),
+        rows=2 * all_to_all(network, workers, row_bytes),
         directions=all_gather(network, group, gathered),
     )
+    return replace(found, reading=max(0.0, workers * batch / compute.reader - found.seconds))
 
 
 def curve(network: Network, compute: Compute, batch: int, fixed_global: bool) -> list[Step]:
@@ -280,6 +286,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=58.6, help=f"a measured step of {BATCH} examples")
     parser.add_argument("--fixed-ms", type=float, default=9.8, help="of which do not shrink with the batch")
     parser.add_argument("--cores", type=int, default=2, help="of a worker, for Shampoo's work")
+    parser.add_argument("--reader", type=float, default=1.04e6, help="rows per second of the reading thread")
     parser.add_argument("--batch", type=int, default=BATCH, help="examples for each worker")
     parser.add_argument(
         "--global-batch", type=int, default=4 * BATCH, help="examples for all workers together"
@@ -291,7 +298,7 @@ def main() -> None:
     arguments = parser.parse_args()
     fixed = arguments.fixed_ms / 1e3
     rate = BATCH * flops_per_example(dense_shapes()) / (arguments.step_ms / 1e3 - fixed)
-    compute = Compute(fixed, rate, arguments.cores, arguments.group)
+    compute = Compute(fixed, rate, arguments.cores, arguments.group, arguments.reader)
     networks = [replace(one, collectives=arguments.collectives or one.collectives) for one in NETWORKS]
     sizes = [(arguments.batch, False), (arguments.global_batch, True)]
     for network in networks:

@@ -58,6 +58,21 @@ TARGETS = (
     Target("shampoo", "Shampoo over AdaGrad, batch 16384", _of("16384", "overhead"), 0.10, "{:.1%}", True),
     Target("objective", _ALL_LOSSES, _of("overhead"), 0.05, "{:.1%}", True),
     Target("metrics", "metrics, of the step", _of("share"), 0.03, "{:.1%}", True),
+    Target(
+        "ids",
+        "step with growing ids, over buckets",
+        _of("growing_over_buckets", "ratio"),
+        1.1,
+        "{:.2f}x",
+        True,
+    ),
+    Target(
+        "ids",
+        "reader with growing ids, of buckets",
+        _of("reader_buckets_over_growing", "ratio"),
+        0.9,
+        "{:.2f}x",
+    ),
     Target("start", "ctr --help, seconds", _of("help_seconds"), 0.3, "{:.2f}", True),
     Target("start", "first step, seconds", _of("first_step_seconds"), 20, "{:.1f}", True),
 )

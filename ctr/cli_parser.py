@@ -274,15 +274,15 @@ def _add_ingest_format(formats: _Commands, name: str, does: str) -> argparse.Arg
         metavar="SHARE",
         help="stop when more than this share of the rows is malformed (0.01)",
     )
-    return added
-
-
-def _add_append(table: argparse.ArgumentParser) -> None:
-    table.add_argument(
+    added.add_argument(
         "--keep-values",
         metavar="NAMES",
         help="keep the raw values of these features beside the log, e.g. user,item, or all (what the mapping says)",
     )
+    return added
+
+
+def _add_append(table: argparse.ArgumentParser) -> None:
     growing = table.add_argument_group("logs that grow")
     growing.add_argument(
         "--append",
@@ -396,7 +396,7 @@ def _train(commands: _Commands) -> None:
         "--worker-timeout",
         type=float,
         metavar="SECONDS",
-        help="a worker that the others wait for so long is lost (60)",
+        help="how long workers wait for another one within a step before it counts as lost (60)",
     )
     workers.add_argument(
         "--max-restarts",

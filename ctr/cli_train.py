@@ -82,6 +82,8 @@ def _check_workers(arguments: argparse.Namespace, cluster: Cluster | None) -> in
             "allowed: the same number, none, or no TF_CONFIG"
         )
     size = max(size, arguments.workers or 1)
+    if arguments.worker_timeout is not None and size == 1:
+        raise InputError("--worker-timeout goes with several workers")
     if size > 1 and arguments.follow:
         raise InputError(f"--follow does not go with {size} workers: a log that grows is followed by one")
     return size

@@ -75,12 +75,12 @@ class TableLayout:
         """The features with any number of ids a row."""
         return tuple(f for f in self.features if f.single is None)
 
-    @property
+    @cached_property
     def growing(self) -> tuple[FeatureRows, ...]:
         """The features whose ids grow, in the order of ``features``."""
         return tuple(f for f in self.features if f.growing)
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Number of fixed rows of the table: all of them where no ids grow, else slots follow."""
         return sum(f.buckets for f in self.features)
@@ -95,6 +95,11 @@ class TableLayout:
         values = np.full((self.copies, self.width + 1), embedding, np.float32)
         values[:, self.width] = linear
         return values.ravel()
+
+    @cached_property
+    def keys(self) -> "_Keys":
+        """What the ids of a batch are told apart by."""
+        return _Keys(self)
 
     def offsets(self) -> dict[str, int]:
         """First row of each feature."""
@@ -195,11 +200,11 @@ def plan_table(
         drawn: bool [N], rows whose ids get a slot at once; for ids that grow.
     """
     rows = len(ids)
-    keys = _Keys(layout)
+    keys = layout.keys
     single_columns = [f.single for f in layout.single if f.single is not None]
-    single = keys.of_matrix(ids[:, single_columns])
+    single = keys.of_matrix(_columns(ids, single_columns))
     values, segments = _merge_multivalent(layout, keys, multivalent, rows)
-    everything = np.concatenate([single.ravel(), values])
+    everything = np.concatenate([single.ravel(), values]) if len(values) else single.ravel()
     if layout.growing:
         distinct, positions, counts = _find_distinct_keys(everything)
     else:
@@ -214,9 +219,9 @@ def plan_table(
     arrays = padded_single, padded_values, padded_segments, len(distinct), counts
     if not layout.growing:
         return TablePlan(_pad_rows(distinct, layout.rows), *arrays)
-    at = np.flatnonzero((distinct < 0) | (distinct >= layout.rows))
+    # As an unsigned number a negative key exceeds any number of rows.
+    at = np.flatnonzero(distinct.view(np.uint64) >= layout.rows)
     features = keys.features(positions, segments, single.shape[1], len(distinct))[at]
-    salts = np.array([feature.salt for feature in layout.growing], np.int64)
     lucky = None
     if drawn is not None:
         row_of = np.concatenate(
@@ -225,7 +230,7 @@ def plan_table(
         lucky = np.zeros(len(distinct), np.bool_)
         lucky[positions[drawn[row_of]]] = True
         lucky = lucky[at]
-    unplaced = Unplaced(at, features, distinct[at] ^ salts[features], counts[at], lucky)
+    unplaced = Unplaced(at, features, distinct[at] ^ keys.salts[features], counts[at], lucky)
     return TablePlan(distinct, *arrays, unplaced)
 
 
@@ -258,27 +263,31 @@ class _Keys:
     """Numbers for the ids of all features of a table: of fixed rows the row, else an id's fingerprint and its salt."""
 
     def __init__(self, layout: TableLayout) -> None:
+        """``salts`` is int64, one for each of ``layout.growing``."""
         self._layout = layout
         self._offsets = layout.offsets()
-        self._numbers = {feature.name: number for number, feature in enumerate(layout.growing)}
+        numbers = {feature.name: number for number, feature in enumerate(layout.growing)}
+        self._numbers = np.array([numbers.get(feature.name, -1) for feature in layout.features], np.int16)
+        self.salts = np.array([feature.salt for feature in layout.growing], np.int64)
+        single = layout.single
+        self._single_offsets = np.array([self._offsets[feature.name] for feature in single], np.int64)
+        self._grows = np.array([feature.growing for feature in single], np.bool_)
+        self._single_salts = np.array(
+            [feature.salt if feature.growing else 0 for feature in single], np.int64
+        )
 
     def of_matrix(self, ids: np.ndarray) -> np.ndarray:
         """Of the ids [N, S] of the single-valued features."""
-        features = self._layout.single
+        offsets, grows = self._single_offsets, self._grows
         if not self._layout.growing:
-            offsets = np.array([self._offsets[f.name] for f in features], np.int32)
             # The ids of a log with features elsewhere that grow are int64.
-            return (ids + offsets).astype(np.int32, copy=False)
-        grows = np.array([feature.growing for feature in features], np.bool_)
-        salts = np.array([feature.salt if feature.growing else 0 for feature in features], np.int64)
-        offsets = np.array([self._offsets[feature.name] for feature in features], np.int64)
-        keys = ids ^ salts
+            return (ids + offsets.astype(np.int32)).astype(np.int32, copy=False)
+        keys = ids ^ self._single_salts
         if not grows.all():
             keys[:, ~grows] += offsets[~grows]
         missing = ids == 0
-        missing &= grows
         if missing.any():
-            rows, columns = np.nonzero(missing)
+            rows, columns = np.nonzero(missing & grows)
             keys[rows, columns] = offsets[columns]
         return keys
 
@@ -298,17 +307,22 @@ class _Keys:
             positions: of the keys of the single-valued features, row by row, then of the others.
             segments: of the latter.
         """
-        layout = self._layout
-        numbers = [np.int16(self._numbers.get(feature.name, -1)) for feature in layout.features]
         found = np.full(distinct, -1, np.int16)
         count = len(positions) - len(segments)
         if singles:
-            found[positions[:count].reshape(-1, singles)] = np.array(numbers[:singles], np.int16)
+            found[positions[:count].reshape(-1, singles)] = self._numbers[:singles]
         if len(segments):
-            found[positions[count:]] = np.array(numbers[singles:], np.int16)[
-                segments % len(layout.multivalent)
-            ]
+            of_values = self._numbers[singles:]
+            found[positions[count:]] = of_values[segments % len(of_values)]
         return found
+
+
+def _columns(ids: np.ndarray, columns: Sequence[int]) -> np.ndarray:
+    """Columns of a matrix; without a copy where they stand together, as those of a log with one table do."""
+    first = columns[0] if columns else 0
+    if list(columns) == list(range(first, first + len(columns))):
+        return ids[:, first : first + len(columns)]
+    return ids[:, columns]
 
 
 def _row_capacity(count: int) -> int:
@@ -340,9 +354,13 @@ def _find_distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def _find_distinct_keys(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds the distinct values of ``keys``, int64 [N], in the order in which they occur; see ``_find_distinct``."""
+    """Finds the distinct values of ``keys``, int64 [N], in the order in which they occur.
+
+    Returns:
+        The values; the position of each key among them and how often each occurs, int64.
+    """
     positions, distinct = pd.factorize(keys)
-    return distinct, positions.astype(np.int32), np.bincount(positions, minlength=len(distinct))
+    return distinct, positions, np.bincount(positions, minlength=len(distinct))
 
 
 def _unused_rows(distinct: np.ndarray, count: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from ctr.optim.device_exchange import between_steps, create_on_host
 from ctr.optim.options import ShampooOptions
 from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver
 from ctr.optim.shampoo import ShampooCore
@@ -69,7 +70,9 @@ class DenseShampoo:
 
     def build(self, weights: Mapping[str, tf.Variable]) -> None:
         """Takes the weights and creates the variables."""
-        self.core = ShampooCore(self.options, list(weights.values()), workers=self._workers)
+        self.core = ShampooCore(
+            self.options, list(weights.values()), create=create_on_host, workers=self._workers
+        )
         self._decayed = [len(weight.shape) > 1 for weight in weights.values()]
 
     @property
@@ -87,7 +90,8 @@ class DenseShampoo:
 
     def exchange(self) -> None:
         """Exchanges statistics for roots if that is due."""
-        self.core.exchange()
+        core = self.core
+        between_steps(core.options, core.layout, core.state, core.host)
 
     def report(self) -> dict[str, float | int]:
         """How the roots are doing (``ctr.optim.report.report``); a trainer counts the steps that it skips itself."""

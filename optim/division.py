@@ -208,18 +208,18 @@ class Division:
             return {}
         parts: dict[str, Part] = {}
         for factor, own in zip(self.whole.factors, self.own.factors, strict=True):
-            part = Part(0, np.array(own.numbers, np.int64), factor.count)
+            part = Part(np.array(own.numbers, np.int64), factor.count)
             parts |= {f"{factor.name}/{kind}": part for kind in MATRICES}
         for number, stack in enumerate(self.whole.stacks):
             places = np.array([piece.place for piece in self._in_stack(number)], np.int64)
             names = [MOMENT, *(f"{DIAGONAL}{axis}" for axis in stack.diagonal)]
-            parts |= {f"stack{number}/{name}": Part(0, places, stack.blocks) for name in names}
+            parts |= {f"stack{number}/{name}": Part(places, stack.blocks) for name in names}
         for index in self._divided():
             tensor = self.whole.tensors[index]
             numbers = np.arange(math.prod(tensor.shape)).reshape(tensor.merged)
             rows = [numbers[_slices(piece.region)].ravel() for piece in self._of(self.workers.rank, index)]
             flat = np.concatenate([np.zeros(0, np.int64), *rows])
-            part = Part(0, flat, numbers.size, tensor.shape)
+            part = Part(flat, numbers.size, tensor.shape)
             parts |= {f"tensor{index}/{kind}": part for kind in ELEMENTS}
         return parts
 

@@ -45,7 +45,7 @@ def due(options: ShampooOptions, layout: ShampooLayout, state: ShampooState) -> 
 def with_host(options: ShampooOptions, division: Division, state: ShampooState, host: HostPipeline) -> None:
     """Exchanges if it is due, with worker threads; not inside a function that XLA compiles."""
     layout = division.own
-    written = [tf.float64, tf.int64, *(state.dtype for _ in layout.factors)]
+    written = [state.dtype, tf.int64, *(state.dtype for _ in layout.factors)]
 
     def collect(correction: np.ndarray, identity: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
         _, exchanged_at, exchange = _unpack(layout, correction, identity, arrays)
@@ -163,7 +163,7 @@ def _fold(options: ShampooOptions, state: ShampooState, status: tf.Tensor) -> tu
     row = tf.one_hot(STATUS.index("drift"), len(STATUS), on_value=True, off_value=False)[:, tf.newaxis]
     # Chosen, not multiplied: a change that is not finite would spoil the other rows.
     change = tf.concat(changes, axis=0)[tf.newaxis]
-    status = status + tf.where(row, change, tf.zeros_like(change))
+    status = status + tf.cast(tf.where(row, change, tf.zeros_like(change)), status.dtype)
     state.window_collections.assign(0)
     return statistics.corrected_by(options, state.collections.read_value()), status
 
@@ -192,7 +192,7 @@ def _compute_on_device(options: ShampooOptions, division: Division, state: Shamp
         "residual": residual,
         "root_step": tf.fill(tf.shape(residual), tf.cast(state.step, tf.float64)),
     }
-    now |= {name: tf.where(good, value, now[name]) for name, value in new.items()}
+    now |= {name: tf.where(good, tf.cast(value, state.dtype), now[name]) for name, value in new.items()}
     done = tf.math.count_nonzero(good)
     counted = {"refreshed": done, "device": done, "failed": tf.math.count_nonzero(sent) - done}
     before = state.counters.read_value()

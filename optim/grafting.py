@@ -77,11 +77,11 @@ def direction(
     return tf.math.divide_no_nan(gradient, tf.sqrt(accumulator) + options.grafting_epsilon)
 
 
-def blend_weight(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
-    """Shampoo's share of the direction at a step, float64 scalar: 0 before the start, 1 after the blend."""
+def blend_weight(options: ShampooOptions, step: tf.Tensor, dtype: tf.DType = tf.float32) -> tf.Tensor:
+    """Shampoo's share of the direction at a step, scalar: 0 before the start, 1 after the blend."""
     if options.start_preconditioning_step is None:
-        return tf.zeros([], tf.float64)
-    passed = tf.cast(step - options.start_preconditioning_step, tf.float64) + 1.0
+        return tf.zeros([], dtype)
+    passed = tf.cast(step - options.start_preconditioning_step + 1, dtype)
     return tf.clip_by_value(passed / (options.blend_steps + 1.0), 0.0, 1.0)
 
 

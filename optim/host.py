@@ -92,7 +92,7 @@ class Exchange:
     Attributes:
         totals: for each factor float64 [N, d, d].
         roots: for each factor [N, d, d]; changed where a new one came in.
-        status: float64 [len(STATUS), matrices of these factors]; changed.
+        status: [len(STATUS), matrices of these factors]; changed.
         counters: int64 [len(COUNTERS)]; changed.
         correction: what the totals are to be divided by.
         identity: how much of the identity is to be added to them before.

@@ -18,8 +18,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from ctr.optim.online_newton import MAX_STEP, CalibrationStep, OnlineNewton
-from ctr.workers.collectives import ALONE, Workers
+from ctr.optim.online_newton import MAX_STEP, BatchSums, CalibrationStep, OnlineNewton
 
 WALKS = (0.0, 0.3, 3.0)
 """v of each bias: what the log is allowed to do."""
@@ -53,25 +52,17 @@ class OnlineBias:
         """All state besides the bias."""
         return {f"newton/{self.name}/{part}": variable for part, variable in self._state.items()}
 
-    def step(
-        self,
-        inputs: Sequence[tf.Tensor],
-        gradient: tf.Tensor,
-        curvature: tf.Tensor,
-        weight: tf.Tensor,
-        workers: Workers = ALONE,
-    ) -> CalibrationStep:
-        """What the next step is; changes nothing.
-
-        Args:
-            inputs: ones, float32 [B].
-            gradient, curvature: of the loss by the logit, float32 [B].
-            weight: n, float32 scalar.
-            workers: those that divide the batch, whose rows all count.
-        """
+    def sums(
+        self, inputs: Sequence[tf.Tensor], gradient: tf.Tensor, curvature: tf.Tensor, weight: tf.Tensor
+    ) -> BatchSums:
+        """The sums over a batch of B rows, as ``OnlineNewton.sums`` has them; ``inputs`` are ones."""
         del inputs
+        return BatchSums(tf.reduce_sum(gradient), tf.reduce_sum(curvature), weight)
+
+    def step(self, sums: BatchSums) -> CalibrationStep:
+        """What the next step is, by the sums over a batch; changes nothing."""
         distance, information, loss, seen = (variable.read_value() for variable in self._state.values())
-        slope, bend, weight = workers.all_reduce([tf.reduce_sum(gradient), tf.reduce_sum(curvature), weight])
+        slope, bend, weight = sums
         seen += weight
         share = tf.math.divide_no_nan(weight, seen)
         kept = tf.maximum(0.0, 1.0 - FORGETTING * share)

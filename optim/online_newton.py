@@ -14,8 +14,6 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ctr.workers.collectives import ALONE, Workers
-
 MAX_STEP = 1.0
 """No step moves a weight further: the first batches may have no clicks at all, or only clicks."""
 
@@ -25,6 +23,20 @@ class CalibrationStep(NamedTuple):
 
     move: tf.Tensor
     after: tuple[tf.Tensor, ...]
+
+
+class BatchSums(NamedTuple):
+    """What a batch says of weights: sums over its rows, those of several workers added up.
+
+    Attributes:
+        gradient: sum g x, float32 [K]; of a bias a scalar.
+        curvature: sum h x x', float32 [K, K]; of a bias a scalar.
+        weight: n, float32 scalar.
+    """
+
+    gradient: tf.Tensor
+    curvature: tf.Tensor
+    weight: tf.Tensor
 
 
 def newton_solve(matrix: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
@@ -68,31 +80,27 @@ class OnlineNewton:
         """All state besides the weights."""
         return {f"newton/{self.name}/information": self._information, f"newton/{self.name}/seen": self._seen}
 
-    def step(
-        self,
-        inputs: Sequence[tf.Tensor],
-        gradient: tf.Tensor,
-        curvature: tf.Tensor,
-        weight: tf.Tensor,
-        workers: Workers = ALONE,
-    ) -> CalibrationStep:
-        """What the next step is; changes nothing.
+    def sums(
+        self, inputs: Sequence[tf.Tensor], gradient: tf.Tensor, curvature: tf.Tensor, weight: tf.Tensor
+    ) -> BatchSums:
+        """The sums over a batch of B rows.
 
         Args:
             inputs: what each weight multiplies, float32 [B].
             gradient, curvature: g and h, float32 [B].
             weight: n, float32 scalar.
-            workers: those that divide the batch, whose rows all count.
         """
         columns = tf.stack(list(inputs), axis=1)
         products = columns[:, :, tf.newaxis] * columns[:, tf.newaxis, :]
-        found, total, weight = workers.all_reduce(
-            [
-                tf.reduce_sum(curvature[:, tf.newaxis, tf.newaxis] * products, axis=0),
-                tf.reduce_sum(gradient[:, tf.newaxis] * columns, axis=0),
-                weight,
-            ]
+        return BatchSums(
+            tf.reduce_sum(gradient[:, tf.newaxis] * columns, axis=0),
+            tf.reduce_sum(curvature[:, tf.newaxis, tf.newaxis] * products, axis=0),
+            weight,
         )
+
+    def step(self, sums: BatchSums) -> CalibrationStep:
+        """What the next step is, by the sums over a batch; changes nothing."""
+        total, found, weight = sums
         seen = self._seen + weight
         kept = tf.maximum(0.0, 1.0 - self._forgetting * tf.math.divide_no_nan(weight, seen))
         information = kept * self._information + found

@@ -18,17 +18,16 @@ progressive loss: with the gradients and information from before, w depends on T
 d w / d log T_f = - w T_f / (T_f + S). A weight is shrunk by a new T_f when it is touched next: the precision that it
 has been shrunk by is kept with it.
 
-k_f decides how fast what is old is forgotten: P stays below about T_f / k_f, so that frequent ids follow a drift, and
-of rare ones nothing is lost. What was in demand yesterday is not today, what a device is worth does not change in a
-month: this is learned in the same way. d V / d log k_f and d w / d log k_f are kept with each weight and follow, by the
+k_f decides how fast what is old is forgotten: P stays below about T_f / k_f, so that frequent ids follow a drift and
+rare ids lose nothing. Features differ in this, news within hours and devices within months, so k_f is learned as T_f
+is. d V / d log k_f and d w / d log k_f are kept with each weight and follow, by the
 chain rule, from those before the batch::
 
     V_k = (1 - H V)^2 (V_k + D_k),    w_k = (1 - H V) w_k - G V_k         V, V_k: after the batch
 
 (without c; D_k is d D / d log k. Kalman's filter, with the meta-gradient of Sutton, 1992, "Adapting bias by gradient
-descent"). The gradient
-of the progressive loss by log T_f or log k_f is the sum of G d w over the touched ids, its curvature that of H (d w)^2;
-a Newton step on both follows each batch.
+descent"). The gradient of the progressive loss by log T_f or log k_f is the sum of G d w over the touched ids, its
+curvature that of H (d w)^2; a Newton step on both follows each batch.
 """
 
 from collections.abc import Mapping, Sequence

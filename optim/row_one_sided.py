@@ -80,7 +80,7 @@ class RowOneSided(RowAdaGrad):
         self._collect(gradients, step)
         if not compiled:
             self.exchange()
-        share = tf.cast(grafting.blend_weight(self.options, step), tf.float32)
+        share = grafting.blend_weight(self.options, step, tf.float32)
         certified = tf.cast(self.state.status[STATUS.index("certified")], tf.float32)
         for number, (table, accumulator, rates, one, owners) in enumerate(
             zip(self.tables, self.accumulators.values(), self.rates, gradients, self.owners, strict=True)
@@ -109,7 +109,7 @@ class RowOneSided(RowAdaGrad):
                     factor, place = self._layout.table_factors[index]
                     (products,) = owners.all_reduce([row_statistics(part[:, :-1])])
                     found.setdefault(factor, {})[place] = products
-        weight = schedule.collection_weight(self.options, step)
+        weight = schedule.collection_weight(self.options, step, tf.float32)
 
         def collect() -> None:
             for factor, products in found.items():

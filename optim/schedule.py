@@ -5,6 +5,9 @@ Young statistics change fast, and the first steps are the largest. So exchanges 
 at every step, each collection weighing 1 / tau2 of a later one, which stands for tau2 steps.
 """
 
+import functools
+import math
+
 import tensorflow as tf
 
 from ctr.optim.options import ShampooOptions
@@ -28,7 +31,18 @@ def steps_to_next_exchange(options: ShampooOptions, step: tf.Tensor) -> tf.Tenso
 
 def is_early(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor:
     """Whether exchanges after ``step`` are not yet tau1 apart, bool scalar."""
-    return steps_to_next_exchange(options, step) < options.precondition_frequency
+    return step < _early_steps(options.early_growth, options.precondition_frequency)
+
+
+@functools.cache
+def _early_steps(growth: float, frequency: int) -> int:
+    """The first step after which exchanges are tau1 apart: a number, as a TPU has no float64 to find it in."""
+    if not growth or frequency == 1:
+        return 0
+    step = max(0, math.floor(frequency / growth) - 1)
+    while math.floor(growth * step) < frequency:
+        step += 1
+    return step
 
 
 def exchange_due(options: ShampooOptions, step: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
@@ -58,9 +72,9 @@ def collection_due(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor | bool
     return regular | is_early(options, step)
 
 
-def collection_weight(options: ShampooOptions, step: tf.Tensor) -> tf.Tensor | float:
+def collection_weight(options: ShampooOptions, step: tf.Tensor, dtype: tf.DType) -> tf.Tensor | float:
     """What a collection at ``step`` weighs in summed statistics, scalar; 1 when statistics are decayed."""
     if options.statistics_frequency == 1 or not options.early_growth or options.beta2 < 1.0:
         return 1.0
-    weight = tf.constant(1.0 / options.statistics_frequency, tf.float64)
+    weight = tf.constant(1.0 / options.statistics_frequency, dtype)
     return tf.where(is_early(options, step), weight, tf.ones_like(weight))

@@ -219,7 +219,7 @@ class ShampooCore:
         if not layout.factors and not layout.stacks:
             return
 
-        weight = schedule.collection_weight(self.options, step)
+        weight = schedule.collection_weight(self.options, step, self.state.dtype)
 
         def collect() -> None:
             for number, (stack, factors) in enumerate(zip(layout.stacks, layout.stack_factors, strict=True)):
@@ -248,15 +248,15 @@ class ShampooCore:
         """For each tensor Shampoo's share of the direction in 0..1; None when nothing is preconditioned."""
         if not self.layout.factors and not self.layout.stacks:
             return None
-        certified = self.state.status[STATUS.index("certified")]
+        certified = tf.cast(self.state.status[STATUS.index("certified")], self.state.dtype)
         ready = tf.math.unsorted_segment_min(
             certified, tf.constant(self.layout.owners), len(self.layout.tensors)
         )
         # Of a tensor without a matrix it is the largest number that there is.
         ready = tf.minimum(ready, 1.0)
         if not self.options.separate_momenta:
-            ready *= grafting.blend_weight(self.options, step)
-        return tf.cast(ready, self.state.dtype)
+            ready *= grafting.blend_weight(self.options, step, self.state.dtype)
+        return ready
 
     def _directions(
         self,
@@ -377,7 +377,7 @@ class ShampooCore:
             moved.append(momentum.momentum_step(average, one, options.momentum, options.nesterov))
         if len(moved) == 1:
             return moved[0]
-        share = tf.cast(grafting.blend_weight(options, step), direction.dtype)
+        share = grafting.blend_weight(options, step, direction.dtype)
         return share * moved[0] + (1.0 - share) * moved[1]
 
     def _step_along(self, index: int, direction: tf.Tensor, rate: tf.Tensor) -> None:

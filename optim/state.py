@@ -180,14 +180,14 @@ class ShampooState:
         collections: int64, how often statistics were collected.
         window_collections: int64, how often since the last exchange.
         windows, totals, roots: for each factor [N, d, d]; totals in float64.
-        status: float64 [len(STATUS), M].
+        status: [len(STATUS), M].
         counters: int64 [len(COUNTERS)].
         accumulators: for each tensor its grafted optimizer's second moments; None for ``sgd``.
         gradient_averages: for each tensor that is no table, with beta1.
         momenta: for each tensor that is no table, with momentum.
         graft_momenta: with separate momenta, those of the grafted steps of tensors with a preconditioner.
         moments: with eigenvalue correction, for each stack [N, *block].
-        diagonals: for each stack by axis the sums of squares float64 [N, d], where dimensions have diagonals.
+        diagonals: for each stack by axis the sums of squares [N, d], where dimensions have diagonals.
         variables: all of them by name.
     """
 
@@ -212,7 +212,7 @@ class ShampooState:
         self.collections = make("collections", [], tf.int64)
         self.window_collections = make("window_collections", [], tf.int64)
         self.status = make(
-            "status", [len(STATUS), layout.matrices if matrices is None else matrices], tf.float64
+            "status", [len(STATUS), layout.matrices if matrices is None else matrices], self.dtype
         )
         self.counters = make("counters", [len(COUNTERS)], tf.int64)
         self.windows, self.totals, self.roots = [], [], []
@@ -229,7 +229,7 @@ class ShampooState:
             self.diagonals.append(
                 {
                     axis: make(
-                        f"stack{number}/{DIAGONAL}{axis}", [stack.blocks, stack.block[axis]], tf.float64
+                        f"stack{number}/{DIAGONAL}{axis}", [stack.blocks, stack.block[axis]], self.dtype
                     )
                     for axis in stack.diagonal
                 }

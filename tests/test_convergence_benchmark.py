@@ -1,7 +1,6 @@
 """The convergence benchmark: its measure on curves whose answer is known, its search, and a tiny run of all."""
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -9,25 +8,17 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-
-
-def _imported(name: str) -> Iterator[ModuleType]:
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        yield __import__(name)
-    finally:
-        sys.path.remove(str(BENCHMARKS))
+from benchmark_modules import BENCHMARKS, imported
 
 
 @pytest.fixture(scope="module")
 def curves() -> Iterator[ModuleType]:
-    yield from _imported("convergence_curves")
+    yield from imported("convergence_curves")
 
 
 @pytest.fixture(scope="module")
 def search() -> Iterator[ModuleType]:
-    yield from _imported("convergence_search")
+    yield from imported("convergence_search")
 
 
 def simulated_curves(curves: ModuleType, ratios: list[float], seed: int) -> tuple[np.ndarray, ...]:

@@ -1,19 +1,22 @@
 """What ids that grow cost: the step and the reader with them against as many buckets, on the reference model."""
 
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from own import make_model, median_ms, ratio, show_ratio
-from parts.end_to_end import reader_rates
 from parts.setting import Setting
 from reference import ADAGRAD, make_log, reference_config, table
 
 from ctr.config import parse_model
+from ctr.models.rows import TableLayout
 from ctr.training.config import TrainConfig
-from ctr.training.inputs import open_inputs
+from ctr.training.inputs import Inputs, open_inputs, read_feeds
 
 EXAMPLES = 600_000
 FEEDS = 24
@@ -21,7 +24,7 @@ FEEDS = 24
 
 
 def measure(setting: Setting) -> dict[str, Any]:
-    """Turns of both steps, one after the other, then readers of logs of the same examples."""
+    """Turns of both steps, then of both readers, of logs of the same examples."""
     size = replace(setting.size, feeds=2 if setting.quick else FEEDS)
     sizes = {"buckets": size, "growing": replace(size, growing=True)}
     models = {name: make_model(own) for name, own in sizes.items()}
@@ -31,20 +34,33 @@ def measure(setting: Setting) -> dict[str, Any]:
             spent = model.seconds()
             if number:
                 seconds[name].append(spent)
-    readers = {}
+    examples = 20 * size.batch if setting.quick else EXAMPLES
     config = parse_model(TrainConfig, reference_config(ADAGRAD, size.batch), "benchmark")
-    for name, own in sizes.items():
-        with tempfile.TemporaryDirectory() as folder:
-            log = make_log(Path(folder) / "log", 20 * size.batch if setting.quick else EXAMPLES, own)
-            inputs = open_inputs(log, config)
-            layouts = config.table_layouts(inputs.schema)
-            readers[name] = reader_rates(inputs, layouts, 1 if setting.quick else 3)["feeds"]
+    reading: dict[str, list[float]] = {name: [] for name in sizes}
+    with tempfile.TemporaryDirectory() as folder:
+        readers = {}
+        for name, own in sizes.items():
+            inputs = open_inputs(make_log(Path(folder) / name, examples, own), config)
+            readers[name] = partial(read_all, inputs, config.table_layouts(inputs.schema))
+        for number in range(setting.rounds + 1):
+            for name, read in readers.items():
+                begun = time.perf_counter()
+                read()
+                if number:
+                    reading[name].append(time.perf_counter() - begun)
     return {
         "step_ms": {name: median_ms(own) for name, own in seconds.items()},
         "growing_over_buckets": ratio(seconds["growing"], seconds["buckets"]),
-        "reader": readers,
+        "reader": {name: examples / median(own) for name, own in reading.items()},
+        "reader_buckets_over_growing": ratio(reading["buckets"], reading["growing"]),
         "ids": sum(id_map.rows for id_map in models["growing"].state.id_maps.values()),
     }
+
+
+def read_all(inputs: Inputs, layouts: tuple[TableLayout, ...]) -> None:
+    """All that the reading thread does for a pass."""
+    for _ in read_feeds(inputs, layouts, 0, {}):
+        pass
 
 
 def report(found: Mapping[str, Any]) -> str:
@@ -57,7 +73,7 @@ def report(found: Mapping[str, Any]) -> str:
         [
             f"growing over buckets, {found['ids']:,} ids known",
             show_ratio(found["growing_over_buckets"]),
-            f"{found['reader']['growing'] / found['reader']['buckets']:.2f}",
+            show_ratio(found["reader_buckets_over_growing"]),
         ]
     )
     return table(["", "step", "reader, examples/s"], rows)

@@ -7,7 +7,7 @@ joined or derived, how the log is cut into partitions, and which features it has
 import re
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -19,6 +19,7 @@ from ctr.data.times import Duration, duration_us
 from ctr.io.errors import InputError
 
 FORMATS_FOLDER = Path(__file__).parent / "formats"
+MappingT = TypeVar("MappingT", bound=StrictModel)
 
 
 class DelimitedInput(StrictModel):
@@ -372,14 +373,17 @@ def load_mapping(path: Path) -> Mapping:
     return parse_model(Mapping, read_yaml(path, "mapping"), f"mapping {path}")
 
 
-def keeping_values(mapping: Mapping, names: str) -> Mapping:
-    """A mapping that keeps the values of other features: ``names`` are parted by commas, or ``all``.
+def keeping_values(mapping: MappingT, names: str) -> MappingT:
+    """A mapping, of a table or of events, that keeps the values of other features.
+
+    Args:
+        names: of the features, parted by commas, or ``all``.
 
     Raises:
         InputError: a name is not that of a feature with raw values.
     """
     kept = names if names == "all" else tuple(name.strip() for name in names.split(","))
-    return parse_model(Mapping, {**dict(mapping), "keep_values": kept}, "--keep-values")
+    return parse_model(type(mapping), {**dict(mapping), "keep_values": kept}, "--keep-values")
 
 
 def format_names() -> tuple[str, ...]:

@@ -38,7 +38,9 @@ def make_canonical(model: Path) -> None:
 def _rename_functions(graph: Any) -> None:
     library, objects = graph.graph_def.library, graph.object_graph_def
     by_name = {function.signature.name: function for function in library.function}
-    names = _numbered(_reached(graph.graph_def.node, by_name), "_")
+    # Functions that compute the gradient of an operation (swish has one), by the name that operations know it under.
+    own = {one.registered_op_type: one.gradient_func for one in library.registered_gradients}
+    names = _numbered(_reached(graph.graph_def.node, by_name, own), "_")
     bodies = [graph.graph_def.node, *(by_name[name].node_def for name in names)]
     gradients = _numbered(
         (node.attr[_GRADIENT].s.decode() for body in bodies for node in body if _GRADIENT in node.attr), "-"
@@ -52,6 +54,10 @@ def _rename_functions(graph: Any) -> None:
         # What a function captures, a variable for instance, has its address in the counter for a name.
         if argument.attr[_ARGUMENT].s.isdigit():
             argument.attr[_ARGUMENT].s = str(number).encode()
+    kept = sorted((gradients[name], names[function]) for name, function in own.items() if name in gradients)
+    del library.registered_gradients[:]
+    for name, function in kept:
+        library.registered_gradients.add(registered_op_type=name, gradient_func=function)
     ordered = [by_name[name].SerializeToString() for name in names]
     del library.function[:]
     for name, content in zip(names.values(), ordered, strict=True):
@@ -66,6 +72,8 @@ def _rename_functions(graph: Any) -> None:
         if node.WhichOneof("kind") == "bare_concrete_function":
             bare = node.bare_concrete_function
             bare.concrete_function_name = names[bare.concrete_function_name]
+        elif node.WhichOneof("kind") == "captured_tensor":
+            node.captured_tensor.concrete_function = names[node.captured_tensor.concrete_function]
 
 
 def _numbered(names: Iterable[str], mark: str) -> dict[str, str]:
@@ -75,12 +83,25 @@ def _numbered(names: Iterable[str], mark: str) -> dict[str, str]:
     }
 
 
-def _reached(nodes: Iterable[Any], functions: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the functions that operations call, each followed by those that it calls itself."""
-    for node in nodes:
-        for reference in _references(node):
-            yield reference.name
-            yield from _reached(functions[reference.name].node_def, functions)
+def _reached(
+    nodes: Iterable[Any], functions: Mapping[str, Any], gradients: Mapping[str, str]
+) -> dict[str, None]:
+    """The functions that operations call or have as gradients, each followed by those that it calls itself."""
+    found: dict[str, None] = {}
+
+    def visit(nodes: Iterable[Any]) -> None:
+        for node in nodes:
+            called = [reference.name for reference in _references(node)]
+            if _GRADIENT in node.attr:
+                own = gradients.get(node.attr[_GRADIENT].s.decode())
+                called += [] if own is None else [own]
+            for name in called:
+                if name not in found:
+                    found[name] = None
+                    visit(functions[name].node_def)
+
+    visit(nodes)
+    return found
 
 
 def _references(node: Any) -> Iterator[Any]:

@@ -153,8 +153,12 @@ def check_model(model: Path) -> None:
 def _check_graph(path: Path, graph: Any) -> None:
     library = graph.graph_def.library
     functions = {function.signature.name: function.node_def for function in library.function}
-    if len(functions) != len(library.function) or library.gradient or library.registered_gradients:
-        raise InputError(f"{path}: a function appears twice, or has a custom gradient; exports have neither")
+    # Activations such as swish have gradients of their own, which nothing here calls.
+    is_known = all(one.gradient_func in functions for one in library.registered_gradients)
+    if len(functions) != len(library.function) or library.gradient or not is_known:
+        raise InputError(
+            f"{path}: a function appears twice, or its gradient is another function or none that is there"
+        )
     if graph.asset_file_def:
         raise InputError(f"{path}: refers to asset files; exports have none")
     callable_names = _reached(graph.object_graph_def.concrete_functions, functions)

@@ -40,13 +40,15 @@ def agree(inputs: Inputs, workers: Workers) -> None:
         return
     environment = describe_environment(inputs.config, workers.size)
     versions = environment["versions"]
-    workers.agree("version of ctr", versions["ctr"])
-    workers.agree("version of TensorFlow", versions["tensorflow"])
+    workers.agree("version of ctr", versions.pop("ctr"))
+    workers.agree("version of TensorFlow", versions.pop("tensorflow"))
     workers.agree("configuration", inputs.config.sha256())
     workers.agree("features of the log (schema)", inputs.schema.version)
     for name, log in inputs.row_logs.items():
         workers.agree(f"constraint log {name}" if name else "log", log_sha256(log.manifests))
     for role, (path, name) in inputs.sidecars.items():
         workers.agree(f"sidecar {name} ({role})", SidecarHash(path, name).until())
-    same = {key: environment[key] for key in _SAME} | {"versions": versions}
-    workers.agree("environment (versions of packages, processor, threads)", json.dumps(same, sort_keys=True))
+    for name, version in versions.items():
+        workers.agree(f"version of {name}", version)
+    for key in _SAME:
+        workers.agree(f"environment ({key})", json.dumps(environment[key]))

@@ -313,9 +313,10 @@ class WorkersConfig(StrictModel):
     """How several workers train together.
 
     Attributes:
-        divided_from_mb: from so many megabytes, of 10^6 bytes, on a table of embeddings is divided over the workers,
-            by rows; of a smaller one each worker has all rows. Of ids that grow those count that may have a row. It
-            does not change what is computed, but for rounding.
+        divided_from_mb: tables of embeddings of at least this many megabytes (10^6 bytes) are divided among the workers
+            by rows; of a smaller one, each worker has all rows. The size of a table whose ids grow is that of all rows
+            that it may get. A table that begins with fewer rows than there are workers is not divided. Results change
+            by rounding only.
     """
 
     divided_from_mb: float = Field(default=32, ge=0)

@@ -69,7 +69,7 @@ def divide_rows(begins: np.ndarray, source: np.ndarray, size: int, batch_rows: i
     counts = np.bincount(workers, minlength=size)
     share = -(-batch_rows // size)
     # Queries are whole: a little more than its share is usual.
-    capacity = padded_size(int(counts.max()), smallest=share + -(-share // 16))
+    capacity = padded_size(int(counts.max()), smallest=share + -(-share // 64))
     order = np.empty(len(workers), np.int64)
     by_worker = np.argsort(workers, kind="stable")
     of_worker = workers[by_worker]

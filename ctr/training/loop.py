@@ -25,7 +25,7 @@ from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
 from ctr.training.follow.published import PublishedInputs
 from ctr.training.inputs import Inputs, check_rows, open_inputs, read_turns
-from ctr.training.preflight import LearningError, check_run, read_summary, train_result
+from ctr.training.preflight import LearningError, check_run, train_result
 from ctr.training.run.directory import hold_run
 from ctr.training.run.metrics import finite_logits
 from ctr.training.run.results import TIMING, learning_failure, unlearned_text, write_results
@@ -81,7 +81,7 @@ def train(
         if not workers.gather_numbers(np.array([summary is not None]))[0, 0]:
             with workers.together():
                 if init_from is not None and workers.is_chief:
-                    warm_start(log, config, run_dir, init_from)
+                    warm_start(log, config, run_dir, init_from, workers=workers.size)
             with open_session(
                 log, config, run_dir, progress, exporter, phase=phase, workers=workers
             ) as session:
@@ -90,7 +90,7 @@ def train(
             if workers.is_chief:
                 assert summary is not None
                 summary = train_result(log, run_dir, summary, record)
-        return summary if summary is not None else read_summary(run_dir)
+        return workers.from_first(summary)
 
 
 def one_pass(
@@ -391,7 +391,7 @@ class Session:
         with run.workers.together():
             if run.workers.is_chief:
                 summary = write_results(self.inputs, run, failure, self.trainer.timing())
-        return read_summary(run.run_dir) if summary is None else summary
+        return run.workers.from_first(summary)
 
     def finish(self) -> dict[str, Any]:
         """Advances to the end of the log and writes the results over all of it.

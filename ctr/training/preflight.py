@@ -206,12 +206,6 @@ def train_result(log: Path, run_dir: Path, summary: Mapping[str, Any], record: s
     return result
 
 
-def read_summary(run_dir: Path) -> dict[str, Any]:
-    """The content of summary.json, the results of a run that has ended."""
-    path = run_dir / "summary.json"
-    return dict(read_json_object(path, f"{path}: no such file"))
-
-
 def _finished(run_dir: Path, logs: Logs, config: TrainConfig) -> dict[str, Any] | None:
     path = run_dir / "summary.json"
     if not path.is_file() or not (run_dir / "metric_states.npz").is_file():

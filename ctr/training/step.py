@@ -19,7 +19,7 @@ from ctr.objective.total import loss_and_terms, next_duals, normalizer, slices_o
 from ctr.optim.gradients import all_finite
 from ctr.optim.kfac import Factors
 from ctr.optim.momentum import clip_by_global_norm
-from ctr.optim.online_newton import CalibrationStep
+from ctr.optim.online_newton import BatchSums, CalibrationStep
 from ctr.optim.protocol import ProductOptimizer, RowGradient
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed
@@ -110,10 +110,10 @@ class TrainStep:
         ramps, rates = (
             dict.fromkeys(numbers, scalar) for numbers in (config.ramps_at(0), config.rates_at(0))
         )
-        learn = self._compile(self._learn, [self._learned_targets, plans, ramps, rates])
+        self._learning = self._compile(self._learn, [self._learned_targets, plans, ramps, rates])
         score = self._compile(self._score, [self._scored_targets, plans, ramps])
         self._compiled_learn, self._compiled_score = (
-            _timed("learns", learn, jit),
+            _timed("learns", self._learning, jit),
             _timed("scores", score, jit),
         )
         self._compiled_gradients = self._compile(self._gradients, [self._learned_targets, plans, ramps])
@@ -134,15 +134,24 @@ class TrainStep:
             ramps: what the ramps have reached before it (``TrainConfig.ramps_at``).
             rates: the learning rates (``TrainConfig.rates_at``).
         """
-        feed = self.state.place(feed, learning=True)
-        result = self._compiled_learn(
-            *_tensors(feed, self._learned_targets), _scalars(ramps), _scalars(rates)
-        )
+        result = self._compiled_learn(*self._learning_arguments(feed, ramps, rates))
         if self.jit:
             # XLA compiles no call to the host.
             self.state.table_optimizer.exchange()
             self.state.dense_optimizer.exchange()
         return StepResult(*result)
+
+    def learning(
+        self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The ``tf.function`` that ``learn`` calls, and its arguments: for other compilers. Learns nothing."""
+        return self._learning, self._learning_arguments(feed, ramps, rates)
+
+    def _learning_arguments(
+        self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]
+    ) -> tuple[Any, ...]:
+        feed = self.state.place(feed, learning=True)
+        return *_tensors(feed, self._learned_targets), _scalars(ramps), _scalars(rates)
 
     def score(self, feed: Feed, ramps: Mapping[str, float]) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Scores a batch alone: logits, float32 [B], and slices as in ``StepResult``."""
@@ -162,8 +171,9 @@ class TrainStep:
 
     def gradient_norms(self, feed: Feed, ramps: Mapping[str, float]) -> tf.Tensor:
         """The squared norms of ``ctr.training.gradient_noise`` for each product of the network; changes nothing."""
-        feed = self.state.place(feed)
-        norms: tf.Tensor = self._compiled_norms(*_tensors(feed, self._learned_targets), _scalars(ramps))
+        (norms,) = self._compiled_norms(
+            *_tensors(self.state.place(feed), self._learned_targets), _scalars(ramps)
+        )
         return norms
 
     # The functions that are compiled.
@@ -194,7 +204,7 @@ class TrainStep:
         )
         changed = [tensor for pair in moved for tensor in pair]
         applied = all_finite([found.loss, *found.row_gradients, *found.dense_gradients, *changed])
-        applied = self._exchange.all_agree(applied)
+        applied, logit, slices = self._exchange.of_all(applied, found.logit, found.slices)
 
         def update() -> tf.Tensor:
             row_gradients = [
@@ -222,7 +232,6 @@ class TrainStep:
             return tf.constant(True)
 
         applied = tf.cond(applied, update, lambda: tf.constant(False))
-        logit, slices = self._exchange.of_all_rows(found.logit, found.slices)
         return StepResult(logit, found.loss, applied, slices, found.terms)
 
     def _score(
@@ -230,7 +239,10 @@ class TrainStep:
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         needed, views = self._exchange.needed_rows(self._gather(plans), plans), self._exchange.views(plans)
         logit = ensemble_logit(self._forward(needed, views, ramps["alpha2"]).logits)
-        return self._exchange.of_all_rows(logit, slices_of(self.state.families, targets, logit))
+        found = self._exchange.of_all(
+            tf.constant(True), logit, slices_of(self.state.families, targets, logit)
+        )
+        return found[1:]
 
     def _gradients(
         self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors
@@ -239,16 +251,13 @@ class TrainStep:
         found = self._differentiate(targets, plans, rows, ramps, duals)
         return found.row_gradients, found.dense_gradients
 
-    def _gradient_norms(self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors) -> tf.Tensor:
+    def _gradient_norms(self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors) -> list[tf.Tensor]:
         with tf.GradientTape() as tape:
             with recording() as products:
                 scores = self._forward(self._gather(plans), plans, ramps["alpha2"])
-            logits = scores.logits if scores.network is None else scores.network
-            labels = tf.broadcast_to(targets["label"], tf.shape(logits))
-            loss = tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
-        outputs = [output for _, output in products]
-        gradients = tape.gradient(loss, outputs, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        return squared_norms(products, gradients, tf.cast(targets["own_weight"] > 0, tf.float32))
+            loss = click_likelihood(None, scores, targets)
+        gradients = tape.gradient(loss, [output for _, output in products])
+        return [squared_norms(products, gradients, tf.cast(targets["own_weight"] > 0, tf.float32))]
 
     # Their parts.
 
@@ -310,7 +319,7 @@ class TrainStep:
             else:
                 with recording() as products:
                     scores = self._forward(rows, plans, ramps["alpha2"])
-                likelihood = click_likelihood(observer, scores, targets)
+                likelihood = click_likelihood(observer.seed, scores, targets)
             logit = ensemble_logit(scores.logits)
             slices = slices_of(state.families, targets, logit)
             with tf.name_scope("loss"):
@@ -318,12 +327,9 @@ class TrainStep:
                 learned, alone, left, calibration = loss, logit, None, []
                 if scores.alone is not None:
                     models = [scores.alone, *([] if scores.network is None else [scores.network])]
-                    calibration = [
-                        self._calibration(number, targets, model[0], [], is_bias=True)
-                        for number, model in enumerate(models)
-                    ]
+                    calibration = self._calibration(targets, logit, models)
                     # What the whole batch shares is the bias's, what a query shares is nobody's.
-                    moved = [model + step.move for model, step in zip(models, calibration, strict=True)]
+                    moved = [model + step.move for model, step in zip(models, calibration, strict=False)]
                     effects = [_query_effect(targets, one[0]) for one in moved]
                     shifted = [one + effect for one, (effect, _) in zip(moved, effects, strict=True)]
                     losses = [
@@ -331,8 +337,6 @@ class TrainStep:
                         for one in shifted
                     ]
                     learned, alone, left = tf.add_n(losses), shifted[0][0], effects[0][1]
-                    inputs = [model[0] - models[0][0] for model in models[1:]]
-                    calibration.append(self._calibration(len(models), targets, logit, inputs))
         row_gradients, dense_gradients = tape.gradient(
             learned, (rows, state.dense), unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
@@ -398,14 +402,31 @@ class TrainStep:
         return row_curvature(layout, plan, curvature, query, left)
 
     def _calibration(
+        self, targets: _Tensors, logit: tf.Tensor, models: Sequence[tf.Tensor]
+    ) -> list[CalibrationStep]:
+        """The steps of the biases of some models with logits [1, B] each, and then of what combines them to one."""
+        sums = [
+            self._sums(number, targets, model[0], [], is_bias=True) for number, model in enumerate(models)
+        ]
+        sums.append(
+            self._sums(len(models), targets, logit, [model[0] - models[0][0] for model in models[1:]])
+        )
+        # In one message: each has its latency.
+        total = iter(self._workers.all_reduce([part for one in sums for part in one]))
+        return [
+            calibrator.step(BatchSums(next(total), next(total), next(total)))
+            for calibrator in self.state.calibrators
+        ]
+
+    def _sums(
         self,
         number: int,
         targets: _Tensors,
         logit: tf.Tensor,
         inputs: Sequence[tf.Tensor],
         is_bias: bool = False,
-    ) -> CalibrationStep:
-        """The step of a calibrator on a logit, which multiplies a constant and ``inputs``."""
+    ) -> BatchSums:
+        """What a calibrator learns by from a logit, which multiplies a constant and ``inputs``."""
         logit, weight = tf.stop_gradient(logit), targets["own_weight"]
         gradient = weight * (tf.sigmoid(logit) - targets["label"])
         columns = [tf.ones_like(weight), *(tf.stop_gradient(one) for one in inputs)]
@@ -413,9 +434,7 @@ class TrainStep:
         if is_bias:
             share = query_share(targets["query"], curvature)
             gradient, curvature = gradient * share, curvature * share
-        return self.state.calibrators[number].step(
-            columns, gradient, curvature, tf.reduce_sum(weight), self._workers
-        )
+        return self.state.calibrators[number].sums(columns, gradient, curvature, tf.reduce_sum(weight))
 
     def _update_dense(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor) -> None:
         fitted = set(self.state.network.calibrated)

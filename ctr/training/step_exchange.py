@@ -5,8 +5,7 @@ A step has, in this order, each for all tables together::
     rows        from those that hold them to those whose rows of the batch need them          needed_rows
     gradients   of them, back to those that hold them, which add them in the order of workers  sums
                 of all else, the same for all: added up                                        sums
-    agreement   whether all is finite                                                          all_agree
-    scores      of the rows of each worker, to all                                             of_all_rows
+    scores      of the rows of each worker, to all; and whether what it has is finite          of_all
 
 and besides what the terms of the objective and the optimizers add up themselves. A process alone exchanges nothing.
 """
@@ -101,22 +100,27 @@ class StepExchange:
         ]
         return same, [gradient for gradient, _ in unpacked], [curvature for _, curvature in unpacked]
 
-    def all_agree(self, holds: tf.Tensor) -> tf.Tensor:
-        """Whether something, a bool scalar, holds in all workers."""
-        if self._workers.size == 1:
-            return holds
-        (count,) = self._workers.all_reduce([tf.cast(holds, tf.float32)])
-        return count == self._workers.size
+    def of_all(
+        self, holds: tf.Tensor, logit: tf.Tensor, slices: Sequence[tf.Tensor]
+    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+        """Whether something, a bool scalar, holds in all workers; and the scores of their rows.
 
-    def of_all_rows(self, logit: tf.Tensor, slices: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Logits, float32 [B], and slices, int32 [B] each, of the B rows of each worker: [W * B]."""
+        Args:
+            logit, slices: of the B rows of each worker, float32 [B], and int32 [B] each.
+
+        Returns:
+            A bool scalar; the logits and the slices, [W * B].
+        """
         if self._workers.size == 1:
-            return logit, list(slices)
+            return holds, logit, list(slices)
         # Slices are far fewer than float32 counts without gaps.
         columns = [logit, *(tf.cast(one, tf.float32) for one in slices)]
+        flag = tf.fill([1, len(columns)], tf.cast(holds, tf.float32))
         with tf.name_scope("gather_scores"):
-            found = self._workers.all_gather(tf.stack(columns, axis=1))
-        return found[:, 0], [tf.cast(found[:, place], tf.int32) for place in range(1, len(columns))]
+            message = tf.concat([tf.stack(columns, axis=1), flag], axis=0)
+            found = tf.reshape(self._workers.all_gather(message), [self._workers.size, -1, len(columns)])
+        holds, rows = tf.reduce_all(found[:, -1] > 0), tf.reshape(found[:, :-1], [-1, len(columns)])
+        return holds, rows[:, 0], [tf.cast(rows[:, place], tf.int32) for place in range(1, len(columns))]
 
     def _places(self) -> list[int]:
         return [place for place, divided in enumerate(self._divided) if divided]

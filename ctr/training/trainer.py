@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -81,7 +81,7 @@ class Trainer:
         begun = time.perf_counter()
         # Here, and not by the step alone: what is compiled depends on how many rows there are.
         feed = self.state.place(feed, learning=True)
-        with self._compiling("learn", feed):
+        with self._calling("learn", feed):
             result = self._step.learn(feed, ramps, rates)
         logit = feed.in_order(result.logit.numpy())
         slices = [feed.in_order(index.numpy()) for index in result.slices]
@@ -96,7 +96,7 @@ class Trainer:
         if not feed.rows:
             return self._no_scores()
         feed = self.state.place(feed)
-        with self._compiling("score", feed):
+        with self._calling("score", feed):
             logit, slices = self._step.score(feed, ramps)
         return Scores(feed.in_order(logit.numpy()), [feed.in_order(index.numpy()) for index in slices])
 
@@ -151,7 +151,7 @@ class Trainer:
         out = {f"weights/{name}": weight.numpy() for name, weight in dense.items()}
         if feed is None:
             return out
-        with self._compiling("gradients", feed):
+        with self._calling("gradients", feed):
             of_rows, of_dense = self._step.gradients(feed, ramps)
         out |= {f"gradients/{name}": part.numpy() for name, part in zip(dense, of_dense, strict=True)}
         for layout, table, plan, gradient in zip(
@@ -192,17 +192,18 @@ class Trainer:
         timing = self.state.optimizer_timing()
         return {f"shampoo_{name}": round(seconds, 3) for name, seconds in timing.items()}
 
-    def _compiling(self, name: str, feed: Feed) -> AbstractContextManager[None]:
-        """Announces that a function is compiled in the call within, if it is."""
-        if self._phase is None:
-            return nullcontext()
-        shapes = [array.shape for plan in feed.plans for array in (plan.distinct, plan.single, plan.values)]
-        shapes += [array.shape for array in feed.targets.values()]
-        key = (name, *(shapes if self._jit else ()))
-        if key in self._compiled:
-            return nullcontext()
+    @contextmanager
+    def _calling(self, name: str, feed: Feed) -> Iterator[None]:
+        """Announces that a function is compiled in the call within, if it is; other workers must call it in time."""
+        key: tuple[object, ...] = (name,)
+        if self._jit:
+            arrays = [array for plan in feed.plans for array in (plan.distinct, plan.single, plan.values)]
+            key += tuple(array.shape for array in (*arrays, *feed.targets.values()))
+        is_compiled = key in self._compiled
         self._compiled.add(key)
-        return announced(self._phase, "compiling")
+        phase = None if is_compiled else self._phase
+        with self.state.workers.in_time(is_patient=not is_compiled), announced(phase, "compiling"):
+            yield
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ _ALLOWED = (
     'allowed: {"cluster": {"worker": ["HOST:PORT", ...]}, "task": {"type": "worker", "index": N}}, '
     'a task "chief" being the first worker'
 )
+
+_ADDRESS = re.compile(r"([^:\s\[\]]+|\[[0-9a-fA-F:.]+\]):\d{1,5}")
 
 
 class WorkerLostError(InputError):
@@ -83,7 +86,9 @@ def _addresses(cluster: Any) -> dict[str, list[str]]:
     for kind, listed in cluster.items():
         if kind not in addresses:
             raise InputError(f"{VARIABLE}: cluster: a task {kind!r} takes no part in training; {_ALLOWED}")
-        if not isinstance(listed, list) or not all(isinstance(one, str) and ":" in one for one in listed):
+        if not isinstance(listed, list) or not all(
+            isinstance(one, str) and _ADDRESS.fullmatch(one) for one in listed
+        ):
             raise InputError(f"{VARIABLE}: cluster.{kind}: not a list of HOST:PORT; {_ALLOWED}")
         addresses[kind] = listed
     everyone = addresses["chief"] + addresses["worker"]

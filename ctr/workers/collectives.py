@@ -7,17 +7,19 @@ For a process alone each function returns what it was given, and nothing is adde
 """
 
 import hashlib
+import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from ctr.io.errors import InputError
 from ctr.workers.cluster import Cluster, WorkerLostError
-from ctr.workers.watch import begin_watch, find_lost
+from ctr.workers.watch import TimeLimit, begin_watch, find_lost
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +44,8 @@ class Workers:
         rank: the number of this one.
         size: how many there are.
         addresses: HOST:PORT of each; none for a process alone.
-        timeout: seconds after which an exchange that a worker does not take part in fails; 0: never. Between two
-            steps others may take longer.
+        timeout: seconds after which a step that a worker does not take part in fails; 0: never. Between two steps, and
+            in the first ones, which are compiled, others may take longer.
     """
 
     def __init__(self, cluster: Cluster | None = None, timeout: float = 0.0) -> None:
@@ -54,11 +56,17 @@ class Workers:
         self.timeout = timeout
         self._device = f"/job:worker/replica:0/task:{self.rank}/device:CPU:0"
         self._calls = 0
+        self._limit = TimeLimit()
 
     @property
     def is_chief(self) -> bool:
         """Whether this one writes what all have in common."""
         return self.rank == 0
+
+    @property
+    def patience(self) -> float:
+        """Seconds that others may take for what is not a step: to compile, to check rows, to write; 0: any time."""
+        return max(self.timeout, _PATIENCE_SECONDS) if self.timeout else 0.0
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums over the workers, element by element, of floating-point tensors of one dtype.
@@ -107,13 +115,14 @@ class Workers:
         found = summed(*tensors)
         return list(found) if isinstance(found, list | tuple) else [found]
 
-    def all_gather(self, tensor: tf.Tensor, timeout: float | None = None) -> tf.Tensor:
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensors of all workers, which have one shape [N, ...], behind each other: [W * N, ...]."""
         if self.size == 1:
             return tensor
-        group = self._group() if timeout is None else {**self._group(), "timeout_seconds": timeout}
         with tf.device(self._device):
-            gathered = tf.raw_ops.CollectiveGatherV2(input=tensor, instance_key=self._key(tensor), **group)
+            gathered = tf.raw_ops.CollectiveGatherV2(
+                input=tensor, instance_key=self._key(tensor), **self._group()
+            )
         first = None if tensor.shape[0] is None else self.size * tensor.shape[0]
         return tf.ensure_shape(gathered, [first, *tensor.shape[1:]])
 
@@ -157,7 +166,8 @@ class Workers:
         """The numbers of all workers, each having given as many, int64 [N]: int64 [W, N]; between two steps."""
         if self.size == 1:
             return numbers[np.newaxis]
-        gathered = self._gather_integers(tf.constant(numbers, tf.int64))
+        with self.in_time(is_patient=True):
+            gathered = self._gather_integers(tf.constant(numbers, tf.int64))
         return np.asarray(gathered).reshape(self.size, len(numbers))
 
     def gather_texts(self, text: str) -> list[str]:
@@ -172,11 +182,20 @@ class Workers:
         found = self.gather_numbers(np.frombuffer(padded, "<i8"))
         return [row.tobytes()[:size].decode() for row, size in zip(found, sizes, strict=True)]
 
+    def from_first(self, content: dict[str, Any] | None) -> dict[str, Any]:
+        """What the first worker has, as JSON can hold it, in all; that of others is not used. Between two steps."""
+        if self.size == 1:
+            assert content is not None
+            return content
+        found: dict[str, Any] = json.loads(self.gather_texts(json.dumps(content) if self.is_chief else "")[0])
+        return found
+
     def gather_array(self, array: np.ndarray) -> np.ndarray:
         """The arrays of all workers, float32 of one shape [N, ...] each: [W, N, ...]; between two steps."""
         if self.size == 1:
             return array[np.newaxis]
-        found = self._gather_floats(tf.constant(array.reshape(-1), tf.float32))
+        with self.in_time(is_patient=True):
+            found = self._gather_floats(tf.constant(array.reshape(-1), tf.float32))
         return np.asarray(found).reshape(self.size, *array.shape)
 
     @contextmanager
@@ -200,6 +219,19 @@ class Workers:
         for address, text in zip(self.addresses, texts, strict=True):
             if text:
                 raise InputError(f"worker {address}: {text}")
+
+    @contextmanager
+    def in_time(self, is_patient: bool) -> Iterator[None]:
+        """Within the block an exchange fails that others do not take part in after ``timeout`` seconds.
+
+        Args:
+            is_patient: whether others may take longer (``patience``).
+        """
+        if self.size == 1:
+            yield
+            return
+        with self._limit.of(self.patience if is_patient else self.timeout):
+            yield
 
     @contextmanager
     def noticing_losses(self) -> Iterator[None]:
@@ -251,12 +283,8 @@ class Workers:
         return self._eager_gather(tf.float32)
 
     def _eager_gather(self, dtype: tf.DType) -> Callable[[tf.Tensor], tf.Tensor]:
-        # The first worker alone checks rows, exports and writes results.
-        timeout = max(self.timeout, _PATIENCE_SECONDS) if self.timeout else 0.0
         gather: Callable[[tf.Tensor], tf.Tensor] = tf.function(
-            partial(self.all_gather, timeout=timeout),
-            input_signature=[tf.TensorSpec([None], dtype)],
-            autograph=False,
+            self.all_gather, input_signature=[tf.TensorSpec([None], dtype)], autograph=False
         )
         return gather
 
@@ -266,7 +294,8 @@ class Workers:
             "group_key": _GROUP,
             "ordering_token": [],
             "communication_hint": "ring",
-            "timeout_seconds": self.timeout,
+            # See TimeLimit.
+            "timeout_seconds": 0.0,
         }
 
     def _key(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -301,7 +330,8 @@ def join(cluster: Cluster, timeout: float) -> Workers:
     """Joins the other workers of a cluster; must be called before TensorFlow computes anything.
 
     Args:
-        timeout: seconds for others to come, and later for each exchange; then it fails.
+        timeout: seconds after which a step that another worker does not take part in fails; to join, workers wait for
+            each other for up to an hour.
     """
     if cluster.size == 1:
         return ALONE

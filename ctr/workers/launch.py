@@ -229,19 +229,25 @@ def _wait(
                 worker.process.send_signal(signal.Signals[name])
         statuses = [worker.process.poll() for worker in workers]
         failed = [status for status in statuses if status not in (None, 0)]
-        if failed and begun is None:
+        is_done = statuses[0] == 0
+        if (failed or is_done) and begun is None:
             begun = time.monotonic()
         is_settled = begun is not None and time.monotonic() - begun >= plan.settle_seconds
         is_known = is_settled or any(status not in (_FINAL_STATUS, LOST_STATUS) for status in failed)
         is_late = time.monotonic() > late and len(heard.joining) < len(workers)
-        if None not in statuses or ((is_late or (failed and is_known)) and not is_stopped):
+        if None not in statuses or ((is_late or ((failed or is_done) and is_known)) and not is_stopped):
             # What was reported before the end.
             hear(0)
             return is_stopped
 
 
 def _judge(workers: Sequence[_Worker], heard: _Heard) -> _Failure | None:
-    """Which worker failed, and how; None where all are done. Of those that ended for another's sake none is named."""
+    """Which worker failed, and how; None where all are done, or the first one is, which leaves last.
+
+    A worker that ended only because it lost another one is named only if nothing else is known.
+    """
+    if workers[0].process.returncode == 0:
+        return None
     ended = [worker for worker in workers if worker.process.returncode]
     for worker in ended:
         if worker.process.returncode not in (_FINAL_STATUS, LOST_STATUS):

@@ -7,24 +7,17 @@ import numpy as np
 
 
 class Part(NamedTuple):
-    """The part of an array that a worker holds: whole slices of one axis.
+    """The part of an array that a worker holds: some of its rows.
 
     Attributes:
-        axis: the axis that is divided.
-        rows: int64 [n], the indices along it, in the order in which the worker has them; -1 for padding.
+        rows: int64 [n], their indices, in the order in which the worker has them.
         total: how many there are in all parts together.
-        shape: of the whole array, where parts are single elements of it, numbered in row-major order (``axis`` is 0).
+        shape: of the whole array, where rows are single elements of it, numbered in row-major order.
     """
 
-    axis: int
     rows: np.ndarray
     total: int
     shape: tuple[int, ...] | None = None
-
-    def take(self, whole: np.ndarray) -> np.ndarray:
-        """This worker's part of the whole array; padding repeats the first row."""
-        rows = whole if self.shape is None else whole.reshape(-1)
-        return np.take(rows, np.maximum(self.rows, 0), axis=self.axis)
 
     def as_json(self) -> dict[str, Any]:
         """Its rows in runs, by the first one and their number, all with the same step."""
@@ -34,7 +27,7 @@ class Part(NamedTuple):
         counts = np.diff(begins, append=len(self.rows))
         runs = np.stack([self.rows[begins], counts], axis=1).tolist()
         shape = {} if self.shape is None else {"shape": list(self.shape)}
-        return {"axis": self.axis, "total": self.total, "step": step, "runs": runs, **shape}
+        return {"total": self.total, "step": step, "runs": runs, **shape}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
@@ -42,12 +35,12 @@ class Part(NamedTuple):
         step, shape = content["step"], content.get("shape")
         runs = [begin + step * np.arange(count) for begin, count in content["runs"]]
         rows = np.concatenate([np.zeros(0, np.int64), *runs]).astype(np.int64)
-        return cls(int(content["axis"]), rows, int(content["total"]), None if shape is None else tuple(shape))
+        return cls(rows, int(content["total"]), None if shape is None else tuple(shape))
 
 
 def rows_of(rank: int, size: int, total: int) -> Part:
     """The rows of a table that a worker holds: every ``size``-th one, so that new rows spread evenly, too."""
-    return Part(0, np.arange(rank, total, size, dtype=np.int64), total)
+    return Part(np.arange(rank, total, size, dtype=np.int64), total)
 
 
 def merge(parts: Sequence[tuple[Part, np.ndarray]]) -> np.ndarray:
@@ -57,16 +50,11 @@ def merge(parts: Sequence[tuple[Part, np.ndarray]]) -> np.ndarray:
         ValueError: parts do not fit, or a row is in none of them or in two.
     """
     (first, array), *_ = parts
-    shape = list(array.shape)
-    shape[first.axis] = first.total
-    whole = np.zeros(shape, array.dtype)
-    along, seen = np.moveaxis(whole, first.axis, 0), np.zeros(first.total, np.int64)
+    whole, seen = np.zeros((first.total, *array.shape[1:]), array.dtype), np.zeros(first.total, np.int64)
     for part, values in parts:
-        if (part.axis, part.total) != (first.axis, first.total) or values.shape[part.axis] != len(part.rows):
-            raise ValueError(f"parts of different arrays: {part.axis, part.total} {values.shape}")
-        own = part.rows >= 0
-        along[part.rows[own]] = np.moveaxis(values, part.axis, 0)[own]
-        np.add.at(seen, part.rows[own], 1)
+        _check_fits(part, first, values)
+        whole[part.rows] = values
+        np.add.at(seen, part.rows, 1)
     if (seen != 1).any():
         row = int(np.flatnonzero(seen != 1)[0])
         raise ValueError(f"row {row} is in {int(seen[row])} parts, must be in 1")
@@ -84,7 +72,7 @@ def take_from(
         array: what an earlier call returned.
 
     Returns:
-        The part; padding and rows of parts that are yet to come are zero.
+        The part; rows of parts that are yet to come are zero.
 
     Raises:
         ValueError: parts are of different arrays.
@@ -92,18 +80,18 @@ def take_from(
     order = np.argsort(wanted.rows, kind="stable")
     rows = wanted.rows[order]
     for part, values in parts:
-        if (part.axis, part.total) != (wanted.axis, wanted.total) or values.shape[part.axis] != len(
-            part.rows
-        ):
-            raise ValueError(f"parts of different arrays: {part.axis, part.total} {values.shape}")
+        _check_fits(part, wanted, values)
         if array is None:
-            shape = list(values.shape)
-            shape[part.axis] = len(rows)
-            array = np.zeros(shape, values.dtype)
+            array = np.zeros((len(rows), *values.shape[1:]), values.dtype)
         if not len(rows):
             continue
         places = np.minimum(np.searchsorted(rows, part.rows), len(rows) - 1)
-        known = np.flatnonzero((part.rows >= 0) & (rows[places] == part.rows))
-        np.moveaxis(array, wanted.axis, 0)[order[places[known]]] = np.moveaxis(values, wanted.axis, 0)[known]
+        known = np.flatnonzero(rows[places] == part.rows)
+        array[order[places[known]]] = values[known]
     assert array is not None
     return array
+
+
+def _check_fits(part: Part, other: Part, values: np.ndarray) -> None:
+    if part.total != other.total or len(values) != len(part.rows):
+        raise ValueError(f"parts of different arrays: {len(part.rows)} of {part.total} rows {values.shape}")

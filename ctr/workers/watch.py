@@ -1,10 +1,13 @@
-"""TensorFlow's coordination service, which watches the workers: how long they wait for each other, and who is lost."""
+"""How long workers wait for each other, and who is lost: TensorFlow's coordination service, and a limit of our own."""
 
+import math
 import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import tensorflow as tf
-from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-from tensorflow.python.eager import context
 
 from ctr.workers.cluster import Cluster
 
@@ -16,12 +19,18 @@ HEARTBEAT_SECONDS = 20.0
 
 # The time that others, which wait for the same, have to say so.
 _ANSWER_SECONDS = 5.0
+_POLL_SECONDS = 0.2
+_TIMED_OUT = "timed out"
 _SERVICE = "/tensorflow.CoordinationService/"
 _TASK = re.compile(r"/task:(\d+)")
 
 
 def begin_watch(cluster: Cluster) -> None:
     """Sets how the workers of a cluster are watched; before the strategy is made, which would set it otherwise."""
+    # Private parts of TensorFlow, which a process alone does not need.
+    from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+    from tensorflow.python.eager import context
+
     job = coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=cluster.size)
     context.context().configure_coordination_service(
         service_type="standalone",
@@ -30,6 +39,37 @@ def begin_watch(cluster: Cluster) -> None:
         cluster_register_timeout_in_ms=round(1000 * JOIN_SECONDS),
         heartbeat_timeout_in_ms=round(1000 * HEARTBEAT_SECONDS),
     )
+
+
+class TimeLimit:
+    """Aborts the exchanges of this process when they take too long.
+
+    TensorFlow has a limit for each exchange, but keeps two threads asleep for each until the limit has passed, also
+    when the exchange is long done: a minute of fast steps is thousands of threads.
+    """
+
+    def __init__(self) -> None:
+        self._until = math.inf
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def of(self, seconds: float) -> Iterator[None]:
+        """Exchanges within the block that are not done after so many seconds fail, and all later ones; 0: no limit."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="exchange_limit", daemon=True)
+            self._thread.start()
+        before, self._until = self._until, time.monotonic() + seconds if seconds else math.inf
+        try:
+            yield
+        finally:
+            self._until = before
+
+    def _watch(self) -> None:
+        from tensorflow.python.eager import context
+
+        while time.monotonic() < self._until:
+            time.sleep(_POLL_SECONDS)
+        context.context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, f"an exchange {_TIMED_OUT}")
 
 
 def find_lost(message: str, rank: int, size: int) -> list[int]:
@@ -42,10 +82,12 @@ def find_lost(message: str, rank: int, size: int) -> list[int]:
     if _SERVICE in message:
         # It runs in the first worker.
         return [0] if rank else []
-    if "timed out" not in message:
+    if _TIMED_OUT not in message:
         # What is named after the first has only passed the error on.
         named = [int(found) for found in _TASK.findall(message)]
         return [other for other in named if other != rank and other < size][:1]
+    from tensorflow.python.eager import context
+
     # A process that hangs is alive. Those that wait for it meet; the service says who does not come.
     try:
         context.context().wait_at_barrier("ctr/lost", round(1000 * _ANSWER_SECONDS))

@@ -1,33 +1,22 @@
 """What the benchmark makes of what it measured: which part an operation belongs to, and which targets are met."""
 
-import sys
 from collections.abc import Iterator
-from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
-
-
-def _imported(name: str) -> Iterator[ModuleType]:
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        yield import_module(name)
-    finally:
-        sys.path.remove(str(BENCHMARKS))
+from benchmark_modules import imported
 
 
 @pytest.fixture(scope="module")
 def trace() -> Iterator[ModuleType]:
-    yield from _imported("parts.trace")
+    yield from imported("parts.trace")
 
 
 @pytest.fixture(scope="module")
 def targets() -> Iterator[ModuleType]:
-    yield from _imported("targets")
+    yield from imported("targets")
 
 
 @pytest.mark.parametrize(

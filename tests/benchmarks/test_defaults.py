@@ -17,12 +17,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmark_modules import BENCHMARKS
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.mapping import Mapping
 from ctr.data.reader import read_rows
 from ctr.eval.progressive import ProgressiveMetrics
-
-BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -11,25 +12,17 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
-
-
-def _imported(name: str) -> Iterator[ModuleType]:
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        yield import_module(name)
-    finally:
-        sys.path.remove(str(BENCHMARKS))
+from benchmark_modules import BENCHMARKS, imported
 
 
 @pytest.fixture(scope="module")
 def scale() -> Iterator[ModuleType]:
-    yield from _imported("scale_model")
+    yield from imported("scale_model")
 
 
 @pytest.fixture(scope="module")
 def block_costs() -> Iterator[ModuleType]:
-    yield from _imported("bench_block_costs")
+    yield from imported("bench_block_costs")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +83,7 @@ def test_distinct_rows_are_those_of_draws(scale: ModuleType) -> None:
 
 
 def test_a_step_by_hand(scale: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two workers, one ring: weights of 4 + 2 numbers, 100 rows of 16 numbers, ids of 8 bytes."""
+    """Two workers, one ring: weights of 4 + 2 numbers, 100 rows of 17 numbers."""
     monkeypatch.setattr(scale, "dense_shapes", lambda: [(2, 2), (2,)])
     monkeypatch.setattr(scale, "distinct", lambda batch: 100.0)
     monkeypatch.setattr(scale, "shampoo_shares", lambda workers: (6.0 / workers, 40 * workers))
@@ -101,16 +94,19 @@ def test_a_step_by_hand(scale: ModuleType, monkeypatch: pytest.MonkeyPatch) -> N
         compute=5 + 10 * 24 / 12,
         shampoo=1.0,
         dense=2000 + 24,
-        rows=(1000 + 400) + 2 * (1000 + 3200),
+        rows=2 * (1000 + 3400),
         directions=1000 + 40,
     )
-    assert found.communication == 2024 + 9800 + 1040 and found.seconds == found.communication + 26
+    assert found.communication == 2024 + 8800 + 1040 and found.seconds == found.communication + 26
     alone = scale.step(network, compute, 1, batch=10)
     assert alone == scale.Step(25, 2.0, 0, 0, 0)
     # Four workers in groups of two divide blocks as two do, and reduce and exchange as four.
     grouped = scale.step(network, scale.Compute(5, 12, 3, group=2), 4, batch=10)
     assert (grouped.shampoo, grouped.directions) == (found.shampoo, found.directions)
     assert grouped.dense == 6000 + 36
+    # Both read the 20 rows of the batch, one a second slower than they step.
+    slow = scale.step(network, replace(compute, reader=20 / (found.seconds + 1)), 2, batch=10)
+    assert slow == replace(found, reading=pytest.approx(1.0))
 
 
 def test_shampoo_is_divided_by_blocks(scale: ModuleType) -> None:

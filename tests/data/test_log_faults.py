@@ -183,12 +183,13 @@ def test_any_flipped_bit_is_refused_or_changes_nothing(whole: Whole, data: st.Da
 
 
 @pytest.mark.slow
-def test_every_flipped_bit_of_a_manifest_and_of_the_schema_is_refused(whole: Whole) -> None:
+def test_a_flipped_bit_in_every_byte_of_a_manifest_and_of_the_schema_is_refused(whole: Whole) -> None:
     texts = [path for path in whole.files if path.suffix == ".json"]
     texts = [texts[0], next(path for path in texts if "sidecars" in str(path)), texts[-1]]
     for path in texts:
-        for bit in range(8 * len(whole.contents[path])):
-            assert whole.check({path: flipped(whole.contents[path], bit)}) is not None
+        # One bit of each byte, all bits in turn.
+        for byte in range(len(whole.contents[path])):
+            assert whole.check({path: flipped(whole.contents[path], 8 * byte + byte % 8)}) is not None
 
 
 @pytest.mark.soak

@@ -1,6 +1,7 @@
 """One of several processes that exchange numbers; prints what it got as JSON."""
 
 import json
+import os
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +14,10 @@ from ctr.workers.collectives import Workers, join
 def drawn(rank: int, *shape: int) -> np.ndarray:
     """Numbers of a worker's own."""
     return np.random.default_rng([rank, *shape]).normal(size=shape).astype(np.float32)
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
 
 
 def main(workers: Workers) -> dict[str, object]:
@@ -38,6 +43,10 @@ def main(workers: Workers) -> dict[str, object]:
         [one.numpy().tolist() for one in exchange(drawn(rank, count * size, 2), drawn(rank, 3))]
         for count in (1, 300, 1)
     ]
+    threads = _threads()
+    for _ in range(100):
+        exchange(drawn(rank, size, 2), drawn(rank, 3))
+    new_threads = _threads() - threads
     refused = []
     for failing in (0, size - 1):
         try:
@@ -52,6 +61,7 @@ def main(workers: Workers) -> dict[str, object]:
         refused.append(str(error))
     return {
         "steps": found,
+        "new_threads": new_threads,
         "numbers": workers.gather_numbers(np.array([rank, 10 * rank])).tolist(),
         "texts": workers.gather_texts("ä" * rank),
         "array": workers.gather_array(np.full((2, 1), rank, np.float32)).tolist(),

@@ -8,29 +8,15 @@ each rank the arrays that it returned by name.
 
 import importlib
 import json
-import os
-import socket
-import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-HELPERS = Path(__file__).resolve().parent
-ROOT = HELPERS.parents[1]
-
-
-def free_addresses(size: int) -> list[str]:
-    """HOST:PORT of ports that nobody uses at the moment."""
-    sockets = [socket.socket() for _ in range(size)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+from ctr.workers.cluster import read_cluster
+from worker_group import Group, run_group
 
 
 def gang(
@@ -39,7 +25,7 @@ def gang(
     function: str,
     *,
     join: bool = True,
-    environment: dict[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
     **arguments: Any,
 ) -> list[dict[str, np.ndarray]]:
     """Runs a function in ``size`` processes.
@@ -51,43 +37,9 @@ def gang(
         join: whether its first argument is the joined workers; else it finds TF_CONFIG set, and joins itself.
         environment: variables that are set in them besides.
         arguments: passed to the function, as JSON.
-
-    Raises:
-        RuntimeError: a process failed; with the end of what it wrote.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    addresses = free_addresses(size)
-    processes = []
-    for rank in range(size):
-        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
-        env = {
-            **os.environ,
-            "TF_CONFIG": json.dumps(task),
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(HELPERS)]),
-            "TF_NUM_INTRAOP_THREADS": "1",
-            "OMP_NUM_THREADS": "1",
-            **(environment or {}),
-        }
-        call = json.dumps({"function": function, "join": join, "arguments": arguments})
-        with (folder / f"{rank}.txt").open("w") as written:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, __file__, call, str(folder / f"{rank}.npz")],
-                    env=env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=written,
-                    stderr=subprocess.STDOUT,
-                )
-            )
-    try:
-        codes = [process.wait(timeout=600) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    failed = [rank for rank, code in enumerate(codes) if code]
-    if failed:
-        texts = [f"rank {rank}:\n" + (folder / f"{rank}.txt").read_text()[-3000:] for rank in failed]
-        raise RuntimeError("\n".join(texts))
+    call = json.dumps({"function": function, "join": join, "arguments": arguments})
+    run_group(Group(size, [call, str(folder)], folder, "gang.py", environment))
     found = []
     for rank in range(size):
         with np.load(folder / f"{rank}.npz") as arrays:
@@ -95,20 +47,17 @@ def gang(
     return found
 
 
-def _run(call: str, result: str) -> None:
+def _run(call: str, folder: str) -> None:
     """What each process does."""
-    wanted = json.loads(call)
+    wanted, cluster = json.loads(call), read_cluster()
     module, _, name = wanted["function"].partition(":")
     first: list[Any] = []
     if wanted["join"]:
-        from ctr.workers.cluster import read_cluster
-        from ctr.workers.collectives import join
+        from ctr.workers.collectives import ALONE, join
 
-        cluster = read_cluster()
-        assert cluster is not None
-        first = [join(cluster, 120.0)]
+        first = [ALONE if cluster is None else join(cluster, 120.0)]
     arrays = getattr(importlib.import_module(module), name)(*first, **wanted["arguments"])
-    np.savez(result, **arrays)
+    np.savez(Path(folder) / f"{0 if cluster is None else cluster.rank}.npz", **arrays)
 
 
 if __name__ == "__main__":

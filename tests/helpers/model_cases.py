@@ -48,6 +48,7 @@ FACTORS = {"width": 4, "ui_units": [8]}
 MODELS: dict[str, dict[str, Any]] = {
     "plain": NETWORK,
     "bottlenecks": {**NETWORK, "deep": {"units": [16, 8], "ranks": [4, 0], "activation": "gelu"}},
+    "own gradients": {**NETWORK, "deep": {"units": [8, 8], "activation": "swish"}},
     "logistic": {"crosses": {"layers": 0}, "deep": {"units": []}, "prior": 0.2},
     "ensemble": {**NETWORK, "ensemble": {"components": 2}},
     "factorized": {**NETWORK, "factorized": FACTORS},

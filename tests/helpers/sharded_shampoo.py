@@ -87,7 +87,7 @@ def saved(case: str, optimizer: DenseShampoo) -> dict[str, np.ndarray]:
     arrays = {f"{case}|state|{name}": variable.numpy() for name, variable in optimizer.variables.items()}
     for name, part in optimizer.parts().items():
         arrays[f"{case}|rows|{name}"] = part.rows
-        arrays[f"{case}|total|{name}"] = np.array([part.axis, part.total])
+        arrays[f"{case}|total|{name}"] = np.array(part.total)
         arrays[f"{case}|shape|{name}"] = np.array(part.shape or (), np.int64)
     return arrays
 

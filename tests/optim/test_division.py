@@ -175,9 +175,9 @@ def merged(found, case):
         if f"{case}|rows|{plain}" in found[0]:
             parts = []
             for rank in found:
-                axis, total = rank[f"{case}|total|{plain}"].tolist()
+                total = int(rank[f"{case}|total|{plain}"])
                 shape = tuple(rank[f"{case}|shape|{plain}"].tolist()) or None
-                parts.append((Part(axis, rank[f"{case}|rows|{plain}"], total, shape), rank[name]))
+                parts.append((Part(rank[f"{case}|rows|{plain}"], total, shape), rank[name]))
             value = merge(parts)
         state[plain] = value
     return state

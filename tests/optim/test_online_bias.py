@@ -15,7 +15,9 @@ def sigmoid(x):
 @tf.function
 def learn(made, label):
     p = tf.fill([len(label)], tf.sigmoid(made.bias))
-    made.apply(made.step([tf.ones(len(label))], p - label, p * (1 - p), tf.constant(float(len(label)))))
+    made.apply(
+        made.step(made.sums([tf.ones(len(label))], p - label, p * (1 - p), tf.constant(float(len(label)))))
+    )
 
 
 def excess(label, rate, walks, monkeypatch):
@@ -62,7 +64,7 @@ def test_the_mean_of_one_walk_is_its_filter(monkeypatch):
     for rows in (1, 30, 7, 60):
         gradient, curvature = rng.normal(size=rows) * 0.1, rng.uniform(0, 0.25, rows)
         parts = (tf.constant(part, tf.float32) for part in (gradient, curvature))
-        made.apply(made.step([tf.ones(rows)], *parts, tf.constant(float(rows))))
+        made.apply(made.step(made.sums([tf.ones(rows)], *parts, tf.constant(float(rows)))))
         seen += rows
         information *= 1 - online_bias.FORGETTING * rows / seen
         if information:
@@ -74,6 +76,6 @@ def test_the_mean_of_one_walk_is_its_filter(monkeypatch):
 
 def test_a_batch_without_weight_changes_nothing():
     made = OnlineBias("bias", tf.Variable(0.5))
-    made.apply(made.step([tf.ones(4)], tf.zeros(4), tf.zeros(4), tf.constant(0.0)))
+    made.apply(made.step(made.sums([tf.ones(4)], tf.zeros(4), tf.zeros(4), tf.constant(0.0))))
     assert made.bias.numpy() == 0.5
     assert all(np.isfinite(variable.numpy()).all() for variable in made.variables.values())

@@ -29,10 +29,12 @@ def test_steps_are_those_of_numpy(forgetting):
         curvature, weight = rng.uniform(0, 1, rows), float(rows)
         made.apply(
             made.step(
-                list(tf.unstack(tf.constant(inputs, tf.float32), axis=1)),
-                tf.constant(gradient, tf.float32),
-                tf.constant(curvature, tf.float32),
-                tf.constant(weight),
+                made.sums(
+                    list(tf.unstack(tf.constant(inputs, tf.float32), axis=1)),
+                    tf.constant(gradient, tf.float32),
+                    tf.constant(curvature, tf.float32),
+                    tf.constant(weight),
+                )
             )
         )
         seen += weight
@@ -47,7 +49,8 @@ def test_weights_stay_in_their_ranges():
     gate = tf.Variable(0.0)
     made = OnlineNewton("gate", [gate], [1.0], 0.0, [(0.0, 1.0)])
     for gradient, expected in ((5.0, 0.0), (-50.0, 1.0), (-50.0, 1.0), (1.0, 0.0)):
-        made.apply(made.step([tf.ones(1)], tf.constant([gradient]), tf.constant([1e-3]), tf.constant(1.0)))
+        sums = made.sums([tf.ones(1)], tf.constant([gradient]), tf.constant([1e-3]), tf.constant(1.0))
+        made.apply(made.step(sums))
         assert 0.0 <= gate.numpy() <= 1.0
         if gradient != 1.0:
             assert gate.numpy() == expected
@@ -57,5 +60,5 @@ def test_a_batch_without_weight_changes_nothing():
     bias = tf.Variable(0.5)
     made = OnlineNewton("bias", [bias], [0.3], 0.5)
     zeros = tf.zeros(4)
-    made.apply(made.step([tf.ones(4)], zeros, zeros, tf.constant(0.0)))
+    made.apply(made.step(made.sums([tf.ones(4)], zeros, zeros, tf.constant(0.0))))
     assert bias.numpy() == 0.5 and np.isfinite(made.variables["newton/bias/information"].numpy()).all()

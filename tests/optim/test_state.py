@@ -135,7 +135,7 @@ def test_every_variable_by_name_shape_and_precision():
         "exchanged_at": ((), "int64"),
         "collections": ((), "int64"),
         "window_collections": ((), "int64"),
-        "status": ((len(STATUS), 6), "float64"),
+        "status": ((len(STATUS), 6), "float32"),
         "counters": ((len(COUNTERS),), "int64"),
     }
     for name, cube in cubes.items():

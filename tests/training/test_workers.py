@@ -1,7 +1,9 @@
 """Several workers that train together, in processes of their own, against one process that trains alone."""
 
 import json
+import random
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tensorflow as tf
 
 import fingerprint_logs
 from ctr.config import parse_model
@@ -18,7 +21,7 @@ from ctr.data.sampling import SamplingConfig
 from ctr.data.sidecar import write_sidecar_partition
 from ctr.training.run import checkpoint
 from small_runs import SCHEMA, SMALL, draw_examples, merged, publish
-from worker_group import Group, run_group
+from worker_group import run_group, train_group
 
 pytestmark = pytest.mark.slow
 
@@ -132,10 +135,11 @@ def world(tmp_path_factory) -> World:
 def runs(world) -> World:
     """Each configuration by each number of workers."""
     for size, names in ((1, BY_TWO), (2, BY_TWO), (3, BY_THREE)):
-        for name in names:
-            # Each in processes of its own, as `ctr train` is.
-            job = world.job(name, f"{name}-{size}", states=str(world.folder / f"states-{name}-{size}"))
-            run_group(size, [job], world.outputs())
+        jobs = [
+            world.job(name, f"{name}-{size}", states=str(world.folder / f"states-{name}-{size}"))
+            for name in names
+        ]
+        run_group(train_group(size, jobs, world.outputs()))
     return world
 
 
@@ -239,11 +243,16 @@ def test_exports_hold_all_rows(runs):
     folders = [runs.folder / f"factorized-{size}" / "exports" for size in (1, 2)]
     names = [sorted(path.name for path in folder.iterdir() if path.is_dir()) for folder in folders]
     assert names[0] == names[1] != []
-    sizes = [
-        sum(path.stat().st_size for path in (folder / name[-1]).rglob("*") if path.is_file())
+    alone, together = (
+        tf.train.load_checkpoint(str(folder / name[-1] / "variables" / "variables"))
         for folder, name in zip(folders, names, strict=True)
-    ]
-    assert abs(sizes[0] - sizes[1]) < 0.01 * sizes[0]
+    )
+    shapes = alone.get_variable_to_shape_map()
+    assert shapes == together.get_variable_to_shape_map()
+    weights = [name for name in shapes if name.startswith("weights/")]
+    assert max(np.prod(shapes[name]) for name in weights) > 1000
+    for name in weights:
+        np.testing.assert_allclose(together.get_tensor(name), alone.get_tensor(name), atol=1e-5, rtol=0)
 
 
 def contents(run: Path) -> dict[str, Any]:
@@ -258,13 +267,13 @@ def contents(run: Path) -> dict[str, Any]:
 def test_the_same_number_of_workers_repeats_every_bit_killed_or_not(runs):
     world = runs
     job = world.job("growing", "growing-again")
-    group = Group(2, [{**job, "kill": [1, 50]}], world.outputs())
+    group = train_group(2, [{**job, "kill": [1, 50]}], world.outputs())
     codes = group.wait()
     assert codes == [1, -9]
     lost = [line for line in group.output(0).splitlines() if line.startswith("error: ")]
     assert len(lost) == 1
     assert lost[0].startswith("error: WorkerLostError: worker 0 (127.0.0.1:")
-    run_group(2, [job], world.outputs())
+    run_group(train_group(2, [job], world.outputs()))
     expected, found = (contents(world.folder / f"growing-{which}") for which in ("2", "again"))
     assert expected.keys() == found.keys()
     assert all(found[key] == expected[key] for key in expected)
@@ -274,9 +283,9 @@ def test_a_run_goes_on_with_any_number_of_workers(runs):
     world = runs
     job = world.job("growing", "growing-moved")
     for size, kill in ((1, (0, 45)), (2, (1, 45)), (3, (0, 40))):
-        assert 0 not in Group(size, [{**job, "kill": kill}], world.outputs()).wait()
+        assert 0 not in train_group(size, [{**job, "kill": kill}], world.outputs()).wait()
         assert checkpoint.newest_sound(world.folder / "growing-moved" / "checkpoints")
-    run_group(1, [job], world.outputs())
+    run_group(train_group(1, [job], world.outputs()))
     expected, found = (predictions(world.folder / f"growing-{which}") for which in ("1", "moved"))
     # Each example once, in order.
     assert found["example_id"].tolist() == expected["example_id"].tolist()
@@ -286,6 +295,35 @@ def test_a_run_goes_on_with_any_number_of_workers(runs):
         for which in ("1", "moved")
     )
     assert_close({key: other[key] for key in METRICS}, {key: one[key] for key in METRICS})
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("sizes", [(2,), (1, 2, 3)], ids=["the same number", "any number"])
+def test_killed_again_and_again_at_any_time_every_example_is_passed_once(runs, sizes, capsys):
+    world, source, kills, passes = runs, random.Random(str(sizes)), 0, 0
+    while kills < 10:
+        passes += 1
+        run = f"growing-killed-{len(sizes)}-{passes}"
+        while True:
+            size = source.choice(sizes)
+            moment = source.randrange(size), source.uniform(0, 4)
+            codes = train_group(size, [world.job("growing", run, kill_within=moment)], world.outputs()).wait()
+            if codes == [0] * size:
+                break
+            assert codes[moment[0]] == -signal.SIGKILL and 0 not in codes
+            kills += 1
+        expected, found = (predictions(world.folder / one) for one in ("growing-2", run))
+        assert found["example_id"].tolist() == expected["example_id"].tolist()
+        np.testing.assert_allclose(found["logit"], expected["logit"], atol=1e-5, rtol=0)
+        one, other = (
+            json.loads((world.folder / folder / "summary.json").read_text()) for folder in ("growing-2", run)
+        )
+        assert_close({key: other[key] for key in METRICS}, {key: one[key] for key in METRICS})
+        if sizes == (2,):
+            assert contents(world.folder / run) == contents(world.folder / "growing-2")
+    with capsys.disabled():
+        print(f"\n{kills} kills in {passes} passes")
 
 
 def test_what_workers_do_not_have_in_common_is_refused_in_one_line(world):
@@ -303,7 +341,7 @@ def test_what_workers_do_not_have_in_common_is_refused_in_one_line(world):
             for change in changes
         ),
     ]
-    group = Group(2, jobs, world.outputs())
+    group = train_group(2, jobs, world.outputs())
     assert group.wait() == [0, 0]
     for rank in range(2):
         refused = [line for line in group.output(rank).splitlines() if line.startswith("refused: ")]
@@ -317,7 +355,9 @@ def test_weights_that_break_are_rolled_back_by_all_workers_alike(world):
     log, config = world.configs["mirrored"]
     broken = merged(config, {"optimizer": {"dense": {"learning_rate": 1e30}}, **DIVIDED})
     run = world.folder / "broken"
-    group = Group(2, [{"log": str(log), "config": broken, "run": str(run), "fails": True}], world.outputs())
+    group = train_group(
+        2, [{"log": str(log), "config": broken, "run": str(run), "fails": True}], world.outputs()
+    )
     assert group.wait() == [0, 0], group.output(0)[-3000:] + group.output(1)[-3000:]
     ends = [
         [line for line in group.output(rank).splitlines() if line.startswith("refused: ")] for rank in (0, 1)
@@ -338,7 +378,7 @@ def test_a_warm_start_and_a_recorded_sidecar(world):
             {"log": str(log), "config": first, "run": source, "record": "predicted"},
             {"log": str(log), "config": merged(config, {"seed": 2}), "run": begun, "init_from": source},
         ]
-        run_group(size, jobs, world.outputs())
+        run_group(train_group(size, jobs, world.outputs()))
         expected = predictions(Path(source))
         parts = sorted((log / "sidecars" / "predicted").rglob("*.parquet"))
         table = pq.read_table(parts)

@@ -96,6 +96,10 @@ FIRST = {"type": "worker", "index": 0}
         ({"cluster": {"worker": "a:1"}, "task": FIRST}, "cluster.worker: not a list of HOST:PORT"),
         ({"cluster": {"worker": ["a"]}, "task": FIRST}, "cluster.worker: not a list of HOST:PORT"),
         ({"cluster": {"worker": [1]}, "task": FIRST}, "cluster.worker: not a list of HOST:PORT"),
+        ({"cluster": {"worker": ["a:port"]}, "task": FIRST}, "cluster.worker: not a list of HOST:PORT"),
+        ({"cluster": {"worker": ["a:"]}, "task": FIRST}, "cluster.worker: not a list of HOST:PORT"),
+        ({"cluster": {"worker": [":1"]}, "task": FIRST}, "cluster.worker: not a list of HOST:PORT"),
+        ({"cluster": {"worker": ["http://a:1"]}, "task": FIRST}, "cluster.worker: not a list of HOST:PORT"),
         ({"cluster": {"worker": ["a:1", "a:1"]}, "task": FIRST}, "an address that is listed twice"),
         (
             {"cluster": {"chief": ["a:1"], "worker": ["a:1"]}, "task": FIRST},

@@ -1,6 +1,5 @@
 """Workers that are done, die, hang or are refused: what becomes of the others, and what is said."""
 
-import json
 import os
 import signal
 import subprocess
@@ -140,6 +139,18 @@ time.sleep(1000)
         start(place, script, max_restarts=0, start_seconds=8.0)
     assert str(failure.value).startswith("worker 1 (127.0.0.1:")
     assert ") does not answer; " in str(failure.value)
+
+
+@pytest.mark.parametrize("end", ["sys.exit(75)", "time.sleep(600)"])
+def test_when_the_first_is_done_nothing_restarts(place, end):
+    """It leaves last: all that others lose then is the first one."""
+    script = f"""
+if rank == 1:
+    {end}
+print("result")
+"""
+    assert start(place, script)[::2] == (0, [])
+    assert starts(place) == [1, 1, 1]
 
 
 def test_those_that_have_begun_may_take_their_time(place):
@@ -334,4 +345,3 @@ def test_addresses_are_free_and_different():
     addresses = free_addresses(50)
     assert len(set(addresses)) == 50
     assert all(address.startswith("127.0.0.1:") for address in addresses)
-    assert json.loads(json.dumps(addresses)) == list(addresses)

@@ -4,6 +4,7 @@
 import pytest
 
 from ctr.workers.watch import find_lost
+from worker_group import Group
 
 RESET = """Graph execution error:
 
@@ -44,3 +45,16 @@ RPC: /tensorflow.CoordinationService/Heartbeat
 )
 def test_the_worker_that_an_error_is_about(message, rank, lost):
     assert find_lost(message, rank, 3) == lost
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_within_a_step_is_named(tmp_path):
+    group = Group(3, [], tmp_path, "hanging_worker.py")
+    try:
+        assert [process.wait(120) for process in group.processes[:2]] == [0, 0], group.output(0)
+    finally:
+        group.kill(2)
+        group.wait()
+    for rank in (0, 1):
+        (line,) = [line for line in group.output(rank).splitlines() if line.startswith("LOST")]
+        assert f"LOST worker {rank} (" in line and " has lost worker 2 (" in line

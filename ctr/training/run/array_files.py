@@ -17,8 +17,8 @@ import numpy as np
 
 from ctr.io.arrays import each_array
 from ctr.io.documents import parse_json
-from ctr.io.errors import InputError
 from ctr.io.files import file_sha256, write_atomic, write_atomic_bytes
+from ctr.workers.cluster import WorkerLostError
 from ctr.workers.parts import Part, merge, take_from
 
 ARRAYS = "arrays.npz"
@@ -98,7 +98,7 @@ def collect_parts(folder: Path, sha256: str, share: Share) -> list[dict[str, Any
         sha256: of the first worker's own.
 
     Raises:
-        InputError: some did not come in time.
+        WorkerLostError: some did not come in time.
     """
     entries = [_entry(ARRAYS, sha256, share)]
     begun = time.monotonic()
@@ -107,7 +107,7 @@ def collect_parts(folder: Path, sha256: str, share: Share) -> list[dict[str, Any
         while not note.exists():
             patience = _MOMENT if share.is_leaving() else share.patience
             if patience and time.monotonic() - begun > patience:
-                raise InputError(f"{folder}: worker {rank} has not written its part in {patience:g} s")
+                raise WorkerLostError(f"{folder}: worker {rank} has not written its part in {patience:g} s")
             time.sleep(_LOOK_EVERY)
         entries.append(dict(parse_json(note.read_bytes())))
         note.unlink()
@@ -165,9 +165,9 @@ def read_parts(
             if part is None:
                 # All of it; of parts that are single elements, one by one.
                 values = values if own.shape is None else values.reshape(-1)
-                part = Part(own.axis, np.arange(values.shape[own.axis]), values.shape[own.axis])
+                part = Part(np.arange(len(values)), len(values))
             arrays[name] = take_from(own, [(part, values)], arrays.get(name))
-            seen[name] = seen.get(name, 0) + int(np.count_nonzero(part.rows >= 0))
+            seen[name] = seen.get(name, 0) + len(part.rows)
     for name, count in seen.items():
         if count != parts[name].total:
             raise ValueError(f"{name}: {count} of {parts[name].total} rows are there")

@@ -248,7 +248,7 @@ class Run:
             if self.workers.is_chief:
                 checkpoint.begin(self.run_dir / "checkpoints", self.position.examples)
         parts = {f"{_WEIGHTS}{name}": part for name, part in self.state.parts().items()}
-        return Share(self.workers.rank, self.workers.size, parts, total, self.workers.timeout)
+        return Share(self.workers.rank, self.workers.size, parts, total, self.workers.patience)
 
     def make_room(self) -> None:
         """Touches the memory for the first checkpoint."""

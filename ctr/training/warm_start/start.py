@@ -70,7 +70,9 @@ class _Old(NamedTuple):
     arrays: dict[str, np.ndarray]
 
 
-def warm_start(log: Path, config: TrainConfig, run_dir: Path, source: InitFrom, waits: bool = False) -> None:
+def warm_start(
+    log: Path, config: TrainConfig, run_dir: Path, source: InitFrom, waits: bool = False, workers: int = 1
+) -> None:
     """Makes ``run_dir`` a run directory that begins where another run stands; does nothing if it was made so before.
 
     Args:
@@ -78,6 +80,7 @@ def warm_start(log: Path, config: TrainConfig, run_dir: Path, source: InitFrom, 
         run_dir: its directory; a new or an empty one, or one that was begun from the same run.
         source: the other run.
         waits: whether the log may have nothing new yet.
+        workers: how many will train the new run.
 
     Raises:
         InputError: see ``open_inputs``; ``run_dir`` was begun otherwise or is something else; ``source`` is no run,
@@ -93,7 +96,7 @@ def warm_start(log: Path, config: TrainConfig, run_dir: Path, source: InitFrom, 
     with only_process(folder):
         try:
             _clear(folder)
-            content = _make(folder, inputs, old, position, source.run_dir)
+            content = _make(folder, inputs, old, position, source.run_dir, workers)
             _publish(folder, run_dir)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -150,13 +153,15 @@ def _clear(folder: Path) -> None:
             path.unlink()
 
 
-def _make(folder: Path, inputs: Inputs, old: _Old, position: Position, source: Path) -> dict[str, Any]:
+def _make(
+    folder: Path, inputs: Inputs, old: _Old, position: Position, source: Path, workers: int
+) -> dict[str, Any]:
     """Writes all files of the new run; returns the content of init_from.json."""
     config, schema = inputs.config, inputs.schema
     layouts = config.table_layouts(schema)
     write_atomic_bytes(folder / "config.yaml", dump_yaml(config).encode())
     adopt_schema(folder, schema)
-    adopt_environment(folder, describe_environment(config))
+    adopt_environment(folder, describe_environment(config, workers))
     # What begins fresh begins as in a fresh run.
     state = fresh_state(config, schema, inputs.families)
     shapes = {name: tuple(weight.shape) for name, weight in state.network.weights().items()}

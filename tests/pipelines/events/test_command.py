@@ -9,7 +9,9 @@ import pytest
 import event_files
 from ctr.cli import main
 from ctr.config import dump_yaml
+from ctr.data.kept_values import read_values
 from ctr.data.log import read_manifests
+from log_files import ids_of_rows
 
 
 @pytest.fixture
@@ -50,6 +52,17 @@ def test_a_drain_tells_it_too(
     manifests = read_manifests(tmp_path / "log")
     assert (result["published"], result["pending"]) == (len(manifests), 0)
     assert result["rows"] == sum(manifest.rows for manifest in manifests) > 0
+
+
+def test_the_command_keeps_values_for_any_mapping(
+    call: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("--keep-values", "price") == 1
+    assert "--keep-values: keep_values names price" in capsys.readouterr().err
+    assert call("--keep-values", "tags") == 0
+    ids = {one for found in ids_of_rows(tmp_path / "log").values() for one in found["tags"]}
+    values = " | ".join(read_values(tmp_path / "log", "tags", ids).values())
+    assert set(values.split(" | ")) == {"a", "b", "c"}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def write(folder, position, size, ranks=None, patience=5.0) -> None:
 
     def save(rank: int) -> None:
         part = rows_of(rank, size, 11)
-        arrays = {"weights|rows/a": part.take(WHOLE["weights|rows/a"] + position)}
+        arrays = {"weights|rows/a": (WHOLE["weights|rows/a"] + position)[part.rows]}
         if not rank:
             arrays |= {name: array for name, array in WHOLE.items() if name not in arrays}
         share = Share(rank, size, {"weights|rows/a": part}, 1000, patience)

@@ -1,0 +1,85 @@
+"""What must hold of a step that a TPU is to run, checked on the text of its program and on its numbers."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+GIGABYTE = 10**9
+MEMORY = {"v5e": 16 * 2**30, "v6e": 32 * 2**30}
+"""Bytes of memory of a chip."""
+MAX_TEMPORARY = 0.5 * GIGABYTE
+MAX_FLOPS_RATIO = 1.1
+"""Operations of the program over those of the model's formulas."""
+MAX_SMALL_FLOPS_RATIO = 1.25
+"""The same of a tiny model, of whose operations losses and conversions, which are in no formula, are a good part."""
+
+COMPILERS_OWN = frozenset(
+    {
+        # int64, which a TPU keeps as two int32: the counters of steps.
+        *("X64SplitLow", "X64SplitHigh", "X64Combine"),
+        *("AssumeGatherIndicesInBound", "ConcatBitcast", "SplitBitcast", "AllocateBuffer", "Sharding"),
+    }
+)
+"""Custom calls by which the TPU's compiler marks what it has done itself; nothing outside the program runs for them."""
+
+_HOST = re.compile(r"\b(infeed|outfeed|send|recv)\(|is_host_transfer=true")
+_CUSTOM = re.compile(r'custom_call_target="([^"]*)"')
+# Not set-dimension-size: TensorFlow gives dimensions the sizes that they have.
+_DYNAMIC = re.compile(r"\w\[(?:[<=\d]+,)*<=\d|\bdynamic-reshape\(")
+
+
+def program_faults(given: str, compiled: str, may_be_wide: bool = False) -> list[str]:
+    """What is wrong with a program, as it was given to the compiler and as that left it.
+
+    Args:
+        may_be_wide: whether it may have float64, which a TPU computes in many float32 operations.
+    """
+    faults = []
+    for where, text in (("the step", given), ("the compiled step", compiled)):
+        wide = text.count("f64[")
+        calls = Counter(_CUSTOM.findall(text))
+        foreign = sorted(set(calls) - (COMPILERS_OWN if text is compiled else frozenset()))
+        if wide and not may_be_wide:
+            faults.append(f"{where} has float64 in {wide} places")
+        if _HOST.search(text):
+            faults.append(f"{where} calls the host")
+        if foreign:
+            faults.append(f"{where} has custom calls: {', '.join(foreign)}")
+        if _DYNAMIC.search(text):
+            faults.append(f"{where} has dynamic shapes")
+    return faults
+
+
+def in_place_faults(changed: Sequence[str], results: int, aliases: Mapping[int, int]) -> list[str]:
+    """Which variables the compiled step does not update in their own memory.
+
+    Args:
+        changed: their names, in the order in which the step returns them.
+        results: how many other results it returns before.
+        aliases: by a result's number the parameter whose memory it has.
+    """
+    copied = [name for place, name in enumerate(changed, results) if place not in aliases]
+    return [f"not updated in place: {', '.join(copied)}"] if copied else []
+
+
+def number_faults(
+    chip: str, needed: int, temporary: int, flops_ratio: float | None, max_ratio: float = MAX_FLOPS_RATIO
+) -> list[str]:
+    """Which limits a compiled step is beyond.
+
+    Args:
+        needed: bytes of memory that it needs in all.
+        temporary: bytes of that beside arguments and results.
+        flops_ratio: operations over the model's own; None where these have no formula.
+        max_ratio: how many there may be.
+    """
+    faults = []
+    if needed > MEMORY[chip]:
+        faults.append(f"needs {needed / 2**30:.1f} GiB, more than the {MEMORY[chip] / 2**30:.0f} of a {chip}")
+    if temporary > MAX_TEMPORARY:
+        faults.append(
+            f"needs {temporary / GIGABYTE:.2f} GB of temporary memory, more than {MAX_TEMPORARY / GIGABYTE}"
+        )
+    if flops_ratio is not None and flops_ratio > max_ratio:
+        faults.append(f"takes {flops_ratio:.2f} times the model's own operations, more than {max_ratio}")
+    return faults

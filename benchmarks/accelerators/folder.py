@@ -1,0 +1,164 @@
+"""The folder that a machine with jax and an accelerator can run: steps as portable StableHLO, and what they should do.
+
+It holds no TensorFlow and no code of this project but ``runner.py``. Dense weights are stored; tables, which are most
+of the state, are drawn anew from a seed, and so are the batches.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jax._src.export import _export as jax_export
+from reference import SCALE, SLATE, Size
+
+from accelerators.kinds import KINDS, Built, build
+from accelerators.lowering import Lowered, Spec
+from accelerators.runner import first_value
+from accelerators.stablehlo import module_of, number_globally
+
+_HERE = Path(__file__).resolve().parent
+_TABLE_SEED = 1
+CHECKED = ("AdaGrad", "AdaGrad, bfloat16", "Shampoo")
+"""The kinds whose steps are compared with those that TensorFlow made."""
+MEASURED = ("AdaGrad", "AdaGrad, bfloat16", "Shampoo, bfloat16")
+
+
+def write_program(folder: Path, name: str, kind: str, size: Size, changes: Mapping[str, Any]) -> Built:
+    """Writes a step as ``NAME.stablehlo``, and what the runner needs to know of it as ``NAME.json``.
+
+    Returns:
+        The model, its state being as the runner's begins.
+    """
+    built = build(KINDS[kind], size, changes)
+    lowered = built.lowered()
+    artifact, results = portable(lowered)
+    (folder / f"{name}.stablehlo").write_bytes(artifact)
+    variables = built.state.variables()
+    entries = [_entry(name, lowered.specs[name], variables[name].numpy()) for name in lowered.state]
+    stored = {entry[0]: variables[entry[0]].numpy() for entry in entries}
+    drawn = []
+    for entry in entries:
+        value = first_value(entry, stored)
+        variables[entry[0]].assign(value)
+        if isinstance(entry[3], dict) and "scale" in entry[3]:
+            drawn.append(value.tobytes())
+    scalars = {f"ramps/{key}": value for key, value in built.ramps.items()}
+    scalars |= {f"rates/{key}": value for key, value in built.rates.items()}
+    program = {
+        "kind": kind,
+        "dtype": KINDS[kind].dtype,
+        "size": asdict(size),
+        "slate": SLATE,
+        "feeds": size.feeds,
+        "arguments": [[name, *lowered.specs[name]] for name in lowered.arguments],
+        "scalars": scalars,
+        "state": entries,
+        "drawn": hashlib.sha256(b"".join(drawn)).hexdigest(),
+        "results": len(lowered.results),
+        "result_specs": results,
+        "changed": lowered.changed,
+        "shampoo": shampoo_facts(built),
+        "network": {
+            "crosses": built.config.model.crosses.layers,
+            "rank": built.config.model.crosses.rank,
+            "layers": list(built.config.model.deep.units),
+        },
+    }
+    (folder / f"{name}.json").write_text(json.dumps(program))
+    return built
+
+
+def portable(lowered: Lowered) -> tuple[bytes, list[Spec]]:
+    """The step as an artifact of StableHLO, for any platform and for later versions of jax; and what it returns."""
+    module = module_of(lowered.hlo)
+    with module.context:
+        (main,) = [one for one in module.body.operations if one.name.value == "main"]
+        # Whose memory is used anew the runner says, and shapes are static.
+        for name in [one for one in module.operation.attributes if one.startswith("mhlo.")]:
+            del module.operation.attributes[name]
+        number_globally(module)
+        return jax_export._module_to_bytecode(module), [_shape_of(result) for result in main.type.results]
+
+
+def _shape_of(result: Any) -> Spec:
+    names = {"f32": "float32", "i32": "int32", "i64": "int64", "i1": "bool"}
+    return tuple(result.shape), names[str(result.element_type)]
+
+
+def _entry(name: str, spec: Spec, value: np.ndarray) -> list[Any]:
+    """A variable, and how the runner makes its first value."""
+    shape, dtype = spec
+    if name.startswith("rows/"):
+        # Linear weights begin at 0.
+        scale = [SCALE] * (shape[1] - 1) + [0.0]
+        return [name, shape, dtype, {"seed": _TABLE_SEED, "scale": scale}]
+    if value.size and (value == value.flat[0]).all():
+        return [name, shape, dtype, {"value": value.flat[0].item()}]
+    return [name, shape, dtype, "stored"]
+
+
+def shampoo_facts(built: Built) -> dict[str, Any] | None:
+    """What the host computes roots by; None where there are none."""
+    core = built.state.dense_optimizer.core
+    if not core.layout.factors:
+        return None
+    names = ("start_preconditioning_step", "precondition_frequency", "early_growth", "drift_bound", "epsilon")
+    factors = [
+        {"name": f"shampoo/{one.name}", "count": one.count, "size": one.size, "exponent": one.exponent}
+        for one in core.layout.factors
+    ]
+    return {"options": {name: getattr(core.options, name) for name in names}, "factors": factors}
+
+
+def write_expected(folder: Path, name: str, built: Built, steps: int) -> None:
+    """Makes steps with TensorFlow, here, and writes their logits and the dense weights after the last one."""
+    logits = [
+        built.step.learn(built.feeds[step % len(built.feeds)], built.ramps, built.rates).logit.numpy()
+        for step in range(steps)
+    ]
+    variables = built.state.variables()
+    weights = {name: value.numpy() for name, value in variables.items() if name.startswith("dense/")}
+    np.savez_compressed(folder / f"{name}.expected.npz", logits=np.stack(logits), **weights)
+
+
+def write_folder(
+    folder: Path, size: Size, changes: Mapping[str, Any], batches: Sequence[int], steps: int
+) -> None:
+    """Writes all of it.
+
+    Args:
+        size: of the model, and of the batches of the check.
+        changes: to the configuration of the model.
+        batches: the sizes of batches that are measured.
+        steps: of the check.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    checked, measured, weights = [], [], {}
+    for kind in CHECKED:
+        name = _file_name(kind, size.batch)
+        built = write_program(folder, name, kind, size, changes)
+        # Those of all kinds are the same.
+        weights |= {
+            key: one.numpy() for key, one in built.state.variables().items() if key.startswith("dense/")
+        }
+        write_expected(folder, name, built, steps)
+        checked.append(name)
+    for kind in MEASURED:
+        for batch in batches:
+            name = _file_name(kind, batch)
+            if name not in checked:
+                write_program(folder, name, kind, replace(size, batch=batch, feeds=2), changes)
+            measured.append(name)
+    np.savez_compressed(folder / "weights.npz", **weights)
+    (folder / "contents.json").write_text(json.dumps({"checked": checked, "measured": measured}))
+    shutil.copy(_HERE / "runner.py", folder / "run.py")
+    shutil.copy(_HERE / "torch_model.py", folder / "torch_model.py")
+
+
+def _file_name(kind: str, batch: int) -> str:
+    return f"{kind.replace(', ', '_')}_{batch}".lower()

@@ -1,0 +1,163 @@
+"""The kinds of step that are compiled: models, optimizers, objectives and number formats, at some size."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from own import SETTLED
+from reference import ADAGRAD, Size, reference_batches, reference_config, reference_schema
+
+from accelerators.lowering import Lowered, lower
+from ctr.config import parse_model
+from ctr.data.batches import Batch
+from ctr.data.stream import TEACHER_LOGIT
+from ctr.experiments.config import merged
+from ctr.objective.bias_constraints import resolve_families
+from ctr.optim.dense_shampoo import DenseShampoo
+from ctr.training.analysis.flops import Flops, Touched, count_flops
+from ctr.training.config import TrainConfig
+from ctr.training.device import make_deterministic
+from ctr.training.division import Place
+from ctr.training.feed import Feed, make_feed
+from ctr.training.state import TrainState, dense_weights
+from ctr.training.step import TrainStep
+from ctr.workers.collectives import ALONE, Workers
+
+OBJECTIVES = {
+    "objective": {
+        "ranking": {},
+        "distillation": {"teacher": "teacher"},
+        "bias_constraints": {"families": [{"name": "ctr", "estimated_ctr": [0.01, 0.04, 0.16, 0.32]}]},
+    }
+}
+SMALL = {"model": {"crosses": {"layers": 2, "rank": 8}, "deep": {"units": [64, 32]}}}
+"""What the compiler takes seconds for, and not minutes."""
+FACTORIZED = {"model": {"factorized": {"width": 16, "ui_units": [32], "ui_features": ["f0", "f1"]}}}
+ENSEMBLE = {"model": {"ensemble": {"components": 2}}}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of step.
+
+    Attributes:
+        changes: to the configuration of the reference model.
+        dtype: of the products.
+        is_reference: whether the changes are made to the reference model; else to an empty configuration, what
+            ``ctr train LOG`` begins with.
+        device_roots: whether the roots of Shampoo are computed in the step, and not by the host between two steps.
+    """
+
+    changes: Mapping[str, Any]
+    dtype: str = "float32"
+    is_reference: bool = True
+    device_roots: bool = False
+
+
+KINDS = {
+    "AdaGrad": Kind(ADAGRAD),
+    "AdaGrad, bfloat16": Kind(ADAGRAD, "bfloat16"),
+    "Shampoo": Kind({}),
+    "Shampoo, bfloat16": Kind({}, "bfloat16"),
+    "Shampoo, roots on the device": Kind({}, device_roots=True),
+    "defaults": Kind({}, is_reference=False),
+    "defaults, bfloat16": Kind({}, "bfloat16", is_reference=False),
+    "factorized": Kind(merged(ADAGRAD, FACTORIZED)),
+    "ensemble": Kind(merged(ADAGRAD, ENSEMBLE)),
+    "ranking, distillation, constraints": Kind(merged(ADAGRAD, OBJECTIVES)),
+    "all of these, Shampoo, bfloat16": Kind(merged(merged(FACTORIZED, ENSEMBLE), OBJECTIVES), "bfloat16"),
+}
+
+
+class DeviceShampoo(DenseShampoo):
+    """Shampoo whose roots are computed in the step: what a Keras model has under ``jit_compile`` without a callback."""
+
+    def update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor, compiled: bool) -> None:
+        self.core.update(gradients, rate, self._decayed, "device")
+
+    def exchange(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model of a kind, fresh, with its compiled step and its feeds, those of the first chip and those of all."""
+
+    config: TrainConfig
+    state: TrainState
+    step: TrainStep
+    feeds: list[Feed]
+    feeds_of: list[list[Feed]]
+
+    @property
+    def ramps(self) -> dict[str, float]:
+        return self.config.ramps_at(SETTLED)
+
+    @property
+    def rates(self) -> dict[str, float]:
+        return self.config.rates_at(SETTLED)
+
+    def lowered(self) -> Lowered:
+        return lower(self.step, self.feeds[0], self.ramps, self.rates)
+
+    def flops(self) -> Flops:
+        """What the model itself needs for an example, by its formulas, of rows and values with their padding."""
+        feed = self.feeds[0]
+        rows = len(feed.targets["label"])
+        touched = {
+            layout.name: Touched(
+                len(layout.single),
+                len(plan.values) / rows,
+                len(layout.multivalent),
+                len(plan.distinct) / rows,
+            )
+            for layout, plan in zip(feed.layouts, feed.plans, strict=True)
+        }
+        return count_flops(self.config, self.state.layouts, touched, rows)
+
+
+def build(
+    kind: Kind, size: Size, changes: Mapping[str, Any] = MappingProxyType({}), workers: Workers = ALONE
+) -> Built:
+    """A model of a kind, with further changes to its configuration, for one chip or several of the same state."""
+    # No table is divided over several chips.
+    content = merged({"compute_dtype": kind.dtype, "workers": {"divided_from_mb": 1e6}}, kind.changes)
+    content = merged(content, changes)
+    if kind.is_reference:
+        content = reference_config(content, size.batch)
+    else:
+        content, size = merged({"batch": {"rows": size.batch}}, content), replace(size, growing=True)
+    config = parse_model(TrainConfig, content, "a kind of step")
+    make_deterministic(config.seed)
+    schema = reference_schema(size)
+    constraints = config.objective.bias_constraints
+    families = () if constraints is None else resolve_families(constraints, schema)
+    state = TrainState(config.table_layouts(schema), config, kind.dtype, families, workers)
+    places = (
+        [None] if workers.size == 1 else [Place(r, workers.size, state.divided) for r in range(workers.size)]
+    )
+    feeds = [
+        [
+            make_feed(
+                _with_teacher(batch),
+                *(state.layouts, size.batch, config.objective, families),
+                ids=config.ids,
+                place=place,
+            )
+            for batch in reference_batches(size)
+        ]
+        for place in places
+    ]
+    if kind.device_roots or workers.size > 1:
+        shampoo = DeviceShampoo if kind.device_roots else DenseShampoo
+        state.dense_optimizer = shampoo(config.optimizer.dense.shampoo)
+        state.dense_optimizer.build(dense_weights(state.network))
+    return Built(config, state, TrainStep(state, config, jit=True), feeds[0], feeds)
+
+
+def _with_teacher(batch: Batch) -> Batch:
+    logits = np.linspace(-3, 0, len(batch.rows), dtype=np.float32)
+    return replace(batch, rows=replace(batch.rows, joined={**batch.rows.joined, TEACHER_LOGIT: logits}))

@@ -1,0 +1,117 @@
+"""A learning step as XLA takes it.
+
+TensorFlow gives the program of a compiled function. Its parameters are the arguments, without those that are empty, and
+then the variables; it returns what the function does, and then the new values of the variables that it changes, in the
+same memory. ``Lowered`` names them all.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ctr.training.feed import Feed
+from ctr.training.state import TrainState
+from ctr.training.step import TrainStep
+
+Spec = tuple[tuple[int, ...], str]
+"""The shape, and NumPy's name of the type."""
+
+_TYPE = re.compile(r"\b([a-z]+[0-9]*)\[([\d,]*)\]")
+_ALIAS = re.compile(r"\{ ?(\d+) ?\}: \((\d+), \{\}, [a-z]+-alias\)")
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The program of a step for feeds of one size.
+
+    Attributes:
+        hlo: XLA's ``HloModuleProto``, serialized.
+        text: the same, to read.
+        arguments: the names of what each step is given; its first parameters.
+        state: the names of the variables, as ``TrainState.variables`` has them; the other parameters.
+        results: the names of what a step returns.
+        changed: the names of the variables whose new values it returns after that.
+        specs: of all parameters, by name.
+    """
+
+    hlo: bytes
+    text: str
+    arguments: tuple[str, ...]
+    state: tuple[str, ...]
+    results: tuple[str, ...]
+    changed: tuple[str, ...]
+    specs: Mapping[str, Spec]
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(spec_bytes(self.specs[name]) for name in self.state)
+
+    @property
+    def argument_bytes(self) -> int:
+        """What goes to the device at every step."""
+        return sum(spec_bytes(self.specs[name]) for name in self.arguments)
+
+
+def spec_bytes(spec: Spec) -> int:
+    shape, dtype = spec
+    return int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+
+
+def lower(step: TrainStep, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]) -> Lowered:
+    """The learning step of a compiled ``TrainStep`` for feeds of the size of this one."""
+    function, arguments = step.learning(feed, ramps, rates)
+    given = argument_values(arguments)
+    state, variables = _captured(function, step.state), step.state.variables()
+    specs = {name: (value.shape, value.dtype.name) for name, value in given.items()}
+    specs |= {name: (tuple(variables[name].read_value().shape), variables[name].dtype.name) for name in state}
+    compiler_ir = function.experimental_get_compiler_ir(*arguments)
+    text = compiler_ir(stage="hlo")
+    aliases, order = output_aliases(text), [*given, *state]
+    slices = [f"slices/{number}" for number in range(len(step.state.families))]
+    results = ("logit", "loss", "applied", *slices, "terms")
+    if sorted(aliases) != list(range(len(results), len(results) + len(aliases))):
+        raise ValueError(f"the step does not update its state in place: {aliases}")
+    changed = tuple(order[aliases[place]] for place in sorted(aliases))
+    return Lowered(compiler_ir(stage="hlo_serialized"), text, tuple(given), state, results, changed, specs)
+
+
+def argument_values(arguments: tuple[Any, ...]) -> dict[str, np.ndarray]:
+    """The arguments of a step that are not empty, by name, in the order of its parameters."""
+    targets, plans, ramps, rates = arguments
+    groups = {"targets": targets}
+    groups |= {f"plans/{number}": plan for number, plan in enumerate(plans)}
+    groups |= {"ramps": ramps, "rates": rates}
+    values = {
+        f"{group}/{name}": part[name].numpy() for group, part in groups.items() for name in sorted(part)
+    }
+    return {name: value for name, value in values.items() if value.size}
+
+
+def output_aliases(text: str) -> dict[int, int]:
+    """Which parameter's memory each result of a program has, from the first line of its text."""
+    head = text.partition("\n")[0]
+    return {int(output): int(parameter) for output, parameter in _ALIAS.findall(head)}
+
+
+def all_reduced_bytes(text: str) -> int:
+    """The bytes that all-reduces of a program sum up over the chips."""
+    sizes = {"f32": 4, "s32": 4, "bf16": 2, "pred": 1, "u32": 4}
+    total = 0
+    for line in text.splitlines():
+        result, found, _ = line.partition(" all-reduce(")
+        if not found:
+            result, found, _ = line.partition(" all-reduce-start(")
+        for dtype, shape in _TYPE.findall(result.partition(" = ")[2]) if found else ():
+            total += sizes[dtype] * int(
+                np.prod([int(one) for one in shape.split(",") if one], dtype=np.int64)
+            )
+    return total
+
+
+def _captured(function: Any, state: TrainState) -> tuple[str, ...]:
+    """The names of the variables that a function uses, in the order of its parameters."""
+    names = {id(variable.handle): name for name, variable in state.variables().items()}
+    return tuple(names[id(handle)] for handle in function.get_concrete_function().captured_inputs)

@@ -1,0 +1,264 @@
+"""Runs the learning step of `ctr` on whatever jax finds here, a GPU, a TPU or processors: jax and NumPy are enough.
+
+    python run.py [--seconds 20] [--profile FOLDER] [--skip-torch]
+
+First the check: steps of each kind on the same batches as on a processor, where TensorFlow made them; the logits of all
+steps and the weights after the last one must agree. Roots of Shampoo are computed by the host between two steps, from
+statistics that the step collected, as the trainer does it. Then, batch by batch, how many examples a second, and how
+much memory. Where PyTorch can be imported, the same model in it, eager and compiled, takes turns with this one.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.export
+import numpy as np
+
+jax.config.update("jax_enable_x64", True)  # The steps are counted in int64.
+
+HERE = Path(__file__).resolve().parent
+# By how much logits of the first ten steps may differ: on GPUs and TPUs products of float32 may round to 10 bits.
+FIRST = {"float32": 0.02, "bfloat16": 0.05}
+# And the root of the mean square over all steps, of that of the logits: every step, Shampoo's above all, makes what is
+# left of rounding larger.
+ALL = 0.02
+SETTLED = 10_000
+"""Steps after which roots are as far apart as they will be."""
+
+
+def examples(size, count):
+    """Ids int32 [B, F] and labels float32 [B] of some batches, by Zipf's law; the same on every machine."""
+    random = np.random.default_rng(0)
+    shape = (size["batch"], size["features"])
+    ids = [((random.zipf(1.2, shape) - 1) % size["buckets"]).astype(np.int32) for _ in range(count)]
+    clicks = [random.random(len(one)) < 0.1 + 0.2 * (one[:, 0] % 2) for one in ids]
+    return list(zip(ids, (one.astype(np.float32) for one in clicks), strict=True))
+
+
+def arguments(program, ids, label):
+    """What a step is given, as arrays: which rows of the table the batch needs, and which row needs which of them."""
+    specs = {name: (shape, dtype) for name, shape, dtype in program["arguments"]}
+    keys = ids + np.arange(ids.shape[1], dtype=np.int32) * program["size"]["buckets"]
+    distinct, positions = np.unique(keys, return_inverse=True)
+    free = np.ones(ids.shape[1] * program["size"]["buckets"], bool)
+    free[distinct] = False
+    padding = np.flatnonzero(free)[: specs["plans/0/distinct"][0][0] - len(distinct)]
+    ones = np.ones(len(label), np.float32)
+    values = {
+        **{"targets/label": label, "targets/weight": ones, "targets/own_weight": ones},
+        "targets/query": np.arange(len(label)) // program["slate"],
+        "plans/0/distinct": np.concatenate([distinct, padding]),
+        "plans/0/single": positions.reshape(ids.shape),
+        **program["scalars"],
+    }
+    return [np.asarray(values[name], dtype).reshape(shape) for name, (shape, dtype) in specs.items()]
+
+
+def first_value(entry, stored):
+    """A variable as training begins: stored, of one value, or drawn."""
+    name, shape, dtype, begin = entry
+    if begin == "stored":
+        return stored[name]
+    if "scale" not in begin:
+        return np.full(shape, begin["value"], dtype)
+    drawn = np.random.default_rng(begin["seed"]).standard_normal(shape, np.float32)
+    return drawn * np.array(begin["scale"], np.float32)
+
+
+class Roots:
+    """Statistics in float64 and their roots, on the host: what exchanges with the device between two steps."""
+
+    def __init__(self, shampoo):
+        self.options, self.factors = shampoo["options"], shampoo["factors"]
+        self.totals = [np.zeros((f["count"], f["size"], f["size"])) for f in self.factors]
+        matrices = sum(f["count"] for f in self.factors)
+        self.drift, self.certified = np.zeros(matrices), np.zeros(matrices, bool)
+        self.sent, self.last, self.moved = {}, -1, 0
+
+    def gap(self, step):
+        growth, frequency = self.options["early_growth"], self.options["precondition_frequency"]
+        return min(max(int(growth * step), 1), frequency) if growth else frequency
+
+    def exchange(self, step, state):
+        """After a step: roots that were sent for come into use, statistics come, and roots of these are begun."""
+        start, frequency = self.options["start_preconditioning_step"], self.options["precondition_frequency"]
+        if step < (start if self.last < 0 else self.last + self.gap(self.last)):
+            return
+        self.use(state)
+        offset = 0
+        for total, factor in zip(self.totals, self.factors, strict=True):
+            window = np.asarray(state[factor["name"] + "/window"])
+            self.moved += window.nbytes
+            total += window
+            self.drift[offset : offset + len(total)] += np.linalg.norm(window.astype(np.float64), axis=(1, 2))
+            state[factor["name"] + "/window"] = jax.device_put(np.zeros_like(window))
+            for i, matrix in enumerate(total):
+                norm, number = np.linalg.norm(matrix), offset + i
+                steady = self.certified[number] and self.drift[number] <= self.options["drift_bound"] * norm
+                if norm > 0 and not steady:
+                    self.sent[factor["name"], i, number] = self.root(matrix, factor["exponent"])
+            offset += len(total)
+        state["shampoo/window_collections"] = jax.device_put(np.int64(0))
+        # Young statistics change fast: their roots serve at once.
+        if self.last < 0 or self.gap(step) < frequency:
+            self.use(state)
+        self.last = step
+
+    def root(self, matrix, exponent):
+        values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+        values = values + self.options["epsilon"] * values[-1] + max(-values[0], 0.0)
+        half = vectors * values ** (-exponent / 2)
+        return half @ half.T
+
+    def use(self, state):
+        for name in dict.fromkeys(name for name, *_ in self.sent):
+            roots = np.array(state[name + "/root"])
+            for (own, i, number), root in self.sent.items():
+                if own == name:
+                    roots[i], self.certified[number], self.drift[number] = root, True, 0.0
+            self.moved += roots.nbytes
+            state[name + "/root"] = jax.device_put(roots)
+        if self.sent:
+            status = np.array(state["shampoo/status"])
+            status[0] = self.certified
+            state["shampoo/status"] = jax.device_put(status)
+        self.sent = {}
+
+
+def function_of(artifact, specs, results):
+    """An artifact of StableHLO, with parameters and results of these shapes and types, as jax calls it."""
+    # A function of the same parameters and results, whose program is replaced by that of the step.
+    same = jax.jit(lambda *_: [jax.numpy.zeros(*one) for one in results], keep_unused=True)
+    anywhere = [jax.export.DisabledSafetyCheck.platform()]
+    exported = jax.export.export(same, disabled_checks=anywhere)(*specs)
+    return dataclasses.replace(exported, mlir_module_serialized=artifact).call
+
+
+class Model:
+    """A step with its state on the device."""
+
+    def __init__(self, name):
+        self.program = json.loads((HERE / f"{name}.json").read_text())
+        given, state = self.program["arguments"], self.program["state"]
+        specs = [jax.ShapeDtypeStruct(shape, dtype) for _, shape, dtype, *_ in (*given, *state)]
+        artifact = (HERE / f"{name}.stablehlo").read_bytes()
+        exported = function_of(artifact, specs, self.program["result_specs"])
+        # The state is updated where it is.
+        changed = {name for name in self.program["changed"]}
+        places = [place for place, (name, *_) in enumerate(state, len(given)) if name in changed]
+        self.step = jax.jit(exported, donate_argnums=tuple(places))
+        stored = np.load(HERE / "weights.npz")
+        values = {entry[0]: first_value(entry, stored) for entry in self.program["state"]}
+        drawn = [values[entry[0]] for entry in self.program["state"] if "scale" in entry[3]]
+        digest = hashlib.sha256(b"".join(one.tobytes() for one in drawn)).hexdigest()
+        if digest != self.program["drawn"]:
+            print("this NumPy draws other numbers than the one that made the folder: nothing can be compared")
+        self.state = {name: jax.device_put(value) for name, value in values.items()}
+        self.roots = Roots(self.program["shampoo"]) if self.program["shampoo"] else None
+        self.steps = 0
+
+    def learn(self, values):
+        """A step; returns the logits from before it."""
+        found = self.step(*values, *self.state.values())
+        self.state |= zip(self.program["changed"], found[self.program["results"] :], strict=True)
+        self.steps += 1
+        if self.roots is not None:
+            self.roots.exchange(self.steps, self.state)
+        return found[0]
+
+
+def check(name):
+    """Whether steps here give what they gave where the folder was made."""
+    model, expected = Model(name), np.load(HERE / f"{name}.expected.npz")
+    program = model.program
+    feeds = [arguments(program, *one) for one in examples(program["size"], program["feeds"])]
+    steps = len(expected["logits"])
+    logits = np.stack([np.asarray(model.learn(feeds[step % len(feeds)])) for step in range(steps)])
+    difference = logits - expected["logits"]
+    first, spread = (
+        float(np.abs(difference[:10]).max()),
+        float(np.sqrt(np.mean(difference**2)) / logits.std()),
+    )
+    weights = {key: np.asarray(model.state[key]) for key in expected.files if key != "logits"}
+    apart = max(
+        np.linalg.norm(value - expected[key]) / max(np.linalg.norm(expected[key]), 1e-12)
+        for key, value in weights.items()
+    )
+    good = first <= FIRST[program["dtype"]] and spread <= ALL
+    moved = (
+        "" if model.roots is None else f", {model.roots.moved / 1e6:.1f} MB of statistics and roots exchanged"
+    )
+    print(
+        f"{name}: logits of 10 steps differ by at most {first:.2g}, of {steps} steps by {spread:.2g} of their spread, "
+        f"weights by {apart:.2g} of their norm{moved}: {'as expected' if good else 'TOO MUCH'}",
+        flush=True,
+    )
+    return good
+
+
+def rate(name, seconds, profile):
+    """Examples a second of a program, its feeds being on the device; None where they do not fit."""
+    model = Model(name)
+    program = model.program
+    if model.roots is not None:
+        model.steps = model.roots.last = SETTLED
+        model.state["shampoo/step"] = jax.device_put(np.int64(SETTLED))
+    feeds = [jax.device_put(arguments(program, *one)) for one in examples(program["size"], 2)]
+    jax.block_until_ready([model.learn(feeds[step % 2]) for step in range(4)])
+    times, begun = [], time.perf_counter()
+    while not times or time.perf_counter() - begun < seconds:
+        last = time.perf_counter()
+        jax.block_until_ready([model.learn(feeds[step % 2]) for step in range(10)])
+        times.append((time.perf_counter() - last) / 10)
+    if profile:
+        with jax.profiler.trace(str(Path(profile) / name)):
+            jax.block_until_ready([model.learn(feeds[step % 2]) for step in range(5)])
+    memory = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    shown = "" if memory is None else f", at most {memory / 1e9:.2f} GB of memory so far"
+    step = float(np.median(times))
+    print(
+        f"{name}: {program['size']['batch'] / step:,.0f} examples/s, {1000 * step:.2f} ms a step{shown}",
+        flush=True,
+    )
+    return program["size"]["batch"] / step
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--seconds", type=float, default=20, help="of measuring each batch size; 0: only the check"
+    )
+    parser.add_argument("--profile", help="a folder for profiles that TensorBoard shows")
+    parser.add_argument("--skip-torch", action="store_true")
+    given = parser.parse_args()
+    contents = json.loads((HERE / "contents.json").read_text())
+    print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}, NumPy {np.__version__}", flush=True)
+    good = all([check(name) for name in contents["checked"]])
+    if given.seconds:
+        rates = {name: rate(name, given.seconds, given.profile) for name in contents["measured"]}
+        if not given.skip_torch:
+            beside_torch(rates, given.seconds)
+    sys.exit(not good)
+
+
+def beside_torch(rates, seconds):
+    """The same model in PyTorch, where it is there."""
+    try:
+        import torch_model
+    except ImportError as error:
+        print(f"PyTorch is left out: {error}")
+        return
+    for name, own in rates.items():
+        program = json.loads((HERE / f"{name}.json").read_text())
+        if program["shampoo"] is None:
+            torch_model.compare(program, examples(program["size"], 2), own, seconds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""From XLA's own format to StableHLO, which jax compiles and runs."""
+
+from typing import Any
+
+from jax._src.interpreters import mlir as jax_mlir
+from jax._src.lib import xla_client
+from jax._src.lib.mlir import ir
+
+
+def module_of(hlo: bytes) -> ir.Module:
+    """The StableHLO module of a serialized ``HloModuleProto``."""
+    text = xla_client._xla.mlir.xla_computation_to_mlir_module(xla_client.XlaComputation(hlo))
+    with jax_mlir.make_ir_context():
+        module = ir.Module.parse(text)
+        _drop_copies(module)
+        return module
+
+
+def number_globally(module: ir.Module) -> None:
+    """Lets all-reduces count devices, whether these are replicas or parts of one program, as jax has them."""
+
+    def visit(operation: Any) -> ir.WalkResult:
+        if operation.name == "stablehlo.all_reduce":
+            operation.attributes["use_global_device_ids"] = ir.UnitAttr.get()
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+
+
+def _drop_copies(module: ir.Module) -> None:
+    """Puts what was copied for the copies: they are none of StableHLO's operations, and mean nothing in it."""
+    copies = []
+
+    def visit(operation: Any) -> ir.WalkResult:
+        if operation.name == "mhlo.copy":
+            operation.results[0].replace_all_uses_with(operation.operands[0])
+            copies.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    for operation in copies:
+        operation.erase()

@@ -1,0 +1,81 @@
+"""The TPU's compiler on a machine without a TPU: libtpu compiles for a topology that is described to it."""
+
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+# Before libtpu loads: it is not to look for a TPU, nor for the machine of a cloud around it.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
+os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+# Several processes may compile at a time: there is no TPU that they could take from each other.
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+
+import numpy as np
+from jax._src.lib import xla_client
+from jax.experimental import topologies
+
+from accelerators.stablehlo import module_of
+
+TOPOLOGY = "2x2"
+"""The smallest slice that both generations have; a program for one chip uses one of it."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program for one chip.
+
+    Attributes:
+        arguments, outputs, temporary: bytes of memory on the chip.
+        aliased: bytes of the outputs that are in the memory of arguments.
+        flops: as the compiler counts them.
+        accessed: bytes that its operations read and write in the chip's memory, as the compiler counts them.
+        text: the program as it would run.
+        memory: the compiler's report on what is in the chip's memory.
+        seconds: that it took to compile.
+    """
+
+    arguments: int
+    outputs: int
+    temporary: int
+    aliased: int
+    flops: float
+    accessed: float
+    text: str
+    memory: str
+    seconds: float
+
+
+def compile_for(chip: str, hlo: bytes, chips: int = 1) -> Compiled:
+    """Compiles a program for one chip or several, ``v5e`` or ``v6e``. Raises what the compiler raises if it cannot."""
+    module = module_of(hlo)
+    topology = topologies.get_topology_desc(platform="tpu", topology_name=f"{chip}:{TOPOLOGY}")
+    devices = tuple(topology.devices[:chips])
+    options = xla_client.CompileOptions()
+    options.num_replicas = chips
+    assignment = xla_client.DeviceAssignment.create(np.array([[one.id] for one in devices], np.int32))
+    options.device_assignment = options.executable_build_options.device_assignment = assignment
+    begun = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, module.context:
+        # jaxlib cannot read every program that libtpu makes; libtpu writes all of them.
+        debug = options.executable_build_options.debug_options
+        debug.xla_dump_to, debug.xla_dump_hlo_as_text = folder, True
+        executable = devices[0].client.compile(module, xla_client.DeviceList(devices), options)
+        (text,) = [file.read_text() for file in Path(folder).glob("*.after_codegen.txt")]
+        (report,) = [file.read_text() for file in Path(folder).glob("*-memory-usage-report.txt")]
+    seconds = time.perf_counter() - begun
+    memory, cost = executable.get_compiled_memory_stats(), executable.cost_analysis()
+    return Compiled(
+        memory.argument_size_in_bytes,
+        memory.output_size_in_bytes,
+        memory.temp_size_in_bytes,
+        memory.alias_size_in_bytes,
+        cost["flops"],
+        cost["bytes accessed"],
+        text,
+        report,
+        seconds,
+    )

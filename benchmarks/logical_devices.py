@@ -1,0 +1,107 @@
+"""Makes the same steps on one, two and four devices, and compares the logits: processors stand for chips.
+
+    .venv-tpu/bin/python benchmarks/logical_devices.py [--kinds KIND ...] [--steps 10]
+
+The program is the one that ``benchmarks/tpu.py`` compiles for the chips of a slice: each device has a part of the rows
+of every batch and all of the state, and sums over the batch are all-reduces. The exit status is 1 where a logit differs
+by more than 1e-5.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import jax
+import numpy as np
+from accelerators.folder import portable, shampoo_facts
+from accelerators.kinds import KINDS, SMALL, Built, build
+from accelerators.lowering import Lowered, argument_values
+from accelerators.replicas import Replicas
+from accelerators.runner import Roots, function_of
+from jax.sharding import Mesh, PartitionSpec
+from reference import TINY
+
+from ctr.workers.collectives import ALONE
+
+COUNTS = (1, 2, 4)
+TOLERANCE = 1e-5
+COMPARED = ("AdaGrad", "Shampoo", "defaults")
+"""Not ranking: each device has another number of pairs, and one program has one."""
+_CHIPS = "chips"
+_OF_ROWS = ("logit", "slices/")
+
+
+def logits_on(count: int, kind: str, steps: int) -> np.ndarray:
+    """The logits of some steps on so many devices, float32 [steps, B], in the order of the batch."""
+    built = build(KINDS[kind], TINY, SMALL, ALONE if count == 1 else Replicas(count))
+    lowered = built.lowered()
+    step = _step(lowered, count)
+    variables = built.state.variables()
+    state = {name: jax.numpy.asarray(variables[name].numpy()) for name in lowered.state}
+    facts = shampoo_facts(built)
+    roots = None if facts is None else Roots(facts)
+    found = []
+    for number in range(steps):
+        results = step(*_arguments(built, number), *state.values())
+        state |= zip(lowered.changed, results[len(lowered.results) :], strict=True)
+        if roots is not None:
+            roots.exchange(number + 1, state)
+        feed = built.feeds[number % len(built.feeds)]
+        found.append(feed.in_order(np.asarray(results[0])))
+    return np.stack(found)
+
+
+def _step(lowered: Lowered, count: int) -> jax.stages.Wrapped:
+    """The step over a mesh of devices: arguments and logits divided by rows, everything else on all of them."""
+    artifact, results = portable(lowered)
+    names = (*lowered.arguments, *lowered.state)
+    function = function_of(artifact, [jax.ShapeDtypeStruct(*lowered.specs[name]) for name in names], results)
+    divided, whole = PartitionSpec(_CHIPS), PartitionSpec()
+    given = [divided if lowered.specs[name][0] else whole for name in lowered.arguments]
+    returned = [divided if name.startswith(_OF_ROWS) else whole for name in lowered.results]
+    mapped = jax.shard_map(
+        function,
+        mesh=Mesh(np.array(jax.devices()[:count]), (_CHIPS,)),
+        in_specs=(*given, *[whole] * len(lowered.state)),
+        out_specs=[*returned, *[whole] * len(lowered.changed)],
+        check_vma=False,
+    )
+    return jax.jit(mapped)
+
+
+def _arguments(built: Built, number: int) -> list[np.ndarray]:
+    """What all devices are given at a step, behind each other."""
+    of_all = [
+        argument_values(built.step.learning(feeds[number % len(feeds)], built.ramps, built.rates)[1])
+        for feeds in built.feeds_of
+    ]
+    return [
+        np.concatenate([values[name] for values in of_all]) if first.ndim else first
+        for name, first in of_all[0].items()
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Compare steps on one device and on several.")
+    parser.add_argument("--kinds", nargs="+", choices=COMPARED, default=list(COMPARED), metavar="KIND")
+    parser.add_argument("--steps", type=int, default=10)
+    arguments = parser.parse_args(argv)
+    jax.config.update("jax_enable_x64", True)
+    good = True
+    for kind in arguments.kinds:
+        alone, *others = [logits_on(count, kind, arguments.steps) for count in COUNTS]
+        apart = [float(np.abs(other - alone).max()) for other in others]
+        shown = ", ".join(f"{one:.2g} on {count}" for count, one in zip(COUNTS[1:], apart, strict=True))
+        good &= max(apart) <= TOLERANCE
+        said = "as expected" if max(apart) <= TOLERANCE else "TOO MUCH"
+        print(f"{kind}: logits differ from those of one device by at most {shown}: {said}", flush=True)
+    sys.exit(not good)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""One worker of a traced run: what it exchanges in a step, by kind, in bytes and milliseconds. Prints JSON.
+
+    TF_CONFIG=... python benchmarks/parts/traced_worker.py LOG CONFIG RUN
+
+An exchange is of the kind of the name scope that it lies in (``ctr.training.step_exchange``); those outside of these
+are the sums of calibrators and of the objective. Its time ends when its result is there: the time in which this worker
+waits for others is in it, and products may go on beside it.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+import yaml
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+from ctr.config import parse_model
+from ctr.training.config import TrainConfig
+from ctr.training.loop import train
+from ctr.workers.cluster import read_cluster
+from ctr.workers.collectives import ALONE, join
+
+FIRST, STEPS = 8, 8
+"""Steps before those that are traced, and how many these are."""
+KINDS = ("exchange_rows", "exchange_gradients", "all_reduce", "gather_scores")
+OTHER = "small sums"
+OPERATIONS = ("CollectiveReduceV2", "CollectiveAllToAllV2", "CollectiveGatherV2")
+
+
+def kind_of(name: str) -> str:
+    """The kind of an exchange by the name of its operation, or by the scope it is made in."""
+    return next((kind for kind in KINDS if kind in name), OTHER)
+
+
+def count_bytes() -> dict[str, tf.Variable]:
+    """Lets every collective operation that is added to a graph from now on count the bytes it is given."""
+    counted = {kind: tf.Variable(0, dtype=tf.int64) for kind in (*KINDS, OTHER)}
+
+    def counting(operation: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+        def call(**arguments: Any) -> tf.Tensor:
+            tensor = arguments["input"]
+            size = tf.size(tensor, out_type=tf.int64) * tensor.dtype.size
+            with tf.control_dependencies([counted[kind_of(tf.get_current_name_scope())].assign_add(size)]):
+                return operation(**{**arguments, "input": tf.identity(tensor)})
+
+        return call
+
+    for name in OPERATIONS:
+        setattr(tf.raw_ops, name, counting(getattr(tf.raw_ops, name)))
+    return counted
+
+
+def read_milliseconds(folder: Path) -> dict[str, float]:
+    """Milliseconds of the exchanges in a trace, by kind."""
+    space = xplane_pb2.XSpace()
+    space.ParseFromString(next(folder.rglob("*.xplane.pb")).read_bytes())
+    spent: dict[str, float] = defaultdict(float)
+    for plane in space.planes:
+        names = {number: metadata.name for number, metadata in plane.event_metadata.items()}
+        for event in (event for line in plane.lines for event in line.events):
+            name, _, operation = names[event.metadata_id].partition("#")[0].rpartition(":")
+            if operation in OPERATIONS:
+                spent[kind_of(name)] += event.duration_ps / 1e9
+    return spent
+
+
+def main(log: Path, config: Path, run: Path) -> dict[str, Any]:
+    """Trains, and traces some steps."""
+    cluster = read_cluster()
+    workers = join(cluster, 600.0) if cluster is not None else ALONE
+    counted, folder = count_bytes(), Path(tempfile.mkdtemp())
+    begun: dict[str, int] = {}
+    ends: list[float] = []
+
+    def progress(examples: int, metrics: dict[str, Any]) -> None:
+        ends.append(time.perf_counter())
+        if len(ends) == FIRST:
+            begun.update({kind: int(variable) for kind, variable in counted.items()})
+            tf.profiler.experimental.start(str(folder))
+        elif len(ends) == FIRST + STEPS:
+            begun.update({kind: int(variable) - begun[kind] for kind, variable in counted.items()})
+            tf.profiler.experimental.stop()
+
+    content = parse_model(TrainConfig, yaml.safe_load(config.read_text()), str(config))
+    # The first worker alone makes progress.
+    train(log, content, run, progress=progress, workers=workers)
+    spent = read_milliseconds(folder) if ends else {}
+    return {
+        "step_ms": 1000 * (ends[FIRST + STEPS - 1] - ends[FIRST - 1]) / STEPS if ends else None,
+        "kinds": {
+            kind: {"bytes": begun.get(kind, 0) / STEPS, "ms": spent.get(kind, 0.0) / STEPS}
+            for kind in counted
+        },
+    }
+
+
+if __name__ == "__main__":
+    print("RESULT", json.dumps(main(*(Path(argument) for argument in sys.argv[1:]))), flush=True)
+    sys.stdout.flush()
+    os._exit(0)

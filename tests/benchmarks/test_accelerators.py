@@ -1,0 +1,114 @@
+"""Steps for accelerators: what their programs are checked for, and which parameter is which variable."""
+
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
+
+
+def _imported(name: str) -> Iterator[ModuleType]:
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        yield import_module(name)
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+@pytest.fixture(scope="module")
+def checks() -> Iterator[ModuleType]:
+    yield from _imported("accelerators.checks")
+
+
+@pytest.fixture(scope="module")
+def kinds() -> Iterator[ModuleType]:
+    yield from _imported("accelerators.kinds")
+
+
+@pytest.fixture(scope="module")
+def lowering() -> Iterator[ModuleType]:
+    yield from _imported("accelerators.lowering")
+
+
+@pytest.fixture(scope="module")
+def reference() -> Iterator[ModuleType]:
+    yield from _imported("reference")
+
+
+CLEAN = "HloModule a, input_output_alias={ {0}: (1, {}, may-alias) }\n  %x = f32[4]{0} add(f32[4] %a, f32[4] %b)\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("%x = f64[] convert(f32[] %a)", "float64"),
+        ("%x = ((f32[2], u32[]), token[]) infeed(token[] %a)", "calls the host"),
+        ("%x = (f32[], u32[], token[]) send(f32[] %a, token[] %b), is_host_transfer=true", "calls the host"),
+        (
+            '%x = f32[] custom-call(), custom_call_target="xla_python_cpu_callback"',
+            "custom calls: xla_python",
+        ),
+        ("%x = f32[<=128,4]{1,0} add(%a, %b)", "dynamic shapes"),
+        ("%x = f32[4,<=128]{1,0} add(%a, %b)", "dynamic shapes"),
+    ],
+)
+def test_what_a_tpu_cannot_run_is_found_in_the_program_and_in_what_the_compiler_made(checks, line, fault):
+    assert checks.program_faults(CLEAN, CLEAN) == []
+    (given,) = checks.program_faults(CLEAN + line, CLEAN)
+    (compiled,) = checks.program_faults(CLEAN, CLEAN + line)
+    assert given.startswith("the step ") and fault in given
+    assert compiled.startswith("the compiled step ") and fault in compiled
+
+
+def test_what_the_compiler_marks_itself_is_no_fault_and_float64_only_where_it_is_asked_for(checks):
+    mark = '%x = u32[] custom-call(s64[] %a), custom_call_target="X64SplitLow"'
+    assert checks.program_faults(CLEAN, CLEAN + mark) == []
+    assert checks.program_faults(CLEAN + mark, CLEAN)
+    assert checks.program_faults(CLEAN + "f64[2]", CLEAN + "f64[2]", may_be_wide=True) == []
+
+
+def test_limits(checks):
+    assert checks.number_faults("v5e", 10**9, 10**8, 1.05) == []
+    assert checks.number_faults("v5e", 10**9, 10**8, None) == []
+    assert "GiB, more than the 16 of a v5e" in checks.number_faults("v5e", 20 * 2**30, 0, 1.0)[0]
+    assert checks.number_faults("v6e", 20 * 2**30, 0, 1.0) == []
+    assert "temporary" in checks.number_faults("v6e", 2 * 10**9, 6 * 10**8, 1.0)[0]
+    assert "1.20 times" in checks.number_faults("v6e", 0, 0, 1.2)[0]
+
+
+def test_state_that_is_copied_is_named(checks, lowering):
+    head = "HloModule a, input_output_alias={ {2}: (5, {}, may-alias), {4}: (6, {}, must-alias) }, x={}"
+    text = head + "\n{9}: (1, {}, may-alias)"
+    aliases = lowering.output_aliases(text)
+    assert aliases == {2: 5, 4: 6}
+    assert checks.in_place_faults(["a", "b", "c"], 2, aliases) == ["not updated in place: b"]
+    assert checks.in_place_faults(["a"], 2, aliases) == []
+
+
+@pytest.mark.parametrize("kind", ["Shampoo", "ranking, distillation, constraints", "defaults"])
+def test_the_parameters_of_a_lowered_step_are_named(kinds, reference, kind):
+    built = kinds.build(kinds.KINDS[kind], reference.TINY, kinds.SMALL)
+    lowered = built.lowered()
+    head = lowered.text.partition("\n")[0]
+    layout = head.partition("entry_computation_layout={(")[2].partition(")->")[0]
+    types = [part.split("{")[0].split()[-1] for part in layout.replace("*/", " ").split(", ")]
+    short = {"float32": "f32", "int32": "s32", "int64": "s64", "bool": "pred"}
+    named = [*lowered.arguments, *lowered.state]
+    expected = [
+        f"{short[lowered.specs[name][1]]}[{','.join(map(str, lowered.specs[name][0]))}]" for name in named
+    ]
+    assert types == expected
+    assert len(set(named)) == len(named)
+    # What it learns it returns, in the same memory.
+    assert {name for name in lowered.state if name.startswith(("rows/", "dense/"))} <= {*lowered.changed}
+    assert "f64[" not in lowered.text
+    assert lowered.state_bytes == sum(
+        int(np.prod(built.state.variables()[name].read_value().shape))
+        * built.state.variables()[name].dtype.size
+        for name in lowered.state
+    )
