@@ -17,7 +17,6 @@ from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import target_signature
 from ctr.objective.total import loss_and_terms, next_duals, normalizer, slices_of
 from ctr.optim.gradients import all_finite
-from ctr.optim.kfac import Factors
 from ctr.optim.momentum import clip_by_global_norm
 from ctr.optim.online_newton import BatchSums, CalibrationStep
 from ctr.optim.protocol import ProductOptimizer, RowGradient
@@ -57,8 +56,8 @@ class _Differentiated(NamedTuple):
     """A batch's scores as in ``StepResult``, and the gradients of its rows and of the dense weights.
 
     ``alone`` is the logit that the linear weights learn by, float32 [B], ``left`` what the effects of queries leave of
-    its curvature, float32 [B], or None where there are none in it, ``calibration`` the steps of the calibrators,
-    ``factors`` those of the linear products and whether they were collected, where the dense optimizer needs them.
+    its curvature, float32 [B], or None where there are none in it, ``calibration`` the steps of the calibrators, and
+    ``factors`` what ``ProductOptimizer.observe`` takes.
     """
 
     logit: tf.Tensor
@@ -70,7 +69,7 @@ class _Differentiated(NamedTuple):
     alone: tf.Tensor
     left: tf.Tensor | None
     calibration: list[CalibrationStep]
-    factors: tuple[list[Factors], tf.Tensor] | None = None
+    factors: tuple[Any, tf.Tensor] | None = None
 
 
 def scored_part(objective: ObjectiveConfig) -> ObjectiveConfig:
