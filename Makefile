@@ -28,7 +28,7 @@ help:
 	@echo "make bench   how fast it is, beside others and beside the machine's limits; numbers in runs/bench.json"
 	@echo "make bench-all  every other benchmark, one after the other"
 	@echo "make tpu     every kind of training step through the TPU's compiler, without a TPU; takes hours (needs Linux on x86-64)"
-	@echo "make tpu-small  the same of a tiny model, in minutes"
+	@echo "make tpu-small  the same of a tiny model, for one generation, in minutes"
 	@echo "make accelerator  a folder with training steps that jax runs on a GPU or TPU without TensorFlow, checked here"
 	@echo "make lock    requirements.lock anew from pyproject.toml (UPGRADE=1: with newer versions)"
 	@echo "make flink   the tests on a real Flink (needs Java 17, and Maven for the jars)"
@@ -96,7 +96,8 @@ tpu: $(TPU_INSTALLED)
 	$(TPU_BIN)/python benchmarks/tpu.py --out runs/tpu.json
 
 tpu-small: $(TPU_INSTALLED)
-	$(TPU_BIN)/python benchmarks/tpu.py --small
+	$(TPU_BIN)/python benchmarks/tpu.py --small --chips v5e
+	$(TPU_BIN)/python benchmarks/logical_devices.py
 
 accelerator: $(TPU_INSTALLED)
 	$(TPU_BIN)/python benchmarks/accelerator.py --out runs/accelerator

@@ -209,26 +209,27 @@ class Campaign:
 
 
 def plot(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Memory against logloss, a curve for each policy: of the first seed, then without ``none``."""
+    """Memory against logloss, a curve for each policy: of the first seed; the second time without ``none``."""
     first = [line for line in lines if line["seed"] == lines[0]["seed"]]
     (whole,) = (line for line in first if line["policy"] == "unbounded")
     with mpl.rc_context({"svg.hashsalt": "ids", "svg.fonttype": "none", "font.size": 9}):
         figure = Figure(figsize=(10, 4), layout="constrained")
         axes = figure.subplots(1, 2)
-        for policy in (*POLICIES, "buckets"):
+        for number, policy in enumerate((*POLICIES, "buckets")):
             points = sorted(
                 (line["bytes"] / 1e6, line["logloss"]) for line in first if line["policy"] == policy
             )
             if policy != "buckets":
                 points.append((whole["bytes"] / 1e6, whole["logloss"]))
-            for one in axes:
-                one.plot(*zip(*points, strict=True), marker="o", markersize=4, label=policy)
+            for one in axes if policy != "none" else axes[:1]:
+                one.plot(*zip(*points, strict=True), f"C{number}o-", markersize=4, label=policy)
+        sizes = sorted({round(line["bytes"] / 1e6, 1) for line in first if line["policy"] != "none"})
         for one in axes:
             one.axhline(whole["logloss"], color="gray", linestyle=":", label="every id has a slot")
             one.set(xscale="log", xlabel="memory of ids, MB", ylabel="progressive logloss")
-        others = [line["logloss"] for line in first if line["policy"] != "none"]
-        margin = 0.05 * (max(others) - min(others))
-        axes[1].set(ylim=(min(others) - margin, max(others) + margin), title="the same without `none`")
+            one.set_xticks(sizes, [str(size) for size in sizes])
+            one.minorticks_off()
+        axes[1].set_title("without none")
         axes[0].legend()
         figure.savefig(path, format="svg", metadata={"Date": None})
 

@@ -28,11 +28,13 @@ from accelerators.checks import (
     number_faults,
     program_faults,
 )
-from accelerators.kinds import KINDS, SMALL, build
+from accelerators.kinds import KINDS, SMALL, SMALL_ROOTS, build
 from accelerators.lowering import all_reduced_bytes, output_aliases
 from accelerators.replicas import Replicas
+from accelerators.roofline import roofline, touched_bytes
 from reference import REFERENCE, TINY, Size, table
 
+from ctr.experiments.config import merged
 from ctr.io.files import write_atomic_bytes
 from ctr.workers.collectives import ALONE
 
@@ -52,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             found.append(one)
             state = "; ".join(one["faults"]) or "passes"
             print(f"{one['kind']}, {one['chip']}: {state} ({one.get('seconds', 0):.0f} s)", flush=True)
-    print(f"\n{report(found)}")
+    print(f"\n{report(found)}\n\n{report_roofline(found)}")
     if arguments.out is not None:
         write_atomic_bytes(arguments.out, (json.dumps(found, indent=1) + "\n").encode())
     sys.exit(any(one["faults"] for one in found))
@@ -62,6 +64,8 @@ def measure(
     name: str, size: Size, changes: Mapping[str, Any], chips: Sequence[str], reports: Path | None
 ) -> list[dict[str, Any]]:
     """Compiles a kind of step for chips: what it needs there, and what is wrong with it."""
+    if changes and KINDS[name.removesuffix(ON_SLICE)].device_roots:
+        changes = merged(changes, SMALL_ROOTS)
     chips_each = CHIPS_OF_SLICE if name.endswith(ON_SLICE) else 1
     kind, max_ratio = (
         KINDS[name.removesuffix(ON_SLICE)],
@@ -103,6 +107,9 @@ def measure(
             "sent_bytes": lowered.argument_bytes,
             "seconds": compiled.seconds,
         }
+        if not kind.device_roots:
+            rows = len(built.feeds[0].targets["label"])
+            one["roofline"] = roofline(chip, compiled.flops, touched_bytes(built), rows)
     return found
 
 
@@ -123,6 +130,21 @@ def report(found: Sequence[dict[str, Any]]) -> str:
         numbers = [f"{one['flops'] / 1e9:.2f}", ratio, f"{one['sent_bytes'] / 1e3:.0f}"]
         numbers += [f"{one['all_reduced_bytes'] / 1e6:.2f}", f"{one['seconds']:.0f}"]
         rows.append([one["kind"], one["chip"], *(f"{number:.1f}" for number in megabytes), *numbers])
+    return table(head, rows)
+
+
+def report_roofline(found: Sequence[dict[str, Any]]) -> str:
+    """The table of what a step would take at best."""
+    head = [
+        *("kind of step", "chip", "operations us", "state us", "state and activations us"),
+        "million examples/s of a chip at best",
+    ]
+    rows = []
+    for one in found:
+        if best := one.get("roofline"):
+            times = [f"{best[key]:.0f}" for key in ("computing_us", "state_us", "everything_us")]
+            low, high = best["examples_per_second"]
+            rows.append([one["kind"], one["chip"], *times, f"{low / 1e6:.1f} to {high / 1e6:.1f}"])
     return table(head, rows)
 
 

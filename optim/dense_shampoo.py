@@ -91,7 +91,11 @@ class DenseShampoo:
     def exchange(self) -> None:
         """Exchanges statistics for roots if that is due."""
         core = self.core
-        between_steps(core.options, core.layout, core.state, core.host)
+        if core.options.eigenvalue_correction or core.division.workers.size > 1:
+            # Bases are no symmetric matrices, which have their second moments; workers exchange in graphs.
+            core.exchange()
+        else:
+            between_steps(core.options, core.layout, core.state, core.host)
 
     def report(self) -> dict[str, float | int]:
         """How the roots are doing (``ctr.optim.report.report``); a trainer counts the steps that it skips itself."""

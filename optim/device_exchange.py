@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from ctr.optim import statistics
 from ctr.optim.exchange import due
 from ctr.optim.host import Exchange, HostPipeline
 from ctr.optim.options import ShampooOptions
@@ -47,6 +48,7 @@ def between_steps(
         status=np.array(state.status.numpy()),
         counters=np.array(state.counters.numpy()),
         correction=_correction(options, sent),
+        identity=_identity(options, sent),
     )
     before = exchange.status[_ROOT_STEP].copy()
     host.collect(exchanged_at, exchange)
@@ -70,7 +72,11 @@ def _blank(state: ShampooState) -> list[np.ndarray]:
 
 
 def _correction(options: ShampooOptions, collections: int) -> float:
-    return 1.0 if options.beta2 == 1.0 else 1.0 - options.beta2**collections
+    return float(statistics.corrected_by(options, tf.constant(collections)))
+
+
+def _identity(options: ShampooOptions, collections: int) -> float:
+    return float(statistics.initial(options, tf.constant(collections)))
 
 
 def _fold(options: ShampooOptions, layout: ShampooLayout, state: ShampooState, exchange: Exchange) -> int:
@@ -86,7 +92,9 @@ def _fold(options: ShampooOptions, layout: ShampooLayout, state: ShampooState, e
         exchange.status[_DRIFT, factor.matrices] += np.linalg.norm(change, axis=(1, 2))
         window.assign(tf.zeros_like(window))
     state.window_collections.assign(0)
-    exchange.correction = _correction(options, int(state.collections.numpy()))
+    collections = int(state.collections.numpy())
+    exchange.correction = _correction(options, collections)
+    exchange.identity = _identity(options, collections)
     return moved
 
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 from ctr.optim import diagonal, eigenbasis
 from ctr.optim.options import ShampooOptions
 from ctr.optim.preconditioning import precondition
-from ctr.optim.state import ShampooLayout, ShampooState
+from ctr.optim.state import STATUS, ShampooLayout, ShampooState
 
 
 def needs_identity(options: ShampooOptions) -> bool:
@@ -15,10 +15,12 @@ def needs_identity(options: ShampooOptions) -> bool:
     return options.eigenvalue_correction or options.factor_update == "kl"
 
 
-def set_identity(state: ShampooState) -> None:
-    """Makes all roots identities, in place."""
-    for root in state.roots:
-        root.assign(tf.eye(root.shape[1], batch_shape=[root.shape[0]], dtype=root.dtype))
+def set_identity(layout: ShampooLayout, state: ShampooState, status: tf.Tensor) -> None:
+    """Makes roots that are not there yet identities, in place; ``status`` [S, M] of the matrices of ``layout``."""
+    certified = status[STATUS.index("certified")]
+    for factor, root in zip(layout.factors, state.roots, strict=True):
+        is_there = certified[factor.matrices][:, tf.newaxis, tf.newaxis] > 0
+        root.assign(tf.where(is_there, root, tf.eye(factor.size, dtype=root.dtype)))
 
 
 def rotate(layout: ShampooLayout, state: ShampooState, stacked: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -109,7 +109,7 @@ class RowOneSided(RowAdaGrad):
                     factor, place = self._layout.table_factors[index]
                     (products,) = owners.all_reduce([row_statistics(part[:, :-1])])
                     found.setdefault(factor, {})[place] = products
-        weight = schedule.collection_weight(self.options, step, tf.float32)
+        weight = schedule.collection_weight(self.options, step, self.state.dtype)
 
         def collect() -> None:
             for factor, products in found.items():

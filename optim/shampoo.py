@@ -132,7 +132,10 @@ class ShampooCore:
             else tf.cast(learning_rate, state.dtype)
         )
         if directions.needs_identity(options):
-            when(tf.equal(step, 1), lambda: directions.set_identity(state))
+            status = state.status.read_value()
+            is_missing = tf.reduce_any(tf.equal(status[STATUS.index("certified")], 0))
+            own = self.division.take_status(status)
+            when(is_missing, lambda: directions.set_identity(self.division.own, state, own))
         dense, rows = split_gradients(gradients, self.weights, self.layout.tables, state.dtype)
         dense = self.division.take(self._regularized(dense, decayed))
         stacked = self.division.stack(dense, state.dtype)

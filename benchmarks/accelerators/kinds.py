@@ -35,6 +35,10 @@ OBJECTIVES = {
 }
 SMALL = {"model": {"crosses": {"layers": 2, "rank": 8}, "deep": {"units": [64, 32]}}}
 """What the compiler takes seconds for, and not minutes."""
+SMALL_ROOTS = {"model": {"crosses": {"layers": 0}, "deep": {"units": [32]}}}
+"""The same of roots on the device, whose float64 becomes a very long program."""
+DAMPED = {"optimizer": {"dense": {"shampoo": {"epsilon": 1e-2}}}}
+"""With the default of 1e-6, a step of Shampoo makes differences of rounding a thousand times larger."""
 FACTORIZED = {"model": {"factorized": {"width": 16, "ui_units": [32], "ui_features": ["f0", "f1"]}}}
 ENSEMBLE = {"model": {"ensemble": {"components": 2}}}
 

@@ -27,6 +27,8 @@ TARGETS = (
     "Shampoo over AdaGrad, batch 16384",
     "ranking, distillation and constraints, over the logistic loss alone",
     "metrics, of the step",
+    "step with growing ids, over buckets",
+    "reader with growing ids, of buckets",
     "ctr --help, seconds",
     "first step, seconds",
 )

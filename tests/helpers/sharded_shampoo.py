@@ -8,6 +8,7 @@ import tensorflow as tf
 import shampoo_reference as reference
 from ctr.optim.dense_shampoo import DenseShampoo
 from ctr.workers.collectives import ALONE, Workers
+from ctr.workers.parts import Part
 
 RATE = 0.125
 STEPS = 60
@@ -112,6 +113,11 @@ def between_steps(workers: Workers = ALONE) -> dict[str, np.ndarray]:
     return {str(i): weight.numpy() for i, weight in enumerate(weights)}
 
 
+def taken(part: Part, whole: np.ndarray) -> np.ndarray:
+    """A worker's part of an array."""
+    return (whole if part.shape is None else whole.reshape(-1))[part.rows]
+
+
 def resumed(workers: Workers, case: str, path: str, begin: int) -> dict[str, np.ndarray]:
     """Goes on from what ``path`` holds of a whole run, each worker with its parts, from a step on.
 
@@ -123,7 +129,7 @@ def resumed(workers: Workers, case: str, path: str, begin: int) -> dict[str, np.
     with np.load(path) as arrays:
         for name, variable in optimizer.variables.items():
             whole = arrays[f"state|{name}"]
-            variable.assign(parts[name].take(whole) if name in parts else whole)
+            variable.assign(taken(parts[name], whole) if name in parts else whole)
         for i, weight in enumerate(weights):
             weight.assign(arrays[f"weight|{i}"])
     found: dict[str, np.ndarray] = {}

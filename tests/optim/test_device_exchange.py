@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import shampoo_reference as reference
+from ctr.optim.dense_shampoo import DenseShampoo
 from ctr.optim.device_exchange import between_steps, create_on_host, pack, unpack
 from ctr.optim.state import STATUS
 
@@ -34,6 +35,9 @@ def test_a_packed_matrix_comes_back(size):
         {"precondition_frequency": 4, "early_growth": 0.5, "statistics_frequency": 2},
         {"precondition_frequency": 2, "beta2": 0.9, "drift_bound": 0.3},
         {"precondition_frequency": 3, "solver": "coupled"},
+        {"precondition_frequency": 3, "beta2": 0.9, "initial_statistics": 100.0},
+        {"precondition_frequency": 3, "beta2": 0.9, "bias_correction": False, "damping": "absolute"},
+        {"precondition_frequency": 3, "factor_update": "kl", "exponent_override": 2},
     ],
 )
 def test_steps_and_state_are_those_of_the_exchange_of_everything(changed):
@@ -54,6 +58,36 @@ def test_steps_and_state_are_those_of_the_exchange_of_everything(changed):
         for mine, theirs in zip(one.weights, other.weights, strict=True):
             np.testing.assert_allclose(theirs, mine, rtol=1e-4, atol=1e-5)
     assert one.report()["refreshed"] == other.report()["refreshed"] > 0
+
+
+@pytest.mark.parametrize("changed", [{"beta2": 0.9}, {"basis_change": "keep", "beta2": 0.9}, {}])
+def test_eigenbases_are_those_of_a_step_on_the_host(changed):
+    options = reference.options(block_size=4, eigenvalue_correction=True, precondition_frequency=3, **changed)
+    weights = [[tf.Variable(w, dtype=tf.float32) for w in reference.initial(SHAPES)] for _ in range(2)]
+    one, other = (DenseShampoo(options) for _ in range(2))
+    for optimizer, own in zip((one, other), weights, strict=True):
+        optimizer.build({str(number): weight for number, weight in enumerate(own)})
+    for gradients in reference.drifting(SHAPES, 17, condition=30):
+        values = [tf.constant(g, tf.float32) for g in gradients]
+        one.update(values, tf.constant(RATE), compiled=False)
+        other.update(values, tf.constant(RATE), compiled=True)
+        # Between steps: bases come into use one step later.
+        other.exchange()
+    assert one.report()["layers_ready"] == other.report()["layers_ready"] == 2
+    for variable, root in zip(other.core.state.roots, one.core.state.roots, strict=True):
+        unit = np.einsum("nij,nik->njk", variable.numpy(), variable.numpy())
+        np.testing.assert_allclose(unit, np.broadcast_to(np.eye(unit.shape[1]), unit.shape), atol=1e-5)
+        assert root.shape == variable.shape
+
+
+def test_roots_that_are_not_there_count_as_identities_at_any_step():
+    """As after a warm start that took the step, but no statistics."""
+    core = make(precondition_frequency=2, factor_update="kl", exponent_override=2, asynchronous=False)
+    core.state.step.assign(500)
+    for gradients in reference.drifting(SHAPES, 6):
+        core.update([tf.constant(g, tf.float32) for g in gradients], RATE)
+    report = core.report()
+    assert report["layers_ready"] == report["layers"] and not report["failed"]
 
 
 def test_triangles_of_what_is_due_move_and_nothing_else():

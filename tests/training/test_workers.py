@@ -23,7 +23,7 @@ from ctr.training.run import checkpoint
 from small_runs import SCHEMA, SMALL, draw_examples, merged, publish
 from worker_group import run_group, train_group
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 BY_TWO, BY_THREE = ("objective", "growing", "mirrored", "factorized"), ("objective", "growing")
 RAMP = {"start": 100, "length": 400}
@@ -250,7 +250,7 @@ def test_exports_hold_all_rows(runs):
     shapes = alone.get_variable_to_shape_map()
     assert shapes == together.get_variable_to_shape_map()
     weights = [name for name in shapes if name.startswith("weights/")]
-    assert max(np.prod(shapes[name]) for name in weights) > 1000
+    assert max(np.prod(shapes[name]) for name in weights) > 500
     for name in weights:
         np.testing.assert_allclose(together.get_tensor(name), alone.get_tensor(name), atol=1e-5, rtol=0)
 

@@ -1,0 +1,62 @@
+"""What a step would cost on a TPU at best: the larger of the time for its operations and that for its bytes.
+
+Not a measurement. The operations are those that the TPU's compiler counts in the program. The bytes are counted here:
+the compiler counts whole tables where a program touches some rows of them.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from accelerators.kinds import Built
+
+PEAK_FLOPS = {"v5e": 197e12, "v6e": 918e12}
+"""Operations a second of a chip in bfloat16, as Google publishes them; float32 has no rate of its own there."""
+BANDWIDTH = {"v5e": 819e9, "v6e": 1638e9}
+"""Bytes a second of a chip's memory, as Google publishes them."""
+FLOAT = 4
+_FORWARD_AND_BACKWARD = 5
+"""How often an activation goes through memory: it and its gradient are written once, and read three times in all."""
+
+
+def touched_bytes(built: Built) -> dict[str, float]:
+    """The bytes that a step reads and writes, by what they are of."""
+    feed, state = built.feeds[0], built.state
+    rows = len(feed.targets["label"])
+    tables = 0.0
+    for layout, plan in zip(state.layouts, feed.plans, strict=True):
+        # A row and its sums are read and written; a row and its gradient are read or written for each id.
+        ids = plan.single.size + plan.values.size
+        tables += FLOAT * layout.columns * (4 * len(plan.distinct) + 2 * ids)
+    dense = sum(FLOAT * int(weight.shape.num_elements()) for weight in state.dense)
+    state_bytes = sum(
+        variable.dtype.size * int(variable.shape.num_elements())
+        for name, variable in state.dense_optimizer.variables.items()
+        if not name.endswith(("/total", "/window"))
+    )
+    model, width = built.config.model, sum(len(one.features) * one.features[0].width for one in state.layouts)
+    numbers = width * (1 + 2 * model.crosses.layers) + model.crosses.rank * model.crosses.layers
+    numbers += 2 * sum(model.deep.units)
+    size = 2 if built.config.compute_dtype == "bfloat16" else FLOAT
+    return {
+        "tables": tables,
+        "dense": 3.0 * dense + 2.0 * state_bytes,
+        "activations": float(_FORWARD_AND_BACKWARD * rows * numbers * size),
+    }
+
+
+def roofline(chip: str, flops: float, touched: Mapping[str, float], rows: int) -> dict[str, Any]:
+    """The least seconds of a step: with activations that never leave the chip, and with all of them through its memory.
+
+    Args:
+        flops: of the program.
+        touched: by ``touched_bytes``.
+        rows: of the batch.
+    """
+    computing, everything = flops / PEAK_FLOPS[chip], sum(touched.values()) / BANDWIDTH[chip]
+    state = everything - touched["activations"] / BANDWIDTH[chip]
+    return {
+        "computing_us": 1e6 * computing,
+        "state_us": 1e6 * state,
+        "everything_us": 1e6 * everything,
+        "examples_per_second": [rows / max(computing, everything), rows / max(computing, state)],
+    }
