@@ -158,9 +158,10 @@ class DenseShampoo:
                 *(() if averages else ("momentum", "graft_momentum")),
             ):
                 target = new.arrays.get(f"shampoo/tensor{index}/{kind}")
-                source = old.arrays.get(f"shampoo/tensor{old_index}/{kind}")
-                if target is not None and source is not None:
-                    move.move(target, source)
+                name = f"shampoo/tensor{old_index}/{kind}"
+                # Only what is preconditioned has a momentum of the grafted step, which other options may change.
+                if target is not None and (kind != "graft_momentum" or name in old.arrays):
+                    move.move(target, old.arrays[name])
             lost = index in preconditioned and (bool(statistics) or not move.exact)
             if index in preconditioned and not lost:
                 _take_statistics(new.arrays, old.arrays, layouts, index, old_index)

@@ -22,10 +22,9 @@ def squares(blocks: tf.Tensor, axis: int) -> tf.Tensor:
 
 
 def collect(sums: tf.Variable, found: tf.Tensor, beta2: float, weight: tf.Tensor | float) -> None:
-    """Adds one collection to sums float64 [N, d], in place; to those that are not decayed with a weight."""
-    found = tf.cast(found, tf.float64)
+    """Adds one collection to sums [N, d], in place; to those that are not decayed with a weight."""
     if beta2 == 1.0:
-        sums.assign_add(tf.cast(weight, tf.float64) * found)
+        sums.assign_add(tf.cast(weight, found.dtype) * found)
     else:
         sums.assign(beta2 * sums + (1.0 - beta2) * found)
 
@@ -43,7 +42,7 @@ def precondition(
     Args:
         options: the damping.
         blocks: [N, d_0, ..., d_k-1].
-        sums: by dimension float64 [N, d_axis].
+        sums: by dimension [N, d_axis].
         exponent: e.
         correction: scalar, what the sums are to be divided by.
         identity: what was in them at the start.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from ctr.optim import diagonal, eigenbasis, statistics
+from ctr.optim import diagonal, eigenbasis
 from ctr.optim.options import ShampooOptions
 from ctr.optim.preconditioning import precondition
 from ctr.optim.state import STATUS, ShampooLayout, ShampooState
@@ -37,12 +37,24 @@ def collect_moments(options: ShampooOptions, state: ShampooState, rotated: Seque
         moments.assign(eigenbasis.update_moments(options, moments, blocks))
 
 
+def _left(options: ShampooOptions, count: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """beta2^n, scalar, in the working precision: this is part of the step, which a TPU may take."""
+    return tf.pow(tf.constant(options.beta2, dtype), tf.cast(count, dtype))
+
+
+def _correction(options: ShampooOptions, count: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """What averages of so many collections are to be divided by, scalar."""
+    if options.beta2 == 1.0 or not options.bias_correction:
+        return tf.ones([], dtype)
+    return 1.0 - _left(options, count, dtype)
+
+
 def correct(
     options: ShampooOptions, layout: ShampooLayout, state: ShampooState, rotated: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
     """The directions from gradients, or their averages, in their bases."""
     # Second moments are collected at every step.
-    correction = tf.cast(statistics.corrected_by(options, state.step.read_value()), state.dtype)
+    correction = _correction(options, state.step.read_value(), state.dtype)
     return [
         eigenbasis.from_bases(
             eigenbasis.correct(options, moments, blocks, correction),
@@ -72,8 +84,8 @@ def by_roots(
                 blocks,
                 diagonals,
                 exponent,
-                statistics.corrected_by(options, collections),
-                statistics.initial(options, collections),
+                _correction(options, collections, state.dtype),
+                options.initial_statistics * _left(options, collections, state.dtype),
             )
         found.append(blocks)
     return found

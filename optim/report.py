@@ -61,7 +61,7 @@ def describe(
                 collected = (2 if options.factor_update == "kl" else 1) / options.statistics_frequency
                 flops[owner] += 2 * elements * stack.block[axis] * (passes + collected)
             for axis in stack.diagonal:
-                statistics[owner] += 8 * stack.block[axis]
+                statistics[owner] += item * stack.block[axis]
     first = np.zeros(len(layout.tensors))
     if options.eigenvalue_correction:
         for stack in layout.stacks:

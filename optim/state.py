@@ -187,7 +187,7 @@ class ShampooState:
         momenta: for each tensor that is no table, with momentum.
         graft_momenta: with separate momenta, those of the grafted steps of tensors with a preconditioner.
         moments: with eigenvalue correction, for each stack [N, *block].
-        diagonals: for each stack by axis the sums of squares float64 [N, d], where dimensions have diagonals.
+        diagonals: for each stack by axis the sums of squares [N, d], where dimensions have diagonals.
         variables: all of them by name.
     """
 
@@ -229,7 +229,7 @@ class ShampooState:
             self.diagonals.append(
                 {
                     axis: make(
-                        f"stack{number}/{DIAGONAL}{axis}", [stack.blocks, stack.block[axis]], tf.float64
+                        f"stack{number}/{DIAGONAL}{axis}", [stack.blocks, stack.block[axis]], self.dtype
                     )
                     for axis in stack.diagonal
                 }

@@ -23,7 +23,7 @@ import tensorflow as tf
 from ctr.models.linear import Products
 
 
-def squared_norms(products: Products, gradients: Sequence[tf.Tensor], present: tf.Tensor) -> tf.Tensor:
+def squared_norms(products: Products, gradients: Sequence[tf.Tensor | None], present: tf.Tensor) -> tf.Tensor:
     """|G|^2 and S of each product, float32 [P, 2]; components of an ensemble count as one.
 
     Args:
@@ -34,6 +34,10 @@ def squared_norms(products: Products, gradients: Sequence[tf.Tensor], present: t
     count = tf.reduce_sum(present)
     found = []
     for (inputs, _), gradient in zip(products, gradients, strict=True):
+        if gradient is None:
+            # Of a head that the click's probability does not depend on.
+            found.append(tf.zeros([2]))
+            continue
         rows, sent = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32) * present[:, tf.newaxis]
         mean = tf.matmul(rows, sent, transpose_a=True) / count
         each = tf.reduce_sum(tf.square(rows), axis=2) * tf.reduce_sum(tf.square(sent), axis=2)

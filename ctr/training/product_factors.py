@@ -12,17 +12,16 @@ from ctr.optim.protocol import ProductOptimizer
 
 
 def click_likelihood(
-    optimizer: ProductOptimizer, scores: Scores, targets: Mapping[str, tf.Tensor]
+    seed: tuple[int, tf.Tensor] | None, scores: Scores, targets: Mapping[str, tf.Tensor]
 ) -> tf.Tensor:
     """The negative log-likelihood of labels under the network's own click probability, summed over rows and components.
 
     Args:
-        optimizer: which labels: sampled from that probability, or those of the rows.
+        seed: of labels that are sampled from that probability (``ProductOptimizer.seed``); None: those of the rows.
         scores: of the batch; where linear weights and network are two models, the network's logit counts.
         targets: of the batch.
     """
     logits = scores.logits if scores.network is None else scores.network
-    seed = optimizer.seed
     if seed is None:
         labels = tf.broadcast_to(targets["label"], tf.shape(logits))
     else:

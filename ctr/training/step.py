@@ -17,7 +17,6 @@ from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import target_signature
 from ctr.objective.total import loss_and_terms, next_duals, normalizer, slices_of
 from ctr.optim.gradients import all_finite
-from ctr.optim.kfac import Factors
 from ctr.optim.momentum import clip_by_global_norm
 from ctr.optim.online_newton import BatchSums, CalibrationStep
 from ctr.optim.protocol import ProductOptimizer, RowGradient
@@ -57,8 +56,8 @@ class _Differentiated(NamedTuple):
     """A batch's scores as in ``StepResult``, and the gradients of its rows and of the dense weights.
 
     ``alone`` is the logit that the linear weights learn by, float32 [B], ``left`` what the effects of queries leave of
-    its curvature, float32 [B], or None where there are none in it, ``calibration`` the steps of the calibrators,
-    ``factors`` those of the linear products and whether they were collected, where the dense optimizer needs them.
+    its curvature, float32 [B], or None where there are none in it, ``calibration`` the steps of the calibrators, and
+    ``factors`` what ``ProductOptimizer.observe`` takes.
     """
 
     logit: tf.Tensor
@@ -70,7 +69,7 @@ class _Differentiated(NamedTuple):
     alone: tf.Tensor
     left: tf.Tensor | None
     calibration: list[CalibrationStep]
-    factors: tuple[list[Factors], tf.Tensor] | None = None
+    factors: tuple[Any, tf.Tensor] | None = None
 
 
 def scored_part(objective: ObjectiveConfig) -> ObjectiveConfig:
@@ -171,8 +170,9 @@ class TrainStep:
 
     def gradient_norms(self, feed: Feed, ramps: Mapping[str, float]) -> tf.Tensor:
         """The squared norms of ``ctr.training.gradient_noise`` for each product of the network; changes nothing."""
-        feed = self.state.place(feed)
-        norms: tf.Tensor = self._compiled_norms(*_tensors(feed, self._learned_targets), _scalars(ramps))
+        (norms,) = self._compiled_norms(
+            *_tensors(self.state.place(feed), self._learned_targets), _scalars(ramps)
+        )
         return norms
 
     # The functions that are compiled.
@@ -250,16 +250,13 @@ class TrainStep:
         found = self._differentiate(targets, plans, rows, ramps, duals)
         return found.row_gradients, found.dense_gradients
 
-    def _gradient_norms(self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors) -> tf.Tensor:
+    def _gradient_norms(self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors) -> list[tf.Tensor]:
         with tf.GradientTape() as tape:
             with recording() as products:
                 scores = self._forward(self._gather(plans), plans, ramps["alpha2"])
-            logits = scores.logits if scores.network is None else scores.network
-            labels = tf.broadcast_to(targets["label"], tf.shape(logits))
-            loss = tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
-        outputs = [output for _, output in products]
-        gradients = tape.gradient(loss, outputs, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        return squared_norms(products, gradients, tf.cast(targets["own_weight"] > 0, tf.float32))
+            loss = click_likelihood(None, scores, targets)
+        gradients = tape.gradient(loss, [output for _, output in products])
+        return [squared_norms(products, gradients, tf.cast(targets["own_weight"] > 0, tf.float32))]
 
     # Their parts.
 
@@ -321,7 +318,7 @@ class TrainStep:
             else:
                 with recording() as products:
                     scores = self._forward(rows, plans, ramps["alpha2"])
-                likelihood = click_likelihood(observer, scores, targets)
+                likelihood = click_likelihood(observer.seed, scores, targets)
             logit = ensemble_logit(scores.logits)
             slices = slices_of(state.families, targets, logit)
             with tf.name_scope("loss"):

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import yaml
 
 import killed_warm_start
 from ctr.data.log import create_log, pack_ids, publish_partition, read_schema
@@ -696,7 +697,9 @@ def test_a_run_that_gives_nothing_is_refused(old, logs, schema, whole, config, c
         r"the checkpoint is not one of its config.yaml: dense/006 has the shape \[14, 8\], not \[14, 9\]",
     )
     edited = copy_run(old)
-    (edited / "config.yaml").write_text(text.replace("beta1: 0.0", "beta1: 0.5"))
+    content = yaml.safe_load(text)
+    content["optimizer"]["dense"]["shampoo"]["beta1"] = 0.5
+    (edited / "config.yaml").write_text(yaml.safe_dump(content))
     same = config.model_dump(mode="json")
     same["optimizer"]["dense"]["shampoo"]["beta1"] = 0.5
     with pytest.raises(InputError, match=r"not one of its config.yaml: .*tensor0/gradient_average"):
