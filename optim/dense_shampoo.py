@@ -116,7 +116,7 @@ class DenseShampoo:
         roots = sum(factor.count * _ROOT * factor.size**3 for factor in layout.factors)
         # Into the bases and back; and KL-Shampoo multiplies gradients by roots before their products.
         passes = (3 if options.beta1 else 2) if options.eigenvalue_correction else 1
-        collected = 2 if options.factor_update == "kl" else 1
+        collected = 2 if options.is_kl else 1
         return Cost(
             update=_elementwise_cost(options, whole, layout),
             statistics=collected * products / options.statistics_frequency,

@@ -12,7 +12,7 @@ from ctr.optim.state import ShampooLayout, ShampooState
 
 def needs_identity(options: ShampooOptions) -> bool:
     """Whether roots that are not there yet have to be identities."""
-    return options.eigenvalue_correction or options.factor_update == "kl"
+    return options.eigenvalue_correction or options.is_kl
 
 
 def set_identity(state: ShampooState) -> None:

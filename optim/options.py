@@ -9,7 +9,7 @@ import numpy as np
 Grafting = Literal["adagrad", "sgd", "rmsprop", "adam", "lars", "lamb", "sign"]
 Solver = Literal["auto", "eigh", "coupled"]
 BasisChange = Literal["project", "keep"]
-FactorUpdate = Literal["shampoo", "kl"]
+FactorUpdate = Literal["shampoo", "kl", "kl_undivided"]
 Damping = Literal["relative", "absolute"]
 LargeDimensions = Literal["none", "diagonal", "skip"]
 BlockSplit = Literal["balanced", "full"]
@@ -106,7 +106,9 @@ class ShampooOptions:
             decay.
         initial_statistics: each matrix of statistics begins as this multiple of the identity.
         factor_update: ``kl`` collects the products of the gradient that is preconditioned along all other dimensions,
-            as KL-Shampoo does (factor_update.py); it needs ``exponent_override`` 2 to be that of its paper.
+            as KL-Shampoo does (factor_update.py), divided by the size of these dimensions. ``kl_undivided`` leaves that
+            out, as PyTorch's version does; with ``beta2`` below 1 its statistics then grow and vanish without end
+            wherever a block is not a square.
         eigenvalue_correction: precondition in the eigenbases of the statistics by second moments that are collected
             there, instead of by roots (PSO App. C; SOAP; eigenbasis.py).
         basis_change: what becomes of these second moments when the bases change: ``project`` moves them into the new
@@ -250,10 +252,9 @@ class ShampooOptions:
             "solver coupled computes roots; eigenvalue_correction requires solver auto or eigh": self.solver
             == "coupled"
             and self.eigenvalue_correction,
-            "factor_update kl and eigenvalue_correction exclude each other": self.factor_update == "kl"
+            f"factor_update {self.factor_update} and eigenvalue_correction exclude each other": self.is_kl
             and self.eigenvalue_correction,
-            "factor_update kl requires that no dimension is preconditioned by a diagonal": self.factor_update
-            == "kl"
+            f"factor_update {self.factor_update} requires that no dimension is preconditioned by a diagonal": self.is_kl
             and self.large_dimensions == "diagonal",
             "grafting_scope block requires grafted_norm": self.grafting_scope == "block"
             and not self.grafted_norm,
@@ -261,6 +262,11 @@ class ShampooOptions:
         for message, wrong in refused.items():
             if wrong:
                 raise ValueError(message)
+
+    @property
+    def is_kl(self) -> bool:
+        """Whether statistics collect the products of KL-Shampoo."""
+        return self.factor_update != "shampoo"
 
     @property
     def has_integer_root(self) -> bool:

@@ -254,8 +254,8 @@ def _preconditioner(config: Any) -> dict[str, Any]:
         "ShampooPreconditionerConfig": {},
         "RootInvShampooPreconditionerConfig": {},
         "EigendecomposedShampooPreconditionerConfig": {},
-        "RootInvKLShampooPreconditionerConfig": {"factor_update": "kl"},
-        "EigendecomposedKLShampooPreconditionerConfig": {"factor_update": "kl"},
+        "RootInvKLShampooPreconditionerConfig": {"factor_update": "kl_undivided"},
+        "EigendecomposedKLShampooPreconditionerConfig": {"factor_update": "kl_undivided"},
         "EigenvalueCorrectedShampooPreconditionerConfig": {
             "eigenvalue_correction": True,
             "basis_change": "keep",

@@ -26,6 +26,7 @@ CASES = {
     "late bases": SOAP | {"start_preconditioning_step": 17, "beta2": 0.95},
     "KL-Shampoo": KL,
     "KL with other exponents": KL | {"exponent_override": None},
+    "KL without dividing": KL | {"factor_update": "kl_undivided"},
     "KL with averages": KL | {"beta1": 0.7, "momentum": 0.8},
     "diagonal": {"large_dimensions": "diagonal", "max_dimension": 6},
     "diagonals alone": {"large_dimensions": "diagonal", "max_dimension": 1},

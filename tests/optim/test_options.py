@@ -59,7 +59,7 @@ CHOICES = {
     "grafting": ("adagrad", "sgd", "rmsprop", "adam", "lars", "lamb", "sign"),
     "block_split": ("balanced", "full"),
     "large_dimensions": ("none", "diagonal", "skip"),
-    "factor_update": ("shampoo", "kl"),
+    "factor_update": ("shampoo", "kl", "kl_undivided"),
     "basis_change": ("project", "keep"),
     "damping": ("relative", "absolute"),
     "grafting_scope": ("tensor", "block"),
