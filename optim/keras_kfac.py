@@ -16,7 +16,7 @@ from ctr.optim import kfac
 from ctr.optim.kfac_core import KfacCore, Layer
 from ctr.optim.kfac_options import KfacOptions
 from ctr.optim.output_losses import LOSSES, LossName
-from ctr.optim.sequential import record_sequential
+from ctr.optim.sequential import record_sequential, refuse_probabilities
 
 
 class KfacTrainer:
@@ -24,7 +24,7 @@ class KfacTrainer:
 
     Args:
         model: Sequential, built, of dense layers and layers without weights.
-        loss: its name; cross-entropies are those of logits.
+        loss: its name; cross-entropies are those of logits, so that the last layer has no sigmoid or softmax.
         learning_rate: of every step.
         jit_compile: whether XLA compiles the step.
         **options: of ``ctr.optim.kfac_options.KfacOptions``.
@@ -46,6 +46,7 @@ class KfacTrainer:
     ) -> None:
         if loss not in LOSSES:
             raise ValueError(f"loss is {loss!r}; allowed: {', '.join(LOSSES)}")
+        refuse_probabilities(model, loss)
         self.model, self.loss, self.learning_rate = model, LOSSES[loss], learning_rate
         # Those of Keras 3 hold TensorFlow's.
         weights = [
