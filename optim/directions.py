@@ -64,12 +64,12 @@ def by_roots(
     ):
         blocks = precondition(blocks, stack.axes, [state.roots[factor] for factor in factors])
         if diagonals:
-            exponent = options.exponent(len(stack.axes) + len(stack.diagonal))
+            preconditioned, order = len(stack.axes) + len(stack.diagonal), len(stack.block)
             blocks = diagonal.precondition(
                 options,
                 blocks,
                 diagonals,
-                exponent,
+                {axis: options.side_exponent(axis, preconditioned, order) for axis in diagonals},
                 statistics.corrected_by(options, collections),
                 statistics.initial(options, collections),
             )

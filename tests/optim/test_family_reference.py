@@ -32,6 +32,11 @@ CASES = {
     "diagonals alone": {"large_dimensions": "diagonal", "max_dimension": 1},
     "decayed diagonals": {"large_dimensions": "diagonal", "max_dimension": 3, "beta2": 0.9},
     "unequal sides": {"left_share": 0.25},
+    "unequal sides, one of them a diagonal": {
+        "left_share": 0.25,
+        "large_dimensions": "diagonal",
+        "max_dimension": 6,
+    },
     "left side alone": {"left_share": 1.0},
     "right side alone": {"left_share": 0.0, "exponent_override": 3},
     "coupled decay": {"weight_decay": 0.3, "weight_decay_kind": "coupled"},
