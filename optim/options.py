@@ -116,7 +116,8 @@ class ShampooOptions:
         damping: whether ``epsilon`` is ``relative`` or ``absolute``.
         epsilon: damping, relative to the largest eigenvalue of each statistics matrix.
         exponent_override: ``p`` of the inverse root A^(-1/p); None: twice the number of preconditioned
-            dimensions. With ``eigenvalue_correction`` that of the second moments; None: 2.
+            dimensions, and with ``factor_update`` kl 2, as in its paper. With ``eigenvalue_correction`` that of the
+            second moments; None: 2.
         exponent_multiplier: ``eta`` of A^(-eta/p) (PT 3.1.4).
         left_share: ``1/p`` of PSO lemma 1, by which the exponents of a matrix are divided between its left and its
             right side, 1/p + 1/q = 1; at 1 and 0 one side remains.
@@ -256,6 +257,15 @@ class ShampooOptions:
             and self.eigenvalue_correction,
             f"factor_update {self.factor_update} requires that no dimension is preconditioned by a diagonal": self.is_kl
             and self.large_dimensions == "diagonal",
+            "eigenvalue_correction and large_dimensions diagonal exclude each other": self.eigenvalue_correction
+            and self.large_dimensions == "diagonal",
+            "eigenvalue_correction divides by one power; allowed: left_share 0, 0.5 or 1": self.eigenvalue_correction
+            and self.left_share not in (0.0, 0.5, 1.0),
+            "large_dimensions diagonal requires a left_share above 0 and below 1": self.left_share
+            in (0.0, 1.0)
+            and self.large_dimensions == "diagonal",
+            "basis_change keep requires eigenvalue_correction": self.basis_change == "keep"
+            and not self.eigenvalue_correction,
             "grafting_scope block requires grafted_norm": self.grafting_scope == "block"
             and not self.grafted_norm,
         }
@@ -275,7 +285,7 @@ class ShampooOptions:
 
     def exponent(self, preconditioned: int) -> float:
         """e of the inverse roots A^(-e) of a tensor with so many preconditioned dimensions (PSO lemma 1)."""
-        order = self.exponent_override or 2 * preconditioned
+        order = self.exponent_override or (2 if self.factor_update == "kl" else 2 * preconditioned)
         if self.exponent_multiplier > order:
             raise ValueError(
                 f"exponent_multiplier is {self.exponent_multiplier!r} and exponent_override is "

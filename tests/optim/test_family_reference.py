@@ -25,7 +25,7 @@ CASES = {
     "one long side": SOAP | {"max_dimension": 6},
     "late bases": SOAP | {"start_preconditioning_step": 17, "beta2": 0.95},
     "KL-Shampoo": KL,
-    "KL with other exponents": KL | {"exponent_override": None},
+    "KL with other exponents": KL | {"exponent_override": 4},
     "KL without dividing": KL | {"factor_update": "kl_undivided"},
     "KL with averages": KL | {"beta1": 0.7, "momentum": 0.8},
     "diagonal": {"large_dimensions": "diagonal", "max_dimension": 6},
