@@ -74,6 +74,12 @@ CASES = {
         "blend_steps": 5,
     },
     "clipped": {"update_clipping": 0.5},
+    "clipped, with separate momenta": {
+        "update_clipping": 0.1,
+        "separate_momenta": True,
+        "momentum": 0.9,
+        "start_preconditioning_step": 11,
+    },
     "clipped and averaged": {"update_clipping": 0.1, "momentum": 0.9, "weight_decay": 0.1},
 }
 
