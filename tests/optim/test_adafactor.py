@@ -238,6 +238,12 @@ def test_a_warm_start_takes_the_moments_of_whole_weights():
     differing = made(factored=False).take_over(saved(made(factored=False)), old, before, moves)
     assert set(differing.statuses.values()) == {"fresh"}
     assert differing.differing == ("factored was True, is False",)
+    # A weight that begins fresh would begin with the decay of a late step.
+    begun = saved(made())
+    partly = made().take_over(begun, old, before, {index: moves[index] for index in range(1, len(SHAPES))})
+    assert set(partly.statuses.values()) == {"fresh"}
+    assert "some weights begin fresh" in partly.why
+    assert not any(array.any() for array in begun.arrays.values())
     assert made().cost(SHAPES).update > 0
 
 
