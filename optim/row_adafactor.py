@@ -1,8 +1,8 @@
 """Adafactor for embeddings, AdaGrad for the linear weights beside them, as a ``ctr.optim.protocol.TableOptimizer``.
 
-What factoring means where a batch touches some rows alone is said in ``ctr.optim.adafactor``. A table has one or more
-copies of an embedding with a linear weight behind it; each copy's embeddings are a matrix of their own. A row is
-touched where the gradient of its embedding is not zero.
+``ctr.optim.adafactor`` defines factoring where a batch touches only some rows. A table has one or more copies of an
+embedding with a linear weight behind it; each copy's embeddings are a matrix of their own. A row is touched where the
+gradient of its embedding is not zero.
 """
 
 from collections.abc import Mapping, Sequence

@@ -96,7 +96,7 @@ def _read_one_sided(content: Any) -> Any:
 
 
 class EmbeddingOptimizerConfig(StrictModel):
-    """AdaGrad or Adafactor for embeddings; Newton's steps or AdaGrad for linear weights.
+    """AdaGrad, Adafactor or one-sided Shampoo for embeddings; Newton's steps or AdaGrad for linear weights.
 
     Attributes:
         rule: how embeddings learn: ``adagrad``, element by element; ``adafactor``, by rows and columns, for which
