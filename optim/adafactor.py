@@ -28,6 +28,7 @@ import tensorflow as tf
 
 from ctr.optim.adafactor_options import AdafactorOptions
 from ctr.optim.clipping import clip_update
+from ctr.workers.collectives import ALONE, Workers
 
 
 class RowMoments(NamedTuple):
@@ -82,20 +83,20 @@ def factored_direction(gradient: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor)
 
 
 def row_direction(
-    options: AdafactorOptions, moments: RowMoments, gradient: tf.Tensor
+    options: AdafactorOptions, moments: RowMoments, gradient: tf.Tensor, owners: Workers = ALONE
 ) -> tuple[tf.Tensor, RowMoments]:
-    """U of the touched rows [U, C] of a table, and what is kept of it after this step."""
+    """U of the touched rows [U, C] of a table, and what is kept of it after this step; sums are of all owners' rows."""
     touched = touched_rows(gradient)
     squared = touched * (tf.square(gradient) + options.epsilon1)
-    count = tf.reduce_sum(touched)
+    count, total = owners.all_reduce([tf.reduce_sum(touched), tf.reduce_sum(squared, axis=0)])
     steps, table_steps = moments.steps + touched, moments.table_steps + tf.minimum(count, 1.0)
     decay = second_moment_decay(options, tf.maximum(steps, 1.0))
-    rows = decay * moments.rows + (1.0 - decay) * tf.reduce_mean(squared, axis=1, keepdims=True)
+    rows = decay * moments.rows + (1.0 - decay) * _mean(squared, 1)
     rows = tf.where(touched > 0, rows, moments.rows)
     decay = second_moment_decay(options, tf.maximum(table_steps, 1.0))
-    found = tf.math.divide_no_nan(tf.reduce_sum(squared, axis=0), count)
+    found = tf.math.divide_no_nan(total, count)
     columns = tf.where(count > 0, decay * moments.columns + (1.0 - decay) * found, moments.columns)
-    share = tf.math.divide_no_nan(columns, tf.reduce_mean(columns))
+    share = tf.math.divide_no_nan(columns, _mean(columns, 0))
     direction = tf.math.divide_no_nan(gradient, tf.sqrt(rows))
     direction = tf.math.divide_no_nan(direction, tf.sqrt(share)[tf.newaxis])
     return direction, RowMoments(rows, steps, columns, table_steps)
@@ -106,20 +107,30 @@ def touched_rows(gradient: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.reduce_any(gradient != 0, axis=1, keepdims=True), gradient.dtype)
 
 
-def clip(options: AdafactorOptions, update: tf.Tensor, touched: tf.Tensor | None = None) -> tf.Tensor:
+def _mean(values: tf.Tensor, axis: int) -> tf.Tensor:
+    """The mean along an axis; 0 of nothing."""
+    return tf.reduce_sum(values, axis=axis, keepdims=True) / max(int(values.shape[axis]), 1)
+
+
+def clip(
+    options: AdafactorOptions, update: tf.Tensor, touched: tf.Tensor | None = None, owners: Workers = ALONE
+) -> tf.Tensor:
     """U / max(1, RMS(U) / d) (algorithm 4, line 9); RMS is that of the touched rows."""
     if not options.clipping:
         return update
-    return clip_update(update, root_mean_square(update, touched), (), options.clipping)
+    return clip_update(update, root_mean_square(update, touched, owners), (), options.clipping)
 
 
-def root_mean_square(values: tf.Tensor, touched: tf.Tensor | None = None) -> tf.Tensor:
-    """RMS, scalar; of the touched rows of [U, C] where ``touched`` [U, 1] is given; 0 of nothing."""
+def root_mean_square(
+    values: tf.Tensor, touched: tf.Tensor | None = None, owners: Workers = ALONE
+) -> tf.Tensor:
+    """RMS, scalar; of all owners' touched rows of [U, C] where ``touched`` [U, 1] is given; 0 of nothing."""
     if touched is None:
         count = tf.cast(tf.size(values), values.dtype)
     else:
         values, count = touched * values, tf.reduce_sum(touched) * float(values.shape[1])
-    return tf.sqrt(tf.math.divide_no_nan(2.0 * tf.nn.l2_loss(values), count))
+    total, count = owners.all_reduce([2.0 * tf.nn.l2_loss(values), count])
+    return tf.sqrt(tf.math.divide_no_nan(total, count))
 
 
 def step_size(
@@ -128,18 +139,20 @@ def step_size(
     weight: tf.Tensor,
     step: tf.Tensor,
     touched: tf.Tensor | None = None,
+    owners: Workers = ALONE,
 ) -> tf.Tensor:
     """a, scalar (algorithm 4, line 3; algorithm 6, line 4).
 
     Args:
         options: what it depends on.
-        rate: scalar.
+        rate: scalar, or of any shape.
         weight: X, before the step.
         step: float scalar, 1 at the first step.
         touched: of a table's rows, [U, 1].
+        owners: of the table's rows.
     """
     if options.inverse_sqrt:
         rate = tf.minimum(rate, tf.math.rsqrt(tf.maximum(step, 1.0)))
     if not options.relative_steps:
         return rate
-    return rate * tf.maximum(root_mean_square(weight, touched), options.epsilon2)
+    return rate * tf.maximum(root_mean_square(weight, touched, owners), options.epsilon2)

@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from ctr.optim.output_losses import LOSSES, LossName
 from ctr.optim.record import Product, Recorded, singly
-from ctr.optim.sequential import is_sequential, record_sequential
+from ctr.optim.sequential import is_sequential, record_sequential, refuse_probabilities
 
 FIRST_ORDER = ("gradient", "individual", "norms", "second_moment", "variance")
 SECOND_ORDER = ("ggn", "ggn_mc", "hessian", "kfac", "kflr", "kfra")
@@ -71,7 +71,8 @@ def statistics_of(
     Args:
         model: a Keras Sequential of dense layers and layers without weights, or an object with
             ``record`` (``ctr.optim.record.Recorded``).
-        loss: a name; or a function of labels and outputs [B, C] that returns the loss of each row, [B], for quantities
+        loss: a name, where cross-entropies are those of logits, so that the model's last layer has no sigmoid or
+            softmax; or a function of labels and outputs [B, C] that returns the loss of each row, [B], for quantities
             of first order alone.
         batch: inputs and labels.
         quantities: those of ``FIRST_ORDER`` and ``SECOND_ORDER`` that are wanted.
@@ -87,6 +88,8 @@ def statistics_of(
         ValueError: a quantity, loss or layer that is not known, or not defined here.
     """
     _check(loss, quantities, groups)
+    if isinstance(loss, str):
+        refuse_probabilities(model, loss)
     inputs, labels = batch
     labels = tf.convert_to_tensor(labels)
     second_tape = tf.GradientTape(persistent=True) if "hessian" in quantities else None
@@ -94,7 +97,7 @@ def statistics_of(
     with tf.GradientTape(persistent=True) as tape:
         if second_tape is not None:
             second_tape.__enter__()
-        outputs, products = _record(model, inputs)
+        outputs, products = _record(model, inputs, "kfra" in quantities)
         values = losses(labels, outputs)
         total = tf.reduce_sum(values)
     tensors = [product.outputs for product in products]
@@ -143,9 +146,9 @@ def _check(loss: Any, quantities: Sequence[str], groups: Any) -> None:
             raise ValueError(f"{quantity} requires a loss by name; allowed: {', '.join(get_args(LossName))}")
 
 
-def _record(model: Any, inputs: Any) -> tuple[tf.Tensor, Sequence[Product]]:
+def _record(model: Any, inputs: Any, slopes: bool) -> tuple[tf.Tensor, Sequence[Product]]:
     if is_sequential(model):
-        return record_sequential(model, tf.convert_to_tensor(inputs))
+        return record_sequential(model, tf.convert_to_tensor(inputs), slopes)
     if not hasattr(model, "record"):
         raise ValueError(
             f"{type(model).__name__} reports no products; allowed: Sequential, or a model with record()"
@@ -285,7 +288,8 @@ def _kfra(found: dict[str, LayerStatistics], products: Sequence[Product], root: 
     for product in reversed(products):
         if product.slope is None or product.matrix is None:
             raise ValueError(
-                f"kfra requires that an element-wise activation follows {product.names[0]}, in a Sequential model"
+                f"kfra requires that nothing but element-wise functions follows {product.names[0]}, in a "
+                "Sequential model"
             )
         averaged *= tf.matmul(product.slope, product.slope, transpose_a=True) / rows
         factors = _input_factor(product.inputs, rows), np.asarray(averaged)

@@ -177,8 +177,7 @@ def _preconditioned(merged: Shape, options: ShampooOptions) -> tuple[tuple[int, 
     axes = tuple(axis for axis, size in enumerate(merged) if size <= options.max_dimension)
     if axes == (0, 1) == tuple(range(len(merged))) and options.left_share in (0.0, 1.0):
         return ((0,) if options.left_share == 1.0 else (1,)), ()
-    # Second moments in a rotated space have an element for each of the tensor's: nothing is left for a diagonal.
-    if options.large_dimensions != "diagonal" or options.eigenvalue_correction:
+    if options.large_dimensions != "diagonal":
         return axes, ()
     return axes, tuple(axis for axis in range(len(merged)) if axis not in axes)
 

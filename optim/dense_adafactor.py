@@ -78,7 +78,8 @@ class DenseAdafactor:
     ) -> TakenOver:
         """Takes over the moments of weights that are taken whole; nothing of another optimizer.
 
-        All moments decay by one number of steps, so that this is taken over with the first of them.
+        All moments decay by one number of steps. At a late one, moments that begin with nothing would be far too small,
+        so that nothing is taken over where a weight begins fresh.
         """
         fresh: dict[int, Status] = dict.fromkeys(moves, "fresh")
         if not isinstance(before, DenseAdafactor):
@@ -89,19 +90,29 @@ class DenseAdafactor:
         )
         if differing:
             return TakenOver(fresh, differing)
+        for index in range(len(new.shapes)):
+            if index not in moves or not self._is_taken(new, old, index, *moves[index]):
+                return TakenOver(
+                    fresh, why="moments decay by one number of steps, and some weights begin fresh"
+                )
         for index, (old_index, move) in moves.items():
-            shape = new.shapes[index]
-            whole = move.exact and tuple(shape) == tuple(old.shapes[old_index])
-            if not whole and (is_factored(self.options, shape) or not move.fills(shape)):
-                continue
             for name, target in new.arrays.items():
                 if name.startswith(f"adafactor/tensor{index}/"):
                     source = old.arrays[name.replace(f"/tensor{index}/", f"/tensor{old_index}/")]
-                    if whole:
+                    if _is_whole(new, old, index, old_index, move):
                         target[...] = source
                     else:
                         move.move(target, source)
-            fresh[index] = "taken"
-        if "taken" in fresh.values():
-            new.arrays["adafactor/step"][...] = old.arrays["adafactor/step"]
-        return TakenOver(fresh)
+        new.arrays["adafactor/step"][...] = old.arrays["adafactor/step"]
+        return TakenOver(dict.fromkeys(moves, "taken"))
+
+    def _is_taken(self, new: Saved, old: Saved, index: int, old_index: int, move: Move) -> bool:
+        """Whether all moments of a weight come from those of the old one; sums of rows are of whole ones alone."""
+        shape = new.shapes[index]
+        in_parts = not is_factored(self.options, shape) and move.fills(shape)
+        return in_parts or _is_whole(new, old, index, old_index, move)
+
+
+def _is_whole(new: Saved, old: Saved, index: int, old_index: int, move: Move) -> bool:
+    """Whether a weight is the old one as it lies."""
+    return move.exact and tuple(new.shapes[index]) == tuple(old.shapes[old_index])

@@ -120,7 +120,7 @@ class DenseShampoo:
         roots = sum(factor.count * _ROOT * factor.size**3 for factor in layout.factors)
         # Into the bases and back; and KL-Shampoo multiplies gradients by roots before their products.
         passes = (3 if options.beta1 else 2) if options.eigenvalue_correction else 1
-        collected = 2 if options.factor_update == "kl" else 1
+        collected = 2 if options.is_kl else 1
         return Cost(
             update=_elementwise_cost(options, whole, layout),
             statistics=collected * products / options.statistics_frequency,
@@ -137,12 +137,14 @@ class DenseShampoo:
             return TakenOver(fresh, why=f"the optimizer was {before.name}, is {self.name}")
         differing = self._differing(before, _MEANING)
         # Corrected by the number of steps, which is one for all weights.
-        counted = self.options.beta1 > 0 or self.options.grafting == "adam"
+        options = self.options
+        counted = options.beta1 > 0 or options.grafting in ("adam", "lamb")
+        counted |= options.eigenvalue_correction and options.beta2 < 1.0
         all_exact = len(moves) == len(new.shapes) and all(move.exact for _, move in moves.values())
         if differing or not moves:
             return TakenOver(fresh, differing)
         if counted and not all_exact:
-            why = "beta1 or adam correct all averages by one number of steps, and some weights begin fresh"
+            why = "averages are corrected by one number of steps, and some weights begin fresh"
             return TakenOver(fresh, why=why)
         averages = self._differing(before, ("momentum", "separate_momenta"))
         layouts = lay_out(self.options, new.shapes), lay_out(before.options, old.shapes)

@@ -33,7 +33,7 @@ def precondition(
     options: ShampooOptions,
     blocks: tf.Tensor,
     sums: Mapping[int, tf.Tensor],
-    exponent: float,
+    exponents: Mapping[int, float],
     correction: tf.Tensor,
     identity: tf.Tensor | float = 0.0,
 ) -> tf.Tensor:
@@ -43,7 +43,7 @@ def precondition(
         options: the damping.
         blocks: [N, d_0, ..., d_k-1].
         sums: by dimension [N, d_axis].
-        exponent: e.
+        exponents: e by dimension.
         correction: scalar, what the sums are to be divided by.
         identity: what was in them at the start.
     """
@@ -52,7 +52,7 @@ def precondition(
         largest = tf.reduce_max(statistics, axis=1, keepdims=True)
         damping = options.epsilon * (largest if options.damping == "relative" else tf.ones_like(largest))
         damped = tf.where(largest > 0, statistics + damping, tf.ones_like(statistics))
-        powers = tf.cast(tf.pow(damped, tf.constant(-exponent, values.dtype)), blocks.dtype)
+        powers = tf.cast(tf.pow(damped, tf.constant(-exponents[axis], values.dtype)), blocks.dtype)
         shape = [blocks.shape[0]] + [
             size if dimension == axis else 1 for dimension, size in enumerate(blocks.shape[1:])
         ]

@@ -12,7 +12,7 @@ from ctr.optim.state import STATUS, ShampooLayout, ShampooState
 
 def needs_identity(options: ShampooOptions) -> bool:
     """Whether roots that are not there yet have to be identities."""
-    return options.eigenvalue_correction or options.factor_update == "kl"
+    return options.eigenvalue_correction or options.is_kl
 
 
 def set_identity(layout: ShampooLayout, state: ShampooState, status: tf.Tensor) -> None:
@@ -78,12 +78,12 @@ def by_roots(
     ):
         blocks = precondition(blocks, stack.axes, [state.roots[factor] for factor in factors])
         if diagonals:
-            exponent = options.exponent(len(stack.axes) + len(stack.diagonal))
+            preconditioned, order = len(stack.axes) + len(stack.diagonal), len(stack.block)
             blocks = diagonal.precondition(
                 options,
                 blocks,
                 diagonals,
-                exponent,
+                {axis: options.side_exponent(axis, preconditioned, order) for axis in diagonals},
                 _correction(options, collections, state.dtype),
                 options.initial_statistics * _left(options, collections, state.dtype),
             )

@@ -13,24 +13,26 @@ from typing import Any
 import tensorflow as tf
 
 from ctr.optim import kfac
+from ctr.optim.gradients import all_finite
 from ctr.optim.kfac_core import KfacCore, Layer
 from ctr.optim.kfac_options import KfacOptions
 from ctr.optim.output_losses import LOSSES, LossName
-from ctr.optim.sequential import record_sequential
+from ctr.optim.sequential import record_sequential, refuse_probabilities
 
 
 class KfacTrainer:
     """Trains a model.
 
     Args:
-        model: Sequential, built, of dense layers and layers without weights.
-        loss: its name; cross-entropies are those of logits.
+        model: Sequential, built, of dense layers and layers without weights; layers that are frozen stay as they are.
+        loss: its name; cross-entropies are those of logits, so that the last layer has no sigmoid or softmax.
         learning_rate: of every step.
         jit_compile: whether XLA compiles the step.
         **options: of ``ctr.optim.kfac_options.KfacOptions``.
 
     Attributes:
         core: the optimizer; its ``variables`` are all of its state.
+        nonfinite_steps: int64, steps that were skipped for a gradient that is not finite.
 
     Raises:
         ValueError: a loss, an option or a layer that is not allowed.
@@ -46,17 +48,26 @@ class KfacTrainer:
     ) -> None:
         if loss not in LOSSES:
             raise ValueError(f"loss is {loss!r}; allowed: {', '.join(LOSSES)}")
+        refuse_probabilities(model, loss)
         self.model, self.loss, self.learning_rate = model, LOSSES[loss], learning_rate
         # Those of Keras 3 hold TensorFlow's.
         weights = [
             weight if isinstance(weight, tf.Variable) else weight.value for weight in model.trainable_weights
         ]
-        layers, number = [], 0
-        for layer in model.layers:
-            if type(layer).__name__ == "Dense":
-                layers.append(Layer(number, number + 1 if layer.use_bias else None))
-                number += 1 + bool(layer.use_bias)
+        numbers = {id(weight): number for number, weight in enumerate(model.trainable_weights)}
+        layers = [
+            Layer(numbers[id(layer.kernel)], numbers[id(layer.bias)] if layer.use_bias else None)
+            for layer in model.layers
+            if type(layer).__name__ == "Dense" and id(layer.kernel) in numbers
+        ]
+        # Frozen layers have products, too.
+        self._learning = {
+            layer.name
+            for layer in model.layers
+            if type(layer).__name__ == "Dense" and id(layer.kernel) in numbers
+        }
         self.core = KfacCore(KfacOptions(**options), weights, layers)
+        self.nonfinite_steps = tf.Variable(0, trainable=False, dtype=tf.int64)
         self._step = tf.function(self._take_step, jit_compile=jit_compile or None, autograph=False)
 
     def step(self, inputs: Any, labels: Any) -> tf.Tensor:
@@ -69,6 +80,7 @@ class KfacTrainer:
             outputs, products = record_sequential(self.model, inputs)
             losses = self.loss.values(labels, outputs)
             mean, total = tf.reduce_mean(losses), tf.reduce_sum(losses)
+        products = [product for product in products if product.names[0] in self._learning]
         gradients = tape.gradient(mean, core.weights)
         tensors = [product.outputs for product in products]
         if core.options.fisher == "sampled":
@@ -84,5 +96,11 @@ class KfacTrainer:
             )
             for product, one in zip(products, sent, strict=True)
         ]
-        core.update(gradients, tf.constant(self.learning_rate, core.dtype), found, core.collects())
+
+        def update() -> tf.Tensor:
+            core.update(gradients, tf.constant(self.learning_rate, core.dtype), found, core.collects())
+            return tf.constant(0, tf.int64)
+
+        skipped = tf.cond(all_finite(gradients), update, lambda: tf.constant(1, tf.int64))
+        self.nonfinite_steps.assign_add(skipped)
         return mean

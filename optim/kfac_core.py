@@ -2,7 +2,8 @@
 
 A step takes the gradients and, every few steps, the sums of ``kfac.factors`` over the batch. Weights in no product take
 AdaGrad's step. Inverses are computed within the step, by operations that XLA compiles as well, in float64; one that is
-not finite leaves the previous one, and is counted. A layer uses AdaGrad's step until it has its first.
+not finite, or whose sums are not, leaves the previous one, and is counted. A batch with factors that are not finite is
+left out of all sums; these factors are counted, too. A layer uses AdaGrad's step until it has its first inverses.
 """
 
 from collections.abc import Sequence
@@ -121,12 +122,20 @@ class KfacCore:
             self._move(index, direction, tf.cast(rate, self.dtype), decayed)
 
     def _collect(self, found: Sequence[Factors]) -> None:
+        if not found:
+            return
         decay = self.options.decay
+        finite = tf.stack([_all_finite(one) for one in found])
+        # Nothing would ever take a number that is not finite out of the sums again; and all have one number of
+        # collections.
+        whole = tf.reduce_all(finite)
+        self.failed.assign_add(tf.math.count_nonzero(~finite))
         for number, one in enumerate(found):
-            for side, value in zip(("inputs", "outputs"), one, strict=True):
+            for side, value in zip(Factors._fields, one, strict=True):
                 kept = self.variables[f"layer{number}/{side}"]
-                kept.assign(decay * kept + (1.0 - decay) * tf.cast(value, tf.float64))
-        self.collections.assign_add(1)
+                new = decay * kept + (1.0 - decay) * tf.cast(value, tf.float64)
+                kept.assign(tf.where(whole, new, kept))
+        self.collections.assign_add(tf.cast(whole, tf.int64))
 
     def _invert(self) -> None:
         options, ready, dampings = self.options, [], []
@@ -135,9 +144,15 @@ class KfacCore:
         good = []
         for number in range(len(self.layers)):
             sums = Factors(
-                *(self.variables[f"layer{number}/{side}"] / correction for side in Factors._fields)
+                *(
+                    tf.math.divide_no_nan(self.variables[f"layer{number}/{side}"].read_value(), correction)
+                    for side in Factors._fields
+                )
             )
             # A layer that is switched off has no gradients yet.
+            finite = _all_finite(sums)
+            # Decompositions of other numbers may raise an error, or never end.
+            sums = Factors(*(tf.where(finite, one, tf.eye(one.shape[0], dtype=one.dtype)) for one in sums))
             there = (kfac.mean_eigenvalue(sums.inputs) > 0) & (kfac.mean_eigenvalue(sums.outputs) > 0)
             damping = kfac.whole_damping(sums, options.damping, options.relative_damping)
             damping = tf.where(there, damping, tf.ones_like(damping))
@@ -148,9 +163,7 @@ class KfacCore:
                 for side, matrix in zip(("left", "right"), sums, strict=True):
                     new[f"{side}_values"], new[side] = tf.linalg.eigh(matrix)
             cast = {name: tf.cast(value, self.dtype) for name, value in new.items()}
-            sound = tf.reduce_all(
-                tf.stack([tf.reduce_all(tf.math.is_finite(value)) for value in cast.values()])
-            )
+            sound = finite & _all_finite(list(cast.values()))
             use = there & sound
             for name, value in cast.items():
                 variable = self.variables[f"layer{number}/{name}"]
@@ -231,3 +244,8 @@ class KfacCore:
             "refreshed": int(self.refreshed.numpy()),
             "failed": int(self.failed.numpy()),
         }
+
+
+def _all_finite(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Whether all numbers are finite, bool scalar."""
+    return tf.reduce_all(tf.stack([tf.reduce_all(tf.math.is_finite(value)) for value in values]))

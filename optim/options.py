@@ -9,7 +9,7 @@ import numpy as np
 Grafting = Literal["adagrad", "sgd", "rmsprop", "adam", "lars", "lamb", "sign"]
 Solver = Literal["auto", "eigh", "coupled"]
 BasisChange = Literal["project", "keep"]
-FactorUpdate = Literal["shampoo", "kl"]
+FactorUpdate = Literal["shampoo", "kl", "kl_undivided"]
 Damping = Literal["relative", "absolute"]
 LargeDimensions = Literal["none", "diagonal", "skip"]
 BlockSplit = Literal["balanced", "full"]
@@ -106,7 +106,9 @@ class ShampooOptions:
             decay.
         initial_statistics: each matrix of statistics begins as this multiple of the identity.
         factor_update: ``kl`` collects the products of the gradient that is preconditioned along all other dimensions,
-            as KL-Shampoo does (factor_update.py); it needs ``exponent_override`` 2 to be that of its paper.
+            as KL-Shampoo does (factor_update.py), divided by the size of these dimensions. ``kl_undivided`` leaves that
+            out, as PyTorch's version does; with ``beta2`` below 1 its statistics then grow and vanish without end
+            wherever a block is not a square.
         eigenvalue_correction: precondition in the eigenbases of the statistics by second moments that are collected
             there, instead of by roots (PSO App. C; SOAP; eigenbasis.py).
         basis_change: what becomes of these second moments when the bases change: ``project`` moves them into the new
@@ -114,7 +116,8 @@ class ShampooOptions:
         damping: whether ``epsilon`` is ``relative`` or ``absolute``.
         epsilon: damping, relative to the largest eigenvalue of each statistics matrix.
         exponent_override: ``p`` of the inverse root A^(-1/p); None: twice the number of preconditioned
-            dimensions. With ``eigenvalue_correction`` that of the second moments; None: 2.
+            dimensions, and with ``factor_update`` kl 2, as in its paper. With ``eigenvalue_correction`` that of the
+            second moments; None: 2.
         exponent_multiplier: ``eta`` of A^(-eta/p) (PT 3.1.4).
         left_share: ``1/p`` of PSO lemma 1, by which the exponents of a matrix are divided between its left and its
             right side, 1/p + 1/q = 1; at 1 and 0 one side remains.
@@ -250,11 +253,19 @@ class ShampooOptions:
             "solver coupled computes roots; eigenvalue_correction requires solver auto or eigh": self.solver
             == "coupled"
             and self.eigenvalue_correction,
-            "factor_update kl and eigenvalue_correction exclude each other": self.factor_update == "kl"
+            f"factor_update {self.factor_update} and eigenvalue_correction exclude each other": self.is_kl
             and self.eigenvalue_correction,
-            "factor_update kl requires that no dimension is preconditioned by a diagonal": self.factor_update
-            == "kl"
+            f"factor_update {self.factor_update} requires that no dimension is preconditioned by a diagonal": self.is_kl
             and self.large_dimensions == "diagonal",
+            "eigenvalue_correction and large_dimensions diagonal exclude each other": self.eigenvalue_correction
+            and self.large_dimensions == "diagonal",
+            "eigenvalue_correction divides by one power; allowed: left_share 0, 0.5 or 1": self.eigenvalue_correction
+            and self.left_share not in (0.0, 0.5, 1.0),
+            "large_dimensions diagonal requires a left_share above 0 and below 1": self.left_share
+            in (0.0, 1.0)
+            and self.large_dimensions == "diagonal",
+            "basis_change keep requires eigenvalue_correction": self.basis_change == "keep"
+            and not self.eigenvalue_correction,
             "grafting_scope block requires grafted_norm": self.grafting_scope == "block"
             and not self.grafted_norm,
         }
@@ -263,13 +274,18 @@ class ShampooOptions:
                 raise ValueError(message)
 
     @property
+    def is_kl(self) -> bool:
+        """Whether statistics collect the products of KL-Shampoo."""
+        return self.factor_update != "shampoo"
+
+    @property
     def has_integer_root(self) -> bool:
         """Whether roots are of whole order whatever the tensor."""
         return self.exponent_multiplier == 1.0 and self.left_share in (0.0, 0.5, 1.0)
 
     def exponent(self, preconditioned: int) -> float:
         """e of the inverse roots A^(-e) of a tensor with so many preconditioned dimensions (PSO lemma 1)."""
-        order = self.exponent_override or 2 * preconditioned
+        order = self.exponent_override or (2 if self.factor_update == "kl" else 2 * preconditioned)
         if self.exponent_multiplier > order:
             raise ValueError(
                 f"exponent_multiplier is {self.exponent_multiplier!r} and exponent_override is "

@@ -9,7 +9,9 @@ these have objects or enumerations, either the object itself may be given or a m
 and the name of the enumeration's member. What cannot be the same here is refused, never ignored.
 
 Steps are equal in exact arithmetic, as long as no root fails: here none is used without its certificate, and none is
-computed again with more damping.
+computed again with more damping. This is tested against replays that were written from the sources of these
+implementations, not against the implementations themselves. Weights of a shape like [n, 1] are excluded where
+dimensions are not merged: there they are matrices with a side of one, here always vectors.
 """
 
 import math
@@ -83,7 +85,9 @@ def torch_shampoo(
         raise ValueError("inv_root_override and inverse_exponent_override exclude each other")
     options = {
         **_SYNCHRONOUS,
-        **_torch_graft(grafting_config, beta2, epsilon, bool(method.get("eigenvalue_correction"))),
+        **_torch_graft(
+            grafting_config, beta2, epsilon, bool(method.get("eigenvalue_correction")), use_bias_correction
+        ),
         **({"exponent_override": inv_root_override} if inv_root_override else {}),
         **method,
         "beta1": beta1,
@@ -214,36 +218,78 @@ def _member(value: Any) -> str:
     return str(getattr(value, "name", value)).upper()
 
 
-def _torch_graft(config: Any, beta2: float, epsilon: float, corrected: bool) -> dict[str, Any]:
+def _torch_graft(
+    config: Any, beta2: float, epsilon: float, corrected: bool, bias_correction: bool
+) -> dict[str, Any]:
     if config is None:
         # Before its first roots the other one has identities: plain gradients, or second moments as they are.
         own: dict[str, Any] = {"grafted_norm": False, "grafting": "sgd"}
         if corrected and beta2 < 1.0:
-            own |= {"grafting": "adam", "grafting_beta2": beta2, "grafting_epsilon": epsilon}
+            kind = "adam" if bias_correction else "rmsprop"
+            own |= {"grafting": kind, "grafting_beta2": beta2, "grafting_epsilon": epsilon}
         elif corrected:
             own |= {"grafting": "adagrad", "initial_accumulator": 0.0, "adagrad_epsilon": epsilon}
         return own
     name, fields = _named(config)
     kind = name.removesuffix("GraftingConfig").removesuffix("PreconditionerConfig").lower()
-    scope = {"grafting_scope": "block"}
-    if kind == "sgd":
-        return {**scope, "grafting": "sgd"}
+    if kind not in ("sgd", "adagrad", "rmsprop", "adam"):
+        raise ValueError(f"grafting_config is {name}; allowed: those of SGD, AdaGrad, RMSprop, Adam, None")
+    options: dict[str, Any] = {"grafting_scope": "block", "grafting": kind}
     if kind == "adagrad":
-        return {
-            **scope,
-            "grafting": "adagrad",
-            "initial_accumulator": 0.0,
-            "adagrad_epsilon": fields.get("epsilon", 1e-10),
+        options |= {"initial_accumulator": 0.0, "adagrad_epsilon": fields.pop("epsilon", 1e-10)}
+    elif kind != "sgd":
+        options |= {
+            "grafting_beta2": fields.pop("beta2", 0.99 if kind == "rmsprop" else 0.999),
+            "grafting_epsilon": fields.pop("epsilon", 1e-8),
         }
-    if kind in ("rmsprop", "adam"):
-        default = 0.99 if kind == "rmsprop" else 0.999
-        return {
-            **scope,
-            "grafting": kind,
-            "grafting_beta2": fields.get("beta2", default),
-            "grafting_epsilon": fields.get("epsilon", 1e-8),
-        }
-    raise ValueError(f"grafting_config is {name}; allowed: those of SGD, AdaGrad, RMSprop, Adam, None")
+    _refuse_others(name, fields)
+    return options
+
+
+def _refuse_others(name: str, fields: Mapping[str, Any]) -> None:
+    """Raises ValueError if fields of a configuration are left."""
+    if fields:
+        raise ValueError(f"there is no equal here of {', '.join(sorted(map(str, fields)))} of {name}")
+
+
+def _drop(fields: dict[str, Any], *names: str) -> None:
+    """Takes out fields that change no step in exact arithmetic."""
+    for field in [field for field in fields if field in names or field.endswith("dtype")]:
+        del fields[field]
+
+
+def _drop_unless_changed(name: str, fields: dict[str, Any], neutral: Mapping[str, Any]) -> None:
+    """Takes out fields of which one value alone has an equal here; any other one raises ValueError."""
+    for field, value in neutral.items():
+        if field in fields and (fields.pop(field) or value) != value:
+            raise ValueError(f"there is no equal here of {field} of {name}; allowed: {value!r}")
+
+
+def _check_roots(config: Any) -> None:
+    """Raises ValueError where roots or bases are computed in a way whose results are others in exact arithmetic."""
+    if config is None:
+        return
+    name, fields = _named(config)
+    exact = ("EigenConfig", "EighEigendecompositionConfig", "CoupledNewtonConfig")
+    if name not in exact:
+        raise ValueError(f"amortized_computation_config is {name}; allowed: {', '.join(exact)}")
+    if name == "CoupledNewtonConfig":
+        # These say how exact roots are.
+        _drop(fields, "tolerance", "max_iterations")
+    _drop_unless_changed(name, fields, {"tolerance": 0.0, "exponent_multiplier": 1.0})
+    stability = fields.pop("rank_deficient_stability_config", None)
+    if stability is not None and _named(stability)[0] != "PerturbationConfig":
+        raise ValueError(
+            f"rank_deficient_stability_config is {_named(stability)[0]}; allowed: PerturbationConfig"
+        )
+    _drop(
+        fields,
+        "retry_double_precision",
+        "eigendecomposition_offload_device",
+        "enhance_stability",
+        "make_positive_semidefinite",
+    )
+    _refuse_others(name, fields)
 
 
 def _preconditioner(config: Any) -> dict[str, Any]:
@@ -254,8 +300,8 @@ def _preconditioner(config: Any) -> dict[str, Any]:
         "ShampooPreconditionerConfig": {},
         "RootInvShampooPreconditionerConfig": {},
         "EigendecomposedShampooPreconditionerConfig": {},
-        "RootInvKLShampooPreconditionerConfig": {"factor_update": "kl"},
-        "EigendecomposedKLShampooPreconditionerConfig": {"factor_update": "kl"},
+        "RootInvKLShampooPreconditionerConfig": {"factor_update": "kl_undivided"},
+        "EigendecomposedKLShampooPreconditionerConfig": {"factor_update": "kl_undivided"},
         "EigenvalueCorrectedShampooPreconditionerConfig": {
             "eigenvalue_correction": True,
             "basis_change": "keep",
@@ -263,9 +309,26 @@ def _preconditioner(config: Any) -> dict[str, Any]:
     }
     if name not in methods:
         raise ValueError(f"preconditioner_config is {name}; allowed: {', '.join(sorted(methods))}")
-    if fields.get("ignored_basis_change_dims"):
-        raise ValueError("there is no equal here of ignored_basis_change_dims")
-    return methods[name] | _exponents(fields.get("inverse_exponent_override") or {}, name)
+    found = methods[name] | _exponents(fields.pop("inverse_exponent_override", None) or {}, name)
+    _check_roots(fields.pop("amortized_computation_config", None))
+    _drop_unless_changed(
+        name,
+        fields,
+        {
+            "ignored_basis_change_dims": {},
+            "use_trace_scaling": False,
+            "drop_weighting_factor_on_gsquare": False,
+        },
+    )
+    _drop(
+        fields,
+        "num_tolerated_failed_amortized_computations",
+        "use_symmetric_packing",
+        # Of trace scaling, which is off.
+        "trace_scaling_exponent",
+    )
+    _refuse_others(name, fields)
+    return found
 
 
 def _exponents(overrides: Mapping[int, Any], name: str) -> dict[str, Any]:

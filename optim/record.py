@@ -19,7 +19,8 @@ class Product(NamedTuple):
         inputs: a, [B, in] or [n, B, in]; [1, B, in] where all n have the same inputs.
         outputs: z, [B, units] or [n, B, units], with or without its bias.
         has_bias: whether a bias is added to it.
-        slope: of an element-wise activation behind it, the derivative by z, of its shape; None: not known.
+        slope: the derivative by z of the next product's inputs, or of the model's outputs, of the shape of z, where
+            each number of these depends on its own of z alone; None: it does not, or that is not known.
         matrix: W, [in, units]; None: not known.
     """
 

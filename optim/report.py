@@ -58,7 +58,7 @@ def describe(
         for owner in stack.owners:
             for axis in stack.axes:
                 passes = (3 if options.beta1 else 2) if options.eigenvalue_correction else 1
-                collected = (2 if options.factor_update == "kl" else 1) / options.statistics_frequency
+                collected = (2 if options.is_kl else 1) / options.statistics_frequency
                 flops[owner] += 2 * elements * stack.block[axis] * (passes + collected)
             for axis in stack.diagonal:
                 statistics[owner] += item * stack.block[axis]
@@ -123,7 +123,7 @@ def _treatment(options: ShampooOptions, layout: ShampooLayout, index: int) -> st
     counted = f"{blocks} block{'s' * (blocks > 1)} of {size}"
     if options.eigenvalue_correction:
         return f"eigenbases{sides}, {counted}, exponent -{options.correction_exponent:g}"
-    kind = "KL-Shampoo" if options.factor_update == "kl" else "Shampoo"
+    kind = "KL-Shampoo" if options.is_kl else "Shampoo"
     found = "/".join(f"-{value:g}" for value in dict.fromkeys(exponents.values()))
     return f"{kind}{sides}, {counted}, exponent {found}"
 

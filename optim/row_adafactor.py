@@ -1,8 +1,8 @@
 """Adafactor for embeddings, AdaGrad for the linear weights beside them, as a ``ctr.optim.protocol.TableOptimizer``.
 
-What factoring means where a batch touches some rows alone is said in ``ctr.optim.adafactor``. A table has one or more
-copies of an embedding with a linear weight behind it; each copy's embeddings are a matrix of their own. A row is
-touched where the gradient of its embedding is not zero.
+``ctr.optim.adafactor`` defines factoring where a batch touches only some rows. A table has one or more copies of an
+embedding with a linear weight behind it; each copy's embeddings are a matrix of their own. A row is touched where the
+gradient of its embedding is not zero.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim import adagrad
-from ctr.optim.adafactor import second_moment_decay, touched_rows
+from ctr.optim import adafactor, adagrad
+from ctr.optim.adafactor import RowMoments
 from ctr.optim.adafactor_options import AdafactorOptions
 from ctr.optim.protocol import Cost, RowGradient
 from ctr.optim.update_limit import limit_update
@@ -149,39 +149,12 @@ class RowAdafactor:
         owners: Workers,
     ) -> tuple[tf.Tensor, ...]:
         """The update of one copy's embeddings, and its state after it; sums are those of all owners' rows."""
-        options, width = self.options, max(int(gradient.shape[1]), 1)
-        touched = touched_rows(gradient)
-        squared = touched * (tf.square(gradient) + options.epsilon1)
-        count, total, size = owners.all_reduce(
-            [
-                tf.reduce_sum(touched),
-                tf.reduce_sum(squared, axis=0),
-                tf.reduce_sum(tf.square(touched * values)),
-            ]
-        )
-        step = self._steps[name][copy] + tf.minimum(count, 1.0)
-        decay = second_moment_decay(options, tf.maximum(step, 1.0))
-        column = self._columns[name][copy]
-        column = tf.where(
-            count > 0, decay * column + (1.0 - decay) * tf.math.divide_no_nan(total, count), column
-        )
-        times = state.touched + touched
-        decay = second_moment_decay(options, tf.maximum(times, 1.0))
-        means = tf.reduce_sum(squared, axis=1, keepdims=True) / width
-        moments = tf.where(touched > 0, decay * state.moments + (1.0 - decay) * means, state.moments)
-        share = tf.math.divide_no_nan(column, tf.reduce_sum(column) / width)
-        direction = tf.math.divide_no_nan(gradient, tf.sqrt(moments))
-        direction = tf.math.divide_no_nan(direction, tf.sqrt(share)[tf.newaxis])
-        if options.clipping:
-            (length,) = owners.all_reduce([tf.reduce_sum(tf.square(direction))])
-            rms = tf.sqrt(tf.math.divide_no_nan(length, count * width))
-            direction /= tf.maximum(1.0, rms / options.clipping)
-        if options.inverse_sqrt:
-            rates = tf.minimum(rates, tf.math.rsqrt(tf.maximum(step, 1.0)))
-        if options.relative_steps:
-            rms = tf.sqrt(tf.math.divide_no_nan(size, count * width))
-            rates *= tf.maximum(rms, options.epsilon2)
-        return rates * direction, moments, times, column, step
+        before = RowMoments(state.moments, state.touched, self._columns[name][copy], self._steps[name][copy])
+        direction, after = adafactor.row_direction(self.options, before, gradient, owners)
+        touched = adafactor.touched_rows(gradient)
+        direction = adafactor.clip(self.options, direction, touched, owners)
+        rates = adafactor.step_size(self.options, rates, values, after.table_steps, touched, owners)
+        return rates * direction, after.rows, after.steps, after.columns, after.table_steps
 
     def exchange(self) -> None:
         """Nothing: there is no work for the host."""

@@ -1,5 +1,6 @@
 """The products of a Keras Sequential model, of either Keras (``ctr.optim.record``)."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,13 +8,17 @@ import tensorflow as tf
 
 from ctr.optim.record import Product
 
+_PROBABILITIES = ("sigmoid", "softmax", "hard_sigmoid", "log_softmax", "log_sigmoid")
+
 
 def is_sequential(model: Any) -> bool:
     """Whether a model is a Sequential of Keras 2 or Keras 3."""
     return type(model).__name__ == "Sequential" and hasattr(model, "layers")
 
 
-def record_sequential(model: Any, inputs: tf.Tensor) -> tuple[tf.Tensor, Sequence[Product]]:
+def record_sequential(
+    model: Any, inputs: tf.Tensor, slopes: bool = False
+) -> tuple[tf.Tensor, Sequence[Product]]:
     """The outputs of a model, [B, C], and its products.
 
     Layers are run one by one, dense ones by their product and their activation. Others may have no trainable weights.
@@ -21,11 +26,21 @@ def record_sequential(model: Any, inputs: tf.Tensor) -> tuple[tf.Tensor, Sequenc
     Args:
         model: Sequential and built; its first layer takes ``inputs``.
         inputs: [B, ...].
+        slopes: whether products get their ``slope``; not inside a ``tf.function``.
 
     Raises:
         ValueError: a layer's products are not known.
     """
+    with contextlib.ExitStack() as stack:
+        return _record_layers(model, inputs, stack if slopes else None)
+
+
+def _record_layers(
+    model: Any, inputs: tf.Tensor, stack: contextlib.ExitStack | None
+) -> tuple[tf.Tensor, Sequence[Product]]:
+    """``record_sequential``; on the stack is, with slopes, the tape of what follows the last product."""
     values, products = inputs, []
+    tape = None
     for layer in model.layers:
         if type(layer).__name__ != "Dense":
             if layer.trainable_weights:
@@ -39,26 +54,53 @@ def record_sequential(model: Any, inputs: tf.Tensor) -> tuple[tf.Tensor, Sequenc
             raise ValueError(
                 f"the layer {layer.name} has inputs of shape {values.shape}; allowed: [rows, numbers]"
             )
+        if tape is not None and stack is not None:
+            stack.close()
+            products[-1] = products[-1]._replace(slope=_slope(tape, products[-1].outputs, values))
         matrix = tf.convert_to_tensor(layer.kernel)
         values = tf.cast(values, matrix.dtype)
         outputs = tf.matmul(values, matrix)
         if layer.use_bias:
             outputs += tf.convert_to_tensor(layer.bias)
-        product = Product((layer.name,), values, outputs, bool(layer.use_bias), matrix=matrix)
-        with tf.GradientTape() as tape:
+        products.append(Product((layer.name,), values, outputs, bool(layer.use_bias), matrix=matrix))
+        if stack is not None:
+            tape = stack.enter_context(tf.GradientTape(persistent=True, watch_accessed_variables=False))
             tape.watch(outputs)
-            activated = layer.activation(outputs) if layer.activation is not None else tf.identity(outputs)
-        element_wise = activated.shape == outputs.shape and not _mixes(layer)
-        slope = tape.gradient(activated, outputs) if element_wise else None
-        values = activated
-        products.append(product._replace(slope=slope))
+        values = outputs if layer.activation is None else layer.activation(outputs)
+    if tape is not None and stack is not None:
+        stack.close()
+        products[-1] = products[-1]._replace(slope=_slope(tape, products[-1].outputs, values))
     return values, products
+
+
+def _slope(tape: tf.GradientTape, outputs: tf.Tensor, following: tf.Tensor) -> tf.Tensor | None:
+    """The derivative of what follows a product, of its shape; None where not each number depends on its own alone.
+
+    Where it does, the derivative of a sum with any weights is these weights times that of the plain sum.
+    """
+    if following.shape != outputs.shape:
+        return None
+    weights = tf.random.stateless_normal(tf.shape(outputs), (1, 2), dtype=outputs.dtype)
+    found = [
+        tape.gradient(following, outputs, sent, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        for sent in (tf.ones_like(outputs), weights)
+    ]
+    gap = tf.reduce_max(tf.abs(found[1] - weights * found[0]))
+    return found[0] if gap <= 1e-4 * tf.reduce_max(tf.abs(found[1])) else None
+
+
+def refuse_probabilities(model: Any, loss: str) -> None:
+    """Raises ValueError where a loss of logits would be given probabilities: a last sigmoid or softmax."""
+    if not loss.endswith("crossentropy") or not is_sequential(model) or not model.layers:
+        return
+    last = model.layers[-1]
+    activation = getattr(getattr(last, "activation", None), "__name__", type(last).__name__.lower())
+    if activation in _PROBABILITIES:
+        raise ValueError(
+            f"the last layer {last.name} has the activation {activation}, and {loss} takes logits; allowed: no "
+            "activation behind the last product"
+        )
 
 
 def _takes_training(layer: Any) -> bool:
     return type(layer).__name__ in ("Dropout", "GaussianNoise", "GaussianDropout", "AlphaDropout")
-
-
-def _mixes(layer: Any) -> bool:
-    """Whether an activation is not element-wise."""
-    return getattr(layer.activation, "__name__", "") in ("softmax", "log_softmax")

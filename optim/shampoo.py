@@ -155,6 +155,9 @@ class ShampooCore:
             }
         grafts = self._grafted_directions(dense, moving, step)
         found = self._directions(dense, moving, stacked, grafts, share, step)
+        if options.separate_momenta:
+            # They have a momentum of their own.
+            grafts = self._clipped(grafts)
         averaged = {
             index: self._averaged(index, direction, grafts[index], decayed is None or decayed[index], step)
             for index, direction in self._clipped(found).items()

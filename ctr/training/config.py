@@ -96,7 +96,7 @@ def _read_one_sided(content: Any) -> Any:
 
 
 class EmbeddingOptimizerConfig(StrictModel):
-    """AdaGrad or Adafactor for embeddings; Newton's steps or AdaGrad for linear weights.
+    """AdaGrad, Adafactor or one-sided Shampoo for embeddings; Newton's steps or AdaGrad for linear weights.
 
     Attributes:
         rule: how embeddings learn: ``adagrad``, element by element; ``adafactor``, by rows and columns, for which
@@ -104,7 +104,7 @@ class EmbeddingOptimizerConfig(StrictModel):
             AdaGrad's step sizes. The last two need ``linear_rule`` adagrad.
         adafactor: options of Adafactor, for ``rule`` adafactor; ``beta1`` and ``weight_decay`` cannot be changed.
         one_sided: options of Shampoo, for ``rule`` one_sided; those of statistics and roots.
-        learning_rate: the learning rate of embeddings.
+        learning_rate: the learning rate of embeddings. Where it is not given, it is 0.01 for ``rule`` adafactor.
         initial_accumulator: initial value of AdaGrad's sums of squares of embeddings, on the scale of
             ``gradient``.
         linear_rule: how linear weights learn. ``newton``: by steps on the logistic loss that need no rate, under a
@@ -138,6 +138,13 @@ class EmbeddingOptimizerConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _resolve(cls, content: Any) -> Any:
+        if (
+            isinstance(content, dict)
+            and content.get("rule") == "adafactor"
+            and "learning_rate" not in content
+        ):
+            # As a share of the weights' own size, AdaGrad's rate would be far too large.
+            content = {**content, "learning_rate": 0.01}
         if isinstance(content, dict) and content.get("linear_rule", "auto") == "auto":
             is_old = (
                 content.get("gradient") == "mean"

@@ -55,11 +55,15 @@ class Block:
         products = {}
         for axis in self.full:
             scaled = gradient
-            if self.settings.factor_update == "kl":
+            if self.settings.factor_update != "shampoo":
                 for other in self.full:
                     if other != axis:
                         scaled = along(scaled, other, self.roots[other])
             products[axis] = unfold(scaled, axis) @ unfold(scaled, axis).T
+            if self.settings.factor_update == "kl":
+                sizes = {other: np.mean(np.linalg.eigvalsh(root) ** 2) for other, root in self.roots.items()}
+                balance = sizes[axis] / np.prod(list(sizes.values())) ** (1 / len(sizes))
+                products[axis] *= balance / unfold(scaled, axis).shape[1]
         for axis, product in products.items():
             self.sums[axis] = old * self.sums[axis] + new * product
         for axis in self.diagonal:

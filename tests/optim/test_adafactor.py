@@ -155,7 +155,7 @@ def row_history(rows, width, steps=30, seed=2):
 
 
 @pytest.mark.parametrize("jit", [None, True])
-def test_only_touched_rows_move_and_as_it_is_said(jit):
+def test_only_touched_rows_move_by_the_averages_of_rows_and_columns(jit):
     options, start = AdafactorOptions(epsilon1=1e-4), np.random.default_rng(5).normal(size=(9, 4))
     core = AdafactorCore(options, [tf.Variable(start)], tables=[0])
     update = core.update if jit is None else tf.function(core.update, jit_compile=jit)
@@ -238,6 +238,12 @@ def test_a_warm_start_takes_the_moments_of_whole_weights():
     differing = made(factored=False).take_over(saved(made(factored=False)), old, before, moves)
     assert set(differing.statuses.values()) == {"fresh"}
     assert differing.differing == ("factored was True, is False",)
+    # A weight that begins fresh would begin with the decay of a late step.
+    begun = saved(made())
+    partly = made().take_over(begun, old, before, {index: moves[index] for index in range(1, len(SHAPES))})
+    assert set(partly.statuses.values()) == {"fresh"}
+    assert "some weights begin fresh" in partly.why
+    assert not any(array.any() for array in begun.arrays.values())
     assert made().cost(SHAPES).update > 0
 
 

@@ -173,7 +173,7 @@ def test_the_diagonal_of_the_hessian_has_its_residual_terms(activation):
     assert (np.abs(first["hessian"] - first["ggn"]).max() < 1e-12) == (activation == "relu")
 
 
-def test_kronecker_factors_are_the_averages_that_they_are_said_to_be():
+def test_kronecker_factors_are_the_averages_of_their_definitions():
     loss = "categorical_crossentropy"
     model, (inputs, labels) = make(), batch(loss)
     found = statistics_of(model, loss, (inputs, labels), ("kflr", "kfra", "kfac"), samples=2)
@@ -194,6 +194,49 @@ def test_kronecker_factors_are_the_averages_that_they_are_said_to_be():
     np.testing.assert_allclose(found["second"].factors["kflr"].inputs, first.T @ first / ROWS, rtol=1e-12)
     averaged = (last @ outer.mean(0) @ last.T) * (slopes.T @ slopes / ROWS)
     np.testing.assert_allclose(found["second"].factors["kfra"].outputs, averaged, rtol=1e-11)
+
+
+def test_an_activation_may_be_a_layer_of_its_own():
+    found = []
+    for parts in ([("tanh",)], [(None,), "tanh"], [(None,), "relu"], [(lambda z: tf.nn.softmax(z),)]):
+        keras.utils.set_random_seed(3)
+        first = [
+            keras.layers.Activation(part, dtype="float64")
+            if isinstance(part, str)
+            else keras.layers.Dense(4, activation=part[0], dtype="float64", name="first")
+            for part in parts
+        ]
+        model = keras.Sequential([*first, keras.layers.Dense(3, dtype="float64", name="last")])
+        model.build([None, 6])
+        inputs, labels = batch("mse")
+        data = inputs.reshape(ROWS, -1), labels
+        if parts[0][0] is not None and parts[0][0] != "tanh":
+            with pytest.raises(ValueError, match="nothing but element-wise functions follows first"):
+                statistics_of(model, "mse", data, ("kfra",))
+            continue
+        found.append(statistics_of(model, "mse", data, ("kfra",))["first"].factors["kfra"].outputs)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-13)
+    assert np.abs(found[2] - found[1]).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("activation", "loss"),
+    [
+        ("sigmoid", "binary_crossentropy"),
+        ("softmax", "categorical_crossentropy"),
+        (None, "binary_crossentropy"),
+    ],
+)
+def test_probabilities_are_not_read_as_logits(activation, loss):
+    layers = [keras.layers.Dense(3, activation=activation)]
+    if activation is None:
+        layers.append(keras.layers.Activation("sigmoid"))
+    model = keras.Sequential(layers)
+    model.build([None, 6])
+    data = np.ones((ROWS, 6)), LABELS[loss](np.random.default_rng(0))
+    with pytest.raises(ValueError, match=f"has the activation .*, and {loss} takes logits"):
+        statistics_of(model, loss, data)
+    statistics_of(model, "mse", (data[0], np.ones((ROWS, 3))))
 
 
 @pytest.mark.parametrize("loss", LABELS)
@@ -268,5 +311,7 @@ def test_what_is_not_defined_is_refused():
     with pytest.raises(ValueError, match="ggn is not defined for groups"):
         statistics_of(model, "mse", data, ("ggn",), groups=np.zeros(ROWS, int))
     data = np.random.default_rng(0).normal(size=(3, 4)), np.ones(3)
-    with pytest.raises(ValueError, match="kfra requires that an element-wise activation follows head"):
+    with pytest.raises(
+        ValueError, match="kfra requires that nothing but element-wise functions follows head"
+    ):
         statistics_of(TwoCrosses(), "binary_crossentropy", data, ("kfra",))

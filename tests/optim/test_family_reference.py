@@ -25,12 +25,18 @@ CASES = {
     "one long side": SOAP | {"max_dimension": 6},
     "late bases": SOAP | {"start_preconditioning_step": 17, "beta2": 0.95},
     "KL-Shampoo": KL,
-    "KL with other exponents": KL | {"exponent_override": None},
+    "KL with other exponents": KL | {"exponent_override": 4},
+    "KL without dividing": KL | {"factor_update": "kl_undivided"},
     "KL with averages": KL | {"beta1": 0.7, "momentum": 0.8},
     "diagonal": {"large_dimensions": "diagonal", "max_dimension": 6},
     "diagonals alone": {"large_dimensions": "diagonal", "max_dimension": 1},
     "decayed diagonals": {"large_dimensions": "diagonal", "max_dimension": 3, "beta2": 0.9},
     "unequal sides": {"left_share": 0.25},
+    "unequal sides, one of them a diagonal": {
+        "left_share": 0.25,
+        "large_dimensions": "diagonal",
+        "max_dimension": 6,
+    },
     "left side alone": {"left_share": 1.0},
     "right side alone": {"left_share": 0.0, "exponent_override": 3},
     "coupled decay": {"weight_decay": 0.3, "weight_decay_kind": "coupled"},
@@ -68,6 +74,12 @@ CASES = {
         "blend_steps": 5,
     },
     "clipped": {"update_clipping": 0.5},
+    "clipped, with separate momenta": {
+        "update_clipping": 0.1,
+        "separate_momenta": True,
+        "momentum": 0.9,
+        "start_preconditioning_step": 11,
+    },
     "clipped and averaged": {"update_clipping": 0.1, "momentum": 0.9, "weight_decay": 0.1},
 }
 

@@ -197,6 +197,58 @@ def test_a_layer_without_gradients_waits_and_what_is_in_no_product_takes_adagrad
     assert core.report() == {"layers": 1, "layers_ready": 0, "refreshed": 0, "failed": 0}
 
 
+@pytest.mark.parametrize("form", ["inverse", "eigen"])
+def test_factors_that_are_not_finite_leave_the_previous_ones_and_are_counted(form):
+    weights = [tf.Variable(tf.ones([3, 2]))]
+    core = KfacCore(
+        KfacOptions(form=form, inverse_frequency=1, statistics_frequency=1), weights, [Layer(0, None)]
+    )
+    bad = [kfac.Factors(np.nan * tf.eye(3), tf.eye(2))]
+    for found, failed in ((bad, 1), ([kfac.Factors(tf.eye(3), tf.eye(2))], 1), (bad, 2)):
+        core.update([tf.ones([3, 2])], tf.constant(0.1), found, core.collects())
+        assert core.report()["failed"] == failed
+        assert np.isfinite(weights[0].numpy()).all()
+    assert core.report()["layers_ready"] == 1
+    np.testing.assert_allclose(core.variables["layer0/inputs"].numpy(), 0.05 * np.eye(3), rtol=1e-6)
+    # Sums that were damaged elsewhere are not decomposed, either.
+    core.variables["layer0/inputs"].assign(np.nan * np.eye(3))
+    before = core.variables["layer0/left"].numpy()
+    core.update([tf.ones([3, 2])], tf.constant(0.1), bad, core.collects())
+    assert core.report()["failed"] == 4
+    np.testing.assert_array_equal(core.variables["layer0/left"].numpy(), before)
+
+
+def test_a_step_with_a_gradient_that_is_not_finite_is_skipped():
+    model = make()
+    trainer = KfacTrainer(model, "binary_crossentropy", 0.05, form="eigen")
+    (inputs, labels), *_ = batches(1)
+    trainer.step(inputs, labels)
+    before = [weight.numpy() for weight in model.trainable_weights]
+    assert np.isnan(trainer.step(np.where(inputs > 1, np.nan, inputs), labels))
+    for weight, expected in zip(model.trainable_weights, before, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), expected)
+    assert (int(trainer.nonfinite_steps), int(trainer.core.step)) == (1, 1)
+    trainer.step(inputs, labels)
+    assert int(trainer.core.step) == 2
+
+
+def test_frozen_layers_stay_and_the_others_take_their_steps():
+    def trained(frozen):
+        model = make()
+        model.layers[0].trainable = not frozen
+        trainer = KfacTrainer(model, "binary_crossentropy", 0.05, fisher="empirical")
+        for one in batches(1):
+            trainer.step(*one)
+        return [weight.numpy() for weight in model.weights], trainer.core.report()["layers"]
+
+    (free, all_layers), (partly, some) = trained(False), trained(True)
+    start = [weight.numpy() for weight in make().weights]
+    assert (all_layers, some) == (3, 2)
+    for number, (one, other, begin) in enumerate(zip(free, partly, start, strict=True)):
+        np.testing.assert_allclose(other, begin if number < 2 else one, rtol=1e-12)
+        assert np.abs(one - begin).max() > 1e-6
+
+
 def test_what_a_warm_start_takes():
     def made():
         optimizer = DenseKfac(KfacOptions(), [Layer(0, None)])

@@ -32,6 +32,7 @@ WITH = {
     "first_exchange": {"start_preconditioning_step": None},
     "exchange_phase": {"early_growth": 0, "precondition_frequency": 100_000},
     "beta3": {"beta1": 0.5},
+    "basis_change": {"eigenvalue_correction": True},
 }
 # Allowed, refused and the interval as it is reported.
 REAL = {
@@ -59,7 +60,7 @@ CHOICES = {
     "grafting": ("adagrad", "sgd", "rmsprop", "adam", "lars", "lamb", "sign"),
     "block_split": ("balanced", "full"),
     "large_dimensions": ("none", "diagonal", "skip"),
-    "factor_update": ("shampoo", "kl"),
+    "factor_update": ("shampoo", "kl", "kl_undivided"),
     "basis_change": ("project", "keep"),
     "damping": ("relative", "absolute"),
     "grafting_scope": ("tensor", "block"),
@@ -118,7 +119,7 @@ def test_real_numbers_in_their_interval(name):
 @pytest.mark.parametrize("name", CHOICES)
 def test_words_from_their_list(name):
     for value in CHOICES[name]:
-        assert getattr(ShampooOptions(**{name: value}), name) == value
+        assert getattr(ShampooOptions(**{name: value} | WITH.get(name, {})), name) == value
     for value in ("", "Adagrad", None, 1):
         assert refusal(name, value) == ", ".join(CHOICES[name])
 
@@ -145,6 +146,13 @@ def test_switches_take_true_and_false_alone(name):
             {"factor_update": "kl", "beta2": 0.9, "large_dimensions": "diagonal"},
             "kl requires that no dimension",
         ),
+        (
+            {"eigenvalue_correction": True, "large_dimensions": "diagonal"},
+            "eigenvalue_correction and large_dimensions diagonal exclude each other",
+        ),
+        ({"eigenvalue_correction": True, "left_share": 0.25}, "allowed: left_share 0, 0.5 or 1"),
+        ({"large_dimensions": "diagonal", "left_share": 1.0}, "diagonal requires a left_share above 0"),
+        ({"basis_change": "keep"}, "basis_change keep requires eigenvalue_correction"),
         ({"grafting_scope": "block", "grafted_norm": False}, "grafting_scope block requires grafted_norm"),
         ({"left_share": 0.75, "exponent_override": 1}, "left_share is 0.75.*exponents of at most 1"),
     ],
@@ -196,3 +204,13 @@ def test_an_exponent_above_one_has_no_certified_root_and_is_refused():
 def test_settings_do_not_change_once_made():
     with pytest.raises(dataclasses.FrozenInstanceError):
         ShampooOptions().epsilon = 0.0
+
+
+def test_square_roots_are_the_default_of_kl_shampoo():
+    assert (
+        ShampooOptions(factor_update="kl").exponent(2)
+        == ShampooOptions(factor_update="kl").exponent(3)
+        == 0.5
+    )
+    assert ShampooOptions(factor_update="kl", exponent_override=4).exponent(2) == 0.25
+    assert ShampooOptions(factor_update="kl_undivided").exponent(2) == 0.25

@@ -176,6 +176,19 @@ TORCH = {
         },
         {"betas": (0.9, 0.95), "beta3": 0.9, "method": "soap", "merge": False},
     ),
+    "SOAP without correction": (
+        {
+            "betas": (0.9, 0.95),
+            "use_bias_correction": False,
+            "preconditioner_config": {
+                "type": "EigenvalueCorrectedShampooPreconditionerConfig",
+                "factor_matrix_dtype": "float64",
+                "amortized_computation_config": {"type": "EighEigendecompositionConfig", "tolerance": 0.0},
+            },
+            "use_merge_dims": False,
+        },
+        {"betas": (0.9, 0.95), "beta3": 0.9, "method": "soap", "merge": False, "bias": False},
+    ),
     "KL-Shampoo": (
         {
             "betas": (0.0, 0.9),
@@ -392,6 +405,39 @@ def test_the_steps_are_those_of_jax(case):
                 }
             },
             "inverse_exponent_override is",
+        ),
+        (
+            "torch_shampoo",
+            {"grafting_config": {"type": "SGDGraftingConfig", "epsilon": 1e-3}},
+            "no equal here of epsilon of SGDGraftingConfig",
+        ),
+        *(
+            (
+                "torch_shampoo",
+                {"preconditioner_config": {"type": "RootInvShampooPreconditionerConfig", **fields}},
+                words,
+            )
+            for fields, words in (
+                ({"use_trace_scaling": True}, "no equal here of use_trace_scaling"),
+                ({"adaptive": 1}, "no equal here of adaptive of RootInvShampooPreconditionerConfig"),
+                (
+                    {"amortized_computation_config": {"type": "QREigendecompositionConfig"}},
+                    "amortized_computation_config is QREigendecompositionConfig; allowed: EigenConfig",
+                ),
+                (
+                    {"amortized_computation_config": {"type": "EigenConfig", "exponent_multiplier": 2.0}},
+                    "no equal here of exponent_multiplier of EigenConfig",
+                ),
+                (
+                    {
+                        "amortized_computation_config": {
+                            "type": "EigenConfig",
+                            "rank_deficient_stability_config": {"type": "PseudoInverseConfig"},
+                        }
+                    },
+                    "is PseudoInverseConfig; allowed: PerturbationConfig",
+                ),
+            )
         ),
         ("jax_shampoo", {"graft_type": "RMSPROP_NORMALIZED"}, "graft_type is RMSPROP_NORMALIZED"),
         ("jax_shampoo", {"statistics_compute_steps": 2}, "no equal here of statistics_compute_steps"),

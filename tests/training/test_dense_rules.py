@@ -84,6 +84,9 @@ def test_rows_take_no_averages_and_no_newton_steps_beside_them():
 
     assert parse().linear_rule == "newton"
     assert parse(rule="adafactor").linear_rule == "adagrad"
+    rates = [parse(rule=rule).learning_rate for rule in ("adagrad", "adafactor", "one_sided")]
+    assert rates == [0.2, 0.01, 0.2]
+    assert parse(rule="adafactor", learning_rate=0.2).learning_rate == 0.2
     with pytest.raises(InputError, match="rule adafactor needs linear_rule adagrad"):
         parse(rule="adafactor", linear_rule="newton")
     with pytest.raises(InputError, match="beta1 is not allowed here: it would move all rows"):

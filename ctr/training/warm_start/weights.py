@@ -29,6 +29,8 @@ Arrays = Mapping[str, np.ndarray]
 Axis = tuple[str, str]
 
 _FIRST = "component_0/"
+_MOMENTS = ("rows_moment", "rows_touched")
+"""What Adafactor knows of the embedding in a row."""
 
 
 class Entry(NamedTuple):
@@ -126,9 +128,11 @@ def take_rows(
     places, meanings, old_meanings = old.places(), feature_meanings(new.schema), feature_meanings(old.schema)
     # The sum over a batch and its mean are gradients of different scales, and rules have state of their own.
     mine, theirs = (side.config.optimizer.embeddings for side in (new, old))
-    differs = [key for key in ("gradient", "linear_rule") if getattr(mine, key) != getattr(theirs, key)]
+    differs = [
+        key for key in ("rule", "gradient", "linear_rule") if getattr(mine, key) != getattr(theirs, key)
+    ]
     scaled = not differs
-    row_state = table_optimizer(new.config.optimizer.embeddings, new.layouts).row_state
+    row_state = table_optimizer(new.config.optimizer.embeddings, new.layouts).row_state if scaled else ()
     entries, kept = [], set()
     for name, (layout, begin, feature) in new.places().items():
         changed = (
@@ -143,7 +147,14 @@ def take_rows(
         # Components that shared their rows each go on with a copy of them.
         sources = [0 if old_layout.copies == 1 else copy for copy in range(layout.copies)]
         taken = [copy for copy in range(layout.copies) if sources[copy] < old_layout.copies]
-        for group in ("rows", *(row_state if scaled else ())):
+        if same_width and scaled:
+            _take_table_moments(
+                arrays, old_arrays, layout, old_layout, [(copy, sources[copy]) for copy in taken]
+            )
+        for group in ("rows", *row_state):
+            if group in _MOMENTS and not same_width:
+                # They are of embeddings, which begin fresh.
+                continue
             target = _by_copy(arrays[f"{group}/{layout.name}"], layout)
             source = _by_copy(old_arrays[f"{group}/{old_layout.name}"], old_layout)
             # Where ids grow, a missing value and, if there are as many, the rows that ids without a slot share.
@@ -166,6 +177,26 @@ def take_rows(
     gone = [name for name in places if name not in meanings]
     entries += [Entry("feature", name, "left", None, "the new run has none") for name in gone]
     return entries, frozenset(kept)
+
+
+def _take_table_moments(
+    arrays: dict[str, np.ndarray],
+    old_arrays: Arrays,
+    layout: TableLayout,
+    old_layout: TableLayout,
+    copies: Sequence[tuple[int, int]],
+) -> None:
+    """Puts in what Adafactor knows of a table's columns, without which moments of rows mean nothing.
+
+    Args:
+        arrays, old_arrays: see ``take_rows``.
+        layout, old_layout: tables of one width.
+        copies: by copy of the new table that of the old one.
+    """
+    for group in ("columns_moment", "table_steps"):
+        if f"{group}/{layout.name}" in arrays:
+            for copy, source in copies:
+                arrays[f"{group}/{layout.name}"][copy] = old_arrays[f"{group}/{old_layout.name}"][source]
 
 
 def _by_copy(table: np.ndarray, layout: TableLayout) -> np.ndarray:

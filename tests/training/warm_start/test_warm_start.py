@@ -407,6 +407,40 @@ def test_rows_lose_their_accumulators_when_gradients_are_of_another_scale(old, w
     assert (found["rows_accumulator/quality-4"][:, :4] == np.float32(0.01)).all()
 
 
+def test_rows_begin_adafactors_moments_anew_where_the_rule_was_another_one(old, whole, change, tmp_path):
+    rule = {"rule": "adafactor", "linear_rule": "adagrad", "learning_rate": 0.01}
+    config = change({"optimizer": {"embeddings": rule}})
+    found = begun(old, whole, config, tmp_path / "run")
+    status = table_of(tmp_path / "run")[("feature", "user")]
+    assert status[:2] == ("taken", "fresh")
+    assert "optimizer.embeddings.rule differs" in status[2]
+    np.testing.assert_array_equal(found["rows/quality-4"], weights(old)["rows/quality-4"])
+    assert not found["rows_moment/quality-4"].any()
+
+
+@pytest.mark.slow
+def test_adafactors_moments_of_rows_go_with_those_of_their_columns(
+    half, whole, logs, schema, change, tmp_path
+):
+    rule = {"rule": "adafactor", "linear_rule": "adagrad", "learning_rate": 0.01}
+    config = change({"optimizer": {"embeddings": rule}})
+    train(half, config, tmp_path / "old")
+    found, before = begun(tmp_path / "old", whole, config, tmp_path / "run"), weights(tmp_path / "old")
+    names = [name for name in before if name.startswith(("rows_", "columns_moment/", "table_steps/"))]
+    assert len({name.partition("/")[0] for name in names}) == 5
+    for name in names:
+        assert before[name].any(), name
+        np.testing.assert_array_equal(found[name], before[name])
+    assert table_of(tmp_path / "run")[("feature", "user")] == ("taken", "taken", "")
+    user, item, tags, position = schema.features
+    wider = Schema(features=(user, item, tags, position.model_copy(update={"width": 3})))
+    found = begun(tmp_path / "old", logs.publish("wider", wider), config, tmp_path / "wider")
+    assert found["rows_linear_accumulator/ui-3"].any()
+    for kind in ("rows_moment", "rows_touched", "columns_moment", "table_steps"):
+        assert before[f"{kind}/ui-2"].any()
+        assert not found[f"{kind}/ui-3"].any()
+
+
 @pytest.mark.slow
 def test_an_ensemble_goes_on_with_the_network_that_there_was(old, whole, change, tmp_path):
     ensemble = change({"model": {"ensemble": {"components": 3, "embeddings": "separate"}}})
