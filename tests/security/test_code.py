@@ -95,8 +95,9 @@ def test_the_check_sees_what_it_is_for(code, name):
     assert forbidden_uses(code) == {name}
 
 
-def test_each_locked_package_has_its_hashes(root):
-    text = (root / "requirements.lock").read_text()
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-tpu.lock"])
+def test_each_locked_package_has_its_hashes(root, lock):
+    text = (root / lock).read_text()
     entries = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)[1:]
     assert len(entries) > 50
     for entry in entries:
@@ -108,7 +109,7 @@ def test_each_locked_package_has_its_hashes(root):
 def test_installing_asks_for_the_hashes(root):
     lines = (root / "Makefile").read_text().splitlines()
     installing = [line for line in lines if re.match(r"\t.*pip (install|sync)", line)]
-    assert len(installing) == 3
+    assert len(installing) == 5
     for line in installing:
         assert "--require-hashes" in line or "--no-deps --no-build-isolation --editable ." in line, line
 

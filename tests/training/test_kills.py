@@ -111,7 +111,7 @@ def run_until_done(
 
 @pytest.mark.parametrize("live", [False, True], ids=["one pass", "follow"])
 @pytest.mark.parametrize(
-    "kills", [pytest.param(5, marks=pytest.mark.slow), pytest.param(KILLS, marks=pytest.mark.soak)]
+    "kills", [pytest.param(3, marks=pytest.mark.slow), pytest.param(KILLS, marks=pytest.mark.soak)]
 )
 @pytest.mark.timeout(7200)
 def test_killed_anywhere_it_ends_in_the_same_bits(
