@@ -2,7 +2,8 @@
 
 All chips run the same program, in which the sums over the batch are all-reduces. It is what several processes do with
 mirrored tables (``ctr.workers``), with two differences: each chip returns the logits of its own rows, and each makes
-all of Shampoo's update itself.
+all of Shampoo's update itself. Each finds by itself whether all is
+finite: what it looks at are sums, the same for all.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ class Replicas(Workers):
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return [self._sum_of(tensor) for tensor in tensors]
 
-    def all_gather(self, tensor: tf.Tensor, timeout: float | None = None) -> tf.Tensor:
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         return tensor
 
     def _sum_of(self, tensor: tf.Tensor) -> tf.Tensor:

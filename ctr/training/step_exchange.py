@@ -118,7 +118,7 @@ class StepExchange:
         flag = tf.fill([1, len(columns)], tf.cast(holds, tf.float32))
         with tf.name_scope("gather_scores"):
             message = tf.concat([tf.stack(columns, axis=1), flag], axis=0)
-            found = tf.reshape(self._workers.all_gather(message), [self._workers.size, -1, len(columns)])
+            found = tf.reshape(self._workers.all_gather(message), [-1, tf.shape(message)[0], len(columns)])
         holds, rows = tf.reduce_all(found[:, -1] > 0), tf.reshape(found[:, :-1], [-1, len(columns)])
         return holds, rows[:, 0], [tf.cast(rows[:, place], tf.int32) for place in range(1, len(columns))]
 
