@@ -41,7 +41,7 @@ class Group:
         self.processes = []
         for rank, log in enumerate(self._logs):
             own = {
-                VARIABLE: Cluster(rank, addresses).config() if size > 1 else "",
+                VARIABLE: Cluster(rank, addresses).config() if size > 1 else "{}",
                 "TF_NUM_INTRAOP_THREADS": "1",
                 "TF_NUM_INTEROP_THREADS": "2",
                 "OMP_NUM_THREADS": "1",
