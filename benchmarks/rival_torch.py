@@ -5,39 +5,14 @@ part is the fused one. Compiled is what ``torch.compile`` takes: all but the tab
 """
 
 import time
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from accelerators.torch_model import Network
 from reference import INITIAL_ACCUMULATOR, RATE, SCALE, Size, reference_examples
 from rivals import Turn, serve
 from torch import nn
-
-
-class Network(nn.Module):
-    """Everything but the table."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.down = nn.ModuleList(nn.Linear(width, 64, bias=False) for _ in range(3))
-        self.up = nn.ModuleList(nn.Linear(64, width) for _ in range(3))
-        units = (width, 1024, 512, 256)
-        self.deep = nn.ModuleList(nn.Linear(m, n) for m, n in pairwise(units))
-        self.head = nn.Linear(256, 1)
-        for layer in self.deep:
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-
-    def forward(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Logits of rows [B, features, width + 1]."""
-        width = rows.shape[2] - 1
-        e0 = rows[:, :, :width].flatten(1).to(dtype)
-        hidden = e0
-        for down, up in zip(self.down, self.up, strict=True):
-            hidden = e0 * up(down(hidden)) + hidden
-        for layer in self.deep:
-            hidden = torch.relu(layer(hidden))
-        return self.head(hidden).squeeze(1).float() + rows[:, :, width].sum(1)
 
 
 def make_turn(size: Size, dtype: torch.dtype, compiled: bool) -> Turn:

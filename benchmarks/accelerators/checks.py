@@ -17,7 +17,7 @@ COMPILERS_OWN = frozenset(
     {
         # int64, which a TPU keeps as two int32: the counters of steps.
         *("X64SplitLow", "X64SplitHigh", "X64Combine"),
-        # A copy to another layout, which v6e leaves to its SparseCore.
+        # A copy to another layout, which v6e leaves to its SparseCore; this is the compiler's own name for it.
         "TODO(b/522284627)",
         *("AssumeGatherIndicesInBound", "ConcatBitcast", "SplitBitcast", "AllocateBuffer", "Sharding"),
     }

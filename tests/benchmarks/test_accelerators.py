@@ -1,43 +1,32 @@
 """Steps for accelerators: what their programs are checked for, and which parameter is which variable."""
 
-import sys
 from collections.abc import Iterator
-from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
-
-
-def _imported(name: str) -> Iterator[ModuleType]:
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        yield import_module(name)
-    finally:
-        sys.path.remove(str(BENCHMARKS))
+from benchmark_modules import imported
 
 
 @pytest.fixture(scope="module")
 def checks() -> Iterator[ModuleType]:
-    yield from _imported("accelerators.checks")
+    yield from imported("accelerators.checks")
 
 
 @pytest.fixture(scope="module")
 def kinds() -> Iterator[ModuleType]:
-    yield from _imported("accelerators.kinds")
+    yield from imported("accelerators.kinds")
 
 
 @pytest.fixture(scope="module")
 def lowering() -> Iterator[ModuleType]:
-    yield from _imported("accelerators.lowering")
+    yield from imported("accelerators.lowering")
 
 
 @pytest.fixture(scope="module")
 def reference() -> Iterator[ModuleType]:
-    yield from _imported("reference")
+    yield from imported("reference")
 
 
 CLEAN = "HloModule a, input_output_alias={ {0}: (1, {}, may-alias) }\n  %x = f32[4]{0} add(f32[4] %a, f32[4] %b)\n"

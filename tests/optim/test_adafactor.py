@@ -9,6 +9,7 @@ from ctr.optim.adafactor_options import AdafactorOptions
 from ctr.optim.dense_adafactor import DenseAdafactor
 from ctr.optim.protocol import RowGradient, Saved
 from ctr.optim.row_adafactor import RowAdafactor
+from whole_moves import Whole
 
 SHAPES = [(6, 4), (5,), (2, 3, 4), (), (7, 1)]
 RATE = 0.05
@@ -204,16 +205,6 @@ def test_the_trainers_tables_learn_in_the_same_way_beside_their_linear_weights()
     assert kept["rows_moment/user"].numpy()[1:3].tolist() == [[0, 0], [0, 0]]
     assert tf.shape(kept["rows_touched/user"])[0] == 12
     assert set(optimizer.row_state) == {name.partition("/")[0] for name in kept if name.startswith("rows_")}
-
-
-class Whole:
-    exact = True
-
-    def fills(self, shape):
-        return True
-
-    def move(self, target, source):
-        target[...] = source
 
 
 def test_a_warm_start_takes_the_moments_of_whole_weights():

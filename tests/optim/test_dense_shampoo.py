@@ -7,16 +7,7 @@ import tensorflow as tf
 from ctr.optim.dense_shampoo import DenseShampoo
 from ctr.optim.options import ShampooOptions
 from ctr.optim.protocol import Saved
-
-
-class Whole:
-    exact = True
-
-    def fills(self, shape):
-        return True
-
-    def move(self, target, source):
-        target[...] = source
+from whole_moves import Whole
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from ctr.optim.keras_kfac import KfacTrainer
 from ctr.optim.kfac_core import KfacCore, Layer
 from ctr.optim.kfac_options import KfacOptions
 from ctr.optim.protocol import ProductOptimizer, Saved
+from whole_moves import Whole
 
 keras = tf.keras
 
@@ -259,15 +260,6 @@ def test_what_a_warm_start_takes():
     old = made()
     old.observe([kfac.Factors(tf.eye(3), tf.eye(2))], old.collects())
     old.update([tf.ones([3, 2])], tf.constant(0.1), False)
-
-    class Whole:
-        exact = True
-
-        def fills(self, shape):
-            return True
-
-        def move(self, target, source):
-            target[...] = source
 
     new, before = (
         Saved({name: np.array(v) for name, v in one.variables.items()}, [(3, 2)]) for one in (made(), old)
