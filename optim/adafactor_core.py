@@ -19,6 +19,7 @@ from ctr.optim.adafactor import (
 from ctr.optim.adafactor_options import AdafactorOptions
 from ctr.optim.gradients import Gradient, all_finite, split_gradients
 from ctr.optim.momentum import add_weight_decay, update_momentum
+from ctr.optim.protocol import WithoutHost
 from ctr.optim.state import Create, create_variable
 
 
@@ -72,7 +73,7 @@ class AdafactorState:
         }
 
 
-class AdafactorCore:
+class AdafactorCore(WithoutHost):
     """Adafactor over some variables.
 
     Args:
@@ -189,16 +190,9 @@ class AdafactorCore:
         kept["steps"].assign(step)
         table.scatter_sub(tf.IndexedSlices(tf.cast(update, table.dtype), rows))
 
-    def exchange(self) -> None:
-        """Nothing: there is no work for the host."""
-
     def report(self) -> dict[str, float | int]:
         """Steps that were skipped for a gradient that is not finite."""
         return {"nonfinite_steps": int(self.state.nonfinite_steps.numpy())}
-
-    def timing(self) -> dict[str, float]:
-        """Nothing beside the step."""
-        return {}
 
     def describe(self, names: Sequence[str] | None = None) -> str:
         """A table: how each tensor is treated, and the memory of its state."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim.protocol import Cost, RowGradient
+from ctr.optim.protocol import Cost, RowGradient, WithoutHost
 from ctr.optim.update_limit import limit_update
 from ctr.workers.collectives import ALONE, Workers
 
@@ -81,7 +81,7 @@ def update_rows(
     table.scatter_update(tf.IndexedSlices(values - update, rows))
 
 
-class RowAdaGrad:
+class RowAdaGrad(WithoutHost):
     """Element-wise AdaGrad for the rows of some tables.
 
     Args:
@@ -155,17 +155,6 @@ class RowAdaGrad:
                     self.limit,
                     owners,
                 )
-
-    def exchange(self) -> None:
-        """Nothing: there is no work for the host."""
-
-    def report(self) -> dict[str, float | int]:
-        """Nothing to watch."""
-        return {}
-
-    def timing(self) -> dict[str, float]:
-        """Nothing beside the step."""
-        return {}
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
         """The operations of a step in which so many rows of each table are touched, [U, C]."""

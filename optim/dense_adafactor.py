@@ -11,7 +11,7 @@ import tensorflow as tf
 from ctr.optim.adafactor import is_factored
 from ctr.optim.adafactor_core import AdafactorCore
 from ctr.optim.adafactor_options import AdafactorOptions
-from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver
+from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver, WithoutHost
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 
@@ -20,7 +20,7 @@ _OPERATIONS = 12
 _MEANING = ("factored", "beta1")
 
 
-class DenseAdafactor:
+class DenseAdafactor(WithoutHost):
     """Adafactor over dense weights; weight decay applies to matrices, not to biases.
 
     Args:
@@ -57,17 +57,6 @@ class DenseAdafactor:
         """One step."""
         del compiled
         self.core.update(gradients, rate, self._decayed)
-
-    def exchange(self) -> None:
-        """Nothing: there is no work for the host."""
-
-    def report(self) -> dict[str, float | int]:
-        """Nothing to watch; a trainer counts the steps that it skips itself."""
-        return {}
-
-    def timing(self) -> dict[str, float]:
-        """Nothing beside the step."""
-        return {}
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
         """The operations of a step."""

@@ -12,7 +12,7 @@ import tensorflow as tf
 from ctr.optim.kfac import Factors
 from ctr.optim.kfac_core import KfacCore, Layer
 from ctr.optim.kfac_options import KfacOptions
-from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver
+from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver, WithoutHost
 from ctr.workers.parts import Part
 
 _UPDATE = 10
@@ -21,7 +21,7 @@ _INVERSE = 3
 """Operations of an inverse of a [d, d] matrix over d^3: a Cholesky decomposition and two triangular solves."""
 
 
-class DenseKfac:
+class DenseKfac(WithoutHost):
     """K-FAC over dense weights.
 
     Args:
@@ -72,16 +72,9 @@ class DenseKfac:
         (factors, collected), self._given = self._given, None
         self.core.update(gradients, rate, factors, collected)
 
-    def exchange(self) -> None:
-        """Nothing: there is no work for the host."""
-
     def report(self) -> dict[str, float | int]:
         """How the inverses are doing (``KfacCore.report``)."""
         return self.core.report()
-
-    def timing(self) -> dict[str, float]:
-        """Nothing beside the step."""
-        return {}
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
         """The operations of a step on matrices and biases of these shapes.

@@ -147,6 +147,21 @@ class Optimizer(Protocol[GradientT]):
         """
 
 
+class WithoutHost:
+    """What optimizers have in common that leave nothing to the host, and where nothing is to be watched."""
+
+    def exchange(self) -> None:
+        """Nothing: there is no work for the host."""
+
+    def report(self) -> dict[str, float | int]:
+        """Nothing to watch."""
+        return {}
+
+    def timing(self) -> dict[str, float]:
+        """Nothing beside the step."""
+        return {}
+
+
 class DenseOptimizer(Optimizer[tf.Tensor], Protocol):
     """Trains dense weights."""
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from ctr.optim import adafactor, adagrad
 from ctr.optim.adafactor import RowMoments
 from ctr.optim.adafactor_options import AdafactorOptions
-from ctr.optim.protocol import Cost, RowGradient
+from ctr.optim.protocol import Cost, RowGradient, WithoutHost
 from ctr.optim.update_limit import limit_update
 from ctr.workers.collectives import ALONE, Workers
 
@@ -31,7 +31,7 @@ class _RowState(NamedTuple):
     linear: tf.Tensor
 
 
-class RowAdafactor:
+class RowAdafactor(WithoutHost):
     """Adafactor for the rows of some tables.
 
     Args:
@@ -155,17 +155,6 @@ class RowAdafactor:
         direction = adafactor.clip(self.options, direction, touched, owners)
         rates = adafactor.step_size(self.options, rates, values, after.table_steps, touched, owners)
         return rates * direction, after.rows, after.steps, after.columns, after.table_steps
-
-    def exchange(self) -> None:
-        """Nothing: there is no work for the host."""
-
-    def report(self) -> dict[str, float | int]:
-        """Nothing to watch."""
-        return {}
-
-    def timing(self) -> dict[str, float]:
-        """Nothing beside the step."""
-        return {}
 
     def cost(self, shapes: Sequence[Sequence[float]]) -> Cost:
         """The operations of a step in which so many rows of each table are touched, [U, C]."""
