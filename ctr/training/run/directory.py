@@ -43,6 +43,7 @@ from ctr.io.files import (
     create_exclusively,
     is_temporary,
     make_folder,
+    remove_temporaries,
     write_atomic,
     write_atomic_bytes,
 )
@@ -51,6 +52,7 @@ from ctr.training.config import TrainConfig
 
 INIT_FROM = "init_from.json"
 WORKERS = "workers"
+_CONSTRAINT_STATES = "constraint_states"
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -211,11 +213,17 @@ def read_run_model(run_dir: Path) -> tuple[TrainConfig, Schema]:
     return load_record(TrainConfig, run_dir / "config.yaml", "config"), read_run_schema(run_dir)
 
 
+def remove_leftovers(run_dir: Path) -> None:
+    """Deletes what writes of results that were interrupted left. Nobody else may be writing there."""
+    for folder in (run_dir, run_dir / _CONSTRAINT_STATES):
+        remove_temporaries(folder)
+
+
 def write_metric_states(
     run_dir: Path, arrays: dict[str, np.ndarray], constraint_log: str | None = None
 ) -> None:
     """Writes the states of the metrics over the whole run, of its log or of a constraint log."""
-    name = "metric_states.npz" if constraint_log is None else f"constraint_states/{constraint_log}.npz"
+    name = "metric_states.npz" if constraint_log is None else f"{_CONSTRAINT_STATES}/{constraint_log}.npz"
     make_folder((run_dir / name).parent)
     write_atomic(run_dir / name, lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
 

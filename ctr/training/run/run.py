@@ -13,12 +13,11 @@ from ctr.data.batches import Batch
 from ctr.data.log import MAX_TIME_US
 from ctr.data.sidecar import SidecarHash
 from ctr.io.errors import InputError
-from ctr.io.files import remove_temporaries
 from ctr.training.feed import Feed
 from ctr.training.inputs import Inputs
 from ctr.training.run import checkpoint, rollback
 from ctr.training.run.array_files import Share
-from ctr.training.run.directory import refuse_without_checkpoint
+from ctr.training.run.directory import refuse_without_checkpoint, remove_leftovers
 from ctr.training.run.files import RunFiles, describe_rejects
 from ctr.training.run.logs_seen import LogsSeen
 from ctr.training.run.metrics import RunMetrics, dual_scalars, finite_logits
@@ -50,7 +49,7 @@ def open_run(
     run = Run(run_dir, inputs, state, initial)
     with state.workers.together():
         if state.workers.is_chief:
-            remove_temporaries(run_dir)
+            remove_leftovers(run_dir)
     run.rollbacks = rollback.read_rollbacks(run_dir)
     try:
         run.resume(run.newest_checkpoint())

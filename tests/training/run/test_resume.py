@@ -190,6 +190,16 @@ def test_the_reference_model_in_bfloat16_repeats_bit_by_bit(make_examples, publi
     assert_same(tmp_path / "b", tmp_path / "a")
 
 
+def test_what_interrupted_writes_left_is_removed(unfinished, faulty_log):
+    left = [unfinished / name for name in ("summary.json", "constraint_states/exposure.npz")]
+    left = [path.with_name(f"{path.name}.partial-0123456789abcdef") for path in left]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"half")
+    train(faulty_log, CONFIG, unfinished)
+    assert not any(path.exists() for path in left)
+
+
 def test_a_finished_run_has_nothing_left_to_do(faulty_log, uninterrupted, copy_run):
     run = copy_run(uninterrupted[0])
     before = outcome(run)
