@@ -3,8 +3,8 @@
     python benchmarks/convergence.py --out runs/convergence [--mind LOG]
 
 AdaGrad, AdaGrad + Nesterov, Shampoo and Shampoo + Nesterov at batches of 512 to 32768, or the ``--optimizers`` that are
-named: among them Adam, Shampoo with exponents 1/4, SOAP, KL-Shampoo, K-FAC and Adafactor. For each batch size, 2048 and
-8192 first:
+named: among them Adam, Muon, Shampoo with exponents 1/4, SOAP, KL-Shampoo, K-FAC and Adafactor. For each batch size,
+2048 and 8192 first:
 
 1. *Sweep*: dense rate, embedding rate and initial accumulator of every optimizer by one rule with equal
    numbers of tries (convergence_search.py), on a short log, by the excess of its last half.
@@ -34,7 +34,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from convergence_campaign import Campaign
 from convergence_mind import MindCampaign, mind_report
 from convergence_report import simulated_report
-from convergence_settings import FULL, OPTIMIZERS, QUICK, Plan
+from convergence_settings import OPTIMIZERS, PLANS, Plan
 from convergence_store import Runner, Store
 
 from ctr.config import apply_settings
@@ -60,7 +60,7 @@ def only_process(folder: Path) -> Iterator[None]:
 
 def chosen_plan(arguments: argparse.Namespace) -> Plan:
     """The plan of the command line."""
-    plan = QUICK if arguments.quick else FULL
+    plan = PLANS[arguments.plan]
     batches = tuple(b for b in plan.batches if b in arguments.batches) if arguments.batches else plan.batches
     return replace(
         plan,
@@ -89,7 +89,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--shampoo", nargs="+", default=[], metavar="KEY=VALUE", help="options of all Shampoo runs"
     )
-    parser.add_argument("--quick", action="store_true", help="a tiny version, which shows that it works")
+    parser.add_argument(
+        "--plan",
+        choices=PLANS,
+        default="full",
+        help="how large: half is a smaller network and log with more seeds; quick is tiny, and shows that it works",
+    )
     parser.add_argument("--report", action="store_true", help="compute nothing, print what is there")
     arguments = parser.parse_args(argv)
     plan = chosen_plan(arguments)
@@ -107,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             results = Campaign(plan, runner, compute, changes, say).run()
             texts.append(simulated_report(results, plan, store))
         if arguments.mind is not None and arguments.only != "simulated":
-            mind = MindCampaign(arguments.mind, store, compute, changes, say, arguments.quick)
+            mind = MindCampaign(arguments.mind, store, compute, changes, say, arguments.plan == "quick")
             texts.append(mind_report(mind.run(), store))
     print("\n\n".join(texts))
 

@@ -24,8 +24,9 @@ Changes = Mapping[str, Any]
 _GUESSED_SPEED = {64: 12_000, 512: 35_000, 2048: 55_000, 8192: 65_000, 32768: 65_000}
 SWEEP_WORLD, CONFIRM_WORLD = 1, 2
 SWEEP_SEED, ABLATION_SEED = 1, 2
-START = Point(rate=2, embedding=2, accumulator=-2)
-"""Where the search begins at the first batch size: rates of 0.02 and 0.2, an accumulator of 1e-8."""
+START = Point(embedding=2, accumulator=-2)
+"""Where the search begins at the first batch size, with the optimizer's own rate: 0.2 for embeddings, an accumulator of
+1e-8."""
 
 
 @dataclass
@@ -34,10 +35,12 @@ class Sweep:
 
     Attributes:
         start: where the search began.
+        accumulator: whether the accumulator is tuned.
         tries: points and their records.
     """
 
     start: Point
+    accumulator: bool = True
     tries: dict[Point, Record] = field(default_factory=dict)
 
     @property
@@ -53,7 +56,7 @@ class Sweep:
     @property
     def settled(self) -> bool:
         """Whether the winner is inside of what was tried."""
-        return is_settled(self.results, self.start)
+        return is_settled(self.results, self.start, self.accumulator)
 
 
 @dataclass
@@ -100,11 +103,11 @@ def search_alike(
         limit: of tries, when one of them is not settled.
         run: makes a run; None when it is not there and shall not be computed.
     """
-    sweeps = {name: Sweep(start) for name, start in starts.items()}
+    sweeps = {name: Sweep(start, OPTIMIZERS[name].accumulator) for name, start in starts.items()}
     while True:
         for name, sweep in sweeps.items():
             while len(sweep.tries) < tries:
-                point = next_point(sweep.results, sweep.start)
+                point = next_point(sweep.results, sweep.start, sweep.accumulator)
                 if point is None or (record := run(name, point)) is None:
                     break
                 sweep.tries[point] = record
@@ -236,13 +239,23 @@ class Campaign:
             return None
         model = {"prior": self.plan.model["prior"], "crosses": {"layers": 0}, "deep": {"units": []}}
         plan = replace(self.plan, model=model)
-        config = train_config(plan, OPTIMIZERS["adagrad"], batch, START.values, self.plan.seeds[0], {})
+        config = train_config(
+            plan,
+            OPTIMIZERS["adagrad"],
+            batch,
+            replace(START, rate=OPTIMIZERS["adagrad"].start).values,
+            self.plan.seeds[0],
+            {},
+        )
         facts = {"stage": "reference", "optimizer": "logistic_regression", "batch": batch}
         return self._runner.run(log, config, facts, self._compute)[0]
 
     def _sweep(self, batch: int) -> None:
         before = self.results.sweeps.get(PARENT.get(batch, -1), {})
-        starts = {name: before[name].best if name in before else START for name in self.plan.optimizers}
+        starts = {
+            name: before[name].best if name in before else replace(START, rate=OPTIMIZERS[name].start)
+            for name in self.plan.optimizers
+        }
         self.results.sweeps[batch] = search_alike(
             starts,
             self.plan.tries,

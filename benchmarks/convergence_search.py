@@ -6,7 +6,7 @@ in half steps of a logarithmic grid. A full step is a factor of 2 of a rate and 
 1. From the start, full steps along one axis at a time from the best full-grid point so far: rate up, rate
    down, embedding rate up, down, accumulator up, down. A better neighbour becomes the best at once, so the
    search goes on in its direction until the best is not on the edge of what was tried, whichever axis it is.
-   When all six neighbours are worse the optimizer is *settled*.
+   When all neighbours are worse the optimizer is *settled*.
 2. Tries that are left go to half steps around the best of all points: of the rate, of the embedding rate, of
    both together, of the accumulator.
 
@@ -52,23 +52,23 @@ def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _full_steps(point: Point) -> Iterator[Point]:
+def _full_steps(point: Point, accumulator: bool) -> Iterator[Point]:
     for sign in (2, -2):
         yield point.moved(rate=sign)
     for sign in (2, -2):
         yield point.moved(embedding=sign)
-    for sign in (2, -2):
+    for sign in (2, -2) if accumulator else ():
         yield point.moved(accumulator=sign)
 
 
-def _half_steps(point: Point) -> Iterator[Point]:
+def _half_steps(point: Point, accumulator: bool) -> Iterator[Point]:
     for sign in (1, -1):
         yield point.moved(rate=sign)
     for sign in (1, -1):
         yield point.moved(embedding=sign)
     for rate, embedding in ((1, 1), (-1, -1), (1, -1), (-1, 1)):
         yield point.moved(rate=rate, embedding=embedding)
-    for sign in (1, -1):
+    for sign in (1, -1) if accumulator else ():
         yield point.moved(accumulator=sign)
 
 
@@ -91,14 +91,23 @@ def _best_full(done: Mapping[Point, float], start: Point) -> Point:
     return best_point({point: result for point, result in done.items() if is_full(point)})
 
 
-def is_settled(done: Mapping[Point, float], start: Point) -> bool:
+def is_settled(done: Mapping[Point, float], start: Point, accumulator: bool = True) -> bool:
     """Whether the best full-grid point is inside of what was tried along every axis."""
-    return start in done and all(point in done for point in _full_steps(_best_full(done, start)))
+    return start in done and all(point in done for point in _full_steps(_best_full(done, start), accumulator))
 
 
-def next_point(done: Mapping[Point, float], start: Point) -> Point | None:
-    """What to try next, given the results so far (smaller is better); None when nothing is left."""
+def next_point(done: Mapping[Point, float], start: Point, accumulator: bool = True) -> Point | None:
+    """What to try next, given the results so far (smaller is better); None when nothing is left.
+
+    Args:
+        done: results by point.
+        start: where the search began.
+        accumulator: whether the accumulator is an axis; an optimizer without one spends its tries on the others.
+    """
     if start not in done:
         return start
-    candidates = [*_full_steps(_best_full(done, start)), *_half_steps(best_point(done))]
+    candidates = [
+        *_full_steps(_best_full(done, start), accumulator),
+        *_half_steps(best_point(done), accumulator),
+    ]
     return next((point for point in candidates if point not in done), None)

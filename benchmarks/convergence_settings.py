@@ -9,7 +9,7 @@ of DCNv2, which still falls at the end of the log.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ctr.config import parse_model
@@ -33,6 +33,8 @@ class Optimizer:
         rule: ``optimizer.dense.rule``.
         options: of that rule.
         accumulator: whether the initial accumulator is one of its options; else it is not tuned.
+        start: where the search for its rate begins, as in ``convergence_search.Point``: near the default of the paper
+            or the library that it is from.
     """
 
     title: str
@@ -41,6 +43,7 @@ class Optimizer:
     rule: str = "shampoo"
     options: Mapping[str, Any] = field(default_factory=dict)
     accumulator: bool = True
+    start: int = 2
 
 
 _ADAM = {"grafting": "adam", "beta1": 0.9, "grafting_beta2": 0.999}
@@ -53,15 +56,16 @@ OPTIMIZERS = {
     "adagrad_nesterov": Optimizer("AdaGrad + Nesterov", False, True),
     "shampoo": Optimizer("Shampoo", True, False),
     "shampoo_nesterov": Optimizer("Shampoo + Nesterov", True, True),
-    "adam": Optimizer("Adam", False, False, options=_ADAM, accumulator=False),
+    "adam": Optimizer("Adam", False, False, options=_ADAM, accumulator=False, start=-6),
+    "muon": Optimizer("Muon", False, False, "muon", accumulator=False, start=-6),
     "shampoo_quarter": Optimizer("Shampoo, exponents 1/4", True, False, options={"exponent_override": None}),
-    "soap": Optimizer("SOAP", True, False, options=_SOAP, accumulator=False),
+    "soap": Optimizer("SOAP", True, False, options=_SOAP, accumulator=False, start=-4),
     "eigenvalue_corrected": Optimizer(
         "Shampoo, eigenvalue-corrected", True, False, options={"eigenvalue_correction": True}
     ),
     "kl_shampoo": Optimizer("KL-Shampoo", True, False, options={"factor_update": "kl", "beta2": 0.95}),
     "kfac": Optimizer("K-FAC", False, False, "kfac"),
-    "adafactor": Optimizer("Adafactor", False, False, "adafactor", accumulator=False),
+    "adafactor": Optimizer("Adafactor", False, False, "adafactor", accumulator=False, start=0),
 }
 BASELINES = ("adagrad", "adagrad_nesterov")
 MAIN = (*BASELINES, "shampoo", "shampoo_nesterov")
@@ -160,6 +164,24 @@ FULL = Plan(
     ablation_batches=(2048, 8192),
 )
 
+HALF = replace(
+    FULL,
+    model={
+        "prior": 0.15,
+        "crosses": {"layers": 2, "rank": 32, "ramp": {"length": 20_000}},
+        "deep": {"units": [256, 128]},
+    },
+    batches=(2048, 8192, 32768),
+    sweep_examples={2048: 300_000, 8192: 300_000, 32768: 600_000},
+    confirm_examples=1_000_000,
+    tries=8,
+    limit=12,
+    confirm_extensions=0,
+    seeds=(2, 3, 4, 5, 6),
+    ablation_batches=(),
+)
+"""A smaller network and a shorter log, for all optimizers with more seeds in a night."""
+
 QUICK = Plan(
     world={**_WORLD, "queries_per_day": 200},
     model={
@@ -179,6 +201,7 @@ QUICK = Plan(
     ablation_batches=(256,),
     ablations={"damping 1e-2": ABLATIONS["damping 1e-2"]},
 )
+PLANS = {"full": FULL, "half": HALF, "quick": QUICK}
 
 
 def dense_settings(
@@ -192,10 +215,11 @@ def dense_settings(
         values: ``rate`` and ``accumulator``.
         changes: of Shampoo's options; without Shampoo, those of momentum alone count.
     """
-    if optimizer.rule == "adafactor":
-        return {"rule": optimizer.rule, "learning_rate": values["rate"], "adafactor": dict(optimizer.options)}
+    if optimizer.rule in ("adafactor", "muon"):
+        rule = optimizer.rule
+        return {"rule": rule, "learning_rate": values["rate"], rule: dict(optimizer.options)}
     options: dict[str, Any] = {
-        "initial_accumulator": values["accumulator"],
+        **({"initial_accumulator": values["accumulator"]} if optimizer.accumulator else {}),
         "momentum": MOMENTUM if optimizer.nesterov else 0.0,
         "nesterov": optimizer.nesterov,
     }

@@ -98,7 +98,9 @@ def test_the_search_follows_the_edge_and_then_refines(search: ModuleType) -> Non
 def test_a_tiny_benchmark_runs_resumes_and_reports(tmp_path: Path, root: Path, fresh_python) -> None:  # type: ignore[no-untyped-def]
     def run(*arguments: str) -> str:
         program = BENCHMARKS / "convergence.py"
-        return fresh_python(program, "--quick", "--out", tmp_path, *arguments, cwd=tmp_path, path=root).stdout
+        return fresh_python(
+            program, "--plan", "quick", "--out", tmp_path, *arguments, cwd=tmp_path, path=root
+        ).stdout
 
     tables = run()
     for wanted in ("| AdaGrad | 256 | Shampoo + Nesterov |", "damping 1e-2", "Grids of the sweep"):

@@ -16,6 +16,7 @@ from ctr.models.rows import TableLayout
 from ctr.objective.config import ObjectiveConfig
 from ctr.optim.adafactor_options import AdafactorOptions
 from ctr.optim.kfac_options import KfacOptions
+from ctr.optim.muon_options import MuonOptions
 from ctr.optim.options import ONE_SIDED_OPTIONS, ShampooOptions
 from ctr.training.ids.config import IdsConfig
 from ctr.training.model_config import ModelConfig
@@ -82,6 +83,10 @@ def _read_adafactor(content: Any) -> Any:
 
 def _read_kfac(content: Any) -> Any:
     return _read_options(content, KfacOptions(), {})
+
+
+def _read_muon(content: Any) -> Any:
+    return _read_options(content, MuonOptions(), {})
 
 
 def _read_row_adafactor(content: Any) -> Any:
@@ -193,7 +198,7 @@ class DenseOptimizerConfig(StrictModel):
 
     Attributes:
         rule: ``shampoo``, with its relatives, ``adafactor``, for which ``learning_rate`` is the largest relative step
-            size, or ``kfac``, in one process and without ``model.factorized``.
+            size, ``kfac``, in one process and without ``model.factorized``, or ``muon``.
         learning_rate: the learning rate of dense weights.
         clip_norm: maximum norm of the gradient of all dense weights together, for each component of an
             ensemble separately. Null: no limit.
@@ -201,15 +206,17 @@ class DenseOptimizerConfig(StrictModel):
             AdaGrad with momentum; ``weight_decay`` applies to matrices, not to biases; ``sparse`` cannot be changed.
         adafactor: options of Adafactor, for ``rule`` adafactor.
         kfac: options of K-FAC, for ``rule`` kfac. Its Fisher information is that of the network's click probability.
+        muon: options of Muon, for ``rule`` muon; what is no matrix, and heads, learn by Adam at the same rate.
         schedule: how the learning rate changes with the examples trained on. By default it does not.
     """
 
-    rule: Literal["shampoo", "adafactor", "kfac"] = "shampoo"
+    rule: Literal["shampoo", "adafactor", "kfac", "muon"] = "shampoo"
     learning_rate: float = Field(default=0.01, ge=0)
     clip_norm: float | None = Field(default=None, gt=0)
     shampoo: Annotated[ShampooOptions, BeforeValidator(_read_shampoo)] = DEFAULT_SHAMPOO
     adafactor: Annotated[AdafactorOptions, BeforeValidator(_read_adafactor)] = AdafactorOptions()
     kfac: Annotated[KfacOptions, BeforeValidator(_read_kfac)] = KfacOptions()
+    muon: Annotated[MuonOptions, BeforeValidator(_read_muon)] = MuonOptions()
     schedule: RateSchedule = RateSchedule()
 
 

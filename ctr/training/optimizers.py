@@ -11,6 +11,7 @@ from ctr.optim.dense_adafactor import DenseAdafactor
 from ctr.optim.dense_kfac import DenseKfac
 from ctr.optim.dense_shampoo import DenseShampoo
 from ctr.optim.kfac_core import Layer
+from ctr.optim.muon import DenseMuon
 from ctr.optim.online_bias import Calibrator, OnlineBias
 from ctr.optim.online_newton import OnlineNewton
 from ctr.optim.protocol import DenseOptimizer, TableOptimizer
@@ -40,11 +41,13 @@ def dense_optimizer(
     if config.rule == "kfac":
         if workers.size > 1:
             raise InputError(
-                "optimizer.dense.rule: kfac trains in one process; allowed on several: shampoo, adafactor"
+                "optimizer.dense.rule: kfac trains in one process; allowed on several: shampoo, adafactor, muon"
             )
         return DenseKfac(config.kfac, layers)
     if config.rule == "adafactor":
         return DenseAdafactor(config.adafactor, workers)
+    if config.rule == "muon":
+        return DenseMuon(config.muon, workers)
     return DenseShampoo(config.shampoo, workers)
 
 

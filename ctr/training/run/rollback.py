@@ -59,6 +59,7 @@ _CHECKED = (
     "shampoo/tensor",
     "adafactor/tensor",
     "kfac/tensor",
+    "muon/tensor",
     "duals/",
     "slices_seen/",
 )
