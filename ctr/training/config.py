@@ -208,6 +208,9 @@ class DenseOptimizerConfig(StrictModel):
         kfac: options of K-FAC, for ``rule`` kfac. Its Fisher information is that of the network's click probability.
         muon: options of Muon, for ``rule`` muon; what is no matrix, and heads, learn by Adam at the same rate.
         schedule: how the learning rate changes with the examples trained on. By default it does not.
+        schedule_free: ``beta`` of schedule-free averaging (Defazio et al., 2024): the rule moves a sequence of weights,
+            gradients and progressive predictions are those of weights between it and its average, and exports have
+            the average. Set momentum to 0 with it; 0.9 takes its place. Null: no averaging.
     """
 
     rule: Literal["shampoo", "adafactor", "kfac", "muon"] = "shampoo"
@@ -218,6 +221,7 @@ class DenseOptimizerConfig(StrictModel):
     kfac: Annotated[KfacOptions, BeforeValidator(_read_kfac)] = KfacOptions()
     muon: Annotated[MuonOptions, BeforeValidator(_read_muon)] = MuonOptions()
     schedule: RateSchedule = RateSchedule()
+    schedule_free: float | None = Field(default=None, gt=0, lt=1)
 
 
 class OptimizerConfig(StrictModel):

@@ -12,6 +12,7 @@ from ctr.models.embeddings import create_table, new_rows, tower_widths
 from ctr.models.rows import TableLayout, place_rows
 from ctr.objective.bias_constraints import Family
 from ctr.optim.adagrad import grow_rows, row_count
+from ctr.optim.averaging import ScheduleFree
 from ctr.optim.kfac_core import Layer
 from ctr.optim.online_bias import all_variables
 from ctr.training.config import TrainConfig
@@ -96,6 +97,7 @@ class TrainState:
         dense: its weights.
         layers: the linear products among them.
         dense_optimizer: their optimizer.
+        averaging: what averages them but those that are fitted; None: nothing.
         calibrators: the optimizers of what is fitted beside the network where it is gated: of the bias, then of the
             offset and the gate.
         duals: for each family of constrained slices its lambda_k, float32 [slices] (FF 7.1).
@@ -139,10 +141,18 @@ class TrainState:
         self.layers = linear_layers(self.network)
         self.dense_optimizer = dense_optimizer(optimizer.dense, workers, self.layers)
         self.dense_optimizer.build(weights)
+        self.averaging = self._make_averaging(optimizer.dense.schedule_free, weights)
         self.calibrators = make_calibrators(self.network.calibrated)
         self.families = tuple(families)
         self.duals = [tf.Variable(tf.zeros([family.slices]), trainable=False) for family in families]
         self.slices_seen = [tf.Variable(tf.zeros([2, family.slices]), trainable=False) for family in families]
+
+    def _make_averaging(self, beta: float | None, weights: Mapping[str, tf.Variable]) -> ScheduleFree | None:
+        if beta is None:
+            return None
+        names = zip(weights, self.network.weights(), strict=True)
+        fitted = self.network.calibrated
+        return ScheduleFree(beta, {name: weights[name] for name, own in names if own not in fitted})
 
     def variables(self) -> dict[str, tf.Variable]:
         """All variables under names that do not depend on the process."""
@@ -152,6 +162,8 @@ class TrainState:
         named |= self.table_optimizer.variables
         named |= dense_weights(self.network)
         named |= self.dense_optimizer.variables
+        if self.averaging is not None:
+            named |= self.averaging.variables
         named |= all_variables(self.calibrators)
         for family, variable, seen in zip(self.families, self.duals, self.slices_seen, strict=True):
             named[f"duals/{family.name}"] = variable

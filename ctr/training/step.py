@@ -451,7 +451,12 @@ class TrainStep:
                 for gradient in clip_by_global_norm(gradients[begin : begin + size], norm)
             ]
         with tf.name_scope("dense_update"):
-            self.state.dense_optimizer.update(gradients, rate, self.jit)
+            if self.state.averaging is None:
+                self.state.dense_optimizer.update(gradients, rate, self.jit)
+            else:
+                self.state.averaging.step(
+                    rate, lambda: self.state.dense_optimizer.update(gradients, rate, self.jit)
+                )
 
 
 def _query_effect(targets: _Tensors, logit: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -9,6 +9,8 @@ from ctr.config import parse_model
 from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.loop import open_session, train
+from ctr.training.run.snapshot import read_snapshot
+from ctr.training.state import dense_weights
 
 QUICK = {"precondition_frequency": 3, "early_growth": 0, "start_preconditioning_step": 2, "drift_bound": 0}
 RULES = {
@@ -29,6 +31,10 @@ RULES = {
         "dense": {"rule": "kfac", "kfac": {"inverse_frequency": 3, "form": "eigen", "fisher": "empirical"}}
     },
     "Muon": {"dense": {"rule": "muon", "learning_rate": 0.005, "muon": {"weight_decay": 0.01}}},
+    "schedule-free Muon": {
+        "dense": {"rule": "muon", "learning_rate": 0.005, "schedule_free": 0.9, "muon": {"momentum": 0}}
+    },
+    "schedule-free Shampoo": {"dense": {"shampoo": QUICK | {"momentum": 0}, "schedule_free": 0.8}},
     "Adafactor": {
         "dense": {"rule": "adafactor", "adafactor": {"clipping": 0.5}},
         "embeddings": {"rule": "adafactor", "learning_rate": 0.02},
@@ -49,7 +55,7 @@ def test_a_run_that_is_broken_off_goes_on_with_the_same_bits(rule, log, make_con
     assert summary["skipped_steps"] == 0
     assert summary["auc"] > 0.5
     found = weights(whole)
-    own = {"Adafactor": "rows_moment/", "Muon": "muon/"}.get(rule)
+    own = {"Adafactor": "rows_moment/", "Muon": "muon/", "schedule-free Muon": "averaging/"}.get(rule)
     if own is None:
         assert summary["shampoo"]["layers_ready"] > 0 == summary["shampoo"]["failed"]
     else:
@@ -63,6 +69,21 @@ def test_a_run_that_is_broken_off_goes_on_with_the_same_bits(rule, log, make_con
     resumed = weights(run)
     assert resumed.keys() == found.keys()
     assert [name for name in found if found[name].tobytes() != resumed[name].tobytes()] == []
+
+
+def test_what_is_served_is_the_average(log, make_config, tmp_path):
+    rule = {"dense": {"schedule_free": 0.75, "shampoo": {"start_preconditioning_step": None, "momentum": 0}}}
+    train(log, make_config({"optimizer": rule}), tmp_path / "run")
+    found = weights(tmp_path / "run")
+    served = read_snapshot(tmp_path / "run").network
+    distances = [name for name in found if name.startswith("weights|averaging/distance/")]
+    assert len(distances) == sum(name.startswith("weights|dense/") for name in found)
+    by_name = dense_weights(served)
+    for name in distances:
+        weight = name.removeprefix("weights|averaging/distance/")
+        learned, distance = found[f"weights|{weight}"], found[name]
+        assert np.any(distance != 0)
+        np.testing.assert_allclose(by_name[weight].numpy(), learned - distance / 3, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize(

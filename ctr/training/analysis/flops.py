@@ -42,6 +42,8 @@ Shape = tuple[int, ...]
 
 _CLIPPING = 3
 """Operations for each element of a gradient whose norm is limited."""
+_AVERAGING = 9
+"""Operations for each element of a weight with a schedule-free average."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ def count_flops(
     scored, learned = (dense_forward(model, widths, training) for training in (False, True))
     shapes, optimizer = weight_shapes(model, widths), config.optimizer
     dense = dense_optimizer(optimizer.dense).cost(shapes)
+    averaging = 0 if optimizer.dense.schedule_free is None else _AVERAGING * sum(map(math.prod, shapes))
     clipping = 0 if optimizer.dense.clip_norm is None else _CLIPPING * sum(map(math.prod, shapes))
     rows = table_optimizer(optimizer.embeddings, layouts).cost(
         [(touched[layout.name].distinct * batch_rows, layout.columns) for layout in layouts]
@@ -115,7 +118,7 @@ def count_flops(
         forward=looked_up + learned,
         backward=looked_up + 2 * learned,
         rows=rows.update / batch_rows,
-        dense=(dense.update + clipping) / batch_rows,
+        dense=(dense.update + clipping + averaging) / batch_rows,
         statistics=(rows.statistics + dense.statistics) / batch_rows,
         preconditioning=(rows.preconditioning + dense.preconditioning) / batch_rows,
         roots=(rows.roots + dense.roots) / batch_rows,

@@ -60,6 +60,7 @@ _CHECKED = (
     "adafactor/tensor",
     "kfac/tensor",
     "muon/tensor",
+    "averaging/",
     "duals/",
     "slices_seen/",
 )

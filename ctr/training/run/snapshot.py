@@ -18,6 +18,7 @@ from ctr.io.documents import read_json_object
 from ctr.io.errors import InputError
 from ctr.models.click_model import ClickModel
 from ctr.models.rows import TableLayout, check_table
+from ctr.optim.averaging import served_weights
 from ctr.training.config import TrainConfig
 from ctr.training.device import resolve_compute_dtype
 from ctr.training.ids.id_map import IdMap
@@ -82,7 +83,8 @@ def take_snapshot(run: Run) -> Snapshot:
     Of several workers all have to take it, and the first one has all rows.
     """
     state, compute_dtype = run.state, resolve_compute_dtype(run.config)
-    weights = {name: variable.numpy() for name, variable in dense_weights(state.network).items()}
+    kept = dense_weights(state.network) | ({} if state.averaging is None else state.averaging.variables)
+    weights = {name: variable.numpy() for name, variable in kept.items()}
     network = _network(state.layouts, run.config, compute_dtype, weights)
     whole = state.whole_tables()
     tables = _served_tables(state.layouts, whole, state.id_maps if state.workers.is_chief else {})
@@ -165,7 +167,9 @@ def _network(
     weights: Mapping[str, np.ndarray],
 ) -> ClickModel:
     network = create_network(layouts, config, compute_dtype, compiled=False)
+    beta = config.optimizer.dense.schedule_free
+    served = weights if beta is None else {**weights, **served_weights(weights, beta)}
     for name, variable in dense_weights(network).items():
-        variable.assign(weights[name])
+        variable.assign(served[name])
     network.drop_rank_head()
     return network

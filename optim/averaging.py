@@ -1,0 +1,79 @@
+"""Schedule-free averaging of dense weights (Defazio et al., 2024, arXiv 2405.15682, equations 3-5 and section 4.1).
+
+An optimizer moves z, by gradients at y, which lies between z and the average x of all z so far::
+
+    y = (1 - beta) z + beta x
+    z' = z - rate direction(gradient at y)
+    x' = (1 - c) x + c z',    c = rate^2 / sum of rate^2 so far
+
+So x needs neither a horizon nor a decaying rate. The weights of a model are y: a pass predicts and learns with them.
+Served is x. Only d = z - y is kept beside y, as x = y - d (1 - beta) / beta.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+_DISTANCE = "averaging/distance/"
+
+
+class ScheduleFree:
+    """The averages of some weights.
+
+    Args:
+        beta: in (0, 1), how near y is to x; it takes the place of momentum.
+        weights: by names that do not depend on the process.
+
+    Attributes:
+        variables: ``averaging/squared_rates``, float32 scalar, and by weight ``averaging/distance/NAME``, of its shape.
+    """
+
+    def __init__(self, beta: float, weights: Mapping[str, tf.Variable]) -> None:
+        self._beta = beta
+        self._weights = list(weights.values())
+        self._squared_rates = tf.Variable(0.0, trainable=False, name="averaging/squared_rates")
+        distances = {
+            f"{_DISTANCE}{name}": tf.Variable(
+                tf.zeros_like(weight), trainable=False, name=f"{_DISTANCE}{name}"
+            )
+            for name, weight in weights.items()
+        }
+        self._distances = list(distances.values())
+        self.variables = {"averaging/squared_rates": self._squared_rates, **distances}
+
+    def step(self, rate: tf.Tensor, update: Callable[[], None]) -> None:
+        """One step on all weights, in place; called in the graph of the step.
+
+        Args:
+            rate: float32 scalar, the learning rate of this step.
+            update: moves the weights by an optimizer's step, as if they were z.
+        """
+        total = self._squared_rates.assign_add(tf.square(rate), read_value=True)
+        share, beta = tf.math.divide_no_nan(tf.square(rate), total), self._beta
+        before = [tf.identity(weight) for weight in self._weights]
+        distances = [tf.identity(distance) for distance in self._distances]
+        for weight, distance in zip(self._weights, distances, strict=True):
+            weight.assign_add(distance)
+        update()
+        for weight, kept, y, distance in zip(self._weights, self._distances, before, distances, strict=True):
+            x, z = y - distance * ((1.0 - beta) / beta), tf.identity(weight)
+            x += tf.cast(share, x.dtype) * (z - x)
+            y = (1.0 - beta) * z + beta * x
+            weight.assign(y)
+            kept.assign(z - y)
+
+
+def served_weights(arrays: Mapping[str, np.ndarray], beta: float) -> dict[str, np.ndarray]:
+    """The averages x of the weights that have one, by the weights' names.
+
+    Args:
+        arrays: of a checkpoint: weights y, and the variables of ``ScheduleFree``.
+        beta: its ``beta``.
+    """
+    return {
+        name.removeprefix(_DISTANCE): arrays[name.removeprefix(_DISTANCE)]
+        - distance * np.asarray((1.0 - beta) / beta, distance.dtype)
+        for name, distance in arrays.items()
+        if name.startswith(_DISTANCE)
+    }
