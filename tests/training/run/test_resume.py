@@ -146,8 +146,13 @@ def test_killed_while_it_writes(faulty_log, uninterrupted, run_killed, tmp_path)
     assert not [path for path in run.rglob("*") if ".partial" in path.name]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(1, 60))
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(number, marks=pytest.mark.slow if number % 3 == 1 else pytest.mark.soak)
+        for number in range(1, 60)
+    ],
+)
 def test_killed_while_it_writes_anything(faulty_log, uninterrupted, run_killed, tmp_path, number):
     status = run_killed(faulty_log, CONFIG, tmp_path / "run", kill_at_sync=number)
     if status == KILLED:
