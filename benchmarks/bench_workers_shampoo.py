@@ -20,6 +20,7 @@ from ctr.optim.assignment import blocks_of, loads, step_cost
 from ctr.optim.division import Division, assign
 from ctr.optim.options import ShampooOptions
 from ctr.optim.state import ShampooLayout, lay_out
+from ctr.optim.triangles import packed_size
 from ctr.workers.cluster import Cluster
 from ctr.workers.collectives import Workers
 
@@ -31,10 +32,12 @@ STATUS = 48
 
 def state_bytes(options: ShampooOptions, division: Division) -> int:
     """Bytes of all state of one worker."""
-    matrices = sum(factor.count * factor.size**2 for factor in division.own.factors)
+    roots = sum(factor.count * factor.size**2 for factor in division.own.factors)
+    statistics = sum(factor.count * packed_size(factor.size) for factor in division.own.factors)
     kinds = (options.grafting != "sgd") + (options.beta1 > 0) + (options.momentum > 0)
     elements = sum(math.prod(division.shape(index)) for index in range(len(division.whole.tensors)))
-    return matrices * (WINDOW + TOTAL + ROOT) + elements * kinds * ELEMENT + division.whole.matrices * STATUS
+    held = statistics * (WINDOW + TOTAL) + roots * ROOT
+    return held + elements * kinds * ELEMENT + division.whole.matrices * STATUS
 
 
 def divided(options: ShampooOptions, layout: ShampooLayout, size: int) -> list[Division]:

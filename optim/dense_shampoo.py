@@ -15,7 +15,7 @@ from ctr.optim.device_exchange import between_steps, create_on_host
 from ctr.optim.options import ShampooOptions
 from ctr.optim.protocol import Cost, DenseOptimizer, Move, Saved, Status, TakenOver
 from ctr.optim.shampoo import ShampooCore
-from ctr.optim.state import DIAGONAL, MOMENT, ShampooLayout, lay_out
+from ctr.optim.state import DIAGONAL, MOMENT, ShampooLayout, in_present_form, lay_out
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part
 
@@ -214,7 +214,8 @@ def _take_statistics(
         new_side, old_side = layouts[0].factors[factor], layouts[1].factors[old_factor]
         for kind in ("window", "total", "root"):
             target = arrays[f"shampoo/{new_side.name}/{kind}"]
-            target[members] = old_arrays[f"shampoo/{old_side.name}/{kind}"][old_members]
+            name = f"shampoo/{old_side.name}/{kind}"
+            target[members] = in_present_form(name, old_arrays[name][old_members])
         status = old_arrays["shampoo/status"][:, old_side.offset + old_members]
         arrays["shampoo/status"][:, new_side.offset + members] = status
 

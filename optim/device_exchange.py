@@ -16,6 +16,7 @@ from ctr.optim.host import Exchange, HostPipeline
 from ctr.optim.options import ShampooOptions
 from ctr.optim.schedule import is_early
 from ctr.optim.state import STATUS, ShampooLayout, ShampooState, create_variable
+from ctr.optim.triangles import pack_arrays, unpack, unpack_arrays
 
 _DRIFT, _ROOT_STEP = STATUS.index("drift"), STATUS.index("root_step")
 
@@ -41,7 +42,10 @@ def between_steps(
     step, exchanged_at = int(state.step.numpy()), int(state.exchanged_at.numpy())
     sent = int(state.collections.numpy()) - int(state.window_collections.numpy())
     exchange = Exchange(
-        totals=[np.array(total.numpy()) for total in state.totals],
+        totals=[
+            unpack_arrays(total.numpy(), factor.size)
+            for total, factor in zip(state.totals, layout.factors, strict=True)
+        ],
         roots=[np.array(root.numpy()) for root in state.roots]
         if options.solver == "coupled"
         else _blank(state),
@@ -59,7 +63,7 @@ def between_steps(
         host.collect(step, exchange)
     moved += _put_roots(layout, state, exchange, exchange.status[_ROOT_STEP] != before)
     for variable, total in zip(state.totals, exchange.totals, strict=True):
-        variable.assign(total)
+        variable.assign(pack_arrays(total))
     state.status.assign(exchange.status)
     state.counters.assign(exchange.counters)
     state.exchanged_at.assign(step)
@@ -84,9 +88,9 @@ def _fold(options: ShampooOptions, layout: ShampooLayout, state: ShampooState, e
     decay = options.beta2 ** int(state.window_collections.numpy())
     moved = 0
     for factor, window, total in zip(layout.factors, state.windows, exchange.totals, strict=True):
-        packed = pack(window.read_value()).numpy()
+        packed = window.numpy()
         moved += packed.nbytes
-        change = unpack(packed.astype(np.float64), factor.size)
+        change = unpack_arrays(packed.astype(np.float64), factor.size)
         change += (decay - 1.0) * total
         total += change
         exchange.status[_DRIFT, factor.matrices] += np.linalg.norm(change, axis=(1, 2))
@@ -105,31 +109,8 @@ def _put_roots(layout: ShampooLayout, state: ShampooState, exchange: Exchange, i
         numbers = np.flatnonzero(is_new[factor.matrices]).astype(np.int32)
         if not len(numbers):
             continue
-        rows, columns = np.triu_indices(factor.size)
-        packed = roots[numbers][:, rows, columns]
+        packed = pack_arrays(roots[numbers])
         moved += packed.nbytes
-        places = tf.constant(_places(factor.size))
-        whole = tf.reshape(tf.gather(tf.constant(packed), places, axis=1), [-1, factor.size, factor.size])
+        whole = unpack(tf.constant(packed), factor.size)
         variable.scatter_update(tf.IndexedSlices(whole, numbers))
     return moved
-
-
-def pack(matrices: tf.Tensor) -> tf.Tensor:
-    """The upper triangles of symmetric matrices: [N, d, d] gives [N, d (d + 1) / 2]."""
-    size = matrices.shape[-1]
-    rows, columns = np.triu_indices(size)
-    flat = tf.reshape(matrices, [-1, size * size])
-    return tf.gather(flat, tf.constant((rows * size + columns).astype(np.int32)), axis=1)
-
-
-def unpack(packed: np.ndarray, size: int) -> np.ndarray:
-    """The opposite of ``pack``."""
-    return packed[:, _places(size)].reshape(-1, size, size)
-
-
-def _places(size: int) -> np.ndarray:
-    """Where in a packed triangle each element of a matrix is, int32 [d * d]."""
-    rows, columns = np.triu_indices(size)
-    places = np.empty([size, size], np.int32)
-    places[rows, columns] = places[columns, rows] = np.arange(len(rows))
-    return places.reshape(-1)

@@ -20,6 +20,7 @@ from ctr.optim.options import ShampooOptions
 from ctr.optim.roots import TOLERANCE, whole_order
 from ctr.optim.schedule import exchange_due, is_early
 from ctr.optim.state import COUNTERS, STATUS, ShampooLayout, ShampooState
+from ctr.optim.triangles import unpack, unpack_arrays
 
 
 def when(condition: tf.Tensor | bool, action: Callable[[], None]) -> None:
@@ -84,7 +85,7 @@ def with_host(options: ShampooOptions, division: Division, state: ShampooState, 
         sent = [statistics.corrected_by(options, until), statistics.initial(options, until)]
         status = division.take_status(state.status.read_value())
         status, counters = call(collect, sent, status, before)
-        correction, status = _fold(options, state, status)
+        correction, status = _fold(options, layout, state, status)
         early = is_early(options, state.step.read_value())
         identity = statistics.initial(options, state.collections.read_value())
         status, counters = call(send, [early, correction, identity], status, counters)
@@ -97,7 +98,7 @@ def copy(options: ShampooOptions, layout: ShampooLayout, state: ShampooState, do
     """Takes over an exchange if it is due, from equal state that has exchanged already."""
 
     def act() -> None:
-        _fold(options, state, state.status.read_value())
+        _fold(options, layout, state, state.status.read_value())
         replace_roots(options, layout, state, [root.read_value() for root in done.roots])
         state.status.assign(done.status.read_value())
         state.counters.assign(done.counters.read_value())
@@ -142,7 +143,10 @@ def _unpack(
     step, exchanged_at, status, counters, *matrices = arrays
     count = len(layout.factors)
     exchange = Exchange(
-        totals=list(matrices[:count]),
+        totals=[
+            unpack_arrays(packed, factor.size)
+            for packed, factor in zip(matrices[:count], layout.factors, strict=True)
+        ],
         roots=[np.array(root) for root in matrices[count:]],
         status=np.array(status),
         counters=np.array(counters),
@@ -152,13 +156,15 @@ def _unpack(
     return int(step), int(exchanged_at), exchange
 
 
-def _fold(options: ShampooOptions, state: ShampooState, status: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _fold(
+    options: ShampooOptions, layout: ShampooLayout, state: ShampooState, status: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Windows into totals, and what that changed into the drift; what totals are to be divided by, and the status."""
     beta2 = options.beta2
     decay = tf.pow(tf.constant(beta2, tf.float64), tf.cast(state.window_collections, tf.float64))
     changes = [
-        statistics.fold(total, window, decay)
-        for total, window in zip(state.totals, state.windows, strict=True)
+        statistics.fold(total, window, factor.size, decay)
+        for factor, total, window in zip(layout.factors, state.totals, state.windows, strict=True)
     ]
     row = tf.one_hot(STATUS.index("drift"), len(STATUS), on_value=True, off_value=False)[:, tf.newaxis]
     # Chosen, not multiplied: a change that is not finite would spoil the other rows.
@@ -169,11 +175,13 @@ def _fold(options: ShampooOptions, state: ShampooState, status: tf.Tensor) -> tu
 
 
 def _compute_on_device(options: ShampooOptions, division: Division, state: ShampooState) -> None:
-    correction, status = _fold(options, state, division.take_status(state.status.read_value()))
+    status = division.take_status(state.status.read_value())
+    correction, status = _fold(options, division.own, state, status)
     identity = statistics.initial(options, state.collections.read_value())
     residuals, nonzero = [], []
     for factor, total, root in zip(division.own.factors, state.totals, state.roots, strict=True):
-        begun = (total + identity * tf.eye(factor.size, dtype=tf.float64)) / correction
+        whole = unpack(total.read_value(), factor.size)
+        begun = (whole + identity * tf.eye(factor.size, dtype=tf.float64)) / correction
         computed, residual = inverse_roots(
             begun, round(1.0 / factor.exponent), options.epsilon, absolute=options.damping == "absolute"
         )

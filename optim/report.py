@@ -6,6 +6,7 @@ import numpy as np
 
 from ctr.optim.options import ShampooOptions
 from ctr.optim.state import COUNTERS, STATUS, ShampooLayout, ShampooState
+from ctr.optim.triangles import packed_size
 
 
 def report(layout: ShampooLayout, state: ShampooState) -> dict[str, float | int]:
@@ -51,7 +52,7 @@ def describe(
     flops = np.zeros(len(layout.tensors))
     for factor in layout.factors:
         for owner in factor.owners:
-            statistics[owner] += factor.size**2 * (item + 8)
+            statistics[owner] += packed_size(factor.size) * (item + 8)
             roots[owner] += factor.size**2 * item
     for stack in layout.stacks:
         elements = float(np.prod(stack.block))

@@ -9,6 +9,7 @@ import tensorflow as tf
 from ctr.optim import grafting
 from ctr.optim.blocking import Shape, Stack, TensorLayout, lay_out_tensor, make_stacks
 from ctr.optim.options import ShampooOptions
+from ctr.optim.triangles import pack_arrays, packed_size
 
 # For every statistics matrix: whether its root is certified and from real statistics; whether its statistics
 # were sent at the last exchange and the root is still out; by how much they changed since those of the root
@@ -157,6 +158,12 @@ def lay_out(
     )
 
 
+def in_present_form(name: str, array: np.ndarray) -> np.ndarray:
+    """An array of a checkpoint; statistics of former versions are whole matrices there."""
+    is_whole = name.endswith(("/window", "/total")) and array.ndim == 3
+    return pack_arrays(array) if is_whole else array
+
+
 def create_variable(name: str, shape: Sequence[int], dtype: tf.DType, value: float) -> tf.Variable:
     """A plain variable filled with a value."""
     return tf.Variable(tf.fill(list(shape), tf.constant(value, dtype)), trainable=False, name=name)
@@ -179,7 +186,8 @@ class ShampooState:
         exchanged_at: int64, the step of the last exchange with the solver of roots; -1: none yet.
         collections: int64, how often statistics were collected.
         window_collections: int64, how often since the last exchange.
-        windows, totals, roots: for each factor [N, d, d]; totals in float64.
+        windows, totals: for each factor [N, d (d + 1) / 2], packed (triangles.py); totals in float64.
+        roots: for each factor [N, d, d].
         status: [len(STATUS), M].
         counters: int64 [len(COUNTERS)].
         accumulators: for each tensor its grafted optimizer's second moments; None for ``sgd``.
@@ -218,8 +226,9 @@ class ShampooState:
         self.windows, self.totals, self.roots = [], [], []
         for factor in layout.factors:
             cube = [factor.count, factor.size, factor.size]
-            self.windows.append(make(f"{factor.name}/window", cube, self.dtype))
-            self.totals.append(make(f"{factor.name}/total", cube, tf.float64))
+            packed = [factor.count, packed_size(factor.size)]
+            self.windows.append(make(f"{factor.name}/window", packed, self.dtype))
+            self.totals.append(make(f"{factor.name}/total", packed, tf.float64))
             self.roots.append(make(f"{factor.name}/root", cube, self.dtype))
         self.moments: list[tf.Variable] = []
         self.diagonals: list[dict[int, tf.Variable]] = []

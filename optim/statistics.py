@@ -6,13 +6,14 @@
 and for a tensor of order k, along each axis, the product of the axis' unfolding with its transpose.
 
 Sums live in two parts. ``window``, in the working precision, sums the collections; at an exchange it is
-added to ``total``, in float64, and starts again at zero. float32 alone would stop growing after some 2^24
-equal increments; a window has at most 100,000.
+added to ``total``, in float64, and starts again at zero. Both are kept as triangles (triangles.py).
+float32 alone would stop growing after some 2^24 equal increments; a window has at most 100,000.
 """
 
 import tensorflow as tf
 
 from ctr.optim.options import ShampooOptions
+from ctr.optim.triangles import multiplicities, pack
 
 
 def gram(blocks: tf.Tensor, axis: int) -> tf.Tensor:
@@ -36,7 +37,15 @@ def gram(blocks: tf.Tensor, axis: int) -> tf.Tensor:
 
 
 def collect(window: tf.Variable, products: tf.Tensor, beta2: float, weight: tf.Tensor | float = 1.0) -> None:
-    """Adds one collection to a window, in place; to a sum with a weight."""
+    """Adds one collection to a window, in place; to a sum with a weight.
+
+    Args:
+        window: [N, d (d + 1) / 2], packed.
+        products: [N, d, d], symmetric.
+        beta2: decay; 1: they are summed.
+        weight: of the products.
+    """
+    products = pack(products)
     if beta2 == 1.0:
         weighted = isinstance(weight, tf.Tensor)
         window.assign_add(tf.cast(weight, products.dtype) * products if weighted else products)
@@ -44,12 +53,13 @@ def collect(window: tf.Variable, products: tf.Tensor, beta2: float, weight: tf.T
         window.assign(beta2 * window + (1.0 - beta2) * products)
 
 
-def fold(total: tf.Variable, window: tf.Variable, decay: tf.Tensor) -> tf.Tensor:
+def fold(total: tf.Variable, window: tf.Variable, size: int, decay: tf.Tensor) -> tf.Tensor:
     """Adds a window to its total and empties it, in place.
 
     Args:
-        total: float64 [N, d, d].
-        window: [N, d, d].
+        total: float64 [N, d (d + 1) / 2], packed.
+        window: packed likewise.
+        size: d.
         decay: float64 scalar, beta2 to the power of the window's collections.
 
     Returns:
@@ -59,7 +69,7 @@ def fold(total: tf.Variable, window: tf.Variable, decay: tf.Tensor) -> tf.Tensor
     change = added + (decay - 1.0) * total
     total.assign_add(change)
     window.assign(tf.zeros_like(window))
-    return tf.norm(change, axis=[1, 2])
+    return tf.sqrt(tf.reduce_sum(multiplicities(size) * tf.square(change), axis=1))
 
 
 def bias_correction(beta2: float, collections: tf.Tensor) -> tf.Tensor:

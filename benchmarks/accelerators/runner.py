@@ -71,6 +71,19 @@ def first_value(entry, stored):
     return drawn * np.array(begin["scale"], np.float32)
 
 
+def unpack(packed, size):
+    """Symmetric matrices from their lower triangles, as ctr.optim.triangles packs them."""
+    rows = size - size // 2
+    half = size - rows
+    rectangle = packed[:, half * rows :].reshape(-1, rows, half + 1)
+    low, high = np.tril(rectangle[:, :, :rows]), np.triu(rectangle[:, :half, 1:])
+    lower = np.zeros([len(packed), size, size], packed.dtype)
+    lower[:, :rows, :rows] = low
+    lower[:, rows:, :rows] = packed[:, : half * rows].reshape(-1, half, rows)
+    lower[:, rows:, rows:] = np.swapaxes(high, 1, 2)
+    return lower + np.swapaxes(np.tril(lower, -1), 1, 2)
+
+
 class Roots:
     """Statistics in float64 and their roots, on the host: what exchanges with the device between two steps."""
 
@@ -93,11 +106,12 @@ class Roots:
         self.use(state)
         offset = 0
         for total, factor in zip(self.totals, self.factors, strict=True):
-            window = np.asarray(state[factor["name"] + "/window"])
-            self.moved += window.nbytes
+            packed = np.asarray(state[factor["name"] + "/window"])
+            self.moved += packed.nbytes
+            window = unpack(packed, factor["size"])
             total += window
             self.drift[offset : offset + len(total)] += np.linalg.norm(window.astype(np.float64), axis=(1, 2))
-            state[factor["name"] + "/window"] = jax.device_put(np.zeros_like(window))
+            state[factor["name"] + "/window"] = jax.device_put(np.zeros_like(packed))
             for i, matrix in enumerate(total):
                 norm, number = np.linalg.norm(matrix), offset + i
                 steady = self.certified[number] and self.drift[number] <= self.options["drift_bound"] * norm

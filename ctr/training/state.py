@@ -15,6 +15,7 @@ from ctr.optim.adagrad import grow_rows, row_count
 from ctr.optim.averaging import ScheduleFree
 from ctr.optim.kfac_core import Layer
 from ctr.optim.online_bias import all_variables
+from ctr.optim.state import in_present_form
 from ctr.training.config import TrainConfig
 from ctr.training.device import make_deterministic, resolve_compute_dtype
 from ctr.training.division import Place, held_rows, is_divided
@@ -371,7 +372,7 @@ class TrainState:
         if set(arrays) != names:
             raise ValueError(f"the checkpoint holds {sorted(arrays)}, the model {sorted(names)}")
         for name, variable in variables.items():
-            variable.assign(arrays[name])
+            variable.assign(in_present_form(name, arrays[name]))
         for number, layout in enumerate(self.layouts):
             part = (parts or {}).get(f"rows/{layout.name}")
             self._table_rows[number] = layout.rows if part is None else part.total

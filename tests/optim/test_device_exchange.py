@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import shampoo_reference as reference
 from ctr.optim.dense_shampoo import DenseShampoo
-from ctr.optim.device_exchange import between_steps, create_on_host, pack, unpack
+from ctr.optim.device_exchange import between_steps, create_on_host
 from ctr.optim.state import STATUS
 
 SHAPES = [(7, 5), (4, 6), (3,)]
@@ -16,15 +16,6 @@ RATE = 0.1
 def make(**changed):
     options = reference.options(block_size=4, momentum=0.5, **changed)
     return reference.make_core(options, reference.initial(SHAPES), tf.float32)
-
-
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_a_packed_matrix_comes_back(size):
-    halves = np.random.default_rng(size).standard_normal((3, size, size)).astype(np.float32)
-    whole = halves + np.swapaxes(halves, 1, 2)
-    packed = pack(tf.constant(whole)).numpy()
-    assert packed.shape == (3, size * (size + 1) // 2)
-    np.testing.assert_array_equal(unpack(packed, size), whole)
 
 
 @pytest.mark.parametrize(

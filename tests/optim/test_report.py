@@ -124,11 +124,11 @@ def test_a_description_names_the_treatment_size_and_work_of_each_tensor():
     assert rows["bias"][1:] == ["64", "adagrad", "0 B", "0 B", "512 B", "-"]
     assert rows["scale"][1:] == ["scalar", "adagrad", "0 B", "0 B", "8 B", "-"]
     assert rows["ids"][1:3] == ["1000x8", "rows: right side, exponent -0.5; AdaGrad's step"]
-    # Two blocks, sides of 150 and 200: window and total are 12 bytes an element, roots 4; AdaGrad and momentum.
-    side = 2 * (150**2 + 200**2)
-    assert (
-        rows["deep"][3] == f"{side * 12 / 2**20:.1f} MiB" and rows["deep"][4] == f"{side * 4 / 2**10:.1f} KiB"
-    )
+    # Two blocks, sides of 150 and 200: triangles of window and total are 12 bytes an element, roots 4; AdaGrad and
+    # momentum.
+    triangles, roots = 150 * 151 + 200 * 201, 2 * (150**2 + 200**2)
+    assert rows["deep"][3] == f"{triangles * 12 / 2**10:.1f} KiB"
+    assert rows["deep"][4] == f"{roots * 4 / 2**10:.1f} KiB"
     assert rows["deep"][5] == f"{300 * 200 * 8 / 2**10:.1f} KiB"
     # Each side multiplies once a step, and once more every fourth for its statistics.
     assert rows["deep"][6] == f"{2 * 300 * 200 * (150 + 200) * 1.25 / 1e6:.1f}"

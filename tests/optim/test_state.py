@@ -8,6 +8,7 @@ import shampoo_reference as reference
 from ctr.optim.host import HostPipeline
 from ctr.optim.roots import RootError, inverse_root
 from ctr.optim.state import COUNTERS, STATUS, lay_out
+from ctr.optim.triangles import packed_size
 
 RATE = 0.125
 SHAPES = [(5, 3), (3,)]
@@ -139,7 +140,8 @@ def test_every_variable_by_name_shape_and_precision():
         "counters": ((len(COUNTERS),), "int64"),
     }
     for name, cube in cubes.items():
-        expected |= {f"{name}/window": (cube, "float32"), f"{name}/total": (cube, "float64")}
+        packed = cube[0], packed_size(cube[1])
+        expected |= {f"{name}/window": (packed, "float32"), f"{name}/total": (packed, "float64")}
         expected[f"{name}/root"] = (cube, "float32")
     for index, shape in enumerate(((5, 3), (7, 2), (9, 4), ())):
         expected[f"tensor{index}/accumulator"] = (shape, "float32")

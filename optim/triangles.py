@@ -1,0 +1,99 @@
+"""Symmetric matrices of d x d as their d (d + 1) / 2 numbers, in a form that moves blocks and never single elements.
+
+With r = ceil(d / 2) and h = d - r, and A11 of r x r, A21 of h x r and A22 of h x h, all that A says is A21 and the
+lower triangles of A11 and A22. These two fill a rectangle of r x (h + 1), one as it is and one transposed (rectangular
+full packed format; Gustavson et al., ACM TOMS 37(2), 2010, which interleaves them in the same way)::
+
+    A11 lower       a b' b'      A22 lower, transposed and one to the right: b'
+                    a a  b'
+                    a a  a
+
+Packed are the rows of A21, then those of the rectangle. Only the lower triangle of a matrix is read.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+import tensorflow as tf
+
+
+def packed_size(size: int) -> int:
+    """d (d + 1) / 2."""
+    return size * (size + 1) // 2
+
+
+def pack(matrices: tf.Tensor) -> tf.Tensor:
+    """[..., d, d] to [..., d (d + 1) / 2], any floating dtype, by operations of the graph."""
+    size = int(matrices.shape[-1])
+    rows = size - size // 2
+    half = size - rows
+    leading = tf.shape(matrices)[:-2] if matrices.shape[:-2].rank else tf.zeros([0], tf.int32)
+    low = tf.linalg.band_part(matrices[..., :rows, :rows], -1, 0)
+    high = tf.linalg.band_part(tf.linalg.matrix_transpose(matrices[..., rows:, rows:]), 0, -1)
+    outer = [[0, 0]] * (len(matrices.shape) - 2)
+    rectangle = tf.pad(low, [*outer, [0, 0], [0, half + 1 - rows]])
+    rectangle += tf.pad(high, [*outer, [0, rows - half], [1, 0]])
+    parts = [
+        tf.reshape(matrices[..., rows:, :rows], tf.concat([leading, [half * rows]], axis=0)),
+        tf.reshape(rectangle, tf.concat([leading, [rows * (half + 1)]], axis=0)),
+    ]
+    return tf.ensure_shape(tf.concat(parts, axis=-1), [*matrices.shape[:-2], packed_size(size)])
+
+
+def unpack(packed: tf.Tensor, size: int) -> tf.Tensor:
+    """The opposite of ``pack``, for d = ``size``."""
+    rows = size - size // 2
+    half = size - rows
+    leading = list(packed.shape[:-1])
+    below = tf.reshape(packed[..., : half * rows], [*leading, half, rows])
+    rectangle = tf.reshape(packed[..., half * rows :], [*leading, rows, half + 1])
+    low = tf.linalg.band_part(rectangle[..., :, :rows], -1, 0)
+    high = tf.linalg.band_part(rectangle[..., :half, 1:], 0, -1)
+    first, last = _mirror(low), _mirror(tf.linalg.matrix_transpose(high))
+    above = tf.concat([first, tf.linalg.matrix_transpose(below)], axis=-1)
+    return tf.concat([above, tf.concat([below, last], axis=-1)], axis=-2)
+
+
+def pack_arrays(matrices: np.ndarray) -> np.ndarray:
+    """``pack`` of an array."""
+    size = matrices.shape[-1]
+    return matrices.reshape(*matrices.shape[:-2], size * size)[..., _elements(size)]
+
+
+def unpack_arrays(packed: np.ndarray, size: int) -> np.ndarray:
+    """The opposite of ``pack_arrays``, for d = ``size``."""
+    return packed[..., _places(size)].reshape(*packed.shape[:-1], size, size)
+
+
+def multiplicities(size: int) -> np.ndarray:
+    """How often each number of a packed matrix is in the matrix, 1 or 2; float64 [d (d + 1) / 2]."""
+    return np.bincount(_places(size), minlength=packed_size(size)).astype(np.float64)
+
+
+def _mirror(lower: tf.Tensor) -> tf.Tensor:
+    """The symmetric matrices of these lower triangles."""
+    below = np.tri(lower.shape[-1], k=-1, dtype=bool)
+    strict = tf.where(below, lower, tf.zeros_like(lower))
+    return lower + tf.linalg.matrix_transpose(strict)
+
+
+@lru_cache(maxsize=64)
+def _places(size: int) -> np.ndarray:
+    """Where in the packed form each element of a matrix is, int32 [d * d]."""
+    rows = size - size // 2
+    half = size - rows
+    i, j = np.indices([size, size])
+    i, j = np.maximum(i, j), np.minimum(i, j)
+    in_low = half * rows + i * (half + 1) + j
+    in_high = half * rows + (j - rows) * (half + 1) + i - rows + 1
+    places = np.where(i < rows, in_low, np.where(j < rows, (i - rows) * rows + j, in_high))
+    return places.ravel().astype(np.int32)
+
+
+@lru_cache(maxsize=64)
+def _elements(size: int) -> np.ndarray:
+    """Which element of a matrix, of its lower triangle, each packed number is; int32 [d (d + 1) / 2]."""
+    lower = np.flatnonzero(np.tri(size, dtype=bool)).astype(np.int32)
+    elements = np.empty(packed_size(size), np.int32)
+    elements[_places(size)[lower]] = lower
+    return elements
