@@ -83,9 +83,8 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 
 def log_probability(logits: Logits, chosen: np.ndarray) -> np.ndarray:
     """log P of candidates, float64 [N]; ``chosen`` is int [N, decisions], the number of each choice."""
-    return np.sum(
-        [_log_softmax(one)[own] for one, own in zip(logits, chosen.T, strict=True)], axis=0, dtype=np.float64
-    )
+    parts = [_log_softmax(one)[own] for one, own in zip(logits, chosen.T, strict=True)]
+    return np.add.reduce(np.stack(parts))
 
 
 def entropy(logits: Logits) -> float:
