@@ -125,35 +125,29 @@ def shape_of(config: TrainConfig, values: Mapping[Part, Any]) -> Shape:
 
 
 def shape_changes(shape: Shape, decided: Collection[str], base: ModelConfig) -> dict[str, Any]:
-    """The nested keys of the training configuration that give its model a shape.
+    """The values by dotted keys of the training configuration that give its model a shape.
 
     Args:
         shape: the shape.
         decided: the kinds of the parts that are decided on; keys of others are left alone.
         base: the model that is changed.
     """
-    model: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     if {"layers", "units", "ranks"} & set(decided):
         present = [number for number, width in enumerate(shape.deep_units) if width]
         ranks = [shape.deep_ranks[number] for number in present]
-        model["deep"] = {
-            "units": [shape.deep_units[number] for number in present],
-            # Without any bottleneck both spellings mean the same model: the base's is kept.
-            "ranks": ranks if any(ranks) or base.deep.ranks else [],
-        }
-    crosses = {"crosses": ("layers", shape.crosses), "cross_rank": ("rank", shape.cross_rank)}
-    factors = {
-        "ui_units": ("ui_units", [width for width in shape.ui_units if width]),
-        "factor_width": ("width", shape.factor_width),
+        changes["model.deep.units"] = [shape.deep_units[number] for number in present]
+        # Without any bottleneck both spellings mean the same model: the base's is kept.
+        changes["model.deep.ranks"] = ranks if any(ranks) or base.deep.ranks else []
+    values = {
+        "crosses": ("model.crosses.layers", shape.crosses),
+        "cross_rank": ("model.crosses.rank", shape.cross_rank),
+        "ui_units": ("model.factorized.ui_units", [width for width in shape.ui_units if width]),
+        "factor_width": ("model.factorized.width", shape.factor_width),
+        "widths": ("model.widths", {**base.widths, **shape.widths}),
+        "features": ("model.without", _in_order(shape.without, base.without)),
     }
-    for section, keys in (("crosses", crosses), ("factorized", factors)):
-        if chosen := dict(pair for kind, pair in keys.items() if kind in decided):
-            model[section] = chosen
-    if shape.widths:
-        model["widths"] = dict(shape.widths)
-    if "features" in decided:
-        model["without"] = _in_order(shape.without, base.without)
-    return {"model": model} if model else {}
+    return changes | dict(pair for kind, pair in values.items() if kind in decided)
 
 
 def _in_order(names: Collection[str], before: Sequence[str]) -> list[str]:

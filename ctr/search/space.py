@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ctr.config import parse_model
-from ctr.experiments.config import changed, merged
+from ctr.experiments.config import Changes, changed
 from ctr.io.errors import InputError
 from ctr.search.architecture import Part, Shape, part_of, shape_changes, shape_of
 from ctr.training.config import TrainConfig
@@ -120,19 +120,15 @@ class Space:
     def apply_values(self, base: TrainConfig | Content, values: Mapping[str, Any]) -> TrainConfig:
         """The same with values for some of the decisions by their names; others stay as the base has them."""
         where = "candidate " + ", ".join(f"{name} {value}" for name, value in values.items())
-        return parse_model(TrainConfig, self.content(base, values), where)
+        content = base.model_dump(mode="json") if isinstance(base, TrainConfig) else base
+        return parse_model(TrainConfig, changed(content, self.changes(base, values)), where)
 
-    def content(self, base: TrainConfig | Content, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The nested keys of ``apply_values``, with everything that the base leaves open."""
-        if isinstance(base, TrainConfig):
-            config, content = base, base.model_dump(mode="json")
-        else:
-            config, content = parse_model(TrainConfig, dict(base), "base"), dict(base)
+    def changes(self, base: TrainConfig | Content, values: Mapping[str, Any]) -> Changes:
+        """What values for some of the decisions change of a base: values by dotted keys of its configuration."""
+        config = base if isinstance(base, TrainConfig) else parse_model(TrainConfig, dict(base), "base")
         parts = self._parts(values)
-        decided = {part.kind for part in parts}
         settings = {name: value for name, value in values.items() if part_of(name) is None}
-        content = merged(content, shape_changes(shape_of(config, parts), decided, config.model))
-        return changed(content, settings)
+        return shape_changes(shape_of(config, parts), {part.kind for part in parts}, config.model) | settings
 
     def baseline(self, base: TrainConfig | Content) -> Choice | None:
         """The candidate that changes nothing of the base; None where the space does not have it."""
