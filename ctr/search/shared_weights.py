@@ -136,11 +136,12 @@ class SharedTrainer(Trainer):
     def __init__(self, plan: Plan, state: SharedState, config: TrainConfig, phase: Phase | None) -> None:
         self._plan, self._shared = plan, state
         self._masks: dict[Choice, dict[str, tf.Tensor]] = {}
-        super().__init__(state, config, phase, self._masks_of(plan.space.largest))
+        super().__init__(state, config, phase, self.masks_of_choice(plan.space.largest))
         self._records = Records(plan.records)
         self._records.cut(state.remembered(plan.policy.sizes).examples)
 
-    def _masks_of(self, choice: Choice) -> dict[str, tf.Tensor]:
+    def masks_of_choice(self, choice: Choice) -> dict[str, tf.Tensor]:
+        """The masks of a candidate."""
         if choice not in self._masks:
             (tower, detours), layouts = self._shared.network.supernet, self._shared.layouts
             shapes = mask_shapes(tower, detours, layouts)
@@ -152,9 +153,14 @@ class SharedTrainer(Trainer):
         """Scores a batch by the largest network, and changes nothing."""
         return self.score_by(self._plan.space.largest, feed, ramps)
 
+    def learn_by(self, choice: Choice, feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
+        """Makes a step with a batch by a candidate, without the controller."""
+        self.masks = self.masks_of_choice(choice)
+        return super().learn(feed, ramps, rates)
+
     def score_by(self, choice: Choice, feed: Feed, ramps: Ramps) -> Scores:
         """Scores a batch by a candidate, and changes nothing."""
-        self.masks = self._masks_of(choice)
+        self.masks = self.masks_of_choice(choice)
         return super().score(feed, ramps)
 
     def learn(self, feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
@@ -172,8 +178,7 @@ class SharedTrainer(Trainer):
         if is_waiting:
             drawn = uniform_hash(np.array([own.batches]), f"{plan.config.seed} all on")[0]
             choice = plan.space.largest if drawn >= share / options.warmup_fraction else choice
-        self.masks = self._masks_of(choice)
-        scores = super().learn(feed, ramps, rates)
+        scores = self.learn_by(choice, feed, ramps, rates)
         before = own.examples
         own.batches, own.rows = own.batches + 1, own.rows + len(feed.batch.rows)
         own.examples += len(feed.batch.rows)
