@@ -63,7 +63,7 @@ def measure(
     found = {name: _operations(config, schema, batches[name]) for name, config in parsed.items()}
     if rounds:
         models = {
-            name: TimedModel(_with_late_roots(config), schema, batches[name])
+            name: TimedModel(with_late_roots(config), schema, batches[name])
             for name, config in parsed.items()
         }
         turns: dict[str, Callable[[], float]] = {}
@@ -93,7 +93,7 @@ def first_batches(log: Path, schema: Schema, config: TrainConfig) -> list[Batch]
     return [first[index % len(first)] for index in range(BATCHES)]
 
 
-def _with_late_roots(config: TrainConfig) -> TrainConfig:
+def with_late_roots(config: TrainConfig) -> TrainConfig:
     """The configuration with the roots of later steps: the first few hundred steps wait for more frequent ones."""
     late = {"optimizer": {"dense": {"shampoo": {"early_growth": 0}}}}
     return parse_model(TrainConfig, merged(config.model_dump(), late), "config")

@@ -6,8 +6,10 @@ from pathlib import Path
 from ctr.data.log import read_manifests, read_schema
 from ctr.data.schema import Schema
 from ctr.experiments.measure import TouchedFeature, first_batches, touched_features, touched_tables
+from ctr.experiments.run import Progress
 from ctr.search.config import CostConfig
 from ctr.search.space import Choice, Content, Space
+from ctr.search.times import LayerTimes
 from ctr.training.analysis.flops import count_flops
 from ctr.training.auto import resolve
 from ctr.training.config import TrainConfig
@@ -78,10 +80,26 @@ class Operations:
         return self._touched[key]
 
 
-def make_cost(config: CostConfig, space: Space, base: TrainConfig | Content, log: Path) -> Cost:
+def make_cost(
+    config: CostConfig, space: Space, base: Content, log: Path, times: Path, progress: Progress | None = None
+) -> Cost:
     """The costs that a search has asked for.
 
+    Args:
+        config: what a candidate costs.
+        space: of the candidates.
+        base: the configuration that they change.
+        log: the log.
+        times: the file of measured times, which is written where it is not there yet.
+        progress: called with a line when times are measured.
+
     Raises:
-        InputError: the log is damaged or empty, or the base does not fit it.
+        InputError: the log or the file is damaged, or the base does not fit the log.
     """
-    return Cost(space, base, Operations(log, config.purpose))
+    if config.measure == "flops":
+        return Cost(space, base, Operations(log, config.purpose))
+    if not times.exists():
+        from ctr.search.measure_times import write_times
+
+        write_times(times, log, space, base, progress)
+    return Cost(space, base, LayerTimes(times, config.purpose, read_schema(log), read_manifests(log)))

@@ -71,6 +71,13 @@ class Space:
         """The candidate at a place of ``candidates``, without going through those before it."""
         return self.choice_of(_digits(index, [len(decision.choices) for decision in self.decisions]))
 
+    def index(self, choice: Choice) -> int:
+        """The place of a candidate in ``candidates``."""
+        place = 0
+        for decision, number in zip(self.decisions, choice, strict=True):
+            place = place * len(decision.choices) + number
+        return place
+
     def choice_of(self, numbers: Sequence[int]) -> Choice:
         """A choice of numbers, checked.
 

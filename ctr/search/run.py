@@ -1,0 +1,280 @@
+"""A search from its file to its result: the method, the result trained alone, and the judgement of it.
+
+::
+
+    OUT/search.yaml      the search with its whole training configuration
+    OUT/rungs/N          experiments of the methods halving and random
+    OUT/supernet         the supernet's run
+    OUT/times.json       times of layers, where costs are measured times
+    OUT/best.yaml        the configuration of the result
+    OUT/replay.yaml      the experiment that compares it with the baseline
+    OUT/replay           that experiment
+    OUT/search.json      what came of it, see ``ctr.search.record``
+
+What is there already is not made again, so the same command goes on after an interruption.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ctr import __version__
+from ctr.config import differing_keys, dump_yaml, load_record, parse_model
+from ctr.data.log import log_sha256, read_manifests, read_schema
+from ctr.experiments.config import ArmConfig, ExperimentConfig
+from ctr.experiments.run import Progress
+from ctr.experiments.tasks import read_object
+from ctr.io.errors import InputError
+from ctr.io.files import check_output_folder, make_folder, write_atomic_bytes
+from ctr.search.config import SearchConfig, read_search
+from ctr.search.cost import Cost, Operations, make_cost
+from ctr.search.decisions import make_space, with_widths
+from ctr.search.draws import draw_candidates
+from ctr.search.judge import judge
+from ctr.search.prefix import Prefix, find_prefixes
+from ctr.search.record import BASELINE, RECORD_FILE, SEARCHED, Rung, SearchRecord
+from ctr.search.space import Choice, Space
+from ctr.search.trials import Candidate, Runner, halve, on_prefix, run_rung
+from ctr.training.config import TrainConfig
+from ctr.training.run.directory import only_process, write_json
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a search is run, which changes nothing of what comes out.
+
+    Attributes:
+        command: that repeats the search.
+        workers: how many runs are trained side by side; None: one for each processor.
+        beam_options: options of another Beam runner.
+        timing: whether the steps of the result and the baseline are timed in the end.
+        replay: whether the result is trained alone and compared with the baseline.
+        progress: called with a line for each run that ends, and as the supernet goes on.
+    """
+
+    command: str
+    workers: int | None = None
+    beam_options: str = ""
+    timing: bool = True
+    replay: bool = True
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """A search, everything checked.
+
+    Attributes:
+        search: its file.
+        content: the baseline's configuration, as nested keys.
+        space: of the candidates.
+        cost: of a candidate.
+        prefixes: of the rungs; the last is what the search reads.
+        rows: of the log, in the configuration's time range.
+    """
+
+    search: SearchConfig
+    content: dict[str, Any]
+    space: Space
+    cost: Cost
+    prefixes: list[Prefix]
+    rows: int
+
+    def candidate(self, choice: Choice | None) -> Candidate:
+        """A candidate as an arm; None, and whatever is configured like it, is the baseline."""
+        if choice is None or self.space.apply(self.content, choice) == parse_model(
+            TrainConfig, self.content, "base"
+        ):
+            return Candidate(BASELINE, {}, {}, 1.0)
+        values = self.space.values(choice)
+        changes = self.space.changes(self.content, values)
+        return Candidate(f"c{self.space.index(choice)}", values, changes, self.cost.of(choice))
+
+
+def run_search(file: Path, log: Path, out: Path, options: Options) -> tuple[SearchRecord, dict[str, str]]:
+    """Searches, writes OUT/best.yaml, and compares the result with the baseline.
+
+    Args:
+        file: the YAML file of the search.
+        log: the log.
+        out: the folder of the search.
+        options: how it is run.
+
+    Returns:
+        What came of it, which is in OUT/search.json too, and what failed of the comparison, by name.
+
+    Raises:
+        InputError: a wrong search or log, another search or process in ``out``, or no candidate could be trained.
+    """
+    search, content = read_search(file)
+    where = f"search {file}"
+    manifests, schema = read_manifests(log), read_schema(log)
+    if not sum(manifest.rows for manifest in manifests):
+        raise InputError(f"{log}: the log has no rows")
+    content = with_widths(content, search, schema, manifests, where)
+    space = make_space(search, content, schema, where)
+    check_search_folder(out)
+    make_folder(out)
+    with only_process(out):
+        _adopt(out, search, content, log_sha256(manifests))
+        shares = _shares(search)
+        *prefixes, whole = find_prefixes(
+            log, parse_model(TrainConfig, content, where).time_range, [*shares, 1.0]
+        )
+        times = out / "times.json" if search.cost.times is None else file.parent / search.cost.times
+        cost = make_cost(search.cost, space, content, log, times, options.progress)
+        problem = _Problem(search, content, space, cost, prefixes, whole.rows)
+        record = _begun(problem, log, log_sha256(manifests), options.command)
+        runner = Runner(
+            log, out.resolve(), options.command, options.workers, options.beam_options, options.progress
+        )
+        record, chosen = _METHODS[search.method](problem, record, runner)
+        record = record.model_copy(
+            update={"chosen": chosen.name, "values": dict(chosen.values), "cost": chosen.cost}
+        )
+        best = space.apply_values(content, chosen.values)
+        write_atomic_bytes(out / "best.yaml", dump_yaml(best).encode())
+        failures = {}
+        if options.replay and chosen.name != BASELINE:
+            failures = _replay(problem, chosen, runner, options.timing)
+            record = record.model_copy(update={"judged": judge(out / "replay", prefixes[-1].end_us)})
+        write_json(out / RECORD_FILE, record.model_dump())
+    return record, failures
+
+
+def check_search_folder(out: Path) -> None:
+    """Raises InputError where a directory is neither empty nor one of a search."""
+    check_output_folder(out, "a search of ctr search", lambda folder: (folder / "search.yaml").is_file())
+
+
+def _adopt(out: Path, search: SearchConfig, content: dict[str, Any], log: str) -> None:
+    """Writes the search beside what comes of it.
+
+    Raises:
+        InputError: another search was begun there, or one of another log.
+    """
+    whole = search.model_copy(update={"base": None, "config": content})
+    path, seen = out / "search.yaml", out / "log.json"
+    if path.exists():
+        before = load_record(SearchConfig, path, "search").model_dump(mode="json")
+        ours = whole.model_dump(mode="json")
+        # These change nothing of what was searched.
+        for words in ("title", "note", "seeds"):
+            before[words] = ours[words]
+        differences = differing_keys(before, ours)
+        if differences:
+            raise InputError(
+                f"{out}: holds another search: {'; '.join(differences)[:500]}; use another directory"
+            )
+    if read_object(seen).get("log_sha256", log) != log:
+        raise InputError(
+            f"{out}: holds a search of another log, or of this one before it grew; use another directory"
+        )
+    write_atomic_bytes(path, dump_yaml(whole).encode())
+    write_json(seen, {"log_sha256": log})
+
+
+def _shares(search: SearchConfig) -> list[float]:
+    """The shares of the log that the rungs read."""
+    if search.method != "halving":
+        return [search.prefix]
+    rungs, eta = search.halving.rungs, search.halving.eta
+    return [search.prefix / eta ** (rungs - 1 - number) for number in range(rungs)]
+
+
+def _begun(problem: _Problem, log: Path, sha256: str, command: str) -> SearchRecord:
+    search, space, prefix = problem.search, problem.space, problem.prefixes[-1]
+    baseline = space.baseline(problem.content)
+    return SearchRecord(
+        title=search.title,
+        note=search.note,
+        method=search.method,
+        command=command,
+        ctr_version=__version__,
+        log=str(log.resolve()),
+        log_sha256=sha256,
+        seed=search.seed,
+        target=search.target,
+        purpose=search.cost.purpose,
+        measure=search.cost.measure,
+        space={decision.name: list(decision.choices) for decision in space.decisions},
+        size=space.size,
+        baseline=None if baseline is None else space.values(baseline),
+        rows=problem.rows,
+        prefix_rows=prefix.rows,
+        prefix_end=None if prefix.end is None else prefix.end.isoformat(),
+    )
+
+
+def _by_trials(problem: _Problem, record: SearchRecord, runner: Runner) -> tuple[SearchRecord, Candidate]:
+    """Successive halving; random search has one rung."""
+    search, space, content = problem.search, problem.space, problem.content
+    is_halving = search.method == "halving"
+    count = search.halving.candidates if is_halving else search.random.candidates
+    drawn = draw_candidates(space, content, problem.cost, search.target, count, search.seed)
+    candidates = [problem.candidate(choice) for choice in drawn]
+    if search.target >= 1:
+        candidates.insert(0, problem.candidate(None))
+
+    def run(number: int, tried: Sequence[Candidate]) -> Rung:
+        folder = f"rungs/{number + 1}"
+        return run_rung(runner, folder, content, problem.prefixes[number], search.seed, tried)
+
+    rungs = halve(candidates, len(problem.prefixes), search.halving.eta, run)
+    (name,) = rungs[-1].kept
+    chosen = next(one for one in candidates if one.name == name)
+    passes = _passes(problem, candidates, rungs, runner.log)
+    return record.model_copy(update={"rungs": rungs, "passes": passes}), chosen
+
+
+def _passes(problem: _Problem, candidates: Sequence[Candidate], rungs: Sequence[Rung], log: Path) -> float:
+    """The operations of all trainings of a search, in passes of the baseline over all rows."""
+    count = Operations(log, "training")
+    whole = count(problem.space.apply_values(problem.content, {}))
+    shares = {BASELINE: 1.0}
+    for one in candidates:
+        shares[one.name] = count(problem.space.apply_values(problem.content, one.values)) / whole
+    return sum(shares[one.name] * rung.rows for rung in rungs for one in rung.tried) / problem.rows
+
+
+def _by_supernet(problem: _Problem, record: SearchRecord, runner: Runner) -> tuple[SearchRecord, Candidate]:
+    """One network for all candidates, and a controller."""
+    from ctr.search.supernet import search_supernet
+
+    content = {**on_prefix(problem.content, problem.prefixes[-1]), "seed": problem.search.seed}
+    base = parse_model(TrainConfig, content, "base")
+    found = search_supernet(
+        problem.search,
+        problem.space,
+        problem.cost,
+        base,
+        runner.log,
+        runner.out / "supernet",
+        runner.progress or (lambda _: None),
+    )
+    record = record.model_copy(update={"examples": found.examples, "passes": found.passes})
+    return record, problem.candidate(found.choice)
+
+
+_METHODS = {"halving": _by_trials, "random": _by_trials, "supernet": _by_supernet}
+
+
+def _replay(problem: _Problem, chosen: Candidate, runner: Runner, timing: bool) -> dict[str, str]:
+    """Trains the result and the baseline from the log's beginning, as ``ctr replay`` does; returns what failed."""
+    search, last = problem.search, problem.prefixes[-1]
+    read = "all rows" if last.end is None else f"the rows before {last.end.isoformat()}"
+    experiment = ExperimentConfig(
+        title=search.title,
+        note=f"The result of a search that read {read}: on these it was chosen, and only the others judge it.",
+        config={**problem.content, "record_predictions": True},
+        seeds=search.seeds,
+        arms={
+            SEARCHED: ArmConfig(
+                title="Searched",
+                note=", ".join(f"{name} {value}" for name, value in chosen.values.items()),
+                set=chosen.changes,
+            )
+        },
+    )
+    return runner.run("replay", experiment, timing)
