@@ -253,7 +253,8 @@ def _by_supernet(problem: _Problem, record: SearchRecord, runner: Runner) -> tup
         runner.out / "supernet",
         runner.progress or (lambda _: None),
     )
-    record = record.model_copy(update={"examples": found.examples, "passes": found.passes})
+    passes = found.passes * record.prefix_rows / record.rows
+    record = record.model_copy(update={"examples": found.examples, "passes": passes})
     return record, problem.candidate(found.choice)
 
 

@@ -175,10 +175,14 @@ def _as_html(record: SearchRecord, course: Sequence[ControllerRecord]) -> str:
         courses += [
             figure_of("entropy", quantity(course, "entropy", "entropy, nats"), "The controller's entropy."),
             figure_of(
-                "cost", quantity(course, "cost", "mean cost", level), "Mean cost of the candidates drawn."
+                "cost",
+                quantity(course, "mean_cost", "mean cost", level),
+                "Mean cost of the candidates drawn.",
             ),
             figure_of(
-                "reward", quantity(course, "reward", "mean reward"), "Mean reward of the candidates drawn."
+                "reward",
+                quantity(course, "mean_reward", "mean reward"),
+                "Mean reward of the candidates drawn.",
             ),
         ]
     return render_page(
