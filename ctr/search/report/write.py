@@ -70,9 +70,15 @@ def as_text(record: SearchRecord) -> str:
     """The tables for a terminal."""
     lines = [" ".join(record.title.split()), *_sentences(record)]
     for table in _tables(record, _SHOWN):
-        lines += ["", table.title, *display.aligned([list(table.columns), *table.rows])]
+        lines += ["", table.title, *_aligned([list(table.columns), *table.rows])]
         lines += [table.note] if table.note else []
     return "\n".join(lines) + "\n"
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    """The lines of a table whose last column is words, which are not aligned."""
+    numbers = display.aligned([row[:-1] for row in rows])
+    return [f"{line}  {row[-1]}".rstrip() for line, row in zip(numbers, rows, strict=True)]
 
 
 def _sentences(record: SearchRecord) -> list[str]:
