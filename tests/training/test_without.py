@@ -40,7 +40,11 @@ def predictions(run: Path) -> np.ndarray:
 def test_features_that_are_left_out_are_as_if_they_were_not_there(tmp_path):
     examples = draw_examples()
     config = parse_model(TrainConfig, SMALL, "test")
-    own = parse_model(TrainConfig, merged(SMALL, {"model": {"without": list(LEFT_OUT)}, "metrics": {"slices": ["item"]}}), "test")
+    own = parse_model(
+        TrainConfig,
+        merged(SMALL, {"model": {"without": list(LEFT_OUT)}, "metrics": {"slices": ["item"]}}),
+        "test",
+    )
     log = publish(tmp_path / "log", examples.table())
     train(log, own, tmp_path / "own")
     train(publish_others(tmp_path / "others", examples), config, tmp_path / "expected")

@@ -65,7 +65,9 @@ class IdCounts:
             (bounds[:-1][single] + MISSING_ID, places[single])
             for bounds, places, single in zip(self._bounds, self._places, is_single, strict=True)
         ]
-        self._single = np.array([self.features.index(f) for f in schema.single_valued if f in there], np.int64)
+        self._single = np.array(
+            [self.features.index(f) for f in schema.single_valued if f in there], np.int64
+        )
         self._multivalent = [(self.features.index(f), f) for f in schema.multivalent if f in there]
 
     def update(self, feed: Feed) -> None:
