@@ -258,13 +258,14 @@ def _replay(arguments: argparse.Namespace) -> None:
 
 def _search(arguments: argparse.Namespace) -> None:
     from ctr.data.log import read_schema
-    from ctr.search.config import read_search
+    from ctr.search.config import check_search_folder, read_search
     from ctr.search.report.write import write_search
 
     failures: dict[str, str] = {}
     if not arguments.report:
         if arguments.search is None or arguments.log is None:
             raise InputError("SEARCH and --log are required, unless with --report")
+        check_search_folder(arguments.out)
         read_search(arguments.search)
         read_schema(arguments.log)
         load_tensorflow()

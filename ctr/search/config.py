@@ -11,6 +11,10 @@ from pydantic import Field, model_validator
 
 from ctr.config import StrictModel, parse_model, read_yaml
 from ctr.experiments.config import Seed, training_content
+from ctr.io.files import check_output_folder
+
+SEARCH_FILE = "search.yaml"
+"""In the output directory: the search with its whole training configuration."""
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -96,7 +100,7 @@ class SearchConfig(StrictModel):
             What results is the baseline.
         method: ``supernet``: one network holds all candidates and is trained once, while a controller learns which to
             prefer. ``halving``: successive halving. ``random``: candidates drawn at random.
-        space: for each decision its choices; see ``ctr.search.space`` for their names.
+        space: for each decision its choices; see ``ctr.search.architecture`` for their names.
         target: the cost that the result may have, as a share of the baseline's.
         prefix: the share of the log's rows that the search reads; the result is judged on the rest.
         seed: of everything that is drawn, and of the runs of the search.
@@ -112,7 +116,7 @@ class SearchConfig(StrictModel):
     base: Path | None = None
     config: dict[str, Any] = {}
     method: Literal["supernet", "halving", "random"] = "supernet"
-    space: dict[str, Annotated[tuple[Any, ...], Field(min_length=1, max_length=1000)]] = Field(min_length=1)
+    space: dict[str, tuple[Any, ...]] = Field(min_length=1, examples=[{"model.deep.units.0": [32, 64]}])
     target: float = Field(default=1.0, gt=0, le=1000)
     prefix: Share = 0.5
     seed: Seed = 1
@@ -142,3 +146,8 @@ def read_search(path: Path) -> tuple[SearchConfig, dict[str, Any]]:
     where = f"search {path}"
     search = parse_model(SearchConfig, read_yaml(path, "search"), where)
     return search, training_content(path, where, search.base, search.config)
+
+
+def check_search_folder(out: Path) -> None:
+    """Raises InputError where a directory is neither empty nor one of a search."""
+    check_output_folder(out, "a search of ctr search", lambda folder: (folder / SEARCH_FILE).is_file())

@@ -85,6 +85,8 @@ def make_space(search: SearchConfig, content: Content, schema: Schema, where: st
 def _problem(decision: Decision, schema: Schema) -> str:
     """What is wrong with a decision by itself; empty: nothing."""
     choices, part = decision.choices, decision.part
+    if not choices:
+        return "has no choice; at least one is required"
     if repeated := next((one for index, one in enumerate(choices) if _in(one, choices[:index])), None):
         return f"{repeated!r} appears twice"
     if part is None:

@@ -23,11 +23,12 @@ from ctr import __version__
 from ctr.config import differing_keys, dump_yaml, load_record, parse_model
 from ctr.data.log import log_sha256, read_manifests, read_schema
 from ctr.experiments.config import ArmConfig, ExperimentConfig
+from ctr.experiments.report.write import write_experiment
 from ctr.experiments.run import Progress
 from ctr.experiments.tasks import read_object
 from ctr.io.errors import InputError
-from ctr.io.files import check_output_folder, make_folder, write_atomic_bytes
-from ctr.search.config import SearchConfig, read_search
+from ctr.io.files import make_folder, write_atomic_bytes
+from ctr.search.config import SEARCH_FILE, SearchConfig, check_search_folder, read_search
 from ctr.search.cost import Cost, Operations, make_cost
 from ctr.search.decisions import make_space, with_widths
 from ctr.search.draws import draw_candidates
@@ -138,14 +139,10 @@ def run_search(file: Path, log: Path, out: Path, options: Options) -> tuple[Sear
         failures = {}
         if options.replay and chosen.name != BASELINE:
             failures = _replay(problem, chosen, runner, options.timing)
+            write_experiment(out / "replay")
             record = record.model_copy(update={"judged": judge(out / "replay", prefixes[-1].end_us)})
         write_json(out / RECORD_FILE, record.model_dump())
     return record, failures
-
-
-def check_search_folder(out: Path) -> None:
-    """Raises InputError where a directory is neither empty nor one of a search."""
-    check_output_folder(out, "a search of ctr search", lambda folder: (folder / "search.yaml").is_file())
 
 
 def _adopt(out: Path, search: SearchConfig, content: dict[str, Any], log: str) -> None:
@@ -155,7 +152,7 @@ def _adopt(out: Path, search: SearchConfig, content: dict[str, Any], log: str) -
         InputError: another search was begun there, or one of another log.
     """
     whole = search.model_copy(update={"base": None, "config": content})
-    path, seen = out / "search.yaml", out / "log.json"
+    path, seen = out / SEARCH_FILE, out / "log.json"
     if path.exists():
         before = load_record(SearchConfig, path, "search").model_dump(mode="json")
         ours = whole.model_dump(mode="json")
@@ -253,7 +250,8 @@ def _by_supernet(problem: _Problem, record: SearchRecord, runner: Runner) -> tup
         runner.out / "supernet",
         runner.progress or (lambda _: None),
     )
-    record = record.model_copy(update={"examples": found.examples, "passes": found.passes})
+    passes = found.passes * record.prefix_rows / record.rows
+    record = record.model_copy(update={"examples": found.examples, "passes": passes})
     return record, problem.candidate(found.choice)
 
 

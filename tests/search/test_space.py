@@ -153,6 +153,7 @@ def test_absent_layers_keep_their_places_in_the_shape():
     ("choices", "keys", "message"),
     [
         ({"model.depth": (1, 2)}, {"method": "random"}, "space.model.depth: model.depth: unknown key"),
+        ({"model.deep.units.0": ()}, {}, "space.model.deep.units.0: has no choice; at least one is required"),
         ({"model.deep.units.0": (8, 8)}, {}, "space.model.deep.units.0: 8 appears twice"),
         ({"model.deep.units.0": (8, -1)}, {}, "-1 is not allowed: whole numbers of at least 0"),
         ({"model.deep.units.0": (8, True)}, {}, "True is not allowed: whole numbers of at least 0"),

@@ -14,22 +14,22 @@ class ControllerRecord(Record):
     """The controller at one point of its pass.
 
     Attributes:
-        step: batches so far.
-        examples: examples so far.
+        examples: that the supernet has learned from.
+        steps: of the controller.
         entropy: of its distribution, in nats, summed over the decisions.
         probabilities: for each decision those of its choices.
         baseline: the moving average of rewards.
-        reward: the mean reward of the candidates since the last record; None: it does not learn yet.
-        cost: their mean cost in units of the baseline's.
+        mean_reward: of the candidates since the last record; None: none was drawn.
+        mean_cost: theirs, in units of the baseline's.
     """
 
-    step: int
     examples: int
+    steps: int
     entropy: float
     probabilities: dict[str, list[float]]
     baseline: float | None
-    reward: float | None
-    cost: float | None
+    mean_reward: float | None
+    mean_cost: float | None
 
 
 def read_course(folder: Path) -> list[ControllerRecord]:

@@ -70,9 +70,15 @@ def as_text(record: SearchRecord) -> str:
     """The tables for a terminal."""
     lines = [" ".join(record.title.split()), *_sentences(record)]
     for table in _tables(record, _SHOWN):
-        lines += ["", table.title, *display.aligned([list(table.columns), *table.rows])]
+        lines += ["", table.title, *_aligned([list(table.columns), *table.rows])]
         lines += [table.note] if table.note else []
     return "\n".join(lines) + "\n"
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    """The lines of a table whose last column is words, which are not aligned."""
+    numbers = display.aligned([row[:-1] for row in rows])
+    return [f"{line}  {row[-1]}".rstrip() for line, row in zip(numbers, rows, strict=True)]
 
 
 def _sentences(record: SearchRecord) -> list[str]:
@@ -175,10 +181,14 @@ def _as_html(record: SearchRecord, course: Sequence[ControllerRecord]) -> str:
         courses += [
             figure_of("entropy", quantity(course, "entropy", "entropy, nats"), "The controller's entropy."),
             figure_of(
-                "cost", quantity(course, "cost", "mean cost", level), "Mean cost of the candidates drawn."
+                "cost",
+                quantity(course, "mean_cost", "mean cost", level),
+                "Mean cost of the candidates drawn.",
             ),
             figure_of(
-                "reward", quantity(course, "reward", "mean reward"), "Mean reward of the candidates drawn."
+                "reward",
+                quantity(course, "mean_reward", "mean reward"),
+                "Mean reward of the candidates drawn.",
             ),
         ]
     return render_page(
