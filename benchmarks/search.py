@@ -36,7 +36,7 @@ from ctr.config import parse_model
 from ctr.io.files import write_atomic_bytes
 from ctr.models.click_model import ClickModel
 from ctr.search.config import SearchConfig
-from ctr.search.cost import make_cost
+from ctr.search.cost import Cost, Operations
 from ctr.search.decisions import decisions_of
 from ctr.search.policy import Policy
 from ctr.search.shared_weights import Plan, SharedState, SharedTrainer, batch_loss
@@ -73,7 +73,7 @@ class Bench:
         config = self.config("penalty", 1)
         self.space = Space(decisions_of(config))
         self.every = list(self.space.candidates())
-        self.cost = make_cost(config.cost, self.space, self.base, self.log)
+        self.cost = Cost(self.space, self.base, Operations(self.log, "training"))
         self.costs = np.array([self.cost.of(choice) for choice in self.every])
         self.largest = check_supernet(self.space, self.base)
         self._trainer: SharedTrainer | None = None

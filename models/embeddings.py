@@ -10,7 +10,7 @@ from ctr.models.click_model import TowerInput
 from ctr.models.linear import stack
 from ctr.models.row_values import initial_rows
 from ctr.models.rows import TableLayout
-from ctr.models.supernet import masked
+from ctr.models.supernet import Masks, masked
 
 Plan = Mapping[str, tf.Tensor]
 
@@ -97,6 +97,11 @@ class LookedUp(NamedTuple):
 
     embeddings: list[tf.Tensor]
     linear: list[tf.Tensor]
+
+
+def feature_mask(masks: Masks | None, layout: TableLayout) -> tf.Tensor | None:
+    """The mask of what a table gives for each of its features, float32 [features, width + 1]; None without masks."""
+    return None if masks is None else masks[f"features/{layout.name}"]
 
 
 def look_up(

@@ -169,11 +169,6 @@ def masks_of(
     return masks
 
 
-def feature_mask(masks: Masks | None, layout: TableLayout) -> tf.Tensor | None:
-    """The mask of what a table gives for each of its features, float32 [features, width + 1]; None without masks."""
-    return None if masks is None else masks[f"features/{layout.name}"]
-
-
 @tf.custom_gradient
 def masked(values: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, object]:
     """``values`` times a mask that broadcasts to them; a gradient may be of another dtype than they are."""

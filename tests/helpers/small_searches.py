@@ -7,7 +7,7 @@ from typing import Any
 
 from ctr.config import parse_model
 from ctr.search.config import SearchConfig
-from ctr.search.cost import make_cost
+from ctr.search.cost import Cost, Operations
 from ctr.search.decisions import decisions_of
 from ctr.search.space import Space
 from ctr.search.supernet import SupernetResult, search_supernet
@@ -47,7 +47,7 @@ def search(
     base = parse_model(TrainConfig, merged(BASE, changes or {}), "test")
     own = parse_model(SearchConfig, {"space": space, **config}, "test")
     made = Space(decisions_of(own))
-    return search_supernet(own, made, make_cost(own.cost, made, base, log), base, log, out, progress)
+    return search_supernet(own, made, Cost(made, base, Operations(log, "training")), base, log, out, progress)
 
 
 def killed(log: Path, out: Path, at: int) -> None:

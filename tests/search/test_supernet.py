@@ -12,7 +12,7 @@ import pytest
 from ctr.config import parse_model
 from ctr.io.errors import InputError
 from ctr.search.config import SearchConfig
-from ctr.search.cost import make_cost
+from ctr.search.cost import Cost, Operations
 from ctr.search.decisions import decisions_of
 from ctr.search.space import Space
 from ctr.training.config import TrainConfig
@@ -86,7 +86,7 @@ def test_rejection_ends_below_the_target(log, tmp_path):
         )
         own = parse_model(SearchConfig, {"space": SPACE}, "test")
         made = Space(decisions_of(own))
-        assert make_cost(own.cost, made, base, log).of(result.choice) <= 0.7
+        assert Cost(made, base, Operations(log, "training")).of(result.choice) <= 0.7
         assert all(
             line["mean_cost"] is None or line["mean_cost"] <= 0.7
             for line in lines(tmp_path / f"out-{samples}")
