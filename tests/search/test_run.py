@@ -19,6 +19,7 @@ from ctr.search.run import Options, run_search
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
 from small_runs import LOGISTIC, draw_examples, merged, publish
+from small_searches import BASE
 
 RATES = [0.001, 0.05, 0.1, 0.8]
 SEARCH: dict[str, Any] = {
@@ -192,6 +193,29 @@ def test_a_candidate_that_fails_is_left_out_and_named(place, monkeypatch):
     assert record.rungs[0].tried[-1].name == "c2"
     assert record.rungs[0].tried[-1].failure == "it broke"
     assert record.chosen != "c2"
+
+
+@pytest.mark.slow
+def test_a_supernet_and_its_report(place, capsys):
+    space = {"model.deep.units.0": [3, 8], "model.crosses.layers": [0, 1, 2]}
+    write({"title": "Weights", "config": BASE, "space": space, "prefix": 0.6, "target": 0.9, "seeds": [1]})
+    assert main(["search", "search.yaml", "--log", "log", "--out", "out", "--no-timing"]) == 0
+    text = capsys.readouterr().out
+    assert "Method supernet, 6 candidates, target 0.9 of the baseline's training cost by operations" in text
+    record = json.loads(Path("out/search.json").read_text())
+    assert record["examples"] == record["prefix_rows"] < record["rows"]
+    lines = [json.loads(line) for line in Path("out/supernet/controller.jsonl").read_text().splitlines()]
+    likely = {name: space[name][int(np.argmax(of))] for name, of in lines[-1]["probabilities"].items()}
+    assert record["values"] == likely
+    result = load_model(TrainConfig, Path("out/best.yaml"), "config").model
+    assert result.deep.units == (likely["model.deep.units.0"], 6)
+    assert result.crosses.layers == likely["model.crosses.layers"]
+    assert [one["part"] for one in record["judged"]] == ["rest", "whole"]
+    page = Path("out/report.html").read_text()
+    assert page.count("<figure>") == 6 and "Probabilities of the choices of model.deep.units.0" in page
+    files = result_files("out")
+    assert main(["search", "search.yaml", "--log", "log", "--out", "out", "--no-timing"]) == 0
+    assert result_files("out") == files
 
 
 @pytest.mark.parametrize(
