@@ -197,7 +197,8 @@ def test_a_candidate_that_fails_is_left_out_and_named(place, monkeypatch):
 
 @pytest.mark.slow
 def test_a_supernet_and_its_report(place, capsys):
-    space = {"model.deep.units.0": [3, 8], "model.crosses.layers": [0, 1, 2]}
+    # The baseline is no candidate.
+    space = {"model.deep.units.0": [3, 10], "model.crosses.layers": [0, 1, 3]}
     write({"title": "Weights", "config": BASE, "space": space, "prefix": 0.6, "target": 0.9, "seeds": [1]})
     assert main(["search", "search.yaml", "--log", "log", "--out", "out", "--no-timing"]) == 0
     text = capsys.readouterr().out
