@@ -8,7 +8,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ctr.cli_output import (
@@ -240,10 +240,6 @@ def _replay(arguments: argparse.Namespace) -> None:
         load_tensorflow()
         from ctr.experiments.run import run_experiment
 
-        def tell(text: str) -> None:
-            if sys.stderr.isatty():
-                note(text)
-
         failures = run_experiment(
             arguments.experiment,
             arguments.log,
@@ -252,11 +248,46 @@ def _replay(arguments: argparse.Namespace) -> None:
             arguments.workers,
             arguments.beam_options,
             not arguments.no_timing,
-            tell,
+            note if sys.stderr.isatty() else None,
         )
     text = write_experiment(arguments.out)
     result = json.loads((arguments.out / "result.json").read_bytes()) if arguments.json else {}
     print_result(arguments, result, f"{text}\n{arguments.out / 'report.html'}")
+    _raise_failures(failures)
+
+
+def _search(arguments: argparse.Namespace) -> None:
+    from ctr.data.log import read_schema
+    from ctr.search.config import check_search_folder, read_search
+    from ctr.search.report.write import write_search
+
+    failures: dict[str, str] = {}
+    if not arguments.report:
+        if arguments.search is None or arguments.log is None:
+            raise InputError("SEARCH and --log are required, unless with --report")
+        check_search_folder(arguments.out)
+        read_search(arguments.search)
+        read_schema(arguments.log)
+        load_tensorflow()
+        from ctr.search.run import Options, run_search
+
+        options = Options(
+            arguments.given,
+            arguments.workers,
+            arguments.beam_options,
+            not arguments.no_timing,
+            not arguments.no_replay,
+            note if sys.stderr.isatty() else None,
+        )
+        _, failures = run_search(arguments.search, arguments.log, arguments.out, options)
+    text = write_search(arguments.out)
+    result = json.loads((arguments.out / "search.json").read_bytes()) if arguments.json else {}
+    print_result(arguments, result, f"{text}\n{arguments.out / 'report.html'}")
+    _raise_failures(failures)
+
+
+def _raise_failures(failures: Mapping[str, str]) -> None:
+    """Raises InputError with what failed, by name, if anything did."""
     if failures:
         causes = "; ".join(f"{name}: {error}" for name, error in failures.items())
         raise InputError(f"{len(failures)} failed; rerun the same command to try again: {causes}")
@@ -395,6 +426,7 @@ def _commands() -> dict[str, Callable[[argparse.Namespace], None]]:
         "export": _export,
         "score": _score,
         "replay": _replay,
+        "search": _search,
         "compare": _compare,
         "evaluate": _evaluate,
         "report": _report,

@@ -28,6 +28,7 @@ CONFIGS = {
     "sampling": ("ctr.data.sampling", "SamplingConfig"),
     "simulator": ("ctr.simulator.config", "SimulatorConfig"),
     "experiment": ("ctr.experiments.config", "ExperimentConfig"),
+    "search": ("ctr.search.config", "SearchConfig"),
 }
 """The files that ``ctr config`` describes, with the module and the name of each one's model."""
 
@@ -117,6 +118,7 @@ def make_parser() -> argparse.ArgumentParser:
     _export(commands)
     _score(commands)
     _replay(commands)
+    _search(commands)
     _compare(commands)
     _evaluate(commands)
     _report(commands)
@@ -480,16 +482,34 @@ def _replay(commands: _Commands) -> None:
     replay.add_argument(
         "experiment", type=Path, nargs="?", metavar="EXPERIMENT", help="YAML file with the arms"
     )
-    replay.add_argument("--log", type=Path, metavar="LOG", help="directory of the log")
-    replay.add_argument(
+    _add_runs(replay)
+
+
+def _search(commands: _Commands) -> None:
+    search = _command(
+        commands, "search", "search for the configuration that is most accurate at a cost, and judge it"
+    )
+    search.add_argument(
+        "search", type=Path, nargs="?", metavar="SEARCH", help="YAML file with the space and the method"
+    )
+    _add_runs(search)
+    search.add_argument(
+        "--no-replay", action="store_true", help="do not train the result alone beside the baseline"
+    )
+
+
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    """Adds what commands take that train many runs on one log."""
+    parser.add_argument("--log", type=Path, metavar="LOG", help="directory of the log")
+    parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="output directory; rerun to resume"
     )
-    replay.add_argument(
+    parser.add_argument(
         "--workers", type=int, metavar="N", help="runs to train side by side (one per processor)"
     )
-    _add_beam_options(replay, " whose workers see the log and the output directory under the same paths")
-    replay.add_argument("--no-timing", action="store_true", help="count operations, but do not time steps")
-    replay.add_argument(
+    _add_beam_options(parser, " whose workers see the log and the output directory under the same paths")
+    parser.add_argument("--no-timing", action="store_true", help="count operations, but do not time steps")
+    parser.add_argument(
         "--report", action="store_true", help="train nothing; write the report of what is in --out"
     )
 

@@ -6,6 +6,7 @@ about one file of each run, however long the log.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def pair_predictions(run_a: Path, run_b: Path, late_from: float = math.inf) -> P
     """
     whole, late = PredictionDifference(), PredictionDifference()
     only_a = only_b = 0
-    stream_a, stream_b = _Stream(run_a), _Stream(run_b)
+    stream_a, stream_b = PredictionStream(run_a, _COLUMNS), PredictionStream(run_b, _COLUMNS)
     read_up_to = -math.inf
     while read_up_to < math.inf:
         stream_a.read_beyond(read_up_to)
@@ -91,23 +92,25 @@ def last_half(run: Path) -> int | None:
     return times[0] + (times[1] - times[0] + 1) // 2 if times else None
 
 
-class _Stream:
+class PredictionStream:
     """The predictions of a run, taken by query time.
 
     Attributes:
         complete_up_to: all rows with an earlier query time are read; infinite after the last file.
     """
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, columns: Sequence[str]) -> None:
+        """Begins before the first row; ``columns`` has ``query_time``."""
         self._parts = prediction_parts(run)
-        self._held = pd.DataFrame({name: np.empty(0, np.int64) for name in _COLUMNS})
+        self._columns = columns
+        self._held = pd.DataFrame({name: np.empty(0, np.int64) for name in columns})
         self.complete_up_to = -math.inf if self._parts else math.inf
 
     def read_beyond(self, time: float) -> None:
         """Read files until all rows up to and including `time` are there."""
         while self._parts and self.complete_up_to <= time:
             path = self._parts.pop(0)
-            part = read_predictions(path, _COLUMNS)
+            part = read_predictions(path, self._columns)
             times = part["query_time"].to_numpy()
             if len(times) and (times[0] < self.complete_up_to or np.any(times[1:] < times[:-1])):
                 raise InputError(

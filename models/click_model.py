@@ -22,6 +22,7 @@ import tensorflow as tf
 from ctr.models.activations import make_activation
 from ctr.models.dcn import DCN, hidden_layers
 from ctr.models.linear import Linear, glorot_uniform, multiply, stack_matrices, stack_weights
+from ctr.models.supernet import Detours, Masks, masked_output
 from ctr.models.transfer import PiecewiseLinearTransfer, SigmoidTransfer, Transfer
 
 
@@ -90,6 +91,8 @@ class Architecture:
 
             alone = linear + b,    network = w . DCN(e_0) + b_n
             logit = alone + gate * (network - alone) + offset
+        sources: of a supernet, which layers each deep layer and the head may read beside the one before it
+            (``ctr.models.supernet``); empty: no others.
     """
 
     cross_layers: int
@@ -104,6 +107,7 @@ class Architecture:
     components: int = 1
     factors: Factors | None = None
     gated: bool = False
+    sources: tuple[tuple[int, ...], ...] = ()
 
 
 class _Component(tf.Module):
@@ -140,8 +144,11 @@ class _Component(tf.Module):
             self.heads["quality"] = _make_head(network.units, width, None, seeds)
         if a.rank_head:
             self.heads["rank"] = _make_head(network.units, width, None, seeds)
+        self.detours: Detours | None = None
         if a.factors is None:
             self.output_bias = tf.Variable(math.log(a.prior / (1.0 - a.prior)))
+            if any(a.sources):
+                self.detours = Detours(network, a.sources, widths["quality"], seeds)
             return
         self.towers["ui"] = DCN(widths["ui"], 0, 0, a.factors.ui_units, (), *shared)
         # As if Q had one more layer and U were the same everywhere: with both near 0, neither would learn.
@@ -162,6 +169,8 @@ class _Component(tf.Module):
                 yield f"{head}_head", layer.matrices[0]
                 if layer.bias is not None:
                     yield f"{head}_head_bias", layer.bias
+        if self.detours is not None:
+            yield from self.detours.weights()
         if self.transfer is not None:
             yield from self.transfer.weights()
         if self.output_bias is not None:
@@ -243,14 +252,24 @@ class ClickModel(tf.Module):
             named |= {f"{prefix}{name}": weight for name, weight in component.weights()}
         return named
 
-    def __call__(self, inputs: Mapping[str, TowerInput], alpha2: tf.Tensor) -> Scores:
+    def __call__(
+        self, inputs: Mapping[str, TowerInput], alpha2: tf.Tensor, masks: Masks | None = None
+    ) -> Scores:
         """Scores B rows.
 
         Args:
             inputs: of each tower of a factorized model, otherwise of ``quality`` alone.
             alpha2: float32 scalar in [0, 1].
+            masks: under which it computes what a smaller network would; None: it computes with all of its own. A
+                factorized model, an ensemble and one with a rank head take none.
         """
-        return _score(self._components, inputs, alpha2)
+        return _score(self._components, inputs, alpha2, masks)
+
+    @property
+    def supernet(self) -> tuple[DCN, Detours | None]:
+        """The network of a plain model and the matrices that are there for candidates alone."""
+        (component,) = self._components
+        return component.towers["quality"], component.detours
 
     @property
     def transfers(self) -> list[Transfer]:
@@ -292,9 +311,14 @@ def ensemble_logit(logits: tf.Tensor) -> tf.Tensor:
     return clicked - tf.reduce_logsumexp(-tf.nn.softplus(logits), axis=0)
 
 
-def _score(components: Sequence[_Component], inputs: Mapping[str, TowerInput], alpha2: tf.Tensor) -> Scores:
+def _score(
+    components: Sequence[_Component],
+    inputs: Mapping[str, TowerInput],
+    alpha2: tf.Tensor,
+    masks: Masks | None = None,
+) -> Scores:
     if components[0].transfer is None:
-        return _plain_scores(components, inputs["quality"], alpha2)
+        return _plain_scores(components, inputs["quality"], alpha2, masks)
     quality, ranked = _quality(components, inputs["quality"], alpha2)
     ui = _ui(components, inputs["ui"])
     logits = _transfer(components, tf.reduce_sum(quality * ui, axis=2))
@@ -304,12 +328,17 @@ def _score(components: Sequence[_Component], inputs: Mapping[str, TowerInput], a
     return Scores(logits, tf.reduce_sum(ranked * ui[:, :, : ranked.shape[2]], axis=2))
 
 
-def _plain_scores(components: Sequence[_Component], inputs: TowerInput, alpha2: tf.Tensor) -> Scores:
+def _plain_scores(
+    components: Sequence[_Component], inputs: TowerInput, alpha2: tf.Tensor, masks: Masks | None
+) -> Scores:
     bias = tf.stack([component.output_bias for component in components])
     logits = inputs.linear + bias[:, tf.newaxis]
     if components[0].fitted:
-        return _gated_scores(components, inputs, alpha2, logits)
+        return _gated_scores(components, inputs, alpha2, logits, masks)
     if "quality" not in components[0].heads:
+        return Scores(logits, logits)
+    if masks is not None:
+        logits += _masked_network(components, inputs, alpha2, masks)
         return Scores(logits, logits)
     hidden = hidden_layers([component.towers["quality"] for component in components], inputs.e0, alpha2)
     logits += tf.squeeze(_head(components, "quality", hidden), axis=2)
@@ -318,15 +347,32 @@ def _plain_scores(components: Sequence[_Component], inputs: TowerInput, alpha2: 
     return Scores(logits, tf.squeeze(_head(components, "rank", hidden), axis=2))
 
 
+def _masked_network(
+    components: Sequence[_Component], inputs: TowerInput, alpha2: tf.Tensor, masks: Masks
+) -> tf.Tensor:
+    """The output of the one network under masks, float32 [1, B]."""
+    (one,) = components
+    output = masked_output(one.towers["quality"], one.heads["quality"], one.detours, inputs.e0, alpha2, masks)
+    return tf.squeeze(output, axis=2)
+
+
 def _gated_scores(
-    components: Sequence[_Component], inputs: TowerInput, alpha2: tf.Tensor, alone: tf.Tensor
+    components: Sequence[_Component],
+    inputs: TowerInput,
+    alpha2: tf.Tensor,
+    alone: tf.Tensor,
+    masks: Masks | None,
 ) -> Scores:
     fitted = components[0].fitted
     logits = alone + fitted["offset"]
     if "gate" not in fitted:
         return Scores(logits, logits, alone)
-    hidden = hidden_layers([component.towers["quality"] for component in components], inputs.e0, alpha2)
-    network = tf.squeeze(_head(components, "quality", hidden), axis=2) + fitted["network_bias"]
+    if masks is not None:
+        network = _masked_network(components, inputs, alpha2, masks)
+    else:
+        hidden = hidden_layers([component.towers["quality"] for component in components], inputs.e0, alpha2)
+        network = tf.squeeze(_head(components, "quality", hidden), axis=2)
+    network += fitted["network_bias"]
     logits += fitted["gate"] * (network - alone)
     return Scores(logits, logits, alone, network)
 

@@ -10,6 +10,7 @@ from ctr.models.click_model import TowerInput
 from ctr.models.linear import stack
 from ctr.models.row_values import initial_rows
 from ctr.models.rows import TableLayout
+from ctr.models.supernet import Masks, masked
 
 Plan = Mapping[str, tf.Tensor]
 
@@ -98,12 +99,18 @@ class LookedUp(NamedTuple):
     linear: list[tf.Tensor]
 
 
+def feature_mask(masks: Masks | None, layout: TableLayout) -> tf.Tensor | None:
+    """The mask of what a table gives for each of its features, float32 [features, width + 1]; None without masks."""
+    return None if masks is None else masks[f"features/{layout.name}"]
+
+
 def look_up(
     layout: TableLayout,
     rows: tf.Tensor,
     plan: Plan,
     compute_dtype: str = "float32",
     gradient_by_products: bool = False,
+    mask: tf.Tensor | None = None,
 ) -> LookedUp:
     """Looks up the embeddings and linear weights of each batch row; a multivalent feature without values gives zeros.
 
@@ -116,6 +123,8 @@ def look_up(
         compute_dtype: ``float32`` or ``bfloat16``, of the embeddings that are returned.
         gradient_by_products: whether the gradient's sums by row are products with a sparse matrix, which a CPU computes
             in a fifth of the time, and which XLA does not compile.
+        mask: float32 [features, width + 1], times which each feature's embedding and linear weight are taken
+            (``ctr.models.supernet``); None: as they are.
     """
     widths = [layout.width, 1] * layout.copies
     dtypes = [compute_dtype, "float32"] * layout.copies
@@ -135,6 +144,9 @@ def look_up(
             tf.cast(looked_up[:, :, end - width : end], dtype)
             for end, width, dtype in zip(ends, widths, dtypes, strict=True)
         ]
+    if mask is not None:
+        of_parts = [mask[:, : layout.width], mask[:, layout.width :]] * layout.copies
+        expanded = [masked(part, own) for part, own in zip(expanded, of_parts, strict=True)]
     size = len(layout.features) * layout.width
     return LookedUp(
         embeddings=[tf.reshape(part, [-1, size]) for part in expanded[::2]]

@@ -59,3 +59,14 @@ def row_curvature(
         total += tf.math.unsorted_segment_sum(share, plan["values"], count)
         groups = tf.maximum(groups, tf.math.unsorted_segment_max(own, plan["values"], count))
     return RowCurvature(total, groups)
+
+
+def of_present(found: RowCurvature, present: tf.Tensor) -> RowCurvature:
+    """The same where some features are absent, whose rows have no curvature.
+
+    Args:
+        found: of all rows.
+        present: float32 [F], 1 for a feature that is there, 0 for one that is not.
+    """
+    share = tf.gather(present, tf.maximum(found.groups, 0))
+    return found._replace(curvature=found.curvature * share)

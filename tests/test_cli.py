@@ -286,6 +286,9 @@ def test_what_is_wrong_at_once_is_told_at_once(place, root, fresh_python):
         "export norun --out new": "norun: no such run directory",
         "score nomodel log --out new.parquet": "nomodel: neither an exported model",
         "replay no.yaml --log log --out new": "experiment no.yaml: no such file",
+        "search no.yaml --log log --out new": "search no.yaml: no such file",
+        "search --out new": "SEARCH and --log are required, unless with --report",
+        "search --report --out new": "new: no search.json, so this is not a finished search",
     }
     *errors, statuses = without_tensorflow(place, root, fresh_python, *map(str.split, faults))
     assert statuses.split() == ["1"] * len(faults)

@@ -37,6 +37,7 @@ FOLDERS = {
     "train from another run": "train log --init-from run --out",
     "export": "export run --out",
     "replay": "replay experiment.yaml --log log --out",
+    "search": "search search.yaml --log log --out",
 }
 MAPPING = """
 input: {type: csv}

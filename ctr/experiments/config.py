@@ -195,14 +195,29 @@ def read_experiment(path: Path) -> tuple[ExperimentConfig, dict[str, Any]]:
     """
     where = f"experiment {path}"
     experiment = parse_model(ExperimentConfig, read_yaml(path, "experiment"), where)
-    base: dict[str, Any] = {}
-    if experiment.base is not None:
-        file = path.parent / experiment.base
-        base = read_yaml(file, f"{where}: base")
-        parse_model(TrainConfig, base, f"{where}: base {file}")
-    content = merged(base, experiment.config)
+    return experiment, training_content(path, where, experiment.base, experiment.config)
+
+
+def training_content(path: Path, where: str, base: Path | None, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A training configuration as nested keys: that of a file, changed by another file that names it.
+
+    Args:
+        path: the other file.
+        where: what it is, for errors.
+        base: the file of the training configuration, relative to ``path``; None: the changes are all of it.
+        changes: nested keys.
+
+    Raises:
+        InputError: the base is not there or not YAML, or one of the two has a wrong key or value.
+    """
+    content: dict[str, Any] = {}
+    if base is not None:
+        file = path.parent / base
+        content = read_yaml(file, f"{where}: base")
+        parse_model(TrainConfig, content, f"{where}: base {file}")
+    content = merged(content, changes)
     parse_model(TrainConfig, content, where, "config.")
-    return experiment, content
+    return content
 
 
 def check_experiment_folder(out: Path) -> None:

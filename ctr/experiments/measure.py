@@ -7,7 +7,8 @@ Both are JSON, WANTED as ``measure`` takes it.
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ctr.data.schema import Schema
 from ctr.data.stream import Selection, read_selection
 from ctr.experiments.config import merged
 from ctr.io.errors import InputError
+from ctr.models.rows import TableLayout
 from ctr.training.analysis.flops import Touched, count_flops, dense_parameters
 from ctr.training.analysis.step_times import TimedModel, ratio_quartiles, take_turns
 from ctr.training.auto import resolve
@@ -57,11 +59,11 @@ def measure(
         name: resolve(parse_model(TrainConfig, content, f"config {name}"), schema, manifests)
         for name, content in configs.items()
     }
-    batches = {name: _first_batches(log, schema, config) for name, config in parsed.items()}
+    batches = {name: first_batches(log, schema, config) for name, config in parsed.items()}
     found = {name: _operations(config, schema, batches[name]) for name, config in parsed.items()}
     if rounds:
         models = {
-            name: TimedModel(_with_late_roots(config), schema, batches[name])
+            name: TimedModel(with_late_roots(config), schema, batches[name])
             for name, config in parsed.items()
         }
         turns: dict[str, Callable[[], float]] = {}
@@ -77,17 +79,21 @@ def measure(
     return found
 
 
-def _first_batches(log: Path, schema: Schema, config: TrainConfig) -> list[Batch]:
+def first_batches(log: Path, schema: Schema, config: TrainConfig) -> list[Batch]:
+    """The first batches of a log, as many as a turn has, which are taken again where a short log has fewer.
+
+    Raises:
+        InputError: they have no row.
+    """
     blocks = read_selection(log, schema, read_manifests(log), Selection(time_range=config.time_range))
     batches = whole_query_batches(blocks, config.batch.rows, config.batch.max_query_rows)
     first = [batch for batch in islice(batches, BATCHES) if len(batch.rows)]
     if not first:
         raise InputError(f"{log}: no valid row to measure with in the first {BATCHES} batches")
-    # A short log has fewer, which are taken again.
     return [first[index % len(first)] for index in range(BATCHES)]
 
 
-def _with_late_roots(config: TrainConfig) -> TrainConfig:
+def with_late_roots(config: TrainConfig) -> TrainConfig:
     """The configuration with the roots of later steps: the first few hundred steps wait for more frequent ones."""
     late = {"optimizer": {"dense": {"shampoo": {"early_growth": 0}}}}
     return parse_model(TrainConfig, merged(config.model_dump(), late), "config")
@@ -95,18 +101,9 @@ def _with_late_roots(config: TrainConfig) -> TrainConfig:
 
 def _operations(config: TrainConfig, schema: Schema, batches: list[Batch]) -> dict[str, Any]:
     layouts = config.table_layouts(schema)
-    feeds = [make_feed(batch, layouts, config.batch.rows) for batch in batches]
     rows = sum(len(batch.rows) for batch in batches)
-    touched = {}
-    for index, layout in enumerate(layouts):
-        plans = [feed.plans[index] for feed in feeds]
-        touched[layout.name] = Touched(
-            single=len(layout.single),
-            values=sum(_values(batch, [f.name for f in layout.multivalent]) for batch in batches) / rows,
-            multivalent=len(layout.multivalent),
-            distinct=sum(plan.distinct_count for plan in plans) / rows,
-        )
-    flops = count_flops(config, layouts, touched, rows / len(batches))
+    touched = touched_features(layouts, batches, config.batch.rows)
+    flops = count_flops(config, layouts, touched_tables(layouts, touched, rows), rows / len(batches))
     return {
         "train_flops": flops.train,
         "inference_flops": flops.inference,
@@ -117,8 +114,45 @@ def _operations(config: TrainConfig, schema: Schema, batches: list[Batch]) -> di
     }
 
 
-def _values(batch: Batch, names: list[str]) -> int:
-    return sum(len(batch.rows.multivalent[name][0]) for name in names)
+@dataclass(frozen=True)
+class TouchedFeature:
+    """What batches touch of one feature: its values looked up, and its distinct rows, summed over the batches."""
+
+    values: int
+    distinct: int
+
+
+def touched_features(
+    layouts: Sequence[TableLayout], batches: Sequence[Batch], batch_rows: int
+) -> dict[str, TouchedFeature]:
+    """What batches touch of each feature of some tables, by its name; its width and its table do not matter."""
+    alone = [replace(layout, features=(feature,)) for layout in layouts for feature in layout.features]
+    distinct = [0] * len(alone)
+    for batch in batches:
+        for number, plan in enumerate(make_feed(batch, tuple(alone), batch_rows).plans):
+            distinct[number] += plan.distinct_count
+    return {
+        name: TouchedFeature(
+            sum(len(batch.rows.multivalent[name][0]) for batch in batches) if many else 0, count
+        )
+        for layout, count in zip(alone, distinct, strict=True)
+        for name, many in [(layout.features[0].name, bool(layout.multivalent))]
+    }
+
+
+def touched_tables(
+    layouts: Sequence[TableLayout], touched: Mapping[str, TouchedFeature], rows: int
+) -> dict[str, Touched]:
+    """What batches touch of each table, for each of ``rows`` rows, from what they touch of its features."""
+    return {
+        layout.name: Touched(
+            single=len(layout.single),
+            values=sum(touched[f.name].values for f in layout.multivalent) / rows,
+            multivalent=len(layout.multivalent),
+            distinct=sum(touched[f.name].distinct for f in layout.features) / rows,
+        )
+        for layout in layouts
+    }
 
 
 def main() -> None:

@@ -35,6 +35,7 @@ def run_experiment(
     beam_options: str = "",
     timing: bool = True,
     progress: Progress | None = None,
+    costs: bool = True,
 ) -> dict[str, str]:
     """Makes all runs of an experiment that are not there yet, and OUT/plan.json and OUT/costs.json.
 
@@ -47,6 +48,7 @@ def run_experiment(
         beam_options: options of another Beam runner, whose workers see the log and ``out`` under the same paths.
         timing: whether steps are timed, after all runs; otherwise only operations are counted.
         progress: called with a line for each run that ends.
+        costs: whether OUT/costs.json is made.
 
     Returns:
         What failed, by name, with one line each; the others were made.
@@ -69,7 +71,8 @@ def run_experiment(
     with only_process(place.out):
         write_json(place.out / PLAN_FILE, plan.model_dump(by_alias=True))
         failures = _Runner(place, workers, beam_options, progress).run(tasks)
-        for name, error in write_costs(place.out, place.log, tasks, timing).items():
+        measured = write_costs(place.out, place.log, tasks, timing) if costs else {}
+        for name, error in measured.items():
             failures[f"costs of {name}"] = error
     return failures
 

@@ -9,7 +9,7 @@ the same result; between two batches a session scores what it is asked to. What 
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,9 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.reader import Rows
+from ctr.data.schema import Schema
 from ctr.io.errors import InputError
+from ctr.objective.bias_constraints import Family
 from ctr.training.agreement import agree, check_possible
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
@@ -32,7 +34,7 @@ from ctr.training.run.results import TIMING, learning_failure, unlearned_text, w
 from ctr.training.run.rollback import RollbackNeeded, query_times
 from ctr.training.run.run import Run, open_run
 from ctr.training.run.snapshot import Exporter, take_snapshot
-from ctr.training.state import fresh_state
+from ctr.training.state import TrainState, fresh_state
 from ctr.training.trainer import Phase, Trainer, announced
 from ctr.training.warm_start.start import InitFrom, warm_start
 from ctr.workers.collectives import ALONE, Workers
@@ -42,6 +44,21 @@ __all__ = ["TIMING", "LearningError", "Session", "one_pass", "open_session", "tr
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, dict[str, Any]], None]
+
+
+class Learner(NamedTuple):
+    """What a session learns with.
+
+    Attributes:
+        state: makes the weights and the state with which a run begins, the same whenever it is called.
+        trainer: makes what scores and learns with them, which may do more with a batch than ``Trainer``.
+    """
+
+    state: Callable[[TrainConfig, Schema, Sequence[Family], Workers], TrainState] = fresh_state
+    trainer: Callable[[TrainState, TrainConfig, Phase | None], Trainer] = Trainer
+
+
+PLAIN = Learner()
 
 
 def train(
@@ -184,6 +201,7 @@ def open_session(
     wait_for_sidecars: bool = False,
     phase: Phase | None = None,
     workers: Workers = ALONE,
+    learner: Learner = PLAIN,
 ) -> Iterator["Session"]:
     """Begins a run, or goes on with it where its newest checkpoint stands; holds its folder until the block ends.
 
@@ -204,6 +222,7 @@ def open_session(
             and with an empty one when that is over.
         workers: those that train together, all of which open a session of the same run and do the same with it; the
             first one writes the files and calls ``progress``, ``phase`` and ``exporter``.
+        learner: what it learns with.
 
     Raises:
         InputError: bad log, bad configuration for this log, a run directory of another configuration,
@@ -233,10 +252,10 @@ def open_session(
             if workers.is_chief:
                 environment = describe_environment(config, workers.size)
                 held.enter_context(hold_run(run_dir, config, inputs.schema, environment))
-        begin = partial(fresh_state, config, inputs.schema, inputs.families, workers)
+        begin = partial(learner.state, config, inputs.schema, inputs.families, workers)
         state = begin()
         with open_run(run_dir, inputs, state, lambda: begin().arrays()) as run:
-            trainer = Trainer(state, config, phase)
+            trainer = learner.trainer(state, config, phase)
             checked = inputs.log.rows if check_first else run.position.examples
             published = PublishedInputs(inputs, wait_for_sidecars)
             yield Session(run, trainer, published, checked, progress, exporter)

@@ -121,6 +121,7 @@ class ModelConfig(StrictModel):
         widths: embedding widths by feature, in place of those in the log's schema; 0: a linear weight only. Features
             with a width in neither have 16, or 8, 4 and 2 with up to 128, 16 and 4 ids; of ids that grow those count
             that the log's first partition has.
+        without: features of the log that the model does not have, neither embeddings nor linear weights.
     """
 
     renamed_keys: ClassVar[Mapping[str, str]] = {"factorised": "factorized"}
@@ -134,6 +135,7 @@ class ModelConfig(StrictModel):
     init_scale: float = Field(default=0.01, ge=0)
     embedding_seed: int | None = Field(default=None, ge=0, lt=2**31)
     widths: dict[str, int] = {}
+    without: tuple[Name, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -179,14 +181,18 @@ class ModelConfig(StrictModel):
         Raises:
             InputError: the configuration does not fit the features, or the features no table.
         """
+        _check_features("model.without", self.without, schema)
+        features = [feature for feature in schema.features if feature.name not in self.without]
+        if not features:
+            raise InputError("config: model.without names all features, so the model would have no input")
         widths = self._feature_widths(schema)
         towers = self._feature_towers(schema)
         if self.factorized is not None:
             for tower in ("quality", "ui"):
-                if not any(widths[name] for name in widths if towers[name] == tower):
+                if not any(widths[f.name] for f in features if towers[f.name] == tower):
                     raise InputError(
                         f"config: model.factorized: no feature with a width above 0 is in the tower {tower}; "
-                        "model.factorized.ui_features and model.widths decide it"
+                        "model.factorized.ui_features, model.widths and model.without decide it"
                     )
         columns = {name: index for index, name in enumerate(schema.single_valued)}
         rows = [
@@ -198,7 +204,7 @@ class ModelConfig(StrictModel):
                 columns.get(f.name),
                 growing=f.buckets is None,
             )
-            for f in schema.features
+            for f in features
         ]
         copies = self.ensemble.components if self.ensemble.embeddings == "separate" else 1
         try:
@@ -223,7 +229,7 @@ class ModelConfig(StrictModel):
             else self.widths.get(feature.name, feature.width)
             for feature in schema.features
         }
-        if not any(widths.values()):
+        if not any(width for name, width in widths.items() if name not in self.without):
             raise InputError("config: all features have width 0, so the network would have no input")
         return widths
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import tensorflow as tf
@@ -54,11 +55,19 @@ def architecture(config: TrainConfig, compute_dtype: str) -> Architecture:
 
 
 def create_network(
-    layouts: tuple[TableLayout, ...], config: TrainConfig, compute_dtype: str, compiled: bool = True
+    layouts: tuple[TableLayout, ...],
+    config: TrainConfig,
+    compute_dtype: str,
+    compiled: bool = True,
+    sources: tuple[tuple[int, ...], ...] = (),
 ) -> ClickModel:
-    """The model without its tables, with fresh weights; ``compiled`` as ``ctr.models.passes`` says."""
+    """The model without its tables, with fresh weights.
+
+    ``compiled`` as ``ctr.models.passes`` says, ``sources`` as ``Architecture``.
+    """
     widths = tower_widths(layouts, config.model.factorized is not None)
-    return ClickModel(architecture(config, compute_dtype), widths, compiled, seed=config.seed)
+    shape = replace(architecture(config, compute_dtype), sources=sources)
+    return ClickModel(shape, widths, compiled, seed=config.seed)
 
 
 def dense_weights(network: ClickModel) -> dict[str, tf.Variable]:
@@ -112,7 +121,9 @@ class TrainState:
         compute_dtype: str,
         families: Sequence[Family] = (),
         workers: Workers = ALONE,
+        sources: tuple[tuple[int, ...], ...] = (),
     ) -> None:
+        """Begins with nothing learned. ``sources``: of a supernet, see ``Architecture``."""
         model, optimizer = config.model, config.optimizer
         self.layouts = layouts
         self.workers = workers
@@ -136,7 +147,7 @@ class TrainState:
         self.table_optimizer.build(
             {layout.name: table for layout, table in zip(layouts, self.tables, strict=True)}
         )
-        self.network = create_network(layouts, config, compute_dtype)
+        self.network = create_network(layouts, config, compute_dtype, sources=sources)
         weights = dense_weights(self.network)
         self.dense = list(weights.values())
         self.layers = linear_layers(self.network)

@@ -1,37 +1,33 @@
 """The training step: one compiled function that scores a batch and then learns from it."""
 
-import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
 from ctr.models.click_model import Scores, ensemble_logit
-from ctr.models.embeddings import look_up, tower_inputs
+from ctr.models.embeddings import feature_mask, look_up, tower_inputs
 from ctr.models.linear import recording
-from ctr.models.query_effect import query_effect, query_share
-from ctr.models.row_curvature import row_curvature
+from ctr.models.query_effect import query_effect
+from ctr.models.row_curvature import of_present, row_curvature
 from ctr.models.rows import TableLayout
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import target_signature
 from ctr.objective.total import loss_and_terms, next_duals, normalizer, slices_of
 from ctr.optim.gradients import all_finite
 from ctr.optim.momentum import clip_by_global_norm
-from ctr.optim.online_newton import BatchSums, CalibrationStep
 from ctr.optim.protocol import ProductOptimizer, RowGradient
+from ctr.training.calibration_steps import CalibrationSteps, calibration_steps, logit_curvature
 from ctr.training.config import TrainConfig
 from ctr.training.feed import Feed
+from ctr.training.first_calls import timed
 from ctr.training.gradient_noise import squared_norms
 from ctr.training.product_factors import click_likelihood, product_factors
 from ctr.training.state import TrainState
 from ctr.training.step_exchange import StepExchange
 
-log = logging.getLogger(__name__)
-
-_LEAST_CURVATURE = 1e-6
-
 _Tensors: TypeAlias = dict[str, tf.Tensor]
+_Given: TypeAlias = Mapping[str, tf.Tensor]
 
 
 class StepResult(NamedTuple):
@@ -68,7 +64,7 @@ class _Differentiated(NamedTuple):
     dense_gradients: list[tf.Tensor]
     alone: tf.Tensor
     left: tf.Tensor | None
-    calibration: list[CalibrationStep]
+    calibration: CalibrationSteps
     factors: tuple[Any, tf.Tensor] | None = None
 
 
@@ -86,7 +82,14 @@ class TrainStep:
         jit: whether XLA compiles them.
     """
 
-    def __init__(self, state: TrainState, config: TrainConfig, jit: bool) -> None:
+    def __init__(
+        self,
+        state: TrainState,
+        config: TrainConfig,
+        jit: bool,
+        masks: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        """``masks``: the shapes of those that ``learn`` and ``score`` take (``ctr.models.supernet``); None: none."""
         self.state, self.config, self.jit = state, config, jit
         # Products with sparse matrices, of which GPUs have no deterministic kernel.
         self._by_products = not jit and not tf.config.list_physical_devices("GPU")
@@ -109,11 +112,14 @@ class TrainStep:
         ramps, rates = (
             dict.fromkeys(numbers, scalar) for numbers in (config.ramps_at(0), config.rates_at(0))
         )
-        self._learning = self._compile(self._learn, [self._learned_targets, plans, ramps, rates])
-        score = self._compile(self._score, [self._scored_targets, plans, ramps])
+        more = []
+        if masks is not None:
+            more = [{name: tf.TensorSpec(shape, tf.float32) for name, shape in masks.items()}]
+        self._learning = self._compile(self._learn, [self._learned_targets, plans, ramps, rates, *more])
+        score = self._compile(self._score, [self._scored_targets, plans, ramps, *more])
         self._compiled_learn, self._compiled_score = (
-            _timed("learns", self._learning, jit),
-            _timed("scores", score, jit),
+            timed("learns", self._learning, jit),
+            timed("scores", score, jit),
         )
         self._compiled_gradients = self._compile(self._gradients, [self._learned_targets, plans, ramps])
         self._compiled_norms = self._compile(self._gradient_norms, [self._learned_targets, plans, ramps])
@@ -125,15 +131,23 @@ class TrainStep:
         )
         return compiled
 
-    def learn(self, feed: Feed, ramps: Mapping[str, float], rates: Mapping[str, float]) -> StepResult:
+    def learn(
+        self,
+        feed: Feed,
+        ramps: Mapping[str, float],
+        rates: Mapping[str, float],
+        masks: _Given | None = None,
+    ) -> StepResult:
         """Scores a batch and then learns from it.
 
         Args:
             feed: the batch.
             ramps: what the ramps have reached before it (``TrainConfig.ramps_at``).
             rates: the learning rates (``TrainConfig.rates_at``).
+            masks: of the candidate that scores and learns, where the step takes masks.
         """
-        result = self._compiled_learn(*self._learning_arguments(feed, ramps, rates))
+        arguments = *self._learning_arguments(feed, ramps, rates), *_if_given(masks)
+        result = self._compiled_learn(*arguments)
         if self.jit:
             # XLA compiles no call to the host.
             self.state.table_optimizer.exchange()
@@ -152,10 +166,13 @@ class TrainStep:
         feed = self.state.place(feed, learning=True)
         return *_tensors(feed, self._learned_targets), _scalars(ramps), _scalars(rates)
 
-    def score(self, feed: Feed, ramps: Mapping[str, float]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Scores a batch alone: logits, float32 [B], and slices as in ``StepResult``."""
+    def score(
+        self, feed: Feed, ramps: Mapping[str, float], masks: _Given | None = None
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Scores a batch alone: logits, float32 [B], and slices as in ``StepResult``. ``masks``: see ``learn``."""
         feed = self.state.place(feed)
-        logit, slices = self._compiled_score(*_tensors(feed, self._scored_targets), _scalars(ramps))
+        arguments = *_tensors(feed, self._scored_targets), _scalars(ramps), *_if_given(masks)
+        logit, slices = self._compiled_score(*arguments)
         return logit, slices
 
     def gradients(self, feed: Feed, ramps: Mapping[str, float]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
@@ -178,14 +195,19 @@ class TrainStep:
     # The functions that are compiled.
 
     def _learn(
-        self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors, rates: _Tensors
+        self,
+        targets: _Tensors,
+        plans: list[_Tensors],
+        ramps: _Tensors,
+        rates: _Tensors,
+        masks: _Tensors | None = None,
     ) -> StepResult:
         state = self.state
         # The optimizer's state of the rows is read here, too, where there is time for it beside the products.
         rows, row_state = self._gather(plans), self._read_row_state(plans)
         duals = [dual.read_value() for dual in state.duals]
         needed, views = self._exchange.needed_rows(rows, plans), self._exchange.views(plans)
-        found = self._differentiate(targets, views, needed, ramps, duals)
+        found = self._differentiate(targets, views, needed, ramps, duals, masks)
         curvatures: list[tuple[tf.Tensor, ...]] | None = None
         if self._workers.size > 1:
             found, curvatures = self._of_whole_batch(targets, plans, views, found)
@@ -210,7 +232,7 @@ class TrainStep:
                 RowGradient(plan["distinct"], *parts, *curvature)
                 for plan, curvature, *parts in zip(
                     plans,
-                    self._curvatures(plans, targets, found) if curvatures is None else curvatures,
+                    self._curvatures(plans, targets, found, masks) if curvatures is None else curvatures,
                     rows,
                     row_state,
                     found.row_gradients,
@@ -234,10 +256,14 @@ class TrainStep:
         return StepResult(logit, found.loss, applied, slices, found.terms)
 
     def _score(
-        self, targets: _Tensors, plans: list[_Tensors], ramps: _Tensors
+        self,
+        targets: _Tensors,
+        plans: list[_Tensors],
+        ramps: _Tensors,
+        masks: _Tensors | None = None,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         needed, views = self._exchange.needed_rows(self._gather(plans), plans), self._exchange.views(plans)
-        logit = ensemble_logit(self._forward(needed, views, ramps["alpha2"]).logits)
+        logit = ensemble_logit(self._forward(needed, views, ramps["alpha2"], masks).logits)
         found = self._exchange.of_all(
             tf.constant(True), logit, slices_of(self.state.families, targets, logit)
         )
@@ -288,15 +314,28 @@ class TrainStep:
         with tf.name_scope("gather"):
             return self.state.table_optimizer.read([plan["distinct"] for plan in plans])
 
-    def _forward(self, rows: Sequence[tf.Tensor], plans: Sequence[_Tensors], alpha2: tf.Tensor) -> Scores:
+    def _forward(
+        self,
+        rows: Sequence[tf.Tensor],
+        plans: Sequence[_Tensors],
+        alpha2: tf.Tensor,
+        masks: _Tensors | None = None,
+    ) -> Scores:
         network, layouts = self.state.network, self.state.layouts
         with tf.name_scope("look_up"):
             looked_up = [
-                look_up(layout, part, plan, network.input_dtype(layout.tower), self._by_products)
+                look_up(
+                    layout,
+                    part,
+                    plan,
+                    network.input_dtype(layout.tower),
+                    self._by_products,
+                    feature_mask(masks, layout),
+                )
                 for layout, part, plan in zip(layouts, rows, plans, strict=True)
             ]
             inputs = tower_inputs(looked_up, layouts, network.factorized)
-        return network(inputs, alpha2)
+        return network(inputs, alpha2, masks)
 
     def _differentiate(
         self,
@@ -305,6 +344,7 @@ class TrainStep:
         rows: list[tf.Tensor],
         ramps: _Tensors,
         duals: list[tf.Tensor],
+        masks: _Tensors | None = None,
     ) -> _Differentiated:
         """Scores, loss, and the gradients to learn by."""
         state, objective = self.state, self.config.objective
@@ -314,7 +354,7 @@ class TrainStep:
             tape.watch(rows)
             tape.watch(state.dense)
             if observer is None:
-                scores = self._forward(rows, plans, ramps["alpha2"])
+                scores = self._forward(rows, plans, ramps["alpha2"], masks)
             else:
                 with recording() as products:
                     scores = self._forward(rows, plans, ramps["alpha2"])
@@ -326,7 +366,7 @@ class TrainStep:
                 learned, alone, left, calibration = loss, logit, None, []
                 if scores.alone is not None:
                     models = [scores.alone, *([] if scores.network is None else [scores.network])]
-                    calibration = self._calibration(targets, logit, models)
+                    calibration = calibration_steps(state.calibrators, self._workers, targets, logit, models)
                     # What the whole batch shares is the bias's, what a query shares is nobody's.
                     moved = [model + step.move for model, step in zip(models, calibration, strict=False)]
                     effects = [_query_effect(targets, one[0]) for one in moved]
@@ -381,59 +421,34 @@ class TrainStep:
         )
 
     def _curvatures(
-        self, plans: Sequence[_Tensors], targets: _Tensors, found: _Differentiated
+        self,
+        plans: Sequence[_Tensors],
+        targets: _Tensors,
+        found: _Differentiated,
+        masks: _Tensors | None = None,
     ) -> list[tuple[tf.Tensor, ...]]:
         """For each table the last fields of a ``RowGradient``, where the optimizer needs them."""
         if not self.state.table_optimizer.needs_curvature:
             return [() for _ in plans]
         return [
-            self._curvature(layout, plan, targets, found)
+            self._curvature(layout, plan, targets, found, feature_mask(masks, layout))
             for layout, plan in zip(self.state.layouts, plans, strict=True)
         ]
 
     def _curvature(
-        self, layout: TableLayout, plan: _Tensors, targets: _Tensors, found: _Differentiated
+        self,
+        layout: TableLayout,
+        plan: _Tensors,
+        targets: _Tensors,
+        found: _Differentiated,
+        mask: tf.Tensor | None,
     ) -> tuple[tf.Tensor, ...]:
         # Rows of constraint logs learn from their constraint alone.
         weight = targets["own_weight" if self.config.objective.bias_constraints is None else "weight"]
-        curvature, query = weight * _curvature_of(found.alone), targets["query"]
+        curvature, query = weight * logit_curvature(found.alone), targets["query"]
         left = _query_effect(targets, found.alone)[1] if found.left is None else found.left
-        return row_curvature(layout, plan, curvature, query, left)
-
-    def _calibration(
-        self, targets: _Tensors, logit: tf.Tensor, models: Sequence[tf.Tensor]
-    ) -> list[CalibrationStep]:
-        """The steps of the biases of some models with logits [1, B] each, and then of what combines them to one."""
-        sums = [
-            self._sums(number, targets, model[0], [], is_bias=True) for number, model in enumerate(models)
-        ]
-        sums.append(
-            self._sums(len(models), targets, logit, [model[0] - models[0][0] for model in models[1:]])
-        )
-        # In one message: each has its latency.
-        total = iter(self._workers.all_reduce([part for one in sums for part in one]))
-        return [
-            calibrator.step(BatchSums(next(total), next(total), next(total)))
-            for calibrator in self.state.calibrators
-        ]
-
-    def _sums(
-        self,
-        number: int,
-        targets: _Tensors,
-        logit: tf.Tensor,
-        inputs: Sequence[tf.Tensor],
-        is_bias: bool = False,
-    ) -> BatchSums:
-        """What a calibrator learns by from a logit, which multiplies a constant and ``inputs``."""
-        logit, weight = tf.stop_gradient(logit), targets["own_weight"]
-        gradient = weight * (tf.sigmoid(logit) - targets["label"])
-        columns = [tf.ones_like(weight), *(tf.stop_gradient(one) for one in inputs)]
-        curvature = weight * _curvature_of(logit)
-        if is_bias:
-            share = query_share(targets["query"], curvature)
-            gradient, curvature = gradient * share, curvature * share
-        return self.state.calibrators[number].sums(columns, gradient, curvature, tf.reduce_sum(weight))
+        of_rows = row_curvature(layout, plan, curvature, query, left)
+        return of_rows if mask is None else of_present(of_rows, mask[:, -1])
 
     def _update_dense(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor) -> None:
         fitted = set(self.state.network.calibrated)
@@ -465,12 +480,6 @@ def _query_effect(targets: _Tensors, logit: tf.Tensor) -> tuple[tf.Tensor, tf.Te
     return query_effect(targets["query"], probability, targets["label"], targets["own_weight"])
 
 
-def _curvature_of(logit: tf.Tensor) -> tf.Tensor:
-    """p (1 - p), never quite 0."""
-    probability = tf.sigmoid(logit)
-    return tf.maximum(probability * (1.0 - probability), _LEAST_CURVATURE)
-
-
 def _tensors(feed: Feed, needed: Mapping[str, tf.TensorSpec]) -> tuple[_Tensors, list[_Tensors]]:
     targets = feed.target_tensors
     return {name: targets[name] for name in needed}, feed.plan_tensors
@@ -480,27 +489,5 @@ def _scalars(numbers: Mapping[str, float]) -> _Tensors:
     return {name: tf.constant(number, tf.float32) for name, number in numbers.items()}
 
 
-def _timed(what: str, function: Callable[..., Any], jit: bool) -> Callable[..., Any]:
-    """The function; its first call, under ``jit`` also each first one with new shapes, is reported with its time."""
-    seen: set[tuple[Any, ...]] = set()
-
-    def call(*arguments: Any) -> Any:
-        if not log.isEnabledFor(logging.INFO):
-            return function(*arguments)
-        shapes = tuple(tuple(tensor.shape) for tensor in tf.nest.flatten(arguments)) if jit else ()
-        if shapes in seen:
-            return function(*arguments)
-        begin = time.perf_counter()
-        result = function(*arguments)
-        seen.add(shapes)
-        plans = arguments[1]
-        log.info(
-            "the step that %s: first run for %d rows and %d distinct ids, compilation included, %.1f s",
-            what,
-            plans[0]["single"].shape[0],
-            sum(plan["distinct"].shape[0] for plan in plans),
-            time.perf_counter() - begin,
-        )
-        return result
-
-    return call
+def _if_given(masks: _Given | None) -> tuple[_Given, ...]:
+    return () if masks is None else (masks,)

@@ -54,15 +54,24 @@ class Trainer:
         state: the weights, and what else a step changes.
         last_applied: the feed of the last step that changed the weights; None before one.
         throughput: of the passes that it made.
+        masks: of the candidate that scores and learns in the next step of a supernet; None: it takes no masks.
     """
 
-    def __init__(self, state: TrainState, config: TrainConfig, phase: Phase | None = None) -> None:
+    def __init__(
+        self,
+        state: TrainState,
+        config: TrainConfig,
+        phase: Phase | None = None,
+        masks: Mapping[str, tf.Tensor] | None = None,
+    ) -> None:
         """Begins with nothing learned. ``phase``: see ``ctr.training.loop.open_session``."""
         self.state = state
+        self.masks = masks
         self._config = config
         # XLA compiles the functions for each size of their arguments.
         self._jit = resolve_jit(config, state.workers.size)
-        self._step = TrainStep(state, config, self._jit)
+        shapes = None if masks is None else {name: tuple(mask.shape) for name, mask in masks.items()}
+        self._step = TrainStep(state, config, self._jit, shapes)
         self._phase = phase
         self._compiled: set[tuple[object, ...]] = set()
         self._step_seconds = RunningMedian()
@@ -82,7 +91,7 @@ class Trainer:
         # Here, and not by the step alone: what is compiled depends on how many rows there are.
         feed = self.state.place(feed, learning=True)
         with self._calling("learn", feed):
-            result = self._step.learn(feed, ramps, rates)
+            result = self._step.learn(feed, ramps, rates, self.masks)
         logit = feed.in_order(result.logit.numpy())
         slices = [feed.in_order(index.numpy()) for index in result.slices]
         applied, terms = bool(result.applied), result.terms.numpy()
@@ -97,7 +106,7 @@ class Trainer:
             return self._no_scores()
         feed = self.state.place(feed)
         with self._calling("score", feed):
-            logit, slices = self._step.score(feed, ramps)
+            logit, slices = self._step.score(feed, ramps, self.masks)
         return Scores(feed.in_order(logit.numpy()), [feed.in_order(index.numpy()) for index in slices])
 
     def _no_scores(self) -> Scores:

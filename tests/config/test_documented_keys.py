@@ -17,7 +17,7 @@ def group_of(kind: str):
     return describe(getattr(importlib.import_module(module), name))
 
 
-@pytest.mark.parametrize("kind", ["train", "sampling", "simulator", "experiment"])
+@pytest.mark.parametrize("kind", ["train", "sampling", "simulator", "experiment", "search"])
 def test_the_blocks_are_what_ctr_config_prints(root, kind):
     page = root / "docs" / "configuration.md"
     text = page.read_text()

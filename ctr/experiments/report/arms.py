@@ -151,7 +151,12 @@ def metric_changes(arm: MeasuredArm, reference: MeasuredArm) -> dict[str, Metric
                 f"{arm.plan.name} and {reference.plan.name} scored different examples of the log with seed {seed} "
                 f"({ours.examples} and {theirs.examples}, or with other weights); allowed: runs that scored the same"
             )
-    return {name: _metric_change(arm, reference, seeds, name) for name in CHANGED}
+    return {
+        name: metric_change(
+            *({seed: one.estimates[seed][name] for seed in seeds} for one in (arm, reference))
+        )
+        for name in CHANGED
+    }
 
 
 def prediction_difference_of(arm: MeasuredArm, part: str) -> Estimate | None:
@@ -178,10 +183,9 @@ def pair_change(
     )
 
 
-def _metric_change(arm: MeasuredArm, reference: MeasuredArm, seeds: list[int], name: str) -> MetricChange:
-    ours = {seed: arm.estimates[seed][name] for seed in seeds}
-    theirs = {seed: reference.estimates[seed][name] for seed in seeds}
-    differences = {seed: difference(theirs[seed], ours[seed]) for seed in seeds}
+def metric_change(ours: Mapping[int, Estimate], theirs: Mapping[int, Estimate]) -> MetricChange:
+    """A metric against another one's, both at the same seeds, at least one, and over the same examples."""
+    differences = {seed: difference(theirs[seed], own) for seed, own in ours.items()}
     change = mean(list(differences.values()))
     by_seed = {seed: float(one.point) for seed, one in differences.items()}
     signs = {np.sign(value) for value in by_seed.values()}
@@ -189,7 +193,7 @@ def _metric_change(arm: MeasuredArm, reference: MeasuredArm, seeds: list[int], n
         difference=change,
         percent=_percent(change, mean(list(theirs.values()))),
         by_seed=by_seed,
-        percent_by_seed={seed: float(_percent(differences[seed], theirs[seed]).point) for seed in seeds},
+        percent_by_seed={seed: float(_percent(one, theirs[seed]).point) for seed, one in differences.items()},
         significant=None if change.no_interval() else is_beyond_noise(change) and len(signs) == 1,
     )
 

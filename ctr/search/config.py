@@ -1,0 +1,153 @@
+"""The configuration of a search: what may differ from a training configuration, and how the best is found (FF 3.2).
+
+The published numbers of the controller are those of TuNAS (Bender et al., "Can weight sharing outperform random
+architecture search?", CVPR 2020), on which FF's search is built, and of TabNAS (Yang et al., NeurIPS 2022).
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ctr.config import StrictModel, parse_model, read_yaml
+from ctr.experiments.config import Seed, training_content
+from ctr.io.files import check_output_folder
+
+SEARCH_FILE = "search.yaml"
+"""In the output directory: the search with its whole training configuration."""
+
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class CostConfig(StrictModel):
+    """What a candidate costs, in units of the cost of the training configuration without changes.
+
+    Attributes:
+        purpose: of learning from an example, or of scoring it alone.
+        measure: ``flops``: operations for an example, counted from shapes. ``times``: the sum of measured times of
+            its layers.
+        times: the file of these times, relative to the search's file: of another machine, or of this one where the
+            file is not there yet and is written. Null: times.json in the output directory.
+    """
+
+    purpose: Literal["training", "serving"] = "training"
+    measure: Literal["flops", "times"] = "flops"
+    times: Path | None = None
+
+
+class ControllerConfig(StrictModel):
+    """The controller of the supernet: a softmax for each decision, which learns by REINFORCE (FF 3.2).
+
+    Attributes:
+        mode: how it keeps to the target. ``penalty``: the reward is accuracy plus gamma |cost / target - 1|.
+            ``rejection``: candidates above the target are drawn again, and gradients corrected for it (TabNAS).
+        gamma: the factor of the cost's distance from the target.
+        baseline_decay: of the moving average of rewards.
+        learning_rate: of the controller.
+        warmup_fraction: the share of the search in which it does not learn, and in which all parts of the supernet
+            are trained at first.
+        candidates_per_batch: how many candidates score each batch before it is learned from.
+        rejection_samples: from how many candidates the probability of keeping to the target is estimated where
+            there are more than that.
+        passes: how often the supernet reads its part of the log; of a fraction the first rows. From the second pass on
+            candidates are judged on examples that the weights have learned from.
+    """
+
+    mode: Literal["penalty", "rejection"] = "penalty"
+    gamma: float = Field(default=-0.1, lt=0)
+    baseline_decay: float = Field(default=0.95, ge=0, lt=1)
+    learning_rate: float = Field(default=0.0048, gt=0)
+    warmup_fraction: float = Field(default=0.25, ge=0, lt=1)
+    candidates_per_batch: int = Field(default=4, ge=2, le=64)
+    rejection_samples: int = Field(default=1024, ge=1, le=2**20)
+    passes: float = Field(default=1, gt=0, le=100)
+
+
+class HalvingConfig(StrictModel):
+    """Successive halving: candidates learn from longer and longer prefixes, on which ever fewer of them go on.
+
+    Attributes:
+        candidates: how many are drawn for the first rung; a smaller space is tried whole.
+        rungs: the number of prefixes. The last one is the search's ``prefix``, each other one the next one's part
+            1 / eta.
+        eta: the best 1 / eta of a rung's candidates go on to the next.
+    """
+
+    candidates: int = Field(default=27, ge=1, le=10_000)
+    rungs: int = Field(default=3, ge=1, le=16)
+    eta: int = Field(default=3, ge=2, le=64)
+
+
+class RandomConfig(StrictModel):
+    """Candidates drawn at random, each trained alone: what every other search is compared with.
+
+    Attributes:
+        candidates: how many are drawn; a smaller space is tried whole.
+    """
+
+    candidates: int = Field(default=9, ge=1, le=10_000)
+
+
+class SearchConfig(StrictModel):
+    """A search for the configuration that is most accurate at a cost.
+
+    Attributes:
+        title: the title of the report.
+        note: the text below the title.
+        base: the file of a training configuration, relative to the search's file. Null: ``config`` is the complete
+            configuration.
+        config: changes of the training configuration as nested keys; without ``base``, the complete configuration.
+            What results is the baseline.
+        method: ``supernet``: one network holds all candidates and is trained once, while a controller learns which to
+            prefer. ``halving``: successive halving. ``random``: candidates drawn at random.
+        space: for each decision its choices; see ``ctr.search.architecture`` for their names.
+        target: the cost that the result may have, as a share of the baseline's.
+        prefix: the share of the log's rows that the search reads; the result is judged on the rest.
+        seed: of everything that is drawn, and of the runs of the search.
+        seeds: the result and the baseline are trained with each of these in the end.
+        cost: what a candidate costs.
+        controller: of the supernet.
+        halving: of the method halving.
+        random: of the method random.
+    """
+
+    title: str = "Search"
+    note: str = ""
+    base: Path | None = None
+    config: dict[str, Any] = {}
+    method: Literal["supernet", "halving", "random"] = "supernet"
+    space: dict[str, tuple[Any, ...]] = Field(min_length=1, examples=[{"model.deep.units.0": [32, 64]}])
+    target: float = Field(default=1.0, gt=0, le=1000)
+    prefix: Share = 0.5
+    seed: Seed = 1
+    seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
+    cost: CostConfig = CostConfig()
+    controller: ControllerConfig = ControllerConfig()
+    halving: HalvingConfig = HalvingConfig()
+    random: RandomConfig = RandomConfig()
+
+    @model_validator(mode="after")
+    def _reduces(self) -> Self:
+        first = self.halving.eta ** (self.halving.rungs - 1)
+        if self.method == "halving" and self.halving.candidates < first:
+            raise ValueError(
+                f"halving.candidates: {self.halving.candidates} cannot be reduced by {self.halving.eta} in "
+                f"{self.halving.rungs} rungs; allowed: {first} or more"
+            )
+        return self
+
+
+def read_search(path: Path) -> tuple[SearchConfig, dict[str, Any]]:
+    """The search of a YAML file, and its training configuration without changes, as nested keys.
+
+    Raises:
+        InputError: one of the files is not there or not YAML, or has a wrong key or value.
+    """
+    where = f"search {path}"
+    search = parse_model(SearchConfig, read_yaml(path, "search"), where)
+    return search, training_content(path, where, search.base, search.config)
+
+
+def check_search_folder(out: Path) -> None:
+    """Raises InputError where a directory is neither empty nor one of a search."""
+    check_output_folder(out, "a search of ctr search", lambda folder: (folder / SEARCH_FILE).is_file())

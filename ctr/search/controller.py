@@ -1,0 +1,215 @@
+"""The controller of a supernet: a softmax for each decision, which learns by REINFORCE (FF 3.2).
+
+A candidate y takes one choice of each decision, independently, so that log P(y) = sum_d log p_d(y_d), and by the
+logits of decision d
+
+    grad log P(y) = onehot(y_d) - p_d
+
+Under a limit (TabNAS, arXiv 2204.07615, section 3.3) candidates are drawn from P given the set V of those that keep to
+it. Then the gradient is that of log(P(y) / P(V)), in which the marginals given V take the place of the probabilities:
+
+    grad log(P(y) / P(V)) = onehot(y_d) - q_d,    q_d = E[onehot(z_d) | z in V]
+
+q_d is the gradient of log P(V) plus p_d. It is exact where all candidates can be listed. Otherwise it comes from the
+paper's estimate P(V) ~ 1/N sum 1[z_i in V] p(z_i) / r(z_i), with z_i drawn from r = p.
+
+Rewards are paired: candidates predict the same batch, and what counts of a loss is its distance from their mean.
+Everything is float64 NumPy, and everything that is drawn is a hash of the seed and of what it is drawn for.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ctr.io.hashing import uniform_hash
+
+Logits = list[np.ndarray]
+"""For each decision the logits of its choices, float64 [choices]."""
+
+ADAM_BETA1 = 0.0
+ADAM_BETA2 = 0.999
+ADAM_EPSILON = 1e-8
+"""TuNAS's, google-research/tunas/mobile_architecture_search.py, and so is beta1."""
+
+MAX_DRAWS = 1000
+"""How often a candidate above the limit is drawn again."""
+
+
+class Controller(NamedTuple):
+    """What a controller has learned.
+
+    Attributes:
+        logits: of each decision.
+        second_moments: Adam's averages of squared gradients, of the same shapes; there are no first ones, as beta1 is
+            0.
+        baseline: the moving average of rewards.
+        steps: made so far.
+    """
+
+    logits: Logits
+    second_moments: Logits
+    baseline: float
+    steps: int
+
+    def to_array(self) -> np.ndarray:
+        """All of it as float64 [2 K + 2], of K choices."""
+        return np.concatenate([*self.logits, *self.second_moments, [self.baseline, self.steps]])
+
+
+def new_controller(sizes: Sequence[int]) -> Controller:
+    """A controller that prefers nothing; ``sizes`` are the numbers of choices of its decisions."""
+    return Controller(
+        [np.zeros(size) for size in sizes], [np.zeros(size) for size in sizes], baseline=0.0, steps=0
+    )
+
+
+def from_array(values: np.ndarray, sizes: Sequence[int]) -> Controller:
+    """The controller of which ``values`` are all, see ``Controller.to_array``."""
+    ends = np.cumsum([*sizes, *sizes])
+    parts = np.split(np.array(values, np.float64), ends)
+    return Controller(parts[: len(sizes)], parts[len(sizes) : -1], float(parts[-1][0]), int(parts[-1][1]))
+
+
+def probabilities(logits: Logits) -> Logits:
+    """The softmax of each decision's logits."""
+    return [np.exp(_log_softmax(one)) for one in logits]
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max()
+    return shifted - np.log(np.exp(shifted).sum())
+
+
+def log_probability(logits: Logits, chosen: np.ndarray) -> np.ndarray:
+    """log P of candidates, float64 [N]; ``chosen`` is int [N, decisions], the number of each choice."""
+    parts = [_log_softmax(one)[own] for one, own in zip(logits, chosen.T, strict=True)]
+    return np.add.reduce(np.stack(parts))
+
+
+def entropy(logits: Logits) -> float:
+    """The entropy of P, in nats."""
+    return float(-sum(np.sum(np.exp(one) * one) for one in map(_log_softmax, logits)))
+
+
+def most_likely(logits: Logits) -> np.ndarray:
+    """The candidate of the highest probability, int64 [decisions]; of equal ones the first."""
+    return np.array([int(np.argmax(one)) for one in logits])
+
+
+def draw(logits: Logits, purpose: str, numbers: np.ndarray) -> np.ndarray:
+    """Draws candidates from P, int64 [N, decisions].
+
+    Args:
+        purpose: with the seed and the step; draws for different purposes are independent.
+        numbers: int64 [N], of the candidates: the same number gives the same candidate.
+    """
+    drawn = []
+    for decision, one in enumerate(probabilities(logits)):
+        uniform = uniform_hash(numbers, f"{purpose} decision {decision}")
+        # The last choice also has what rounding leaves of 1.
+        drawn.append(np.searchsorted(np.cumsum(one)[:-1], uniform, side="right"))
+    return np.stack(drawn, axis=1)
+
+
+def draw_kept(
+    logits: Logits, purpose: str, numbers: np.ndarray, keeps: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """Draws candidates from P given that they keep to a limit; of those that never do the last draw is returned.
+
+    Args:
+        purpose, numbers: see ``draw``.
+        keeps: of candidates, int64 [N, decisions], which keep to the limit, bool [N].
+    """
+    found = draw(logits, purpose, numbers)
+    for again in range(1, MAX_DRAWS):
+        above = np.flatnonzero(~keeps(found))
+        if not len(above):
+            break
+        found[above] = draw(logits, f"{purpose} again {again}", numbers[above])
+    return found
+
+
+def marginals_of(chosen: np.ndarray, weights: np.ndarray, sizes: Sequence[int]) -> Logits:
+    """The weighted shares of each decision's choices among candidates.
+
+    Of all candidates that keep to a limit, with their probabilities as weights, these are the marginals q_d given the
+    limit; of those among N candidates drawn from r, with the weights p / r, the estimate of TabNAS.
+
+    Args:
+        chosen: int [N, decisions].
+        weights: float64 [N], not all 0.
+        sizes: the numbers of choices.
+    """
+    total = weights.sum()
+    return [np.bincount(own, weights, size) / total for own, size in zip(chosen.T, sizes, strict=True)]
+
+
+def policy_gradient(chosen: np.ndarray, advantages: np.ndarray, expected: Logits) -> Logits:
+    """The mean of advantage times grad log P over candidates, by the logits of each decision.
+
+    Args:
+        chosen: int [N, decisions].
+        advantages: float64 [N].
+        expected: the probabilities, or the marginals given the limit that the candidates were drawn under.
+    """
+    return [
+        np.bincount(own, advantages, len(one)) / len(chosen) - advantages.mean() * one
+        for own, one in zip(chosen.T, expected, strict=True)
+    ]
+
+
+def rewards_of(losses: np.ndarray, costs: np.ndarray, target: float, gamma: float) -> np.ndarray:
+    """R = R_accuracy + gamma |cost / target - 1| of candidates that predicted one batch, float64 [N].
+
+    R_accuracy is by how much a loss is below the mean of the finite ones, as a share of that mean.
+
+    Args:
+        losses: float64 [N]; the reward of one that is not finite is NaN.
+        costs: float64 [N].
+        target: what they should cost.
+        gamma: below 0; 0 where the cost is only a limit.
+    """
+    finite = np.isfinite(losses)
+    mean = losses[finite].mean() if finite.any() else 1.0
+    accuracy = 1.0 - np.where(finite, losses, np.nan) / mean
+    return accuracy + gamma * np.abs(costs / target - 1.0)
+
+
+def learn(
+    controller: Controller,
+    chosen: np.ndarray,
+    rewards: np.ndarray,
+    expected: Logits,
+    rate: float,
+    baseline_decay: float,
+) -> Controller:
+    """A step of REINFORCE by Adam, upward; rewards that are not finite are left out.
+
+    The baseline is the moving average of rewards before this step, and that of the first step its mean.
+
+    Args:
+        chosen: int [N, decisions].
+        rewards: float64 [N].
+        expected: see ``policy_gradient``.
+        rate: of Adam.
+        baseline_decay: of the moving average.
+    """
+    finite = np.isfinite(rewards)
+    if not finite.any():
+        return controller
+    chosen, rewards = chosen[finite], rewards[finite]
+    mean = float(rewards.mean())
+    baseline = controller.baseline if controller.steps else mean
+    gradients = policy_gradient(chosen, rewards - baseline, expected)
+    steps = controller.steps + 1
+    second = [
+        ADAM_BETA2 * old + (1.0 - ADAM_BETA2) * np.square(gradient)
+        for old, gradient in zip(controller.second_moments, gradients, strict=True)
+    ]
+    unbiased = 1.0 - ADAM_BETA2**steps
+    logits = [
+        old + rate * gradient / (np.sqrt(moment / unbiased) + ADAM_EPSILON)
+        for old, gradient, moment in zip(controller.logits, gradients, second, strict=True)
+    ]
+    return Controller(logits, second, baseline_decay * baseline + (1.0 - baseline_decay) * mean, steps)

@@ -1,0 +1,103 @@
+"""How the result of a search compares with the baseline: on rows that the search has not read, and on all rows."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ctr.eval.compare import same_examples
+from ctr.eval.intervals import Estimate, mean
+from ctr.eval.paired_predictions import PredictionStream
+from ctr.eval.progressive import ProgressiveMetrics
+from ctr.eval.run_files import read_run
+from ctr.experiments.plan import read_plan
+from ctr.experiments.report.arms import CHANGED, MetricChange, metric_change
+from ctr.experiments.report.files import open_run
+from ctr.io.documents import json_number
+from ctr.search.record import BASELINE, SEARCHED, JudgedMetric, Judgement
+
+_COLUMNS = ("query_time", "query_id", "label", "metric_weight", "logit")
+
+
+def judge(folder: Path, rest_from: int | None) -> list[Judgement]:
+    """Compares the two arms of a replay, seed by seed.
+
+    Args:
+        folder: of the replay, with the arms ``baseline`` and ``searched``.
+        rest_from: the first query time, in microseconds, that the search has not read; None: it has read all.
+
+    Returns:
+        The comparison on the rest of the log, unless there is none, and on all of it.
+
+    Raises:
+        InputError: the plan or a run is damaged.
+    """
+    runs = _finished_runs(folder)
+    parts: list[tuple[str, int | None]] = [("whole", None)]
+    if rest_from is not None:
+        parts.insert(0, ("rest", rest_from))
+    return [_judgement(part, runs, start) for part, start in parts]
+
+
+def metrics_from(run: Path, start: int) -> ProgressiveMetrics:
+    """The metrics of the predictions that a run recorded for queries from a time on, in microseconds.
+
+    Raises:
+        InputError: a file with predictions is damaged.
+    """
+    stream, metrics, read_up_to = PredictionStream(run, _COLUMNS), ProgressiveMetrics(), float(start)
+    stream.read_beyond(read_up_to)
+    stream.take_before(read_up_to)
+    while read_up_to < float("inf"):
+        # A query has one time, so that none is divided between two files' rows.
+        stream.read_beyond(read_up_to)
+        read_up_to = stream.complete_up_to
+        rows = stream.take_before(read_up_to)
+        if len(rows):
+            metrics.update(rows["label"], rows["logit"], rows["metric_weight"], rows["query_id"])
+    return metrics
+
+
+def _finished_runs(folder: Path) -> Mapping[int, tuple[Path, Path]]:
+    """The run directories of the baseline and of the result, by the seeds that both finished."""
+    plan = read_plan(folder)
+    found: list[dict[int, Path]] = []
+    for name in (BASELINE, SEARCHED):
+        arm = plan.arm(name)
+        ended = {planned.seed: open_run(folder, arm, planned)[0] for planned in arm.runs}
+        found.append({seed: run.folder for seed, run in ended.items() if run is not None})
+    baseline, searched = found
+    return {seed: (run, searched[seed]) for seed, run in baseline.items() if seed in searched}
+
+
+def _judgement(part: str, runs: Mapping[int, tuple[Path, Path]], start: int | None) -> Judgement:
+    metrics = {
+        seed: [read_run(run).metrics if start is None else metrics_from(run, start) for run in pair]
+        for seed, pair in runs.items()
+    }
+    missing = "" if runs else "no seed was finished by both"
+    if any(not same_examples(*pair) for pair in metrics.values()):
+        missing = "the two scored different rows"
+    if missing:
+        return Judgement(part=part, rows=0, missing=missing)
+    estimates = {seed: [one.estimates() for one in pair] for seed, pair in metrics.items()}
+    judged = {}
+    for name in CHANGED:
+        baseline, searched = (
+            {seed: pair[place][name] for seed, pair in estimates.items()} for place in (0, 1)
+        )
+        judged[name] = _judged(metric_change(searched, baseline), mean([*baseline.values()]), searched)
+    rows = next(int(pair[0].traffic.examples) for pair in metrics.values())
+    return Judgement(part=part, rows=rows, metrics=judged)
+
+
+def _judged(change: MetricChange, baseline: Estimate, searched: Mapping[int, Estimate]) -> JudgedMetric:
+    low, high = change.difference.interval()
+    return JudgedMetric(
+        baseline=json_number(baseline.point),
+        searched=json_number(mean([*searched.values()]).point),
+        difference=json_number(change.difference.point),
+        low=json_number(low),
+        high=json_number(high),
+        percent=json_number(change.percent.point),
+        by_seed={str(seed): json_number(value) for seed, value in change.by_seed.items()},
+        significant=None if change.significant is None else bool(change.significant),
+    )

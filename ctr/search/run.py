@@ -1,0 +1,171 @@
+"""A search from its file to its result: the method, the result trained alone, and the judgement of it.
+
+::
+
+    OUT/search.yaml      the search with its whole training configuration
+    OUT/rungs/N          experiments of the methods halving and random
+    OUT/supernet         the supernet's run
+    OUT/times.json       times of layers, where costs are measured times
+    OUT/best.yaml        the configuration of the result
+    OUT/replay.yaml      the experiment that compares it with the baseline
+    OUT/replay           that experiment
+    OUT/search.json      what came of it, see ``ctr.search.record``
+
+What is there already is not made again, so the same command goes on after an interruption.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctr.config import dump_yaml, parse_model
+from ctr.experiments.config import ArmConfig, ExperimentConfig
+from ctr.experiments.report.write import write_experiment
+from ctr.experiments.run import Progress
+from ctr.io.files import make_folder, write_atomic_bytes
+from ctr.search.config import check_search_folder, read_search
+from ctr.search.cost import Operations
+from ctr.search.draws import draw_candidates
+from ctr.search.judge import judge
+from ctr.search.problem import Problem, adopt, open_problem, open_space
+from ctr.search.record import BASELINE, RECORD_FILE, SEARCHED, Rung, SearchRecord
+from ctr.search.trials import Candidate, Runner, halve, on_prefix, run_rung
+from ctr.training.config import TrainConfig
+from ctr.training.run.directory import only_process, write_json
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a search is run, which changes nothing of what comes out.
+
+    Attributes:
+        command: that repeats the search.
+        workers: how many runs are trained side by side; None: one for each processor.
+        beam_options: options of another Beam runner.
+        timing: whether the steps of the result and the baseline are timed in the end.
+        replay: whether the result is trained alone and compared with the baseline.
+        progress: called with a line for each run that ends, and as the supernet goes on.
+    """
+
+    command: str
+    workers: int | None = None
+    beam_options: str = ""
+    timing: bool = True
+    replay: bool = True
+    progress: Progress | None = None
+
+
+def run_search(file: Path, log: Path, out: Path, options: Options) -> tuple[SearchRecord, dict[str, str]]:
+    """Searches, writes OUT/best.yaml, and compares the result with the baseline.
+
+    Args:
+        file: the YAML file of the search.
+        log: the log.
+        out: the folder of the search.
+        options: how it is run.
+
+    Returns:
+        What came of it, which is in OUT/search.json too, and what failed of the comparison, by name.
+
+    Raises:
+        InputError: a wrong search or log, another search or process in ``out``, or no candidate could be trained.
+    """
+    search, content = read_search(file)
+    check_search_folder(out)
+    space, content = open_space(search, content, log, f"search {file}")
+    make_folder(out)
+    with only_process(out):
+        adopt(out, search, content, log)
+        times = out / "times.json" if search.cost.times is None else file.parent / search.cost.times
+        problem = open_problem(search, content, space, log, times, options.progress)
+        record = problem.record(log, options.command)
+        runner = Runner(
+            log, out.resolve(), options.command, options.workers, options.beam_options, options.progress
+        )
+        record, chosen = _METHODS[search.method](problem, record, runner)
+        record = record.model_copy(
+            update={"chosen": chosen.name, "values": dict(chosen.values), "cost": chosen.cost}
+        )
+        best = space.apply_values(content, chosen.values)
+        write_atomic_bytes(out / "best.yaml", dump_yaml(best).encode())
+        failures = {}
+        if options.replay and chosen.name != BASELINE:
+            failures = _replay(problem, chosen, runner, options.timing)
+            write_experiment(out / "replay")
+            record = record.model_copy(update={"judged": judge(out / "replay", problem.prefixes[-1].end_us)})
+        write_json(out / RECORD_FILE, record.model_dump())
+    return record, failures
+
+
+def _by_trials(problem: Problem, record: SearchRecord, runner: Runner) -> tuple[SearchRecord, Candidate]:
+    """Successive halving; random search has one rung."""
+    search, space, content = problem.search, problem.space, problem.content
+    is_halving = search.method == "halving"
+    count = search.halving.candidates if is_halving else search.random.candidates
+    drawn = draw_candidates(space, content, problem.cost, search.target, count, search.seed)
+    candidates = [problem.candidate(choice) for choice in drawn]
+    if search.target >= 1:
+        candidates.insert(0, problem.candidate(None))
+
+    def run(number: int, tried: Sequence[Candidate]) -> Rung:
+        folder = f"rungs/{number + 1}"
+        return run_rung(runner, folder, content, problem.prefixes[number], search.seed, tried)
+
+    rungs = halve(candidates, len(problem.prefixes), search.halving.eta, run)
+    (name,) = rungs[-1].kept
+    chosen = next(one for one in candidates if one.name == name)
+    passes = _passes(problem, candidates, rungs, runner.log)
+    return record.model_copy(update={"rungs": rungs, "passes": passes}), chosen
+
+
+def _passes(problem: Problem, candidates: Sequence[Candidate], rungs: Sequence[Rung], log: Path) -> float:
+    """The operations of all trainings of a search, in passes of the baseline over all rows."""
+    count = Operations(log, "training")
+    whole = count(problem.space.apply_values(problem.content, {}))
+    shares = {BASELINE: 1.0}
+    for one in candidates:
+        shares[one.name] = count(problem.space.apply_values(problem.content, one.values)) / whole
+    return sum(shares[one.name] * rung.rows for rung in rungs for one in rung.tried) / problem.rows
+
+
+def _by_supernet(problem: Problem, record: SearchRecord, runner: Runner) -> tuple[SearchRecord, Candidate]:
+    """One network for all candidates, and a controller."""
+    from ctr.search.supernet import search_supernet
+
+    content = {**on_prefix(problem.content, problem.prefixes[-1]), "seed": problem.search.seed}
+    base = parse_model(TrainConfig, content, "base")
+    found = search_supernet(
+        problem.search,
+        problem.space,
+        problem.cost,
+        base,
+        runner.log,
+        runner.out / "supernet",
+        runner.progress or (lambda _: None),
+    )
+    passes = found.passes * record.prefix_rows / record.rows
+    record = record.model_copy(update={"examples": found.examples, "passes": passes})
+    return record, problem.candidate(found.choice)
+
+
+_METHODS = {"halving": _by_trials, "random": _by_trials, "supernet": _by_supernet}
+
+
+def _replay(problem: Problem, chosen: Candidate, runner: Runner, timing: bool) -> dict[str, str]:
+    """Trains the result and the baseline from the log's beginning, as ``ctr replay`` does; returns what failed."""
+    search, last = problem.search, problem.prefixes[-1]
+    read = "all rows" if last.end is None else f"the rows before {last.end.isoformat()}"
+    experiment = ExperimentConfig(
+        title=search.title,
+        note=f"The result of a search that read {read}: on these it was chosen, and only the others judge it.",
+        config={**problem.content, "record_predictions": True},
+        seeds=search.seeds,
+        arms={
+            SEARCHED: ArmConfig(
+                title="Searched",
+                note=", ".join(f"{name} {value}" for name, value in chosen.values.items()),
+                set=chosen.changes,
+            )
+        },
+    )
+    return runner.run("replay", experiment, timing)

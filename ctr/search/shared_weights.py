@@ -1,0 +1,272 @@
+"""What learns in a search by weight sharing: one network that holds all candidates, and a controller beside it.
+
+A batch is first predicted by several candidates that the controller draws, whose losses are the rewards; then the
+weights learn from it with one more that is drawn; and then the controller makes its step. At first all of the network
+learns, with a probability that falls to 0 while the controller waits (TuNAS).
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ctr.data.schema import Schema
+from ctr.io.files import write_atomic_bytes
+from ctr.io.hashing import uniform_hash
+from ctr.models.supernet import Candidate, mask_shapes, masks_of, passed_over
+from ctr.objective.bias_constraints import Family
+from ctr.search.config import SearchConfig
+from ctr.search.controller import entropy, from_array, learn, new_controller, probabilities, rewards_of
+from ctr.search.policy import Policy
+from ctr.search.space import Choice, Space
+from ctr.training.config import TrainConfig
+from ctr.training.device import resolve_compute_dtype
+from ctr.training.feed import Feed
+from ctr.training.state import TrainState
+from ctr.training.trainer import Phase, Ramps, Rates, Scores, Trainer
+
+RECORDS = 200
+"""Lines of controller.jsonl in a whole search, about."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A search by weight sharing, everything checked.
+
+    Attributes:
+        config: of the search.
+        space: of the candidates.
+        base: the training configuration that they change.
+        policy: what is drawn from.
+        examples: that the whole search learns from, about.
+        records: the file of the controller over time.
+    """
+
+    config: SearchConfig
+    space: Space
+    base: TrainConfig
+    policy: Policy
+    examples: int
+    records: Path
+
+    def candidate(self, choice: Choice) -> Candidate:
+        """A candidate by the layers of the largest network, which lacks those that no candidate has."""
+        shape, largest = (self.space.shape(self.base, one) for one in (choice, self.space.largest))
+        there = [place for place, width in enumerate(largest.deep_units) if width]
+        return Candidate(
+            deep_units=tuple(shape.deep_units[place] for place in there),
+            deep_ranks=tuple(shape.deep_ranks[place] for place in there),
+            crosses=shape.crosses,
+            cross_rank=shape.cross_rank,
+            widths=shape.widths,
+            without=shape.without,
+        )
+
+    def unit_choices(self) -> list[tuple[int, ...]]:
+        """For each deep layer of the largest network widths that it may have, 0 among them if it may be absent."""
+        largest = self.space.largest
+        changed = [
+            (*largest[:place], number, *largest[place + 1 :])
+            for place, decision in enumerate(self.space.decisions)
+            for number in range(len(decision.choices))
+        ]
+        units = [self.candidate(choice).deep_units for choice in (largest, *changed)]
+        return list(zip(*units, strict=True))
+
+
+class Progress:
+    """What a search remembers beside the weights, kept in checkpoints as one float64 array.
+
+    Attributes:
+        controller: what it has learned.
+        batches, examples: learned from.
+        scored: examples scored by candidates, once for each.
+        rows: learned from in this pass.
+        reward, cost, drawn: sums over the candidates since the last record, and how many they are.
+    """
+
+    def __init__(self, values: np.ndarray, sizes: Sequence[int]) -> None:
+        size = 2 * sum(sizes) + 2
+        self.controller = from_array(values[:size], sizes)
+        self.batches, self.examples, self.scored, self.rows, self.drawn = map(int, values[size:-2])
+        self.reward, self.cost = map(float, values[-2:])
+
+    @classmethod
+    def fresh(cls, sizes: Sequence[int]) -> "Progress":
+        """Before the first batch."""
+        return cls(np.concatenate([new_controller(sizes).to_array(), np.zeros(7)]), sizes)
+
+    def to_array(self) -> np.ndarray:
+        """Float64; ``Progress`` of it is the same."""
+        counts = self.batches, self.examples, self.scored, self.rows, self.drawn
+        numbers = np.array([*counts, self.reward, self.cost], np.float64)
+        return np.concatenate([self.controller.to_array(), numbers])
+
+
+class SharedState(TrainState):
+    """The state of a run, and with it what the search remembers."""
+
+    def __init__(self, plan: Plan, config: TrainConfig, schema: Schema, families: Sequence[Family]) -> None:
+        sizes = plan.policy.sizes
+        self.progress = tf.Variable(Progress.fresh(sizes).to_array(), trainable=False)
+        super().__init__(
+            config.table_layouts(schema),
+            config,
+            resolve_compute_dtype(config),
+            families,
+            sources=passed_over(plan.unit_choices()),
+        )
+
+    def variables(self) -> dict[str, tf.Variable]:
+        """All variables, under names that do not depend on the process."""
+        return {**super().variables(), "search": self.progress}
+
+    def remembered(self, sizes: Sequence[int]) -> Progress:
+        """What the search has come to; ``sizes`` are the numbers of choices of its decisions."""
+        return Progress(self.progress.numpy(), sizes)
+
+
+class SharedTrainer(Trainer):
+    """Learns from each batch with one candidate, after several have predicted it for the controller."""
+
+    def __init__(self, plan: Plan, state: SharedState, config: TrainConfig, phase: Phase | None) -> None:
+        self._plan, self._shared = plan, state
+        self._masks: dict[Choice, dict[str, tf.Tensor]] = {}
+        super().__init__(state, config, phase, self.masks_of_choice(plan.space.largest))
+        self._records = Records(plan.records)
+        self._records.cut(state.remembered(plan.policy.sizes).examples)
+
+    def masks_of_choice(self, choice: Choice) -> dict[str, tf.Tensor]:
+        """The masks of a candidate."""
+        if choice not in self._masks:
+            (tower, detours), layouts = self._shared.network.supernet, self._shared.layouts
+            shapes = mask_shapes(tower, detours, layouts)
+            masks = masks_of(self._plan.candidate(choice), shapes, layouts, detours)
+            self._masks[choice] = {name: tf.constant(mask) for name, mask in masks.items()}
+        return self._masks[choice]
+
+    def score(self, feed: Feed, ramps: Ramps) -> Scores:
+        """Scores a batch by the largest network, and changes nothing."""
+        return self.score_by(self._plan.space.largest, feed, ramps)
+
+    def learn_by(self, choice: Choice, feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
+        """Makes a step with a batch by a candidate, without the controller."""
+        self.masks = self.masks_of_choice(choice)
+        return super().learn(feed, ramps, rates)
+
+    def score_by(self, choice: Choice, feed: Feed, ramps: Ramps) -> Scores:
+        """Scores a batch by a candidate, and changes nothing."""
+        self.masks = self.masks_of_choice(choice)
+        return super().score(feed, ramps)
+
+    def learn(self, feed: Feed, ramps: Ramps, rates: Rates) -> Scores:
+        """Makes a step with a batch; the scores are those of the candidate that learns, from before it."""
+        if not feed.rows:
+            return super().learn(feed, ramps, rates)
+        plan, policy = self._plan, self._plan.policy
+        own = self._shared.remembered(policy.sizes)
+        options, share = plan.config.controller, own.examples / plan.examples
+        chosen = policy.draw(own.controller.logits, own.batches, np.arange(options.candidates_per_batch + 1))
+        is_waiting = share < options.warmup_fraction
+        if not is_waiting:
+            self._judge(feed, ramps, chosen[:-1], own)
+        choice = tuple(int(at) for at in chosen[-1])
+        if is_waiting:
+            drawn = uniform_hash(np.array([own.batches]), f"{plan.config.seed} all on")[0]
+            choice = plan.space.largest if drawn >= share / options.warmup_fraction else choice
+        scores = self.learn_by(choice, feed, ramps, rates)
+        before = own.examples
+        own.batches, own.rows = own.batches + 1, own.rows + len(feed.batch.rows)
+        own.examples += len(feed.batch.rows)
+        if before * RECORDS // plan.examples < own.examples * RECORDS // plan.examples:
+            self._records.append(_line(plan, own))
+            own.reward, own.cost, own.drawn = 0.0, 0.0, 0
+        self._shared.progress.assign(own.to_array())
+        return scores
+
+    def _judge(self, feed: Feed, ramps: Ramps, chosen: np.ndarray, own: Progress) -> None:
+        """Lets candidates, int [N, decisions], predict a batch, and the controller learn from their losses."""
+        policy, options = self._plan.policy, self._plan.config.controller
+        losses: dict[Choice, float] = {}
+        choices = [tuple(int(at) for at in one) for one in chosen]
+        for choice in choices:
+            if choice not in losses:
+                losses[choice] = batch_loss(feed, self.score_by(choice, feed, ramps).logit)
+        found, costs = np.array([losses[choice] for choice in choices]), policy.costs(chosen)
+        # Under rejection the cost is a limit alone, and what was never drawn below it does not count.
+        found[~policy.keeps(chosen)] = np.nan
+        gamma = 0.0 if policy.rejects else options.gamma
+        rewards = rewards_of(found, costs, self._plan.config.target, gamma)
+        expected = policy.expected(own.controller.logits, own.batches)
+        if expected is not None:
+            own.controller = learn(
+                own.controller, chosen, rewards, expected, options.learning_rate, options.baseline_decay
+            )
+        finite = np.isfinite(rewards)
+        own.scored += len(losses) * len(feed.batch.rows)
+        own.reward, own.cost = (
+            own.reward + float(rewards[finite].sum()),
+            own.cost + float(costs[finite].sum()),
+        )
+        own.drawn += int(finite.sum())
+
+
+def batch_loss(feed: Feed, logit: np.ndarray) -> float:
+    """The mean logistic loss of a batch's own rows by their metric weights; NaN where these are all 0.
+
+    Args:
+        feed: the batch.
+        logit: float32 [N], of its rows, those of constraint logs behind them.
+    """
+    rows = feed.batch.rows
+    logit = logit[: len(rows)].astype(np.float64)
+    losses = np.logaddexp(0.0, np.where(rows.label > 0, -logit, logit))
+    weight = rows.metric_weight.astype(np.float64)
+    total = float(weight.sum())
+    return float((losses * weight).sum()) / total if total > 0 else float("nan")
+
+
+def _line(plan: Plan, own: Progress) -> dict[str, Any]:
+    """A line of controller.jsonl."""
+    logits = own.controller.logits
+    parts = zip(plan.space.decisions, probabilities(logits), strict=True)
+    return {
+        "examples": own.examples,
+        "steps": own.controller.steps,
+        "entropy": entropy(logits),
+        "probabilities": {decision.name: one.tolist() for decision, one in parts},
+        "baseline": own.controller.baseline,
+        "mean_reward": own.reward / own.drawn if own.drawn else None,
+        "mean_cost": own.cost / own.drawn if own.drawn else None,
+    }
+
+
+class Records:
+    """A file of JSON lines, each with the number of ``examples`` before it ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._last = -1
+
+    def cut(self, examples: int) -> None:
+        """Deletes what is of later examples than these, and a line that was not finished."""
+        kept = [text for text in self._lines() if json.loads(text)["examples"] <= examples]
+        write_atomic_bytes(self._path, "".join(kept).encode())
+        self._last = examples
+
+    def _lines(self) -> list[str]:
+        if not self._path.exists():
+            return []
+        return [text for text in self._path.read_text().splitlines(keepends=True) if text.endswith("\n")]
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Adds a line, in the place of those of its examples and later ones, from before a rollback."""
+        if line["examples"] <= self._last:
+            self.cut(line["examples"] - 1)
+        self._last = line["examples"]
+        with self._path.open("a") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")

@@ -1,0 +1,201 @@
+"""Search by weight sharing (FF 3.2): one network that holds all candidates is trained once, in the trainer's own pass.
+
+A batch of one pass over a log is unseen when it comes, so that it judges candidates for nothing
+(``ctr.search.shared_weights``). What the controller has learned is in the run's checkpoints, so that a search goes on
+where it was killed, to the same bits.
+
+::
+
+    OUT/pass-1/             the run of the first pass, OUT/pass-2 that of another one over the same examples, ...
+    OUT/controller.jsonl    the controller over time
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ctr.data.log import read_manifests, read_schema
+from ctr.data.schema import Schema
+from ctr.data.stream import Selection, read_selection
+from ctr.io.errors import InputError
+from ctr.io.files import make_folder
+from ctr.objective.bias_constraints import Family
+from ctr.search.config import SearchConfig
+from ctr.search.controller import entropy, new_controller
+from ctr.search.cost import Cost, Operations
+from ctr.search.policy import Policy
+from ctr.search.shared_weights import Plan, Progress, SharedState, SharedTrainer
+from ctr.search.space import Choice, Space
+from ctr.training.config import DEFAULT_SHAMPOO, TensorBoardConfig, TrainConfig
+from ctr.training.device import make_deterministic
+from ctr.training.loop import Learner, open_session
+from ctr.training.state import TrainState
+from ctr.training.trainer import Phase, Trainer
+from ctr.workers.collectives import Workers
+
+
+@dataclass(frozen=True)
+class SupernetResult:
+    """What a search by weight sharing found.
+
+    Attributes:
+        choice: the most likely candidate; under rejection of those that keep to the target.
+        examples: that the supernet learned from.
+        passes: what the search cost, in passes of the baseline over the same rows, by counted operations: the steps
+            of the largest network, and the predictions of candidates, which cost as much as its own.
+    """
+
+    choice: Choice
+    examples: int
+    passes: float
+
+
+def search_supernet(
+    config: SearchConfig,
+    space: Space,
+    cost: Cost,
+    base: TrainConfig,
+    log: Path,
+    out: Path,
+    progress: Callable[[str], None],
+) -> SupernetResult:
+    """Trains a supernet, or goes on with it, and returns the candidate that the controller prefers.
+
+    Args:
+        config: of the search.
+        space: of the candidates.
+        cost: of a candidate, in units of that of ``base``.
+        base: the training configuration that candidates change; its time range is what the search reads.
+        log: the log.
+        out: the folder of the supernet.
+        progress: called with a line now and then.
+
+    Raises:
+        InputError: a decision cannot be masked, the base learns otherwise than by AdaGrad, no candidate keeps to the
+            target, or what ``ctr.training.loop.open_session`` raises.
+    """
+    largest = check_supernet(space, base)
+    policy = Policy(space, cost.of, config.target, config.controller, config.seed)
+    policy.most_likely(new_controller(policy.sizes).logits)
+    make_folder(out)
+    rows, passes = _count_rows(log, base), config.controller.passes
+    plan = Plan(config, space, base, policy, max(1, round(passes * rows)), out / "controller.jsonl")
+    arrays: Mapping[str, np.ndarray] | None = None
+    for number in range(math.ceil(passes)):
+        limit = round(min(1.0, passes - number) * rows)
+        run = out / f"pass-{number + 1}"
+        arrays = _one_pass(plan, _of_pass(largest, number), log, run, limit, arrays, progress)
+    assert arrays is not None
+    own = Progress(arrays["search"], policy.sizes)
+    count = {purpose: Operations(log, purpose) for purpose in ("training", "serving")}
+    operations = own.examples * count["training"](largest) + own.scored * count["serving"](largest)
+    return SupernetResult(
+        policy.most_likely(own.controller.logits),
+        own.examples,
+        operations / (count["training"](base) * rows),
+    )
+
+
+def check_supernet(space: Space, base: TrainConfig) -> TrainConfig:
+    """Returns the configuration of the largest network. Raises InputError: see ``search_supernet``."""
+    for decision in space.decisions:
+        if decision.unmaskable:
+            raise InputError(
+                f"space.{decision.name}: {decision.unmaskable}; allowed with method halving or random"
+            )
+    model, optimizer = base.model, base.optimizer
+    if model.factorized is not None or model.ensemble.components > 1 or base.objective.ranking is not None:
+        raise InputError(
+            "config: with method supernet there is one network with one loss; not allowed: model.factorized, "
+            "model.ensemble.components above 1, objective.ranking"
+        )
+    start = DEFAULT_SHAMPOO.initial_accumulator
+    is_adagrad = replace(optimizer.dense.shampoo, initial_accumulator=start) == DEFAULT_SHAMPOO
+    if optimizer.dense.rule != "shampoo" or not is_adagrad:
+        raise InputError(
+            "config: optimizer.dense: a supernet learns by AdaGrad, not by Shampoo, Adafactor or K-FAC; allowed with "
+            "method supernet: of optimizer.dense.shampoo initial_accumulator alone"
+        )
+    if optimizer.embeddings.rule != "adagrad":
+        raise InputError(
+            f"config: optimizer.embeddings.rule is {optimizer.embeddings.rule}; allowed with method supernet: adagrad"
+        )
+    quiet = {"record_predictions": False, "export": None, "tensorboard": TensorBoardConfig()}
+    return space.apply(base, space.largest).model_copy(update=quiet)
+
+
+def _of_pass(largest: TrainConfig, number: int) -> TrainConfig:
+    """The configuration of a pass; ramps and batches that grow are of the first one alone."""
+    if not number:
+        return largest
+    crosses = largest.model.crosses
+    ramp = crosses.ramp.model_copy(update={"start": 0, "length": 0})
+    model = largest.model.model_copy(update={"crosses": crosses.model_copy(update={"ramp": ramp})})
+    batch = largest.batch.model_copy(update={"growth": None})
+    return largest.model_copy(update={"model": model, "batch": batch})
+
+
+def _count_rows(log: Path, base: TrainConfig) -> int:
+    selection = Selection(time_range=base.time_range)
+    blocks = read_selection(log, read_schema(log), read_manifests(log), selection)
+    return sum(len(block) for block in blocks)
+
+
+def _one_pass(
+    plan: Plan,
+    config: TrainConfig,
+    log: Path,
+    run_dir: Path,
+    limit: int,
+    before: Mapping[str, np.ndarray] | None,
+    progress: Callable[[str], None],
+) -> dict[str, np.ndarray]:
+    """Makes a pass, or what is left of it, up to ``limit`` rows.
+
+    Args:
+        before: everything that the pass before it came to; None: it is the first one.
+
+    Returns:
+        Everything that it came to, by the names of the state's variables.
+    """
+    sizes = plan.policy.sizes
+    begun: list[SharedState] = []
+
+    def make_state(
+        config: TrainConfig, schema: Schema, families: Sequence[Family], workers: Workers
+    ) -> TrainState:
+        make_deterministic(config.seed)
+        state = SharedState(plan, config, schema, families)
+        if before is not None:
+            start = Progress(before["search"], sizes)
+            start.rows = 0
+            state.restore({**before, "search": start.to_array()})
+        begun.append(state)
+        return state
+
+    def make_trainer(state: TrainState, config: TrainConfig, phase: Phase | None) -> Trainer:
+        assert isinstance(state, SharedState)
+        return SharedTrainer(plan, state, config, phase)
+
+    def is_done() -> bool:
+        return begun[0].remembered(sizes).rows >= limit
+
+    def report(*_: Any) -> None:
+        own = begun[0].remembered(sizes)
+        percent = 100 * own.examples // plan.examples
+        if not shown or percent > shown[-1]:
+            shown.append(percent)
+            best = plan.space.describe(plan.policy.most_likely(own.controller.logits))
+            progress(f"supernet {percent}%: entropy {entropy(own.controller.logits):.3f}, now {best}")
+
+    shown: list[int] = []
+    learner = Learner(make_state, make_trainer)
+    with open_session(log, config, run_dir, report, learner=learner) as session:
+        if not is_done():
+            session.advance(partial=True, stop=is_done)
+            session.save()
+        return {name: np.array(array) for name, array in session.run.state.arrays().items()}

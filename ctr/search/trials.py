@@ -1,0 +1,205 @@
+"""Candidates trained by themselves, as arms of experiments: successive halving, and random search as its one rung.
+
+A rung is an experiment of ``ctr replay`` over a prefix of the log; so its runs go side by side or on a cluster, and
+what is there already is not made again. The best by progressive logloss go on to the next rung, over a longer prefix,
+where they learn from the log's beginning: the result is the same as if they had gone on, to the same bits.
+
+    Jamieson, Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization", AISTATS 2016
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ctr.config import dump_yaml
+from ctr.eval.compare import compare, same_examples
+from ctr.eval.run_files import read_run
+from ctr.experiments.config import ArmConfig, Changes, ExperimentConfig, changed
+from ctr.experiments.plan import read_plan
+from ctr.experiments.run import Progress, run_experiment
+from ctr.io.documents import json_number
+from ctr.io.errors import InputError
+from ctr.io.files import make_folder, write_atomic_bytes
+from ctr.search.prefix import Prefix
+from ctr.search.record import BASELINE, Rung, Tried
+from ctr.search.space import Content
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A configuration that can be an arm.
+
+    Attributes:
+        name: of the arm, unlike that of any other.
+        values: its choices by the names of the decisions.
+        changes: what they change of the baseline, by dotted keys.
+        cost: in units of the baseline's.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    changes: Changes
+    cost: float
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs experiments of a search.
+
+    Attributes:
+        log: the log.
+        out: the folder of the search.
+        command: that repeats the search.
+        workers: how many runs are trained side by side; None: one for each processor.
+        beam_options: options of another Beam runner.
+        progress: called with a line for each run that ends.
+    """
+
+    log: Path
+    out: Path
+    command: str
+    workers: int | None = None
+    beam_options: str = ""
+    progress: Progress | None = None
+
+    def run(self, name: str, experiment: ExperimentConfig, timing: bool | None = None) -> dict[str, str]:
+        """Makes the runs of an experiment that are not there yet, in ``out/NAME``, and writes ``out/NAME.yaml``.
+
+        Args:
+            name: of the experiment.
+            experiment: what is tried.
+            timing: as ``run_experiment`` takes it; None: costs are not measured.
+
+        Returns:
+            What failed, by name.
+        """
+        file = self.out / f"{name}.yaml"
+        make_folder(file.parent)
+        write_atomic_bytes(file, dump_yaml(experiment).encode())
+        return run_experiment(
+            file,
+            self.log,
+            self.out / name,
+            self.command,
+            self.workers,
+            self.beam_options,
+            bool(timing),
+            self.progress,
+            costs=timing is not None,
+        )
+
+
+def halve(
+    candidates: Sequence[Candidate], rungs: int, eta: int, run: Callable[[int, Sequence[Candidate]], Rung]
+) -> list[Rung]:
+    """Successive halving: the best 1 / eta of each rung, at least one, go on to the next.
+
+    Args:
+        candidates: those of the first rung.
+        rungs: their number.
+        eta: above 1.
+        run: runs candidates on a rung, from 0; returns it with the best candidate first.
+
+    Returns:
+        The rungs; the last one keeps the result.
+
+    Raises:
+        InputError: all candidates of a rung failed.
+    """
+    found = []
+    for number in range(rungs):
+        rung = run(number, candidates)
+        names = {candidate.name for candidate in candidates}
+        ranked = [one.name for one in rung.tried if one.logloss is not None and one.name in names]
+        if not ranked:
+            failures = "; ".join(f"{one.name}: {one.failure}" for one in rung.tried if one.failure)
+            raise InputError(f"{rung.folder}: no candidate of the search could be trained: {failures}")
+        is_last = number == rungs - 1
+        kept = ranked[: 1 if is_last else max(1, len(candidates) // eta)]
+        candidates = [candidate for candidate in candidates if candidate.name in kept]
+        found.append(rung.model_copy(update={"kept": kept}))
+    return found
+
+
+def run_rung(
+    runner: Runner, folder: str, base: Content, prefix: Prefix, seed: int, candidates: Sequence[Candidate]
+) -> Rung:
+    """Trains candidates, and the baseline, on a prefix of the log, and ranks them by progressive logloss.
+
+    The losses of two runs over the same rows are paired, query by query, so that a difference counts and not what both
+    have in common.
+
+    Args:
+        runner: runs them.
+        folder: of their experiment, relative to that of the search.
+        base: the baseline's configuration, as nested keys.
+        prefix: of the log.
+        seed: of the runs.
+        candidates: the candidates; the baseline may be one of them.
+
+    Raises:
+        InputError: a configuration is not possible, or the baseline failed.
+    """
+    experiment = ExperimentConfig(
+        title=folder,
+        config=on_prefix(base, prefix),
+        seeds=(seed,),
+        arms={
+            one.name: ArmConfig(title=_title(one.values), set=one.changes)
+            for one in candidates
+            if one.name != BASELINE
+        },
+    )
+    failures = runner.run(folder, experiment)
+    rung_folder = runner.out / folder
+    plan = read_plan(rung_folder)
+    runs = {arm.name: rung_folder / arm.runs[0].folder for arm in plan.arms}
+    if failed := failures.get(f"{BASELINE} seed {seed}"):
+        raise InputError(f"{rung_folder}: the baseline could not be trained: {failed}")
+    baseline = Candidate(BASELINE, {}, {}, 1.0)
+    others = [one for one in candidates if one.name != BASELINE]
+    tried = []
+    for place, one in enumerate([baseline, *others]):
+        if failure := failures.get(f"{one.name} seed {seed}"):
+            failed_one = Tried(name=one.name, values=dict(one.values), cost=one.cost, failure=failure)
+            tried.append((float("inf"), one.cost, place, failed_one))
+        else:
+            measured = _measure(one, runs[BASELINE], runs[one.name])
+            difference = measured.difference
+            tried.append((float("inf") if difference is None else difference, one.cost, place, measured))
+    return Rung(
+        folder=folder,
+        end=prefix.end.isoformat() if prefix.end is not None else None,
+        rows=prefix.rows,
+        tried=[one for *_, one in sorted(tried, key=lambda entry: entry[:3])],
+        kept=[],
+    )
+
+
+def on_prefix(base: Content, prefix: Prefix) -> dict[str, Any]:
+    """A configuration that reads the prefix alone, and keeps no predictions."""
+    ended = {} if prefix.end is None else {"time_range.end": prefix.end.isoformat()}
+    return changed(base, {**ended, "record_predictions": False})
+
+
+def _measure(candidate: Candidate, baseline: Path, run: Path) -> Tried:
+    ours, theirs = read_run(run).metrics, read_run(baseline).metrics
+    if not same_examples(theirs, ours):
+        raise InputError(f"{run}: scored other rows than {baseline}; candidates must score the same")
+    row = compare(theirs, ours).loc["logloss"]
+    difference = json_number(row["difference"])
+    return Tried(
+        name=candidate.name,
+        values=dict(candidate.values),
+        cost=candidate.cost,
+        logloss=json_number(row["b"]),
+        difference=difference,
+        low=json_number(row["ci95_low"]),
+        high=json_number(row["ci95_high"]),
+        failure="" if difference is not None else "its logloss is undefined",
+    )
+
+
+def _title(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())

@@ -1,0 +1,226 @@
+"""A masked network against the smaller network that it stands for, in TensorFlow and in float64 NumPy."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctr.models.click_model import Architecture, ClickModel, TowerInput
+from ctr.models.rows import FeatureRows, TableLayout
+from ctr.models.supernet import Candidate, mask_shapes, masked, masks_of, passed_over
+from sliced_models import sliced
+
+ROWS = 6
+# Two features of 3 columns and one of 2: e_0 has 8.
+LAYOUTS = (
+    TableLayout(
+        "quality",
+        3,
+        (FeatureRows("a", 5, 3, "quality", 0), FeatureRows("b", 5, 3, "quality", 1)),
+    ),
+    TableLayout("ui", 2, (FeatureRows("c", 5, 2, "ui", 2),)),
+)
+UNITS = (5, 4, 3)
+
+
+def architecture(gated=False, full=False, activation="smelu", dtype="float32") -> Architecture:
+    # SmeLU of 0 is not 0: what masks leave of a unit must not be seen.
+    return Architecture(
+        cross_layers=2,
+        cross_rank=0 if full else 3,
+        deep_units=UNITS,
+        deep_ranks=(0, 3, 0),
+        activation=activation,
+        prior=0.2,
+        gated=gated,
+        compute_dtype=dtype,
+        sources=passed_over([(0, width) for width in UNITS]),
+    )
+
+
+def made(shape: Architecture, width=8, seed=0) -> ClickModel:
+    """With weights none of which is where it starts."""
+    model = ClickModel(shape, {"quality": width}, seed=0)
+    rng = np.random.default_rng(seed)
+    for name, weight in model.weights().items():
+        value = rng.normal(size=weight.shape) * 0.4
+        weight.assign(abs(value) if name == "gate" else value)
+    return model
+
+
+def alone(shape: Architecture, candidate: Candidate, width: int, weights) -> ClickModel:
+    """The candidate as a plain model with these weights."""
+    present = [place for place, units in enumerate(candidate.deep_units) if units]
+    plain = ClickModel(
+        Architecture(
+            cross_layers=candidate.crosses,
+            cross_rank=candidate.cross_rank if shape.cross_rank else 0,
+            deep_units=tuple(candidate.deep_units[place] for place in present),
+            deep_ranks=tuple(
+                candidate.deep_ranks[place] if shape.deep_ranks[place] else 0 for place in present
+            ),
+            activation=shape.activation,
+            prior=0.2,
+            gated=shape.gated,
+        ),
+        {"quality": width},
+        seed=5,
+    )
+    assert plain.weights().keys() == weights.keys()
+    for name, weight in plain.weights().items():
+        assert weight.shape == weights[name].shape
+        weight.assign(weights[name])
+    return plain
+
+
+@st.composite
+def candidates(draw) -> Candidate:
+    units = tuple(draw(st.integers(0, width)) for width in UNITS)
+    return Candidate(
+        deep_units=units,
+        deep_ranks=(0, draw(st.integers(1, 3)), 0),
+        crosses=draw(st.integers(0 if any(units) else 1, 2)),
+        cross_rank=draw(st.integers(1, 3)),
+        widths={"a": draw(st.integers(0, 3)), "c": draw(st.integers(0, 2))},
+        without=draw(st.sets(st.sampled_from("ac"))),
+    )
+
+
+def columns_of(candidate: Candidate) -> np.ndarray:
+    """Which columns of e_0 the candidate has, bool [8]."""
+    parts = []
+    for name, width in (("a", 3), ("b", 3), ("c", 2)):
+        own = 0 if name in candidate.without else candidate.widths.get(name, width)
+        parts.append(np.arange(width) < own)
+    return np.concatenate(parts)
+
+
+def masks(model: ClickModel, candidate: Candidate) -> dict[str, tf.Tensor]:
+    tower, detours = model.supernet
+    found = masks_of(candidate, mask_shapes(tower, detours, LAYOUTS), LAYOUTS, detours)
+    return {name: tf.constant(mask) for name, mask in found.items()}
+
+
+def inputs(kept: np.ndarray | None = None) -> np.ndarray:
+    """e_0, [B, 8], where a table's masks leave zeros for columns that are not kept."""
+    values = np.random.default_rng(1).normal(size=(ROWS, 8)).astype(np.float32)
+    return values if kept is None else values * kept
+
+
+def scores(model: ClickModel, e0: np.ndarray, of=None) -> np.ndarray:
+    linear = tf.constant(np.random.default_rng(2).normal(size=(1, ROWS)), tf.float32)
+    given = {"quality": TowerInput(tf.constant(e0[np.newaxis], tf.float32), linear)}
+    return model(given, tf.constant(0.7), of).logits.numpy()[0]
+
+
+def smelu(x: np.ndarray) -> np.ndarray:
+    return np.where(np.abs(x) <= 1, (x + 1) ** 2 / 4, np.maximum(x, 0))
+
+
+def by_hand(w: dict[str, np.ndarray], e0: np.ndarray) -> np.ndarray:
+    """The logits of a plain model without a gate, in float64."""
+    w = {name: np.asarray(weight, np.float64) for name, weight in w.items()}
+    e0 = e0.astype(np.float64)
+    hidden, place = e0, 0
+    while f"quality/cross_{place}/v_bias" in w:
+        u, v, bias = (w[f"quality/cross_{place}/{name}"] for name in ("u", "v", "v_bias"))
+        hidden, place = 0.7 * e0 * (hidden @ u @ v + bias) + hidden, place + 1
+    place = 0
+    while any(name.startswith(f"quality/deep_{place}/") for name in w):
+        name = f"quality/deep_{place}"
+        if f"{name}/w" in w:
+            hidden = smelu(hidden @ w[f"{name}/w"] + w[f"{name}/w_bias"])
+        else:
+            hidden = smelu(hidden @ w[f"{name}/u"] @ w[f"{name}/v"] + w[f"{name}/v_bias"])
+        place += 1
+    linear = np.random.default_rng(2).normal(size=(1, ROWS))[0].astype(np.float32)
+    return (hidden @ w["quality_head"])[:, 0] + linear + w["output_bias"]
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@settings(deadline=None, max_examples=15)
+@given(candidate=candidates())
+def test_a_masked_network_is_the_smaller_one(gated, candidate):
+    shape = architecture(gated)
+    model, kept = made(shape), columns_of(candidate)
+    weights = sliced({name: one.numpy() for name, one in model.weights().items()}, candidate, kept)
+    found = scores(model, inputs(kept), masks(model, candidate))
+    plain = alone(shape, candidate, int(kept.sum()), weights)
+    np.testing.assert_allclose(found, scores(plain, inputs()[:, kept]), rtol=0, atol=2e-6)
+    if not gated:
+        np.testing.assert_allclose(found, by_hand(weights, inputs()[:, kept]), rtol=0, atol=1e-5)
+
+
+def test_full_crosses_can_be_left_out():
+    shape = architecture(full=True)
+    candidate = Candidate((5, 4, 3), (0, 3, 0), crosses=1, cross_rank=0, widths={"a": 1}, without=())
+    model, kept = made(shape), columns_of(candidate)
+    weights = sliced({name: one.numpy() for name, one in model.weights().items()}, candidate, kept)
+    plain = alone(shape, candidate, int(kept.sum()), weights)
+    found = scores(model, inputs(kept), masks(model, candidate))
+    np.testing.assert_allclose(found, scores(plain, inputs()[:, kept]), rtol=0, atol=2e-6)
+
+
+@settings(deadline=None, max_examples=10)
+@given(candidate=candidates())
+def test_what_is_masked_has_no_gradient(candidate):
+    model, kept = made(architecture()), columns_of(candidate)
+    own = masks(model, candidate)
+    weights = model.weights()
+    e0 = tf.constant(inputs(kept)[np.newaxis])
+    with tf.GradientTape() as tape:
+        logits = model({"quality": TowerInput(e0, tf.zeros([1, ROWS]))}, tf.constant(0.7), own).logits
+        total = tf.reduce_sum(tf.square(logits))
+    gradients = tape.gradient(total, weights, unconnected_gradients="zero")
+    present = sliced(
+        {name: np.full(one.shape, name, object) for name, one in weights.items()}, candidate, kept
+    )
+    counts = {name: 0 for name in weights}
+    for part in present.values():
+        for name in np.ravel(part):
+            counts[name] += 1
+    for name, gradient in gradients.items():
+        # Not more than the elements that the candidate has learn; other ones would be seen by their number.
+        assert np.count_nonzero(gradient) <= counts[name], name
+
+
+def test_masks_of_ones_change_no_bit():
+    for dtype in ("float32", "bfloat16"):
+        shape = Architecture(2, 3, UNITS, (0, 3, 0), activation="smelu", compute_dtype=dtype, gated=True)
+        model = made(shape)
+        everything = Candidate(UNITS, (0, 3, 0), 2, 3, {}, ())
+        own = masks(model, everything)
+        assert all((mask.numpy() == 1).all() for mask in own.values())
+        e0 = tf.constant(inputs()[np.newaxis], dtype)
+        found = []
+        for given_masks in (None, own):
+            with tf.GradientTape() as tape:
+                tape.watch(e0)
+                logits = model(
+                    {"quality": TowerInput(e0, tf.zeros([1, ROWS]))}, tf.constant(0.7), given_masks
+                ).logits
+                total = tf.reduce_sum(tf.square(logits))
+            gradients = tape.gradient(total, [e0, *model.weights().values()], unconnected_gradients="zero")
+            found.append([logits, *gradients])
+        for one, other in zip(*found, strict=True):
+            np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_each_layer_may_read_the_last_present_one_before_it():
+    assert passed_over([(0, 5), (4,), (0, 3)]) == ((), (0,), (), (2,))
+    assert passed_over([(0, 5), (0, 4)]) == ((), (0,), (1, 0))
+    assert passed_over([(5,), (4,)]) == ((), (), ())
+    model = made(architecture())
+    own = masks(model, Candidate((5, 0, 0), (0, 3, 0), 2, 3, {}, ()))
+    # The head reads layer 0: of the outputs 3 (before it), 2, 1 (that of layer 0) and 0.
+    np.testing.assert_array_equal(own["source_3"], [0, 0, 1, 0])
+
+
+def test_a_mask_takes_gradients_of_another_dtype():
+    values, mask = tf.constant([1.5, 2.5], tf.bfloat16), tf.constant([1.0, 0.0])
+    with tf.GradientTape() as tape:
+        tape.watch(values)
+        result = masked(values, mask)
+    np.testing.assert_array_equal(tf.cast(result, tf.float32), [1.5, 0])
+    np.testing.assert_array_equal(tape.gradient(result, values, tf.constant([3.0, 4.0])), [3, 0])

@@ -1,0 +1,231 @@
+"""The controller against finite differences, enumerated expectations and small searches whose optimum is known."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctr.search import controller
+
+SIZES = (3, 2, 4)
+EVERY = np.array(list(itertools.product(*map(range, SIZES))))
+
+
+def random_logits(seed: int, sizes=SIZES) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=size) for size in sizes]
+
+
+def by_hand(logits, one) -> float:
+    """P of a candidate."""
+    return float(np.prod([np.exp(own)[at] / np.exp(own).sum() for own, at in zip(logits, one, strict=True)]))
+
+
+def differences(function, logits) -> list[np.ndarray]:
+    """The gradient of a function of logits, by central differences."""
+    gradients = [np.zeros_like(one) for one in logits]
+    for decision, one in enumerate(logits):
+        for place in range(len(one)):
+            around = []
+            for change in (1e-6, -1e-6):
+                moved = [own.copy() for own in logits]
+                moved[decision][place] += change
+                around.append(function(moved))
+            gradients[decision][place] = (around[0] - around[1]) / 2e-6
+    return gradients
+
+
+def assert_same(found, expected, tolerance=1e-8) -> None:
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
+
+
+@given(st.integers(0, 1000))
+def test_probabilities_are_those_of_the_softmax(seed):
+    logits = random_logits(seed)
+    found = np.exp(controller.log_probability(logits, EVERY))
+    np.testing.assert_allclose(found, [by_hand(logits, one) for one in EVERY], rtol=1e-12)
+    np.testing.assert_allclose(controller.entropy(logits), -np.sum(found * np.log(found)), rtol=1e-12)
+    assert by_hand(logits, controller.most_likely(logits)) == max(by_hand(logits, one) for one in EVERY)
+
+
+@given(st.integers(0, 1000), st.integers(0, len(EVERY) - 1))
+def test_the_gradient_of_a_log_probability_is_that_of_finite_differences(seed, which):
+    logits, one = random_logits(seed), EVERY[which]
+    found = controller.policy_gradient(one[np.newaxis], np.ones(1), controller.probabilities(logits))
+    assert_same(found, differences(lambda moved: np.log(by_hand(moved, one)), logits))
+
+
+@given(st.integers(0, 1000), st.integers(0, len(EVERY) - 1))
+def test_the_corrected_gradient_is_that_of_the_probability_given_the_limit(seed, which):
+    logits = random_logits(seed)
+    kept = EVERY[(np.random.default_rng(seed).random(len(EVERY)) < 0.4) | (np.arange(len(EVERY)) == which)]
+    weights = np.exp(controller.log_probability(logits, kept))
+
+    def given_limit(moved):
+        return np.log(by_hand(moved, EVERY[which]) / sum(by_hand(moved, one) for one in kept))
+
+    expected = controller.marginals_of(kept, weights, SIZES)
+    found = controller.policy_gradient(EVERY[which][np.newaxis], np.ones(1), expected)
+    assert_same(found, differences(given_limit, logits))
+
+
+def test_the_estimated_correction_is_the_gradient_of_the_papers_estimate():
+    logits = random_logits(0)
+    samples = controller.draw(logits, "samples", np.arange(500))
+    kept = samples[samples.sum(axis=1) <= 3]
+    proposal = np.exp(controller.log_probability(logits, kept))
+
+    def estimate(moved):
+        # P(V) = 1/N sum 1[z in V] p(z) / r(z), with r what the samples were drawn from.
+        return np.log(np.sum(np.exp(controller.log_probability(moved, kept)) / proposal) / len(samples))
+
+    shares = controller.marginals_of(kept, np.ones(len(kept)), SIZES)
+    of_log_p = [q - p for q, p in zip(shares, controller.probabilities(logits), strict=True)]
+    assert_same(of_log_p, differences(estimate, logits))
+
+
+def test_the_estimated_correction_approaches_the_exact_one():
+    logits = random_logits(1)
+    samples = controller.draw(logits, "samples", np.arange(200_000))
+    exact = EVERY[EVERY.sum(axis=1) <= 3]
+    found = controller.marginals_of(
+        samples[samples.sum(axis=1) <= 3], np.ones((samples.sum(axis=1) <= 3).sum()), SIZES
+    )
+    expected = controller.marginals_of(exact, np.exp(controller.log_probability(logits, exact)), SIZES)
+    assert_same(found, expected, 0.005)
+
+
+def test_neither_a_baseline_nor_the_mean_of_a_pair_moves_the_expected_gradient():
+    sizes = (2, 3)
+    every = np.array(list(itertools.product(*map(range, sizes))))
+    logits, rewards = random_logits(2, sizes), np.random.default_rng(3).normal(size=6)
+    expected = differences(
+        lambda moved: sum(r * by_hand(moved, one) for r, one in zip(rewards, every, strict=True)), logits
+    )
+    of_choices = controller.probabilities(logits)
+    alone, paired = ([np.zeros(size) for size in sizes] for _ in range(2))
+    for (i, first), (j, second) in itertools.product(enumerate(every), repeat=2):
+        both, own = np.stack([first, second]), rewards[[i, j]]
+        weight = by_hand(logits, first) * by_hand(logits, second)
+        for total, advantages in ((alone, own - 7.0), (paired, own - own.mean())):
+            for sums, one in zip(
+                total, controller.policy_gradient(both, advantages, of_choices), strict=True
+            ):
+                sums += weight * one
+    assert_same(alone, expected)
+    # Each reward is in its own mean: of n candidates (n - 1) / n of the gradient is left.
+    assert_same(paired, [one / 2 for one in expected])
+
+
+def test_draws_have_the_probabilities_and_depend_on_their_number_alone():
+    logits = random_logits(4)
+    drawn = controller.draw(logits, "one", np.arange(50_000))
+    keys = np.ravel_multi_index(tuple(drawn.T), SIZES)
+    shares = np.bincount(keys, minlength=len(EVERY)) / len(drawn)
+    np.testing.assert_allclose(shares, [by_hand(logits, one) for one in EVERY], atol=0.01)
+    np.testing.assert_array_equal(controller.draw(logits, "one", np.array([17, 3])), drawn[[17, 3]])
+    assert not np.array_equal(controller.draw(logits, "two", np.arange(100)), drawn[:100])
+
+
+def test_draws_under_a_limit_have_the_probabilities_given_it():
+    logits = random_logits(5)
+    drawn = controller.draw_kept(logits, "kept", np.arange(50_000), lambda found: found.sum(axis=1) <= 2)
+    kept = EVERY[EVERY.sum(axis=1) <= 2]
+    weights = np.array([by_hand(logits, one) for one in kept])
+    keys = np.ravel_multi_index(tuple(drawn.T), SIZES)
+    shares = np.bincount(keys, minlength=len(EVERY)) / len(drawn)
+    at = np.ravel_multi_index(tuple(kept.T), SIZES)
+    np.testing.assert_allclose(shares[at], weights / weights.sum(), atol=0.01)
+    assert shares[at].sum() == pytest.approx(1)
+
+
+def test_rewards_are_paired_and_leave_out_what_is_not_finite():
+    losses, costs = np.array([0.3, np.nan, 0.1, np.inf]), np.array([1.0, 1.0, 0.7, 0.5])
+    found = controller.rewards_of(losses, costs, target=0.5, gamma=-0.1)
+    np.testing.assert_allclose(found[[0, 2]], [1 - 0.3 / 0.2 - 0.1, 1 - 0.1 / 0.2 - 0.04])
+    assert not np.isfinite(found[[1, 3]]).any()
+    start, chosen = controller.new_controller([2]), np.array([[0], [1], [1], [0]])
+    half = controller.probabilities(start.logits)
+    after = controller.learn(start, chosen, found, half, rate=0.1, baseline_decay=0.95)
+    alone = controller.learn(start, chosen[[0, 2]], found[[0, 2]], half, rate=0.1, baseline_decay=0.95)
+    np.testing.assert_array_equal(after.to_array(), alone.to_array())
+    unchanged = controller.learn(start, chosen, np.full(4, np.nan), half, rate=0.1, baseline_decay=0.95)
+    assert unchanged is start
+
+
+def test_a_step_is_adams_on_the_gradient_of_the_advantages():
+    start, chosen, rewards = controller.new_controller([2]), np.array([[0], [1]]), np.array([1.0, 0.0])
+    half = controller.probabilities(start.logits)
+    first = controller.learn(start, chosen, rewards, half, rate=0.1, baseline_decay=0.9)
+    # With beta1 = 0 Adam's first step is the rate times the sign of the gradient.
+    np.testing.assert_allclose(first.logits[0], [0.1, -0.1], rtol=1e-6)
+    assert first.baseline == pytest.approx(0.5)
+    second = controller.learn(first, chosen, rewards + 1, half, rate=0.1, baseline_decay=0.9)
+    assert second.baseline == pytest.approx(0.9 * 0.5 + 0.1 * 1.5)
+    gradient = 0.5 * (np.array([1.5, 0.5]) - 2.0 * 0.5)
+    moment = 0.999 * 0.001 * 0.25**2 + 0.001 * gradient**2
+    step = 0.1 * gradient / np.sqrt(moment / (1 - 0.999**2))
+    np.testing.assert_allclose(second.logits[0], first.logits[0] + step, rtol=1e-6)
+    again = controller.from_array(second.to_array(), [2])
+    np.testing.assert_array_equal(again.to_array(), second.to_array())
+
+
+def search(qualities, costs, seed, limit, gamma=0.0, steps=300, noise=0.02) -> tuple[int, ...]:
+    """The most likely candidate after a search among all candidates of a table of qualities and one of costs."""
+    sizes = qualities.shape
+    every = np.array(list(itertools.product(*map(range, sizes))))
+    allowed = np.ones(len(every), bool) if gamma else costs.ravel() <= limit
+    own, numbers = controller.new_controller(sizes), np.arange(4)
+    for step in range(steps):
+        purpose = f"{seed} {step}"
+        keeps = lambda found: allowed[np.ravel_multi_index(tuple(found.T), sizes)]  # noqa: E731
+        if gamma:
+            chosen, expected = (
+                controller.draw(own.logits, purpose, numbers),
+                controller.probabilities(own.logits),
+            )
+        else:
+            chosen = controller.draw_kept(own.logits, purpose, numbers, keeps)
+            weights = np.exp(controller.log_probability(own.logits, every[allowed]))
+            expected = controller.marginals_of(every[allowed], weights, sizes)
+        at = tuple(chosen.T)
+        noises = np.random.default_rng([seed, step]).normal(size=5) * noise
+        losses = 1.0 - qualities[at] + noises[0] + 0.2 * noises[1:]
+        rewards = controller.rewards_of(losses, costs[at], limit, gamma)
+        own = controller.learn(own, chosen, rewards, expected, rate=0.05, baseline_decay=0.95)
+    best = np.argmax(np.where(allowed, controller.log_probability(own.logits, every), -np.inf))
+    return tuple(int(at) for at in every[best])
+
+
+# Two layers of 2, 3 or 4 between two inputs and an output, with biases: 25 weights allow all but 3-4, 4-3 and 4-4.
+WIDTHS = np.arange(2, 5)
+WEIGHTS = 3 * WIDTHS[:, None] + (WIDTHS[:, None] + 1) * WIDTHS + (WIDTHS + 1)
+# Wider is better, and the first layer counts most: the best under the limit has a bottleneck, 4-2.
+QUALITIES = np.array([0.0, 0.04, 0.06])[:, None] + np.array([0.0, 0.008, 0.012])
+
+
+def test_rejection_finds_the_optimum_of_tabnas_toy():
+    assert (WEIGHTS <= 25).sum() == 6 and WEIGHTS[2, 0] == 25
+    found = [search(QUALITIES, WEIGHTS.astype(float), seed, limit=25.0) for seed in range(10)]
+    assert found.count((2, 0)) >= 9
+
+
+def test_a_planted_optimum_is_found():
+    rng = np.random.default_rng(0)
+    planted = (2, 0, 1, 2)
+    qualities = sum(np.ix_(*(rng.normal(size=3) * 0.003 for _ in range(4))), np.zeros((3,) * 4))
+    for axis, at in enumerate(planted):
+        qualities[(slice(None),) * axis + (at,)] += 0.01
+    assert np.unravel_index(qualities.argmax(), qualities.shape) == planted
+    costs = np.ones(qualities.shape)
+    found = [search(qualities, costs, seed, limit=1.0, steps=600) for seed in range(10)]
+    assert found.count(planted) >= 9
+
+
+def test_the_penalty_leads_near_the_target():
+    costs = np.linspace(0.4, 1.0, 3)[:, None] * np.linspace(0.5, 1.0, 3)
+    found = [search(np.zeros((3, 3)), costs, seed, limit=0.7, gamma=-0.1, noise=0.0) for seed in range(10)]
+    assert sum(abs(costs[one] / 0.7 - 1) < 0.1 for one in found) >= 9

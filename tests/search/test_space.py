@@ -1,0 +1,224 @@
+"""The space of a search: what each candidate is, and which spaces are refused."""
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctr.config import parse_model
+from ctr.data.schema import Category, Schema
+from ctr.io.errors import InputError
+from ctr.search.config import SearchConfig
+from ctr.search.decisions import make_space
+from ctr.search.space import Decision, Space
+from ctr.training.config import TrainConfig
+
+SCHEMA = Schema(
+    features=(
+        Category(name="user", source="user", buckets=30, width=8),
+        Category(name="item", source="item", buckets=50, width=8),
+        Category(name="position", source="position", buckets=8, width=4, tower="ui"),
+    )
+)
+BASE: dict[str, Any] = {
+    "model": {
+        "crosses": {"layers": 2, "rank": 4},
+        "deep": {"units": [16, 8], "ranks": [4, 0]},
+        "widths": {"user": 8},
+    }
+}
+WHOLE = {
+    "model.deep.layers": (1, 2, 3),
+    "model.deep.units.0": (8, 16),
+    "model.deep.units.1": (0, 8),
+    "model.deep.units.2": (0, 4),
+    "model.deep.ranks.0": (0, 2, 4),
+    "model.crosses.layers": (0, 1, 2),
+    "model.crosses.rank": (2, 4),
+    "model.widths.user": (2, 4, 8),
+    "features.item,position": (True, False),
+    "optimizer.dense.learning_rate": (0.01, 0.02),
+}
+
+
+def space_of(choices: dict[str, Any], base: dict[str, Any] = BASE, **keys: Any) -> Space:
+    content = {"space": {name: list(values) for name, values in choices.items()}, **keys}
+    search = parse_model(SearchConfig, content, "search")
+    return make_space(search, base, SCHEMA, "search s.yaml")
+
+
+def expected_model(values: dict[str, Any]) -> dict[str, Any]:
+    """What the words of the documentation say of a candidate, layer by layer."""
+    units, ranks = [], []
+    for layer in range(values["model.deep.layers"]):
+        if values[f"model.deep.units.{layer}"]:
+            units.append(values[f"model.deep.units.{layer}"])
+            ranks.append({0: values["model.deep.ranks.0"]}.get(layer, 0))
+    return {
+        "units": tuple(units),
+        "ranks": tuple(ranks),
+        "crosses": values["model.crosses.layers"],
+        "rank": values["model.crosses.rank"],
+        "user": values["model.widths.user"],
+        "without": () if values["features.item,position"] else ("item", "position"),
+    }
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_every_candidate_is_the_configuration_that_its_choices_say(data):
+    names = data.draw(st.permutations(sorted(WHOLE)))
+    space = space_of({name: WHOLE[name] for name in names}, method="halving")
+    number = data.draw(st.integers(0, space.size - 1))
+    choice = space.number(number)
+    values = space.values(choice)
+    config = space.apply(BASE, choice)
+    model = config.model
+    assert {
+        "units": model.deep.units,
+        "ranks": model.deep.ranks,
+        "crosses": model.crosses.layers,
+        "rank": model.crosses.rank,
+        "user": model.widths["user"],
+        "without": model.without,
+    } == expected_model(values)
+    assert config.optimizer.dense.learning_rate == values["optimizer.dense.learning_rate"]
+    config.table_layouts(SCHEMA)
+    # A checked base is changed as its keys are, and what is not decided on stays.
+    assert space.apply(TrainConfig.model_validate(BASE), choice) == config
+    assert space.baseline(config) == tuple(
+        decision.choices.index(values[decision.name]) for decision in space.decisions
+    ) or _has_hidden_layers(values)
+
+
+def _has_hidden_layers(values: dict[str, Any]) -> bool:
+    """Whether a choice is not to be seen in the configuration, as its layer is absent."""
+    return values["model.deep.layers"] < 3 or 0 in (
+        values["model.deep.units.1"],
+        values["model.deep.units.2"],
+    )
+
+
+def test_candidates_are_numbered_in_their_order():
+    space = space_of({name: WHOLE[name] for name in ("model.deep.units.0", "model.crosses.layers")})
+    candidates = list(space.candidates())
+    assert candidates == list(itertools.product(range(2), range(3)))
+    assert [space.number(index) for index in range(space.size)] == candidates
+    with pytest.raises(ValueError, match="beyond the last candidate"):
+        space.number(space.size)
+
+
+def test_the_base_is_a_candidate_where_the_space_has_it():
+    space = space_of(WHOLE, method="random")
+    assert space.baseline(BASE) == (1, 1, 1, 0, 2, 2, 1, 2, 0, 0)
+    assert space.apply(BASE, space.baseline(BASE)) == TrainConfig.model_validate(BASE)
+    assert space_of({"model.crosses.layers": (0, 1)}).baseline(BASE) is None
+
+
+def test_the_largest_holds_all_others():
+    space = space_of(
+        {
+            "model.deep.units.0": (8, 16),
+            "model.deep.units.2": (4, 0),
+            "model.crosses.layers": (1, 0),
+            "features.item": (False, True),
+        }
+    )
+    assert space.values(space.largest) == {
+        "model.deep.units.0": 16,
+        "model.deep.units.2": 4,
+        "model.crosses.layers": 1,
+        "features.item": True,
+    }
+    largest = space.shape(TrainConfig.model_validate(BASE), space.largest)
+    for choice in space.candidates():
+        shape = space.shape(TrainConfig.model_validate(BASE), choice)
+        assert all(own <= most for own, most in zip(shape.deep_units, largest.deep_units, strict=True))
+        assert len(shape.deep_ranks) == len(shape.deep_units) == 3
+        assert shape.crosses <= largest.crosses and shape.without >= largest.without
+
+
+def test_absent_layers_keep_their_places_in_the_shape():
+    space = space_of(WHOLE, method="halving")
+    values = {**{name: choices[0] for name, choices in WHOLE.items()}, "model.deep.layers": 3}
+    choice = tuple(d.choices.index(values[d.name]) for d in space.decisions)
+    shape = space.shape(TrainConfig.model_validate(BASE), choice)
+    assert shape.deep_units == (8, 0, 0)
+    assert space.apply(BASE, choice).model.deep.units == (8,)
+
+
+@pytest.mark.parametrize(
+    ("choices", "keys", "message"),
+    [
+        ({"model.depth": (1, 2)}, {"method": "random"}, "space.model.depth: model.depth: unknown key"),
+        ({"model.deep.units.0": ()}, {}, "space.model.deep.units.0: has no choice; at least one is required"),
+        ({"model.deep.units.0": (8, 8)}, {}, "space.model.deep.units.0: 8 appears twice"),
+        ({"model.deep.units.0": (8, -1)}, {}, "-1 is not allowed: whole numbers of at least 0"),
+        ({"model.deep.units.0": (8, True)}, {}, "True is not allowed: whole numbers of at least 0"),
+        ({"model.deep.units.0": (8, 70_000)}, {}, "widths of layers must be in 1..65536"),
+        ({"model.deep.units.3": (8, 16)}, {}, "space.model.deep.units.3: a layer before it is neither in"),
+        ({"model.deep.ranks.0": (4, 16)}, {}, "16 is not a bottleneck of a layer of 16; allowed: below"),
+        ({"model.deep.ranks.2": (2,)}, {}, "2 is not a bottleneck of a layer of 0"),
+        ({"model.deep.layers": (1, 3)}, {}, "3 is not allowed: there are 2 deep layers"),
+        ({"model.factorized.width": (4, 8)}, {}, "the configuration has no model.factorized"),
+        (
+            {"model.widths.users": (4, 8)},
+            {},
+            "users is not a feature of the log; allowed: user, item, position",
+        ),
+        (
+            {"model.widths.user": (0, 4), "features.item,position": (True, False)},
+            {},
+            "space: config: all features have width 0",
+        ),
+        ({"features.item": (1, 0)}, {}, "1 is not allowed: true and false"),
+        ({"features.user,item,position": (True, False)}, {}, "model.without names all features"),
+        ({"model.widths.user,item": (4,), "model.widths.item": (8,)}, {}, "about widths of the feature item"),
+        ({"seed": (1, 2)}, {"method": "random"}, "space.seed: is set by the search itself"),
+        ({"time_range.end": ("2020-01-01",)}, {"method": "random"}, "is set by the search itself"),
+        (
+            {"model.deep.units": ([8], [16]), "model.deep.units.0": (8, 16)},
+            {"method": "halving"},
+            "space.model.deep.units: sets the same key as model.deep.units.0",
+        ),
+        (
+            {"optimizer.dense.learning_rate": (0.1, "fast")},
+            {"method": "halving"},
+            "space.optimizer.dense.learning_rate: optimizer.dense.learning_rate: 'fast' is not allowed",
+        ),
+        (
+            {"batch.rows": (512, 1024)},
+            {},
+            "space.batch.rows: is a setting of training; allowed with method halving or random",
+        ),
+        (
+            {"model.deep.ranks.0": (0, 4)},
+            {},
+            "space.model.deep.ranks.0: has rank 0 beside others: a full matrix and a bottleneck are different "
+            "weights; allowed with method halving or random",
+        ),
+        (
+            {"model.crosses.layers": (0, 1), "model.deep.layers": (0, 1)},
+            {},
+            "space: a candidate has neither crosses nor deep layers, which a supernet cannot be",
+        ),
+    ],
+)
+def test_a_wrong_space_is_refused_in_one_line(choices, keys, message):
+    with pytest.raises(InputError) as refused:
+        space_of(choices, **keys)
+    assert message in str(refused.value)
+    assert str(refused.value).startswith("search s.yaml: space")
+    assert "\n" not in str(refused.value)
+
+
+def test_an_impossible_candidate_is_named():
+    decisions = (Decision("model.network_loss", ("own",)), Decision("model.ensemble.components", (1, 2)))
+    space = Space(decisions)
+    space.apply(BASE, (0, 0))
+    with pytest.raises(
+        InputError, match=r"candidate model.network_loss own, model.ensemble.components 2: model"
+    ):
+        space.apply(BASE, (0, 1))

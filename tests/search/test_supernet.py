@@ -1,0 +1,147 @@
+"""A whole search by weight sharing on a small log: the plain model's bits, kills, and what it refuses."""
+
+import json
+import multiprocessing
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ctr.config import parse_model
+from ctr.io.errors import InputError
+from ctr.search.config import SearchConfig
+from ctr.search.cost import Cost, Operations
+from ctr.search.decisions import decisions_of
+from ctr.search.space import Space
+from ctr.training.config import TrainConfig
+from ctr.training.loop import train
+from ctr.training.run import checkpoint
+from small_runs import draw_examples, publish
+from small_searches import BASE, SPACE, killed, search
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory) -> Path:
+    return publish(tmp_path_factory.mktemp("log") / "log", draw_examples().table())
+
+
+def last_arrays(run: Path) -> dict[str, np.ndarray]:
+    arrays, _ = checkpoint.read(run / "checkpoints")
+    return {name.removeprefix("weights|"): array for name, array in arrays.items() if "weights|" in name}
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "controller.jsonl").read_text().splitlines()]
+
+
+def test_with_one_candidate_it_is_the_plain_model_bit_for_bit(log, tmp_path):
+    result = search(log, tmp_path / "search", {"model.deep.units.0": [8], "features.tags": [True]})
+    train(log, parse_model(TrainConfig, BASE, "test"), tmp_path / "plain")
+    ours, plain = last_arrays(tmp_path / "search" / "pass-1"), last_arrays(tmp_path / "plain")
+    ours.pop("search")
+    assert ours.keys() == plain.keys() and len(plain) > 10
+    for name in plain:
+        np.testing.assert_array_equal(ours[name], plain[name], err_msg=name)
+    # All metrics are of the predictions before each step.
+    both = [tmp_path / run / "metrics.jsonl" for run in ("search/pass-1", "plain")]
+    ours_lines, plain_lines = ([json.loads(line) for line in path.read_text().splitlines()] for path in both)
+    speed = {"examples_per_second"}
+    for one, other in zip(ours_lines, plain_lines, strict=False):
+        assert {k: v for k, v in one.items() if k not in speed} == {
+            k: v for k, v in other.items() if k not in speed
+        }
+    assert len(ours_lines) >= 4 and result.choice == (0, 0)
+
+
+def test_a_search_learns_from_all_and_accounts_for_what_it_costs(log, tmp_path):
+    said: list[str] = []
+    result = search(log, tmp_path / "out", progress=said.append, target=0.8)
+    rows = len(draw_examples())
+    assert result.examples == rows
+    # A pass of the largest network, which is the baseline, and at most four predictions of three quarters of the rows.
+    assert 1.0 < result.passes < 3.0
+    written = lines(tmp_path / "out")
+    assert [line["examples"] for line in written] == sorted({line["examples"] for line in written})
+    quarter = [line for line in written if line["examples"] < rows / 4]
+    assert quarter and all(line["steps"] == 0 and line["mean_reward"] is None for line in quarter)
+    assert written[-1]["steps"] > 10 and written[-1]["mean_cost"] > 0
+    for name, choices in SPACE.items():
+        assert len(written[-1]["probabilities"][name]) == len(choices)
+        assert sum(written[-1]["probabilities"][name]) == pytest.approx(1)
+    assert said and "entropy" in said[-1]
+    again = search(log, tmp_path / "out", target=0.8)
+    assert again == result and lines(tmp_path / "out") == written
+
+
+def test_rejection_ends_below_the_target(log, tmp_path):
+    base = parse_model(TrainConfig, BASE, "test")
+    for samples in (1024, 16):
+        result = search(
+            log,
+            tmp_path / f"out-{samples}",
+            target=0.7,
+            controller={"mode": "rejection", "rejection_samples": samples, "learning_rate": 0.05},
+        )
+        own = parse_model(SearchConfig, {"space": SPACE}, "test")
+        made = Space(decisions_of(own))
+        assert Cost(made, base, Operations(log, "training")).of(result.choice) <= 0.7
+        assert all(
+            line["mean_cost"] is None or line["mean_cost"] <= 0.7
+            for line in lines(tmp_path / f"out-{samples}")
+        )
+
+
+@pytest.mark.slow
+def test_a_fraction_of_passes_goes_on_with_the_same_weights(log, tmp_path):
+    result = search(log, tmp_path / "out", controller={"passes": 1.4})
+    rows = len(draw_examples())
+    assert 1.4 * rows <= result.examples < 1.4 * rows + 64
+    first, second = (last_arrays(tmp_path / "out" / f"pass-{number}") for number in (1, 2))
+    # AdaGrad's sums only grow.
+    for name, array in second.items():
+        if "accumulator/quality" in name:
+            assert (array >= first[name]).all() and (array > first[name]).any()
+    assert search(log, tmp_path / "out", controller={"passes": 1.4}) == result
+
+
+@pytest.mark.slow
+def test_killed_and_repeated_it_ends_in_the_same_bits(log, tmp_path):
+    whole = search(log, tmp_path / "whole", controller={"passes": 1.3})
+    context = multiprocessing.get_context("spawn")
+    for at in (13, 14):
+        process = context.Process(target=killed, args=(log, tmp_path / "killed", at))
+        process.start()
+        process.join(300)
+        assert process.exitcode == -signal.SIGKILL
+    assert (tmp_path / "killed" / "pass-1" / "checkpoints").exists()
+    assert search(log, tmp_path / "killed", controller={"passes": 1.3}) == whole
+    assert lines(tmp_path / "killed") == lines(tmp_path / "whole")
+    for number in (1, 2):
+        found, expected = (last_arrays(tmp_path / one / f"pass-{number}") for one in ("killed", "whole"))
+        assert found.keys() == expected.keys()
+        for name in expected:
+            np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("space", "changes", "words"),
+    [
+        (SPACE, {"optimizer": {"dense": {"shampoo": {"block_size": 64}}}}, "AdaGrad, not by Shampoo"),
+        (SPACE, {"optimizer": {"dense": {"rule": "adafactor"}}}, "AdaGrad, not by Shampoo"),
+        (SPACE, {"optimizer": {"embeddings": {"rule": "one_sided"}}}, "embeddings.rule is one_sided"),
+        ({"model.crosses.rank": [0, 2]}, {}, "space.model.crosses.rank"),
+        ({"optimizer.dense.learning_rate": [0.1, 0.2]}, {}, "setting of training"),
+        (SPACE, {"model": {"ensemble": {"components": 2}}}, "ensemble.components"),
+    ],
+)
+def test_what_masks_cannot_be_is_refused_in_one_line(log, tmp_path, space, changes, words):
+    with pytest.raises(InputError, match=words) as caught:
+        search(log, tmp_path / "out", space, changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_target_that_no_candidate_keeps_to_is_refused(log, tmp_path):
+    with pytest.raises(InputError, match="no candidate was found"):
+        search(log, tmp_path / "out", target=0.01, controller={"mode": "rejection"})

@@ -1,0 +1,139 @@
+"""The step under masks: what is masked does not move, and what is not moves as in the smaller network."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ctr.config import parse_model
+from ctr.data.batches import set_rejects_apart
+from ctr.data.reader import rows_of_table
+from ctr.models.supernet import Candidate, mask_shapes, masks_of, passed_over
+from ctr.training.config import TrainConfig
+from ctr.training.feed import Feed, make_feed
+from ctr.training.state import TrainState
+from ctr.training.step import TrainStep
+from sliced_models import sliced
+from small_runs import SCHEMA, draw_examples
+
+MODEL: dict[str, Any] = {
+    "crosses": {"layers": 2, "rank": 3},
+    "deep": {"units": [6, 5], "activation": "smelu"},
+    "init_scale": 0.5,
+}
+RAMPS = dict.fromkeys(("alpha2", "ranking", "distillation", "anti_distillation", "bias_constraints"), 1.0)
+STEPS = 3
+# Of the tables in their order, quality-4 with user, item and tags, ui-2 with position.
+COLUMNS = {"user": 4, "item": 4, "tags": 4, "position": 2}
+CANDIDATE = Candidate(
+    deep_units=(4, 0), deep_ranks=(0, 0), crosses=1, cross_rank=2, widths={"user": 1}, without={"item"}
+)
+
+
+def make_config(linear_rule: str = "auto", **model: Any) -> TrainConfig:
+    content = {
+        "model": {**MODEL, **model},
+        "optimizer": {"embeddings": {"linear_rule": linear_rule}},
+        "compute_dtype": "float32",
+    }
+    return parse_model(TrainConfig, content, "test")
+
+
+def make_state(config: TrainConfig, sources=()) -> TrainState:
+    state = TrainState(config.table_layouts(SCHEMA), config, "float32", sources=sources)
+    rng = np.random.default_rng(0)
+    for weight in [*state.tables, *state.dense]:
+        weight.assign_add(rng.normal(size=weight.shape) * 0.3)
+    return state
+
+
+def feeds(state: TrainState) -> list[Feed]:
+    tables = [draw_examples(queries=8, seed=seed).table() for seed in range(STEPS)]
+    return [
+        make_feed(set_rejects_apart(rows_of_table(table, SCHEMA, 0)), state.layouts, 64) for table in tables
+    ]
+
+
+def masks(state: TrainState, candidate: Candidate) -> dict[str, tf.Tensor]:
+    tower, detours = state.network.supernet
+    found = masks_of(candidate, mask_shapes(tower, detours, state.layouts), state.layouts, detours)
+    return {name: tf.constant(mask) for name, mask in found.items()}
+
+
+def learn(state: TrainState, config: TrainConfig, own: dict[str, tf.Tensor] | None) -> None:
+    shapes = None if own is None else {name: mask.shape for name, mask in own.items()}
+    step = TrainStep(state, config, False, shapes)
+    for feed in feeds(state):
+        assert step.learn(feed, RAMPS, config.rates_at(0), own).applied
+
+
+def numbered(weights: dict[str, Any]) -> dict[str, np.ndarray]:
+    """A number of its own for each element."""
+    ends = np.cumsum([0, *(int(np.prod(weight.shape)) for weight in weights.values())])
+    return {
+        name: np.arange(begin, end).reshape(weight.shape)
+        for (name, weight), begin, end in zip(weights.items(), ends, ends[1:], strict=False)
+    }
+
+
+@pytest.mark.parametrize("linear_rule", ["newton", "adagrad"])
+def test_what_is_masked_does_not_move(linear_rule):
+    config = make_config(linear_rule)
+    state = make_state(config, passed_over([(6,), (0, 5)]))
+    before = {name: variable.numpy() for name, variable in state.variables().items()}
+    learn(state, config, masks(state, CANDIDATE))
+    moved = {name: variable.numpy() != before[name] for name, variable in state.variables().items()}
+
+    layout = state.layouts[0]
+    offsets = layout.offsets()
+    rows = {one.name: slice(offsets[one.name], offsets[one.name] + one.buckets) for one in layout.features}
+    for name, changed in moved.items():
+        if name.endswith("/quality-4") and len(changed) == layout.rows:
+            # A feature that is absent keeps its rows, and all that is remembered of them.
+            assert not changed[rows["item"]].any(), name
+            assert changed[rows["user"]].any(), name
+    for kind in ("rows", "rows_accumulator"):
+        changed = moved[f"{kind}/quality-4"]
+        assert not changed[rows["user"], 1:4].any() and changed[rows["user"]][:, [0, 4]].any(axis=0).all()
+        assert changed[rows["tags"]].any(axis=0).all()
+
+    weights = state.network.weights()
+    numbers = numbered(weights)
+    kept_columns = np.concatenate([np.arange(4) < 1, np.zeros(4, bool), np.ones(6, bool)])
+    kept = np.concatenate([np.ravel(part) for part in sliced(numbers, CANDIDATE, kept_columns).values()])
+    names = list(weights)
+    assert "head_from_1" in names
+    for index, name in enumerate(names):
+        for one in (f"dense/{index:03d}", f"shampoo/tensor{index}/accumulator"):
+            changed = moved[one].reshape(numbers[name].shape)
+            assert np.isin(numbers[name][changed], kept).all(), (name, one)
+    if linear_rule == "newton":
+        (item,) = (at for at, one in enumerate(layout.features) if one.name == "item")
+        for kind in ("prior_precision", "forgetting"):
+            changed = moved[f"{kind}/quality-4"].any(axis=1)
+            assert not changed[item] and changed.sum() == 2
+    assert all(moved[f"dense/{names.index(name):03d}"].any() for name in ("head_from_1", "quality/deep_0/w"))
+
+
+def test_what_is_not_masked_moves_as_in_the_smaller_network():
+    config = make_config()
+    state = make_state(config, passed_over([(6,), (0, 5)]))
+    candidate = Candidate((4, 0), (0, 0), crosses=1, cross_rank=2, widths={}, without=())
+    small_config = make_config(crosses={"layers": 1, "rank": 2}, deep={"units": [4], "activation": "smelu"})
+    small = make_state(small_config)
+    for table, other in zip(small.tables, state.tables, strict=True):
+        table.assign(other)
+
+    def now() -> dict[str, np.ndarray]:
+        weights = {name: weight.numpy() for name, weight in state.network.weights().items()}
+        return sliced(weights, candidate, np.ones(14, bool))
+
+    for name, weight in small.network.weights().items():
+        weight.assign(now()[name])
+    learn(state, config, masks(state, candidate))
+    learn(small, small_config, None)
+    for name, weight in small.network.weights().items():
+        np.testing.assert_allclose(now()[name], weight.numpy(), rtol=0, atol=3e-6, err_msg=name)
+    for table, other in zip(small.tables, state.tables, strict=True):
+        np.testing.assert_allclose(other.numpy(), table.numpy(), rtol=0, atol=1e-5)
