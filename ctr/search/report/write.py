@@ -98,9 +98,11 @@ def _sentences(record: SearchRecord) -> list[str]:
         )
     lines.append(f"The search took {display.fixed(record.passes, 2)} passes of the baseline over all rows.")
     if record.chosen == BASELINE:
-        lines.append("The baseline itself is the best of what was tried.")
+        lines.append("The result is the baseline itself.")
     elif record.cost is not None:
         lines.append(f"The result costs {display.fixed(record.cost, 3)} of {unit}: best.yaml.")
+    if record.cost is not None and record.cost > record.target:
+        lines.append("This is above the target, which a penalty does not rule out.")
     return lines
 
 

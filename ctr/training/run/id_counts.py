@@ -35,8 +35,9 @@ class IdCounts:
     Attributes:
         seen: for each table bool [rows]: whether the id occurred.
         counted: for each table uint32 [rows]: how often it did in every eighth batch.
-        window: for each feature, in the order of the schema, int64 [F, 4] since the window began: rows, rows without a
-            value, values, and values whose id was in no batch before.
+        features: those that the model has, in the order of the schema.
+        window: for each of them, int64 [F, 4] since the window began: rows, rows without a value, values, and values
+            whose id was in no batch before.
         batches: int64 [1], batches so far.
         slots: of the features whose ids grow.
     """
@@ -47,7 +48,8 @@ class IdCounts:
         """Start empty. ``id_maps``: of the tables in which ids grow."""
         self.layouts = tuple(layouts)
         self.slots = IdSlots(self.layouts, id_maps or {}, schema.growing)
-        self.features = tuple(feature.name for feature in schema.features)
+        there = {feature.name for layout in self.layouts for feature in layout.features}
+        self.features = tuple(feature.name for feature in schema.features if feature.name in there)
         self.seen = {layout.name: np.zeros(layout.rows, np.bool_) for layout in self.layouts}
         self.counted = {layout.name: np.zeros(layout.rows, np.uint32) for layout in self.layouts}
         self.window = np.zeros((len(self.features), 4), np.int64)
@@ -63,8 +65,10 @@ class IdCounts:
             (bounds[:-1][single] + MISSING_ID, places[single])
             for bounds, places, single in zip(self._bounds, self._places, is_single, strict=True)
         ]
-        self._single = np.array([self.features.index(name) for name in schema.single_valued], np.int64)
-        self._multivalent = [(self.features.index(name), name) for name in schema.multivalent]
+        self._single = np.array(
+            [self.features.index(f) for f in schema.single_valued if f in there], np.int64
+        )
+        self._multivalent = [(self.features.index(f), f) for f in schema.multivalent if f in there]
 
     def update(self, feed: Feed) -> None:
         """Add a batch that was read."""
@@ -177,6 +181,7 @@ def write_data_health(
         if feature.name in live
         else _counted(counts, feature.name, schema, timeline)
         for feature in schema.features
+        if feature.name in counts.features
     ]
     shown = {
         name: [row["id"] for row in part["heaviest"]]
@@ -185,7 +190,8 @@ def write_data_health(
     }
     wanted = {entry["name"]: {one["id"] for one in entry["top"]} for entry in features}
     for name, ids in shown.items():
-        wanted[name] |= {*ids}
+        # Slices may be of a feature that the model does not have.
+        wanted.setdefault(name, set()).update(ids)
     name_id = name_ids(schema, log, wanted)
     content = []
     for entry in features:

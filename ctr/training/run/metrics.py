@@ -50,7 +50,7 @@ class RunMetrics:
             for source, name in enumerate(constraint_logs, 1)
         }
         self.ids = IdCounts(state.layouts, schema, state.id_maps)
-        self.timeline = Timeline([feature.name for feature in schema.features], self.ids.slots.features)
+        self.timeline = Timeline(self.ids.features, self.ids.slots.features)
         self.window_times = [0, 0]
         # Of the window: the sum of each term of the loss over its steps, each times its rows; last, these rows.
         self._terms = np.zeros(len(loss_terms(config.objective)) + 1)

@@ -4,10 +4,13 @@ Rows of tables go feature by feature, wherever a feature lies in whatever table.
 their dimensions has a meaning of its own, which has to be the same in both models::
 
     ("columns", tower)   the features' embeddings side by side: those of the same features are taken
-    ("units", kernel)    what a layer puts out: the same only if that layer itself was taken
+    ("units", kernel)    what a layer puts out: the same only if that layer itself was taken; where there are more of
+                         them, the first ones are taken
     ("size", "")         nothing but a number
 
-So a layer behind one that begins fresh begins fresh too: its input means something else.
+So a layer behind one that begins fresh begins fresh too: its input means something else. Units that a wider layer adds
+begin as in a fresh run, and what reads them with weights of 0: so the network computes what the narrower one did, as
+with Net2WiderNet (Chen et al., arXiv 1511.05641), whose copies of units would need noise to come apart.
 """
 
 from collections.abc import Mapping, Sequence
@@ -283,13 +286,26 @@ def take_weights(
             continue
         found.move(arrays[dense_key(index)], old_arrays[dense_key(old_keys[key])])
         moves[index] = old_keys[key], found
-        shape = new.shapes[names[index]]
-        whole = shape == old_shapes[old_keys[key]] and found.fills(shape)
+        shape, old_shape = new.shapes[names[index]], old_shapes[old_keys[key]]
+        grown = _grown(axes.get(key, ()), shape, old_shape)
+        if 0 in grown and len(shape) > 1:
+            arrays[dense_key(index)][old_shape[0] :] = 0
+        whole = shape == old_shape and found.fills(shape)
         why = "" if found.exact else ("in another order" if whole else "the part of the same features")
+        why = "what a narrower layer had" if grown else why
         entries.append(Entry("weight", names[index], "taken" if whole else "partly", None, why))
     gone = [name for name, key in zip(old.shapes, old_keys, strict=True) if key not in keys]
     entries += [Entry("weight", name, "left", None, "the new model has none") for name in gone]
     return entries, moves
+
+
+def _grown(axes: Sequence[Axis], shape: Sequence[int], old_shape: Sequence[int]) -> list[int]:
+    """The dimensions along which a layer has more units than it had."""
+    return [
+        place
+        for place, (axis, size, old_size) in enumerate(zip(axes, shape, old_shape, strict=False))
+        if axis[0] == "units" and size > old_size
+    ]
 
 
 def dense_key(index: int) -> str:
@@ -322,10 +338,11 @@ def _match(
     for place, (size, old_size) in enumerate(zip(shape, old_shape, strict=True)):
         kind, tower = axes[place] if axes else ("size", "")
         if kind != "columns":
-            if size != old_size:
+            if size != old_size and not (kind == "units" and size > old_size):
                 return differs
-            indices.append(np.arange(size))
-            old_indices.append(np.arange(size))
+            exact = exact and size == old_size
+            indices.append(np.arange(old_size))
+            old_indices.append(np.arange(old_size))
             continue
         common = [
             (own, old_columns[tower][name])

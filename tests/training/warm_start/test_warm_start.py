@@ -353,7 +353,7 @@ def test_a_feature_that_is_gone_is_left_behind(old, logs, schema, config, tmp_pa
 
 def test_a_layer_begins_fresh_where_its_input_does(old, whole, change, tmp_path):
     # The head has the shape that it had, and another input.
-    begun(old, whole, change({"model": {"deep": {"units": [12, 8]}}}), tmp_path / "run")
+    begun(old, whole, change({"model": {"deep": {"units": [6, 8]}}}), tmp_path / "run")
     found = statuses(tmp_path / "run", "weight")
     taken = ("taken", "taken")
     assert {name for name, line in found.items() if line == taken} == {

@@ -1,0 +1,275 @@
+"""Searches from their file to their report, with logistic regressions, which are trained in a moment."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from ctr.cli import main
+from ctr.config import load_model
+from ctr.experiments.jobs import Job, Outcome
+from ctr.io.errors import InputError
+from ctr.search.run import Options, run_search
+from ctr.training.config import TrainConfig
+from ctr.training.loop import train
+from small_runs import LOGISTIC, draw_examples, merged, publish
+from small_searches import BASE
+
+RATES = [0.001, 0.05, 0.1, 0.8]
+SEARCH: dict[str, Any] = {
+    "title": "Rates & <b>",
+    "config": merged(LOGISTIC, {"optimizer": {"embeddings": {"linear_learning_rate": 0.05}}}),
+    "method": "halving",
+    "space": {"optimizer.embeddings.linear_learning_rate": RATES},
+    "prefix": 0.6,
+    "seeds": [1, 2],
+    "halving": {"candidates": 4, "rungs": 2, "eta": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def made_log(tmp_path_factory) -> Path:
+    return publish(tmp_path_factory.mktemp("search") / "log", draw_examples().table())
+
+
+@pytest.fixture
+def place(made_log, tmp_path, monkeypatch) -> Path:
+    """A folder with a log and a search, in which runs are trained by this process, one after the other."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(made_log, tmp_path / "log")
+    write(SEARCH)
+    monkeypatch.setattr("ctr.experiments.run.run_jobs", run_here)
+    return tmp_path
+
+
+def write(content: dict[str, Any]) -> None:
+    Path("search.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+
+
+class Stop(BaseException):
+    """What ends a search before its next run."""
+
+
+LEFT = [10**6]
+"""How many runs may still be made."""
+
+
+def run_here(jobs: Sequence[Job], workers: int, report, beam_options: str, outcomes: Path) -> None:
+    for job in jobs:
+        if not LEFT[0]:
+            raise Stop
+        LEFT[0] -= 1
+        command, log, _, config, _, out = job.arguments
+        assert command == "train"
+        try:
+            train(Path(log), load_model(TrainConfig, Path(config), "config"), Path(out))
+            report(job, Outcome(True, 1.0))
+        except InputError as error:
+            report(job, Outcome(False, 1.0, str(error), str(error)))
+
+
+def search(out: str = "out", **options: Any):
+    return run_search(Path("search.yaml"), Path("log"), Path(out), Options("ctr search ...", **options))
+
+
+def logloss(rate: float, end: str | None) -> float:
+    """The progressive logloss of a rate up to a time, trained alone, in float64."""
+    content = merged(SEARCH["config"], {"optimizer": {"embeddings": {"linear_learning_rate": rate}}})
+    config = TrainConfig.model_validate({**content, "time_range": {"end": end}})
+    run = Path(f"alone-{rate}-{end and end[-12:]}".replace(":", "-"))
+    train(Path("log"), config, run)
+    rows = pd.concat([pd.read_parquet(part) for part in sorted((run / "predictions").glob("*.parquet"))])
+    label, logit, weight = (rows[name].to_numpy(np.float64) for name in ("label", "logit", "metric_weight"))
+    losses = np.logaddexp(0, logit) - label * logit
+    return float((weight * losses).sum() / weight.sum())
+
+
+def test_halving_finds_what_trying_everything_finds(place):
+    record, failures = search(timing=False)
+    assert failures == {}
+    # By hand: all rates on the first prefix, the better half of them on the second one.
+    first, second = (rung.end for rung in record.rungs)
+    losses = {rate: logloss(rate, first) for rate in RATES}
+    better = sorted(RATES, key=losses.get)[:2]
+    best = min(better, key=lambda rate: logloss(rate, second))
+    shown = {
+        one.values.get(*record.space) if one.values else 0.05: one.logloss for one in record.rungs[0].tried
+    }
+    assert shown == pytest.approx(losses, rel=1e-6)
+    assert record.values == ({} if best == 0.05 else {"optimizer.embeddings.linear_learning_rate": best})
+    result = load_model(TrainConfig, Path("out/best.yaml"), "config")
+    assert result.optimizer.embeddings.linear_learning_rate == best
+    assert result.time_range.end is None and result.record_predictions
+    # A step of each rate takes as many operations, so that these are the rows that were read.
+    tried = [len(rung.tried) * rung.rows for rung in record.rungs]
+    assert record.passes == pytest.approx(sum(tried) / record.rows)
+    rest, whole = record.judged
+    assert (rest.part, rest.rows) == ("rest", record.rows - record.prefix_rows)
+    assert (whole.part, whole.rows) == ("whole", record.rows)
+    assert set(rest.metrics["logloss"].by_seed) == {"1", "2"}
+
+
+def result_files(out: str) -> dict[str, bytes]:
+    return {name: (Path(out) / name).read_bytes() for name in ("search.json", "best.yaml", "search.yaml")}
+
+
+@pytest.mark.slow
+def test_a_search_that_was_interrupted_ends_with_the_same_bits(place):
+    search("whole", timing=False)
+    for runs in (0, 1, 4, 5, 6, 9):
+        LEFT[0] = runs
+        try:
+            with pytest.raises(Stop):
+                search(timing=False)
+        finally:
+            LEFT[0] = 10**6
+        search(timing=False)
+        assert result_files("out") == result_files("whole"), runs
+        shutil.rmtree("out")
+
+
+def test_another_search_needs_another_directory(place):
+    search(replay=False)
+    before = result_files("out")
+    write({**SEARCH, "title": "Other words", "note": "New.", "seeds": [3]})
+    search(replay=False)
+    write({**SEARCH, "seed": 2})
+    with pytest.raises(
+        InputError, match="out: holds another search: seed was 1, is 2; use another directory"
+    ):
+        search(replay=False)
+    write({**SEARCH, "config": merged(SEARCH["config"], {"model": {"prior": 0.2}})})
+    with pytest.raises(InputError, match=r"holds another search: config.model.prior was 0.3, is 0.2"):
+        search(replay=False)
+    write(SEARCH)
+    Path("log").rename("old")
+    publish(Path("log"), draw_examples(seed=1).table())
+    with pytest.raises(InputError, match="out: holds a search of another log"):
+        search(replay=False)
+    shutil.rmtree("log")
+    Path("old").rename("log")
+    search(replay=False)
+    assert result_files("out") == before
+
+
+def test_random_search_and_its_report(place, capsys):
+    write({**SEARCH, "method": "random", "random": {"candidates": 2}, "prefix": 1.0, "note": "<script>"})
+    assert main(["search", "search.yaml", "--log", "log", "--out", "out", "--no-replay"]) == 0
+    text = capsys.readouterr().out
+    assert (
+        "Method random, 4 candidates, target 1 of the baseline's training cost by operations, seed 1." in text
+    )
+    assert "no rows are left that could judge the result without favor" in text
+    record = json.loads(Path("out/search.json").read_text())
+    (rung,) = record["rungs"]
+    assert len(rung["tried"]) == 3 and rung["end"] is None and record["judged"] == []
+    assert [one["logloss"] for one in rung["tried"]] == sorted(one["logloss"] for one in rung["tried"])
+    page = Path("out/report.html").read_text()
+    assert "<script>" not in page.replace("<script>(", "").replace("</script>", "").split("</main>")[0]
+    assert "Rates &amp; &lt;b&gt;" in page
+    before = page
+    assert main(["search", "--report", "--out", "out", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == record
+    assert Path("out/report.html").read_text() == before
+
+
+def test_a_candidate_that_fails_is_left_out_and_named(place, monkeypatch):
+    def failing(jobs, workers, report, beam_options, outcomes):
+        for job in jobs:
+            if job.name.startswith("c2"):
+                report(job, Outcome(False, 1.0, "it broke", "it broke"))
+            else:
+                run_here([job], workers, report, beam_options, outcomes)
+
+    monkeypatch.setattr("ctr.experiments.run.run_jobs", failing)
+    write({**SEARCH, "method": "random", "random": {"candidates": 4}})
+    record, _ = search(replay=False)
+    assert record.rungs[0].tried[-1].name == "c2"
+    assert record.rungs[0].tried[-1].failure == "it broke"
+    assert record.chosen != "c2"
+
+
+@pytest.mark.slow
+def test_a_supernet_and_its_report(place, capsys):
+    # The baseline is no candidate.
+    space = {"model.deep.units.0": [3, 10], "model.crosses.layers": [0, 1, 3]}
+    write({"title": "Weights", "config": BASE, "space": space, "prefix": 0.6, "target": 0.9, "seeds": [1]})
+    assert main(["search", "search.yaml", "--log", "log", "--out", "out", "--no-timing"]) == 0
+    text = capsys.readouterr().out
+    assert "Method supernet, 6 candidates, target 0.9 of the baseline's training cost by operations" in text
+    record = json.loads(Path("out/search.json").read_text())
+    assert record["examples"] == record["prefix_rows"] < record["rows"]
+    lines = [json.loads(line) for line in Path("out/supernet/controller.jsonl").read_text().splitlines()]
+    likely = {name: space[name][int(np.argmax(of))] for name, of in lines[-1]["probabilities"].items()}
+    assert record["values"] == likely
+    result = load_model(TrainConfig, Path("out/best.yaml"), "config").model
+    assert result.deep.units == (likely["model.deep.units.0"], 6)
+    assert result.crosses.layers == likely["model.crosses.layers"]
+    assert [one["part"] for one in record["judged"]] == ["rest", "whole"]
+    page = Path("out/report.html").read_text()
+    assert page.count("<figure>") == 6 and "Probabilities of the choices of model.deep.units.0" in page
+    files = result_files("out")
+    assert main(["search", "search.yaml", "--log", "log", "--out", "out", "--no-timing"]) == 0
+    assert result_files("out") == files
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            {"space": {}},
+            "search search.yaml: space: {} is not allowed: Dictionary should have at least 1 item",
+        ),
+        (
+            {"method": "guess"},
+            "method: 'guess' is not allowed: Input should be 'supernet', 'halving' or 'random'",
+        ),
+        ({"spaces": {}}, "spaces: unknown key; allowed: base, config"),
+        ({"config": {"batch": {"row": 3}}}, "config.batch.row: unknown key"),
+        (
+            {"halving": {"candidates": 3, "rungs": 3, "eta": 2}},
+            "3 cannot be reduced by 2 in 3 rungs; allowed: 4",
+        ),
+        ({"controller": {"gamma": 0.1}}, "controller.gamma: 0.1 is not allowed"),
+        ({"base": "nothing.yaml"}, "nothing.yaml: no such file"),
+        (
+            {"method": "supernet"},
+            "linear_learning_rate: is a setting of training; allowed with method halving",
+        ),
+        ({"target": 1e-9}, "space: none of 4 candidates costs at most 1e-09 of the baseline's"),
+        ({"prefix": 1e-9}, "a larger prefix is required"),
+    ],
+)
+def test_bad_searches_end_in_one_line(place, capsys, content, message):
+    write({**SEARCH, **content})
+    assert main(["search", "search.yaml", "--log", "log", "--out", "out"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert message in error
+
+
+def test_the_example_is_a_search_of_a_simulated_log(root, tmp_path, monkeypatch):
+    from ctr.data.log import read_manifests, read_schema
+    from ctr.search.config import read_search
+    from ctr.search.decisions import make_space, with_widths
+    from ctr.simulator.config import SimulatorConfig
+    from ctr.simulator.simulate import simulate
+
+    log = tmp_path / "log"
+    simulate(SimulatorConfig(examples=300), log)
+    content, base = read_search(root / "examples" / "search.yaml")
+    schema = read_schema(log)
+    base = with_widths(base, content, schema, read_manifests(log), "example")
+    space = make_space(content, base, schema, "example")
+    assert space.size == 3**5 * 2
+    # The baseline is a candidate, but for the width of ids in so small a log.
+    assert (
+        space.baseline({**base, "model": {**base["model"], "widths": {"user_id": 16, "ad_id": 16}}})
+        is not None
+    )

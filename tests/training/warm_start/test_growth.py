@@ -1,0 +1,111 @@
+"""A wider network that begins with a narrower one's weights computes what that one did."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ctr.config import parse_model
+from ctr.models.click_model import ClickModel, TowerInput
+from ctr.models.embeddings import tower_widths
+from ctr.training.config import TrainConfig
+from ctr.training.state import create_network
+from ctr.training.warm_start.weights import Entry, Moved, Side, dense_key, take_weights
+from small_runs import SCHEMA
+
+NARROW: dict[str, Any] = {
+    "crosses": {"layers": 2, "rank": 2},
+    "deep": {"units": [6, 5], "ranks": [2, 0], "activation": "smelu"},
+    "network_loss": "joint",
+}
+FACTORIZED = {**NARROW, "factorized": {"width": 4, "ui_units": [5]}}
+ENSEMBLE = {**NARROW, "ensemble": {"components": 2}}
+
+
+def side_of(model: dict[str, Any], seed: int) -> tuple[Side, ClickModel, dict[str, np.ndarray]]:
+    config = parse_model(TrainConfig, {"model": model, "seed": seed, "compute_dtype": "float32"}, "test")
+    layouts = config.table_layouts(SCHEMA)
+    network = create_network(layouts, config, "float32", compiled=False)
+    rng = np.random.default_rng(seed)
+    weights = network.weights()
+    for name, weight in weights.items():
+        if name.endswith("bias"):
+            # As training leaves them.
+            weight.assign(rng.normal(size=weight.shape))
+    arrays = {dense_key(index): np.array(weight.numpy()) for index, weight in enumerate(weights.values())}
+    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+    return Side(config, SCHEMA, layouts, shapes), network, arrays
+
+
+def logits(side: Side, network: ClickModel) -> np.ndarray:
+    rng = np.random.default_rng(7)
+    widths = tower_widths(side.layouts, side.config.model.factorized is not None)
+    inputs = {
+        tower: TowerInput(
+            tf.constant(rng.normal(size=(1, 40, m)), tf.float32),
+            tf.constant(rng.normal(size=(1, 40)), tf.float32),
+        )
+        for tower, m in sorted(widths.items())
+    }
+    return network(inputs, tf.constant(0.7)).logits.numpy()
+
+
+def grown(
+    old: dict[str, Any], new: dict[str, Any]
+) -> tuple[np.ndarray, np.ndarray, list[Entry], dict[int, Moved]]:
+    """The logits of the narrow and of the wide network, what became of the weights, and which moved."""
+    old_side, old_network, old_arrays = side_of(old, 1)
+    side, network, arrays = side_of(new, 2)
+    kept = frozenset(feature.name for feature in SCHEMA.features)
+    entries, moves = take_weights(arrays, old_arrays, side, old_side, kept)
+    for index, weight in enumerate(network.weights().values()):
+        weight.assign(arrays[dense_key(index)])
+    moved = {index: move for index, (_, move) in moves.items()}
+    return logits(old_side, old_network), logits(side, network), entries, moved
+
+
+@pytest.mark.parametrize(
+    ("old", "changes"),
+    [
+        (NARROW, {"deep": {"units": [9, 5], "ranks": [2, 0]}}),
+        (NARROW, {"deep": {"units": [6, 8], "ranks": [2, 0]}}),
+        (NARROW, {"deep": {"units": [9, 8], "ranks": [4, 0]}}),
+        (NARROW, {"deep": {"units": [6, 5], "ranks": [3, 0]}}),
+        (NARROW, {"crosses": {"layers": 2, "rank": 5}}),
+        (
+            FACTORIZED,
+            {"deep": {"units": [9, 8], "ranks": [2, 0]}, "factorized": {"width": 4, "ui_units": [7]}},
+        ),
+        (ENSEMBLE, {"deep": {"units": [9, 8], "ranks": [3, 0]}}),
+    ],
+)
+def test_a_wider_network_predicts_as_the_narrower_one(old, changes):
+    new = {**old, **changes, "deep": {**old["deep"], **changes.get("deep", {})}}
+    before, after, entries, _ = grown(old, new)
+    np.testing.assert_allclose(after, before, atol=1e-5)
+    assert np.ptp(before) > 0.1
+    statuses = {entry.status for entry in entries}
+    assert statuses == {"taken", "partly"}
+    assert {entry.why for entry in entries if entry.status == "partly"} == {"what a narrower layer had"}
+
+
+def test_new_units_can_learn():
+    """Their own weights are those of a fresh network; only what reads them begins at 0."""
+    _, _, fresh = side_of({**NARROW, "deep": {**NARROW["deep"], "units": [9, 5]}}, 2)
+    side, _, arrays = side_of({**NARROW, "deep": {**NARROW["deep"], "units": [9, 5]}}, 2)
+    old_side, _, old_arrays = side_of(NARROW, 1)
+    take_weights(arrays, old_arrays, side, old_side, frozenset(f.name for f in SCHEMA.features))
+    numbers = {name: dense_key(index) for index, name in enumerate(side.shapes)}
+    own, reading = numbers["quality/deep_0/v"], numbers["quality/deep_1/w"]
+    np.testing.assert_array_equal(arrays[own][:, 6:], fresh[own][:, 6:])
+    np.testing.assert_array_equal(arrays[own][:, :6], old_arrays[own])
+    np.testing.assert_array_equal(arrays[reading], np.concatenate([old_arrays[reading], np.zeros((3, 5))]))
+
+
+def test_a_narrower_layer_begins_fresh():
+    new = {**NARROW, "deep": {**NARROW["deep"], "units": [4, 5]}}
+    _, _, entries, _ = grown(NARROW, new)
+    found = {entry.name: entry.status for entry in entries}
+    assert found["quality/deep_0/u"] == "taken"
+    assert found["quality/deep_0/v"] == found["quality/deep_1/w"] == found["quality_head"] == "fresh"
