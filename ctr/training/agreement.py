@@ -23,6 +23,10 @@ def check_possible(config: TrainConfig, workers: Workers) -> None:
             "config: jit: true is not possible with several workers, between which XLA exchanges nothing; "
             "allowed: auto, false"
         )
+    if config.batch.shapes == "few":
+        raise InputError(
+            "config: batch.shapes: few is not possible with several workers; allowed: auto, many"
+        )
     for name in ("histograms", "gradient_noise"):
         if getattr(config.tensorboard, name):
             raise InputError(

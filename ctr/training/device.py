@@ -67,6 +67,13 @@ def resolve_jit(config: TrainConfig, workers: int = 1) -> bool:
     return bool(tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"))
 
 
+def has_few_shapes(config: TrainConfig) -> bool:
+    """Whether batches are padded to few shapes (``ctr.training.shapes``)."""
+    if config.batch.shapes != "auto":
+        return config.batch.shapes == "few"
+    return bool(tf.config.list_physical_devices("TPU"))
+
+
 def make_deterministic(seed: int) -> None:
     """Seeds Python, NumPy and TensorFlow, and restricts TensorFlow to operations that repeat bit by bit."""
     random.seed(seed)

@@ -15,12 +15,13 @@ from ctr.optim.adagrad import grow_rows, row_count
 from ctr.optim.kfac_core import Layer
 from ctr.optim.online_bias import all_variables
 from ctr.training.config import TrainConfig
-from ctr.training.device import make_deterministic, resolve_compute_dtype
+from ctr.training.device import has_few_shapes, make_deterministic, resolve_compute_dtype
 from ctr.training.division import Place, held_rows, is_divided
 from ctr.training.feed import Feed
 from ctr.training.ids.config import IdsConfig
 from ctr.training.ids.id_map import GrowingFeature, IdMap, Occupants
 from ctr.training.optimizers import dense_optimizer, make_calibrators, table_optimizer
+from ctr.training.shapes import most_rows
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part, rows_of
 
@@ -114,7 +115,7 @@ class TrainState:
         self.layouts = layouts
         self.workers = workers
         self.divided = tuple(
-            is_divided(layout, workers.size, _most_rows(layout, config.ids), config.workers.divided_bytes)
+            is_divided(layout, workers.size, most_rows(config, layout), config.workers.divided_bytes)
             for layout in layouts
         )
         owners = [workers if divided else ALONE for divided in self.divided]
@@ -133,6 +134,9 @@ class TrainState:
         self.table_optimizer.build(
             {layout.name: table for layout, table in zip(layouts, self.tables, strict=True)}
         )
+        if has_few_shapes(config):
+            for number in self.id_maps:
+                self._grow(number, most_rows(config, layouts[number]))
         self.network = create_network(layouts, config, compute_dtype)
         weights = dense_weights(self.network)
         self.dense = list(weights.values())
@@ -238,6 +242,11 @@ class TrainState:
             values = new_rows(layout, features, fingerprints, self._init_scale, self._seed)
             table.scatter_update(tf.IndexedSlices(values, rows))
             self.table_optimizer.begin_rows(number, rows, size)
+
+    def _grow(self, number: int, size: int) -> None:
+        """Gives a table rows until there are so many."""
+        grow_rows(self.tables[number], size)
+        self.table_optimizer.begin_rows(number, np.zeros(0, np.int32), size)
 
     def adopt(self, number: int, feature: int, known: Occupants, which: np.ndarray) -> np.ndarray:
         """Gives ids of another run slots in a map, whose rows begin as those of new ids do.
@@ -383,11 +392,6 @@ class TrainState:
                 for number, layout in enumerate(self.layouts)
             ),
         }
-
-
-def _most_rows(layout: TableLayout, ids: IdsConfig) -> int:
-    """The rows that a table may get."""
-    return layout.rows + sum(ids.capacity_of(feature.name) for feature in layout.growing)
 
 
 def make_id_map(layout: TableLayout, ids: IdsConfig) -> IdMap:

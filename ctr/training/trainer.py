@@ -16,10 +16,11 @@ from ctr.data.schema import Schema
 from ctr.io.errors import InputError
 from ctr.training.analysis.speed import RunningMedian, Throughput
 from ctr.training.config import TrainConfig
-from ctr.training.device import resolve_jit
+from ctr.training.device import has_few_shapes, resolve_jit
 from ctr.training.feed import Feed, make_feed
 from ctr.training.gradient_noise import noise_numbers
 from ctr.training.run.rollback import predicts_soundly
+from ctr.training.shapes import few_shapes
 from ctr.training.state import TrainState
 from ctr.training.step import TrainStep, scored_part
 
@@ -116,8 +117,12 @@ class Trainer:
         """
         good = _check_rows(rows, schema)
         batch_rows, objective = self._config.batch.rows, scored_part(self._config.objective)
+        place = self.state.workplace
         # A call of the compiled function costs as much as a thousand rows.
-        at_once = max(batch_rows, _SCORED_TOGETHER)
+        at_once, shapes = max(batch_rows, _SCORED_TOGETHER), None
+        if has_few_shapes(self._config):
+            parts = 1 if place is None else place.size
+            at_once, shapes = batch_rows, few_shapes(self._config, schema, self.state.layouts, parts)
         logit = np.zeros(len(good), np.float32)
         for begin in range(0, len(good), at_once):
             end = min(begin + at_once, len(good))
@@ -129,7 +134,8 @@ class Trainer:
                 batch_rows,
                 objective,
                 self.state.families,
-                place=self.state.workplace,
+                place=place,
+                shapes=shapes,
             )
             logit[begin:end] = self.score(feed, ramps).logit
         return logit
