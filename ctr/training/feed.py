@@ -161,7 +161,10 @@ def make_feed(
         assert shape is not None
         padded_rows = shape.rows if division is None else len(rows)
         plans = tuple(
-            pad_plan(layout, plan, padded_rows, *size)
+            # Of a batch that is divided the parts are padded, by ``plan_tensors``.
+            pad_plan(
+                layout, plan, padded_rows, size.ids, size.values if division is None else len(plan.values)
+            )
             for layout, plan, size in zip(layouts, plans, shape.tables, strict=True)
         )
         division = None if division is None else division.with_capacity(shape.rows)
