@@ -14,6 +14,7 @@ from ctr.optim import statistics
 from ctr.optim.exchange import due
 from ctr.optim.host import Exchange, HostPipeline
 from ctr.optim.options import ShampooOptions
+from ctr.optim.row_variables import set_rows
 from ctr.optim.schedule import is_early
 from ctr.optim.state import STATUS, ShampooLayout, ShampooState, create_variable
 
@@ -110,7 +111,7 @@ def _put_roots(layout: ShampooLayout, state: ShampooState, exchange: Exchange, i
         moved += packed.nbytes
         places = tf.constant(_places(factor.size))
         whole = tf.reshape(tf.gather(tf.constant(packed), places, axis=1), [-1, factor.size, factor.size])
-        variable.scatter_update(tf.IndexedSlices(whole, numbers))
+        set_rows(variable, numbers, whole)
     return moved
 
 
