@@ -35,6 +35,7 @@ from ctr.training.run.snapshot import Exporter, take_snapshot
 from ctr.training.state import fresh_state
 from ctr.training.trainer import Phase, Trainer, announced
 from ctr.training.warm_start.start import InitFrom, warm_start
+from ctr.workers.chips import Chips
 from ctr.workers.collectives import ALONE, Workers
 
 __all__ = ["TIMING", "LearningError", "Session", "one_pass", "open_session", "train"]
@@ -54,13 +55,14 @@ def train(
     init_from: InitFrom | None = None,
     phase: Phase | None = None,
     workers: Workers = ALONE,
+    chips: Chips | None = None,
 ) -> dict[str, Any]:
     """Trains one pass over ``log``, or goes on with it where the newest checkpoint in ``run_dir`` stands.
 
     Of a run that has passed the log as it is now, nothing is computed again.
 
     Args:
-        log, config, run_dir, progress, exporter, phase, workers: see ``open_session``.
+        log, config, run_dir, progress, exporter, phase, workers, chips: see ``open_session``.
         record: publishes the predictions as this sidecar of the log, after the pass.
         init_from: another run, from whose weights and place in the log a new one begins.
 
@@ -81,9 +83,9 @@ def train(
         if not workers.gather_numbers(np.array([summary is not None]))[0, 0]:
             with workers.together():
                 if init_from is not None and workers.is_chief:
-                    warm_start(log, config, run_dir, init_from, workers=workers.size)
+                    warm_start(log, config, run_dir, init_from, workers=workers.size, chips=chips)
             with open_session(
-                log, config, run_dir, progress, exporter, phase=phase, workers=workers
+                log, config, run_dir, progress, exporter, phase=phase, workers=workers, chips=chips
             ) as session:
                 summary = session.finish()
         with workers.together():
@@ -184,6 +186,7 @@ def open_session(
     wait_for_sidecars: bool = False,
     phase: Phase | None = None,
     workers: Workers = ALONE,
+    chips: Chips | None = None,
 ) -> Iterator["Session"]:
     """Begins a run, or goes on with it where its newest checkpoint stands; holds its folder until the block ends.
 
@@ -204,6 +207,7 @@ def open_session(
             and with an empty one when that is over.
         workers: those that train together, all of which open a session of the same run and do the same with it; the
             first one writes the files and calls ``progress``, ``phase`` and ``exporter``.
+        chips: those of this process that make the steps; None: one device does.
 
     Raises:
         InputError: bad log, bad configuration for this log, a run directory of another configuration,
@@ -220,7 +224,7 @@ def open_session(
         progress, phase, exporter = None, None, lambda snapshot: None
     with workers.noticing_losses(), ExitStack() as held:
         with workers.together():
-            check_possible(config, workers)
+            check_possible(config, workers, chips)
             inputs = open_inputs(log, config)
         agree(inputs, workers)
         config = inputs.config
@@ -231,9 +235,9 @@ def open_session(
                 with announced(phase, "checking rows"):
                     check_rows(inputs)
             if workers.is_chief:
-                environment = describe_environment(config, workers.size)
+                environment = describe_environment(config, workers.size, chips)
                 held.enter_context(hold_run(run_dir, config, inputs.schema, environment))
-        begin = partial(fresh_state, config, inputs.schema, inputs.families, workers)
+        begin = partial(fresh_state, config, inputs.schema, inputs.families, workers, chips)
         state = begin()
         with open_run(run_dir, inputs, state, lambda: begin().arrays()) as run:
             trainer = Trainer(state, config, phase)

@@ -21,21 +21,35 @@ class Chips(Workers):
 
     Args:
         strategy: whose replicas they are.
+        device: what ``open_chips`` was asked for.
 
     Attributes:
         size: how many there are.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, device: str) -> None:
         super().__init__()
-        self._strategy = strategy
+        self._strategy, self.device = strategy, device
         self.size = strategy.num_replicas_in_sync
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """Lets each chip have its own of every variable that is created in the block, all with the same value."""
+        """Lets each chip have its own of every variable that is created in the block, all with the same value.
+
+        Only what steps do not use stays on the host: totals of statistics (``ctr.optim.device_exchange``).
+        """
+        on_host: list[Callable[..., tf.Variable]] = []
+
+        def keep(next_creator: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+            on_host.append(next_creator)
+            return next_creator(**options)
+
+        with tf.variable_creator_scope(keep):
+            tf.Variable(0.0)
 
         def create(next_creator: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+            if (options.get("name") or "").endswith("/total"):
+                return on_host[0](**options)
             # A chip sets its own without a word to the others, which set theirs to the same.
             options["synchronization"] = tf.VariableSynchronization.ON_READ
             options["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
@@ -109,15 +123,15 @@ def open_chips(device: str) -> Chips:
     """
     kind, _, count = device.partition(":")
     if device == "tpu":
-        return Chips(_tpu_strategy())
+        return Chips(_tpu_strategy(), device)
     if kind != "cpu" or not count.isdecimal() or not 1 <= int(count) <= 64:
         raise InputError(f"--device {device}: allowed: tpu, or cpu:N with N logical devices, 1 to 64")
     (processor, *_) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(
         processor, [tf.config.LogicalDeviceConfiguration()] * int(count)
     )
-    names = [device.name for device in tf.config.list_logical_devices("CPU")]
-    return Chips(tf.distribute.MirroredStrategy(names))
+    names = [one.name for one in tf.config.list_logical_devices("CPU")]
+    return Chips(tf.distribute.MirroredStrategy(names), device)
 
 
 def _tpu_strategy() -> tf.distribute.Strategy:
