@@ -15,7 +15,7 @@ from ctr.optim import adafactor, adagrad
 from ctr.optim.adafactor import RowMoments
 from ctr.optim.adafactor_options import AdafactorOptions
 from ctr.optim.protocol import Cost, RowGradient, WithoutHost
-from ctr.optim.row_variables import set_rows
+from ctr.optim.row_variables import grow_rows, set_rows
 from ctr.optim.update_limit import limit_update
 from ctr.workers.collectives import ALONE, Workers
 
@@ -97,7 +97,7 @@ class RowAdafactor(WithoutHost):
         zeros = np.zeros(self.copies, np.float32)
         begin = (zeros, zeros, self._linear(self.initial_accumulators[table]))
         for variable, value in zip(state, begin, strict=True):
-            adagrad.grow_rows(variable, size)
+            grow_rows(variable, size)
             values = np.broadcast_to(value, (len(rows), self.copies))
             set_rows(variable, rows, values)
 
