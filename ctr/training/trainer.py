@@ -202,7 +202,9 @@ class Trainer:
     def _calling(self, name: str, feed: Feed) -> Iterator[None]:
         """Announces that a function is compiled in the call within, if it is; other workers must call it in time."""
         key: tuple[object, ...] = (name,)
-        if self._jit:
+        if feed.shape is not None:
+            key += (feed.shape,)
+        elif self._jit:
             arrays = [array for plan in feed.plans for array in (plan.distinct, plan.single, plan.values)]
             key += tuple(array.shape for array in (*arrays, *feed.targets.values()))
         is_compiled = key in self._compiled
