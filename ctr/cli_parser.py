@@ -406,6 +406,11 @@ def _train(commands: _Commands) -> None:
         metavar="N",
         help="how often --workers restarts all workers after one is lost, without a checkpoint between (3)",
     )
+    train.add_argument(
+        "--device",
+        metavar="DEVICE",
+        help="train on all chips of this host's TPU: tpu; or on N logical devices of its processor, to try it: cpu:N",
+    )
     follow = train.add_argument_group("logs that grow")
     follow.add_argument(
         "--follow", action="store_true", help="train on new partitions as they are published, until stopped"

@@ -47,6 +47,7 @@ def train(arguments: argparse.Namespace) -> None:
     if cluster is not None and cluster.size == 1:
         cluster = None
     size = _check_workers(arguments, cluster)
+    _check_device(arguments, size)
     config = load_model(TrainConfig, arguments.config, "config", arguments.set)
     if arguments.follow and arguments.record is not None:
         raise InputError(
@@ -89,6 +90,17 @@ def _check_workers(arguments: argparse.Namespace, cluster: Cluster | None) -> in
     return size
 
 
+def _check_device(arguments: argparse.Namespace, size: int) -> None:
+    if arguments.device is None:
+        return
+    if size > 1:
+        raise InputError(
+            f"--device {arguments.device} does not go with {size} workers: one process has its chips"
+        )
+    if arguments.follow:
+        raise InputError(f"--device {arguments.device} does not go with --follow")
+
+
 def _pass(arguments: argparse.Namespace, config: Any, cluster: Cluster | None) -> None:
     from ctr.data.log import read_manifests
 
@@ -97,6 +109,9 @@ def _pass(arguments: argparse.Namespace, config: Any, cluster: Cluster | None) -
         if _is_finished(arguments, config, is_first):
             return
         load_tensorflow()
+        from ctr.workers.chips import open_chips
+
+        chips = None if arguments.device is None else open_chips(arguments.device)
         from ctr.serving.export import export_from_run
         from ctr.training.loop import train as train_run
         from ctr.training.run.summary_text import summary_text
@@ -114,6 +129,7 @@ def _pass(arguments: argparse.Namespace, config: Any, cluster: Cluster | None) -
                 _init_from(arguments),
                 bar.phase,
                 **workers,
+                chips=chips,
             )
         if is_first:
             print_result(arguments, summary, summary_text(arguments.out, summary))

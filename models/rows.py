@@ -154,6 +154,7 @@ class TablePlan:
         distinct_count: number of entries of ``distinct`` before the padding.
         counts: int64 [distinct_count], how often the batch refers to each of these.
         unplaced: the ids that grow, until ``place_rows`` gives them rows; None where there are none.
+        capacity: what ``distinct`` is padded to, U; None: one of few sizes.
     """
 
     distinct: np.ndarray
@@ -163,6 +164,7 @@ class TablePlan:
     distinct_count: int
     counts: np.ndarray
     unplaced: "Unplaced | None" = None
+    capacity: int | None = None
 
 
 @dataclass(frozen=True)
@@ -234,6 +236,36 @@ def plan_table(
     return TablePlan(distinct, *arrays, unplaced)
 
 
+def value_count(layout: TableLayout, plan: TablePlan, rows: int) -> int:
+    """The number of multivalent ids that a plan for so many rows has, without padding."""
+    return int(np.searchsorted(plan.segments, rows * len(layout.multivalent)))
+
+
+def pad_plan(layout: TableLayout, plan: TablePlan, padded_rows: int, ids: int, values: int) -> TablePlan:
+    """Pads a plan to given sizes.
+
+    Args:
+        plan: of ``plan_table`` for rows without padding.
+        padded_rows: B.
+        ids: U, at least ``plan.distinct_count``, at most the rows that the table may get.
+        values: V, at least ``value_count``.
+    """
+    rows, count = plan.single.shape[0], len(layout.multivalent)
+    used = value_count(layout, plan, rows)
+    single = np.zeros((padded_rows, plan.single.shape[1]), np.int32)
+    single[:rows] = plan.single
+    padded_values = np.zeros(values, np.int32)
+    padded_values[:used] = plan.values[:used]
+    segments = np.full(values, padded_rows * count, np.int32)
+    segments[:used] = plan.segments[:used]
+    distinct = plan.distinct[: plan.distinct_count]
+    if plan.unplaced is None:
+        distinct = _pad_rows(distinct, layout.rows, ids)
+    return replace(
+        plan, distinct=distinct, single=single, values=padded_values, segments=segments, capacity=ids
+    )
+
+
 def place_rows(plan: TablePlan, rows: np.ndarray, table_rows: int) -> TablePlan:
     """Gives the ids that grow their rows of the table.
 
@@ -251,11 +283,12 @@ def place_rows(plan: TablePlan, rows: np.ndarray, table_rows: int) -> TablePlan:
         places = places.astype(np.int32)
         counts = np.bincount(places, plan.counts, len(kept)).astype(np.int64)
         plan = replace(plan, single=places[plan.single], values=places[plan.values], counts=counts)
-    return replace(plan, distinct=_pad_rows(kept, table_rows), distinct_count=len(kept), unplaced=None)
+    distinct = _pad_rows(kept, table_rows, plan.capacity)
+    return replace(plan, distinct=distinct, distinct_count=len(kept), unplaced=None)
 
 
-def _pad_rows(distinct: np.ndarray, table_rows: int) -> np.ndarray:
-    capacity = min(_row_capacity(len(distinct)), table_rows)
+def _pad_rows(distinct: np.ndarray, table_rows: int, capacity: int | None = None) -> np.ndarray:
+    capacity = min(_row_capacity(len(distinct)) if capacity is None else capacity, table_rows)
     return np.concatenate([distinct, _unused_rows(np.sort(distinct), capacity - len(distinct))])
 
 

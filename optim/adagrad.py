@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctr.optim.protocol import Cost, RowGradient, WithoutHost
+from ctr.optim.row_variables import grow_rows, set_rows
 from ctr.optim.update_limit import limit_update
 from ctr.workers.collectives import ALONE, Workers
 
@@ -34,18 +35,6 @@ def row_direction(accumulated: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tenso
     if accumulated.shape[1] == 1:
         squared = tf.reduce_mean(squared, axis=1, keepdims=True)
     return tf.math.divide_no_nan(gradient, tf.sqrt(accumulated + squared)), squared
-
-
-def row_count(variable: tf.Variable) -> int:
-    """The number of rows of a variable that may grow; reading its value would copy it."""
-    return int(tf.raw_ops.VariableShape(input=variable.handle)[0])
-
-
-def grow_rows(variable: tf.Variable, size: int) -> None:
-    """Appends rows of zeros to a variable of any number of rows, [R, C], until there are ``size``."""
-    rows = row_count(variable)
-    if rows < size:
-        variable.assign(tf.pad(variable.read_value(), [[0, size - rows], [0, 0]]))
 
 
 def update_rows(
@@ -77,8 +66,8 @@ def update_rows(
     if limit is not None:
         update = limit_update(values, update, *limit, owners)
     # Rows are replaced, as TensorFlow adds to them one by one, several times slower.
-    accumulator.scatter_update(tf.IndexedSlices(accumulated + squared, rows))
-    table.scatter_update(tf.IndexedSlices(values - update, rows))
+    set_rows(accumulator, rows, accumulated + squared)
+    set_rows(table, rows, values - update)
 
 
 class RowAdaGrad(WithoutHost):
@@ -129,7 +118,7 @@ class RowAdaGrad(WithoutHost):
         initial = self.initial_accumulators[table]
         grow_rows(accumulator, size)
         values = np.broadcast_to(initial, (len(rows), len(initial)))
-        accumulator.scatter_update(tf.IndexedSlices(values, rows))
+        set_rows(accumulator, rows, values)
 
     def read(self, rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums of squares of these rows, [U, C] for each table."""

@@ -14,6 +14,7 @@ from ctr.optim import statistics
 from ctr.optim.exchange import due
 from ctr.optim.host import Exchange, HostPipeline
 from ctr.optim.options import ShampooOptions
+from ctr.optim.row_variables import set_rows
 from ctr.optim.schedule import is_early
 from ctr.optim.state import STATUS, ShampooLayout, ShampooState, create_variable
 from ctr.optim.triangles import pack_arrays, unpack, unpack_arrays
@@ -111,6 +112,5 @@ def _put_roots(layout: ShampooLayout, state: ShampooState, exchange: Exchange, i
             continue
         packed = pack_arrays(roots[numbers])
         moved += packed.nbytes
-        whole = unpack(tf.constant(packed), factor.size)
-        variable.scatter_update(tf.IndexedSlices(whole, numbers))
+        set_rows(variable, numbers, unpack(tf.constant(packed), factor.size))
     return moved

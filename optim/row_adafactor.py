@@ -15,6 +15,7 @@ from ctr.optim import adafactor, adagrad
 from ctr.optim.adafactor import RowMoments
 from ctr.optim.adafactor_options import AdafactorOptions
 from ctr.optim.protocol import Cost, RowGradient, WithoutHost
+from ctr.optim.row_variables import grow_rows, set_rows
 from ctr.optim.update_limit import limit_update
 from ctr.workers.collectives import ALONE, Workers
 
@@ -96,9 +97,9 @@ class RowAdafactor(WithoutHost):
         zeros = np.zeros(self.copies, np.float32)
         begin = (zeros, zeros, self._linear(self.initial_accumulators[table]))
         for variable, value in zip(state, begin, strict=True):
-            adagrad.grow_rows(variable, size)
+            grow_rows(variable, size)
             values = np.broadcast_to(value, (len(rows), self.copies))
-            variable.scatter_update(tf.IndexedSlices(values, rows))
+            set_rows(variable, rows, values)
 
     def read(self, rows: Sequence[tf.Tensor]) -> list[_RowState]:
         """The state of these rows."""
@@ -133,10 +134,10 @@ class RowAdafactor(WithoutHost):
         if self.limit is not None:
             update = limit_update(one.values, update, *self.limit, owners)
         for variable, parts in zip(self._rows[name], zip(*kept, strict=True), strict=True):
-            variable.scatter_update(tf.IndexedSlices(tf.concat(parts, axis=1), one.rows))
+            set_rows(variable, one.rows, tf.concat(parts, axis=1))
         self._columns[name].assign(tf.stack(columns))
         self._steps[name].assign(tf.stack(steps))
-        self.tables[name].scatter_update(tf.IndexedSlices(one.values - update, one.rows))
+        set_rows(self.tables[name], one.rows, one.values - update)
 
     def _step_of_copy(
         self,

@@ -36,8 +36,9 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ctr.optim.adagrad import RowAdaGrad, grow_rows, row_direction
+from ctr.optim.adagrad import RowAdaGrad, row_direction
 from ctr.optim.protocol import Cost, RowGradient
+from ctr.optim.row_variables import grow_rows, set_rows
 from ctr.optim.update_limit import limit_update
 from ctr.workers.collectives import Workers
 
@@ -260,7 +261,7 @@ class RowNewton(RowAdaGrad):
         for variable, start in zip(list(self.posteriors.values())[table], self.starts, strict=True):
             grow_rows(variable, size)
             values = np.full((len(rows), self.copies), start, np.float32)
-            variable.scatter_update(tf.IndexedSlices(values, rows))
+            set_rows(variable, rows, values)
 
     def read(self, rows: Sequence[tf.Tensor]) -> list[tuple[tf.Tensor, list[tf.Tensor]]]:
         """The sums of these rows, [U, C] for each table, and what else is kept of them, [U, copies] each."""
@@ -303,10 +304,10 @@ class RowNewton(RowAdaGrad):
         moved = tf.concat(values, axis=1)
         if self.limit is not None:
             moved = one.values - limit_update(one.values, one.values - moved, *self.limit, owners)
-        table.scatter_update(tf.IndexedSlices(moved, one.rows))
-        self.accumulators[name].scatter_update(tf.IndexedSlices(tf.concat(accumulators, axis=1), one.rows))
+        set_rows(table, one.rows, moved)
+        set_rows(self.accumulators[name], one.rows, tf.concat(accumulators, axis=1))
         for variable, parts in zip(self.posteriors[name], zip(*posteriors, strict=True), strict=True):
-            variable.scatter_update(tf.IndexedSlices(tf.stack(parts, axis=1), one.rows))
+            set_rows(variable, one.rows, tf.stack(parts, axis=1))
         for variable, pairs in zip(self.learned[name], zip(*learned, strict=True), strict=True):
             variable.assign(tf.stack([column for pair in pairs for column in pair], axis=1))
 

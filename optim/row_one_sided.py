@@ -21,6 +21,7 @@ from ctr.optim.host import HostPipeline
 from ctr.optim.options import ShampooOptions
 from ctr.optim.protocol import Cost, RowGradient
 from ctr.optim.report import report
+from ctr.optim.row_variables import set_rows
 from ctr.optim.sparse import row_statistics
 from ctr.optim.state import STATUS, ShampooState, lay_out
 from ctr.optim.update_limit import limit_update
@@ -91,8 +92,8 @@ class RowOneSided(RowAdaGrad):
                 update = rate * rates * direction
                 if self.limit is not None:
                     update = limit_update(one.values, update, *self.limit, owners)
-                accumulator.scatter_update(tf.IndexedSlices(one.state + squared, one.rows))
-                table.scatter_update(tf.IndexedSlices(one.values - update, one.rows))
+                set_rows(accumulator, one.rows, one.state + squared)
+                set_rows(table, one.rows, one.values - update)
 
     def _parts(self, columns: tf.Tensor) -> list[tf.Tensor]:
         """The copies' columns of [U, C]."""

@@ -20,6 +20,7 @@ def make_targets(
     rows: Rows,
     source: np.ndarray,
     capacity: int,
+    smallest_pairs: int = 64,
 ) -> Targets:
     """Makes the targets of N rows, padded to ``capacity`` B with weight 0.
 
@@ -28,6 +29,7 @@ def make_targets(
         rows: whole queries.
         source: int8 [N], 0 for a row of the training log, i for one of the i-th constraint log.
         capacity: B >= N.
+        smallest_pairs: what P is at least.
 
     Returns:
         ``query``, the number of each row's query, int32 [B]; ``label``, ``weight`` (train weights) and ``own_weight``
@@ -60,7 +62,7 @@ def make_targets(
             rows.example_id,
             config.ranking.max_pairs,
             config.ranking.query_exponent,
-        ).padded()
+        ).padded(smallest_pairs)
         targets |= {
             "pairs_clicked": pairs.clicked,
             "pairs_other": pairs.other,

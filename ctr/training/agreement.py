@@ -8,14 +8,17 @@ from ctr.io.errors import InputError
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
 from ctr.training.inputs import Inputs
+from ctr.workers.chips import Chips
 from ctr.workers.collectives import Workers
 
 # What of an environment changes a bit of what a worker computes; all compute the updates of what all have.
 _SAME = ("python", "processor", "bfloat16_units", "compute_dtype", "jit", "intra_op_threads")
 
 
-def check_possible(config: TrainConfig, workers: Workers) -> None:
-    """Raises InputError for what a configuration asks for and several workers cannot do."""
+def check_possible(config: TrainConfig, workers: Workers, chips: Chips | None = None) -> None:
+    """Raises InputError for what a configuration asks for and several workers, or chips, cannot do."""
+    if chips is not None:
+        _check_chips(config, chips)
     if workers.size == 1:
         return
     if config.jit is True:
@@ -23,11 +26,35 @@ def check_possible(config: TrainConfig, workers: Workers) -> None:
             "config: jit: true is not possible with several workers, between which XLA exchanges nothing; "
             "allowed: auto, false"
         )
+    if config.batch.shapes == "few":
+        raise InputError(
+            "config: batch.shapes: few is not possible with several workers; allowed: auto, many"
+        )
     for name in ("histograms", "gradient_noise"):
         if getattr(config.tensorboard, name):
             raise InputError(
                 f"config: tensorboard.{name}: true is not possible with several workers, of which none has all rows"
             )
+
+
+def _check_chips(config: TrainConfig, chips: Chips) -> None:
+    where = f"not possible with --device {chips.device}"
+    if chips.device != "tpu" and config.jit is True:
+        raise InputError(f"config: jit: true is {where}; allowed: auto, false")
+    for name in ("histograms", "gradient_noise"):
+        if getattr(config.tensorboard, name):
+            raise InputError(f"config: tensorboard.{name}: true is {where}, where no chip has all rows")
+    dense, embeddings = config.optimizer.dense, config.optimizer.embeddings
+    if dense.rule == "kfac":
+        raise InputError(f"config: optimizer.dense.rule: kfac is {where}; allowed: shampoo, adafactor")
+    if dense.shampoo.eigenvalue_correction:
+        raise InputError(
+            f"config: optimizer.dense.shampoo.eigenvalue_correction: true is {where}; allowed: false"
+        )
+    if embeddings.rule == "one_sided":
+        raise InputError(
+            f"config: optimizer.embeddings.rule: one_sided is {where}; allowed: adagrad, adafactor"
+        )
 
 
 def agree(inputs: Inputs, workers: Workers) -> None:

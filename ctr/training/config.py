@@ -37,6 +37,11 @@ class BatchConfig(StrictModel):
             more than this is refused by name.
         within_partitions: end a batch where a partition of the log ends, so that a partition is trained on
             without waiting for the next one.
+        shapes: the sizes that batches are padded to, for each of which XLA compiles the step. ``many``: of rows, ids,
+            values and pairs one of several sizes each, so that little is padding. ``few``: at most four sets of sizes,
+            whatever the log has (``ctr.training.shapes``), where a compilation takes minutes; tables whose ids grow
+            have all rows from the start that ``ids.capacity`` allows. ``auto``: few on a TPU. Results change by
+            rounding only.
     """
 
     renamed_keys: ClassVar[Mapping[str, str]] = {
@@ -48,6 +53,7 @@ class BatchConfig(StrictModel):
     growth: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] | None = "auto"
     max_query_rows: int = Field(default=65536, ge=1, le=2**22)
     within_partitions: bool = False
+    shapes: Literal["auto", "few", "many"] = "auto"
 
     @model_validator(mode="before")
     @classmethod

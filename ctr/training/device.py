@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from ctr import __version__
 from ctr.training.config import TrainConfig
+from ctr.workers.chips import Chips
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,13 @@ def resolve_jit(config: TrainConfig, workers: int = 1) -> bool:
     return bool(tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("TPU"))
 
 
+def has_few_shapes(config: TrainConfig) -> bool:
+    """Whether batches are padded to few shapes (``ctr.training.shapes``)."""
+    if config.batch.shapes != "auto":
+        return config.batch.shapes == "few"
+    return bool(tf.config.list_physical_devices("TPU"))
+
+
 def make_deterministic(seed: int) -> None:
     """Seeds Python, NumPy and TensorFlow, and restricts TensorFlow to operations that repeat bit by bit."""
     random.seed(seed)
@@ -81,7 +89,7 @@ def _threads(setting: int, variable: str) -> int:
     return setting or (int(given) if given.isdecimal() else 0) or len(os.sched_getaffinity(0))
 
 
-def describe_environment(config: TrainConfig, workers: int = 1) -> dict[str, Any]:
+def describe_environment(config: TrainConfig, workers: int = 1, chips: Chips | None = None) -> dict[str, Any]:
     """Everything outside the configuration that can change a bit of the result."""
     packages = ("tensorflow", "numpy", "pandas", "pyarrow")
     versions = {"ctr": __version__}
@@ -109,6 +117,8 @@ def describe_environment(config: TrainConfig, workers: int = 1) -> dict[str, Any
         ),
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
+    if chips is not None:
+        environment |= {"device": chips.device, "chips": chips.size}
     log.info(
         "devices: %s; matrix products in %s, XLA %s, %s threads",
         ", ".join(environment["devices"]),

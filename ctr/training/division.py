@@ -6,13 +6,13 @@ other. So all workers know what each of them needs of a table, without asking ea
 A table is held by all workers (mirrored), or divided: row r is held by worker r % W as the row r // W of its part.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from ctr.models.rows import TableLayout, TablePlan, padded_size
+from ctr.models.rows import TableLayout, TablePlan, padded_size, value_count
 
 
 class Place(NamedTuple):
@@ -22,11 +22,18 @@ class Place(NamedTuple):
         rank: its number.
         size: W, the number of workers.
         divided: for each table whether it is divided over the workers.
+        has_all: whether the workers are the chips of this process, which has the parts of all of them.
     """
 
     rank: int
     size: int
     divided: tuple[bool, ...]
+    has_all: bool = False
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The numbers of the workers whose parts are made here."""
+        return tuple(range(self.size)) if self.has_all else (self.rank,)
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,21 @@ class Division:
     def rows_of(self, rank: int) -> np.ndarray:
         """bool [N]: the rows that a worker takes."""
         return self.workers == rank
+
+    def most_rows(self, size: int) -> int:
+        """The rows of the largest of so many workers' parts, without padding."""
+        return int(np.bincount(self.workers, minlength=size).max())
+
+    def most_values(self, layout: TableLayout, plan: TablePlan, size: int) -> int:
+        """The multivalent ids of one table in the part of so many that has most of them."""
+        count = len(layout.multivalent)
+        used = value_count(layout, plan, len(self.workers))
+        of_parts = np.bincount(self.workers[plan.segments[:used] // max(count, 1)], minlength=size)
+        return int(of_parts.max())
+
+    def with_capacity(self, capacity: int) -> "Division":
+        """The same with other padding, B being at least ``most_rows``."""
+        return replace(self, capacity=capacity, order=self.order + self.workers * (capacity - self.capacity))
 
 
 def divide_rows(begins: np.ndarray, source: np.ndarray, size: int, batch_rows: int) -> Division:
@@ -99,23 +121,30 @@ class TableShare:
 
 
 def share_of_table(
-    layout: TableLayout, plan: TablePlan, division: Division, place: Place, is_divided: bool
+    layout: TableLayout,
+    plan: TablePlan,
+    division: Division,
+    place: Place,
+    is_divided: bool,
+    values_capacity: int | None = None,
 ) -> TableShare:
     """Finds what a worker needs of a table.
 
     Args:
         plan: of the whole batch, all of whose ids have rows.
         place: the worker.
+        values_capacity: what its multivalent ids are padded to; None: one of few sizes.
     """
     workers, rank, count = division.workers, place.rank, len(layout.multivalent)
     own_rows = np.flatnonzero(division.rows_of(rank))
     padded_single = np.zeros((division.capacity, plan.single.shape[1]), np.int32)
     padded_single[: len(own_rows)] = plan.single[own_rows]
-    used = int(np.searchsorted(plan.segments, len(workers) * count))
+    used = value_count(layout, plan, len(workers))
     values, segments = plan.values[:used], plan.segments[:used]
     row_of_value = segments // max(count, 1)
     own_values = np.flatnonzero(workers[row_of_value] == rank)
-    capacity = padded_size(len(own_values)) if count else 0
+    capacity = padded_size(len(own_values)) if values_capacity is None else values_capacity
+    capacity = capacity if count else 0
     padded_values = np.zeros(capacity, np.int32)
     padded_values[: len(own_values)] = values[own_values]
     padded_segments = np.full(capacity, division.capacity * count, np.int32)

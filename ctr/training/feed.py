@@ -4,32 +4,37 @@ import queue
 import threading
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from ctr.data.batches import Batch
-from ctr.data.reader import join_rows
-from ctr.models.rows import TableLayout, TablePlan, padded_size, plan_table
+from ctr.data.reader import Rows, join_rows
+from ctr.models.rows import TableLayout, TablePlan, pad_plan, padded_size, plan_table, value_count
 from ctr.objective.bias_constraints import Family
 from ctr.objective.config import ObjectiveConfig
 from ctr.objective.targets import Targets, make_targets, query_begins, whole_batch_weight
-from ctr.training.division import Division, Place, divide_rows, share_of_table
+from ctr.training.division import Division, Place, TableShare, divide_rows, share_of_table
 from ctr.training.ids.admission import drawn
 from ctr.training.ids.config import IdsConfig
+from ctr.training.shapes import FewShapes, Shape, TableSizes
 
 ItemT = TypeVar("ItemT")
 
 _LOGISTIC = ObjectiveConfig()
+_PLAN = ("distinct", "single", "values", "segments")
+OF_ALL_CHIPS = frozenset({"distinct", "batch_weight"})
+"""What of a batch is the same for all chips of a process."""
 
 
 @dataclass(frozen=True)
 class Feed:
     """A batch as the step takes it: B rows, the last of them padding of weight 0.
 
-    Where several workers divide it, the targets and what the step takes of plans are of this worker's rows.
+    Where several workers divide it, the targets and what the step takes of plans are of this worker's rows; where they
+    are the chips of this process, of all of them, [W, B]: those of the first one first.
 
     Attributes:
         batch: where it came from; its good rows are the first ones.
@@ -38,6 +43,7 @@ class Feed:
         plans: one for each table, of the whole batch; ids that grow have no rows yet (``TrainState.place``).
         layouts: of the tables.
         division: of the rows over the workers, and which of them this one is; None for a process alone.
+        shape: the one of few that it is padded to; None: its sizes are some of many.
     """
 
     batch: Batch
@@ -46,6 +52,7 @@ class Feed:
     plans: tuple[TablePlan, ...]
     layouts: tuple[TableLayout, ...]
     division: tuple[Division, Place] | None = None
+    shape: Shape | None = None
 
     @property
     def rows(self) -> int:
@@ -60,16 +67,35 @@ class Feed:
     @cached_property
     def plan_tensors(self) -> list[dict[str, tf.Tensor]]:
         """The same of the plans, all of whose ids have rows."""
-        names = ("distinct", "single", "values", "segments")
         if self.division is None:
-            return [{name: tf.constant(getattr(plan, name)) for name in names} for plan in self.plans]
-        division, place = self.division
+            return [{name: tf.constant(getattr(plan, name)) for name in _PLAN} for plan in self.plans]
         tensors = []
-        for layout, plan, is_divided in zip(self.layouts, self.plans, place.divided, strict=True):
-            share = share_of_table(layout, plan, division, place, is_divided)
-            shown = (*names, "asked") if is_divided else names
-            tensors.append({name: tf.constant(getattr(share, name)) for name in shown})
+        for number, plan in enumerate(self.plans):
+            shares = self._shares(number, plan)
+            names = _PLAN if shares[0].asked is None else (*_PLAN, "asked")
+            found = {name: [getattr(share, name) for share in shares] for name in names}
+            is_one = not self.division[1].has_all
+            tensors.append(
+                {
+                    name: tf.constant(parts[0] if is_one or name in OF_ALL_CHIPS else np.stack(parts))
+                    for name, parts in found.items()
+                }
+            )
         return tensors
+
+    def _shares(self, number: int, plan: TablePlan) -> list[TableShare]:
+        """What the workers whose parts are made here need of a table."""
+        assert self.division is not None
+        (division, place), layout = self.division, self.layouts[number]
+        values = None
+        if self.shape is not None:
+            values = self.shape.tables[number].values
+        elif place.has_all:
+            values = padded_size(division.most_values(layout, plan, place.size))
+        return [
+            share_of_table(layout, plan, division, place._replace(rank=rank), place.divided[number], values)
+            for rank in place.ranks
+        ]
 
     def in_order(self, values: np.ndarray) -> np.ndarray:
         """What a step returned for the rows of all workers, as it is for the good rows of the batch."""
@@ -97,13 +123,59 @@ def make_feed(
     constraint_batches: Sequence[Batch | None] = (),
     ids: IdsConfig | None = None,
     place: Place | None = None,
+    shapes: FewShapes | None = None,
 ) -> Feed:
     """Pads a batch to one of a few sizes and finds its distinct embedding rows.
 
     Args:
         ids: how ids that grow are admitted; None: the feed is not to be learned from.
         place: which one of several workers this is; None: the process is alone.
+        shapes: of which it is to have one; None: of rows, ids, values and pairs one of a few sizes each.
+
+    Raises:
+        InputError: the batch is larger than all shapes.
     """
+    rows, source = _all_rows(batch, constraint_batches)
+    capacity = padded_size(len(rows), smallest=batch_rows)
+    multivalent = {
+        name: (values, np.diff(offsets).astype(np.int32))
+        for name, (values, offsets) in rows.multivalent.items()
+    }
+    lucky = None
+    if ids is not None and ids.admission.rule == "probability":
+        lucky = drawn(rows.example_id, ids.admission.probability, ids.admission.salt)
+    planned_rows = capacity if place is None and shapes is None else len(rows)
+    plans = tuple(plan_table(layout, rows.ids, multivalent, planned_rows, lucky) for layout in layouts)
+    division = None
+    if place is not None:
+        division = divide_rows(query_begins(rows, source), source, place.size, batch_rows)
+    make = partial(_targets, objective, families, rows, source, division, place)
+    shape = None
+    if shapes is not None:
+        sizes = _sizes(layouts, plans, len(rows), division, place)
+        most = len(rows) if division is None or place is None else division.most_rows(place.size)
+        for shape in shapes.holding(len(rows), most, sizes, batch.begin):
+            targets = make(shape.rows, shape.pairs)
+            if "pairs_weight" not in targets or targets["pairs_weight"].shape[-1] == shape.pairs:
+                break
+        assert shape is not None
+        padded_rows = shape.rows if division is None else len(rows)
+        plans = tuple(
+            # Of a batch that is divided the parts are padded, by ``plan_tensors``.
+            pad_plan(
+                layout, plan, padded_rows, size.ids, size.values if division is None else len(plan.values)
+            )
+            for layout, plan, size in zip(layouts, plans, shape.tables, strict=True)
+        )
+        division = None if division is None else division.with_capacity(shape.rows)
+    else:
+        targets = make(capacity if division is None else division.capacity)
+    both = None if division is None or place is None else (division, place)
+    return Feed(batch, tuple(constraint_batches), targets, plans, layouts, both, shape)
+
+
+def _all_rows(batch: Batch, constraint_batches: Sequence[Batch | None]) -> tuple[Rows, np.ndarray]:
+    """The good rows of a batch and of what comes with it from constraint logs, and the number of each row's log."""
     # No sidecar has the rows of constraint logs.
     unknown = {name: np.float32(np.nan) for name in batch.rows.joined}
     parts = [batch.rows]
@@ -114,26 +186,53 @@ def make_feed(
             joined = {name: np.full(len(added), value) for name, value in unknown.items()}
             parts.append(replace(added, joined=joined))
             numbers.append(number)
-    rows = join_rows(parts)
-    source = np.repeat(np.array(numbers, np.int8), [len(part) for part in parts])
-    capacity = padded_size(len(rows), smallest=batch_rows)
-    multivalent = {
-        name: (values, np.diff(offsets).astype(np.int32))
-        for name, (values, offsets) in rows.multivalent.items()
-    }
-    lucky = None
-    if ids is not None and ids.admission.rule == "probability":
-        lucky = drawn(rows.example_id, ids.admission.probability, ids.admission.salt)
-    planned_rows = capacity if place is None else len(rows)
-    plans = tuple(plan_table(layout, rows.ids, multivalent, planned_rows, lucky) for layout in layouts)
-    if place is None:
-        targets = make_targets(objective, families, rows, source, capacity)
-        return Feed(batch, tuple(constraint_batches), targets, plans, layouts)
-    division = divide_rows(query_begins(rows, source), source, place.size, batch_rows)
-    own = division.rows_of(place.rank)
-    targets = make_targets(objective, families, rows.keep(own), source[own], division.capacity)
+    return join_rows(parts), np.repeat(np.array(numbers, np.int8), [len(part) for part in parts])
+
+
+def _sizes(
+    layouts: Sequence[TableLayout],
+    plans: Sequence[TablePlan],
+    rows: int,
+    division: Division | None,
+    place: Place | None,
+) -> list[TableSizes]:
+    """What a batch has of each table; of multivalent ids the part that has most."""
+    return [
+        TableSizes(
+            plan.distinct_count,
+            value_count(layout, plan, rows)
+            if division is None or place is None
+            else division.most_values(layout, plan, place.size),
+        )
+        for layout, plan in zip(layouts, plans, strict=True)
+    ]
+
+
+def _targets(
+    objective: ObjectiveConfig,
+    families: Sequence[Family],
+    rows: Rows,
+    source: np.ndarray,
+    division: Division | None,
+    place: Place | None,
+    capacity: int,
+    smallest_pairs: int = 64,
+) -> Targets:
+    """The targets of a batch, or of the part or the parts of it that are made here."""
+    if division is None or place is None:
+        return make_targets(objective, families, rows, source, capacity, smallest_pairs)
+    parts = []
+    for rank in place.ranks:
+        own = division.rows_of(rank)
+        parts.append(make_targets(objective, families, rows.keep(own), source[own], capacity, smallest_pairs))
+    targets = parts[0]
+    if place.has_all:
+        pairs = [len(part.get("pairs_weight", ())) for part in parts]
+        if len(set(pairs)) > 1:
+            return _targets(objective, families, rows, source, division, place, capacity, max(pairs))
+        targets = {name: np.stack([part[name] for part in parts]) for name in targets}
     targets["batch_weight"] = whole_batch_weight(objective, rows, source)
-    return Feed(batch, tuple(constraint_batches), targets, plans, layouts, (division, place))
+    return targets
 
 
 _END = object()

@@ -27,7 +27,7 @@ def timed(what: str, function: Callable[..., Any], jit: bool) -> Callable[..., A
         log.info(
             "the step that %s: first run for %d rows and %d distinct ids, compilation included, %.1f s",
             what,
-            plans[0]["single"].shape[0],
+            plans[0]["single"].shape[-2],
             sum(plan["distinct"].shape[0] for plan in plans),
             time.perf_counter() - begin,
         )

@@ -16,10 +16,12 @@ from ctr.data.stream import Selection, check_selection, read_selection
 from ctr.models.rows import TableLayout
 from ctr.objective.bias_constraints import Family, resolve_families
 from ctr.training.config import TrainConfig
+from ctr.training.device import has_few_shapes
 from ctr.training.division import Place
 from ctr.training.feed import Feed, make_feed, read_ahead
 from ctr.training.preflight import Log, Logs, open_logs, sidecar_logs
 from ctr.training.run.position import Position
+from ctr.training.shapes import few_shapes
 from ctr.training.step import scored_part
 
 
@@ -191,6 +193,9 @@ def read_feeds(
     """
     config, batch, log = inputs.config, inputs.config.batch, inputs.log
     objective = config.objective if constraint_starts is not None else scored_part(config.objective)
+    shapes = None
+    if has_few_shapes(config):
+        shapes = few_shapes(config, inputs.schema, layouts, 1 if place is None else place.size)
 
     def feeds() -> Iterator[Feed]:
         selection = selection_of(inputs, start)
@@ -207,7 +212,7 @@ def read_feeds(
         for one in batches if partial else _final(batches, inputs, hold):
             due = [_read_until(stream, one) for stream in streams]
             rows = size.at(one.begin)
-            feed = make_feed(one, layouts, rows, objective, inputs.families, due, config.ids, place)
+            feed = make_feed(one, layouts, rows, objective, inputs.families, due, config.ids, place, shapes)
             # By this thread, and not by the one that trains.
             feed.prepare()
             yield feed

@@ -9,7 +9,7 @@ the same result; between two batches a session scores what it is asked to. What 
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from ctr.data.reader import Rows
-from ctr.data.schema import Schema
 from ctr.io.errors import InputError
-from ctr.objective.bias_constraints import Family
 from ctr.training.agreement import agree, check_possible
 from ctr.training.config import TrainConfig
 from ctr.training.device import describe_environment
@@ -37,6 +35,7 @@ from ctr.training.run.snapshot import Exporter, take_snapshot
 from ctr.training.state import TrainState, fresh_state
 from ctr.training.trainer import Phase, Trainer, announced
 from ctr.training.warm_start.start import InitFrom, warm_start
+from ctr.workers.chips import Chips
 from ctr.workers.collectives import ALONE, Workers
 
 __all__ = ["TIMING", "LearningError", "Session", "one_pass", "open_session", "train"]
@@ -54,7 +53,7 @@ class Learner(NamedTuple):
         trainer: makes what scores and learns with them, which may do more with a batch than ``Trainer``.
     """
 
-    state: Callable[[TrainConfig, Schema, Sequence[Family], Workers], TrainState] = fresh_state
+    state: Callable[..., TrainState] = fresh_state
     trainer: Callable[[TrainState, TrainConfig, Phase | None], Trainer] = Trainer
 
 
@@ -71,13 +70,14 @@ def train(
     init_from: InitFrom | None = None,
     phase: Phase | None = None,
     workers: Workers = ALONE,
+    chips: Chips | None = None,
 ) -> dict[str, Any]:
     """Trains one pass over ``log``, or goes on with it where the newest checkpoint in ``run_dir`` stands.
 
     Of a run that has passed the log as it is now, nothing is computed again.
 
     Args:
-        log, config, run_dir, progress, exporter, phase, workers: see ``open_session``.
+        log, config, run_dir, progress, exporter, phase, workers, chips: see ``open_session``.
         record: publishes the predictions as this sidecar of the log, after the pass.
         init_from: another run, from whose weights and place in the log a new one begins.
 
@@ -98,9 +98,9 @@ def train(
         if not workers.gather_numbers(np.array([summary is not None]))[0, 0]:
             with workers.together():
                 if init_from is not None and workers.is_chief:
-                    warm_start(log, config, run_dir, init_from, workers=workers.size)
+                    warm_start(log, config, run_dir, init_from, workers=workers.size, chips=chips)
             with open_session(
-                log, config, run_dir, progress, exporter, phase=phase, workers=workers
+                log, config, run_dir, progress, exporter, phase=phase, workers=workers, chips=chips
             ) as session:
                 summary = session.finish()
         with workers.together():
@@ -202,6 +202,7 @@ def open_session(
     phase: Phase | None = None,
     workers: Workers = ALONE,
     learner: Learner = PLAIN,
+    chips: Chips | None = None,
 ) -> Iterator["Session"]:
     """Begins a run, or goes on with it where its newest checkpoint stands; holds its folder until the block ends.
 
@@ -223,6 +224,7 @@ def open_session(
         workers: those that train together, all of which open a session of the same run and do the same with it; the
             first one writes the files and calls ``progress``, ``phase`` and ``exporter``.
         learner: what it learns with.
+        chips: those of this process that make the steps; None: one device does.
 
     Raises:
         InputError: bad log, bad configuration for this log, a run directory of another configuration,
@@ -239,7 +241,7 @@ def open_session(
         progress, phase, exporter = None, None, lambda snapshot: None
     with workers.noticing_losses(), ExitStack() as held:
         with workers.together():
-            check_possible(config, workers)
+            check_possible(config, workers, chips)
             inputs = open_inputs(log, config)
         agree(inputs, workers)
         config = inputs.config
@@ -250,9 +252,10 @@ def open_session(
                 with announced(phase, "checking rows"):
                     check_rows(inputs)
             if workers.is_chief:
-                environment = describe_environment(config, workers.size)
+                environment = describe_environment(config, workers.size, chips)
                 held.enter_context(hold_run(run_dir, config, inputs.schema, environment))
-        begin = partial(learner.state, config, inputs.schema, inputs.families, workers)
+        more = {} if chips is None else {"chips": chips}
+        begin = partial(learner.state, config, inputs.schema, inputs.families, workers, **more)
         state = begin()
         with open_run(run_dir, inputs, state, lambda: begin().arrays()) as run:
             trainer = learner.trainer(state, config, phase)

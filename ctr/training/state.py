@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -12,18 +13,20 @@ from ctr.models.click_model import Architecture, ClickModel, Factors
 from ctr.models.embeddings import create_table, new_rows, tower_widths
 from ctr.models.rows import TableLayout, place_rows
 from ctr.objective.bias_constraints import Family
-from ctr.optim.adagrad import grow_rows, row_count
 from ctr.optim.averaging import ScheduleFree
 from ctr.optim.kfac_core import Layer
 from ctr.optim.online_bias import all_variables
+from ctr.optim.row_variables import grow_rows, on_devices, row_count, set_rows
 from ctr.optim.state import in_present_form
 from ctr.training.config import TrainConfig
-from ctr.training.device import make_deterministic, resolve_compute_dtype
+from ctr.training.device import has_few_shapes, make_deterministic, resolve_compute_dtype
 from ctr.training.division import Place, held_rows, is_divided
 from ctr.training.feed import Feed
 from ctr.training.ids.config import IdsConfig
 from ctr.training.ids.id_map import GrowingFeature, IdMap, Occupants
 from ctr.training.optimizers import dense_optimizer, make_calibrators, table_optimizer
+from ctr.training.shapes import most_rows
+from ctr.workers.chips import Chips
 from ctr.workers.collectives import ALONE, Workers
 from ctr.workers.parts import Part, rows_of
 
@@ -99,6 +102,8 @@ class TrainState:
 
     Attributes:
         workers: those that train together.
+        chips: those of this process that make each step together, each with a variable of its own of all that follow;
+            None: one device does.
         divided: for each layout whether its rows are divided over the workers (``ctr.training.division``).
         tables: for each layout a float32 [rows, columns] variable; where ids grow with slots behind the fixed rows.
         id_maps: of the tables in which ids grow, by the tables' numbers.
@@ -121,14 +126,25 @@ class TrainState:
         compute_dtype: str,
         families: Sequence[Family] = (),
         workers: Workers = ALONE,
+        chips: Chips | None = None,
         sources: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         """Begins with nothing learned. ``sources``: of a supernet, see ``Architecture``."""
-        model, optimizer = config.model, config.optimizer
         self.layouts = layouts
-        self.workers = workers
+        self.workers, self.chips = workers, chips
+        with nullcontext() if chips is None else chips.holding():
+            self._create(config, compute_dtype, families, sources)
+
+    def _create(
+        self,
+        config: TrainConfig,
+        compute_dtype: str,
+        families: Sequence[Family],
+        sources: tuple[tuple[int, ...], ...],
+    ) -> None:
+        layouts, workers, model, optimizer = self.layouts, self.workers, config.model, config.optimizer
         self.divided = tuple(
-            is_divided(layout, workers.size, _most_rows(layout, config.ids), config.workers.divided_bytes)
+            is_divided(layout, workers.size, most_rows(config, layout), config.workers.divided_bytes)
             for layout in layouts
         )
         owners = [workers if divided else ALONE for divided in self.divided]
@@ -147,6 +163,9 @@ class TrainState:
         self.table_optimizer.build(
             {layout.name: table for layout, table in zip(layouts, self.tables, strict=True)}
         )
+        if has_few_shapes(config):
+            for number in self.id_maps:
+                self._grow(number, most_rows(config, layouts[number]))
         self.network = create_network(layouts, config, compute_dtype, sources=sources)
         weights = dense_weights(self.network)
         self.dense = list(weights.values())
@@ -184,7 +203,9 @@ class TrainState:
 
     @property
     def workplace(self) -> Place | None:
-        """Where this one stands among several workers; None: it is alone."""
+        """Where this one stands among several workers, or that it has several chips; None: it is alone."""
+        if self.chips is not None:
+            return Place(0, self.chips.size, self.divided, has_all=True)
         return Place(self.workers.rank, self.workers.size, self.divided) if self.workers.size > 1 else None
 
     def rows(self, number: int) -> int:
@@ -260,8 +281,13 @@ class TrainState:
         grow_rows(table, size)
         if len(rows):
             values = new_rows(layout, features, fingerprints, self._init_scale, self._seed)
-            table.scatter_update(tf.IndexedSlices(values, rows))
+            set_rows(table, rows, values)
             self.table_optimizer.begin_rows(number, rows, size)
+
+    def _grow(self, number: int, size: int) -> None:
+        """Gives a table rows until there are so many."""
+        grow_rows(self.tables[number], size)
+        self.table_optimizer.begin_rows(number, np.zeros(0, np.int32), size)
 
     def adopt(self, number: int, feature: int, known: Occupants, which: np.ndarray) -> np.ndarray:
         """Gives ids of another run slots in a map, whose rows begin as those of new ids do.
@@ -334,7 +360,7 @@ class TrainState:
                 yield name, 0, np.asarray(variable.read_value())
                 continue
             for begin in range(0, rows, _PIECE):
-                piece = variable.sparse_read(tf.range(begin, min(begin + _PIECE, rows)))
+                piece = on_devices(variable)[0].sparse_read(tf.range(begin, min(begin + _PIECE, rows)))
                 yield name, begin, np.asarray(piece)
 
     def digest(self) -> str:
@@ -346,10 +372,13 @@ class TrainState:
         return found.hexdigest()
 
     def whole_tables(self) -> list[tf.Variable]:
-        """The tables with the rows of all workers, which all have to ask for; ``tables`` where none is divided."""
+        """The tables with the rows of all workers, which all have to ask for; ``tables`` where none is divided.
+
+        Of several chips those of the first one.
+        """
         place = self.workplace
-        if place is None:
-            return self.tables
+        if place is None or place.has_all:
+            return [on_devices(table)[0] for table in self.tables]
         whole = []
         for number, (layout, table) in enumerate(zip(self.layouts, self.tables, strict=True)):
             if not self.divided[number]:
@@ -409,11 +438,6 @@ class TrainState:
         }
 
 
-def _most_rows(layout: TableLayout, ids: IdsConfig) -> int:
-    """The rows that a table may get."""
-    return layout.rows + sum(ids.capacity_of(feature.name) for feature in layout.growing)
-
-
 def make_id_map(layout: TableLayout, ids: IdsConfig) -> IdMap:
     """The map, empty yet, of a table in which ids grow."""
     offsets = layout.offsets()
@@ -443,11 +467,16 @@ def _shape(variable: tf.Variable) -> tuple[int, ...]:
 
 
 def fresh_state(
-    config: TrainConfig, schema: Schema, families: Sequence[Family] = (), workers: Workers = ALONE
+    config: TrainConfig,
+    schema: Schema,
+    families: Sequence[Family] = (),
+    workers: Workers = ALONE,
+    chips: Chips | None = None,
 ) -> TrainState:
     """The state that a run begins with, the same whenever it is asked for.
 
     From here on TensorFlow is restricted to operations that repeat bit by bit.
     """
     make_deterministic(config.seed)
-    return TrainState(config.table_layouts(schema), config, resolve_compute_dtype(config), families, workers)
+    layouts, dtype = config.table_layouts(schema), resolve_compute_dtype(config)
+    return TrainState(layouts, config, dtype, families, workers, chips)

@@ -19,12 +19,13 @@ from ctr.optim.momentum import clip_by_global_norm
 from ctr.optim.protocol import ProductOptimizer, RowGradient
 from ctr.training.calibration_steps import CalibrationSteps, calibration_steps, logit_curvature
 from ctr.training.config import TrainConfig
-from ctr.training.feed import Feed
+from ctr.training.feed import OF_ALL_CHIPS, Feed
 from ctr.training.first_calls import timed
 from ctr.training.gradient_noise import squared_norms
 from ctr.training.product_factors import click_likelihood, product_factors
 from ctr.training.state import TrainState
 from ctr.training.step_exchange import StepExchange
+from ctr.workers.collectives import Workers
 
 _Tensors: TypeAlias = dict[str, tf.Tensor]
 _Given: TypeAlias = Mapping[str, tf.Tensor]
@@ -80,6 +81,7 @@ class TrainStep:
         state: the variables that ``learn`` changes.
         config: of the run.
         jit: whether XLA compiles them.
+        exchanges: whether statistics go to the host, and roots from it, between two steps, and not in them.
     """
 
     def __init__(
@@ -91,11 +93,14 @@ class TrainStep:
     ) -> None:
         """``masks``: the shapes of those that ``learn`` and ``score`` take (``ctr.models.supernet``); None: none."""
         self.state, self.config, self.jit = state, config, jit
+        chips = state.chips
+        self.exchanges = jit or chips is not None
         # Products with sparse matrices, of which GPUs have no deterministic kernel.
-        self._by_products = not jit and not tf.config.list_physical_devices("GPU")
-        self._workers = state.workers
+        self._by_products = not jit and not any(map(tf.config.list_physical_devices, ("GPU", "TPU")))
+        self._workers: Workers = chips or state.workers
         self._exchange = StepExchange(state)
-        self._learned_targets = target_signature(config.objective, state.families, self._workers.size > 1)
+        is_divided = chips is not None or self._workers.size > 1
+        self._learned_targets = target_signature(config.objective, state.families, is_divided)
         # What is scored may also be a feed to learn from, which has more.
         self._scored_targets = target_signature(scored_part(config.objective), state.families)
         scalar, indices = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.int32)
@@ -125,6 +130,8 @@ class TrainStep:
         self._compiled_norms = self._compile(self._gradient_norms, [self._learned_targets, plans, ramps])
 
     def _compile(self, function: Callable[..., Any], signature: Sequence[Any]) -> Callable[..., Any]:
+        if self.state.chips is not None:
+            return self.state.chips.running(function, OF_ALL_CHIPS, signature)
         # XLA compiles each of the few padded sizes by itself, from one trace.
         compiled: Callable[..., Any] = tf.function(
             function, input_signature=signature, jit_compile=self.jit or None, autograph=False
@@ -148,8 +155,8 @@ class TrainStep:
         """
         arguments = *self._learning_arguments(feed, ramps, rates), *_if_given(masks)
         result = self._compiled_learn(*arguments)
-        if self.jit:
-            # XLA compiles no call to the host.
+        if self.exchanges:
+            # XLA compiles no call to the host, and there is one host for all chips.
             self.state.table_optimizer.exchange()
             self.state.dense_optimizer.exchange()
         return StepResult(*result)
@@ -239,7 +246,7 @@ class TrainStep:
                     strict=True,
                 )
             ]
-            state.table_optimizer.update(row_gradients, rates["embeddings"], self.jit)
+            state.table_optimizer.update(row_gradients, rates["embeddings"], self.exchanges)
             if found.factors is not None and isinstance(state.dense_optimizer, ProductOptimizer):
                 state.dense_optimizer.observe(*found.factors)
             self._update_dense(found.dense_gradients, rates["dense"])
@@ -467,10 +474,10 @@ class TrainStep:
             ]
         with tf.name_scope("dense_update"):
             if self.state.averaging is None:
-                self.state.dense_optimizer.update(gradients, rate, self.jit)
+                self.state.dense_optimizer.update(gradients, rate, self.exchanges)
             else:
                 self.state.averaging.step(
-                    rate, lambda: self.state.dense_optimizer.update(gradients, rate, self.jit)
+                    rate, lambda: self.state.dense_optimizer.update(gradients, rate, self.exchanges)
                 )
 
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from ctr.models.embeddings import sum_by_position
 from ctr.training.state import TrainState
+from ctr.workers.collectives import Workers
 
 _Plan = dict[str, tf.Tensor]
 _Curvature = tuple[tf.Tensor, ...]
@@ -29,7 +30,8 @@ class StepExchange:
     """
 
     def __init__(self, state: TrainState) -> None:
-        self._workers, self._divided, self._layouts = state.workers, state.divided, state.layouts
+        self._workers: Workers = state.chips or state.workers
+        self._divided, self._layouts = state.divided, state.layouts
 
     def views(self, plans: Sequence[_Plan]) -> list[_Plan]:
         """The plans as they refer to what ``needed_rows`` returns."""

@@ -16,10 +16,11 @@ from ctr.data.schema import Schema
 from ctr.io.errors import InputError
 from ctr.training.analysis.speed import RunningMedian, Throughput
 from ctr.training.config import TrainConfig
-from ctr.training.device import resolve_jit
+from ctr.training.device import has_few_shapes, resolve_jit
 from ctr.training.feed import Feed, make_feed
 from ctr.training.gradient_noise import noise_numbers
 from ctr.training.run.rollback import predicts_soundly
+from ctr.training.shapes import few_shapes
 from ctr.training.state import TrainState
 from ctr.training.step import TrainStep, scored_part
 
@@ -125,8 +126,12 @@ class Trainer:
         """
         good = _check_rows(rows, schema)
         batch_rows, objective = self._config.batch.rows, scored_part(self._config.objective)
+        place = self.state.workplace
         # A call of the compiled function costs as much as a thousand rows.
-        at_once = max(batch_rows, _SCORED_TOGETHER)
+        at_once, shapes = max(batch_rows, _SCORED_TOGETHER), None
+        if has_few_shapes(self._config):
+            parts = 1 if place is None else place.size
+            at_once, shapes = batch_rows, few_shapes(self._config, schema, self.state.layouts, parts)
         logit = np.zeros(len(good), np.float32)
         for begin in range(0, len(good), at_once):
             end = min(begin + at_once, len(good))
@@ -138,7 +143,8 @@ class Trainer:
                 batch_rows,
                 objective,
                 self.state.families,
-                place=self.state.workplace,
+                place=place,
+                shapes=shapes,
             )
             logit[begin:end] = self.score(feed, ramps).logit
         return logit
@@ -205,7 +211,9 @@ class Trainer:
     def _calling(self, name: str, feed: Feed) -> Iterator[None]:
         """Announces that a function is compiled in the call within, if it is; other workers must call it in time."""
         key: tuple[object, ...] = (name,)
-        if self._jit:
+        if feed.shape is not None:
+            key += (feed.shape,)
+        elif self._jit:
             arrays = [array for plan in feed.plans for array in (plan.distinct, plan.single, plan.values)]
             key += tuple(array.shape for array in (*arrays, *feed.targets.values()))
         is_compiled = key in self._compiled

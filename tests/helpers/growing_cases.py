@@ -11,7 +11,7 @@ from ctr.config import parse_model
 from ctr.data.batches import set_rejects_apart
 from ctr.data.reader import Rows, rows_of_table
 from ctr.data.schema import Schema
-from ctr.optim.adagrad import row_count
+from ctr.optim.row_variables import row_count
 from ctr.training.config import TrainConfig
 from ctr.training.feed import make_feed
 from ctr.training.run.snapshot import Snapshot

@@ -38,6 +38,7 @@ from ctr.training.warm_start.optimizer import take_optimizer, take_schedules
 from ctr.training.warm_start.position import begin_position
 from ctr.training.warm_start.prior import take_fitted, take_priors
 from ctr.training.warm_start.weights import Entry, Side, take_ramps, take_rows, take_slices, take_weights
+from ctr.workers.chips import Chips
 
 _PARTS = {
     "feature": "features",
@@ -71,7 +72,13 @@ class _Old(NamedTuple):
 
 
 def warm_start(
-    log: Path, config: TrainConfig, run_dir: Path, source: InitFrom, waits: bool = False, workers: int = 1
+    log: Path,
+    config: TrainConfig,
+    run_dir: Path,
+    source: InitFrom,
+    waits: bool = False,
+    workers: int = 1,
+    chips: Chips | None = None,
 ) -> None:
     """Makes ``run_dir`` a run directory that begins where another run stands; does nothing if it was made so before.
 
@@ -81,6 +88,7 @@ def warm_start(
         source: the other run.
         waits: whether the log may have nothing new yet.
         workers: how many will train the new run.
+        chips: those that will; None: one device.
 
     Raises:
         InputError: see ``open_inputs``; ``run_dir`` was begun otherwise or is something else; ``source`` is no run,
@@ -96,7 +104,8 @@ def warm_start(
     with only_process(folder):
         try:
             _clear(folder)
-            content = _make(folder, inputs, old, position, source.run_dir, workers)
+            environment = describe_environment(config, workers, chips)
+            content = _make(folder, inputs, old, position, source.run_dir, environment)
             _publish(folder, run_dir)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
@@ -154,14 +163,14 @@ def _clear(folder: Path) -> None:
 
 
 def _make(
-    folder: Path, inputs: Inputs, old: _Old, position: Position, source: Path, workers: int
+    folder: Path, inputs: Inputs, old: _Old, position: Position, source: Path, environment: dict[str, Any]
 ) -> dict[str, Any]:
     """Writes all files of the new run; returns the content of init_from.json."""
     config, schema = inputs.config, inputs.schema
     layouts = config.table_layouts(schema)
     write_atomic_bytes(folder / "config.yaml", dump_yaml(config).encode())
     adopt_schema(folder, schema)
-    adopt_environment(folder, describe_environment(config, workers))
+    adopt_environment(folder, environment)
     # What begins fresh begins as in a fresh run.
     state = fresh_state(config, schema, inputs.families)
     shapes = {name: tuple(weight.shape) for name, weight in state.network.weights().items()}

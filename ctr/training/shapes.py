@@ -1,0 +1,151 @@
+"""The few shapes that batches are padded to where XLA compiles the step for each of them, which may take minutes.
+
+At most four, for any log, known before it is read::
+
+    small    a sixteenth of ``batch.rows``; only where batches grow
+    usual    ``batch.rows`` rows; of distinct ids half of what their single-valued features could have at most, of
+             multivalent values and of pairs an eighth
+    full     the same rows, and as many ids, values and pairs as any of them can have
+    large    ``batch.max_query_rows`` rows, for a query that is larger than a batch, and all that they can have
+
+Which one a batch takes is the first that holds it: a function of the batch alone, so that a run that is resumed takes
+the same. What rows can have at most follows from the features (``max_values``) and from ``ranking.max_pairs``: of n
+rows, queries of s rows have up to s^2 / 4 pairs, but K at most, so that n sqrt(K) / 2 is the most that all have. With
+constraint logs, which add rows to a batch, there is room for those.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ctr.data.schema import Category, Cross, Feature, Schema, Text
+from ctr.io.errors import InputError
+from ctr.models.rows import TableLayout
+from ctr.training.config import TrainConfig
+
+_SMALL, _USUAL_IDS, _USUAL_VALUES = 16, 2, 8
+"""Divisors of what there can be at most."""
+_LEAST = 64
+_IMBALANCE = 4
+"""Queries being whole, a part of a batch may be larger than its share by this fraction of it."""
+
+
+class TableSizes(NamedTuple):
+    """Of one table: distinct ids, and multivalent values in each part of a batch."""
+
+    ids: int
+    values: int
+
+
+class Shape(NamedTuple):
+    """The sizes of a batch that is divided into parts, one for each chip.
+
+    Attributes:
+        total: rows of all parts together.
+        rows: of each part.
+        pairs: of each part.
+        tables: for each table.
+    """
+
+    total: int
+    rows: int
+    pairs: int
+    tables: tuple[TableSizes, ...]
+
+
+@dataclass(frozen=True)
+class FewShapes:
+    """The shapes of a run, from the smallest to the largest one; batches that none of them holds are refused.
+
+    Attributes:
+        shapes: at most four.
+    """
+
+    shapes: tuple[Shape, ...]
+
+    def holding(self, total: int, rows: int, tables: Sequence[TableSizes], position: int) -> Iterator[Shape]:
+        """The shapes that hold a batch, the smallest one first; pairs are not looked at.
+
+        Args:
+            total: the rows of the batch.
+            rows: of its largest part.
+            tables: what it has of each table; values those of the part that has most.
+            position: of the batch in the log.
+
+        Raises:
+            InputError: no further shape holds it; what there is too much of.
+        """
+        for shape in self.shapes:
+            fits = all(
+                has.ids <= size.ids and has.values <= size.values
+                for has, size in zip(tables, shape.tables, strict=True)
+            )
+            if total <= shape.total and rows <= shape.rows and fits:
+                yield shape
+        largest = self.shapes[-1]
+        raise InputError(
+            f"the batch from row {position} of the log on has {total} rows and, of each table, "
+            f"{', '.join(f'{has.ids} ids and {has.values} multivalent values' for has in tables)}; batch.shapes few "
+            f"allows {largest.total} rows and "
+            f"{', '.join(f'{size.ids} ids and {size.values} values' for size in largest.tables)}, by the features' "
+            "max_values; allowed: batch.shapes many"
+        )
+
+
+def few_shapes(
+    config: TrainConfig, schema: Schema, layouts: Sequence[TableLayout], parts: int = 1
+) -> FewShapes:
+    """The shapes of a run.
+
+    Args:
+        parts: into how many parts each batch is divided.
+    """
+    batch, constraints = config.batch, config.objective.bias_constraints
+    logs = 0 if constraints is None else len(constraints.logs)
+    # A constraint log gives a batch at most as many rows as it has itself; most give few.
+    usual = batch.rows * min(2, 1 + logs)
+    most = max(batch.rows, batch.max_query_rows) * (1 + logs)
+    shapes = [
+        _shape(config, schema, layouts, usual, parts, is_usual=True),
+        _shape(config, schema, layouts, batch.rows * (1 + logs), parts),
+        _shape(config, schema, layouts, most, 1)._replace(total=most),
+    ]
+    if batch.growth is not None:
+        shapes.insert(0, _shape(config, schema, layouts, -(-usual // _SMALL), parts))
+    return FewShapes(tuple(dict.fromkeys(shapes)))
+
+
+def most_rows(config: TrainConfig, layout: TableLayout) -> int:
+    """The rows that a table may get."""
+    return layout.rows + sum(config.ids.capacity_of(feature.name) for feature in layout.growing)
+
+
+def _shape(
+    config: TrainConfig,
+    schema: Schema,
+    layouts: Sequence[TableLayout],
+    total: int,
+    parts: int,
+    is_usual: bool = False,
+) -> Shape:
+    rows = total if parts == 1 else -(-total // parts) + -(-total // (parts * _IMBALANCE))
+    ranking = config.objective.ranking
+    pairs = 0 if ranking is None else int(rows * math.sqrt(ranking.max_pairs) / 2)
+    ids_divisor, values_divisor = (_USUAL_IDS, _USUAL_VALUES) if is_usual else (1, 1)
+    tables = []
+    for layout in layouts:
+        each = sum(_max_values(schema, feature.name) for feature in layout.multivalent)
+        values = max(_LEAST, rows * each // values_divisor) if each else 0
+        of_all = max(_LEAST, total * each // values_divisor) if each else 0
+        ids = -(-total * len(layout.single) // ids_divisor) + of_all
+        tables.append(TableSizes(min(ids, most_rows(config, layout)), values))
+    return Shape(total, rows, max(_LEAST, pairs // values_divisor), tuple(tables))
+
+
+def _max_values(schema: Schema, name: str) -> int:
+    """The number of values that a row has at most of a multivalent feature."""
+    feature: Feature = schema.by_name[name]
+    if isinstance(feature, Cross):
+        return max(_max_values(schema, part) for part in feature.of)
+    return feature.max_values if isinstance(feature, Text | Category) else 1

@@ -1,0 +1,149 @@
+"""The chips of one process, which make each step together: on a TPU's host its chips, or logical devices of a CPU.
+
+Each has a part of the rows of every batch, and all of the state: what a chip is given of a batch is a worker's part
+(``ctr.training.division``), and what the chips exchange are sums and the scores of all rows. So each makes the same
+update, and all keep the same state. Between two steps the process reads the state of the first one, and sets that of
+all.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from ctr.io.errors import InputError
+from ctr.workers.collectives import Workers
+
+
+class Chips(Workers):
+    """The chips of a strategy, as the program that all of them run sees them.
+
+    Args:
+        strategy: whose replicas they are.
+        device: what ``open_chips`` was asked for.
+
+    Attributes:
+        size: how many there are.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, device: str) -> None:
+        super().__init__()
+        self._strategy, self.device = strategy, device
+        self.size = strategy.num_replicas_in_sync
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Lets each chip have its own of every variable that is created in the block, all with the same value.
+
+        Only what steps do not use stays on the host: totals of statistics (``ctr.optim.device_exchange``).
+        """
+        on_host: list[Callable[..., tf.Variable]] = []
+
+        def keep(next_creator: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+            on_host.append(next_creator)
+            return next_creator(**options)
+
+        with tf.variable_creator_scope(keep):
+            tf.Variable(0.0)
+
+        def create(next_creator: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+            if (options.get("name") or "").endswith("/total"):
+                return on_host[0](**options)
+            # A chip sets its own without a word to the others, which set theirs to the same.
+            options["synchronization"] = tf.VariableSynchronization.ON_READ
+            options["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
+            return next_creator(**options)
+
+        with self._strategy.scope(), tf.variable_creator_scope(create):
+            yield
+
+    def running(
+        self, function: Callable[..., Any], of_all: frozenset[str], signature: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """Compiles a step that all chips make together.
+
+        Args:
+            function: of nested arguments; what it returns is the same on all chips.
+            of_all: the names of arguments that all chips are given as they are.
+            signature: of the arguments of ``function``, the last of which, scalars, all chips are given as well.
+
+        Returns:
+            The step, of arguments that have a part for each chip, behind each other in a first dimension.
+        """
+
+        def own(arguments: Any, number: tf.Tensor) -> Any:
+            if isinstance(arguments, Mapping):
+                return {
+                    name: part if name in of_all or not part.shape.rank else part[number]
+                    for name, part in arguments.items()
+                }
+            return [own(part, number) for part in arguments]
+
+        def on_chip(*arguments: Any) -> Any:
+            number = tf.distribute.get_replica_context().replica_id_in_sync_group
+            return function(*(own(part, number) for part in arguments))
+
+        def step(*arguments: Any) -> Any:
+            found = self._strategy.run(on_chip, args=arguments)
+            return tf.nest.map_structure(lambda one: self._strategy.experimental_local_results(one)[0], found)
+
+        def of_chips(arguments: Any) -> Any:
+            if isinstance(arguments, Mapping):
+                return {
+                    name: spec
+                    if name in of_all or not spec.shape.rank
+                    else tf.TensorSpec([self.size, *spec.shape], spec.dtype)
+                    for name, spec in arguments.items()
+                }
+            return [of_chips(part) for part in arguments]
+
+        return tf.function(step, input_signature=[of_chips(part) for part in signature], autograph=False)
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        if self.size == 1:
+            return list(tensors)
+        context = tf.distribute.get_replica_context()
+        return [context.all_reduce(tf.distribute.ReduceOp.SUM, tensor) for tensor in tensors]
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        if self.size == 1:
+            return tensor
+        return tf.distribute.get_replica_context().all_gather(tensor, axis=0)
+
+
+def open_chips(device: str) -> Chips:
+    """Finds the chips of a device; must be called before TensorFlow computes anything.
+
+    Args:
+        device: ``tpu``, the TPU of this host, or ``cpu:N``, N logical devices of the processor.
+
+    Raises:
+        InputError: another text, or there is no TPU.
+    """
+    kind, _, count = device.partition(":")
+    if device == "tpu":
+        return Chips(_tpu_strategy(), device)
+    if kind != "cpu" or not count.isdecimal() or not 1 <= int(count) <= 64:
+        raise InputError(f"--device {device}: allowed: tpu, or cpu:N with N logical devices, 1 to 64")
+    (processor, *_) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(
+        processor, [tf.config.LogicalDeviceConfiguration()] * int(count)
+    )
+    names = [one.name for one in tf.config.list_logical_devices("CPU")]
+    return Chips(tf.distribute.MirroredStrategy(names), device)
+
+
+def _tpu_strategy() -> tf.distribute.Strategy:
+    """The strategy over all chips of this host."""
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().partition(". ")[0].splitlines() or [type(error).__name__]
+        raise InputError(
+            f"--device tpu: no TPU can be used here: {reason[0]}; it takes a TPU's host and a build of TensorFlow for "
+            "it (tensorflow-tpu); allowed here: cpu:N"
+        ) from None
+    return tf.distribute.TPUStrategy(resolver)

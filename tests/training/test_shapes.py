@@ -1,0 +1,171 @@
+"""Few shapes: at most four for any log, with the content of batches and the predictions as they are without."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctr.config import parse_model
+from ctr.data.batches import Batch
+from ctr.data.reader import Rows
+from ctr.data.schema import Category, Cross, Schema, Text
+from ctr.experiments.config import merged
+from ctr.io.errors import InputError
+from ctr.training import inputs as inputs_module
+from ctr.training.config import TrainConfig
+from ctr.training.device import has_few_shapes
+from ctr.training.division import Place
+from ctr.training.feed import Feed, make_feed
+from ctr.training.loop import train
+from ctr.training.shapes import few_shapes
+from ctr.training.state import TrainState
+
+MAX_VALUES = 3
+SCHEMA = Schema(
+    features=(
+        Category(name="a", source="a", buckets=300, width=2),
+        Category(name="m", source="m", width=2, multivalent=True, max_values=MAX_VALUES),
+        Text(name="t", source="t", buckets=40, width=4, max_values=2),
+        Cross(name="x", of=("a", "m"), buckets=50, width=4),
+        Category(name="g", source="g", width=2),
+    )
+)
+ROWS, MAX_QUERY_ROWS = 32, 100
+
+
+def config_of(growth: float | None, ranking: bool) -> TrainConfig:
+    content: dict[str, Any] = {
+        "batch": {"rows": ROWS, "max_query_rows": MAX_QUERY_ROWS, "growth": growth, "shapes": "few"},
+        "ids": {"capacity": 500},
+        "objective": {"ranking": {"max_pairs": 9}} if ranking else {},
+    }
+    return parse_model(TrainConfig, content, "test")
+
+
+def draw_batch(rng: np.random.Generator, begin: int, queries: list[int], spread: int) -> Batch:
+    """Whole queries of so many rows each, with ids below ``spread``."""
+    rows = sum(queries)
+    number = begin + np.arange(rows)
+    multivalent = {}
+    for name, most, below in (("m", MAX_VALUES, spread), ("t", 2, 40), ("x", MAX_VALUES, 50)):
+        offsets = np.concatenate([[0], np.cumsum(rng.integers(0, most + 1, rows))])
+        multivalent[name] = rng.integers(1, max(2, below), offsets[-1]).astype(np.int64), offsets
+    found = Rows(
+        query_time=number,
+        timestamp=number,
+        query_id=begin + np.repeat(np.arange(len(queries)), queries),
+        example_id=number,
+        label=rng.integers(0, 2, rows).astype(np.float32),
+        train_weight=np.ones(rows, np.float32),
+        metric_weight=np.ones(rows, np.float32),
+        ids=np.stack([rng.integers(0, 300, rows), rng.integers(1, max(2, spread), rows)], axis=1),
+        multivalent=multivalent,
+        fault=np.zeros(rows, np.int8),
+        position=number,
+    )
+    return Batch(found, found.slice(0, 0), begin + rows)
+
+
+def shapes_of(feed: Feed) -> tuple[Any, ...]:
+    """The shapes that XLA sees."""
+    tensors = [feed.target_tensors, *feed.plan_tensors]
+    return tuple((name, tuple(part.shape)) for named in tensors for name, part in sorted(named.items()))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    data=st.data(),
+    growth=st.sampled_from([None, 0.25]),
+    ranking=st.booleans(),
+    chips=st.sampled_from([1, 1, 3]),
+    seed=st.integers(0, 2**16),
+)
+def test_any_batches_have_at_most_four_shapes(data, growth, ranking, chips, seed):
+    config, rng = config_of(growth, ranking), np.random.default_rng(seed)
+    layouts = config.table_layouts(SCHEMA)
+    shapes = few_shapes(config, SCHEMA, layouts, chips)
+    assert len(shapes.shapes) <= 4 - (growth is None)
+    place = None if chips == 1 else Place(0, chips, (False,) * len(layouts), has_all=True)
+    state = TrainState(layouts, config, "float32")
+    before = [state.rows(number) for number in range(len(layouts))]
+    sizes = st.one_of(
+        st.lists(st.integers(1, 8), min_size=1, max_size=4),
+        st.just([ROWS]),
+        st.just([6] * (ROWS // 6)),
+        st.integers(1, MAX_QUERY_ROWS).map(lambda size: [size]),
+    )
+    begin, seen = 0, set()
+    for queries in data.draw(st.lists(sizes, min_size=1, max_size=12)):
+        batch = draw_batch(rng, begin, queries, data.draw(st.sampled_from([2, 30, 10**6])))
+        begin = batch.end
+        options = (config.objective, (), (), config.ids)
+        feed = state.place(make_feed(batch, layouts, ROWS, *options, place, shapes), learning=True)
+        seen.add(shapes_of(feed))
+        assert [state.rows(number) for number in range(len(layouts))] == before
+        if place is None:
+            plain = state.place(make_feed(batch, layouts, ROWS, *options))
+            _assert_same_content(feed, plain, len(batch.rows))
+    assert len(seen) <= len(shapes.shapes)
+
+
+def _assert_same_content(few: Feed, many: Feed, rows: int) -> None:
+    for name in ("label", "weight", "own_weight"):
+        np.testing.assert_array_equal(few.targets[name][:rows], many.targets[name][:rows])
+        assert not few.targets[name][rows:].any()
+    assert (
+        np.bincount(few.targets["query"][:rows]).tolist()
+        == np.bincount(many.targets["query"][:rows]).tolist()
+    )
+    if "pairs_weight" in few.targets:
+        count = int((many.targets["pairs_weight"] > 0).sum())
+        assert int((few.targets["pairs_weight"] > 0).sum()) == count
+        for name in ("pairs_clicked", "pairs_other", "pairs_weight"):
+            np.testing.assert_array_equal(few.targets[name][:count], many.targets[name][:count])
+    for layout, one, other in zip(few.layouts, few.plans, many.plans, strict=True):
+        # Each row once, and the same rows of the table for each row of the batch.
+        assert len(np.unique(one.distinct)) == len(one.distinct)
+        np.testing.assert_array_equal(one.distinct[one.single[:rows]], other.distinct[other.single[:rows]])
+        used = int((other.segments < len(other.single) * len(layout.multivalent)).sum())
+        assert int((one.segments < len(one.single) * len(layout.multivalent)).sum()) == used
+        np.testing.assert_array_equal(one.segments[:used], other.segments[:used])
+        np.testing.assert_array_equal(one.distinct[one.values[:used]], other.distinct[other.values[:used]])
+
+
+def test_a_batch_beyond_all_shapes_is_refused():
+    config = config_of(None, ranking=False)
+    layouts = config.table_layouts(SCHEMA)
+    batch = draw_batch(np.random.default_rng(0), 7, [MAX_QUERY_ROWS + 1], 30)
+    with pytest.raises(InputError, match="from row 7 of the log on has 101 rows"):
+        make_feed(batch, layouts, ROWS, shapes=few_shapes(config, SCHEMA, layouts))
+
+
+@pytest.mark.parametrize("changes", [{}, {"objective": {"ranking": {}}}], ids=["plain", "ranking"])
+def test_a_run_predicts_the_same(log, make_config, tmp_path, read_predictions, monkeypatch, changes):
+    seen: dict[str, set[Any]] = {"few": set(), "many": set()}
+    logits = {}
+    for shapes in ("many", "few"):
+        make = inputs_module.make_feed
+
+        def watched(*arguments, kind=shapes, make=make):
+            feed = make(*arguments)
+            seen[kind].add(shapes_of(feed))
+            return feed
+
+        monkeypatch.setattr(inputs_module, "make_feed", watched)
+        batch = {"rows": 64, "growth": 0.1, "max_query_rows": 128, "shapes": shapes}
+        config = make_config(merged({"batch": batch}, changes))
+        train(log, config, tmp_path / shapes)
+        monkeypatch.setattr(inputs_module, "make_feed", make)
+        logits[shapes] = read_predictions(tmp_path / shapes)["logit"].to_numpy()
+    np.testing.assert_allclose(logits["few"], logits["many"], rtol=0, atol=1e-5)
+    assert len(seen["few"]) <= 4 < len(seen["many"])
+
+
+def test_auto_is_few_on_a_tpu_alone(monkeypatch):
+    config = parse_model(TrainConfig, {}, "test")
+    assert not has_few_shapes(config)
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind] if kind == "TPU" else [])
+    assert has_few_shapes(config)
