@@ -7,6 +7,7 @@ import tensorflow as tf
 from ctr.io.errors import InputError
 from ctr.models.rows import TableLayout
 from ctr.optim.adagrad import RowAdaGrad
+from ctr.optim.averaging import ScheduleFree
 from ctr.optim.dense_adafactor import DenseAdafactor
 from ctr.optim.dense_kfac import DenseKfac
 from ctr.optim.dense_shampoo import DenseShampoo
@@ -87,6 +88,11 @@ def table_optimizer(
     if config.rule == "one_sided":
         return RowOneSided(rates, initial, layouts[0].copies, config.one_sided, config.update_limit, owners)
     return RowAdaGrad(rates, initial, config.update_limit, owners)
+
+
+def make_averaging(config: DenseOptimizerConfig, weights: Mapping[str, tf.Variable]) -> ScheduleFree | None:
+    """What averages dense weights, by their names in checkpoints; None where the configuration asks for nothing."""
+    return None if config.schedule_free is None else ScheduleFree(config.schedule_free, weights)
 
 
 def make_calibrators(weights: Mapping[str, tf.Variable]) -> tuple[Calibrator, ...]:

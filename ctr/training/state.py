@@ -13,7 +13,6 @@ from ctr.models.click_model import Architecture, ClickModel, Factors
 from ctr.models.embeddings import create_table, new_rows, tower_widths
 from ctr.models.rows import TableLayout, place_rows
 from ctr.objective.bias_constraints import Family
-from ctr.optim.averaging import ScheduleFree
 from ctr.optim.kfac_core import Layer
 from ctr.optim.online_bias import all_variables
 from ctr.optim.row_variables import grow_rows, on_devices, row_count, set_rows
@@ -24,7 +23,7 @@ from ctr.training.division import Place, held_rows, is_divided
 from ctr.training.feed import Feed
 from ctr.training.ids.config import IdsConfig
 from ctr.training.ids.id_map import GrowingFeature, IdMap, Occupants
-from ctr.training.optimizers import dense_optimizer, make_calibrators, table_optimizer
+from ctr.training.optimizers import dense_optimizer, make_averaging, make_calibrators, table_optimizer
 from ctr.training.shapes import most_rows
 from ctr.workers.chips import Chips
 from ctr.workers.collectives import ALONE, Workers
@@ -172,18 +171,14 @@ class TrainState:
         self.layers = linear_layers(self.network)
         self.dense_optimizer = dense_optimizer(optimizer.dense, workers, self.layers)
         self.dense_optimizer.build(weights)
-        self.averaging = self._make_averaging(optimizer.dense.schedule_free, weights)
+        fitted = self.network.calibrated
+        names = zip(weights, self.network.weights(), strict=True)
+        learned = {name: weights[name] for name, own in names if own not in fitted}
+        self.averaging = make_averaging(optimizer.dense, learned)
         self.calibrators = make_calibrators(self.network.calibrated)
         self.families = tuple(families)
         self.duals = [tf.Variable(tf.zeros([family.slices]), trainable=False) for family in families]
         self.slices_seen = [tf.Variable(tf.zeros([2, family.slices]), trainable=False) for family in families]
-
-    def _make_averaging(self, beta: float | None, weights: Mapping[str, tf.Variable]) -> ScheduleFree | None:
-        if beta is None:
-            return None
-        names = zip(weights, self.network.weights(), strict=True)
-        fitted = self.network.calibrated
-        return ScheduleFree(beta, {name: weights[name] for name, own in names if own not in fitted})
 
     def variables(self) -> dict[str, tf.Variable]:
         """All variables under names that do not depend on the process."""
@@ -200,6 +195,11 @@ class TrainState:
             named[f"duals/{family.name}"] = variable
             named[f"slices_seen/{family.name}"] = seen
         return named
+
+    @property
+    def group(self) -> Workers:
+        """Those among whom a step is divided: the chips of this process, or the workers."""
+        return self.workers if self.chips is None else self.chips
 
     @property
     def workplace(self) -> Place | None:

@@ -25,7 +25,6 @@ from ctr.training.gradient_noise import squared_norms
 from ctr.training.product_factors import click_likelihood, product_factors
 from ctr.training.state import TrainState
 from ctr.training.step_exchange import StepExchange
-from ctr.workers.collectives import Workers
 
 _Tensors: TypeAlias = dict[str, tf.Tensor]
 _Given: TypeAlias = Mapping[str, tf.Tensor]
@@ -97,7 +96,7 @@ class TrainStep:
         self.exchanges = jit or chips is not None
         # Products with sparse matrices, of which GPUs have no deterministic kernel.
         self._by_products = not jit and not any(map(tf.config.list_physical_devices, ("GPU", "TPU")))
-        self._workers: Workers = chips or state.workers
+        self._workers = state.group
         self._exchange = StepExchange(state)
         is_divided = chips is not None or self._workers.size > 1
         self._learned_targets = target_signature(config.objective, state.families, is_divided)
