@@ -484,6 +484,7 @@ print("status", main({SAMPLE!r}), "tensorflow" in sys.modules)
     assert fresh_python("-c", script, cwd=place, path=root).stdout.splitlines()[-1] == "status 0 False"
 
 
+@pytest.mark.slow
 def test_a_teacher_is_recorded_and_a_student_reads_it(place, capfd):
     assert main((*TRAIN, "--record", "teacher")) == 0
     assert "recorded            90 rows as the sidecar teacher\n" in capfd.readouterr().out

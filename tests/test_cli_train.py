@@ -128,6 +128,7 @@ def test_a_cluster_of_one_may_have_workers_here(place, launched, monkeypatch):
     assert launched[0].size == 3
 
 
+@pytest.mark.slow
 def test_one_worker_is_this_process(place, launched, capfd):
     assert main(train("--workers", "1", "--json")) == 0
     assert json.loads(capfd.readouterr().out)["examples"] > 0

@@ -33,6 +33,7 @@ def test_demo_ends_by_naming_its_report_and_does_nothing_twice(tmp_path):
         assert json.loads((tmp_path / "demo" / name / "summary.json").read_bytes()) == summary
 
 
+@pytest.mark.slow
 def test_a_simulated_log_can_be_trained_on_and_read_back_by_another_command(tmp_path):
     log, run, config = tmp_path / "log", tmp_path / "run", tmp_path / "config.yaml"
     config.write_text("model: {crosses: {layers: 0}, deep: {units: []}, prior: 0.08}\nbatch: {rows: 256}\n")

@@ -151,6 +151,7 @@ assert len([name for name in sys.modules if name.startswith("ctr.")]) > 150
 """
 
 
+@pytest.mark.slow
 def test_everything_can_be_imported_beside_keras_3(fresh_python, tmp_path, root):
     fresh_python("-c", EVERYTHING_IN_KERAS_3, cwd=tmp_path, path=root)
 

@@ -49,6 +49,7 @@ def refusal(capfd, *arguments: str) -> str:
     return last
 
 
+@pytest.mark.slow
 def test_the_whole_way_once_and_again(place, capfd, small_model):
     rows = (place / "hotel.csv").read_text().count("\n") - 1
     status, out, error = run(capfd, "hotel.csv", "--label", "click_bool", "--json")

@@ -237,6 +237,7 @@ LETTERS = st.characters(codec="utf-8").filter(lambda one: unicodedata.ucd_3_2_0.
 LETTERS_OF_HARD_CASES = st.sampled_from("ΣσςΑα İIıi ÌJĮ \u0301\u0307'.-\0\n\u00ad\u2019ßẞǅ")  # noqa: RUF001
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.text(LETTERS | LETTERS_OF_HARD_CASES, max_size=30), min_size=1, max_size=5))
 def test_any_text_matches_a_plain_tokeniser(texts: list[str]) -> None:
@@ -254,6 +255,7 @@ def test_bytes_that_are_not_utf8_do_not_stop_the_graph() -> None:
     assert len(tensor_ids(schema, {"s": tf.constant([b"ab\xff\xfecd", b"\xc3"])})["t"]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("locale", ["tr_TR.UTF-8", pytest.param("lt_LT.UTF-8", marks=pytest.mark.slow)])
 def test_lower_case_does_not_follow_the_locale(
     locale: str, root: Path, fresh_python: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
@@ -481,6 +483,7 @@ def test_ingestion_equals_the_graph(
             assert ((flat.numpy() >= 0) & (flat.numpy() < CROSSES.by_name[name].buckets)).all()
 
 
+@pytest.mark.slow
 def test_a_saved_model_gives_the_same_ids(tmp_path: Path) -> None:
     module = tf.Module()
     module.transform = IN_GRAPH

@@ -51,6 +51,7 @@ def run(root: Path, out: Path, executions: int, *chosen: str) -> int:
     return len(found)
 
 
+@pytest.mark.slow
 def test_no_parser_fails_in_another_way_than_it_should(root, tmp_path):
     assert run(root, tmp_path, EXECUTIONS, *WITHOUT_TENSORFLOW) == len(WITHOUT_TENSORFLOW)
 

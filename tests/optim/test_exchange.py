@@ -102,6 +102,7 @@ class Faults:
         return inverse_root(matrix, *arguments, **keywords)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_training_goes_on_when_roots_fail_or_workers_end_and_says_so(compiled, caplog):
     history = reference.drifting(SHAPES, 23)

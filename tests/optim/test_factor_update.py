@@ -32,6 +32,7 @@ def test_averages_of_a_block_that_is_no_square_stay_where_they_are_for_a_thousan
     assert 0.5 < sizes[0] / sizes[1] < 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(6, 2), (2, 3, 4)])
 def test_the_factors_are_those_that_the_gradients_are_drawn_from(shape):
     rng = np.random.default_rng(1)

@@ -83,6 +83,7 @@ def blocks(guide):
     return found
 
 
+@pytest.mark.slow
 def test_keras_3_is_served_by_default_and_runs_the_guide(fresh_python, root, guide, blocks, tmp_path):
     described = DESCRIBED.format(guide.partition("```text\n")[2].partition("\n```")[0])
     script = tmp_path / "guide.py"
@@ -101,6 +102,7 @@ def test_keras_2_runs_the_guide(blocks, tmp_path, monkeypatch):
     exec(compile("\n".join(blocks), "guide", "exec"), {"__name__": "guide"})
 
 
+@pytest.mark.slow
 def test_a_process_that_imported_nothing_but_the_package_loads_models(fresh_python, root, tmp_path):
     import keras
     import tf_keras

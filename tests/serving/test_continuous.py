@@ -157,6 +157,7 @@ def test_without_an_exporter_it_says_so(log, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_finished_run_that_is_asked_for_again(log, finished):
     before = {path: path.stat().st_mtime_ns for path in versions(finished / "exports")}
     train(log, configured(export=EVERY), finished, exporter=export_from_run)

@@ -24,6 +24,7 @@ def packed(case):
     return ids
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated")
 def test_tensorflow_lite_computes_predict_ids_without_operations_of_tensorflow(case, exported, packed):
     model = "factorized ensemble"

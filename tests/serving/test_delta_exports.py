@@ -112,6 +112,7 @@ def test_a_full_model_is_copied(published, tmp_path):
     assert contents(export_model(published / "400", tmp_path).path) == contents(published / "400")
 
 
+@pytest.mark.slow
 def test_the_command_line_makes_it_whole_and_scores_with_it(models, whole, tmp_path, capsys):
     raw = {name: values[:4] for name, values in draw_rows(4, seed=9).items() if name != "tags"}
     rows = [dict(zip(raw, values, strict=True)) for values in zip(*raw.values(), strict=True)]
@@ -131,6 +132,7 @@ def test_the_command_line_makes_it_whole_and_scores_with_it(models, whole, tmp_p
     assert "is an exported model, not a run" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("out", [None, "models"])
 def test_what_a_kept_delta_needs_is_kept(snapshots, tmp_path, monkeypatch, out):
     """Also where the directory is given by a relative path."""
@@ -151,6 +153,7 @@ def test_a_version_that_was_lost_is_written_again_with_the_same_bytes(snapshots,
         assert not publish(snapshot, models, 9, full_every=3).made
 
 
+@pytest.mark.slow
 def test_a_version_that_is_there_twice_is_taken_whole(snapshots, published, models):
     assert publish(snapshots[2], models).path == models / "300"
     assert Scorer(models).path == models / "300"
@@ -305,6 +308,7 @@ def test_killed_while_old_versions_are_deleted_all_that_are_left_can_be_used(
     assert count > 3
 
 
+@pytest.mark.slow
 def test_models_without_ids_that_grow_have_deltas_too(make_model_case, tmp_path):
     """In bfloat16: of tables the rows that differ, by number."""
     case = make_model_case(MODELS["plain"], "bfloat16", tmp_path / "run")

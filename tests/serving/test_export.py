@@ -50,6 +50,7 @@ def test_predictions_are_the_trainers(case, exported, model, compute_dtype):
     np.testing.assert_allclose(scored["p"], 1 / (1 + np.exp(-scored["logit"])), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "compute_dtype"),
     [*((model, "float32") for model in FACTORIZED), ("factorized ensemble", "bfloat16")],

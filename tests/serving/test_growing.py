@@ -38,6 +38,7 @@ def plain(tmp_path_factory) -> tuple[GrowingRun, Path]:
     return run, publish(run.snapshot(100), folder / "models").path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "compute_dtype"),
     [
@@ -115,6 +116,7 @@ def test_only_rows_of_ids_and_fixed_rows_are_in_it(plain):
             assert run.state.tables[number].numpy().shape[0] > layout.rows + slots
 
 
+@pytest.mark.slow
 def test_two_exports_have_the_same_bytes_and_later_ones_the_same_graph(plain, tmp_path):
     run, model = plain
     again = publish(run.snapshot(100), tmp_path).path

@@ -163,6 +163,7 @@ def test_a_part_of_a_log(case, place, publish_rows, capfd):
     assert sum(map(len, parts)) + len(scores) == 90
 
 
+@pytest.mark.slow
 def test_scores_of_a_log_are_measured(case, place, publish_rows, capfd):
     rng = np.random.default_rng(4)
     table = case("factorized").table
@@ -272,6 +273,7 @@ def labeled_rows(case, place, **keys) -> None:
     (place / "mapping.yaml").write_text(json.dumps(mapping))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [{}, {"query": None}, {"example_id": "when"}])
 def test_labels_are_those_of_an_ingest_of_the_same_files(case, place, keys, capfd):
     labeled_rows(case, place, **keys)

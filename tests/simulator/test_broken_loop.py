@@ -82,6 +82,7 @@ def aside(loop: Path) -> list[dict[str, Any]]:
     return json.loads((loop / "run" / "summary.json").read_text())["quarantined"]
 
 
+@pytest.mark.slow
 def test_a_day_is_learned_before_the_next_one_is_served(place: Path, broken: tuple[Path, Any]) -> None:
     loop, poison = broken
     begins = np.cumsum([0, *(manifest.rows for manifest in read_manifests(loop / "log"))])

@@ -267,6 +267,7 @@ def test_everything_can_come_twice_and_never_at_the_same_time(tmp_path: Path) ->
         assert Counter(delay.tolist()) == {0: len(table) // 2, 1: len(table) // 2}
 
 
+@pytest.mark.slow
 def test_a_busy_day_is_written_hour_by_hour(tmp_path: Path) -> None:
     # Its queries are served in several parts, and hours are written before the day is over.
     config = settings(examples=90_000, queries_per_day=60_000)

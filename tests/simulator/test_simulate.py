@@ -171,6 +171,7 @@ def test_randomized_traffic_is_flagged_and_a_log_of_its_own(tmp_path: Path) -> N
     assert np.bincount(last)[1] == pytest.approx(6 * np.bincount(last)[6], rel=0.5)
 
 
+@pytest.mark.slow
 def test_randomized_traffic_can_be_kept_out_of_the_log(tmp_path: Path) -> None:
     both = [{"examples": None, "days": 2, "randomized_in_log": flag} for flag in (True, False)]
     for name, changes in zip(("all", "served"), both, strict=True):

@@ -78,6 +78,7 @@ def test_what_a_configuration_names_stays(log):
     assert resolve(resolve(config, SCHEMA, read_manifests(log)), SCHEMA, []).model.widths == widths
 
 
+@pytest.mark.slow
 def test_a_run_that_follows_has_the_configuration_of_one_pass(log, tmp_path):
     config = TrainConfig(model=LOGISTIC)
     with open_session(log, config, tmp_path / "followed") as session:

@@ -192,6 +192,7 @@ WITH_NETWORK = parse_model(
 )
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_bits(log, tmp_path, read_predictions):
     train(log, WITH_NETWORK, tmp_path / "whole")
     for batches in (3, 25):
@@ -209,6 +210,7 @@ def test_a_resumed_run_ends_with_the_same_bits(log, tmp_path, read_predictions):
     np.testing.assert_array_equal(*logits)
 
 
+@pytest.mark.slow
 def test_a_warm_start_goes_on_with_the_priors_and_the_gate(log, tmp_path):
     left = iter(range(30))
     with open_session(log, WITH_NETWORK, tmp_path / "old") as session:
@@ -236,6 +238,7 @@ def test_a_warm_start_goes_on_with_the_priors_and_the_gate(log, tmp_path):
     assert (found["weights|rows_accumulator/quality-4"][:, -1] == np.float32(0.1)).all()
 
 
+@pytest.mark.slow
 def test_compiled_steps_are_those_of_the_plain_graph(log, tmp_path, read_predictions):
     found = []
     for jit in (False, True):

@@ -189,6 +189,7 @@ def test_the_line_of_an_error(capsys, tmp_path: Path, monkeypatch: pytest.Monkey
     assert capsys.readouterr().err == "error: some/file: No space left on device\n"
 
 
+@pytest.mark.slow
 def test_follow_says_so_too(log, make_config, tmp_path, capsys):
     config, run = tmp_path / "config.yaml", tmp_path / "run"
     config.write_text(dump_yaml(make_config(CHANGES, logistic=True)))

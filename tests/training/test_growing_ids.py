@@ -124,6 +124,7 @@ def metrics_of(run: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_logistic_regression_is_that_of_ids_without_collisions(growing_log, tmp_path):
     rows = draw_examples()
     numbered = publish(tmp_path / "log", NUMBERED, rows.table())
@@ -133,6 +134,7 @@ def test_a_logistic_regression_is_that_of_ids_without_collisions(growing_log, tm
     assert metrics_of(tmp_path / "numbered") == metrics_of(tmp_path / "growing")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, LEAST_RECENT])
 def test_a_dictionary_and_tables_without_end_give_the_same_bits(changes, monkeypatch):
     config = config_of(changes)
@@ -159,6 +161,7 @@ def test_a_dictionary_and_tables_without_end_give_the_same_bits(changes, monkeyp
         np.testing.assert_array_equal(logit, slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", POLICIES)
 def test_a_run_that_was_interrupted_ends_in_the_same_bits(changes, growing_log, tmp_path):
     config = config_of(changes)
@@ -177,6 +180,7 @@ def test_a_run_that_was_interrupted_ends_in_the_same_bits(changes, growing_log, 
     assert metrics_of(tmp_path / "whole") == metrics_of(tmp_path / "part")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [CROWDED, merged(merged(CROWDED, TWO_MODELS), {"label_delay": 0.02})])
 def test_a_log_that_grows_gives_the_bits_of_one_pass(changes, growing_log, tmp_path):
     config = config_of(changes)
@@ -205,6 +209,7 @@ def test_scoring_admits_nobody(growing_log, tmp_path):
         np.testing.assert_array_equal(first, session.score(strangers.set_column(7, "ids", pack_ids(ids))))
 
 
+@pytest.mark.slow
 def test_the_order_of_slots_changes_nothing(growing_log, tmp_path):
     """With as many slots as ids and with far more of them."""
     few, many = config_of({"ids": {"capacity": 60}}), config_of({"ids": {"capacity": 100_000}})

@@ -204,6 +204,7 @@ def test_each_window_is_a_line_with_the_metrics_of_its_rows(examples, logistic_r
     assert len(lines) >= 5
 
 
+@pytest.mark.slow
 def test_a_network_learns(log, make_config, tmp_path, read_predictions):
     heard, said = [], []
     summary = train(log, make_config(), tmp_path / "run", lambda *news: heard.append(news), phase=said.append)

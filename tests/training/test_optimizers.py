@@ -105,6 +105,7 @@ def weights(run: Path) -> dict[str, np.ndarray]:
         return {name: arrays[name] for name in arrays if name.startswith("weights|")}
 
 
+@pytest.mark.slow
 def test_a_run_needs_nothing_but_the_protocol(descent, log, make_config, tmp_path):
     config, whole, run = make_config(), tmp_path / "whole", tmp_path / "run"
     summary = train(log, config, whole)

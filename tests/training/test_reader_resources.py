@@ -79,6 +79,7 @@ def resources() -> tuple[int, int, int]:
     return threading.active_count(), len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "give_up",
     [

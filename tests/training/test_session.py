@@ -144,6 +144,7 @@ def test_it_goes_on_where_it_was_saved_and_what_was_not_is_computed_again(growin
         assert found[name] == expected[name], name
 
 
+@pytest.mark.slow
 def test_scoring_takes_few_sizes_and_any_number_of_rows(growing, schema, make_config, tmp_path, monkeypatch):
     with open_session(growing.grow(3), make_config(ROOTS), tmp_path / "run") as session:
         session.advance()
@@ -226,6 +227,7 @@ def test_an_interval_waits_for_its_teacher(growing, make_config, tmp_path):
     assert last_weights(tmp_path / "run") == last_weights(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_sample_grows_with_its_log(growing, make_config, tmp_path):
     """Rows that it drops, and those outside a time range, lie around the ends of partitions."""
     sampling = parse_model(SamplingConfig, {"non_click_rate": 0.4, "salt": "test"}, "test")
@@ -249,6 +251,7 @@ def test_a_sample_grows_with_its_log(growing, make_config, tmp_path):
     assert_same(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_logs_that_are_not_what_they_were_are_refused(growing, exposure, make_config, tmp_path):
     config = make_config({**ROOTS, **constrained(exposure.folder)})
     for log in (growing, exposure):
@@ -275,6 +278,7 @@ def test_logs_that_are_not_what_they_were_are_refused(growing, exposure, make_co
         assert session.finish()["log_rows"] == read_manifests(growing.folder)[0].rows
 
 
+@pytest.mark.slow
 def test_after_an_exception_nothing_is_saved(growing, make_config, tmp_path):
     def stop(position, _):
         raise KeyboardInterrupt

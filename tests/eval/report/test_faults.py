@@ -81,6 +81,7 @@ def test_a_run_of_an_earlier_version_has_the_same_lines(write_run):
     assert words_of_faults(before).replace("before", "now") == words
 
 
+@pytest.mark.slow
 def test_without_faults_there_is_no_section(write_run):
     html = render_report([write_run("clean", rollbacks=0, quarantined=[], shampoo={**ROOTS, "failed": 0})])
     assert 'id="faults"' not in html

@@ -57,6 +57,7 @@ def test_fingerprints_are_hexadecimal_where_values_were_not_kept(tmp_path):
     assert "is full" not in words and "evicted again" not in words
 
 
+@pytest.mark.slow
 def test_a_full_feature_is_noted_and_drawn_with_its_values(tmp_path):
     page = page_of(render_report([grown(tmp_path / "full", 100, 20, refused=15, value="the <first>")]))
     assert "position is full: 15 occurrences (10.0%) were of ids for which no row was left." in page.words

@@ -163,6 +163,7 @@ def test_a_run_writes_the_spectra_of_its_last_weights(log, make_config, tmp_path
     ]
 
 
+@pytest.mark.slow
 def test_a_logistic_regression_has_no_matrices(log, make_config, tmp_path):
     train(log, make_config({}, logistic=True), tmp_path / "run")
     assert read_entries(tmp_path / "run") == []

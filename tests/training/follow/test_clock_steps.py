@@ -18,6 +18,7 @@ def remove(log: Path, start: int, end: int) -> None:
         path.unlink()
 
 
+@pytest.mark.slow
 def test_an_interval_that_comes_after_its_time_is_refused_by_name(
     growing: Any, make_config: Any, tmp_path: Path
 ) -> None:

@@ -73,6 +73,7 @@ def streams(draw):
     return capacities, admission, eviction, draw(st.lists(steps, max_size=14))
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(streams())
 def test_like_the_rules_in_plain_python(stream):

@@ -125,6 +125,7 @@ def test_the_line_says_the_ratio_of_the_pass_and_of_its_last_window():
     assert calibration_text(without) == "predicted / actual clicks – –: undefined: no clicks"
 
 
+@pytest.mark.slow
 def test_a_run_warns_at_its_end_and_shows_the_line(log, make_config, tmp_path, caplog):
     # Nothing is learned: the prior is what is predicted.
     still = {"optimizer": {"embeddings": {"learning_rate": 0.0, "linear_learning_rate": 0.0},

@@ -56,6 +56,7 @@ def made(log, make_config, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_metrics_of_the_pass_and_of_each_window_share_their_tags(made):
     run = made / "plain"
     lines, summary = lines_of(run), json.loads((run / "summary.json").read_text())
@@ -74,6 +75,7 @@ def test_metrics_of_the_pass_and_of_each_window_share_their_tags(made):
     assert groups == {"metrics", "calibration", "loss", "optimizer", "ramps", "throughput", "traffic"}
 
 
+@pytest.mark.slow
 def test_no_number_is_shown_that_float32_cannot_hold(made, tmp_path, make_config):
     line = {
         **lines_of(made / "plain")[0],
@@ -92,6 +94,7 @@ def test_no_number_is_shown_that_float32_cannot_hold(made, tmp_path, make_config
     assert not [tag for tag in tags_of(shown) if "window_begin" in tag or "window_end" in tag]
 
 
+@pytest.mark.slow
 def test_the_configuration_is_there_as_text(made):
     (event,) = events_of(made / "plain").Tensors("config")
     text = tf.make_ndarray(event.tensor_proto).item().decode()
@@ -99,6 +102,7 @@ def test_the_configuration_is_there_as_text(made):
     assert tags_of(events_of(made / "plain"), "text") == {"config"}
 
 
+@pytest.mark.slow
 def test_the_hyperparameter_tab_compares_runs(made):
     multiplexer = EventMultiplexer(tensor_size_guidance={"scalars": 0})
     multiplexer.AddRunsFromDirectory(str(made))
@@ -135,6 +139,7 @@ def test_the_hyperparameter_tab_compares_runs(made):
         assert metrics["", "metrics/auc"] == pytest.approx(summary["auc"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_histograms_are_an_option_that_changes_no_result(log, made, make_config, tmp_path):
     assert not tags_of(events_of(made / "plain"), "histograms")
     run = made / "histograms"
@@ -173,6 +178,7 @@ def resumed(examples, schema, publish_log, make_config, tmp_path) -> tuple[Path,
     return tmp_path / "run", before
 
 
+@pytest.mark.slow
 def test_a_resumed_run_shows_each_step_once_at_its_time(resumed):
     run, before = resumed
     after, steps = events_of(run), [line["examples"] for line in lines_of(run)]
@@ -188,6 +194,7 @@ def test_a_resumed_run_shows_each_step_once_at_its_time(resumed):
     assert hparams_metadata.parse_session_end_info_plugin_data(content).status == api_pb2.STATUS_SUCCESS
 
 
+@pytest.mark.slow
 def test_a_file_that_holds_no_events_is_written_anew(made, make_config, tmp_path):
     folder = tmp_path / "tensorboard"
     folder.mkdir()

@@ -87,6 +87,7 @@ def test_a_signal_leaves_it_where_it_went_back_to_and_it_says_so(live, make_conf
     assert (end.reason, end.position, end.waiting) == ("idle", rows, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0, 0.02])
 def test_what_is_told_of_the_lag_goes_back_with_the_run(live, make_config, tmp_path, delay):
     config = make_config(

@@ -82,6 +82,7 @@ def test_what_ids_stand_for():
     assert value_of_id(Category(name="h", source="h", buckets=10), 3) is None
 
 
+@pytest.mark.slow
 def test_a_run_writes_what_it_met_and_the_terms_of_its_loss(log, schema: Schema, make_config, tmp_path):
     config = make_config(
         {

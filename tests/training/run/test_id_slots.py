@@ -72,6 +72,7 @@ def test_where_there_is_room_each_id_is_admitted_once(run, rows):
     assert levels == np.cumsum([line["ids"]["admitted"] for line in lines]).tolist()
 
 
+@pytest.mark.slow
 def test_a_full_feature_shares_rows_and_is_warned_of(log, rows, tmp_path, caplog):
     summary = train(log, config_of(CROWDED), tmp_path / "run")
     user = summary["ids"]["features"]["user"]
@@ -131,6 +132,7 @@ def test_slices_of_constraints_have_the_values_of_the_configuration(log, tmp_pat
     assert values["constraint:some"]["-1"] == "no slice"
 
 
+@pytest.mark.slow
 def test_a_run_that_is_cut_says_the_same(log, run, tmp_path):
     with open_session(log, config_of(), tmp_path / "run") as session:
         batches = iter(range(9))

@@ -247,6 +247,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     faulty_log, uninterrupted, unfinished, positions, caplog
 ):
@@ -313,6 +314,7 @@ def test_another_environment_is_refused(faulty_log, unfinished):
         train(faulty_log, CONFIG, run)
 
 
+@pytest.mark.slow
 def test_events_of_the_lost_windows_disappear(faulty_log, unfinished):
     run = unfinished
     flip(sorted((run / "checkpoints").iterdir())[-1] / "arrays.npz")
