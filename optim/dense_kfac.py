@@ -1,7 +1,7 @@
 """K-FAC for the dense weights of a model, as a ``ctr.optim.protocol.DenseOptimizer``.
 
-What it needs beside gradients, it is given before each update: the factors of the linear products (``observe``). It is
-for one process: several workers would each see their own rows alone.
+What it needs beside gradients, it is given before each update: the factors of the linear products (``observe``), of the
+whole batch. Each of several workers has all of its state, and computes all inverses.
 """
 
 import math
@@ -49,7 +49,7 @@ class DenseKfac(WithoutHost):
         return {f"kfac/{name}": variable for name, variable in self.core.variables.items()}
 
     def parts(self) -> Mapping[str, Part]:
-        """Nothing: it is for one process."""
+        """Nothing: each worker has all state."""
         return {}
 
     @property

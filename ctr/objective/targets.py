@@ -104,12 +104,14 @@ def query_numbers(begins: np.ndarray, rows: int) -> np.ndarray:
 
 
 def target_signature(
-    config: ObjectiveConfig, families: Sequence[Family], is_divided: bool = False
+    config: ObjectiveConfig, families: Sequence[Family], is_divided: bool = False, is_numbered: bool = False
 ) -> dict[str, tf.TensorSpec]:
     """Returns the names and types of what ``make_targets`` returns.
 
     Args:
         is_divided: whether it is of a part of a batch: then ``batch_weight`` is there, too (``whole_batch_weight``).
+        is_numbered: whether there are also each row's ``number`` in the whole batch, and ``batch_capacity``, the rows
+            of that batch with the padding that a process alone would give it.
     """
     vector, indices = tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)
     signature = {"query": indices, "label": vector, "weight": vector, "own_weight": vector}
@@ -119,4 +121,6 @@ def target_signature(
         signature |= {"pairs_clicked": indices, "pairs_other": indices, "pairs_weight": vector}
     if is_divided:
         signature["batch_weight"] = tf.TensorSpec([], tf.float32)
+    if is_numbered:
+        signature |= {"number": indices, "batch_capacity": tf.TensorSpec([], tf.int32)}
     return signature | {f"slice/{family.name}": indices for family in families}

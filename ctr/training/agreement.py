@@ -46,7 +46,7 @@ def _check_chips(config: TrainConfig, chips: Chips) -> None:
             raise InputError(f"config: tensorboard.{name}: true is {where}, where no chip has all rows")
     dense, embeddings = config.optimizer.dense, config.optimizer.embeddings
     if dense.rule == "kfac":
-        raise InputError(f"config: optimizer.dense.rule: kfac is {where}; allowed: shampoo, adafactor")
+        raise InputError(f"config: optimizer.dense.rule: kfac is {where}; allowed: shampoo, adafactor, muon")
     if dense.shampoo.eigenvalue_correction:
         raise InputError(
             f"config: optimizer.dense.shampoo.eigenvalue_correction: true is {where}; allowed: false"

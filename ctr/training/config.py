@@ -204,7 +204,7 @@ class DenseOptimizerConfig(StrictModel):
 
     Attributes:
         rule: ``shampoo``, with its relatives, ``adafactor``, for which ``learning_rate`` is the largest relative step
-            size, ``kfac``, in one process and without ``model.factorized``, or ``muon``.
+            size, ``kfac``, without ``model.factorized``, or ``muon``.
         learning_rate: the learning rate of dense weights.
         clip_norm: maximum norm of the gradient of all dense weights together, for each component of an
             ensemble separately. Null: no limit.

@@ -23,12 +23,15 @@ class Place(NamedTuple):
         size: W, the number of workers.
         divided: for each table whether it is divided over the workers.
         has_all: whether the workers are the chips of this process, which has the parts of all of them.
+        numbered: whether targets have each row's number in the whole batch, by which labels are sampled as one process
+            samples them.
     """
 
     rank: int
     size: int
     divided: tuple[bool, ...]
     has_all: bool = False
+    numbered: bool = False
 
     @property
     def ranks(self) -> tuple[int, ...]:

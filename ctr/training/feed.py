@@ -25,7 +25,7 @@ ItemT = TypeVar("ItemT")
 
 _LOGISTIC = ObjectiveConfig()
 _PLAN = ("distinct", "single", "values", "segments")
-OF_ALL_CHIPS = frozenset({"distinct", "batch_weight"})
+OF_ALL_CHIPS = frozenset({"distinct", "batch_weight", "batch_capacity"})
 """What of a batch is the same for all chips of a process."""
 
 
@@ -149,7 +149,7 @@ def make_feed(
     division = None
     if place is not None:
         division = divide_rows(query_begins(rows, source), source, place.size, batch_rows)
-    make = partial(_targets, objective, families, rows, source, division, place)
+    make = partial(_targets, objective, families, rows, source, division, place, batch_rows)
     shape = None
     if shapes is not None:
         sizes = _sizes(layouts, plans, len(rows), division, place)
@@ -215,6 +215,7 @@ def _targets(
     source: np.ndarray,
     division: Division | None,
     place: Place | None,
+    batch_rows: int,
     capacity: int,
     smallest_pairs: int = 64,
 ) -> Targets:
@@ -224,14 +225,21 @@ def _targets(
     parts = []
     for rank in place.ranks:
         own = division.rows_of(rank)
-        parts.append(make_targets(objective, families, rows.keep(own), source[own], capacity, smallest_pairs))
+        part = make_targets(objective, families, rows.keep(own), source[own], capacity, smallest_pairs)
+        if place.numbered:
+            part["number"] = np.zeros(capacity, np.int32)
+            part["number"][: int(own.sum())] = np.flatnonzero(own)
+        parts.append(part)
     targets = parts[0]
     if place.has_all:
         pairs = [len(part.get("pairs_weight", ())) for part in parts]
         if len(set(pairs)) > 1:
-            return _targets(objective, families, rows, source, division, place, capacity, max(pairs))
+            more = batch_rows, capacity, max(pairs)
+            return _targets(objective, families, rows, source, division, place, *more)
         targets = {name: np.stack([part[name] for part in parts]) for name in targets}
     targets["batch_weight"] = whole_batch_weight(objective, rows, source)
+    if place.numbered:
+        targets["batch_capacity"] = np.array(padded_size(len(rows), smallest=batch_rows), np.int32)
     return targets
 
 

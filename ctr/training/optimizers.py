@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from ctr.io.errors import InputError
 from ctr.models.rows import TableLayout
 from ctr.optim.adagrad import RowAdaGrad
 from ctr.optim.averaging import ScheduleFree
@@ -35,15 +34,8 @@ def dense_optimizer(
         config: which one.
         workers: who divide its state.
         layers: the linear products among the weights, which K-FAC needs to train.
-
-    Raises:
-        InputError: several workers do not train with it.
     """
     if config.rule == "kfac":
-        if workers.size > 1:
-            raise InputError(
-                "optimizer.dense.rule: kfac trains in one process; allowed on several: shampoo, adafactor, muon"
-            )
         return DenseKfac(config.kfac, layers)
     if config.rule == "adafactor":
         return DenseAdafactor(config.adafactor, workers)

@@ -9,6 +9,7 @@ from ctr.models.linear import Products
 from ctr.optim.kfac import Factors, factors
 from ctr.optim.kfac_core import Layer
 from ctr.optim.protocol import ProductOptimizer
+from ctr.workers.collectives import Workers
 
 
 def click_likelihood(
@@ -26,7 +27,12 @@ def click_likelihood(
         labels = tf.broadcast_to(targets["label"], tf.shape(logits))
     else:
         number = tf.stack([tf.constant(seed[0], tf.int64), tf.cast(seed[1], tf.int64)])
-        drawn = tf.random.stateless_uniform(tf.shape(logits), number)
+        if "number" in targets:
+            # Of the whole batch, as one process draws them.
+            whole = tf.random.stateless_uniform([logits.shape[0], targets["batch_capacity"]], number)
+            drawn = tf.gather(whole, targets["number"], axis=1)
+        else:
+            drawn = tf.random.stateless_uniform(tf.shape(logits), number)
         labels = tf.cast(drawn < tf.sigmoid(logits), tf.float32)
     return tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(tf.stop_gradient(labels), logits))
 
@@ -38,6 +44,7 @@ def product_factors(
     products: Products,
     layers: Sequence[Layer],
     targets: Mapping[str, tf.Tensor],
+    workers: Workers,
 ) -> tuple[list[Factors], tf.Tensor]:
     """The means over the batch's rows of each layer's factors, and whether they were collected; zeros if not.
 
@@ -48,6 +55,7 @@ def product_factors(
         products: in the order of the work; each is one of as many layers as there are components.
         layers: in the same order.
         targets: of the batch; rows of padding have no weight.
+        workers: those who each have a part of the batch's rows; the means are of all.
     """
     present = tf.cast(targets["own_weight"] > 0, tf.float32)
     count = tf.reduce_sum(present)
@@ -62,9 +70,9 @@ def product_factors(
                 own = tf.cast(inputs[min(component, inputs.shape[0] - 1)], tf.float32)
                 by_row = tf.cast(gradient[component], tf.float32)
                 has_bias = next(remaining).bias is not None
-                sums = factors(own, by_row, present, has_bias)
-                found += [tf.math.divide_no_nan(one, count) for one in sums]
-        return found
+                found += factors(own, by_row, present, has_bias)
+        *sums, total = workers.all_reduce([*found, count])
+        return [tf.math.divide_no_nan(one, total) for one in sums]
 
     def nothing() -> list[tf.Tensor]:
         found: list[tf.Tensor] = []

@@ -15,6 +15,7 @@ from ctr.models.rows import TableLayout, place_rows
 from ctr.objective.bias_constraints import Family
 from ctr.optim.kfac_core import Layer
 from ctr.optim.online_bias import all_variables
+from ctr.optim.protocol import ProductOptimizer
 from ctr.optim.row_variables import grow_rows, on_devices, row_count, set_rows
 from ctr.optim.state import in_present_form
 from ctr.training.config import TrainConfig
@@ -202,11 +203,19 @@ class TrainState:
         return self.workers if self.chips is None else self.chips
 
     @property
+    def samples_labels(self) -> bool:
+        """Whether the optimizer of dense weights learns from labels that are sampled from the model."""
+        optimizer = self.dense_optimizer
+        return isinstance(optimizer, ProductOptimizer) and optimizer.seed is not None
+
+    @property
     def workplace(self) -> Place | None:
         """Where this one stands among several workers, or that it has several chips; None: it is alone."""
         if self.chips is not None:
             return Place(0, self.chips.size, self.divided, has_all=True)
-        return Place(self.workers.rank, self.workers.size, self.divided) if self.workers.size > 1 else None
+        if self.workers.size == 1:
+            return None
+        return Place(self.workers.rank, self.workers.size, self.divided, numbered=self.samples_labels)
 
     def rows(self, number: int) -> int:
         """The number of rows that a table has by now, those of all workers' parts."""

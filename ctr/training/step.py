@@ -99,7 +99,9 @@ class TrainStep:
         self._workers = state.group
         self._exchange = StepExchange(state)
         is_divided = chips is not None or self._workers.size > 1
-        self._learned_targets = target_signature(config.objective, state.families, is_divided)
+        self._learned_targets = target_signature(
+            config.objective, state.families, is_divided, state.samples_labels and is_divided
+        )
         # What is scored may also be a feed to learn from, which has more.
         self._scored_targets = target_signature(scored_part(config.objective), state.families)
         scalar, indices = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.int32)
@@ -387,7 +389,9 @@ class TrainStep:
         )
         factors = None
         if observer is not None:
-            factors = product_factors(observer, tape, likelihood, products, state.layers, targets)
+            factors = product_factors(
+                observer, tape, likelihood, products, state.layers, targets, self._workers
+            )
             del tape
         # The loss is a mean over components. What is one component's own learns as if that one were alone.
         components = state.network.components

@@ -25,7 +25,7 @@ from worker_group import run_group, train_group
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-BY_TWO, BY_THREE = ("objective", "growing", "mirrored", "factorized"), ("objective", "growing")
+BY_TWO, BY_THREE = ("objective", "growing", "mirrored", "factorized", "kfac"), ("objective", "growing")
 RAMP = {"start": 100, "length": 400}
 # Without kinks, and without sums of squares that begin at 0: there the sign of what is but rounding makes a whole step.
 SMOOTH = {
@@ -58,6 +58,15 @@ FACTORIZED = {
     "batch": {"rows": 40},
     "label_delay": 0.01,
     "export": {"every_examples": 2000},
+}
+# Labels are sampled as one process samples them; two components, whose products are computed at once.
+KFAC = {
+    "model": {"ensemble": {"components": 2}, "network_loss": "joint"},
+    "optimizer": {
+        "embeddings": {"learning_rate": 0.02},
+        "dense": {"rule": "kfac", "learning_rate": 0.005, "kfac": {"inverse_frequency": 10, "damping": 0.01}},
+    },
+    "batch": {"rows": 40},
 }
 QUERIES = 560
 
@@ -111,6 +120,7 @@ class World:
             "factorized": (self.log, merged(merged(base, FACTORIZED), DIVIDED)),
             "objective": (self.log, merged(merged(base, objective(exposure)), DIVIDED)),
             "growing": (self.growing, merged(merged(base, merged(TWO_MODELS, CROWDED)), DIVIDED)),
+            "kfac": (self.log, merged(merged(base, KFAC), DIVIDED)),
             "mirrored": (
                 self.growing,
                 merged(merged(base, merged(merged(TWO_MODELS, CROWDED), adagrad)), MIRRORED),
