@@ -122,7 +122,7 @@ def result_files(out: str) -> dict[str, bytes]:
 @pytest.mark.slow
 def test_a_search_that_was_interrupted_ends_with_the_same_bits(place):
     search("whole", timing=False)
-    for runs in (0, 1, 4, 5, 6, 9):
+    for runs in (1, 4, 7):
         LEFT[0] = runs
         try:
             with pytest.raises(Stop):
