@@ -195,7 +195,9 @@ def _one_pass(
     shown: list[int] = []
     learner = Learner(make_state, make_trainer)
     with open_session(log, config, run_dir, report, learner=learner) as session:
-        if not is_done():
+        # A save that finds broken weights goes back to a checkpoint, from where the pass goes on.
+        while not is_done():
             session.advance(partial=True, stop=is_done)
-            session.save()
+            if not session.save():
+                break
         return {name: np.array(array) for name, array in session.run.state.arrays().items()}
