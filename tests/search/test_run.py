@@ -18,6 +18,7 @@ from ctr.io.errors import InputError
 from ctr.search.run import Options, run_search
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
+from report_pages import Page
 from small_runs import LOGISTIC, draw_examples, merged, publish
 from small_searches import BASE
 
@@ -122,7 +123,7 @@ def result_files(out: str) -> dict[str, bytes]:
 @pytest.mark.slow
 def test_a_search_that_was_interrupted_ends_with_the_same_bits(place):
     search("whole", timing=False)
-    for runs in (0, 1, 4, 5, 6, 9):
+    for runs in (1, 4, 7):
         LEFT[0] = runs
         try:
             with pytest.raises(Stop):
@@ -176,8 +177,10 @@ def test_random_search_and_its_report(place, capsys):
     assert len(rung["tried"]) == 3 and rung["end"] is None and record["judged"] == []
     assert [one["logloss"] for one in rung["tried"]] == sorted(one["logloss"] for one in rung["tried"])
     page = Path("out/report.html").read_text()
-    assert "<script>" not in page.replace("<script>(", "").replace("</script>", "").split("</main>")[0]
-    assert "Rates &amp; &lt;b&gt;" in page
+    shown = Page(page)
+    shown.check_policy()
+    assert "Rates & <b>" in shown.words and "<script>" in shown.words
+    assert len(shown.plots()) == 1
     before = page
     assert main(["search", "--report", "--out", "out", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == record
