@@ -17,25 +17,18 @@ What is there already is not made again, so the same command goes on after an in
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ctr import __version__
-from ctr.config import differing_keys, dump_yaml, load_record, parse_model
-from ctr.data.log import log_sha256, read_manifests, read_schema
+from ctr.config import dump_yaml, parse_model
 from ctr.experiments.config import ArmConfig, ExperimentConfig
 from ctr.experiments.report.write import write_experiment
 from ctr.experiments.run import Progress
-from ctr.experiments.tasks import read_object
-from ctr.io.errors import InputError
 from ctr.io.files import make_folder, write_atomic_bytes
-from ctr.search.config import SEARCH_FILE, SearchConfig, check_search_folder, read_search
-from ctr.search.cost import Cost, Operations, make_cost
-from ctr.search.decisions import make_space, with_widths
+from ctr.search.config import check_search_folder, read_search
+from ctr.search.cost import Operations
 from ctr.search.draws import draw_candidates
 from ctr.search.judge import judge
-from ctr.search.prefix import Prefix, find_prefixes
+from ctr.search.problem import Problem, adopt, open_problem, open_space
 from ctr.search.record import BASELINE, RECORD_FILE, SEARCHED, Rung, SearchRecord
-from ctr.search.space import Choice, Space
 from ctr.search.trials import Candidate, Runner, halve, on_prefix, run_rung
 from ctr.training.config import TrainConfig
 from ctr.training.run.directory import only_process, write_json
@@ -62,37 +55,6 @@ class Options:
     progress: Progress | None = None
 
 
-@dataclass(frozen=True)
-class _Problem:
-    """A search, everything checked.
-
-    Attributes:
-        search: its file.
-        content: the baseline's configuration, as nested keys.
-        space: of the candidates.
-        cost: of a candidate.
-        prefixes: of the rungs; the last is what the search reads.
-        rows: of the log, in the configuration's time range.
-    """
-
-    search: SearchConfig
-    content: dict[str, Any]
-    space: Space
-    cost: Cost
-    prefixes: list[Prefix]
-    rows: int
-
-    def candidate(self, choice: Choice | None) -> Candidate:
-        """A candidate as an arm; None, and whatever is configured like it, is the baseline."""
-        if choice is None or self.space.apply(self.content, choice) == parse_model(
-            TrainConfig, self.content, "base"
-        ):
-            return Candidate(BASELINE, {}, {}, 1.0)
-        values = self.space.values(choice)
-        changes = self.space.changes(self.content, values)
-        return Candidate(f"c{self.space.index(choice)}", values, changes, self.cost.of(choice))
-
-
 def run_search(file: Path, log: Path, out: Path, options: Options) -> tuple[SearchRecord, dict[str, str]]:
     """Searches, writes OUT/best.yaml, and compares the result with the baseline.
 
@@ -109,24 +71,14 @@ def run_search(file: Path, log: Path, out: Path, options: Options) -> tuple[Sear
         InputError: a wrong search or log, another search or process in ``out``, or no candidate could be trained.
     """
     search, content = read_search(file)
-    where = f"search {file}"
-    manifests, schema = read_manifests(log), read_schema(log)
-    if not sum(manifest.rows for manifest in manifests):
-        raise InputError(f"{log}: the log has no rows")
-    content = with_widths(content, search, schema, manifests, where)
-    space = make_space(search, content, schema, where)
     check_search_folder(out)
+    space, content = open_space(search, content, log, f"search {file}")
     make_folder(out)
     with only_process(out):
-        _adopt(out, search, content, log_sha256(manifests))
-        shares = _shares(search)
-        *prefixes, whole = find_prefixes(
-            log, parse_model(TrainConfig, content, where).time_range, [*shares, 1.0]
-        )
+        adopt(out, search, content, log)
         times = out / "times.json" if search.cost.times is None else file.parent / search.cost.times
-        cost = make_cost(search.cost, space, content, log, times, options.progress)
-        problem = _Problem(search, content, space, cost, prefixes, whole.rows)
-        record = _begun(problem, log, log_sha256(manifests), options.command)
+        problem = open_problem(search, content, space, log, times, options.progress)
+        record = problem.record(log, options.command)
         runner = Runner(
             log, out.resolve(), options.command, options.workers, options.beam_options, options.progress
         )
@@ -140,71 +92,12 @@ def run_search(file: Path, log: Path, out: Path, options: Options) -> tuple[Sear
         if options.replay and chosen.name != BASELINE:
             failures = _replay(problem, chosen, runner, options.timing)
             write_experiment(out / "replay")
-            record = record.model_copy(update={"judged": judge(out / "replay", prefixes[-1].end_us)})
+            record = record.model_copy(update={"judged": judge(out / "replay", problem.prefixes[-1].end_us)})
         write_json(out / RECORD_FILE, record.model_dump())
     return record, failures
 
 
-def _adopt(out: Path, search: SearchConfig, content: dict[str, Any], log: str) -> None:
-    """Writes the search beside what comes of it.
-
-    Raises:
-        InputError: another search was begun there, or one of another log.
-    """
-    whole = search.model_copy(update={"base": None, "config": content})
-    path, seen = out / SEARCH_FILE, out / "log.json"
-    if path.exists():
-        before = load_record(SearchConfig, path, "search").model_dump(mode="json")
-        ours = whole.model_dump(mode="json")
-        # These change nothing of what was searched.
-        for words in ("title", "note", "seeds"):
-            before[words] = ours[words]
-        differences = differing_keys(before, ours)
-        if differences:
-            raise InputError(
-                f"{out}: holds another search: {'; '.join(differences)[:500]}; use another directory"
-            )
-    if read_object(seen).get("log_sha256", log) != log:
-        raise InputError(
-            f"{out}: holds a search of another log, or of this one before it grew; use another directory"
-        )
-    write_atomic_bytes(path, dump_yaml(whole).encode())
-    write_json(seen, {"log_sha256": log})
-
-
-def _shares(search: SearchConfig) -> list[float]:
-    """The shares of the log that the rungs read."""
-    if search.method != "halving":
-        return [search.prefix]
-    rungs, eta = search.halving.rungs, search.halving.eta
-    return [search.prefix / eta ** (rungs - 1 - number) for number in range(rungs)]
-
-
-def _begun(problem: _Problem, log: Path, sha256: str, command: str) -> SearchRecord:
-    search, space, prefix = problem.search, problem.space, problem.prefixes[-1]
-    baseline = space.baseline(problem.content)
-    return SearchRecord(
-        title=search.title,
-        note=search.note,
-        method=search.method,
-        command=command,
-        ctr_version=__version__,
-        log=str(log.resolve()),
-        log_sha256=sha256,
-        seed=search.seed,
-        target=search.target,
-        purpose=search.cost.purpose,
-        measure=search.cost.measure,
-        space={decision.name: list(decision.choices) for decision in space.decisions},
-        size=space.size,
-        baseline=None if baseline is None else space.values(baseline),
-        rows=problem.rows,
-        prefix_rows=prefix.rows,
-        prefix_end=None if prefix.end is None else prefix.end.isoformat(),
-    )
-
-
-def _by_trials(problem: _Problem, record: SearchRecord, runner: Runner) -> tuple[SearchRecord, Candidate]:
+def _by_trials(problem: Problem, record: SearchRecord, runner: Runner) -> tuple[SearchRecord, Candidate]:
     """Successive halving; random search has one rung."""
     search, space, content = problem.search, problem.space, problem.content
     is_halving = search.method == "halving"
@@ -225,7 +118,7 @@ def _by_trials(problem: _Problem, record: SearchRecord, runner: Runner) -> tuple
     return record.model_copy(update={"rungs": rungs, "passes": passes}), chosen
 
 
-def _passes(problem: _Problem, candidates: Sequence[Candidate], rungs: Sequence[Rung], log: Path) -> float:
+def _passes(problem: Problem, candidates: Sequence[Candidate], rungs: Sequence[Rung], log: Path) -> float:
     """The operations of all trainings of a search, in passes of the baseline over all rows."""
     count = Operations(log, "training")
     whole = count(problem.space.apply_values(problem.content, {}))
@@ -235,7 +128,7 @@ def _passes(problem: _Problem, candidates: Sequence[Candidate], rungs: Sequence[
     return sum(shares[one.name] * rung.rows for rung in rungs for one in rung.tried) / problem.rows
 
 
-def _by_supernet(problem: _Problem, record: SearchRecord, runner: Runner) -> tuple[SearchRecord, Candidate]:
+def _by_supernet(problem: Problem, record: SearchRecord, runner: Runner) -> tuple[SearchRecord, Candidate]:
     """One network for all candidates, and a controller."""
     from ctr.search.supernet import search_supernet
 
@@ -258,7 +151,7 @@ def _by_supernet(problem: _Problem, record: SearchRecord, runner: Runner) -> tup
 _METHODS = {"halving": _by_trials, "random": _by_trials, "supernet": _by_supernet}
 
 
-def _replay(problem: _Problem, chosen: Candidate, runner: Runner, timing: bool) -> dict[str, str]:
+def _replay(problem: Problem, chosen: Candidate, runner: Runner, timing: bool) -> dict[str, str]:
     """Trains the result and the baseline from the log's beginning, as ``ctr replay`` does; returns what failed."""
     search, last = problem.search, problem.prefixes[-1]
     read = "all rows" if last.end is None else f"the rows before {last.end.isoformat()}"

@@ -101,8 +101,8 @@ def _sentences(record: SearchRecord) -> list[str]:
         lines.append("The result is the baseline itself.")
     elif record.cost is not None:
         lines.append(f"The result costs {display.fixed(record.cost, 3)} of {unit}: best.yaml.")
-    if record.cost is not None and record.cost > record.target:
-        lines.append("This is above the target, which a penalty does not rule out.")
+    if record.cost is not None and record.cost > 1.01 * record.target:
+        lines.append("This is more than 1% above the target, which a penalty does not rule out.")
     return lines
 
 
