@@ -241,7 +241,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=40_000)
     parser.add_argument("--log-seed", type=int, default=11)
     parser.add_argument("--seeds", type=int, default=10, help="of each search")
-    parser.add_argument("--target", type=float, default=1.0)
+    parser.add_argument("--target", type=float, default=0.5)
     parser.add_argument("--modes", nargs="+", default=["fair", "penalty", "rejection"])
     parser.add_argument("--set", action="append", default=[], help="of the controller, key=value")
     arguments = parser.parse_args()

@@ -16,12 +16,12 @@ SCHEMA = Schema(features=tuple(Category(name=name, source=name, buckets=ids) for
 BASE: dict[str, Any] = {
     "batch": {"rows": 200},
     "model": {
-        "crosses": {"layers": 1, "rank": 8, "ramp": {"length": 2000}},
-        "deep": {"units": [8, 8]},
+        "crosses": {"layers": 2, "rank": 8, "ramp": {"length": 2000}},
+        "deep": {"units": [32, 32]},
         "init_scale": 0.1,
         "network_loss": "joint",
         "prior": 0.2,
-        "widths": {"user": 4, "item": 4, "hour": 2, "noise": 2},
+        "widths": {"user": 12, "item": 12, "hour": 2, "noise": 2},
     },
     "optimizer": {"dense": {"learning_rate": 0.02}},
     "compute_dtype": "float32",
@@ -32,7 +32,7 @@ SPACE: dict[str, list[Any]] = {
     "model.deep.units.1": [2, 8, 32],
     "model.widths.user,item": [1, 4, 12],
 }
-"""81 architectures."""
+"""81 architectures, of which the base is the largest."""
 
 
 def make_log(folder: Path, rows: int, seed: int) -> Path:
