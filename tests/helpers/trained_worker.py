@@ -27,8 +27,8 @@ def main(jobs: list[Mapping[str, Any]]) -> None:
 
     Args:
         jobs: each has ``log``, ``config`` (a dict) and ``run``; it may have ``kill``, the rank of a worker that kills
-            itself, and after how many batches; ``kill_within``, the same after how many seconds from its first batch
-            on; ``others``, changes of the configuration of the last worker; ``states``, a folder to which each worker
+            itself, and after how many batches; ``kill_within``, the same, and how many seconds after that batch;
+            ``others``, changes of the configuration of the last worker; ``states``, a folder to which each worker
             writes its state at each checkpoint; ``record`` and ``init_from`` of ``train``; ``fails``, whether its
             InputError is to be printed only.
     """
@@ -55,8 +55,8 @@ def _run(given: Mapping[str, Any], workers: Workers) -> None:
         nonlocal batches
         record(self, *arguments)
         batches += 1
-        if batches == 1 and workers.rank == given.get("kill_within", (-1,))[0]:
-            threading.Timer(given["kill_within"][1], os.kill, (os.getpid(), signal.SIGKILL)).start()
+        if [workers.rank, batches] == [*given.get("kill_within", ())][:2]:
+            threading.Timer(given["kill_within"][2], os.kill, (os.getpid(), signal.SIGKILL)).start()
         if workers.rank == rank and batches == after:
             os.kill(os.getpid(), signal.SIGKILL)
 
