@@ -43,7 +43,8 @@ class ControllerConfig(StrictModel):
             ``rejection``: candidates above the target are drawn again, and gradients corrected for it (TabNAS).
         gamma: the factor of the cost's distance from the target.
         baseline_decay: of the moving average of rewards.
-        learning_rate: of the controller.
+        learning_rate: of the controller, about as much as a logit moves in a step at most. Null: that of TuNAS, 0.0048,
+            or 20 over the number of steps where these are so few that no logit would move far.
         warmup_fraction: the share of the search in which it does not learn, and in which all parts of the supernet
             are trained at first.
         candidates_per_batch: how many candidates score each batch before it is learned from.
@@ -56,7 +57,7 @@ class ControllerConfig(StrictModel):
     mode: Literal["penalty", "rejection"] = "penalty"
     gamma: float = Field(default=-0.1, lt=0)
     baseline_decay: float = Field(default=0.95, ge=0, lt=1)
-    learning_rate: float = Field(default=0.0048, gt=0)
+    learning_rate: float | None = Field(default=None, gt=0)
     warmup_fraction: float = Field(default=0.25, ge=0, lt=1)
     candidates_per_batch: int = Field(default=4, ge=2, le=64)
     rejection_samples: int = Field(default=1024, ge=1, le=2**20)

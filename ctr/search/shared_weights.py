@@ -29,6 +29,10 @@ from ctr.training.feed import Feed
 from ctr.training.state import TrainState
 from ctr.training.trainer import Phase, Ramps, Rates, Scores, Trainer
 
+_PUBLISHED_RATE = 0.0048
+"""TuNAS's, for some 10^4 steps."""
+_FAR, _HIGHEST_RATE = 20.0, 0.1
+"""Rate times steps: as rewards are noisy, a logit moves a fraction of it."""
 RECORDS = 200
 """Lines of controller.jsonl in a whole search, about."""
 
@@ -52,6 +56,15 @@ class Plan:
     policy: Policy
     examples: int
     records: Path
+
+    @property
+    def controller_rate(self) -> float:
+        """The learning rate of the controller."""
+        options = self.config.controller
+        if options.learning_rate is not None:
+            return options.learning_rate
+        steps = (1.0 - options.warmup_fraction) * self.examples / self.base.batch.rows
+        return max(_PUBLISHED_RATE, min(_FAR / max(steps, 1.0), _HIGHEST_RATE))
 
     def candidate(self, choice: Choice) -> Candidate:
         """A candidate by the layers of the largest network, which lacks those that no candidate has."""
@@ -204,7 +217,7 @@ class SharedTrainer(Trainer):
         expected = policy.expected(own.controller.logits, own.batches)
         if expected is not None:
             own.controller = learn(
-                own.controller, chosen, rewards, expected, options.learning_rate, options.baseline_decay
+                own.controller, chosen, rewards, expected, self._plan.controller_rate, options.baseline_decay
             )
         finite = np.isfinite(rewards)
         own.scored += len(losses) * len(feed.batch.rows)

@@ -14,6 +14,7 @@ from ctr.io.errors import InputError
 from ctr.search.config import SearchConfig
 from ctr.search.cost import Cost, Operations
 from ctr.search.decisions import decisions_of
+from ctr.search.shared_weights import Plan
 from ctr.search.space import Space
 from ctr.training.config import TrainConfig
 from ctr.training.loop import train
@@ -145,3 +146,14 @@ def test_what_masks_cannot_be_is_refused_in_one_line(log, tmp_path, space, chang
 def test_a_target_that_no_candidate_keeps_to_is_refused(log, tmp_path):
     with pytest.raises(InputError, match="no candidate was found"):
         search(log, tmp_path / "out", target=0.01, controller={"mode": "rejection"})
+
+
+@pytest.mark.parametrize(
+    ("given", "examples", "rate"),
+    [(None, 10**8, 0.0048), (None, 100_000, 20 / 750), (None, 100, 0.1), (0.3, 100_000, 0.3)],
+)
+def test_the_rate_of_the_controller_is_the_published_one_unless_steps_are_few(given, examples, rate):
+    config = parse_model(SearchConfig, {"space": SPACE, "controller": {"learning_rate": given}}, "test")
+    base = parse_model(TrainConfig, {"batch": {"rows": 100}}, "test")
+    plan = Plan(config, None, base, None, examples, Path("records"))
+    assert plan.controller_rate == pytest.approx(rate)
