@@ -118,11 +118,17 @@ class TrainStep:
         ramps, rates = (
             dict.fromkeys(numbers, scalar) for numbers in (config.ramps_at(0), config.rates_at(0))
         )
-        more = []
-        if masks is not None:
-            more = [{name: tf.TensorSpec(shape, tf.float32) for name, shape in masks.items()}]
-        self._learning = self._compile(self._learn, [self._learned_targets, plans, ramps, rates, *more])
-        score = self._compile(self._score, [self._scored_targets, plans, ramps, *more])
+        learning, scoring = [self._learned_targets, plans, ramps, rates], [self._scored_targets, plans, ramps]
+        if masks is None:
+            # An argument with a default would still be one of the program that is lowered for accelerators.
+            self._learning = self._compile(
+                lambda targets, plans, ramps, rates: self._learn(targets, plans, ramps, rates), learning
+            )
+            score = self._compile(lambda targets, plans, ramps: self._score(targets, plans, ramps), scoring)
+        else:
+            more = {name: tf.TensorSpec(shape, tf.float32) for name, shape in masks.items()}
+            self._learning = self._compile(self._learn, [*learning, more])
+            score = self._compile(self._score, [*scoring, more])
         self._compiled_learn, self._compiled_score = (
             timed("learns", self._learning, jit),
             timed("scores", score, jit),
