@@ -14,7 +14,7 @@ from ctr.optim.kfac_core import Layer
 from ctr.optim.muon import DenseMuon
 from ctr.optim.online_bias import Calibrator, OnlineBias
 from ctr.optim.online_newton import OnlineNewton
-from ctr.optim.protocol import DenseOptimizer, TableOptimizer
+from ctr.optim.protocol import DenseOptimizer, ProductOptimizer, TableOptimizer
 from ctr.optim.row_adafactor import RowAdafactor
 from ctr.optim.row_newton import RowNewton
 from ctr.optim.row_one_sided import RowOneSided
@@ -80,6 +80,11 @@ def table_optimizer(
     if config.rule == "one_sided":
         return RowOneSided(rates, initial, layouts[0].copies, config.one_sided, config.update_limit, owners)
     return RowAdaGrad(rates, initial, config.update_limit, owners)
+
+
+def samples_labels(optimizer: DenseOptimizer) -> bool:
+    """Whether it learns from labels that are sampled from the model."""
+    return isinstance(optimizer, ProductOptimizer) and optimizer.seed is not None
 
 
 def make_averaging(config: DenseOptimizerConfig, weights: Mapping[str, tf.Variable]) -> ScheduleFree | None:

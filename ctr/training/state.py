@@ -15,7 +15,6 @@ from ctr.models.rows import TableLayout, place_rows
 from ctr.objective.bias_constraints import Family
 from ctr.optim.kfac_core import Layer
 from ctr.optim.online_bias import all_variables
-from ctr.optim.protocol import ProductOptimizer
 from ctr.optim.row_variables import grow_rows, on_devices, row_count, set_rows
 from ctr.optim.state import in_present_form
 from ctr.training.config import TrainConfig
@@ -24,7 +23,13 @@ from ctr.training.division import Place, held_rows, is_divided
 from ctr.training.feed import Feed
 from ctr.training.ids.config import IdsConfig
 from ctr.training.ids.id_map import GrowingFeature, IdMap, Occupants
-from ctr.training.optimizers import dense_optimizer, make_averaging, make_calibrators, table_optimizer
+from ctr.training.optimizers import (
+    dense_optimizer,
+    make_averaging,
+    make_calibrators,
+    samples_labels,
+    table_optimizer,
+)
 from ctr.training.shapes import most_rows
 from ctr.workers.chips import Chips
 from ctr.workers.collectives import ALONE, Workers
@@ -205,8 +210,7 @@ class TrainState:
     @property
     def samples_labels(self) -> bool:
         """Whether the optimizer of dense weights learns from labels that are sampled from the model."""
-        optimizer = self.dense_optimizer
-        return isinstance(optimizer, ProductOptimizer) and optimizer.seed is not None
+        return samples_labels(self.dense_optimizer)
 
     @property
     def workplace(self) -> Place | None:
