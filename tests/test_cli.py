@@ -171,6 +171,7 @@ def on_terminal(monkeypatch, *arguments: str) -> str:
     return b"".join(shown).decode()
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_compiling_and_then_the_running_metrics_and_the_rate(place, monkeypatch, capfd):
     text = on_terminal(monkeypatch, *TRAIN)
     states = text.split("\r")
@@ -192,6 +193,7 @@ def test_a_terminal_shows_compiling_and_then_the_running_metrics_and_the_rate(pl
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_a_run_that_learned_nothing_prints_its_results_and_fails(place, capfd):
     assert (
         main([*TRAIN, "--json", "--set", "batch.rows=100", "--set", "optimizer.dense.learning_rate=1e30"])
@@ -263,6 +265,7 @@ print(sorted({{"tensorflow", "tf_keras", "apache_beam"}} & set(sys.modules)))
     return lines[:-1]
 
 
+@pytest.mark.slow
 def test_what_is_wrong_at_once_is_told_at_once(place, root, fresh_python):
     (place / "bad.yaml").write_text("seed: x\n")
     (place / "table.yaml").write_text(
@@ -297,6 +300,7 @@ def test_what_is_wrong_at_once_is_told_at_once(place, root, fresh_python):
     assert {path.name for path in place.iterdir()} == {"log", "run.yaml", "bad.yaml", "table.yaml"}
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_told_without_tensorflow(place_with_run, root, fresh_python, capfd):
     place = place_with_run
     assert main((*TRAIN, "--json")) == 0
@@ -331,6 +335,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_a_flipped_byte(place, capfd):
     shard = sorted((place / "log" / "shards").iterdir())[1]
     flip(shard)
@@ -351,6 +356,7 @@ def test_a_flipped_byte_in_a_process_of_its_own(place, root, fresh_python):
     assert not (place / "run" / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_train_tells_its_results_and_a_second_time_the_same(place, capfd):
     assert main(TRAIN) == 0
     out, err = capfd.readouterr()
@@ -367,6 +373,7 @@ def test_train_tells_its_results_and_a_second_time_the_same(place, capfd):
     assert json.loads(capfd.readouterr().out)["config_sha256"] != summary["config_sha256"]
 
 
+@pytest.mark.slow
 def test_train_without_a_configuration_takes_the_defaults(place_with_run, capfd):
     place = place_with_run
     settings = (
@@ -444,6 +451,7 @@ def test_sample_tells_what_it_kept_and_a_second_time_the_same(place, capfd):
     ]
 
 
+@pytest.mark.slow
 def test_a_sampled_log_is_a_log_to_train_on(place, capfd):
     rule = "uninformative={rate: 0.5, low_visibility: {feature: a, values: [x, 5]}}"
     assert main((*SAMPLE, "--out", "small", "--set", rule, "--json")) == 0
@@ -500,6 +508,7 @@ def test_a_teacher_is_recorded_and_a_student_reads_it(place, capfd):
     assert "teacher already exists" in error_line(capfd, (*TRAIN[:-1], "other", "--record", "teacher"))
 
 
+@pytest.mark.slow
 def test_kept_rows_alone_say_whose_per_query_auc_it_is(place, capfd):
     assert main(("sample", "log", "--name", "half", "--set", "non_click_rate=0.5")) == 0
     assert main((*TRAIN, "--set", "sampling={name: half, score: kept}")) == 0

@@ -83,6 +83,7 @@ def test_each_shell_has_a_script(shell, capsys, tmp_path: Path):
         subprocess.run([shell, "-n", str(path)], check=True)
 
 
+@pytest.mark.slow
 def test_it_loads_no_tensorflow(fresh_python, root):
     script = """
 import sys

@@ -94,6 +94,7 @@ def test_bare_imports_are_found():
     assert bare_imports("from ctr import models\nfrom . import eval\nimport ctr.optim, evaluate\n") == []
 
 
+@pytest.mark.slow
 def test_nothing_imports_a_bare_room(root):
     files = python_files(root)
     assert len(files) > len(ROOMS)

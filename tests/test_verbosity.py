@@ -117,6 +117,7 @@ def test_both_at_once_are_refused(capsys):
     assert "not allowed with" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_training_reports_device_and_compilation(log, tmp_path, capfd):
     config = tmp_path / "run.yaml"
     config.write_text("batch: {rows: 16}\nmodel: {crosses: {layers: 0}, deep: {units: [4]}}\n")

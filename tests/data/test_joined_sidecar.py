@@ -102,6 +102,7 @@ def test_blocks_of_the_same_log(log, size):
         check(sidecar.at(times[block], ids[block]), ids[block], np.ones(len(ids[block]), bool))
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(data=st.data())
 def test_any_rows_in_any_blocks(tmp_path_factory, data):

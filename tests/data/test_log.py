@@ -255,6 +255,7 @@ def shard(
     return folder, schema, entry, (folder / "shards" / entry.file).read_bytes()
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_a_flipped_byte_is_always_detected(

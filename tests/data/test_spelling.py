@@ -59,6 +59,7 @@ def test_numbers_have_one_spelling_and_other_text_stays(text, spelled):
     assert spell(text) == spelled
 
 
+@pytest.mark.slow
 @given(st.lists(st.from_regex(r"[-+]?[0-9]{0,3}\.?0{0,3}[0-9a]?\n?", fullmatch=True) | st.text(max_size=6)))
 def test_every_way_spells_alike(texts):
     expected = [spell(text) for text in texts]

@@ -50,6 +50,7 @@ def test_teachers_then_samplings_then_arms_and_nothing_twice(stand_in):
     assert read("plan.json")["created"] == plan["created"]
 
 
+@pytest.mark.slow
 def test_another_runner_makes_the_same(stand_in, place):
     options = "--runner=FnApiRunner --direct_num_workers=2 --direct_running_mode=multi_threading"
     lines: list[str] = []

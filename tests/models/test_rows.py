@@ -205,6 +205,7 @@ def occurrences(layout, ids, lists, drawn):
     return counts, found
 
 
+@pytest.mark.slow
 @given(
     st.data(),
     st.integers(0, 6),

@@ -162,6 +162,7 @@ def test_full_crosses_can_be_left_out():
     np.testing.assert_allclose(found, scores(plain, inputs()[:, kept]), rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=10)
 @given(candidate=candidates())
 def test_what_is_masked_has_no_gradient(candidate):

@@ -39,6 +39,7 @@ def descend(beta, rates, start, compiled=False):
     return served_weights(arrays, beta)["dense/000"], weight.numpy()
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     beta=st.floats(0.05, 0.98),

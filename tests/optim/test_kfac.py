@@ -143,6 +143,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_every_step_is_that_of_the_formulas(case):
     options = {"fisher": "empirical", "statistics_frequency": 2, "inverse_frequency": 6} | CASES[case]
@@ -174,6 +175,7 @@ def test_sampled_labels_have_the_models_own_fisher_matrix():
     assert np.std(drawn) > 0
 
 
+@pytest.mark.slow
 def test_compiled_by_xla_it_takes_the_same_steps():
     found = []
     for jit in (False, True):
@@ -233,6 +235,7 @@ def test_a_step_with_a_gradient_that_is_not_finite_is_skipped():
     assert int(trainer.core.step) == 2
 
 
+@pytest.mark.slow
 def test_frozen_layers_stay_and_the_others_take_their_steps():
     def trained(frozen):
         model = make()

@@ -114,6 +114,7 @@ def test_slopes_by_forgetting_are_those_of_differences(monkeypatch):
     np.testing.assert_allclose(now.variance_slope, [(high[1] - low[1]) / 2e-4], rtol=1e-2, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("drift", "expected"), [(0.0, "stays"), (0.3, "moves")])
 def test_forgetting_is_learned_from_whether_weights_drift(drift, expected):
     """Ids of one feature, each shown 8 times a step, whose true weights stay or walk."""

@@ -97,6 +97,7 @@ def test_every_step_is_that_of_the_formulas(case, history, base):
     assert not reported["failed"] and not reported["lost"]
 
 
+@pytest.mark.slow
 def test_order_four_with_uneven_blocks_and_one_long_dimension():
     shapes = [(3, 4, 2, 5), (2, 3, 9, 2)]
     options = reference.options(block_size=3, max_dimension=8, momentum=0.5)

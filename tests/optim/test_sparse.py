@@ -148,6 +148,7 @@ def test_rows_for_a_weight_that_is_no_table_are_made_dense():
     assert one.report()["layers_ready"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["adagrad_row", "one_sided"])
 def test_a_step_on_tables_compiles_and_is_the_same(mode):
     options = reference.options(sparse=mode, start_preconditioning_step=1)

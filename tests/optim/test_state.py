@@ -70,6 +70,7 @@ def test_a_copy_taken_after_any_step_goes_on_to_the_last_bit(case, history):
         reference.assert_same_bits(reference.state_of(resumed), saved[step + 8])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_core_with_another_round_in_flight_takes_up_what_is_restored(compiled, history):
     core = make("in flight")

@@ -82,6 +82,7 @@ def test_sums_still_grow_by_one_after_three_times_two_to_the_24_increments():
             np.testing.assert_allclose(np.diag(whole), [many + n] * 2, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_longest_window_again_and_again_counts_every_increment():
     # A window ends after 100,000 collections at the latest: float32 counts to 2^24.
     total, window = tf.Variable(tf.zeros([1, 1], tf.float64)), tf.Variable(tf.zeros([1, 1]))

@@ -56,6 +56,7 @@ def starts_processes(path: Path) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_nothing_else_starts_a_process(root):
     rooms = ("ctr", "eval", "models", "optim", "pipelines")
     paths = (path for room in rooms for path in (root / room).rglob("*.py"))
@@ -70,6 +71,7 @@ def test_jobs_of_an_experiment_import_nothing_from_the_folder(trapped):
     assert not trapped()
 
 
+@pytest.mark.slow
 def test_measuring_costs_imports_nothing_from_the_folder(trapped, tmp_path):
     """What ``ctr replay`` measures costs with."""
     with pytest.raises(costs._MeasureError) as raised:

@@ -213,6 +213,7 @@ def test_rejection_finds_the_optimum_of_tabnas_toy():
     assert found.count((2, 0)) >= 9
 
 
+@pytest.mark.slow
 def test_a_planted_optimum_is_found():
     rng = np.random.default_rng(0)
     planted = (2, 0, 1, 2)

@@ -91,6 +91,7 @@ def logloss(rate: float, end: str | None) -> float:
     return float((weight * losses).sum() / weight.sum())
 
 
+@pytest.mark.slow
 def test_halving_finds_what_trying_everything_finds(place):
     record, failures = search(timing=False)
     assert failures == {}
@@ -135,6 +136,7 @@ def test_a_search_that_was_interrupted_ends_with_the_same_bits(place):
         shutil.rmtree("out")
 
 
+@pytest.mark.slow
 def test_another_search_needs_another_directory(place):
     # Nothing was trained yet.
     write({**SEARCH, "target": 1e-9})
@@ -164,6 +166,7 @@ def test_another_search_needs_another_directory(place):
     assert result_files("out") == before
 
 
+@pytest.mark.slow
 def test_random_search_and_its_report(place, capsys):
     write({**SEARCH, "method": "random", "random": {"candidates": 2}, "prefix": 1.0, "note": "<script>"})
     assert main(["search", "search.yaml", "--log", "log", "--out", "out", "--no-replay"]) == 0
@@ -187,6 +190,7 @@ def test_random_search_and_its_report(place, capsys):
     assert Path("out/report.html").read_text() == before
 
 
+@pytest.mark.slow
 def test_a_candidate_that_fails_is_left_out_and_named(place, monkeypatch):
     def failing(jobs, workers, report, beam_options, outcomes):
         for job in jobs:

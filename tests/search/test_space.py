@@ -66,6 +66,7 @@ def expected_model(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_every_candidate_is_the_configuration_that_its_choices_say(data):

@@ -37,6 +37,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "controller.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_with_one_candidate_it_is_the_plain_model_bit_for_bit(log, tmp_path):
     result = search(log, tmp_path / "search", {"model.deep.units.0": [8], "features.tags": [True]})
     train(log, parse_model(TrainConfig, BASE, "test"), tmp_path / "plain")
@@ -56,6 +57,7 @@ def test_with_one_candidate_it_is_the_plain_model_bit_for_bit(log, tmp_path):
     assert len(ours_lines) >= 4 and result.choice == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_search_learns_from_all_and_accounts_for_what_it_costs(log, tmp_path):
     said: list[str] = []
     result = search(log, tmp_path / "out", progress=said.append, target=0.8)
@@ -76,6 +78,7 @@ def test_a_search_learns_from_all_and_accounts_for_what_it_costs(log, tmp_path):
     assert again == result and lines(tmp_path / "out") == written
 
 
+@pytest.mark.slow
 def test_rejection_ends_below_the_target(log, tmp_path):
     base = parse_model(TrainConfig, BASE, "test")
     for samples in (1024, 16):

@@ -92,6 +92,7 @@ def units_cost(config: TrainConfig) -> float:
     return float(sum(config.model.deep.units) + config.model.crosses.layers)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 40), st.integers(0, 5), st.sampled_from([0.5, 0.75, 1.0, 2.0]))
 def test_drawn_candidates_differ_and_keep_to_the_target(count, seed, target):
     cost = Cost(SPACE, BASE, units_cost)

@@ -16,6 +16,7 @@ from report_pages import Page
 HOSTILE = """</script><script>alert(1)</script>"'><img src=x onerror=alert(1)>{{ 7*7 }}{% raw %}&lt;"""
 
 
+@pytest.mark.slow
 def test_no_text_of_a_run_becomes_part_of_its_report(tmp_path):
     rows = run_directories.make_rows(1, queries=40).rename(columns={"position": HOSTILE})
     folder = tmp_path / "<img src=x onerror=alert(1)>"

@@ -80,6 +80,7 @@ def test_every_third_is_whole(published):
     assert set(contents(published / "200.delta")) == {"assets.extra/ctr.json", "delta.npz"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", [200, 300])
 def test_predictions_are_those_of_the_whole_model_bit_by_bit(published, whole, position):
     raw = draw_rows(60, seed=9, unknown=True)
@@ -227,6 +228,7 @@ class TestWhatIsRefused:
         self.refused(models / "300.delta", "does not name the version|builds on version 300, which is not in")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["missing", "flipped", "other version"])
 def test_where_no_delta_can_be_the_model_is_whole(snapshots, models, caplog, damage):
     shutil.rmtree(models / "300.delta")

@@ -131,6 +131,7 @@ def test_what_a_server_has_to_bring_is_written_with_the_model(made):
     assert [text.partition(":")[0] for text in requests["not_in_the_model"]][:2] == ["joins", "readers"]
 
 
+@pytest.mark.slow
 def test_a_plain_client(made):
     """Without the Scorer: strings and int64 as TensorFlow Serving gets them."""
     raw, case, path = made

@@ -71,6 +71,7 @@ def test_the_factors_give_the_same_predictions(case, exported, model, compute_dt
     )
 
 
+@pytest.mark.slow
 def test_a_row_of_q_goes_with_many_of_u(case, exported):
     raw = case("factorized ensemble").raw
     scorer = Scorer(exported("factorized ensemble"))
@@ -85,6 +86,7 @@ def test_a_row_of_q_goes_with_many_of_u(case, exported):
     assert len(np.unique(pairs)) > 100
 
 
+@pytest.mark.slow
 def test_towers_take_the_columns_of_their_own_features(exported):
     signatures = read_metadata(exported("factorized"))["signatures"]
     columns = {name: {i["column"] for i in signatures[name]["inputs"].values()} for name in ("quality", "ui")}
@@ -192,6 +194,7 @@ def test_the_scorer_needs_nothing_of_the_trainer(case, exported, fresh_python, r
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
 def test_nothing_but_what_predicts_is_in_it(case, exported, compute_dtype):
     state = case("plain", compute_dtype).state
@@ -213,6 +216,7 @@ def test_nothing_but_what_predicts_is_in_it(case, exported, compute_dtype):
     assert bool(halves) == (compute_dtype == "bfloat16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["plain", "bottlenecks", "factorized ensemble"])
 def test_nothing_in_it_needs_xla_or_the_host(exported, model):
     saved = saved_model_pb2.SavedModel()

@@ -79,6 +79,7 @@ def test_values_that_nothing_was_learned_of_share_a_few_rows(plain):
     np.testing.assert_allclose(found, run.score(raw), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_model_that_has_learned_no_id_can_be_exported(tmp_path):
     run = make_run(tmp_path / "run", "logistic")
     run.move(seed=1)

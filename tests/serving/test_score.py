@@ -90,6 +90,7 @@ def test_several_files_in_order(case, place):
     np.testing.assert_allclose(scores["logit"], case("factorized").logit, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_faulty_rows_are_set_aside(case, place, capfd):
     raw = {name: values[:6] for name, values in case("factorized").raw.items()}
     raw["tags"] = [["a"], ["b|c", "d"], [], ["e"], ["|"], []]
@@ -298,6 +299,7 @@ def read_shards(path: Path) -> pd.DataFrame:
     return pq.ParquetFile(path).read(columns).to_pandas()
 
 
+@pytest.mark.slow
 def test_a_row_without_a_label_is_set_aside_where_labels_are_asked_for(case, place):
     labeled_rows(case, place)
     lines = (place / "rows.csv").read_text().splitlines()
@@ -428,6 +430,7 @@ class TestRefusals:
         assert "not allowed with argument" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_export_says_what_it_made(make_rows_log, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     make_rows_log(tmp_path / "log", 60)

@@ -237,6 +237,7 @@ class TestFolders:
         self.refused(model, words)
 
 
+@pytest.mark.slow
 def test_the_example_of_its_docstring(tmp_path):
     columns = {"user:id": "user", "price": "price", "position": "position"}
     features = [{**f, "source": columns[f["source"]]} for f in FEATURES if f.get("source") in columns]

@@ -388,6 +388,7 @@ def test_no_days_are_refused(place: Path) -> None:
         run_closed_loop(place / "run", place / "log", 0, place / "none")
 
 
+@pytest.mark.slow
 def test_a_loop_of_another_run_is_refused(place: Path, loop: Path, tmp_path: Path) -> None:
     simulate(world(days=2), tmp_path / "log")
     learn(tmp_path / "log", tmp_path / "run", MODEL)
@@ -397,6 +398,7 @@ def test_a_loop_of_another_run_is_refused(place: Path, loop: Path, tmp_path: Pat
     assert list_partitions(loop / "log") == intervals
 
 
+@pytest.mark.slow
 def test_the_command_serves_and_compares(
     place: Path, loop: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -180,6 +180,7 @@ def test_delays_are_those_of_the_settings(impressions: pa.Table, clicks: pa.Tabl
     assert (delay > day).any()
 
 
+@pytest.mark.slow
 def test_the_same_settings_give_the_same_bytes_also_after_an_interruption(tmp_path: Path) -> None:
     def interrupt(position: int) -> None:
         if position > 1_000:
@@ -200,6 +201,7 @@ def test_the_same_settings_give_the_same_bytes_also_after_an_interruption(tmp_pa
     assert digests(broken) == digests(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_other_seeds_give_other_delays(tmp_path: Path) -> None:
     delays = []
     for seed in (0, 1):
@@ -220,6 +222,7 @@ def test_a_shorter_log_has_the_same_events_of_its_impressions(folder: Path, tmp_
         assert short == [row for row in long if row["impression_id"] in wanted]
 
 
+@pytest.mark.slow
 def test_all_formats_hold_the_same_rows(tmp_path: Path) -> None:
     for form in ("parquet", "csv", "jsonl"):
         simulate(small(format=form), tmp_path / "log", events=tmp_path / form)
@@ -281,6 +284,7 @@ def test_a_busy_day_is_written_hour_by_hour(tmp_path: Path) -> None:
     assert np.array_equal(np.unique(numbers(table, "impression_id")), example_ids)
 
 
+@pytest.mark.slow
 def test_lost_impressions_leave_their_clicks(tmp_path: Path) -> None:
     simulate(small(), tmp_path / "log", events=tmp_path / "all")
     simulate(small(lost_share=0.2), tmp_path / "log", events=tmp_path / "lossy")

@@ -71,6 +71,7 @@ def test_a_run_that_is_broken_off_goes_on_with_the_same_bits(rule, log, make_con
     assert [name for name in found if found[name].tobytes() != resumed[name].tobytes()] == []
 
 
+@pytest.mark.slow
 def test_what_is_served_is_the_average(log, make_config, tmp_path):
     rule = {"dense": {"schedule_free": 0.75, "shampoo": {"start_preconditioning_step": None, "momentum": 0}}}
     train(log, make_config({"optimizer": rule}), tmp_path / "run")

@@ -195,6 +195,7 @@ def test_a_log_that_grows_gives_the_bits_of_one_pass(changes, growing_log, tmp_p
     assert_same(final_arrays(tmp_path / "whole"), final_arrays(tmp_path / "followed"))
 
 
+@pytest.mark.slow
 def test_scoring_admits_nobody(growing_log, tmp_path):
     with open_session(growing_log, config_of(), tmp_path / "run") as session:
         session.advance(partial=True)

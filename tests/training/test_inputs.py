@@ -30,6 +30,7 @@ def predictions_by_id(read_predictions, run) -> dict[int, tuple[float, float, fl
     return {row.example_id: tuple(getattr(row, name) for name in columns) for row in table.itertuples()}
 
 
+@pytest.mark.slow
 def test_score_all_scores_every_row_and_learns_from_the_kept_ones(
     own_log, examples, make_config, tmp_path, read_predictions
 ):
@@ -86,6 +87,7 @@ def test_importance_weights_leave_the_metrics_of_examples_unbiased(own_log, make
     assert np.mean(estimates) == pytest.approx(full["logloss"], abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_time_range_is_that_part_of_the_log(log, examples, make_config, tmp_path, read_predictions):
     # Queries 60 to 169, of a millisecond each.
     time_range = {"start": "1970-01-01T00:00:00.060", "end": "1970-01-01T00:00:00.170"}

@@ -229,6 +229,7 @@ def test_a_network_learns(log, make_config, tmp_path, read_predictions):
     assert 0 < alphas[0] < 1 == alphas[-1]
 
 
+@pytest.mark.slow
 def test_predictions_are_not_recorded_when_not_wanted(log, make_config, tmp_path):
     train(log, make_config({"record_predictions": False}, logistic=True), tmp_path / "run")
     assert not (tmp_path / "run" / "predictions").exists()
@@ -267,6 +268,7 @@ def test_rows_of_train_weight_0_are_scored_but_teach_nothing(
     assert (with_loud != before).any()
 
 
+@pytest.mark.slow
 def test_metric_weights_change_the_metrics_and_nothing_else(
     examples, logistic_run, make_log, tmp_path, read_predictions
 ):
@@ -327,6 +329,7 @@ def test_a_log_of_one_class(examples, make_log, make_config, tmp_path):
     json.dumps(summary, allow_nan=False)
 
 
+@pytest.mark.slow
 def test_batches_of_one_row(examples, make_log, make_config, tmp_path):
     config = make_config({"batch": {"rows": 1, "max_query_rows": 9}}, logistic=True)
     summary = train(make_log(examples.table().slice(0, 60)), config, tmp_path / "run")
@@ -379,6 +382,7 @@ def with_faults(examples) -> tuple[pa.Table, dict[int, str]]:
     return changed.table(), faults
 
 
+@pytest.mark.slow
 def test_faulty_rows_are_set_aside_with_their_reason_and_the_rest_is_trained_on(
     examples, make_log, make_config, tmp_path, read_predictions
 ):
@@ -448,6 +452,7 @@ def test_nothing_of_a_damaged_shard_is_trained_on(log, logistic_run, tmp_path, c
 # Numbers that are not finite.
 
 
+@pytest.mark.slow
 def test_predictions_that_are_not_finite_are_counted_and_the_run_ends(
     log, make_config, tmp_path, read_predictions
 ):

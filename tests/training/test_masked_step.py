@@ -77,6 +77,7 @@ def numbered(weights: dict[str, Any]) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("linear_rule", ["newton", "adagrad"])
 def test_what_is_masked_does_not_move(linear_rule):
     config = make_config(linear_rule)
@@ -116,6 +117,7 @@ def test_what_is_masked_does_not_move(linear_rule):
     assert all(moved[f"dense/{names.index(name):03d}"].any() for name in ("head_from_1", "quality/deep_0/w"))
 
 
+@pytest.mark.slow
 def test_what_is_not_masked_moves_as_in_the_smaller_network():
     config = make_config()
     state = make_state(config, passed_over([(6,), (0, 5)]))

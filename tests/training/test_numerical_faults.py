@@ -212,6 +212,7 @@ BREAKS = {
 SLOW = ("a table", "one weight of a table", "sums of a table", "a dense weight, absurd", "momentum")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "optimizer"), each_under_one(BREAKS, fast=["sums of a table"], slow=SLOW))
 def test_weights_that_break_once_are_had_again(long_log, clean_runs, make_config, tmp_path, what, optimizer):
     config = make_config({**CONTENT, **OPTIMIZERS[optimizer]})

@@ -58,6 +58,7 @@ def test_whole_queries_leak_nothing():
     assert per_query_auc(rows, batches) == 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_rows", [1, 4, 32])
 def test_cut_queries_do(batch_rows):
     rows = make_rows()

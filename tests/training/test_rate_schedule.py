@@ -137,6 +137,7 @@ def test_windows_have_the_rates_that_change(scheduled, unchanged, make_config):
     assert names == {"rate_dense"}
 
 
+@pytest.mark.slow
 def test_a_run_resumed_in_the_middle_of_a_schedule_ends_in_the_same_bits(
     scheduled, log, make_config, tmp_path
 ):

@@ -75,6 +75,7 @@ def shapes_of(feed: Feed) -> tuple[Any, ...]:
     return tuple((name, tuple(part.shape)) for named in tensors for name, part in sorted(named.items()))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     data=st.data(),
@@ -142,6 +143,7 @@ def test_a_batch_beyond_all_shapes_is_refused():
         make_feed(batch, layouts, ROWS, shapes=few_shapes(config, SCHEMA, layouts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"objective": {"ranking": {}}}], ids=["plain", "ranking"])
 def test_a_run_predicts_the_same(log, make_config, tmp_path, read_predictions, monkeypatch, changes):
     seen: dict[str, set[Any]] = {"few": set(), "many": set()}

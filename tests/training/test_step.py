@@ -187,6 +187,7 @@ def assert_close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], 
         np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=tolerance, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["sum", "mean"])
 def test_steps_follow_the_reference(gradient):
     config = make_config(gradient)
@@ -296,6 +297,7 @@ def test_a_weight_that_is_not_finite_stops_the_step_and_spreads_to_no_other(valu
     assert all_bytes(state) == before
 
 
+@pytest.mark.slow
 def test_padding_changes_nothing():
     config = make_config()
     states = [make_state(config) for _ in range(2)]

@@ -123,6 +123,7 @@ def test_a_student_learns_from_its_teacher_and_only_from_its_sidecar(log, make_c
         train(log, config, tmp_path / "own", record="teacher")
 
 
+@pytest.mark.slow
 def test_rows_without_a_teacher_are_refused_with_count_and_place_or_trained_without(
     log, examples, make_config, tmp_path
 ):
@@ -221,6 +222,7 @@ def outcome(run: Path) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
     return [{key: line[key] for key in line.keys() - set(timed)} for line in lines], arrays
 
 
+@pytest.mark.slow
 def test_ramps_and_duals_are_in_every_line_of_the_metrics(log, make_config, tmp_path):
     train(log, make_config({"objective": {**RANKING, **CONSTRAINTS}}, logistic=True), tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -248,6 +250,7 @@ def test_a_run_of_compiled_steps_agrees_with_all_of_it(log, make_config, tmp_pat
         assert duals == pytest.approx(summaries[False]["duals"][family], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_what_a_run_did_not_score_is_recorded_as_missing(log, examples, make_config, tmp_path):
     log = copied(log, tmp_path)
     config = make_config({"time_range": {"start": "1970-01-01T00:00:00.100"}}, logistic=True)
@@ -257,6 +260,7 @@ def test_what_a_run_did_not_score_is_recorded_as_missing(log, examples, make_con
     assert summary["recorded"]["without_prediction"] == int((examples.query < 100).sum())
 
 
+@pytest.mark.slow
 def test_recording_needs_predictions_and_a_name_of_its_own(log, make_config, tmp_path):
     log = copied(log, tmp_path)
     with pytest.raises(InputError, match="record_predictions is false"):
@@ -282,6 +286,7 @@ def test_a_resume_with_another_teacher_is_refused(log, make_config, tmp_path):
         train(log, config, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_large_family_is_constrained_but_not_shown_slice_by_slice(log, make_config, tmp_path):
     family = {"name": "crossed", "features": {"user": "all", "item": "all"}}
     constraints = {"learning_rate": 0.3, "families": [family]}

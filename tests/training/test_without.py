@@ -37,6 +37,7 @@ def predictions(run: Path) -> np.ndarray:
     return np.concatenate([pd.read_parquet(part)["logit"].to_numpy() for part in parts])
 
 
+@pytest.mark.slow
 def test_features_that_are_left_out_are_as_if_they_were_not_there(tmp_path):
     examples = draw_examples()
     config = parse_model(TrainConfig, SMALL, "test")

@@ -129,6 +129,7 @@ time.sleep(1000)
     assert str(failure.value).startswith("worker 2 (127.0.0.1:")
 
 
+@pytest.mark.slow
 def test_one_that_does_not_begin_is_named(place):
     script = """
 if rank != 1:
@@ -153,6 +154,7 @@ print("result")
     assert starts(place) == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_those_that_have_begun_may_take_their_time(place):
     status, _, said = start(place, "reporter.report('joining'); time.sleep(8)", start_seconds=7.0)
     assert (status, said) == (0, [])
@@ -203,6 +205,7 @@ time.sleep(1000)
     assert [text[-5:] for text in failure.value.said] == ["(1/2)", "(2/2)"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_counts_restarts_anew(place):
     script = """
 if rank == 0 and attempt < 4:

@@ -146,6 +146,7 @@ def test_the_numbers_are_those_of_the_summary(runs, html):
     assert "rows [512, 1024]" in words
 
 
+@pytest.mark.slow
 def test_the_warning_about_calibration_is_shown(rows, tmp_path):
     warning = "too many predicted clicks; look at <model.prior>"
     run = write_run(tmp_path / "run", rows, predict(rows, 1, 1.0), calibration_warning=warning)
@@ -334,6 +335,7 @@ def test_the_weights_of_each_run(runs, tmp_path):
     assert len([svg for svg in page.all("svg") if svg.get("class") == "key"]) == 2 + 1
 
 
+@pytest.mark.slow
 def test_the_names_of_weights_are_escaped_and_their_lines_differ(runs, tmp_path):
     hostile = "<script>alert(1)</script>"
     entry = {"shape": [2, 2], "singular_values": [2.0, 1.0]}
@@ -352,6 +354,7 @@ def test_spectra_are_drawn_from_0_to_the_whole():
     assert svg == cumulative_spectra([np.array([3.0, 1.0]), None, np.zeros(2)])
 
 
+@pytest.mark.slow
 def test_a_run_of_one_class_and_one_time(rows, tmp_path):
     table = rows.assign(label=np.int8(0), query_time=0)
     page = read_page(render_report([write_run(tmp_path / "run", table, predict(rows, 1, 1.0))]))
@@ -403,6 +406,7 @@ def test_any_stretch_of_time_has_its_ticks(runs, hours):
         assert "<svg" in progressive_metric([windows], "auc")
 
 
+@pytest.mark.slow
 def test_many_windows_keep_the_file_small(runs, tmp_path):
     run = shutil.copytree(runs[0], tmp_path / "run")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -434,6 +438,7 @@ def test_the_histogram_leaves_out_the_tails():
     assert prediction_range([np.zeros((2**16, 2))]) == (0, 2**16)
 
 
+@pytest.mark.slow
 def test_command_line(runs, tmp_path, capsys):
     run = shutil.copytree(runs[0], tmp_path / "run")
     assert main(["report", str(run)]) == 0

@@ -92,6 +92,7 @@ def test_runs_over_another_log_are_refused(rows, copy):
         write_experiment(copy)
 
 
+@pytest.mark.slow
 def test_an_arm_that_scored_other_examples_is_told_but_not_compared(rows, copy):
     fewer = rows[rows["query_id"].isin(rows["query_id"].unique()[:200])]
     for seed in (1, 2, 3):
@@ -106,6 +107,7 @@ def test_an_arm_that_scored_other_examples_is_told_but_not_compared(rows, copy):
     assert result["dcn"]["changes"]
 
 
+@pytest.mark.slow
 def test_absent_costs_are_absent(copy):
     costs = {name: cost(name) for name in ARMS}
     costs["dcn"] = {"train_flops": 1100.0, "learned_share": None, "step_ms": None}

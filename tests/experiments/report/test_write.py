@@ -125,6 +125,7 @@ def test_prediction_difference_is_that_of_the_pairs(experiment, rows):
             )
 
 
+@pytest.mark.slow
 def test_tuning_points_use_the_seeds_of_the_sweep(experiment):
     accuracy = {
         name: np.mean([brute(recorded(experiment, name, seed))["per_query_auc"] for seed in (1, 2)])

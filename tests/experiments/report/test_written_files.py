@@ -12,6 +12,7 @@ def test_the_terminal_table_fits_and_shows_the_paper_beside_ours(experiment):
         assert reported in text
 
 
+@pytest.mark.slow
 def test_long_names_and_papers_still_fit(rows, tmp_path):
     name = "a-technique-of-which-the-name-alone-would-fill-most-of-a-line-of-a-terminal"
     paper = {key: "between 0.41% and 0.46%,\nas FF says" for key in ("accuracy", "training_cost", "pd")}
@@ -47,6 +48,7 @@ def test_the_csv_has_raw_numbers_under_plain_names(experiment):
     assert all(key and " " not in key for key in row)
 
 
+@pytest.mark.slow
 def test_a_spreadsheet_runs_no_text_of_the_csv(rows, tmp_path):
     titles = ["=cmd|' /C calc'!A0", "+1+cmd", "-2+3", "@SUM(A1)", "\t=1", " =1", "＝1"]  # noqa: RUF001
     arms = {f"arm-{place}": {"title": title} for place, title in enumerate(titles)}

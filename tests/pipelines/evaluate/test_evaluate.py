@@ -154,6 +154,7 @@ def keyed(table: pa.Table, keys: int, pieces: int, draw: Any) -> dict[int, Any]:
     return {key: gather(found) for key, found in meeting.items()}
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(table=tables(), data=st.data())
 def test_rows_split_and_states_merged_anyhow_give_the_local_metrics(table: pa.Table, data: Any) -> None:
@@ -224,6 +225,7 @@ def test_neither_keys_nor_passes_change_the_numbers(
     assert found["metrics"] is None
 
 
+@pytest.mark.slow
 def test_sets_of_the_same_examples_are_compared_metric_by_metric(tmp_path: Path) -> None:
     a = make_table(4, queries=200)
     b = retrained(a)

@@ -102,6 +102,7 @@ def merged(folder: Path, target: Path) -> Path:
     return target
 
 
+@pytest.mark.slow
 def test_every_form_of_the_simulated_events_becomes_the_same_log(
     simulated: Any, shipped: Any, tmp_path: Path
 ) -> None:
@@ -129,6 +130,7 @@ def test_every_form_of_the_simulated_events_becomes_the_same_log(
     assert len(logs["parquet"]) > 20
 
 
+@pytest.mark.slow
 def test_simulated_events_of_which_nothing_is_late_become_the_simulated_log(
     simulated: Any, shipped: Any, tmp_path: Path
 ) -> None:
@@ -144,6 +146,7 @@ def test_simulated_events_of_which_nothing_is_late_become_the_simulated_log(
     assert result.clicks == sum(manifest.clicks for manifest in read_manifests(folder / "log")) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", [1, 7])
 def test_neither_order_nor_cut_of_the_events_counts(
     files: int, events: Any, log: Path, tmp_path: Path
@@ -255,6 +258,7 @@ def test_all_events_are_accounted_for(events: Any, folder: Path, log: Path, tmp_
 # ---------------------------------------------------------------- again, and after a break
 
 
+@pytest.mark.slow
 def test_a_job_that_is_run_again_changes_nothing(folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     ingest(event_files.mapping(), folder, log)
@@ -267,6 +271,7 @@ class Broken(BaseException):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("syncs", [1, 25, 90])
 def test_a_job_that_broke_off_is_simply_run_again(
     syncs: int, folder: Path, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -360,6 +365,7 @@ def test_files_of_one_name_are_refused(folder: Path, tmp_path: Path) -> None:
         ingest_events(event_files.mapping(), [folder, copy], tmp_path / "log")
 
 
+@pytest.mark.slow
 def test_bad_events_are_described_and_too_many_of_them_end_the_job(
     events: Any, log: Path, tmp_path: Path
 ) -> None:
@@ -427,6 +433,7 @@ def test_examples_are_sampled_as_the_log_would_be(
     assert event_files.read_side(tmp_path / "sampled", "unmatched") == event_files.read_side(log, "unmatched")
 
 
+@pytest.mark.slow
 def test_ids_that_grow_are_sampled_as_those_with_buckets(folder: Path, tmp_path: Path) -> None:
     """By the values of a feature, which one with a vocabulary and one whose ids grow have in common."""
     content = event_files.content()

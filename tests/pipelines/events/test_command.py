@@ -30,6 +30,7 @@ def call(tmp_path: Path) -> Callable[..., int]:
     return run
 
 
+@pytest.mark.slow
 def test_the_batch_tells_what_became_of_the_events(
     call: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

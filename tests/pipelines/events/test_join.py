@@ -215,6 +215,7 @@ def test_what_comes_again_changes_no_example(case: Case) -> None:
         assert joined.counters["matched_clicks"] == once[start].counters["matched_clicks"]
 
 
+@pytest.mark.slow
 @given(cases())
 def test_matched_clicks_are_those_of_the_clicked_examples(case: Case) -> None:
     rules, impressions, clicks = case

@@ -83,6 +83,7 @@ def test_values_are_those_of_the_events(events: Any, log: Path) -> None:
     assert check_values(log, events) > 100
 
 
+@pytest.mark.slow
 def test_the_log_is_the_same_without_values_and_gets_them_later(
     folder: Path, log: Path, tmp_path: Path
 ) -> None:

@@ -40,6 +40,7 @@ def starts(log: Path, begin: int) -> list[int]:
 # ---------------------------------------------------------------- when
 
 
+@pytest.mark.slow
 def test_a_partition_is_the_batch_jobs_and_all_are_published_in_order(tmp_path):
     impressions = [impression(number, 3.0 * number) for number in range(40)]
     clicks = [click(number, 3.0 * number + number % 12) for number in range(0, 40, 2)]

@@ -384,6 +384,7 @@ _JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(lines=st.lists(st.dictionaries(st.sampled_from(list(GOOD)), _JSON) | _JSON, max_size=6))
 def test_no_line_stops_a_job(lines: list[Any]) -> None:
     mapping = event_files.mapping()

@@ -16,6 +16,7 @@ def by_hour(rows):
     return [hours[hour] for hour in sorted(hours)]
 
 
+@pytest.mark.slow
 def test_hours_that_come_after_later_ones(tmp_path):
     rows = raw_logs.make_rows(240, seed=3)
     mapping = raw_logs.make_mapping(query=None)

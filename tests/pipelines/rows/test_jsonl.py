@@ -66,6 +66,7 @@ LINE = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(LINE, max_size=8))
 def test_blocks_mean_what_their_lines_mean(tmp_path, lines):

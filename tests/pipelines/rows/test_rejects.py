@@ -201,6 +201,7 @@ def test_duplicates_count_among_the_rejects(tmp_path):
         ingest(raw_logs.make_mapping(), [path], tmp_path / "log")
 
 
+@pytest.mark.slow
 def test_a_hopeless_input_is_stopped_early(tmp_path):
     path = raw_logs.write_rows(tmp_path / "in", [])
     line = "1,not a time,1,1,5,1,red,1,a,ab\n"

@@ -122,6 +122,7 @@ def check_occupants(fast, slow, first_slot):
     assert found.frequency.tolist() == [slow.frequency(one) for one, _ in expected]
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(VALUES)), unique=True), max_size=12))
 def test_without_eviction_it_is_a_dictionary(batches):
     features, first_slot = make_features([len(VALUES)] * 2)

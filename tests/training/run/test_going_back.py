@@ -45,6 +45,7 @@ def followed(live: Any, config: Any, run: Path, stop: Callable[[], str | None]) 
     return follow(live.folder, config, run, stop, Polling(0.001, 0.05))
 
 
+@pytest.mark.slow
 def test_weights_that_break_with_the_last_batch_are_learned_anew_before_it_is_idle(
     live, make_config, tmp_path
 ):
@@ -65,6 +66,7 @@ def test_weights_that_break_with_the_last_batch_are_learned_anew_before_it_is_id
     assert entry["checkpoint"] == 0 and entry["rows"][1] == rows
 
 
+@pytest.mark.slow
 def test_a_signal_leaves_it_where_it_went_back_to_and_it_says_so(live, make_config, tmp_path):
     config = make_config(CHANGES, logistic=True)
     live.grow(4)
@@ -116,6 +118,7 @@ def test_what_is_told_of_the_lag_goes_back_with_the_run(live, make_config, tmp_p
     assert len(through) > 4
 
 
+@pytest.mark.slow
 def test_save_says_whether_it_has_gone_back(live, make_config, tmp_path):
     with (
         injected(poison={interval_end(live, 2) - 1: POISON}, once=True),

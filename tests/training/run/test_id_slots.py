@@ -122,6 +122,7 @@ def test_data_health_has_the_ids_of_the_maps_with_their_values(run, rows):
     assert set(health["slice_values"]["item"].values()) <= {None, "missing"}
 
 
+@pytest.mark.slow
 def test_slices_of_constraints_have_the_values_of_the_configuration(log, tmp_path):
     families = [{"name": "some", "features": {"user": ["a", 7], "position": [None, "b"]}}]
     changes = {"objective": {"bias_constraints": {"families": families, "learning_rate": 0.1}}}

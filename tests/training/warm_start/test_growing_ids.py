@@ -264,6 +264,7 @@ def test_rows_that_ids_share_are_taken_where_there_are_as_many(old, whole, tmp_p
         assert (sums[1:, :-1] == np.float32(0.01)).all()
 
 
+@pytest.mark.slow
 def test_ids_that_grow_are_none_of_a_feature_that_had_buckets(tmp_path, old):
     bucketed = Schema(features=(USER, ITEM, TAGS.model_copy(update={"buckets": 40}), POSITION))
     grown = Schema(features=(USER, ITEM.model_copy(update={"buckets": None}), TAGS, POSITION))

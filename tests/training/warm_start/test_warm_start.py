@@ -351,6 +351,7 @@ def test_a_feature_that_is_gone_is_left_behind(old, logs, schema, config, tmp_pa
     assert table_of(tmp_path / "run")[("weight", "quality/deep_0/w_bias")][:2] == ("taken", "taken")
 
 
+@pytest.mark.slow
 def test_a_layer_begins_fresh_where_its_input_does(old, whole, change, tmp_path):
     # The head has the shape that it had, and another input.
     begun(old, whole, change({"model": {"deep": {"units": [6, 8]}}}), tmp_path / "run")
@@ -659,6 +660,7 @@ MOMENTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("moment", "is_begun"),
     [
