@@ -1,5 +1,7 @@
 import json
 
+import pytest
+
 from ctr.experiments.report.write import TABLE_WIDTH, write_experiment
 from experiment_folders import ARMS, HOSTILE, cost, edit, read_page, result_of, table_of, write_small
 from run_directories import predict, run_folder, write_plan
