@@ -13,7 +13,7 @@ float32 alone would stop growing after some 2^24 equal increments; a window has 
 import tensorflow as tf
 
 from ctr.optim.options import ShampooOptions
-from ctr.optim.triangles import multiplicities, pack
+from ctr.optim.triangles import matrix_size, multiplicities, pack
 
 
 def gram(blocks: tf.Tensor, axis: int) -> tf.Tensor:
@@ -45,7 +45,9 @@ def collect(window: tf.Variable, products: tf.Tensor, beta2: float, weight: tf.T
         beta2: decay; 1: they are summed.
         weight: of the products.
     """
-    products = pack(products)
+    size = matrix_size(window.shape[1])
+    # Their shape is not known where they come from several replicas.
+    products = pack(tf.ensure_shape(products, [window.shape[0], size, size]))
     if beta2 == 1.0:
         weighted = isinstance(weight, tf.Tensor)
         window.assign_add(tf.cast(weight, products.dtype) * products if weighted else products)

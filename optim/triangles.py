@@ -11,6 +11,7 @@ full packed format; Gustavson et al., ACM TOMS 37(2), 2010, which interleaves th
 Packed are the rows of A21, then those of the rectangle. Only the lower triangle of a matrix is read.
 """
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -20,6 +21,11 @@ import tensorflow as tf
 def packed_size(size: int) -> int:
     """d (d + 1) / 2."""
     return size * (size + 1) // 2
+
+
+def matrix_size(packed: int) -> int:
+    """The d of which this is ``packed_size``."""
+    return (math.isqrt(8 * packed + 1) - 1) // 2
 
 
 def pack(matrices: tf.Tensor) -> tf.Tensor:

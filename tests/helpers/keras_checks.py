@@ -775,8 +775,8 @@ def describe_says_how_each_variable_is_treated():
     assert "words/embeddings" in words and "7x3" in words and "rows: AdaGrad, one sum per element" in words
     assert "hidden/kernel" in kernel and "Shampoo, 4 blocks of 3x2, exponent -0.25" in kernel
     assert "hidden/bias" in bias and " adagrad " in bias and bias.rstrip().endswith("-")
-    # 4 blocks of 3x3 and 2x2: 4 bytes for the window, 8 for the total; roots 4 bytes.
-    assert f"{4 * (9 + 4) * 12} B" in total and f"{4 * (9 + 4) * 4} B" in total
+    # 4 blocks of 3x3 and 2x2: of their triangles 4 bytes for the window, 8 for the total; roots 4 bytes.
+    assert f"{4 * (6 + 3) * 12} B" in total and f"{4 * (9 + 4) * 4} B" in total
 
 
 if KERAS_3:

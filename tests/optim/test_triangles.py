@@ -6,7 +6,15 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr.optim.triangles import multiplicities, pack, pack_arrays, packed_size, unpack, unpack_arrays
+from ctr.optim.triangles import (
+    matrix_size,
+    multiplicities,
+    pack,
+    pack_arrays,
+    packed_size,
+    unpack,
+    unpack_arrays,
+)
 
 
 def matrices(size: int, count: int, seed: int) -> np.ndarray:
@@ -20,6 +28,7 @@ def test_what_is_packed_comes_back(size, count, seed):
     whole = matrices(size, count, seed)
     packed = pack_arrays(whole)
     assert packed.shape == (count, packed_size(size))
+    assert matrix_size(packed_size(size)) == size
     np.testing.assert_array_equal(unpack_arrays(packed, size), whole)
     np.testing.assert_array_equal(pack(tf.constant(whole)).numpy(), packed)
     np.testing.assert_array_equal(unpack(tf.constant(packed), size).numpy(), whole)
