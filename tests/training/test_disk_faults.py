@@ -49,8 +49,14 @@ BREAKS = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "point", "after"), BREAKS)
+@pytest.mark.parametrize(
+    ("kind", "point", "after"),
+    [
+        # Each kind once, at either moment in turn.
+        pytest.param(*one, marks=pytest.mark.soak if (number + number // 2) % 2 else pytest.mark.slow)
+        for number, one in enumerate(BREAKS)
+    ],
+)
 def test_a_disk_that_fails_from_some_moment_on(kind, point, after, log, whole, make_config, tmp_path, capsys):
     config, run = tmp_path / "config.yaml", tmp_path / "run"
     config.write_text(dump_yaml(make_config(CHANGES)))

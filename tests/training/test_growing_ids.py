@@ -161,8 +161,13 @@ def test_a_dictionary_and_tables_without_end_give_the_same_bits(changes, monkeyp
         np.testing.assert_array_equal(logit, slow)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("changes", POLICIES)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(changes, marks=pytest.mark.slow if number % 2 else pytest.mark.soak)
+        for number, changes in enumerate(POLICIES)
+    ],
+)
 def test_a_run_that_was_interrupted_ends_in_the_same_bits(changes, growing_log, tmp_path):
     config = config_of(changes)
     train(growing_log, config, tmp_path / "whole")

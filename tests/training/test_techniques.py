@@ -179,12 +179,12 @@ def with_exposure(objective: dict[str, Any], path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("objective", "model", "delay"),
     [
-        pytest.param({}, {}, 0.03, id="delay", marks=pytest.mark.slow),
-        pytest.param(RANKING, {}, 0, id="ranking", marks=pytest.mark.slow),
-        pytest.param(CONSTRAINTS, {}, 0.03, id="constraints and delay", marks=pytest.mark.slow),
-        pytest.param(EVERYTHING, {}, 0, id="everything without delay", marks=pytest.mark.slow),
+        pytest.param({}, {}, 0.03, id="delay", marks=pytest.mark.soak),
+        pytest.param(RANKING, {}, 0, id="ranking", marks=pytest.mark.soak),
+        pytest.param(CONSTRAINTS, {}, 0.03, id="constraints and delay", marks=pytest.mark.soak),
+        pytest.param(EVERYTHING, {}, 0, id="everything without delay", marks=pytest.mark.soak),
         pytest.param(EVERYTHING, {}, 0.03, id="everything", marks=pytest.mark.slow),
-        pytest.param(PUSHED, STRUCTURE, 0, id="and every structure without delay", marks=pytest.mark.slow),
+        pytest.param(PUSHED, STRUCTURE, 0, id="and every structure without delay", marks=pytest.mark.soak),
         pytest.param(PUSHED, STRUCTURE, 0.03, id="and every structure", marks=pytest.mark.slow),
     ],
 )

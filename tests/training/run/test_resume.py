@@ -149,7 +149,7 @@ def test_killed_while_it_writes(faulty_log, uninterrupted, run_killed, tmp_path)
 @pytest.mark.parametrize(
     "number",
     [
-        pytest.param(number, marks=pytest.mark.slow if number % 3 == 1 else pytest.mark.soak)
+        pytest.param(number, marks=pytest.mark.slow if number % 6 == 1 else pytest.mark.soak)
         for number in range(1, 60)
     ],
 )
