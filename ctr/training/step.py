@@ -1,5 +1,7 @@
 """The training step: one compiled function that scores a batch and then learns from it."""
 
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,11 +22,12 @@ from ctr.optim.protocol import ProductOptimizer, RowGradient
 from ctr.training.calibration_steps import CalibrationSteps, calibration_steps, logit_curvature
 from ctr.training.config import TrainConfig
 from ctr.training.feed import OF_ALL_CHIPS, Feed
-from ctr.training.first_calls import timed
 from ctr.training.gradient_noise import squared_norms
 from ctr.training.product_factors import click_likelihood, product_factors
 from ctr.training.state import TrainState
 from ctr.training.step_exchange import StepExchange
+
+log = logging.getLogger(__name__)
 
 _Tensors: TypeAlias = dict[str, tf.Tensor]
 _Given: TypeAlias = Mapping[str, tf.Tensor]
@@ -130,8 +133,8 @@ class TrainStep:
             self._learning = self._compile(self._learn, [*learning, more])
             score = self._compile(self._score, [*scoring, more])
         self._compiled_learn, self._compiled_score = (
-            timed("learns", self._learning, jit),
-            timed("scores", score, jit),
+            _timed("learns", self._learning, jit),
+            _timed("scores", score, jit),
         )
         self._compiled_gradients = self._compile(self._gradients, [self._learned_targets, plans, ramps])
         self._compiled_norms = self._compile(self._gradient_norms, [self._learned_targets, plans, ramps])
@@ -507,3 +510,29 @@ def _scalars(numbers: Mapping[str, float]) -> _Tensors:
 
 def _if_given(masks: _Given | None) -> tuple[_Given, ...]:
     return () if masks is None else (masks,)
+
+
+def _timed(what: str, function: Callable[..., Any], jit: bool) -> Callable[..., Any]:
+    """Returns the function, whose first call is logged with its time; under ``jit`` each first one with new shapes."""
+    seen: set[tuple[Any, ...]] = set()
+
+    def call(*arguments: Any) -> Any:
+        if not log.isEnabledFor(logging.INFO):
+            return function(*arguments)
+        shapes = tuple(tuple(tensor.shape) for tensor in tf.nest.flatten(arguments)) if jit else ()
+        if shapes in seen:
+            return function(*arguments)
+        begin = time.perf_counter()
+        result = function(*arguments)
+        seen.add(shapes)
+        plans = arguments[1]
+        log.info(
+            "the step that %s: first run for %d rows and %d distinct ids, compilation included, %.1f s",
+            what,
+            plans[0]["single"].shape[-2],
+            sum(plan["distinct"].shape[0] for plan in plans),
+            time.perf_counter() - begin,
+        )
+        return result
+
+    return call
